@@ -1,0 +1,26 @@
+# ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
+#
+# One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
+# the public headers of the rooms it USES and of no other, so an arrow the wrong way does not
+# compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>.
+function(ddp_add_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;USES")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "ddp_add_room(${name}): unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  set(room ddp_${name})
+  set(room_dir ${PROJECT_SOURCE_DIR}/${name})
+
+  add_library(${room} OBJECT ${arg_SOURCES})
+  set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(${room} PUBLIC cxx_std_17)
+  target_include_directories(${room} PUBLIC ${room_dir}/include PRIVATE ${room_dir})
+  list(TRANSFORM arg_USES PREPEND ddp_)
+  target_link_libraries(${room} PUBLIC torch ${arg_USES} PRIVATE $<BUILD_INTERFACE:ddp_warnings>)
+
+  target_sources(ddp PRIVATE $<TARGET_OBJECTS:${room}>)
+  target_include_directories(ddp INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)
+  if(DDP_INSTALL)
+    install(DIRECTORY ${room_dir}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  endif()
+endfunction()

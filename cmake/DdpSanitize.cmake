@@ -1,0 +1,23 @@
+# DDP_SANITIZE=address,undefined or thread: instruments everything of this project (LibTorch
+# itself is prebuilt and is not), and DDP_TEST_ENVIRONMENT holds what the test runs then need.
+set(DDP_TEST_ENVIRONMENT "")
+if(DDP_SANITIZE)
+  # -g1 names files and lines in reports; full debug information makes files that include
+  # torch/torch.h compile several times slower, and -O1 keeps the instrumented code usable.
+  add_compile_options(-fsanitize=${DDP_SANITIZE} -fno-omit-frame-pointer -O1 -g1)
+  add_link_options(-fsanitize=${DDP_SANITIZE})
+endif()
+
+if(DDP_SANITIZE MATCHES "undefined")
+  add_compile_options(-fno-sanitize-recover=undefined)
+  list(APPEND DDP_TEST_ENVIRONMENT UBSAN_OPTIONS=print_stacktrace=1)
+endif()
+if(DDP_SANITIZE MATCHES "address")
+  # LibTorch keeps its registries and thread pools until the process ends, as intended, and the
+  # leak checker reports all of them.
+  list(APPEND DDP_TEST_ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
+endif()
+if(DDP_SANITIZE MATCHES "thread")
+  list(APPEND DDP_TEST_ENVIRONMENT
+    "TSAN_OPTIONS=suppressions='${CMAKE_CURRENT_LIST_DIR}/tsan.supp' history_size=4")
+endif()

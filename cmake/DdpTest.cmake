@@ -1,0 +1,47 @@
+# Test programs. Each is one CTest entry: starting a program that loads LibTorch costs up to
+# 0.35 s, so an entry per case would cost more than the cases.
+find_package(Catch2 REQUIRED)
+
+# ddp_add_test(<name> SOURCES <files>... [LIBS <targets>...] [LABELS <labels>...]
+#              [TIMEOUT <seconds>] [PROCESSORS <n>])
+#
+# A program of Catch2 cases that may use the library, every room's private headers (included from
+# the repository's root: "reducer/bucket_plan.h") and tests/support.
+# LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
+# when it prints 'skipped: no CUDA device', CTest counts it as skipped.
+function(ddp_add_test name)
+  ddp_add_plain_test(${name} ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ddp::ddp ddp_test_support)
+  ddp_use_pch(${name})
+endfunction()
+
+# ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
+function(ddp_add_plain_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "SOURCES;LIBS;LABELS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "test ${name}: unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+
+  add_executable(${name} ${arg_SOURCES})
+  target_compile_features(${name} PRIVATE cxx_std_17)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${arg_LIBS} Catch2::Catch2WithMain ddp_warnings)
+  # The library under test is optimized as configured; for the cases themselves that would only
+  # make compiling them a third slower.
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS}
+    ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
+  if("cuda" IN_LIST arg_LABELS)
+    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")
+  endif()
+endfunction()

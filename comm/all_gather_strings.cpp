@@ -1,0 +1,54 @@
+#include <ddp/all_gather_strings.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+namespace ddp {
+namespace {
+
+// Where the group can carry bytes: on the CPU if it can, for the text lives there.
+at::Device carrier_device(const ProcessGroup& group) {
+  const auto devices = group->getDeviceTypes();
+  const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
+  if (devices.empty() || std::any_of(devices.begin(), devices.end(), is_cpu)) return at::kCPU;
+  return devices.front();
+}
+
+std::vector<at::Tensor> gather_equal(const at::Tensor& mine, const ProcessGroup& group) {
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int rank = 0; rank < group->getSize(); ++rank) outputs[0].push_back(at::empty_like(mine));
+  std::vector<at::Tensor> inputs{mine};
+  group->allgather(outputs, inputs)->wait();
+  return outputs[0];
+}
+
+}  // namespace
+
+std::vector<std::string> all_gather_strings(
+    const std::string& text, const ProcessGroup& group_or_empty) {
+  const auto group = group_or_empty ? group_or_empty : default_group();
+  if (group->getSize() == 1) return {text};
+  const auto device = carrier_device(group);
+
+  std::vector<int64_t> lengths;
+  const auto mine = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
+  for (const auto& length : gather_equal(mine, group)) lengths.push_back(length.item<int64_t>());
+
+  auto bytes = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  if (bytes.numel() == 0) return std::vector<std::string>(lengths.size());
+
+  std::vector<std::string> texts;
+  for (const auto& gathered : gather_equal(bytes.to(device), group)) {
+    const auto host = gathered.cpu();
+    texts.emplace_back(
+        static_cast<const char*>(host.const_data_ptr()), static_cast<size_t>(lengths[texts.size()]));
+  }
+  return texts;
+}
+
+}  // namespace ddp

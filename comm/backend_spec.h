@@ -1,0 +1,28 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace ddp {
+
+/// Which backend serves which device type: {"cpu": "gloo", "cuda": "nccl"}.
+using BackendSpec = std::map<std::string, std::string>;
+
+/// Reads ProcessGroupOptions' backend().
+///
+/// "gloo" serves CPU and CUDA tensors, "nccl" CUDA tensors; "cpu:X,cuda:Y" (or one of the two)
+/// chooses per device type; "" is "cpu:gloo,cuda:nccl", or "cpu:gloo" where NCCL cannot be used.
+///
+/// \throws c10::ValueError  on a malformed text, an unknown name or one that does not serve its
+///         device, listing those there are.
+BackendSpec parse_backend(const std::string& text, bool nccl_is_usable);
+
+/// \throws c10::Error  when the spec has MPI, or NCCL although there is a reason why not.
+void check_usable(const BackendSpec& spec, const std::string& why_no_nccl);
+
+bool is_used(const BackendSpec& spec, const std::string& backend);
+
+/// The inverse, for messages: "cpu:gloo,cuda:nccl".
+std::string to_string(const BackendSpec& spec);
+
+}  // namespace ddp

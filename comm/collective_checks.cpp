@@ -1,0 +1,85 @@
+#include "collective_checks.h"
+
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+namespace ddp {
+
+std::string place_of(const c10d::ProcessGroup& group) {
+  return c10::str("on rank ", group.getRank(), " of ", group.getSize());
+}
+
+void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(
+      tensor.defined(), call, ": expected a defined tensor, got an undefined one ",
+      place_of(group), ".");
+  TORCH_CHECK_VALUE(
+      tensor.layout() == at::kStrided, call, ": expected a dense tensor, got layout ",
+      tensor.layout(), " ", place_of(group), ". Call to_dense() first.");
+  const auto devices = group.getDeviceTypes();
+  std::string served;
+  for (const auto& device : devices) {
+    if (device.type() == tensor.device().type()) return;
+    served += (served.empty() ? "" : ", ") + device.str();
+  }
+  TORCH_CHECK_VALUE(
+      false, call, ": expected a tensor on a device the group has a backend for (", served,
+      "), got one on ", tensor.device(), " ", place_of(group),
+      ". Move the tensor, or choose the backends, as in backend(\"cpu:gloo,cuda:nccl\").");
+}
+
+void check_list(
+    const char* call, const char* name, const std::vector<at::Tensor>& tensors,
+    const at::Tensor& like, c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(
+      tensors.size() == static_cast<size_t>(group.getSize()), call, ": expected one tensor per rank in ",
+      name, ", which is ", group.getSize(), ", got ", tensors.size(), " ", place_of(group), ".");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(call, tensors[i], group);
+    TORCH_CHECK_VALUE(
+        tensors[i].scalar_type() == like.scalar_type() && tensors[i].device() == like.device(), call,
+        ": expected ", name, "[", i, "] to be ", like.scalar_type(), " on ", like.device(),
+        " like the rest, got ", tensors[i].scalar_type(), " on ", tensors[i].device(), " ",
+        place_of(group), ".");
+  }
+}
+
+void check_no_list(
+    const char* call, const char* name, const std::vector<at::Tensor>& tensors, int root,
+    c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(
+      tensors.empty(), call, ": expected ", name, " to be empty on all ranks but ", root, ", got ",
+      tensors.size(), " tensor(s) ", place_of(group), ".");
+}
+
+void check_shape(
+    const char* call, const std::string& name, const at::Tensor& tensor, const at::Tensor& like,
+    c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(
+      tensor.sizes() == like.sizes(), call, ": expected ", name, " of shape ", like.sizes(), ", got ",
+      tensor.sizes(), " ", place_of(group), ".");
+}
+
+void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < group.getSize(), call, ": expected ", name, " to be a rank of the group, 0 to ",
+      group.getSize() - 1, ", got ", rank, " ", place_of(group), ".");
+}
+
+void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group) {
+  check_rank(call, name, rank, group);
+  TORCH_CHECK_VALUE(
+      rank != group.getRank(), call, ": expected ", name, " to be another rank, got this one ",
+      place_of(group), ".");
+  TORCH_CHECK_VALUE(
+      tag >= 0, call, ": expected a tag of at least 0, got ", tag, " ", place_of(group), ".");
+}
+
+bool have_equal_shapes(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.sizes() == tensors.front().sizes();
+  });
+}
+
+}  // namespace ddp

@@ -1,0 +1,115 @@
+#include <ddp/collectives.h>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collective_checks.h"
+#include "roll_call.h"
+#include "wire.h"
+
+namespace ddp {
+namespace {
+
+// The backend's own, so that one barrier needs no tensor: c10d::ProcessGroup::barrier makes one
+// in a static variable, which ranks that are threads of one process would race for.
+WorkPtr start_barrier(c10d::ProcessGroup& group) {
+  c10d::BarrierOptions options;
+  for (const auto& device : group.getDeviceTypes()) {
+    if (device.is_cpu()) return group.getBackend(at::kCPU)->barrier(options);
+  }
+  options.device_ids = {c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index()};
+  return group.getBackend(at::kCUDA)->barrier(options);
+}
+
+}  // namespace
+
+WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("all_reduce", tensor, *group);
+  const auto reduction = wire_reduction("all_reduce", op, tensor, *group);
+  const auto wire = number_wire_of(tensor);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction.op;
+  return deliver({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+}
+
+WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("broadcast", tensor, *group);
+  check_rank("broadcast", "src", src, *group);
+  const auto wire = wire_of(tensor);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::BroadcastOptions options;
+  options.rootRank = src;
+  return deliver({group->broadcast(tensors, options)}, {wire});
+}
+
+WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("reduce", tensor, *group);
+  check_rank("reduce", "dst", dst, *group);
+  const auto reduction = wire_reduction("reduce", op, tensor, *group);
+  const auto wire = number_wire_of(tensor);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::ReduceOptions options;
+  options.reduceOp = reduction.op;
+  options.rootRank = dst;
+  return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+}
+
+WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("send", tensor, *group);
+  check_peer("send", "dst", dst, tag, *group);
+  std::vector<at::Tensor> tensors{wire_of(tensor).wire};
+  return group->send(tensors, dst, tag);
+}
+
+WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("recv", tensor, *group);
+  check_peer("recv", "src", src, tag, *group);
+  const auto wire = wire_of(tensor);
+  std::vector<at::Tensor> tensors{wire.wire};
+  return deliver({group->recv(tensors, src, tag)}, {wire});
+}
+
+WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }
+
+void all_reduce(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& group) {
+  all_reduce_async(tensor, op, group)->wait();
+}
+
+void broadcast(at::Tensor& tensor, int src, const GroupArg& group) {
+  broadcast_async(tensor, src, group)->wait();
+}
+
+void reduce(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group) {
+  reduce_async(tensor, dst, op, group)->wait();
+}
+
+void send(const at::Tensor& tensor, int dst, int tag, const GroupArg& group) {
+  send_async(tensor, dst, tag, group)->wait();
+}
+
+void recv(at::Tensor& tensor, int src, int tag, const GroupArg& group) {
+  recv_async(tensor, src, tag, group)->wait();
+}
+
+void barrier(const GroupArg& group) { barrier_async(group)->wait(); }
+
+void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  TORCH_CHECK_VALUE(
+      timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
+      timeout.count(), " ms ", place_of(*group), ".");
+  const auto store = group->getStore();
+  TORCH_CHECK(store, "monitored_barrier: expected a group with a store, got one without.");
+  call_roll(
+      {c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", store), group->getRank(),
+       group->getSize(), timeout, "monitored_barrier"});
+}
+
+}  // namespace ddp

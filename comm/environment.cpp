@@ -1,0 +1,125 @@
+#include "environment.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <cstdlib>
+
+namespace ddp {
+namespace {
+
+constexpr uint64_t kFirstPort = 10000;
+constexpr uint64_t kPorts = 20000;
+
+std::optional<Setting> read(const Lookup& lookup, const std::string& name) {
+  auto value = lookup(name);
+  if (!value || value->empty()) return std::nullopt;
+  return Setting{name, std::move(*value)};
+}
+
+std::optional<Setting> read_first(
+    const Lookup& lookup, std::initializer_list<const char*> names) {
+  for (const auto* name : names) {
+    if (auto setting = read(lookup, name)) return setting;
+  }
+  return std::nullopt;
+}
+
+std::string derived_port(uint64_t number) { return std::to_string(kFirstPort + number % kPorts); }
+
+// Not std::hash: every rank has to get the same value, also from another standard library.
+uint64_t fnv1a(const std::string& text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
+  return hash;
+}
+
+void read_open_mpi(const Lookup& lookup, Environment& environment) {
+  environment.rank_name = "OMPI_COMM_WORLD_RANK";
+  environment.world_size_name = "OMPI_COMM_WORLD_SIZE";
+  environment.world_size = read(lookup, environment.world_size_name);
+  environment.address_remedy =
+      "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
+      "-x MASTER_PORT=<a free port there>";
+  const auto on_this_host = read(lookup, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
+  const bool one_host = on_this_host && environment.world_size &&
+                        on_this_host->value == environment.world_size->value;
+  if (!one_host) return;
+  if (!environment.master_addr) environment.master_addr = Setting{"one host", "127.0.0.1"};
+  if (!environment.master_port && job) {
+    environment.master_port = Setting{job->name, derived_port(fnv1a(job->value))};
+  }
+}
+
+void read_slurm(const Lookup& lookup, Environment& environment) {
+  environment.rank_name = "SLURM_PROCID";
+  environment.world_size_name = "SLURM_NTASKS";
+  environment.world_size = read_first(lookup, {"SLURM_NTASKS", "SLURM_NPROCS"});
+  environment.address_remedy =
+      "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT";
+  if (!environment.master_addr) {
+    environment.master_addr =
+        read_first(lookup, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+    if (environment.master_addr) {
+      environment.master_addr->value = first_slurm_host(environment.master_addr->value);
+    } else {
+      environment.master_addr = read(lookup, "SLURM_LAUNCH_NODE_IPADDR");
+    }
+  }
+  const auto job = read_first(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"});
+  if (!environment.master_port && job) {
+    const auto step = read_first(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"});
+    const auto number = [](const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); };
+    environment.master_port =
+        Setting{job->name, derived_port(16 * number(job->value) + (step ? number(step->value) : 0))};
+  }
+}
+
+}  // namespace
+
+Environment read_environment(const Lookup& lookup) {
+  Environment environment;
+  environment.local_rank =
+      read_first(lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
+  environment.master_addr = read(lookup, "MASTER_ADDR");
+  environment.master_port = read(lookup, "MASTER_PORT");
+  environment.gloo_interfaces = read(lookup, "GLOO_SOCKET_IFNAME");
+  environment.address_remedy =
+      "Start the program with ddprun, torchrun, mpirun or srun, or set MASTER_ADDR and MASTER_PORT";
+
+  environment.rank = read_first(lookup, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"});
+  if (environment.rank && environment.rank->name == "OMPI_COMM_WORLD_RANK") {
+    read_open_mpi(lookup, environment);
+  } else if (environment.rank && environment.rank->name == "SLURM_PROCID") {
+    read_slurm(lookup, environment);
+  } else {
+    environment.world_size = read(lookup, "WORLD_SIZE");
+    const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
+    environment.agent_store = agent && *agent == "True";
+  }
+  return environment;
+}
+
+std::string first_slurm_host(const std::string& node_list) {
+  const auto stop = node_list.find_first_of(",[");
+  if (stop == std::string::npos || node_list[stop] == ',') return node_list.substr(0, stop);
+
+  // "prefix[first-last,...]rest": put the first number in the bracket's place. `rest` may have
+  // another bracket.
+  const auto close = node_list.find(']', stop);
+  if (close == std::string::npos) return "";
+  const auto end = node_list.find_first_of("-,]", stop);
+  const auto number = node_list.substr(stop + 1, end - stop - 1);
+  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  if (number.empty() || !std::all_of(number.begin(), number.end(), is_digit)) return "";
+  return first_slurm_host(node_list.substr(0, stop) + number + node_list.substr(close + 1));
+}
+
+std::optional<std::string> process_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+}  // namespace ddp

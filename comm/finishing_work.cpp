@@ -1,0 +1,78 @@
+#include "finishing_work.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+namespace ddp {
+
+FinishingWork::FinishingWork(
+    std::vector<WorkPtr> parts, std::function<void()> finish,
+    std::vector<at::Tensor> outputs)
+    : c10d::Work(-1, parts.front()->retrieveOpType()),
+      parts_(std::move(parts)),
+      finish_(std::move(finish)),
+      outputs_(std::move(outputs)) {}
+
+bool FinishingWork::isCompleted() {
+  const bool done = std::all_of(
+      parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
+  if (done && isSuccess()) synchronize();
+  return done;
+}
+
+bool FinishingWork::isSuccess() const {
+  return std::all_of(
+      parts_.begin(), parts_.end(), [](const auto& part) { return part->isSuccess(); });
+}
+
+std::exception_ptr FinishingWork::exception() const {
+  for (const auto& part : parts_) {
+    if (auto error = part->exception()) return error;
+  }
+  return nullptr;
+}
+
+std::vector<at::Tensor> FinishingWork::result() { return outputs_; }
+
+void FinishingWork::synchronize() {
+  for (const auto& part : parts_) part->synchronize();
+  finish_once();
+}
+
+bool FinishingWork::wait(std::chrono::milliseconds timeout) {
+  bool all = true;
+  for (const auto& part : parts_) all = part->wait(timeout) && all;
+  if (all) finish_once();
+  return all;
+}
+
+void FinishingWork::abort() {
+  for (const auto& part : parts_) part->abort();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> FinishingWork::getFuture() {
+  auto self = c10::intrusive_ptr<FinishingWork>::unsafe_reclaim_from_nonowning(this);
+  const auto finish = [self](c10::ivalue::Future& parts) {
+    if (parts.hasError()) std::rethrow_exception(parts.exception_ptr());
+    self->finish_once();
+    return c10::IValue(self->outputs_);
+  };
+  const auto type = c10::ListType::ofTensors();
+  if (parts_.size() == 1) return parts_.front()->getFuture()->then(finish, type);
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::ofTensors()));
+  for (const auto& part : parts_) futures.push_back(part->getFuture());
+  return c10::collectAll(futures)->then(finish, type);
+}
+
+void FinishingWork::finish_once() {
+  std::call_once(finished_, [this] {
+    at::NoGradGuard no_grad;
+    finish_();
+  });
+}
+
+}  // namespace ddp

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Several collectives that are one to the caller, with a last step once all of them are done.
+///
+/// The step runs once: in the first `wait()`, in `isCompleted()` when it finds everything done, or
+/// in a callback of `getFuture()`. It copies out of buffers that a backend needed in place of the
+/// caller's tensors, so it must own what it touches.
+class FinishingWork : public c10d::Work {
+ public:
+  /// \param parts  not empty.
+  /// \param outputs  what `result()` gives.
+  FinishingWork(
+      std::vector<WorkPtr> parts, std::function<void()> finish,
+      std::vector<at::Tensor> outputs);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  void finish_once();
+
+  std::vector<WorkPtr> parts_;
+  std::function<void()> finish_;
+  std::vector<at::Tensor> outputs_;
+  std::once_flag finished_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,139 @@
+#include "group_builder.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <sstream>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "backends/backends.h"
+#include "rendezvous.h"
+#include "roll_call.h"
+
+namespace ddp {
+namespace {
+
+c10d::ProcessGroup::BackendType type_of(const std::string& backend) {
+  return c10d::ProcessGroup::strToBackendType(backend);
+}
+
+// Connects the backends of a group whose members have all come.
+ProcessGroup connect(
+    const World& world, const c10::intrusive_ptr<c10d::Store>& store, int rank,
+    const std::vector<int>& global_ranks, const std::string& name) {
+  const int size = static_cast<int>(global_ranks.size());
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  backends::Setup setup{store, rank, size, world.timeout, name,
+                        {global_ranks.begin(), global_ranks.end()}};
+
+  std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
+  for (const auto& [device, backend] : world.backends) {
+    auto& instance = made[backend];
+    if (!instance) {
+      setup.store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
+      instance = backend == "nccl" ? backends::make_nccl(setup)
+                                   : backends::make_gloo(setup, world.gloo_devices);
+      instance->setSequenceNumberForGroup();
+    }
+    group->setBackend(c10::Device(device).type(), type_of(backend), instance);
+  }
+  // c10d asks the default backend for what belongs to no tensor; as Python does, NCCL if it is in.
+  group->setDefaultBackend(made.count("nccl") != 0 ? "nccl" : "gloo");
+  group->setGroupName(name);
+  group->setGroupDesc(name);
+  return group;
+}
+
+std::string to_text(const std::vector<int>& ranks) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < ranks.size(); ++i) text << (i > 0 ? ", " : "") << ranks[i];
+  text << ']';
+  return text.str();
+}
+
+void check_ranks(const std::vector<int>& sorted, int world_size) {
+  const auto text = to_text(sorted);
+  TORCH_CHECK_VALUE(
+      !sorted.empty(), "new_group: expected at least one rank, got none.");
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        sorted[i] >= 0 && sorted[i] < world_size, "new_group: expected ranks of the default group, 0 to ",
+        world_size - 1, ", got ", sorted[i], " in ", text, ".");
+    TORCH_CHECK_VALUE(
+        i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
+        " twice in ", text, ".");
+  }
+}
+
+}  // namespace
+
+int local_rank_of(const Environment& environment, int world_size) {
+  if (environment.local_rank) return parse_int(*environment.local_rank, 0, 1 << 16);
+  TORCH_CHECK(
+      world_size == 1, "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
+      "SLURM_LOCALID in the environment, got none of them in a world of ", world_size,
+      " ranks. Start the program with ddprun, torchrun, mpirun or srun, or set LOCAL_RANK.");
+  return 0;
+}
+
+BuiltGroup build_group(const ProcessGroupOptions& options) {
+  const auto environment = read_environment(process_variable);
+  const auto why_no_nccl = backends::why_no_nccl();
+  BuiltGroup built;
+  auto& world = built.world;
+  world.backends = parse_backend(options.backend(), why_no_nccl.empty());
+  world.timeout = options.timeout();
+  const auto met = rendezvous(options, environment);
+
+  // What only this rank may find wrong goes to the roll call, or the others would wait for it.
+  std::string problem;
+  try {
+    check_usable(world.backends, why_no_nccl);
+    world.gloo_devices = choose_gloo_devices(environment, met.host);
+    if (is_used(world.backends, "nccl")) {
+      backends::use_cuda_device(local_rank_of(environment, met.world_size));
+    }
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
+  }
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
+  const RollCall roll{
+      c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size,
+      world.timeout, "init_process_group"};
+  const auto claim =
+      c10::str("world size ", met.world_size, " and backend ", to_string(world.backends));
+  const auto name = call_roll(roll, claim, problem);
+
+  std::vector<int> ranks(met.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  built.group = connect(
+      world, c10::make_intrusive<c10d::PrefixStore>(name, store), met.rank, ranks,
+      "default_pg");
+  return built;
+}
+
+ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ranks) {
+  const int rank = parent.group->getRank();
+  auto sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  check_ranks(sorted, parent.group->getSize());
+
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());
+  const RollCall roll{store, rank, parent.group->getSize(), parent.world.timeout, "new_group"};
+  const auto name = call_roll(roll, to_text(sorted));
+  const auto place = std::find(sorted.begin(), sorted.end(), rank);
+  ProcessGroup group;
+  if (place != sorted.end()) {
+    group = connect(
+        parent.world, c10::make_intrusive<c10d::PrefixStore>(name, store),
+        static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+  }
+  // The store has to outlive the members' connecting, and may be in the process of a non-member.
+  call_roll(roll, "connected");
+  return group;
+}
+
+}  // namespace ddp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+#include "backend_spec.h"
+#include "environment.h"
+#include "interface.h"
+
+namespace ddp {
+
+/// What a group's backends are made with, for subgroups to be made alike.
+struct World {
+  BackendSpec backends;
+  GlooDevices gloo_devices;
+  std::chrono::milliseconds timeout{0};
+};
+
+struct BuiltGroup {
+  ProcessGroup group;
+  World world;
+};
+
+/// Meets all ranks and connects the backends: init_process_group without the default group.
+BuiltGroup build_group(const ProcessGroupOptions& options);
+
+/// new_group, over any parent.
+ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ranks);
+
+/// This process's number on its host; 0 in a world of one that no launcher started.
+///
+/// \throws c10::Error  naming the variables, when none says and there are several ranks.
+int local_rank_of(const Environment& environment, int world_size);
+
+}  // namespace ddp

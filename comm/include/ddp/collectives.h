@@ -1,0 +1,122 @@
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+// Collectives and point to point. What holds for all of them:
+//
+// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
+//   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
+//   is a c10::ValueError on the rank that gave it.
+// - Every dtype is carried. Reductions need one the backend can add up: complex numbers are added
+//   (SUM, AVG) and not compared; on bool SUM and MAX are "or", PRODUCT and MIN are "and".
+// - Strides are each rank's own business: tensors that are not contiguous are copied.
+// - The plain call waits: on the host for CPU tensors, on the current stream for CUDA tensors. Its
+//   _async twin returns at once; outputs are ready after wait() on the handle, or once its
+//   isCompleted() is true. Tensors may be dropped before, but not written to.
+// - A rank that does not take part makes the others throw within the group's timeout.
+// - AVG is SUM divided by the world size, for floating-point and complex tensors.
+
+/// Reduces `tensor` over all ranks; every rank gets the result in place.
+void all_reduce(
+    at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> all_reduce_async(
+    at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+
+/// Overwrites `tensor` on every rank with the one of rank `src` of the group.
+void broadcast(at::Tensor& tensor, int src, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> broadcast_async(
+    at::Tensor& tensor, int src, const GroupArg& group = {});
+
+/// Reduces `tensor` over all ranks to rank `dst` of the group, in place.
+///
+/// On the other ranks `tensor` is left with unspecified values, as in PyTorch.
+void reduce(
+    at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+    const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> reduce_async(
+    at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+    const GroupArg& group = {});
+
+/// Gathers every rank's `input` on every rank.
+///
+/// \param outputs  world-size tensors; `outputs[r]` has the shape of rank r's input. Shapes may
+///        differ between ranks, as long as every rank gives the same list of shapes.
+void all_gather(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> all_gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
+
+/// Gathers every rank's `input` on rank `dst` of the group.
+///
+/// \param outputs  on `dst` world-size tensors of the shape of `input`; empty elsewhere.
+void gather(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
+    const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
+    const GroupArg& group = {});
+
+/// Hands out one tensor of rank `src` of the group to each rank.
+///
+/// \param output  gets what `src` has for this rank.
+/// \param inputs  on `src` world-size tensors of the shape of `output`; empty elsewhere.
+void scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
+    const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
+    const GroupArg& group = {});
+
+/// Reduces world-size lists of tensors over all ranks; rank r gets the r-th result.
+///
+/// \param output  of the shape of `inputs[rank]`.
+/// \param inputs  world-size tensors, of the same list of shapes on every rank; shapes may differ
+///        within it. Never written to.
+void reduce_scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs,
+    c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs,
+    c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+
+/// Sends `inputs[r]` to rank r, for every r, and receives `outputs[r]` from it.
+///
+/// \param outputs  world-size tensors; `outputs[r]` has as many elements as rank r sends here.
+/// \param inputs  world-size tensors, of any shapes.
+void all_to_all(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> all_to_all_async(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group = {});
+
+/// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag, at least 0.
+void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> send_async(
+    const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
+
+/// Receives `tensor`, of the size that was sent, from rank `src` of the group.
+void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> recv_async(
+    at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
+
+/// Returns when every rank of the group has called it.
+void barrier(const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
+
+/// A barrier that says who is missing.
+///
+/// \param timeout  > 0, for all ranks to come.
+/// \throws c10::Error  on every rank that came, with the same list of those that did not.
+///
+/// Blocks: host. Cost: goes over the group's store, not its backends; milliseconds, not for loops.
+void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
+
+}  // namespace ddp

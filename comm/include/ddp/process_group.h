@@ -1,0 +1,128 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/arg.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace ddp {
+
+/// A c10d process group: whatever takes one of c10d's takes one of these.
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// Options for `init_process_group` and `make_process_group`.
+///
+/// Example:
+/// ```
+/// ddp::init_process_group();  // under ddprun, torchrun, mpirun or srun
+/// ddp::init_process_group(ddp::ProcessGroupOptions()
+///                             .backend("gloo").init_method("tcp://10.0.0.1:29500")
+///                             .rank(rank).world_size(4));
+/// ```
+struct ProcessGroupOptions {
+  /// Who carries the tensors. "gloo" and "nccl" serve CPU and CUDA tensors, and CUDA tensors only;
+  /// "cpu:X,cuda:Y" chooses per device. "mpi" is known but not in LibTorch's binaries.
+  /// Default: "", which is "cpu:gloo,cuda:nccl" as far as it is built and this host has a GPU.
+  TORCH_ARG(std::string, backend) = "";
+  /// How the ranks meet. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": there, where
+  /// rank 0 listens; "file:///path": in a file that all ranks reach. tcp and file take
+  /// "?rank=R&world_size=W". Default: "env://"
+  TORCH_ARG(std::string, init_method) = "env://";
+  /// A store that all ranks share, instead of `init_method`. Needs rank and world_size.
+  TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};
+  /// This process among the `world_size` ones, from 0. Default: -1, from the environment
+  TORCH_ARG(int, rank) = -1;
+  /// Default: -1, from the environment
+  TORCH_ARG(int, world_size) = -1;
+  /// For the world to fill up, and for every single collective, on the host. Default: 30 min
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
+};
+
+/// Meets the other ranks and makes a group of all of them, the default group from now on.
+///
+/// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
+/// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
+/// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
+///
+/// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL).
+/// \throws c10::ValueError  on a bad option, URL or environment variable, naming it and its value.
+/// \throws c10::Error  when there is a default group already, a backend cannot be used, the port
+///         is taken, or the world does not fill up within the timeout: then every rank that came
+///         throws, and names those that did not.
+///
+/// Collective: yes, over the whole world. Blocks: host.
+/// Threads: the default group belongs to the process; ranks that are threads of one process use
+/// `make_process_group` and pass their groups explicitly.
+ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
+
+/// The same, but leaves the default group alone.
+ProcessGroup make_process_group(const ProcessGroupOptions& options = {});
+
+/// Forgets the default group; without one, does nothing.
+///
+/// Waits for nothing: collectives under way keep the group alive until their handles are gone.
+void destroy_process_group();
+
+/// Whether there is a default group.
+bool is_initialized();
+
+/// The default group.
+///
+/// \throws c10::Error  when there is none.
+ProcessGroup default_group();
+
+/// Whether a launcher started this process: the environment names its rank.
+bool is_launched();
+
+/// Makes a group of some ranks of the default group.
+///
+/// Rank i of the new group is the i-th smallest of `ranks`. It has the default group's backends
+/// and timeout.
+///
+/// \param ranks  of the default group, each once; not empty; the same on all ranks, in any order.
+/// \return  the group; empty on ranks that are not in it, and passing that one to a collective is
+///          an error.
+/// \throws c10::ValueError  for bad ranks. c10::Error when a rank does not come in time, or gives
+///         other ranks; both on every rank.
+///
+/// Collective: yes, over the default group, members or not. Blocks: host.
+ProcessGroup new_group(const std::vector<int>& ranks);
+
+/// The group argument of a function: left out, the default group.
+///
+/// A type of its own because an empty ProcessGroup is what `new_group` returns on non-members:
+/// passed on, it must be an error and not mean "everybody".
+class GroupArg {
+ public:
+  /// The default group.
+  GroupArg() = default;
+  /// That group.
+  GroupArg(ProcessGroup group) : group_(std::move(group)), given_(true) {}  // NOLINT: implicit
+
+  /// \throws c10::Error  when left out and there is no default group; when given and empty.
+  ProcessGroup get() const;
+
+ private:
+  ProcessGroup group_;
+  bool given_ = false;
+};
+
+/// This process's rank in the group.
+int get_rank(const GroupArg& group = {});
+
+/// How many ranks the group has.
+int get_world_size(const GroupArg& group = {});
+
+/// This process's number among the launcher's processes on this host, from 0.
+///
+/// It is what LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, else SLURM_LOCALID says; 0 in a process
+/// that is alone or was not launched.
+///
+/// \throws c10::Error  when none is set and there are several ranks.
+int get_local_rank();
+
+}  // namespace ddp

@@ -1,0 +1,191 @@
+// The collectives of <ddp/collectives.h> that take lists of tensors.
+#include <ddp/collectives.h>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "collective_checks.h"
+#include "wire.h"
+
+namespace ddp {
+namespace {
+
+// Backends gather equal sizes only; what differs is broadcast, one rank after the other.
+WorkPtr all_gather_uneven(
+    const std::vector<Wire>& outputs, const Wire& input, c10d::ProcessGroup& group) {
+  at::Tensor(outputs[group.getRank()].wire).copy_(input.wire);
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    std::vector<at::Tensor> tensors{outputs[rank].wire};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    works.push_back(group.broadcast(tensors, options));
+  }
+  return deliver(std::move(works), outputs);
+}
+
+// Gloo's all-to-all takes one flat buffer with a length per rank.
+WorkPtr all_to_all_flat(
+    const std::vector<Wire>& outputs, const std::vector<Wire>& inputs, c10d::ProcessGroup& group) {
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> sent;
+  std::vector<int64_t> received;
+  for (const auto& input : inputs) {
+    pieces.push_back(input.wire.reshape({-1}));
+    sent.push_back(pieces.back().numel());
+  }
+  int64_t total = 0;
+  for (const auto& output : outputs) {
+    received.push_back(output.wire.numel());
+    total += received.back();
+  }
+  auto from = at::cat(pieces);
+  auto to = at::empty({total}, from.options());
+  const auto work = group.alltoall_base(to, from, received, sent);
+  const auto finish = [to, from, received, outputs] {
+    const auto parts = to.split_with_sizes(received);
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      at::Tensor(outputs[rank].wire).copy_(parts[rank].view_as(outputs[rank].wire));
+      outputs[rank].copy_back();
+    }
+  };
+  return c10::make_intrusive<FinishingWork>(
+      std::vector<WorkPtr>{work}, finish, caller_tensors(outputs));
+}
+
+}  // namespace
+
+WorkPtr all_gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("all_gather", input, *group);
+  check_list("all_gather", "outputs", outputs, input, *group);
+  const auto own = c10::str("outputs[", group->getRank(), "]");
+  check_shape("all_gather", own, outputs[group->getRank()], input, *group);
+  const auto output_wires = wires_of(outputs);
+  const auto input_wire = wire_of(input);
+  if (!have_equal_shapes(outputs)) return all_gather_uneven(output_wires, input_wire, *group);
+  std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
+  std::vector<at::Tensor> from{input_wire.wire};
+  return deliver({group->allgather(to, from)}, output_wires);
+}
+
+WorkPtr gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("gather", input, *group);
+  check_rank("gather", "dst", dst, *group);
+  if (group->getRank() == dst) {
+    check_list("gather", "outputs", outputs, input, *group);
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      check_shape("gather", c10::str("outputs[", rank, "]"), outputs[rank], input, *group);
+    }
+  } else {
+    check_no_list("gather", "outputs", outputs, dst, *group);
+  }
+  const auto output_wires = wires_of(outputs);
+  std::vector<std::vector<at::Tensor>> to;
+  if (group->getRank() == dst) to.push_back(wire_tensors(output_wires));
+  std::vector<at::Tensor> from{wire_of(input).wire};
+  c10d::GatherOptions options;
+  options.rootRank = dst;
+  return deliver({group->gather(to, from, options)}, output_wires);
+}
+
+WorkPtr scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("scatter", output, *group);
+  check_rank("scatter", "src", src, *group);
+  std::vector<std::vector<at::Tensor>> from;
+  if (group->getRank() == src) {
+    check_list("scatter", "inputs", inputs, output, *group);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) {
+      check_shape("scatter", c10::str("inputs[", rank, "]"), inputs[rank], output, *group);
+    }
+    from.push_back(wire_tensors(wires_of(inputs)));
+  } else {
+    check_no_list("scatter", "inputs", inputs, src, *group);
+  }
+  const auto output_wire = wire_of(output);
+  std::vector<at::Tensor> to{output_wire.wire};
+  c10d::ScatterOptions options;
+  options.rootRank = src;
+  return deliver({group->scatter(to, from, options)}, {output_wire});
+}
+
+WorkPtr reduce_scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, c10d::ReduceOp op,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("reduce_scatter", output, *group);
+  check_list("reduce_scatter", "inputs", inputs, output, *group);
+  const auto own = c10::str("inputs[", group->getRank(), "]");
+  check_shape("reduce_scatter", own, inputs[group->getRank()], output, *group);
+  const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
+  const auto output_wire = number_wire_of(output);
+  std::vector<at::Tensor> to{output_wire.wire};
+  std::vector<std::vector<at::Tensor>> from(1);
+  for (const auto& input : inputs) from[0].push_back(number_wire_of(input).wire);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduction.op;
+  return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+}
+
+WorkPtr all_to_all_async(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  TORCH_CHECK_VALUE(
+      !inputs.empty(), "all_to_all: expected one tensor per rank in inputs, got none ",
+      place_of(*group), ".");
+  check_tensor("all_to_all", inputs.front(), *group);
+  check_list("all_to_all", "inputs", inputs, inputs.front(), *group);
+  check_list("all_to_all", "outputs", outputs, inputs.front(), *group);
+  const auto sent = inputs[group->getRank()].numel();
+  const auto received = outputs[group->getRank()].numel();
+  TORCH_CHECK_VALUE(
+      sent == received, "all_to_all: expected outputs[", group->getRank(), "] of ", sent,
+      " elements, which inputs[", group->getRank(), "] has, got ", received, " ", place_of(*group),
+      ".");
+  const auto output_wires = wires_of(outputs);
+  const auto input_wires = wires_of(inputs);
+  if (backend_name(inputs.front(), *group) == "gloo") {
+    return all_to_all_flat(output_wires, input_wires, *group);
+  }
+  auto to = wire_tensors(output_wires);
+  auto from = wire_tensors(input_wires);
+  return deliver({group->alltoall(to, from)}, output_wires);
+}
+
+void all_gather(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {
+  all_gather_async(outputs, input, group)->wait();
+}
+
+void gather(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group) {
+  gather_async(outputs, input, dst, group)->wait();
+}
+
+void scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group) {
+  scatter_async(output, inputs, src, group)->wait();
+}
+
+void reduce_scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, c10d::ReduceOp op,
+    const GroupArg& group) {
+  reduce_scatter_async(output, inputs, op, group)->wait();
+}
+
+void all_to_all(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group) {
+  all_to_all_async(outputs, inputs, group)->wait();
+}
+
+}  // namespace ddp

@@ -1,0 +1,228 @@
+#include "rendezvous.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace ddp {
+namespace {
+
+constexpr int kMaxPort = 65535;
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+
+struct Place {
+  int rank;
+  int world_size;
+};
+
+// The option, else the URL's query, else the environment.
+int resolve(
+    const char* option_name, int option, const std::optional<Setting>& in_url,
+    const std::optional<Setting>& in_environment, const std::string& variable, int min) {
+  if (option != -1) return parse_int({option_name, std::to_string(option)}, min, kMaxInt);
+  if (in_url) return parse_int(*in_url, min, kMaxInt);
+  TORCH_CHECK_VALUE(
+      in_environment.has_value(), "init_process_group: expected ", variable,
+      " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
+      "or set ", option_name, " in the options.");
+  return parse_int(*in_environment, min, kMaxInt);
+}
+
+Place resolve_place(
+    const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
+  Place place;
+  place.world_size = resolve(
+      "world_size()", options.world_size(), method.world_size, environment.world_size,
+      environment.world_size_name, 1);
+  place.rank = resolve(
+      "rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
+  TORCH_CHECK_VALUE(
+      place.rank < place.world_size, "init_process_group: expected a rank of 0 to ",
+      place.world_size - 1, ", for the world size is ", place.world_size, ", got rank ", place.rank,
+      ". Ranks start at 0.");
+  return place;
+}
+
+// Without the stack that c10::Error::what() adds to each.
+std::string reason(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+c10::intrusive_ptr<c10d::Store> make_tcp_store(
+    const std::string& host, int port, const Place& place, bool agent_listens,
+    std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = place.rank == 0 && !agent_listens;
+  options.numWorkers = static_cast<size_t>(place.world_size);
+  options.waitWorkers = false;  // the roll call waits, and can say for whom
+  options.timeout = timeout;
+  options.multiTenant = true;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(
+        !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
+        ", but it cannot: ", reason(error),
+        ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+    TORCH_CHECK(
+        false, "init_process_group: expected ", agent_listens ? "torchrun's agent" : "rank 0",
+        " to answer at ", host, " port ", port, " within ", timeout.count(), " ms, but rank ",
+        place.rank, " of ", place.world_size, " did not reach it: ", reason(error), ". Check that ",
+        agent_listens ? "the agent" : "rank 0",
+        " runs, and that host and port (MASTER_ADDR, MASTER_PORT) are its.");
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> make_file_store(
+    const std::string& path, int world_size, std::chrono::milliseconds timeout) {
+  try {
+    auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+    store->setTimeout(timeout);
+    return store;
+  } catch (const std::exception& error) {
+    TORCH_CHECK(
+        false, "init_process_group: expected to create or open ", path,
+        " for file://, but cannot: ", reason(error),
+        ". Give a path in a folder that exists and every rank may write to.");
+  }
+}
+
+// Rank 0's host, when the store is a TCPStore.
+std::string host_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* innermost = store.get();
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost)) {
+    innermost = prefixed->getUnderlyingStore().get();
+  }
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(innermost);
+  return tcp != nullptr ? tcp->getHost() : "";
+}
+
+const Setting& needed(
+    const std::optional<Setting>& setting, const char* name, const Environment& environment) {
+  TORCH_CHECK_VALUE(
+      setting.has_value(), "init_process_group: expected ", name,
+      " in the environment, got nothing. ", environment.address_remedy, ".");
+  return *setting;
+}
+
+[[noreturn]] void bad_url(const std::string& url, const std::string& problem) {
+  TORCH_CHECK_VALUE(
+      false, "init_method: expected env://, tcp://host:port or file:///path, got \"", url, "\": ",
+      problem, ".");
+}
+
+// "rank=1&world_size=2"
+void parse_query(const std::string& url, const std::string& query, InitMethod& method) {
+  for (size_t begin = 0; begin < query.size();) {
+    const auto end = std::min(query.find('&', begin), query.size());
+    const auto part = query.substr(begin, end - begin);
+    const auto equals = std::min(part.find('='), part.size());
+    const auto name = part.substr(0, equals);
+    if (equals == part.size()) bad_url(url, "\"" + part + "\" is not name=value");
+    auto& setting = name == "rank" ? method.rank : method.world_size;
+    if (name != "rank" && name != "world_size") {
+      bad_url(url, "it has \"" + name + "\" after '?', where only rank and world_size may be");
+    }
+    setting = Setting{name + " in init_method", part.substr(equals + 1)};
+    begin = end + 1;
+  }
+}
+
+// "host:port" or "[IPv6]:port"
+void parse_address(const std::string& url, const std::string& address, InitMethod& method) {
+  const auto colon = address.rfind(':');
+  const bool in_brackets = !address.empty() && address.front() == '[';
+  if (colon == std::string::npos || (in_brackets && address[colon - 1] != ']')) {
+    bad_url(url, "it has no port");
+  }
+  method.host = in_brackets ? address.substr(1, colon - 2) : address.substr(0, colon);
+  if (method.host.empty()) bad_url(url, "it has no host");
+  if (!in_brackets && method.host.find(':') != std::string::npos) {
+    bad_url(url, "an IPv6 address needs brackets, as in tcp://[::1]:29500");
+  }
+  method.port = parse_int({"the port in init_method", address.substr(colon + 1)}, 1, kMaxPort);
+}
+
+}  // namespace
+
+int parse_int(const Setting& setting, int min, int max) {
+  const auto bad = [&](const char* expectation) {
+    TORCH_CHECK_VALUE(
+        false, setting.name, ": expected ", expectation,
+        max == kMaxInt ? c10::str(" of at least ", min) : c10::str(" from ", min, " to ", max),
+        ", got \"", setting.value, "\".");
+  };
+  int64_t number = 0;
+  size_t used = 0;
+  try {
+    number = std::stoll(setting.value, &used);
+  } catch (const std::logic_error&) {
+    bad("a whole number");
+  }
+  if (used != setting.value.size()) bad("a whole number");
+  if (number < min || number > max) bad("a number");
+  return static_cast<int>(number);
+}
+
+InitMethod parse_init_method(const std::string& url) {
+  const auto separator = url.find("://");
+  if (separator == std::string::npos) bad_url(url, "it has no \"://\"");
+  const auto scheme = url.substr(0, separator);
+  const auto rest = url.substr(separator + 3);
+  const auto question = std::min(rest.find('?'), rest.size());
+  const auto body = rest.substr(0, question);
+
+  InitMethod method;
+  if (question < rest.size()) parse_query(url, rest.substr(question + 1), method);
+  if (scheme == "env") {
+    if (!body.empty()) bad_url(url, "nothing but ?rank= and &world_size= may follow env://");
+  } else if (scheme == "tcp") {
+    method.kind = InitMethod::Kind::kTcp;
+    parse_address(url, body, method);
+  } else if (scheme == "file") {
+    method.kind = InitMethod::Kind::kFile;
+    if (body.size() < 2 || body.front() != '/') {
+      bad_url(url, "the path must be absolute: three slashes, as in file:///tmp/meet");
+    }
+    method.path = body;
+  } else {
+    bad_url(url, "\"" + scheme + "://\" is not known");
+  }
+  return method;
+}
+
+Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
+  TORCH_CHECK_VALUE(
+      options.timeout().count() > 0, "timeout(): expected more than 0 ms, got ",
+      options.timeout().count(), " ms.");
+  const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
+  const auto place = resolve_place(options, method, environment);
+  Rendezvous result;
+  result.rank = place.rank;
+  result.world_size = place.world_size;
+  if (options.store()) {
+    result.store = options.store();
+    result.host = host_of(options.store());
+  } else if (method.kind == InitMethod::Kind::kFile) {
+    result.store = make_file_store(method.path, place.world_size, options.timeout());
+  } else {
+    const bool from_environment = method.kind == InitMethod::Kind::kEnv;
+    result.host = method.host;
+    auto port = method.port;
+    if (from_environment) {
+      result.host = needed(environment.master_addr, "MASTER_ADDR", environment).value;
+      port = parse_int(needed(environment.master_port, "MASTER_PORT", environment), 1, kMaxPort);
+    }
+    result.store = make_tcp_store(
+        result.host, port, place, from_environment && environment.agent_store, options.timeout());
+  }
+  return result;
+}
+
+}  // namespace ddp

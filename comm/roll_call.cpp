@@ -1,0 +1,173 @@
+#include "roll_call.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iomanip>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+namespace ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Keys of the store. "open" holds the name of the current roll; the others lie under that name:
+//   turn/R     how often a rank R has come to this roll; only the first one takes part
+//   claim      the first comer's rank and claim
+//   problem    why the verdict cannot be "ok"
+//   here/R     rank R is here            count      how many are
+//   full       all are here
+//   alive/R    rank R saw `full`         confirmed  how many did
+//   verdict    "ok", or what everybody throws
+//   read       how many have read the verdict
+constexpr const char* kOpen = "open";
+constexpr const char* kOk = "ok";
+constexpr auto kReadersGrace = std::chrono::seconds(2);
+
+std::string random_name() {
+  std::random_device device;
+  std::ostringstream name;
+  name << std::hex << std::setfill('0') << std::setw(8) << device() << std::setw(8) << device();
+  return name.str();
+}
+
+// Sleeps longer each time: quick when everybody is here, light on the store when not.
+class Poll {
+ public:
+  explicit Poll(int world_size) : longest_(20 + world_size / 10) {}
+
+  void pause() {
+    std::this_thread::sleep_for(pause_);
+    pause_ = std::min(2 * pause_, longest_);
+  }
+
+ private:
+  std::chrono::milliseconds pause_{1};
+  std::chrono::milliseconds longest_;
+};
+
+class Caller {
+ public:
+  Caller(const RollCall& roll, std::string claim, std::string problem)
+      : roll_(roll),
+        store_(*roll.store),
+        claim_(std::move(claim)),
+        problem_(std::move(problem)),
+        deadline_(Clock::now() + roll.timeout) {}
+
+  std::string call() {
+    for (;;) {
+      join();
+      if (const auto verdict = attend()) {
+        leave();
+        TORCH_CHECK(*verdict == kOk, *verdict);
+        return name_;
+      }
+    }
+  }
+
+ private:
+  std::string key(const std::string& suffix) const { return name_ + "/" + suffix; }
+  std::string key(const std::string& prefix, int rank) const {
+    return key(prefix + "/" + std::to_string(rank));
+  }
+  bool has(const std::string& key) { return store_.check({key}); }
+
+  void join() {
+    const auto fresh = random_name();
+    name_ = store_.compareSet(kOpen, "", fresh);
+    // A roll with a verdict is over. One where this rank has been is over too, or was left open by
+    // processes that died: then the first to notice opens the next.
+    while (has(key("verdict")) || store_.add(key("turn", roll_.rank), 1) > 1) {
+      name_ = store_.compareSet(kOpen, name_, fresh);
+    }
+    compare_claims();
+    if (!problem_.empty()) store_.compareSet(key("problem"), "", problem_);
+    store_.set(key("here", roll_.rank), "1");
+    if (store_.add(key("count"), 1) == roll_.world_size) store_.set(key("full"), "1");
+  }
+
+  void compare_claims() {
+    const auto first = store_.compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
+    const auto space = first.find(' ');
+    const auto their_claim = first.substr(space + 1);
+    if (their_claim == claim_) return;
+    decide(c10::str(
+        roll_.subject, ": expected all ranks to call it alike, but rank ", first.substr(0, space),
+        " calls it with ", their_claim, " and rank ", roll_.rank, " with ", claim_,
+        ". Give every rank the same."));
+  }
+
+  // The verdict; nothing when a newer roll has taken this one's place.
+  std::optional<std::string> attend() {
+    bool confirmed = false;
+    for (Poll poll(roll_.world_size);; poll.pause()) {
+      const bool superseded = store_.get_to_str(kOpen) != name_;
+      // Asked after: whoever opened a newer roll because this one is over did so with the verdict
+      // already there.
+      if (has(key("verdict"))) return store_.get_to_str(key("verdict"));
+      if (superseded) return std::nullopt;
+      if (!confirmed && has(key("full"))) {
+        // Among those that are here may be some that died since; they do not confirm.
+        confirmed = true;
+        store_.set(key("alive", roll_.rank), "1");
+        if (store_.add(key("confirmed"), 1) == roll_.world_size) {
+          decide(has(key("problem")) ? store_.get_to_str(key("problem")) : kOk);
+        }
+      }
+      if (Clock::now() > deadline_) decide(who_is_missing(confirmed ? "alive" : "here"));
+    }
+  }
+
+  std::string who_is_missing(const std::string& sign_of_life) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < roll_.world_size; ++rank) {
+      if (!has(key(sign_of_life, rank))) missing.push_back(rank);
+    }
+    std::ostringstream ranks;
+    for (const int rank : missing) ranks << (ranks.tellp() > 0 ? ", " : "") << rank;
+    return c10::str(
+        roll_.subject, ": expected all ", roll_.world_size, " ranks within ", roll_.timeout.count(),
+        " ms, but rank", missing.size() == 1 ? " " : "s ", ranks.str(),
+        " did not come. Look for what ended or held up ", missing.size() == 1 ? "it" : "them",
+        ", or set a longer timeout.");
+  }
+
+  // The first verdict stands.
+  void decide(const std::string& verdict) { store_.compareSet(key("verdict"), "", verdict); }
+
+  void leave() {
+    store_.add(key("read"), 1);
+    if (roll_.rank != 0) return;
+    const auto latest = Clock::now() + kReadersGrace;
+    for (Poll poll(roll_.world_size); Clock::now() < latest; poll.pause()) {
+      if (store_.add(key("read"), 0) >= store_.add(key("count"), 0)) return;
+    }
+  }
+
+  const RollCall& roll_;
+  c10d::Store& store_;
+  std::string claim_;
+  std::string problem_;
+  Clock::time_point deadline_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::string call_roll(
+    const RollCall& roll, const std::string& claim, const std::string& problem) {
+  if (roll.world_size == 1) {
+    TORCH_CHECK(problem.empty(), problem);
+    return random_name();
+  }
+  const auto place = c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
+  return Caller(roll, claim, problem.empty() ? problem : place + problem).call();
+}
+
+}  // namespace ddp

@@ -1,0 +1,116 @@
+#include "wire.h"
+
+#include <algorithm>
+
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+
+namespace ddp {
+namespace {
+
+// What Gloo and NCCL both know.
+bool is_known(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// With the values in memory, too: conj() and imag() may be lazy.
+at::Tensor contiguous(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
+
+// Of a contiguous tensor, sharing its memory.
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
+
+}  // namespace
+
+void Wire::copy_back() const {
+  if (!is_copy()) return;
+  auto to = tensor.detach();
+  auto from = wire;
+  if (from.scalar_type() != to.scalar_type()) from = from.reshape({-1}).view(to.scalar_type());
+  to.copy_(from.view(to.sizes()));
+}
+
+Wire wire_of(const at::Tensor& tensor) {
+  const auto plain = contiguous(tensor);
+  return {tensor, is_known(plain.scalar_type()) ? plain : as_bytes(plain)};
+}
+
+std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Wire> wires;
+  for (const auto& tensor : tensors) wires.push_back(wire_of(tensor));
+  return wires;
+}
+
+std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& wire : wires) tensors.push_back(wire.wire);
+  return tensors;
+}
+
+std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& wire : wires) tensors.push_back(wire.tensor);
+  return tensors;
+}
+
+Wire number_wire_of(const at::Tensor& tensor) {
+  const auto plain = contiguous(tensor);
+  if (plain.is_complex()) return {tensor, at::view_as_real(plain)};
+  return {tensor, plain.scalar_type() == at::kBool ? as_bytes(plain) : plain};
+}
+
+std::string backend_name(const at::Tensor& tensor, c10d::ProcessGroup& group) {
+  return group.getBackend(tensor.device().type())->getBackendName();
+}
+
+WireReduction wire_reduction(
+    const char* call, c10d::ReduceOp op, const at::Tensor& tensor, c10d::ProcessGroup& group) {
+  using c10d::ReduceOp;
+  const auto dtype = tensor.scalar_type();
+  const bool complex = at::isComplexType(dtype);
+  TORCH_CHECK_VALUE(
+      !complex || op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG, call,
+      ": expected SUM or AVG for complex tensors, got another operation on ", dtype, ".");
+  TORCH_CHECK_VALUE(
+      op.op_ != ReduceOp::AVG || complex || at::isFloatingType(dtype), call,
+      ": expected a floating-point or complex tensor for AVG, got ", dtype,
+      ". Use SUM and divide as you need it.");
+  if (dtype == at::kBool) {
+    // On the bytes 0 and 1: "or" and "and" that stay 0 and 1 whatever the world size.
+    if (op.op_ == ReduceOp::SUM) return {ReduceOp::MAX};
+    if (op.op_ == ReduceOp::PRODUCT) return {ReduceOp::MIN};
+  }
+  if (op.op_ == ReduceOp::AVG && backend_name(tensor, group) == "gloo") {
+    return {ReduceOp::SUM, group.getSize()};
+  }
+  return {op};
+}
+
+WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {
+  const bool none_copied = std::none_of(
+      outputs.begin(), outputs.end(), [](const Wire& output) { return output.is_copy(); });
+  if (works.size() == 1 && none_copied && divisor == 1) return works.front();
+  const auto tensors = caller_tensors(outputs);
+  const auto finish = [outputs = std::move(outputs), divisor] {
+    for (const auto& output : outputs) {
+      if (divisor != 1) at::Tensor(output.wire).div_(divisor);
+      output.copy_back();
+    }
+  };
+  return c10::make_intrusive<FinishingWork>(std::move(works), finish, tensors);
+}
+
+}  // namespace ddp

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "finishing_work.h"
+
+namespace ddp {
+
+/// A caller's tensor and the memory that goes to a backend in its place.
+///
+/// Backends send memory as it lies, and know a handful of dtypes. So `wire` is contiguous, and has
+/// another dtype over the same bytes where the backends do not know the tensor's own.
+struct Wire {
+  at::Tensor tensor;
+  at::Tensor wire;
+
+  /// Whether results have to be copied from `wire` to `tensor`.
+  bool is_copy() const { return !wire.is_alias_of(tensor); }
+  void copy_back() const;
+};
+
+/// For collectives that only move bytes: every dtype travels, the odd ones as uint8.
+Wire wire_of(const at::Tensor& tensor);
+std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors);
+
+std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
+std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
+
+/// For reductions: complex as pairs of real numbers, bool as uint8.
+Wire number_wire_of(const at::Tensor& tensor);
+
+/// The backend that carries the tensor in this group: "gloo", "nccl".
+std::string backend_name(const at::Tensor& tensor, c10d::ProcessGroup& group);
+
+/// How a reduction is put to the backend.
+struct WireReduction {
+  c10d::ReduceOp op;
+  int divisor = 1;  // of the result, afterwards
+};
+
+/// \throws c10::ValueError  where the operation has no meaning for the tensor's dtype.
+WireReduction wire_reduction(
+    const char* call, c10d::ReduceOp op, const at::Tensor& tensor, c10d::ProcessGroup& group);
+
+/// `works` as one, followed by what the caller's outputs still need: division, copying out.
+WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor = 1);
+
+}  // namespace ddp

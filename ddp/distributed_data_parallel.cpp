@@ -1,0 +1,131 @@
+#include <ddp/distributed_data_parallel.h>
+
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "model_description.h"
+#include "module_state.h"
+
+namespace ddp {
+namespace {
+
+Names checked_names_to_ignore(
+    const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
+  const auto& names = options.parameters_to_ignore();
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  for (const auto& name : names) {
+    TORCH_CHECK_VALUE(
+        parameters.contains(name) || buffers.contains(name),
+        "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
+        "buffers of the module, got \"", name,
+        "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
+  }
+  return Names(names.begin(), names.end());
+}
+
+const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
+  TORCH_CHECK_VALUE(
+      module, "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
+  return *module;
+}
+
+// All on one type of device, for which the group can communicate.
+c10::DeviceType device_type_of(
+    const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
+  const auto& first = parameters.front();
+  for (const auto& p : parameters) {
+    TORCH_CHECK_VALUE(
+        p.tensor.device().type() == first.tensor.device().type(),
+        "DistributedDataParallel: expected all parameters on one type of device, got \"", first.name,
+        "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
+        ". Move the module before wrapping it.");
+  }
+  const auto type = first.tensor.device().type();
+  const auto devices = group->getDeviceTypes();
+  TORCH_CHECK_VALUE(
+      devices.empty() || std::any_of(devices.begin(), devices.end(), [&](const c10::Device& d) {
+        return d.type() == type;
+      }),
+      "DistributedDataParallel: expected a process group with a backend for ", type,
+      ", where the parameters are, got one for ", c10::Join(", ", devices),
+      ". Choose the backend in ProcessGroupOptions, or move the module.");
+  return type;
+}
+
+std::optional<c10::Device> checked_input_device(
+    const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
+  if (device_ids.empty()) return {};
+  TORCH_CHECK_VALUE(
+      device_ids.size() == 1, "DistributedDataParallelOptions: expected at most one device in "
+      "device_ids, got ", device_ids.size(), ". Run one rank per device.");
+  for (const auto& p : parameters) {
+    TORCH_CHECK_VALUE(
+        !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
+        "DistributedDataParallelOptions: expected device_ids only for a module on that one "
+        "accelerator, got ", device_ids.front(), " while \"", p.name, "\" is on ",
+        p.tensor.device(), ". Move the module there, or leave device_ids empty.");
+  }
+  return device_ids.front();
+}
+
+}  // namespace
+
+DistributedDataParallelBase::DistributedDataParallelBase(
+    std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)
+    : torch::nn::Module("DistributedDataParallel"),
+      wrapped_(std::move(module)),
+      options_(options),
+      group_(options.process_group() ? options.process_group() : default_group()),
+      ignored_(checked_names_to_ignore(checked(wrapped_), options)) {
+  auto parameters = trained_parameters(*wrapped_, ignored_);
+  TORCH_CHECK_VALUE(
+      !parameters.empty(),
+      "DistributedDataParallel is not needed when a module doesn't have any parameter that requires "
+      "a gradient. Use the module itself.");
+  device_type_of(parameters, group_);
+  input_device_ = checked_input_device(options_.device_ids(), parameters);
+
+  if (options_.init_sync() && group_->getSize() > 1) {
+    const auto state = module_state(*wrapped_, ignored_);
+    // First the comparison: a broadcast between different models would fail in the transport.
+    check_same_on_all_ranks(describe_model(state, options_), group_);
+    std::vector<at::Tensor> tensors;
+    for (const auto& s : state) {
+      if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
+    }
+    broadcast_from_first_rank(tensors, group_);
+  }
+  reducer_ = std::make_unique<Reducer>(
+      std::move(parameters), group_,
+      ReducerOptions()
+          .bucket_cap_mb(options_.bucket_cap_mb())
+          .bucket_cap_mb_list(options_.bucket_cap_mb_list())
+          .find_unused_parameters(options_.find_unused_parameters())
+          .gradient_as_bucket_view(options_.gradient_as_bucket_view()));
+  register_module("module", wrapped_);
+}
+
+void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  reducer_->register_comm_hook(std::move(hook));
+}
+
+void DistributedDataParallelBase::before_forward() {
+  if (c10::GradMode::is_enabled()) reducer_->prepare_for_forward();
+  if (buffers_may_differ_ && options_.broadcast_buffers()) sync_buffers();
+}
+
+void DistributedDataParallelBase::after_forward() {
+  // Buffers changed by a forward that is not trained on stay this rank's own until the next
+  // training forward, so that one rank may evaluate alone.
+  buffers_may_differ_ = c10::GradMode::is_enabled() && gradient_sync_;
+  if (buffers_may_differ_) reducer_->prepare_for_backward();
+}
+
+void DistributedDataParallelBase::sync_buffers() {
+  broadcast_from_first_rank(module_buffers(*wrapped_, ignored_), group_);
+}
+
+}  // namespace ddp

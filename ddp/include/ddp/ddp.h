@@ -1,0 +1,27 @@
+#pragma once
+
+/// Everything a training program needs, in one include.
+///
+/// Example:
+/// ```
+/// ddp::init_process_group();                       // RANK, WORLD_SIZE, ... set by ddprun
+/// Net net;
+/// ddp::DistributedDataParallel model(net);
+/// ddp::DistributedSampler sampler(dataset.size().value());
+/// for (size_t epoch = 0; epoch < 10; ++epoch) {
+///   sampler.set_epoch(epoch);
+///   for (auto& batch : *loader) {
+///     optimizer.zero_grad();
+///     loss(model->forward(batch.data), batch.target).backward();  // gradients averaged here
+///     optimizer.step();
+///   }
+/// }
+/// ```
+#include <ddp/all_gather_strings.h>
+#include <ddp/collectives.h>
+#include <ddp/comm_hooks.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/process_group.h>
+#include <ddp/reducer.h>
+#include <ddp/sampler.h>
+#include <ddp/version.h>

@@ -1,0 +1,229 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ddp/comm_hooks.h>
+#include <ddp/process_group.h>
+#include <ddp/reducer.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace ddp {
+
+/// Options for `DistributedDataParallel`, named as Python's arguments.
+///
+/// Example:
+/// ```
+/// ddp::DistributedDataParallel model(
+///     net, ddp::DistributedDataParallelOptions().bucket_cap_mb(10).gradient_as_bucket_view(true));
+/// ```
+struct DistributedDataParallelOptions {
+  /// The ranks to train with. Default: the default group
+  TORCH_ARG(ProcessGroup, process_group) = {};
+  /// The one CUDA device this rank's module lives on; tensor arguments of `forward` are moved
+  /// there. Default: none, arguments stay where they are
+  TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
+  /// Broadcast rank 0's buffers before each training forward (BatchNorm's statistics). Default:
+  /// true
+  TORCH_ARG(bool, broadcast_buffers) = true;
+  /// Compare the ranks' models and broadcast rank 0's parameters and buffers at construction.
+  /// Default: true
+  TORCH_ARG(bool, init_sync) = true;
+  /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
+  /// Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the others
+  TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
+  /// Soft sizes of the first, second, ... bucket in MiB, the last repeating; instead of
+  /// bucket_cap_mb. Default: none
+  TORCH_ARG(std::vector<double>, bucket_cap_mb_list) = {};
+  /// Let a backward pass skip parameters: one that no rank used keeps its gradient as it was, one
+  /// that some ranks used gets the average with zeros from the others. Default: false
+  TORCH_ARG(bool, find_unused_parameters) = false;
+  /// Let `.grad` share the buckets' memory, which saves the gradients' size in memory and a copy.
+  /// Default: false
+  TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
+  /// neither compared, broadcast nor averaged. Default: none
+  TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
+};
+
+/// While it lives, backward passes accumulate gradients on this rank only. The `forward` whose
+/// backward shall not communicate has to happen inside. Guards may be nested; each restores what
+/// it found. Must not outlive its model.
+class [[nodiscard]] NoSyncGuard {
+ public:
+  explicit NoSyncGuard(bool& gradient_sync)
+      : gradient_sync_(gradient_sync), previous_(std::exchange(gradient_sync, false)) {}
+  ~NoSyncGuard() { gradient_sync_ = previous_; }
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+
+ private:
+  bool& gradient_sync_;
+  bool previous_;
+};
+
+/// What does not depend on the wrapped type.
+class DistributedDataParallelBase : public torch::nn::Module {
+ public:
+  /// Accumulates gradients without communication while the guard lives:
+  /// ```
+  /// { auto guard = model->no_sync(); model->forward(a).sum().backward(); }
+  /// model->forward(b).sum().backward();   // averages the gradients of a and b
+  /// ```
+  NoSyncGuard no_sync() { return NoSyncGuard(gradient_sync_); }
+
+  /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
+  /// the first backward pass, and the same on every rank.
+  void register_comm_hook(CommHook hook);
+
+  /// The engine that averages the gradients; for inspection.
+  const Reducer& reducer() const { return *reducer_; }
+
+ protected:
+  DistributedDataParallelBase(
+      std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options);
+
+  void before_forward();
+  void after_forward();
+  /// Where tensor arguments of `forward` go, if anywhere.
+  const std::optional<c10::Device>& input_device() const { return input_device_; }
+
+ private:
+  void sync_buffers();
+
+  std::shared_ptr<torch::nn::Module> wrapped_;
+  DistributedDataParallelOptions options_;
+  ProcessGroup group_;
+  std::unordered_set<std::string> ignored_;
+  std::optional<c10::Device> input_device_;
+  std::unique_ptr<Reducer> reducer_;
+  bool gradient_sync_ = true;         // false inside no_sync()
+  bool buffers_may_differ_ = true;    // a training forward has run since they were last equal
+};
+
+namespace detail {
+
+/// An argument on its way to the module's `forward`, with its value category: itself, or a tensor
+/// that was moved to another device.
+template <typename T>
+class ForwardArgument {
+ public:
+  ForwardArgument(T argument, const std::optional<c10::Device>& device)
+      : argument_(static_cast<T>(argument)) {
+    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
+      if (device && argument.defined()) moved_ = argument.to(*device);
+    }
+  }
+
+  T get() {
+    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
+      if (moved_.defined()) return static_cast<T>(moved_);
+    }
+    return static_cast<T>(argument_);
+  }
+
+ private:
+  T argument_;  // a reference
+  at::Tensor moved_;
+};
+
+}  // namespace detail
+
+template <typename M>
+class DistributedDataParallelImpl : public DistributedDataParallelBase {
+ public:
+  explicit DistributedDataParallelImpl(
+      M module, const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallelBase(as_module(module), options), module_(std::move(module)) {}
+
+  /// Same arguments and result as the module's own `forward`.
+  ///
+  /// Collective: where buffers are broadcast, and in the one call that rebuilds the buckets.
+  template <typename... Args>
+  decltype(auto) forward(Args&&... args) {
+    return forward_with(detail::ForwardArgument<Args&&>(
+        std::forward<Args>(args), input_device())...);
+  }
+
+  /// The module that was wrapped.
+  M& module() { return module_; }
+  const M& module() const { return module_; }
+
+ private:
+  static std::shared_ptr<torch::nn::Module> as_module(const M& module) {
+    if constexpr (std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>) {
+      return module;
+    } else {
+      return module.is_empty() ? nullptr : module.ptr();
+    }
+  }
+
+  template <typename... Arguments>
+  decltype(auto) forward_with(Arguments... arguments) {
+    using Result = decltype(module_->forward(arguments.get()...));
+    before_forward();
+    if constexpr (std::is_void_v<Result>) {
+      module_->forward(arguments.get()...);
+      after_forward();
+    } else {
+      Result result = module_->forward(arguments.get()...);
+      after_forward();
+      return static_cast<Result>(std::forward<Result>(result));
+    }
+  }
+
+  M module_;
+};
+
+/// Trains replicas of a module on several ranks: every backward pass ends with the same averaged
+/// gradients on all of them, communicated while it still runs.
+///
+/// A module holder over a module, like any other of LibTorch: `model->forward(...)`, `model(x)`,
+/// `model->parameters()`, `model->train()`. The wrapped module is its child "module", so names in
+/// its state read "module.fc.weight", as in Python; save `model->module()` for plain names.
+///
+/// \tparam M  a module holder (Net from TORCH_MODULE, torch::nn::Sequential, ...) or a
+///         std::shared_ptr to a module; deduced.
+/// \throws c10::ValueError  for an empty module, one without a parameter that requires a gradient,
+///         parameters on several device types, unusable device_ids, an unknown name to ignore, or
+///         bucket caps that are not positive.
+/// \throws c10::Error  with the same text on every rank when the ranks' models or settings differ:
+///         the first parameter or buffer that does, by name, with both ranks' shapes.
+///
+/// Freeze parameters before wrapping: which ones take part is decided here. Wrap, then create the
+/// optimizer, or the other way round: parameters keep their identity.
+///
+/// Collective: construction (unless init_sync is false), and the backward pass of each forward
+///   outside no_sync(). Every rank has to do as many of both.
+/// Threads: to be used from one thread.
+/// Cost: construction sends each parameter and buffer once; a step, each gradient once.
+/// Source: torch.nn.parallel.DistributedDataParallel, torch 2.11.0. Different from there: errors
+///   of one rank come up on all, at the backward that caused them; the handshake compares names,
+///   dtypes and buffers too; two forwards before a backward work with BatchNorm.
+template <typename M>
+class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataParallelImpl<M>> {
+ public:
+  using Impl = DistributedDataParallelImpl<M>;
+  // TORCH_MODULE cannot name a template, so the holder is written out once.
+  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
+
+  /// As `forward`. The holder's own cannot see through a `forward` that is a template.
+  template <typename... Args>
+  decltype(auto) operator()(Args&&... args) {
+    return this->impl_->forward(std::forward<Args>(args)...);
+  }
+};
+
+template <typename M>
+DistributedDataParallel(M) -> DistributedDataParallel<M>;
+template <typename M>
+DistributedDataParallel(M, DistributedDataParallelOptions) -> DistributedDataParallel<M>;
+
+}  // namespace ddp

@@ -1,0 +1,169 @@
+#include "model_description.h"
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/all_gather_strings.h>
+
+namespace ddp {
+namespace {
+
+constexpr const char* kRemedy =
+    ". Build the model and its options from the same configuration on all ranks.";
+
+std::string printable(std::string name) {
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+  return name;
+}
+
+std::string describe(const StateTensor& state) {
+  const auto& t = state.tensor;
+  std::string text = c10::str(
+      t.sizes(), " ", t.scalar_type(), ", strides ", t.strides(), ", on ", t.device().type());
+  if (state.is_parameter) text += t.requires_grad() ? ", trained" : ", frozen";
+  return text;
+}
+
+std::string serialize(const std::vector<DescribedItem>& items) {
+  std::string text;
+  for (const auto& item : items) text += item.kind + '\t' + item.name + '\t' + item.value + '\n';
+  return text;
+}
+
+std::vector<DescribedItem> deserialize(const std::string& text) {
+  std::vector<DescribedItem> items;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find('\t');
+    const auto second = line.find('\t', first + 1);
+    items.push_back(
+        {line.substr(0, first), line.substr(first + 1, second - first - 1), line.substr(second + 1)});
+  }
+  return items;
+}
+
+bool same(const DescribedItem& a, const DescribedItem& b) {
+  return a.kind == b.kind && a.name == b.name && a.value == b.value;
+}
+
+size_t count_kind(const std::vector<DescribedItem>& items, const std::string& kind) {
+  return std::count_if(
+      items.begin(), items.end(), [&](const DescribedItem& item) { return item.kind == kind; });
+}
+
+const DescribedItem* find(
+    const std::vector<DescribedItem>& items, const std::string& kind, const std::string& name) {
+  const auto at = std::find_if(items.begin(), items.end(), [&](const DescribedItem& item) {
+    return item.kind == kind && item.name == name;
+  });
+  return at == items.end() ? nullptr : &*at;
+}
+
+std::string quoted(const DescribedItem& item) { return item.kind + " \"" + item.name + '"'; }
+
+// `a` differs from `b` in its i-th item, or one of the two ends there.
+std::string describe_item_difference(
+    const std::vector<DescribedItem>& a, const std::vector<DescribedItem>& b, size_t rank_b) {
+  size_t i = 0;
+  while (i < a.size() && i < b.size() && same(a[i], b[i])) ++i;
+  const auto counts = [&](const std::string& kind) {
+    return c10::str(
+        "rank 0 has ", count_kind(a, kind), " ", kind, "s and rank ", rank_b, " has ",
+        count_kind(b, kind), ": ");
+  };
+  if (i < a.size() && !find(b, a[i].kind, a[i].name)) {
+    return counts(a[i].kind) + quoted(a[i]) + " (" + a[i].value + ") is not on rank " +
+        std::to_string(rank_b);
+  }
+  if (i < b.size() && !find(a, b[i].kind, b[i].name)) {
+    return counts(b[i].kind) + quoted(b[i]) + " (" + b[i].value + ") is only on rank " +
+        std::to_string(rank_b);
+  }
+  const auto* other = find(b, a[i].kind, a[i].name);
+  if (other->value == a[i].value) {
+    return c10::str(
+        quoted(a[i]), " comes in another place: where rank 0 has it, rank ", rank_b, " has ",
+        quoted(b[i]));
+  }
+  return c10::str(
+      quoted(a[i]), " is ", a[i].value, " on rank 0 and ", other->value, " on rank ", rank_b);
+}
+
+std::string describe_caps(const DistributedDataParallelOptions& options) {
+  if (!options.bucket_cap_mb_list().empty()) return c10::str(options.bucket_cap_mb_list());
+  return options.bucket_cap_mb() ? c10::str(*options.bucket_cap_mb()) : "unset";
+}
+
+// A transport's own error would not say what the ranks were about to do.
+std::vector<std::string> gather(const std::string& text, const ProcessGroup& group) {
+  std::string cause;
+  try {
+    return all_gather_strings(text, group);
+  } catch (const c10::Error& error) {
+    cause = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  TORCH_CHECK_WITH(
+      DistBackendError, false, "DistributedDataParallel: comparing the ranks' models failed on rank ",
+      group->getRank(), " of ", group->getSize(), ": ", cause,
+      ". Every rank has to construct its wrapper within the group's timeout of each other.");
+}
+
+const char* yes_no(bool value) { return value ? "true" : "false"; }
+
+}  // namespace
+
+std::vector<DescribedItem> describe_model(
+    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options) {
+  std::vector<DescribedItem> items;
+  for (const auto& s : state) {
+    items.push_back({s.is_parameter ? "parameter" : "buffer", printable(s.name), describe(s)});
+  }
+  const auto option = [&](const char* name, std::string value) {
+    items.push_back({"option", name, std::move(value)});
+  };
+  option("bucket_cap_mb", describe_caps(options));
+  option("broadcast_buffers", yes_no(options.broadcast_buffers()));
+  option("find_unused_parameters", yes_no(options.find_unused_parameters()));
+  return items;
+}
+
+std::string describe_difference(const std::vector<std::vector<DescribedItem>>& by_rank) {
+  std::vector<size_t> different;
+  const auto text_of_first = serialize(by_rank.front());
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (serialize(by_rank[rank]) != text_of_first) different.push_back(rank);
+  }
+  if (different.empty()) return {};
+  std::string text = "DistributedDataParallel: expected every rank to wrap the same model, but " +
+      describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
+  if (different.size() > 1) {
+    text += c10::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");
+    for (const size_t rank : different) text += " " + std::to_string(rank);
+    text += ")";
+  }
+  return text + kRemedy;
+}
+
+void check_same_on_all_ranks(const std::vector<DescribedItem>& mine, const ProcessGroup& group) {
+  const auto text = serialize(mine);
+  const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
+  const auto digests = gather(digest, group);
+  if (std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
+        return other == digests.front();
+      })) {
+    return;
+  }
+  std::vector<std::vector<DescribedItem>> by_rank;
+  for (const auto& description : gather(text, group)) {
+    by_rank.push_back(deserialize(description));
+  }
+  // Empty when only the digests differ: ranks may run builds with other hash functions.
+  const auto difference = describe_difference(by_rank);
+  TORCH_CHECK(difference.empty(), difference);
+}
+
+}  // namespace ddp

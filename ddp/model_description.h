@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+
+#include "module_state.h"
+
+namespace ddp {
+
+/// One thing that all ranks have to agree on: a parameter, a buffer or an option.
+struct DescribedItem {
+  std::string kind;   // "parameter", "buffer", "option"
+  std::string name;   // without tabs or newlines
+  std::string value;  // "[10, 32] float, strides [32, 1], ..."
+};
+
+/// What this rank's wrapper consists of, in the order in which it communicates.
+std::vector<DescribedItem> describe_model(
+    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options);
+
+/// How the first rank that differs from rank 0 differs, and which others do; "" when all agree.
+/// Pure: the same text wherever it is computed.
+std::string describe_difference(const std::vector<std::vector<DescribedItem>>& by_rank);
+
+/// Throws on every rank, with the same text, unless all ranks describe the same.
+///
+/// Collective: yes. Blocks: host.
+/// Cost: two all-gathers of a few bytes; of whole descriptions only when they differ.
+void check_same_on_all_ranks(const std::vector<DescribedItem>& mine, const ProcessGroup& group);
+
+}  // namespace ddp

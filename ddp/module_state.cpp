@@ -1,0 +1,88 @@
+#include "module_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/nn/modules/embedding.h>
+
+namespace ddp {
+namespace {
+
+constexpr size_t kBroadcastBytes = size_t{250} << 20;
+
+// Keeps the first sight of each tensor; a shared one has several names.
+class FirstSights {
+ public:
+  bool first(const at::Tensor& t) { return seen_.insert(t.unsafeGetTensorImpl()).second; }
+
+ private:
+  std::unordered_set<const void*> seen_;
+};
+
+bool has_sparse_gradients(const torch::nn::Module& owner) {
+  if (const auto* embedding = owner.as<torch::nn::EmbeddingImpl>()) {
+    return embedding->options.sparse();
+  }
+  if (const auto* bag = owner.as<torch::nn::EmbeddingBagImpl>()) return bag->options.sparse();
+  return false;
+}
+
+// Calls `visit(owner, full name, tensor)` for every parameter, in pre-order.
+template <typename Visit>
+void for_each_parameter(const torch::nn::Module& module, const std::string& prefix, Visit visit) {
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    visit(module, prefix + parameter.key(), parameter.value());
+  }
+  for (const auto& child : module.named_children()) {
+    for_each_parameter(*child.value(), prefix + child.key() + ".", visit);
+  }
+}
+
+}  // namespace
+
+std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored) {
+  std::vector<StateTensor> state;
+  FirstSights sights;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
+    if (tensor.defined() && !ignored.count(name) && sights.first(tensor)) {
+      state.push_back({name, tensor, is_parameter});
+    }
+  };
+  for (const auto& p : module.named_parameters()) add(p.key(), p.value(), true);
+  for (const auto& b : module.named_buffers()) add(b.key(), b.value(), false);
+  return state;
+}
+
+std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Names& ignored) {
+  std::vector<at::Tensor> buffers;
+  FirstSights sights;
+  for (const auto& b : module.named_buffers()) {
+    if (b.value().defined() && !ignored.count(b.key()) && sights.first(b.value())) {
+      buffers.push_back(b.value());
+    }
+  }
+  return buffers;
+}
+
+std::vector<NamedParameter> trained_parameters(
+    const torch::nn::Module& module, const Names& ignored) {
+  std::vector<NamedParameter> trained;
+  FirstSights sights;
+  for_each_parameter(
+      module, "",
+      [&](const torch::nn::Module& owner, const std::string& name, const at::Tensor& tensor) {
+        if (!tensor.defined() || !tensor.requires_grad() || ignored.count(name)) return;
+        if (sights.first(tensor)) trained.push_back({name, tensor, has_sparse_gradients(owner)});
+      });
+  return trained;
+}
+
+void broadcast_from_first_rank(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
+  if (tensors.empty() || group->getSize() == 1) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> unversioned;
+  unversioned.reserve(tensors.size());
+  for (const auto& t : tensors) unversioned.push_back(t.variable_data());
+  c10d::broadcast_coalesced(group, unversioned, kBroadcastBytes, 0);
+}
+
+}  // namespace ddp

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <ddp/process_group.h>
+#include <ddp/reducer.h>
+#include <torch/nn/module.h>
+
+namespace ddp {
+
+/// A named tensor of a module, and whether it is a parameter or a buffer.
+struct StateTensor {
+  std::string name;
+  at::Tensor tensor;
+  bool is_parameter = true;
+};
+
+using Names = std::unordered_set<std::string>;
+
+/// All parameters, then all buffers, but for the ignored names; each tensor once, under the name
+/// that a pre-order walk meets first.
+std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored);
+
+/// The buffers there are now: modules may assign new ones at any time.
+std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Names& ignored);
+
+/// The parameters whose gradients are averaged: those that require one, but for the ignored
+/// names, in pre-order and registration order. A parameter that an Embedding or EmbeddingBag with
+/// `sparse=true` owns is marked as sparse.
+std::vector<NamedParameter> trained_parameters(
+    const torch::nn::Module& module, const Names& ignored);
+
+/// Overwrites the tensors with rank 0's, in messages of at most 250 MiB. Autograd does not see it:
+/// versions stay, so a graph that was recorded before can still run backward.
+///
+/// Collective: yes, when there are tensors; the same ones on every rank. Blocks: host, or stream.
+void broadcast_from_first_rank(const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
+
+}  // namespace ddp

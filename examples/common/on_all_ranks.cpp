@@ -1,0 +1,24 @@
+#include "on_all_ranks.h"
+
+#include <algorithm>
+
+#include <ddp/all_gather_strings.h>
+
+namespace examples {
+
+void on_all_ranks(const std::function<void()>& step) {
+  std::exception_ptr failure;
+  try {
+    step();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+
+  const auto verdicts = ddp::all_gather_strings(failure ? "failed" : "");
+  const auto first = std::find(verdicts.begin(), verdicts.end(), "failed");
+  if (first == verdicts.end()) return;
+  if (first - verdicts.begin() == ddp::get_rank()) std::rethrow_exception(failure);
+  throw FailedElsewhere();
+}
+
+}  // namespace examples

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+
+namespace examples {
+
+/// Thrown on the ranks that stop because of another rank, which says why.
+struct FailedElsewhere : std::exception {
+  const char* what() const noexcept override { return "another rank failed"; }
+};
+
+/// Runs a step that may fail on some ranks only (files, devices), so that all stop if one does.
+///
+/// \throws  on the first rank that failed, what `step` threw; on the others, `FailedElsewhere`.
+///
+/// Collective: yes, on the default group; `step` must not be.
+void on_all_ranks(const std::function<void()>& step);
+
+}  // namespace examples

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+
+namespace examples {
+
+/// What rank 0 shows while it trains: lines, and on a terminal a bar below them that moves.
+class Progress {
+ public:
+  enum class Style {
+    kSilent,  // the other ranks
+    kLines,   // a file or a pipe
+    kBar,     // a terminal
+  };
+
+  /// kBar when `out` is a terminal (file descriptor `fd`), else kLines; kSilent but on rank 0.
+  static Style choose(int rank, int fd);
+
+  /// \param out  must outlive this object.
+  Progress(std::ostream& out, Style style) : out_(out), style_(style) {}
+
+  /// Prints a line, above the bar.
+  void line(const std::string& text);
+
+  /// Moves the bar to `done` of `total` steps.
+  void step(const std::string& label, int64_t done, int64_t total);
+
+ private:
+  std::ostream& out_;
+  Style style_;
+};
+
+}  // namespace examples

@@ -1,0 +1,64 @@
+// Trains MNIST with ddp: alone (`mnist`), or on several ranks (`ddprun -n 2 mnist`).
+
+#include <unistd.h>
+
+#include <iostream>
+
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "../common/on_all_ranks.h"
+#include "run.h"
+
+namespace {
+
+/// The default group, for as long as it lives.
+class DefaultGroup {
+ public:
+  explicit DefaultGroup(const std::string& backend) {
+    auto options = ddp::ProcessGroupOptions().backend(backend);
+    if (!ddp::is_launched()) {
+      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
+    }
+    ddp::init_process_group(options);
+  }
+  ~DefaultGroup() { ddp::destroy_process_group(); }
+  DefaultGroup(const DefaultGroup&) = delete;
+  DefaultGroup& operator=(const DefaultGroup&) = delete;
+};
+
+int fail(const char* message, int status) {
+  std::cerr << "mnist: " << message << std::endl;
+  return status;
+}
+
+int train(const mnist::Options& options) {
+  const DefaultGroup group(options.backend);
+  examples::Progress progress(std::cout,
+                              examples::Progress::choose(ddp::get_rank(), STDOUT_FILENO));
+  mnist::run(options, progress);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    // All ranks read the same command line: before they know each other, one of each host speaks.
+    const bool speaks = ddp::get_local_rank() == 0;
+    try {
+      std::ostream silent(nullptr);
+      const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
+      return options ? train(*options) : 0;
+    } catch (const mnist::UsageError& error) {
+      return speaks ? fail(error.what(), 2) : 2;
+    }
+  } catch (const examples::FailedElsewhere&) {
+    return 1;
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace(), 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}

@@ -1,0 +1,63 @@
+#include "options.h"
+
+#include <cmath>
+
+#include <CLI/CLI.hpp>
+
+namespace mnist {
+namespace {
+
+// CLI11's own check for positive numbers lets nan and inf pass.
+const CLI::Validator kPositiveFinite(
+    [](const std::string& text) {
+      double value = 0;
+      const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0;
+      return good ? std::string() : "expected a number greater than 0, got " + text;
+    },
+    /*validator_desc=*/"");
+
+// As CLI11's, without its text in the help.
+template <typename T>
+CLI::Validator between(T low, T high) {
+  return CLI::Range(low, high).description("");
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
+  Options options;
+  CLI::App app(
+      "Trains a small convolutional network on handwritten digits, on one process or, started "
+      "with ddprun, on several.",
+      "mnist");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--epochs", options.epochs, "Passes over the training images")
+      ->check(between<int64_t>(1, 1000000));
+  app.add_option("--batch-size", options.batch_size, "Images per rank and step")
+      ->check(between<size_t>(1, 1000000));
+  app.add_option("--lr", options.lr, "Learning rate of the first step; it falls linearly to 0")
+      ->check(kPositiveFinite);
+  app.add_option("--seed", options.seed, "Seed of the weights, the order and the dropout")
+      ->check(between<int64_t>(0, INT64_MAX));
+  app.add_option("--backend", options.backend,
+                 "gloo or nccl; with nccl each rank trains on its own GPU");
+  app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
+                 "Size of a gradient bucket in MiB; unset: the library's choice")
+      ->check(kPositiveFinite);
+  app.add_option("--threads", options.threads, "Threads per rank; 0: as OMP_NUM_THREADS says")
+      ->check(between(0, 1024));
+  app.add_option("--data", options.data, "Folder with MNIST's four files, unpacked");
+  app.add_option("--save", options.save, "File for the trained parameters");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    help << app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + " (mnist --help lists the options)");
+  }
+  return options;
+}
+
+}  // namespace mnist

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+namespace mnist {
+
+/// What the command line chooses; every rank gets the same.
+struct Options {
+  int64_t epochs = 6;
+  size_t batch_size = 32;  // per rank
+  double lr = 0.002;
+  int64_t seed = 1;
+  std::string backend;                  // empty: the library's choice
+  std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
+  int threads = 0;                      // per rank; 0: what OMP_NUM_THREADS says
+  std::string data = MNIST_DEFAULT_DATA;
+  std::string save;  // empty: do not
+};
+
+/// A command line that cannot be; `what()` is one line.
+struct UsageError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Reads the command line.
+///
+/// \param help  gets the text that --help asks for.
+/// \return nothing when --help was given.
+/// \throws UsageError
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);
+
+}  // namespace mnist

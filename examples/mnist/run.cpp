@@ -1,0 +1,156 @@
+#include "run.h"
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/collectives.h>
+#include <ddp/process_group.h>
+#include <ddp/sampler.h>
+#include <torch/data/dataloader.h>
+#include <torch/optim/adam.h>
+#include <torch/utils.h>
+
+#include "../common/on_all_ranks.h"
+#include "../common/replicas.h"
+#include "state_file.h"
+#include "training.h"
+
+namespace mnist {
+namespace {
+
+using Loader = torch::data::StatelessDataLoader<examples::ImageDataset, ddp::DistributedSampler>;
+
+struct Data {
+  examples::LabeledImages train;
+  examples::LabeledImages test;
+};
+
+Data prepare(const Options& options, int rank) {
+  if (rank == 0 && !options.save.empty()) check_can_save(options.save);
+  return {examples::read_mnist(options.data, "train"), examples::read_mnist(options.data, "t10k")};
+}
+
+c10::Device choose_device(const Options& options) {
+  if (options.backend.find("nccl") == std::string::npos) return c10::kCPU;
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(ddp::get_local_rank())};
+}
+
+Model make_model(const Options& options, c10::Device device, int rank) {
+  torch::manual_seed(static_cast<uint64_t>(options.seed));
+  Net net;
+  net->to(device);
+  Model model(net, ddp::DistributedDataParallelOptions().bucket_cap_mb(options.bucket_cap_mb));
+  // From here on chance means dropout, which every rank draws for itself.
+  torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + rank);
+  return model;
+}
+
+std::string describe(const Options& options, const Data& data, int world_size, c10::Device device) {
+  const auto& images = data.train.images;
+  return c10::str("training on ", images.size(0), " images of ", images.size(1), "x",
+                  images.size(2), ", testing on ", data.test.images.size(0), "; ", world_size,
+                  world_size == 1 ? " rank, " : " ranks, ", device, ", batch ", options.batch_size,
+                  " per rank");
+}
+
+/// Trains through all epochs and keeps the state that lives that long.
+class Training {
+ public:
+  Training(const Options& options, Model model, examples::ImageDataset dataset)
+      : options_(options),
+        model_(std::move(model)),
+        sampler_(*dataset.size(), ddp::DistributedSamplerOptions().seed(options.seed)),
+        loader_(torch::data::make_data_loader(std::move(dataset), sampler_, options.batch_size)),
+        optimizer_(model_->parameters(), options.lr),
+        steps_per_epoch_(
+            static_cast<int64_t>((sampler_.size() + options.batch_size - 1) / options.batch_size)) {
+  }
+
+  /// \return the tally of this rank's samples.
+  Tally epoch(int64_t epoch, examples::Progress& progress) {
+    model_->train();
+    sampler_.set_epoch(static_cast<size_t>(epoch));
+    const auto label = c10::str("epoch ", epoch + 1, "/", options_.epochs);
+    Tally total;
+    int64_t step = 0;
+    for (auto& batch : *loader_) {
+      decay_learning_rate(epoch * steps_per_epoch_ + step);
+      const auto part = train_step(model_, optimizer_, batch);
+      total.loss_sum += part.loss_sum;
+      total.correct += part.correct;
+      total.samples += part.samples;
+      progress.step(label, ++step, steps_per_epoch_);
+    }
+    return total;
+  }
+
+ private:
+  void decay_learning_rate(int64_t step) {
+    const auto total = static_cast<double>(options_.epochs * steps_per_epoch_);
+    const double lr = options_.lr * (1.0 - static_cast<double>(step) / total);
+    for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
+  }
+
+  const Options& options_;
+  Model model_;
+  ddp::DistributedSampler sampler_;
+  std::unique_ptr<Loader> loader_;
+  torch::optim::Adam optimizer_;
+  int64_t steps_per_epoch_;
+};
+
+void check_replicas(Net& net, int world_size, examples::Progress& progress) {
+  const auto unlike = examples::ranks_unlike_first(net->parameters());
+  TORCH_CHECK(unlike.empty(), "parameters: expected the same bits on all ", world_size,
+              " ranks, got others than rank 0's on: ", c10::Join(", ", unlike), ".");
+  progress.line(
+      c10::str("parameters: bitwise equal on ", world_size, world_size == 1 ? " rank" : " ranks"));
+}
+
+}  // namespace
+
+void run(const Options& options, examples::Progress& progress) {
+  using Clock = std::chrono::steady_clock;
+  const int rank = ddp::get_rank();
+  const int world_size = ddp::get_world_size();
+  const auto device = choose_device(options);
+  if (options.threads > 0) at::set_num_threads(options.threads);
+
+  Data data;
+  examples::on_all_ranks([&] { data = prepare(options, rank); });
+  progress.line(describe(options, data, world_size, device));
+  const auto pixels = examples::measure_pixels(data.train.images);
+  examples::ImageDataset test(data.test, pixels);
+  Model model = make_model(options, device, rank);
+  Training training(options, model, examples::ImageDataset(data.train, pixels));
+
+  Tally tested;
+  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    const auto start = Clock::now();
+    const auto trained = sum_over_ranks(training.epoch(epoch, progress), device);
+    tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size), device);
+    const std::chrono::duration<double> seconds = Clock::now() - start;
+    char line[160];
+    std::snprintf(
+        line, sizeof line, "epoch %lld/%lld: train loss %.4f, test loss %.4f, accuracy %s, %.1f s",
+        static_cast<long long>(epoch + 1), static_cast<long long>(options.epochs),
+        trained.mean_loss(), tested.mean_loss(), tested.accuracy().c_str(), seconds.count());
+    progress.line(line);
+  }
+
+  check_replicas(model->module(), world_size, progress);
+  if (!options.save.empty()) {
+    examples::on_all_ranks([&] {
+      if (rank == 0) save(model->module(), options.save);
+    });
+    progress.line("saved: " + options.save);
+  }
+  progress.line("test accuracy: " + tested.accuracy());
+}
+
+}  // namespace mnist

@@ -1,0 +1,79 @@
+#include "training.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+
+namespace mnist {
+namespace {
+
+Tally tally(const at::Tensor& output, const at::Tensor& target, double loss_sum) {
+  return {loss_sum, output.argmax(1).eq(target).sum().item<int64_t>(), target.size(0)};
+}
+
+c10::Device device_of(Net& net) { return net->fc2->weight.device(); }
+
+}  // namespace
+
+std::string Tally::accuracy() const {
+  char text[64];
+  const double percent =
+      samples > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(samples) : 0;
+  std::snprintf(text, sizeof text, "%.2f%% (%lld/%lld)", percent, static_cast<long long>(correct),
+                static_cast<long long>(samples));
+  return text;
+}
+
+Tally train_step(Model& model, torch::optim::Optimizer& optimizer,
+                 const torch::data::Example<>& batch) {
+  const auto device = device_of(model->module());
+  const auto target = batch.target.to(device);
+  optimizer.zero_grad();
+  const auto output = model->forward(batch.data.to(device));
+  const auto loss = at::nll_loss(output, target);
+  loss.backward();
+  optimizer.step();
+  return tally(output, target, loss.item<double>() * static_cast<double>(target.size(0)));
+}
+
+Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_size) {
+  constexpr size_t kBatch = 256;
+  const c10::NoGradGuard no_grad;
+  const auto device = device_of(net);
+  const size_t size = *dataset.size();
+  net->eval();
+
+  Tally total;
+  std::vector<size_t> indices;
+  for (auto next = static_cast<size_t>(rank); next < size;) {
+    indices.clear();
+    for (; next < size && indices.size() < kBatch; next += world_size) indices.push_back(next);
+    const auto batch = dataset.get_batch(indices);
+    const auto target = batch.target.to(device);
+    const auto output = net->forward(batch.data.to(device));
+    const auto loss_sum = at::nll_loss(output, target, {}, at::Reduction::Sum).item<double>();
+    const auto part = tally(output, target, loss_sum);
+    total.loss_sum += part.loss_sum;
+    total.correct += part.correct;
+    total.samples += part.samples;
+  }
+  return total;
+}
+
+Tally sum_over_ranks(const Tally& own, c10::Device device) {
+  // Double holds the counts exactly.
+  auto sums =
+      at::tensor({own.loss_sum, static_cast<double>(own.correct), static_cast<double>(own.samples)},
+                 at::kDouble)
+          .to(device);
+  ddp::all_reduce(sums);
+  sums = sums.cpu();
+  return {sums[0].item<double>(), static_cast<int64_t>(sums[1].item<double>()),
+          static_cast<int64_t>(sums[2].item<double>())};
+}
+
+}  // namespace mnist

@@ -1,0 +1,70 @@
+#include "launch/environment.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <sched.h>
+#include <unistd.h>
+
+namespace ddp::launch {
+namespace {
+
+bool starts_with(std::string_view text, std::string_view prefix) {
+  return text.substr(0, prefix.size()) == prefix;
+}
+
+}  // namespace
+
+std::string omp_threads(
+    const LaunchOptions& options, const std::optional<std::string>& inherited, int cores) {
+  if (options.omp_threads) return std::to_string(*options.omp_threads);
+  if (inherited) return *inherited;
+  return std::to_string(std::max(1, cores / options.local_ranks));
+}
+
+int global_rank(const LaunchOptions& options, int local_rank) {
+  return options.node_rank * options.local_ranks + local_rank;
+}
+
+Environment rank_environment(
+    const Environment& inherited, const LaunchOptions& options, int master_port, int local_rank,
+    const std::string& omp_threads) {
+  const std::pair<std::string, std::string> own[] = {
+      {"RANK=", std::to_string(global_rank(options, local_rank))},
+      {"WORLD_SIZE=", std::to_string(options.nodes * options.local_ranks)},
+      {"LOCAL_RANK=", std::to_string(local_rank)},
+      {"LOCAL_WORLD_SIZE=", std::to_string(options.local_ranks)},
+      {"GROUP_RANK=", std::to_string(options.node_rank)},
+      {"GROUP_WORLD_SIZE=", std::to_string(options.nodes)},
+      {"MASTER_ADDR=", options.master_addr},
+      {"MASTER_PORT=", std::to_string(master_port)},
+      {"OMP_NUM_THREADS=", omp_threads},
+  };
+  Environment result;
+  for (const std::string& entry : inherited) {
+    const bool replaced = std::any_of(std::begin(own), std::end(own), [&](const auto& pair) {
+      return starts_with(entry, pair.first);
+    });
+    if (!replaced && !starts_with(entry, "TORCHELASTIC_")) result.push_back(entry);
+  }
+  for (const auto& [name, value] : own) result.push_back(name + value);
+  return result;
+}
+
+Environment current_environment() {
+  Environment result;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    result.emplace_back(*entry);
+  }
+  return result;
+}
+
+int usable_cores() {
+  cpu_set_t cores;
+  // Fails on machines with more cores than a cpu_set_t has bits.
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
+  return static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,57 @@
+#include "launch/line_mux.h"
+
+#include <utility>
+
+namespace ddp::launch {
+
+int LineMux::add_source(std::string prefix) {
+  sources_.push_back({std::move(prefix), ""});
+  return static_cast<int>(sources_.size()) - 1;
+}
+
+void LineMux::feed(int source, std::string_view bytes, std::string& out) {
+  if (bytes.empty()) return;
+  std::string& held = sources_[source].held;
+
+  // Where a read ended in "\r", only the next byte tells a frame from a line's "\r\n".
+  if (!held.empty() && held.back() == '\r' && bytes.front() != '\n') {
+    put(source, {}, out);
+  }
+  for (;;) {
+    size_t end = bytes.find_first_of("\r\n");
+    if (end == std::string_view::npos) break;
+    if (bytes[end] == '\r') {
+      if (end + 1 == bytes.size()) break;
+      if (bytes[end + 1] == '\n') ++end;
+    }
+    put(source, bytes.substr(0, end + 1), out);
+    bytes.remove_prefix(end + 1);
+  }
+  held.append(bytes);
+  if (held.size() > max_held_) {
+    put(source, {}, out);
+    mid_line_ = true;
+  }
+}
+
+void LineMux::finish(int source, std::string& out) {
+  if (!sources_[source].held.empty()) put(source, {}, out);
+  if (open_ == source) {
+    out += '\n';
+    open_ = kNobody;
+  }
+}
+
+/// Appends what `source` holds and then `bytes`, which together are a line, a frame or a piece.
+void LineMux::put(int source, std::string_view bytes, std::string& out) {
+  auto& [prefix, held] = sources_[source];
+  if (open_ != kNobody && open_ != source) out += '\n';
+  if (open_ != source || !mid_line_) out += prefix;
+  out += held;
+  out += bytes;
+  held.clear();
+  open_ = out.back() == '\n' ? kNobody : source;
+  mid_line_ = false;
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp::launch {
+
+/// Merges byte streams into one stream of whole lines, each with its source's prefix.
+///
+/// A line leaves when its newline has come. Two things leave earlier, so that neither a progress
+/// bar is held back nor memory grows: a frame that ends in a carriage return, and a piece of a
+/// line that exceeds `max_held`. Both leave the output's last line open; it is continued as long
+/// as its source is the only one to speak, and closed with a newline before another one does.
+/// So every line of the output belongs to one source, and bytes are only ever added.
+class LineMux {
+ public:
+  static constexpr size_t kMaxHeld = size_t{1} << 24;
+
+  /// \param max_held  bytes that one source's unfinished line may hold back, > 0.
+  explicit LineMux(size_t max_held = kMaxHeld) : max_held_(max_held) {}
+
+  /// \return the number by which `feed` and `finish` know the source.
+  int add_source(std::string prefix);
+
+  /// Takes bytes of one source and appends to `out` what is due.
+  void feed(int source, std::string_view bytes, std::string& out);
+
+  /// Appends what `source` still holds, and ends its line. The source may be fed again.
+  void finish(int source, std::string& out);
+
+ private:
+  struct Source {
+    std::string prefix;
+    std::string held;  // no newline in it, and a carriage return only as the last byte
+  };
+  static constexpr int kNobody = -1;
+
+  void put(int source, std::string_view bytes, std::string& out);
+
+  size_t max_held_;
+  std::vector<Source> sources_;
+  int open_ = kNobody;     // whose line the output's last one is, if it is unfinished
+  bool mid_line_ = false;  // of the open line: its next bytes need no prefix
+};
+
+}  // namespace ddp::launch

@@ -1,0 +1,178 @@
+#include "launch/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
+namespace ddp::launch {
+namespace {
+
+// One host's ranks; beyond this a typo is likelier than a machine.
+constexpr int kMaxLocalRanks = 1024;
+constexpr int kMaxNodes = 65536;
+constexpr double kMaxGraceSeconds = 86400;
+
+constexpr const char* kDescription =
+    "Runs one program as the ranks of a distributed job and ends them together.";
+
+constexpr const char* kDetails = R"(
+Each rank finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
+GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS, as under torchrun.
+Rank 0 reads ddprun's standard input, the others /dev/null. Each line a rank writes is prefixed
+with its rank: '[1] loss 0.3'. A line is kept whole up to 16 MiB; a longer one may be broken where
+another rank speaks.
+
+When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKILL after the
+grace period, and exits with that rank's code (128 + the signal's number if one killed it).
+SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
+at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
+Nothing that a rank started outlives the job, even when ddprun itself is killed.
+
+Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot be executed;
+127 it was not found; 141 nobody reads ddprun's output any more; else as above.
+
+Examples:
+  ddprun -n 2 ./train --epochs 6
+  ddprun -n 8 --nnodes 2 --node-rank 0 --master-addr host0 --master-port 29500 ./train
+)";
+
+/// Accepts decimal integers in [low, high] only: no sign tricks, no fractions, no overflow.
+CLI::Validator whole_number(int low, int high) {
+  const auto check = [low, high](const std::string& text) {
+    int value = 0;
+    const auto* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && stop == end && low <= value && value <= high) return std::string();
+    return "expected a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
+           ", got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator seconds() {
+  const auto check = [](const std::string& text) {
+    double value = 0;
+    const bool is_number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+    if (is_number && 0 <= value && value <= kMaxGraceSeconds) return std::string();
+    return "expected seconds from 0 to 86400, got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+/// CLI11's, with a usage line that knows of the program.
+class HelpFormatter : public CLI::Formatter {
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: ddprun -n RANKS [options] [--] program [arguments...]\n";
+  }
+};
+
+/// What CLI11 left over, without the separator; throws when it does not start with a program.
+std::vector<std::string> take_command(std::vector<std::string> rest) {
+  const bool separated = !rest.empty() && rest.front() == "--";
+  if (separated) rest.erase(rest.begin());
+  if (rest.empty()) {
+    throw CLI::ValidationError("expected a program to run after the options, got nothing");
+  }
+  const std::string& program = rest.front();
+  if (program.empty()) throw CLI::ValidationError("expected a program's name, got ''");
+  if (!separated && program.front() == '-') {
+    throw CLI::ValidationError(
+        "unknown option '" + program + "'; a program of that name goes after --");
+  }
+  return rest;
+}
+
+}  // namespace
+
+ParsedOptions parse_options(
+    int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  LaunchOptions options;
+  bool standalone = false;
+  bool no_prefix = false;
+  int omp_threads = 0;
+  double grace_seconds = 0;
+
+  CLI::App app(kDescription, "ddprun");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer(kDetails);
+  app.prefix_command();
+  app.set_version_flag("--version", "ddprun " DDP_VERSION);
+  app.add_option("-n,--nproc-per-node", options.local_ranks, "Ranks to run on this host")
+      ->required()
+      ->check(whole_number(1, kMaxLocalRanks))
+      ->type_name("RANKS");
+  app.add_flag(
+      "--standalone", standalone, "One host, on a free port that ddprun reserves (the default)");
+  auto* nodes = app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
+                    ->check(whole_number(1, kMaxNodes))
+                    ->type_name("N");
+  auto* node_rank =
+      app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
+          ->check(whole_number(0, kMaxNodes - 1))
+          ->type_name("R");
+  auto* master_addr = app.add_option(
+                             "--master-addr", options.master_addr,
+                             "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
+                          ->type_name("HOST");
+  auto* master_port = app.add_option(
+                             "--master-port", options.master_port,
+                             "Rank 0's port. Default with one host: ddprun reserves one")
+                          ->check(whole_number(1, 65535))
+                          ->type_name("PORT");
+  auto* threads = app.add_option(
+                         "--omp-threads", omp_threads,
+                         "OMP_NUM_THREADS of each rank. Default: as it is set;\n"
+                         "otherwise the host's cores / RANKS, at least 1")
+                      ->check(whole_number(1, 65536))
+                      ->type_name("N");
+  auto* grace = app.add_option(
+                       "--grace", grace_seconds,
+                       "How long the ranks may take to end before SIGKILL.\n"
+                       "Default: 3 when a rank failed, 5 when ddprun got a signal")
+                    ->check(seconds())
+                    ->type_name("SECONDS");
+  app.add_flag(
+      "--no-prefix", no_prefix,
+      "The ranks write to ddprun's own output: a terminal stays a terminal");
+
+  try {
+    app.parse(argc, argv);
+    options.command = take_command(app.remaining());
+    for (const auto* option : {nodes, node_rank, master_addr, master_port}) {
+      if (standalone && *option) {
+        throw CLI::ValidationError(
+            option->get_name() + ": expected no --standalone beside it, which means one host");
+      }
+    }
+    if (options.nodes > 1 && (!*master_addr || !*master_port)) {
+      throw CLI::ValidationError(
+          "--nnodes " + std::to_string(options.nodes) +
+          ": expected --master-addr and --master-port, the same on every host");
+    }
+    if (options.node_rank >= options.nodes) {
+      throw CLI::ValidationError(
+          "--node-rank: expected less than --nnodes (" + std::to_string(options.nodes) + "), got " +
+          std::to_string(options.node_rank));
+    }
+    if (options.master_addr.empty()) {
+      throw CLI::ValidationError("--master-addr: expected a host, got ''");
+    }
+  } catch (const CLI::Success& request) {  // --help, --version
+    return {std::nullopt, app.exit(request, out, err)};
+  } catch (const CLI::ParseError& error) {
+    err << "ddprun: " << error.what() << "\nRun ddprun --help for more information.\n";
+    return {std::nullopt, kBadUsage};
+  }
+
+  options.prefix = !no_prefix;
+  if (*threads) options.omp_threads = omp_threads;
+  if (*grace) {
+    options.grace = std::chrono::milliseconds(static_cast<int64_t>(grace_seconds * 1000));
+  }
+  return {std::move(options), 0};
+}
+
+}  // namespace ddp::launch

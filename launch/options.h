@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace ddp::launch {
+
+/// What the command line asks for.
+struct LaunchOptions {
+  int local_ranks = 1;  // on this host
+  int nodes = 1;
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;             // 0: ddprun reserves a free one
+  std::optional<int> omp_threads;  // unset: the environment's, or an even share of the cores
+  std::optional<std::chrono::milliseconds> grace;  // unset: depends on why the job ends
+  bool prefix = true;
+  std::vector<std::string> command;  // the program and its arguments, never empty
+};
+
+/// Options to launch with, or the exit code when there is nothing to launch.
+struct ParsedOptions {
+  std::optional<LaunchOptions> options;
+  int exit_code = 0;
+};
+
+/// Exit code of a command line that cannot be followed.
+constexpr int kBadUsage = 2;
+
+/// Reads ddprun's command line.
+///
+/// Everything from the first argument that is no option of ddprun (or follows a `--`) is the
+/// program and its arguments, untouched.
+///
+/// \param out  where --help and --version go.
+/// \param err  where complaints go, one line each, naming option, rule and value.
+ParsedOptions parse_options(
+    int argc, const char* const* argv, std::ostream& out, std::ostream& err);
+
+}  // namespace ddp::launch

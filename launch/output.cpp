@@ -1,0 +1,91 @@
+#include "launch/output.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace ddp::launch {
+namespace {
+
+constexpr size_t kReadSize = size_t{1} << 16;  // what a pipe holds
+// Of a dead rank: what its children may go on writing is not waited for.
+constexpr size_t kDrainLimit = size_t{1} << 20;
+
+bool same_file(int a, int b) {
+  struct stat first;
+  struct stat second;
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+Output::Output(int out_fd, int err_fd)
+    : out_(out_fd),
+      err_(err_fd),
+      err_sink_(same_file(out_fd, err_fd) ? &out_ : &err_),
+      own_source_(err_sink_->add_source("ddprun: ")) {}
+
+Output::RankEnds Output::add_rank(int global_rank) {
+  RankEnds ends;
+  ends.out = add_stream(out_, global_rank);
+  ends.err = add_stream(*err_sink_, global_rank);
+  return ends;
+}
+
+Fd Output::add_stream(Sink& sink, int global_rank) {
+  Pipe pipe = make_pipe();
+  set_nonblocking(pipe.read);
+  const int source = sink.add_source("[" + std::to_string(global_rank) + "] ");
+  streams_.push_back({std::move(pipe.read), &sink, source});
+  return std::move(pipe.write);
+}
+
+void Output::say(std::string_view line) { err_sink_->feed(own_source_, std::string(line) + "\n"); }
+
+void Output::copy() {
+  for (Stream& stream : streams_) {
+    if (stream.fd && !stream.sink->full()) read_ready(stream, kReadSize);
+  }
+  out_.write_ready();
+  err_.write_ready();
+}
+
+void Output::drain(int local_rank) {
+  // Without prefixes there are no streams.
+  const size_t first = 2 * static_cast<size_t>(local_rank);
+  for (size_t i = first; i < std::min(first + 2, streams_.size()); ++i) {
+    read_ready(streams_[i], kDrainLimit);
+    streams_[i].sink->finish(streams_[i].source);
+  }
+}
+
+void Output::read_ready(Stream& stream, size_t limit) {
+  char buffer[kReadSize];
+  for (size_t total = 0; stream.fd && total < limit;) {
+    const ssize_t count = ::read(stream.fd.get(), buffer, sizeof(buffer));
+    if (count > 0) {
+      stream.sink->feed(stream.source, {buffer, static_cast<size_t>(count)});
+      total += static_cast<size_t>(count);
+    } else if (count == 0) {
+      stream.sink->finish(stream.source);
+      stream.fd.reset();
+    } else if (errno != EINTR) {
+      return;  // nothing there now
+    }
+  }
+}
+
+void Output::add_to(std::vector<pollfd>& waited) const {
+  for (const Stream& stream : streams_) {
+    if (stream.fd && !stream.sink->full()) waited.push_back({stream.fd.get(), POLLIN, 0});
+  }
+  for (const Sink* sink : {&out_, &err_}) {
+    if (!sink->empty()) waited.push_back({sink->fd(), POLLOUT, 0});
+  }
+}
+
+}  // namespace ddp::launch

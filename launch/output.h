@@ -1,0 +1,68 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include <poll.h>
+
+#include "launch/fd.h"
+#include "launch/sink.h"
+
+namespace ddp::launch {
+
+/// Carries to ddprun's stdout and stderr what the ranks write to theirs, and what ddprun says.
+///
+/// Nothing here blocks. A reader that is slower than the ranks slows them down: their pipes are
+/// not read while too much waits to be written.
+class Output {
+ public:
+  /// \param out_fd, err_fd  where the ranks' stdout and stderr go, and with the latter what ddprun
+  ///        itself says.
+  Output(int out_fd, int err_fd);
+
+  /// The descriptors that a rank shall have as its stdout and stderr.
+  struct RankEnds {
+    Fd out;
+    Fd err;
+  };
+  /// Makes the pipes of the next local rank; call it for each, in order.
+  RankEnds add_rank(int global_rank);
+
+  /// Queues one line of ddprun's own for stderr, behind what the ranks have written there.
+  void say(std::string_view line);
+
+  /// Moves whatever can be moved now, from the ranks and to the readers.
+  void copy();
+
+  /// Takes what a rank that has ended left in its pipes, and ends its last lines.
+  void drain(int local_rank);
+
+  /// Appends what to wait for until `copy` has something to do.
+  void add_to(std::vector<pollfd>& waited) const;
+
+  /// Whether all that was queued is written.
+  bool flushed() const { return out_.empty() && err_.empty(); }
+
+  /// errno of a failed write (EPIPE: the reader went away), or 0.
+  int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
+
+ private:
+  struct Stream {
+    Fd fd;  // empty once its writers are gone
+    Sink* sink;
+    int source;
+  };
+  Fd add_stream(Sink& sink, int global_rank);
+  /// Reads what is there, up to `limit` bytes.
+  static void read_ready(Stream& stream, size_t limit);
+
+  Sink out_;
+  Sink err_;
+  // Where stderr goes: out_ when both are one file (2>&1, a terminal), lest one's line be written
+  // into the middle of the other's.
+  Sink* err_sink_;
+  int own_source_;
+  std::vector<Stream> streams_;  // stdout and stderr of local rank 0, of local rank 1, ...
+};
+
+}  // namespace ddp::launch

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "launch/fd.h"
+
+namespace ddp::launch {
+
+/// A TCP port that nobody else is given while this lives, and on which rank 0 can still listen.
+///
+/// The socket is bound, with SO_REUSEADDR, and never listens. To Linux the port is then taken: no
+/// bind to port 0 and no outgoing connection gets it, and a bind to its very number fails, unless
+/// it too sets SO_REUSEADDR, as c10d's TCPStore does (its libuv server and the older one). So no
+/// moment is left between choosing the port and listening on it in which it could be lost.
+///
+/// It is bound to [::], IPv4 included, as TCPStore binds: the reservation then holds on every
+/// address of the host. Without IPv6 it is 0.0.0.0.
+class ReservedPort {
+ public:
+  /// \throws std::system_error  when no port is free.
+  ReservedPort();
+
+  int port() const { return port_; }
+
+ private:
+  Fd socket_;
+  int port_ = 0;
+};
+
+}  // namespace ddp::launch

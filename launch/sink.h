@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "launch/line_mux.h"
+
+namespace ddp::launch {
+
+/// Where the ranks' lines go: a descriptor of ddprun's own, which never makes it wait.
+///
+/// The descriptor is shared with whoever started ddprun, so it is not made non-blocking. A pipe
+/// that poll calls writable takes PIPE_BUF bytes at once, so writes are no larger than that.
+class Sink {
+ public:
+  explicit Sink(int fd) : fd_(fd) {}
+
+  int add_source(std::string prefix) { return lines_.add_source(std::move(prefix)); }
+  void feed(int source, std::string_view bytes);
+  void finish(int source);
+
+  /// Writes as much as the reader takes now.
+  void write_ready();
+
+  int fd() const { return fd_; }
+  bool empty() const { return written_ == pending_.size(); }
+  /// Whether no more shall be fed until the reader has caught up.
+  bool full() const { return pending_.size() - written_ > kMaxPending; }
+  /// errno of a failed write, or 0. From then on everything fed is dropped.
+  int error() const { return error_; }
+
+ private:
+  static constexpr size_t kMaxPending = size_t{1} << 20;
+
+  void drop_if_broken();
+
+  int fd_;
+  LineMux lines_;
+  std::string pending_;
+  size_t written_ = 0;  // of pending_
+  int error_ = 0;
+};
+
+}  // namespace ddp::launch

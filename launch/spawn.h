@@ -1,0 +1,45 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "launch/environment.h"
+
+namespace ddp::launch {
+
+/// The program cannot be executed at all; carries ddprun's exit code for that.
+class CannotExecute : public std::runtime_error {
+ public:
+  CannotExecute(const std::string& program, int error);
+  int exit_code() const { return exit_code_; }
+
+ private:
+  int exit_code_;
+};
+
+/// Which descriptors a program gets as its stdin, stdout and stderr.
+struct StandardFds {
+  int in;
+  int out;
+  int err;
+};
+
+/// Starts a program as the leader of a session, and so of a process group, of its own.
+///
+/// The group lets a signal reach all that the program starts. The session keeps a terminal's
+/// Ctrl-C from reaching it twice, and lets it use the terminal although it is not in the
+/// foreground. The program begins with default signal handling (but an ignored SIGHUP stays
+/// ignored, for nohup), and the kernel kills it when the calling thread dies.
+///
+/// \param command  the program, looked up in PATH as execvp does, and its arguments; not empty.
+/// \return its process id; the program is then running, the exec is behind it.
+/// \throws CannotExecute  when there is no such program, or no permission, ...
+/// \throws std::system_error  when the system is out of processes or descriptors.
+pid_t spawn(
+    const std::vector<std::string>& command, const Environment& environment,
+    const StandardFds& fds);
+
+}  // namespace ddp::launch

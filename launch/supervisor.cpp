@@ -1,0 +1,287 @@
+#include "launch/supervisor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <system_error>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/environment.h"
+#include "launch/process_tree.h"
+#include "launch/signals.h"
+#include "launch/spawn.h"
+
+namespace ddp::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kGraceAfterFailure(3000);
+constexpr milliseconds kGraceAfterSignal(5000);
+constexpr milliseconds kKillLimit(2000);
+constexpr milliseconds kKillAgainEvery(20);
+
+std::string count_of(int n, const std::string& noun) {
+  return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
+
+std::string describe_end(int status) {
+  if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  return "was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
+}
+
+/// As a shell reports it.
+int exit_code_of(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+}  // namespace
+
+Supervisor::Supervisor(const LaunchOptions& options, int master_port, int lifeline)
+    : options_(options),
+      master_port_(master_port),
+      lifeline_(lifeline),
+      output_(STDOUT_FILENO, STDERR_FILENO) {
+  const sigset_t signals = awaited_signals();
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // a write's EPIPE says it too
+  signals_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) throw std::system_error(errno, std::generic_category(), "cannot await signals");
+}
+
+int Supervisor::run() {
+  start_ranks();
+  while (state_ != State::Done) {
+    wait_for_event();
+    take_signals();
+    take_lifeline();
+    take_output();
+    take_deaths();
+    advance();
+  }
+  finish_output();
+  return exit_code_;
+}
+
+void Supervisor::start_ranks() {
+  const Environment inherited = current_environment();
+  const auto threads = omp_threads(options_, variable("OMP_NUM_THREADS"), usable_cores());
+  const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!null) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
+
+  for (int local_rank = 0; local_rank < options_.local_ranks; ++local_rank) {
+    const int rank = global_rank(options_, local_rank);
+    StandardFds fds = {rank == 0 ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
+    Output::RankEnds ends;
+    if (options_.prefix) {
+      ends = output_.add_rank(rank);
+      fds.out = ends.out.get();
+      fds.err = ends.err.get();
+    }
+    const pid_t pid = spawn(
+        options_.command, rank_environment(inherited, options_, master_port_, local_rank, threads),
+        fds);
+    ranks_.push_back({rank, local_rank, pid, true});
+    deaths_.watch(pid);
+  }
+}
+
+void Supervisor::wait_for_event() {
+  std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {deaths_.fd(), POLLIN, 0}};
+  if (guarded_) waited.push_back({lifeline_, POLLIN, 0});
+  output_.add_to(waited);
+
+  milliseconds timeout(-1);
+  if (state_ == State::Killing) timeout = kKillAgainEvery;
+  if (state_ == State::Ending) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+    timeout = std::max(left, milliseconds(0));
+  }
+  ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
+}
+
+void Supervisor::take_signals() {
+  signalfd_siginfo info;
+  while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    // SIGCHLD is there to wake the loop.
+    if (info.ssi_signo != SIGCHLD) on_signal(static_cast<int>(info.ssi_signo));
+  }
+}
+
+void Supervisor::on_signal(int signal) {
+  ++signals_taken_;
+  if (state_ == State::Running) {
+    exit_code_ = 128 + signal;
+    output_.say(
+        "got " + signal_name(signal) + "; passing it on to " + count_of(count_alive(), "rank"));
+    begin_ending(signal, options_.grace.value_or(kGraceAfterSignal));
+  } else if (state_ == State::Ending && signal == SIGINT) {
+    output_.say("got SIGINT while ending; killing " + still_running());
+    begin_killing();
+  } else if (state_ == State::Ending) {
+    send_to_job(signal);
+  }
+}
+
+void Supervisor::take_lifeline() {
+  if (!guarded_) return;
+  pollfd lifeline = {lifeline_, POLLIN, 0};
+  if (::poll(&lifeline, 1, 0) <= 0) return;
+  guarded_ = false;
+  if (state_ == State::Running) exit_code_ = 128 + SIGKILL;
+  output_.say("was killed itself; killing " + still_running());
+  begin_killing();
+}
+
+void Supervisor::take_deaths() {
+  const auto reap = [this](pid_t pid) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    if (Rank* rank = find_alive(pid)) on_rank_end(*rank, status);
+  };
+  for (const pid_t pid : deaths_.died()) reap(pid);
+  // The others: processes whose parent died before them, and ranks on kernels without pidfds.
+  for (;;) {
+    siginfo_t info = {};
+    any_children_ = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+    // A watched rank that died just now is left for the next round, to keep the order of deaths.
+    if (!any_children_ || info.si_pid == 0 || deaths_.watches(info.si_pid)) return;
+    reap(info.si_pid);
+  }
+}
+
+void Supervisor::on_rank_end(Rank& rank, int status) {
+  rank.alive = false;
+  output_.drain(rank.local_rank);
+  const int code = exit_code_of(status);
+  if (code == 0) return;
+
+  std::string report = "rank " + std::to_string(rank.global_rank) + " (pid " +
+                       std::to_string(rank.pid) + ") " + describe_end(status);
+  if (state_ == State::Running) {
+    exit_code_ = code;
+    if (count_alive() > 0) report += "; ending the other " + count_of(count_alive(), "rank");
+    output_.say(report);
+    begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+    return;
+  }
+  const bool as_told = std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
+  if (!as_told) output_.say(report);
+}
+
+void Supervisor::take_output() {
+  output_.copy();
+  if (output_.error() == 0 || state_ != State::Running) return;
+  exit_code_ = 128 + SIGPIPE;
+  output_.say(
+      std::string("cannot write the ranks' output: ") + std::strerror(output_.error()) +
+      "; ending " + count_of(count_alive(), "rank"));
+  begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+}
+
+void Supervisor::advance() {
+  if (!any_children_) {
+    state_ = State::Done;
+    return;
+  }
+  switch (state_) {
+    case State::Running:
+      // What the ranks left running in the background ends with them.
+      if (count_alive() == 0) {
+        begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+      }
+      break;
+    case State::Ending:
+      if (Clock::now() >= deadline_) {
+        output_.say("the grace period is over; killing " + still_running());
+        begin_killing();
+      }
+      break;
+    case State::Killing:
+      // Again, for what was forked while the signal went round.
+      send_to_job(SIGKILL);
+      // What cannot be killed now is the guard's to report.
+      if (Clock::now() >= deadline_) state_ = State::Done;
+      break;
+    case State::Done:
+      break;
+  }
+}
+
+void Supervisor::begin_ending(int signal, milliseconds grace) {
+  state_ = State::Ending;
+  deadline_ = Clock::now() + grace;
+  send_to_job(signal);
+}
+
+void Supervisor::begin_killing() {
+  state_ = State::Killing;
+  deadline_ = Clock::now() + kKillLimit;
+  send_to_job(SIGKILL);
+}
+
+/// Reaches each process once: some programs take a second signal for impatience.
+void Supervisor::send_to_job(int signal) {
+  sent_signals_.push_back(signal);
+  for (const Rank& rank : ranks_) {
+    if (rank.alive) ::kill(-rank.pid, signal);
+  }
+  for (const Process& process : descendants()) {
+    const bool reached = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.alive && rank.pid == process.group;
+    });
+    if (!reached) ::kill(process.pid, signal);
+  }
+}
+
+/// Writes the rest, at the reader's pace; another signal ends the patience.
+void Supervisor::finish_output() {
+  for (const Rank& rank : ranks_) output_.drain(rank.local_rank);
+  output_.copy();
+  const int signals_before = signals_taken_;
+  while (guarded_ && !output_.flushed() && signals_taken_ == signals_before) {
+    wait_for_event();
+    take_signals();
+    take_lifeline();
+    output_.copy();
+  }
+}
+
+Supervisor::Rank* Supervisor::find_alive(pid_t pid) {
+  const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [pid](const Rank& candidate) {
+    return candidate.alive && candidate.pid == pid;
+  });
+  return rank == ranks_.end() ? nullptr : &*rank;
+}
+
+int Supervisor::count_alive() const {
+  return static_cast<int>(
+      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; }));
+}
+
+/// "rank 0 (pid 12), rank 1 (pid 13)", or what the ranks have left behind.
+std::string Supervisor::still_running() const {
+  std::string names;
+  for (const Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank.global_rank) + " (pid " +
+             std::to_string(rank.pid) + ")";
+  }
+  return names.empty() ? "the processes that the ranks left behind" : names;
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "launch/death_watch.h"
+#include "launch/fd.h"
+#include "launch/options.h"
+#include "launch/output.h"
+
+namespace ddp::launch {
+
+/// Runs the ranks of one host: starts them, carries their output, and ends them together.
+///
+/// One thread, one loop over poll. The job goes through the states in order, and may skip any:
+///
+///   Running   until a rank fails, a signal comes, the output's reader leaves, or all ranks end
+///   Ending    all were sent a signal and have the grace period to end
+///   Killing   all are sent SIGKILL until none is left
+///   Done      nothing that the ranks started runs any more
+///
+/// What counts as the job is every process below this one, so it has to be a subreaper
+/// (`run_guarded` makes it one): a rank's own children are ended with it wherever they moved.
+class Supervisor {
+ public:
+  /// \param master_port  what the ranks get as MASTER_PORT.
+  /// \param lifeline  read end of a pipe; when it ends, everything is killed at once.
+  Supervisor(const LaunchOptions& options, int master_port, int lifeline);
+
+  /// Runs the job to its end.
+  ///
+  /// \return ddprun's exit code: that of the first rank to fail, 128 + the number of the signal
+  ///         that ended it or the job, 0 when every rank exited with 0.
+  /// \throws CannotExecute  when the program cannot be; ranks may be left to the guard.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class State { Running, Ending, Killing, Done };
+
+  struct Rank {
+    int global_rank;
+    int local_rank;
+    pid_t pid;
+    bool alive;
+  };
+
+  void start_ranks();
+  void wait_for_event();
+  void take_signals();
+  void take_lifeline();
+  void take_deaths();
+  void take_output();
+  void advance();
+
+  void on_signal(int signal);
+  void on_rank_end(Rank& rank, int status);
+  void begin_ending(int signal, std::chrono::milliseconds grace);
+  void begin_killing();
+  void send_to_job(int signal);
+  void finish_output();
+
+  Rank* find_alive(pid_t pid);
+  int count_alive() const;
+  std::string still_running() const;
+
+  const LaunchOptions options_;
+  const int master_port_;
+  const int lifeline_;
+  bool guarded_ = true;  // the lifeline has not ended
+  Fd signals_;
+  DeathWatch deaths_;
+  Output output_;
+  std::vector<Rank> ranks_;
+  State state_ = State::Running;
+  Clock::time_point deadline_;     // of Ending and Killing
+  bool any_children_ = true;       // as of the last take_deaths
+  std::vector<int> sent_signals_;  // to the whole job
+  int signals_taken_ = 0;
+  int exit_code_ = 0;
+};
+
+}  // namespace ddp::launch

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// The gradients that travel in one collective, as a communication hook sees them.
+///
+/// Sizes: `buffer()` is 1-D and holds the undivided gradients of `parameters()` one after another;
+/// `gradients()` are views into it in the parameters' shapes. For a sparse gradient `buffer()` is
+/// that gradient itself.
+class GradBucket {
+ public:
+  GradBucket(
+      size_t index,
+      bool is_last,
+      at::Tensor buffer,
+      std::vector<at::Tensor> gradients,
+      std::vector<at::Tensor> parameters)
+      : index_(index),
+        is_last_(is_last),
+        buffer_(std::move(buffer)),
+        gradients_(std::move(gradients)),
+        parameters_(std::move(parameters)) {}
+
+  /// Place in launch order, from 0. Buckets change once, when they are rebuilt in the order in
+  /// which gradients became ready: state kept per bucket holds from the second iteration on.
+  size_t index() const { return index_; }
+  /// Whether this is the last bucket of the backward pass.
+  bool is_last() const { return is_last_; }
+
+  const at::Tensor& buffer() const { return buffer_; }
+  void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
+
+  /// One per parameter, views into the bucket's own storage.
+  const std::vector<at::Tensor>& gradients() const { return gradients_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+
+ private:
+  size_t index_;
+  bool is_last_;
+  at::Tensor buffer_;
+  std::vector<at::Tensor> gradients_;
+  std::vector<at::Tensor> parameters_;
+};
+
+/// Reduces one bucket in its own way, without waiting: returns a future of the tensor, of
+/// `buffer()`'s shape and dtype, that every rank's gradients shall become. A hook owns the
+/// division too: the reducer hands it undivided sums of this rank alone.
+///
+/// Collective: buckets come in the same order on every rank, and the hook must communicate the
+/// same way on each. Called from the autograd thread that made the last gradient of the bucket.
+using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
+
+namespace hooks {
+
+/// Averages the bucket: divides by the world size, then all-reduces. What happens without a hook.
+CommHook all_reduce(const ProcessGroup& group = {});
+
+/// Averages in half precision, halving the bytes on the wire: casts, divides, all-reduces and
+/// casts back. Gradients beyond 65504 in magnitude become infinite on the way.
+CommHook fp16_compress(const ProcessGroup& group = {});
+
+/// As fp16_compress in bfloat16: float's range, 8 bits of precision. On CPU too.
+CommHook bf16_compress(const ProcessGroup& group = {});
+
+}  // namespace hooks
+}  // namespace ddp

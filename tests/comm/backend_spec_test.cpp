@@ -1,0 +1,56 @@
+#include "comm/backend_spec.h"
+
+#include <c10/util/Exception.h>
+
+#include "support/catch.h"
+
+using ddp::BackendSpec;
+using ddp::parse_backend;
+
+TEST_CASE("a backend text says which backend serves which device", "[comm][pure]") {
+  CHECK(parse_backend("gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "gloo"}});
+  CHECK(parse_backend("nccl", true) == BackendSpec{{"cuda", "nccl"}});
+  CHECK(parse_backend("cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}});
+  CHECK(parse_backend("cuda:gloo", true) == BackendSpec{{"cuda", "gloo"}});
+  CHECK(
+      parse_backend("cuda:nccl,cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}});
+}
+
+TEST_CASE("the empty backend text takes NCCL where it can be used", "[comm][pure]") {
+  CHECK(parse_backend("", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}});
+  CHECK(parse_backend("", false) == BackendSpec{{"cpu", "gloo"}});
+}
+
+TEST_CASE("a backend that cannot be used is an error with the reason", "[comm][pure][errors]") {
+  const auto check = [](const std::string& text, const std::string& why_no_nccl) {
+    ddp::check_usable(parse_backend(text, true), why_no_nccl);
+  };
+  CHECK_THROWS_WITH(check("nccl", "no GPU here"), ContainsText("backend nccl: no GPU here."));
+  CHECK_THROWS_WITH(check("cpu:gloo,cuda:nccl", "no GPU here"), ContainsText("no GPU here"));
+  CHECK_THROWS_WITH(check("mpi", ""), ContainsText("backend mpi: LibTorch's binaries come without"));
+  CHECK_NOTHROW(check("cpu:gloo,cuda:nccl", ""));
+  CHECK_NOTHROW(check("gloo", "no GPU here"));
+}
+
+TEST_CASE("a malformed backend text is an error that shows what there is", "[comm][pure][errors]") {
+  const auto [text, message] = GENERATE(table<std::string, std::string>({
+      {"glo", "expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"glo\""},
+      {"GLOO", "got \"GLOO\""},
+      {"cpu:ucc", "with \"ucc\""},
+      {"tpu:gloo", "expected the devices cpu and cuda, got \"tpu:gloo\" with \"tpu\""},
+      {"cpu:gloo,nccl", "expected device:backend pairs as in cpu:gloo,cuda:nccl"},
+      {"gloo,nccl", "expected device:backend pairs"},
+      {"cpu:gloo,", "expected no comma at the end"},
+      {",cpu:gloo", "expected device:backend pairs"},
+      {"cpu:", "with \"\""},
+      {"cpu:gloo,cpu:gloo", "expected each device once"},
+      {"cpu:nccl", "nccl serves CUDA tensors only"},
+  }));
+  CAPTURE(text);
+  CHECK_THROWS_AS(parse_backend(text, true), c10::ValueError);
+  CHECK_THROWS_WITH(parse_backend(text, true), ContainsText(message));
+}
+
+TEST_CASE("a backend spec prints as it is written", "[comm][pure]") {
+  CHECK(ddp::to_string(parse_backend("cuda:nccl,cpu:gloo", true)) == "cpu:gloo,cuda:nccl");
+}

@@ -1,0 +1,146 @@
+#include "comm/environment.h"
+
+#include <map>
+
+#include "support/catch.h"
+
+using ddp::Environment;
+using ddp::first_slurm_host;
+using Variables = std::map<std::string, std::string>;
+
+namespace {
+
+Environment read(const Variables& variables) {
+  return ddp::read_environment([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    if (found == variables.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+std::string value(const std::optional<ddp::Setting>& setting) {
+  return setting ? setting->value : "nothing";
+}
+
+std::string name(const std::optional<ddp::Setting>& setting) {
+  return setting ? setting->name : "nothing";
+}
+
+const Variables kOpenMpi{
+    {"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"PMIX_NAMESPACE", "3355508737"}};
+
+const Variables kSlurm{{"SLURM_PROCID", "5"},  {"SLURM_NTASKS", "8"},
+                       {"SLURM_LOCALID", "1"}, {"SLURM_JOB_NODELIST", "gpu[07-08]"},
+                       {"SLURM_JOB_ID", "4242"}, {"SLURM_STEP_ID", "3"}};
+
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+}  // namespace
+
+TEST_CASE("torchrun's and ddprun's variables are read as they are", "[comm][pure]") {
+  const auto environment = read({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"},
+                                 {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"},
+                                 {"GLOO_SOCKET_IFNAME", "eth0"}});
+  CHECK(value(environment.rank) == "1");
+  CHECK(value(environment.world_size) == "4");
+  CHECK(value(environment.local_rank) == "0");
+  CHECK(value(environment.master_addr) == "10.0.0.1");
+  CHECK(value(environment.master_port) == "29500");
+  CHECK(value(environment.gloo_interfaces) == "eth0");
+  CHECK_FALSE(environment.agent_store);
+}
+
+TEST_CASE("torchrun's agent has the store when it says so", "[comm][pure]") {
+  CHECK(read({{"RANK", "0"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).agent_store);
+  CHECK_FALSE(read({{"RANK", "0"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).agent_store);
+}
+
+TEST_CASE("an empty environment names no rank, and an empty variable is none", "[comm][pure]") {
+  CHECK_FALSE(read({}).rank);
+  CHECK_FALSE(read({{"RANK", ""}}).rank);
+  CHECK(read({}).rank_name == "RANK");
+}
+
+TEST_CASE("under mpirun on one host the ranks meet there, at the job's port", "[comm][pure]") {
+  const auto environment = read(kOpenMpi);
+  CHECK(value(environment.rank) == "1");
+  CHECK(value(environment.world_size) == "2");
+  CHECK(value(environment.local_rank) == "1");
+  CHECK(value(environment.master_addr) == "127.0.0.1");
+  // 10000 + fnv1a("3355508737") mod 20000.
+  CHECK(value(environment.master_port) == "15479");
+
+  CHECK(
+      value(read(with(kOpenMpi, {{"PMIX_NAMESPACE", "3355508738"}})).master_port) !=
+      value(environment.master_port));
+}
+
+TEST_CASE("under mpirun on several hosts MASTER_ADDR has to come from the user", "[comm][pure]") {
+  const auto hosts = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  CHECK_FALSE(read(hosts).master_addr);
+  CHECK_FALSE(read(hosts).master_port);
+  CHECK(read(hosts).address_remedy.find("-x MASTER_ADDR") != std::string::npos);
+  const auto told = read(with(hosts, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}));
+  CHECK(value(told.master_addr) == "h");
+  CHECK(value(told.master_port) == "1");
+}
+
+TEST_CASE("under srun the first node and the job's number say where to meet", "[comm][pure]") {
+  const auto environment = read(kSlurm);
+  CHECK(value(environment.rank) == "5");
+  CHECK(value(environment.world_size) == "8");
+  CHECK(value(environment.local_rank) == "1");
+  CHECK(value(environment.master_addr) == "gpu07");
+  CHECK(value(environment.master_port) == std::to_string(10000 + (16 * 4242 + 3) % 20000));
+}
+
+TEST_CASE("MASTER_ADDR and MASTER_PORT go before what is derived", "[comm][pure]") {
+  const auto job = GENERATE(kOpenMpi, kSlurm);
+  const auto environment = read(with(job, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "7"}}));
+  CHECK(value(environment.master_addr) == "h");
+  CHECK(value(environment.master_port) == "7");
+}
+
+TEST_CASE("a SLURM step's own nodes go before the job's", "[comm][pure]") {
+  CHECK(value(read(with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu08"}})).master_addr) == "gpu08");
+  auto without = kSlurm;
+  without.erase("SLURM_JOB_NODELIST");
+  CHECK(value(read(with(without, {{"SLURM_NODELIST", "a,b"}})).master_addr) == "a");
+  CHECK(
+      value(read(with(without, {{"SLURM_LAUNCH_NODE_IPADDR", "10.1.1.1"}})).master_addr) ==
+      "10.1.1.1");
+}
+
+TEST_CASE("the innermost launcher says the rank", "[comm][pure]") {
+  // mpirun inside a SLURM job: all ranks of a node inherit the same SLURM_PROCID.
+  const auto mpirun_in_slurm = with(kSlurm, kOpenMpi);
+  CHECK(name(read(mpirun_in_slurm).rank) == "OMPI_COMM_WORLD_RANK");
+  CHECK(name(read(mpirun_in_slurm).local_rank) == "OMPI_COMM_WORLD_LOCAL_RANK");
+  // torchrun started by srun or mpirun, once per node.
+  const auto torchrun = with(mpirun_in_slurm, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}});
+  CHECK(name(read(torchrun).rank) == "RANK");
+  CHECK(name(read(torchrun).world_size) == "WORLD_SIZE");
+  CHECK(name(read(torchrun).local_rank) == "LOCAL_RANK");
+}
+
+TEST_CASE("the first host of a SLURM node list", "[comm][pure]") {
+  CHECK(first_slurm_host("login") == "login");
+  CHECK(first_slurm_host("node-a,node-b") == "node-a");
+  CHECK(first_slurm_host("n[07-09,12],login") == "n07");
+  CHECK(first_slurm_host("n[3,5]") == "n3");
+  CHECK(first_slurm_host("n[12]-ib") == "n12-ib");
+  CHECK(first_slurm_host("rack[1-2]n[3-4]") == "rack1n3");
+  CHECK(first_slurm_host("a,n[1-2]") == "a");
+}
+
+TEST_CASE("a malformed SLURM node list gives no host", "[comm][pure][errors]") {
+  CHECK(first_slurm_host("n[1-2").empty());
+  CHECK(first_slurm_host("n[]").empty());
+  CHECK(first_slurm_host("n[a-b]").empty());
+  CHECK(first_slurm_host("").empty());
+}

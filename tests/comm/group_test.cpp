@@ -1,0 +1,238 @@
+#include <ddp/process_group.h>
+
+#include <future>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <ddp/collectives.h>
+
+#include "comm/backends/backends.h"
+#include "comm/group_builder.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using c10d::ReduceOp;
+using ddp::ProcessGroup;
+using ddp::ProcessGroupOptions;
+using ddp::testing::Rank;
+using ddp::testing::run_ranks;
+using namespace std::chrono_literals;
+
+namespace {
+
+ProcessGroupOptions alone() {
+  return ProcessGroupOptions()
+      .backend("gloo")
+      .store(c10::make_intrusive<c10d::HashStore>())
+      .rank(0)
+      .world_size(1)
+      .timeout(20s);
+}
+
+struct DefaultGroup {
+  explicit DefaultGroup(const ProcessGroupOptions& options = alone()) { ddp::init_process_group(options); }
+  ~DefaultGroup() { ddp::destroy_process_group(); }
+};
+
+/// What each of `size` ranks on threads gets or throws; ranks that are not `present` do not come.
+std::vector<std::string> errors_of(
+    const std::vector<ProcessGroupOptions>& ranks) {
+  std::vector<std::future<std::string>> futures;
+  for (const auto& options : ranks) {
+    futures.push_back(std::async(std::launch::async, [options] {
+      try {
+        ddp::make_process_group(options);
+      } catch (const c10::Error& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string();
+    }));
+  }
+  std::vector<std::string> errors;
+  for (auto& future : futures) errors.push_back(future.get());
+  return errors;
+}
+
+}  // namespace
+
+TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks]") {
+  const int size = GENERATE(1, 2, 3);
+  const auto results = run_ranks<std::vector<int>>(size, [](const Rank& self) {
+    // What c10d's own machinery, such as its Reducer, calls.
+    std::vector<at::Tensor> tensors{at::full({2}, self.rank)};
+    self.group->allreduce(tensors)->wait();
+    return std::vector<int>{
+        ddp::get_rank(self.group), ddp::get_world_size(self.group), tensors[0][0].item<int>(),
+        self.group->getBackendName() == "gloo" ? 1 : 0};
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(results[rank] == std::vector<int>{rank, size, size * (size - 1) / 2, 1});
+  }
+}
+
+TEST_CASE("several groups can be made over one store", "[comm][ranks]") {
+  const auto results = run_ranks<at::Tensor>(3, [](const Rank& self) {
+    const auto second = ddp::make_process_group(
+        ProcessGroupOptions().backend("cpu:gloo").store(self.store).rank(self.rank).world_size(3).timeout(20s));
+    auto tensor = at::full({1}, self.rank + 1);
+    ddp::all_reduce(tensor, ReduceOp::SUM, second);
+    ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+    return tensor;
+  });
+  for (const auto& result : results) CHECK(result.item<int>() == 18);
+}
+
+TEST_CASE("the default group comes and goes", "[comm]") {
+  CHECK_FALSE(ddp::is_initialized());
+  ddp::destroy_process_group();
+  {
+    const DefaultGroup scope;
+    CHECK(ddp::is_initialized());
+    CHECK(ddp::get_rank() == 0);
+    CHECK(ddp::get_world_size() == 1);
+    auto tensor = at::full({2}, 3);
+    ddp::all_reduce(tensor);
+    ddp::barrier({});
+    CHECK(at::equal(tensor, at::full({2}, 3)));
+  }
+  CHECK_FALSE(ddp::is_initialized());
+  const DefaultGroup again;
+  CHECK(ddp::is_initialized());
+}
+
+TEST_CASE("using the default group without one is an error that says how to get one",
+          "[comm][errors]") {
+  auto tensor = at::ones({1});
+  CHECK_THROWS_WITH(ddp::all_reduce(tensor), ContainsText("expected a default group, got none. Call ddp::init_process_group()"));
+  CHECK_THROWS_WITH(ddp::get_rank(), ContainsText("expected a default group"));
+  CHECK_THROWS_WITH(ddp::default_group(), ContainsText("expected a default group"));
+  CHECK_THROWS_WITH(ddp::new_group({0}), ContainsText("expected a default group"));
+}
+
+TEST_CASE("a second init is an error", "[comm][errors]") {
+  const DefaultGroup scope;
+  CHECK_THROWS_WITH(
+      ddp::init_process_group(alone()),
+      ContainsText("expected no default group, but there is one") && ContainsText("destroy_process_group()"));
+}
+
+TEST_CASE("an empty group is an error and not the default group", "[comm][errors]") {
+  const DefaultGroup scope;
+  auto tensor = at::ones({1});
+  const ProcessGroup not_mine;
+  CHECK_THROWS_WITH(
+      ddp::all_reduce(tensor, ReduceOp::SUM, not_mine),
+      ContainsText("expected a group this process is a member of, got an empty one"));
+  CHECK_THROWS_WITH(ddp::get_rank(not_mine), ContainsText("got an empty one"));
+}
+
+TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
+  const auto results = run_ranks<std::vector<int>>(3, [](const Rank& self) {
+    const auto parent = ddp::build_group(ProcessGroupOptions()
+                                             .backend("gloo").store(self.store).rank(self.rank)
+                                             .world_size(3).timeout(20s));
+    // Twice the same, and in another order: they must not meet.
+    const auto pair = ddp::build_subgroup(parent, {2, 1});
+    const auto same = ddp::build_subgroup(parent, {1, 2});
+    const auto own = ddp::build_subgroup(parent, {0});
+    std::vector<int> seen{pair ? ddp::get_rank(pair) : -1, same ? 1 : 0, own ? 1 : 0};
+    if (pair) {
+      auto first = at::full({1}, self.rank);
+      auto second = at::full({1}, 10 * self.rank);
+      const auto work = ddp::all_reduce_async(first, ReduceOp::SUM, pair);
+      ddp::all_reduce(second, ReduceOp::SUM, same);
+      work->wait();
+      seen.push_back(first.item<int>());
+      seen.push_back(second.item<int>());
+    }
+    return seen;
+  });
+  CHECK(results[0] == std::vector<int>{-1, 0, 1});
+  CHECK(results[1] == std::vector<int>{0, 1, 0, 3, 30});
+  CHECK(results[2] == std::vector<int>{1, 1, 0, 3, 30});
+}
+
+TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
+  const DefaultGroup scope;
+  CHECK_THROWS_WITH(ddp::new_group({}), ContainsText("new_group: expected at least one rank, got none"));
+  CHECK_THROWS_WITH(
+      ddp::new_group({0, 1}),
+      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1]"));
+  CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
+  CHECK_THROWS_WITH(ddp::new_group({0, 0}), ContainsText("expected each rank once, got 0 twice in [0, 0]"));
+}
+
+TEST_CASE("ranks that ask for different new groups all learn so", "[comm][ranks][errors]") {
+  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
+    const ddp::BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 20s}};
+    ddp::build_subgroup(parent, {self.rank});
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0], ContainsText("new_group: expected all ranks to call it alike") &&
+                     ContainsText("[0]") && ContainsText("[1]"));
+}
+
+TEST_CASE("a world that does not fill up names the missing ranks on every rank that came",
+          "[comm][ranks][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto rank = [&](int number) {
+    return ProcessGroupOptions().backend("gloo").store(store).rank(number).world_size(4).timeout(500ms);
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors = errors_of({rank(1), rank(3)});
+  CHECK(std::chrono::steady_clock::now() - start < 1500ms);
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("init_process_group: expected all 4 ranks within 500 ms, but ranks 0, 2 did not come"));
+  }
+}
+
+TEST_CASE("ranks that disagree about the world all learn so", "[comm][ranks][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto rank = [&](int number, int size, const char* backend) {
+    return ProcessGroupOptions().backend(backend).store(store).rank(number).world_size(size).timeout(20s);
+  };
+  auto errors = errors_of({rank(0, 2, "gloo"), rank(1, 3, "gloo")});
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(errors[0], ContainsText("world size 2") && ContainsText("world size 3"));
+
+  errors = errors_of({rank(0, 2, "gloo"), rank(1, 2, "cpu:gloo")});
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(errors[0], ContainsText("cpu:gloo,cuda:gloo") && ContainsText("backend cpu:gloo"));
+}
+
+TEST_CASE("a tensor on a device without a backend is an error that lists those with one",
+          "[comm][errors]") {
+  const auto group = ddp::make_process_group(alone().backend("cpu:gloo"));
+  auto tensor = at::ones({1}, at::kMeta);
+  CHECK_THROWS_WITH(
+      ddp::all_reduce(tensor, ReduceOp::SUM, group),
+      ContainsText("expected a tensor on a device the group has a backend for (cpu), got one on meta"));
+}
+
+TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm][errors]") {
+  CHECK_THROWS_WITH(
+      ddp::make_process_group(alone().backend("mpi")),
+      ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
+  const auto why = ddp::backends::why_no_nccl();
+  if (why.empty()) return;
+  CHECK_THROWS_WITH(
+      ddp::make_process_group(alone().backend("nccl")), ContainsText("backend nccl: " + why));
+}
+
+TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<ProcessGroupOptions> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(ProcessGroupOptions()
+                        .backend("cpu:mpi").store(store).rank(rank).world_size(2).timeout(20s));
+  }
+  const auto errors = errors_of(ranks);
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0], ContainsText("init_process_group on rank ") &&
+                     ContainsText(" of 2: backend mpi: LibTorch's binaries"));
+}

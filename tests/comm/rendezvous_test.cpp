@@ -1,0 +1,202 @@
+#include "comm/rendezvous.h"
+
+#include <sys/socket.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "support/catch.h"
+
+using ddp::Environment;
+using ddp::InitMethod;
+using ddp::parse_init_method;
+using ddp::ProcessGroupOptions;
+using ddp::rendezvous;
+using ddp::Setting;
+
+namespace {
+
+Environment launched(const std::string& rank, const std::string& world_size) {
+  Environment environment;
+  environment.rank = Setting{"RANK", rank};
+  environment.world_size = Setting{"WORLD_SIZE", world_size};
+  environment.master_addr = Setting{"MASTER_ADDR", "127.0.0.1"};
+  environment.address_remedy = "Set MASTER_ADDR and MASTER_PORT";
+  return environment;
+}
+
+ProcessGroupOptions over_store() {
+  return ProcessGroupOptions().store(c10::make_intrusive<c10d::HashStore>());
+}
+
+/// A port of the loopback device that something else listens on.
+class TakenPort {
+ public:
+  TakenPort() : fd_(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_any;
+    socklen_t length = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    TORCH_CHECK(
+        bind(fd_, generic, length) == 0 && listen(fd_, 1) == 0 &&
+            getsockname(fd_, generic, &length) == 0,
+        "cannot listen on a port");
+    number_ = ntohs(address.sin6_port);
+  }
+  ~TakenPort() { close(fd_); }
+  int number() const { return number_; }
+
+ private:
+  int fd_;
+  int number_;
+};
+
+}  // namespace
+
+TEST_CASE("an init_method is taken apart", "[comm][pure]") {
+  CHECK(parse_init_method("env://").kind == InitMethod::Kind::kEnv);
+
+  const auto tcp = parse_init_method("tcp://10.0.0.1:29500?rank=1&world_size=2");
+  CHECK(tcp.kind == InitMethod::Kind::kTcp);
+  CHECK(tcp.host == "10.0.0.1");
+  CHECK(tcp.port == 29500);
+  CHECK(tcp.rank->value == "1");
+  CHECK(tcp.world_size->value == "2");
+
+  const auto v6 = parse_init_method("tcp://[::1]:80");
+  CHECK(v6.host == "::1");
+  CHECK(v6.port == 80);
+  CHECK_FALSE(v6.rank);
+
+  const auto file = parse_init_method("file:///shared/meet");
+  CHECK(file.kind == InitMethod::Kind::kFile);
+  CHECK(file.path == "/shared/meet");
+}
+
+TEST_CASE("a bad init_method is an error that says what is wrong", "[comm][pure][errors]") {
+  const auto [url, message] = GENERATE(table<std::string, std::string>({
+      {"", "it has no \"://\""},
+      {"localhost:29500", "it has no \"://\""},
+      {"http://h:1", "\"http://\" is not known"},
+      {"env://x", "nothing but ?rank="},
+      {"tcp://", "it has no port"},
+      {"tcp://host", "it has no port"},
+      {"tcp://[::1]", "it has no port"},
+      {"tcp://:29500", "it has no host"},
+      {"tcp://::1:29500", "needs brackets"},
+      {"tcp://h:70000", "the port in init_method: expected a number from 1 to 65535, got \"70000\""},
+      {"tcp://h:x", "the port in init_method: expected a whole number"},
+      {"tcp://h:1?rnak=1", "it has \"rnak\" after '?'"},
+      {"tcp://h:1?rank", "\"rank\" is not name=value"},
+      {"file://meet", "the path must be absolute"},
+      {"file:///", "the path must be absolute"},
+  }));
+  CAPTURE(url);
+  CHECK_THROWS_AS(parse_init_method(url), c10::ValueError);
+  CHECK_THROWS_WITH(parse_init_method(url), ContainsText(message));
+}
+
+TEST_CASE("rank and world size come from the options before the URL before the environment",
+          "[comm][pure]") {
+  const auto environment = launched("1", "3");
+  auto met = rendezvous(over_store(), environment);
+  CHECK(met.rank == 1);
+  CHECK(met.world_size == 3);
+
+  met = rendezvous(over_store().rank(2), environment);
+  CHECK(met.rank == 2);
+  CHECK(met.world_size == 3);
+
+  met = rendezvous(over_store().rank(0).world_size(1), {});
+  CHECK(met.rank == 0);
+  CHECK(met.world_size == 1);
+
+  // Nobody asked for it, so its being malformed is nobody's business.
+  met = rendezvous(over_store().rank(0).world_size(1), launched("abc", "0"));
+  CHECK(met.world_size == 1);
+}
+
+TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure][errors]") {
+  const auto message_of = [](const ProcessGroupOptions& options, const Environment& environment) {
+    try {
+      rendezvous(options, environment);
+    } catch (const c10::ValueError& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    return std::string("no error");
+  };
+  using Catch::Matchers::Equals;
+
+  CHECK_THAT(
+      message_of(over_store(), launched("abc", "2")),
+      Equals("RANK: expected a whole number of at least 0, got \"abc\"."));
+  CHECK_THAT(
+      message_of(over_store(), launched("1 ", "2")), ContainsText("RANK: expected a whole number"));
+  CHECK_THAT(
+      message_of(over_store(), launched("-1", "2")),
+      Equals("RANK: expected a number of at least 0, got \"-1\"."));
+  CHECK_THAT(
+      message_of(over_store(), launched("0", "0")),
+      Equals("WORLD_SIZE: expected a number of at least 1, got \"0\"."));
+  CHECK_THAT(
+      message_of(over_store(), launched("0", "99999999999999999999")),
+      ContainsText("WORLD_SIZE: expected a whole number"));
+  CHECK_THAT(
+      message_of(over_store(), launched("2", "2")),
+      ContainsText("expected a rank of 0 to 1, for the world size is 2, got rank 2"));
+  CHECK_THAT(
+      message_of(over_store().rank(-7), launched("0", "2")),
+      Equals("rank(): expected a number of at least 0, got \"-7\"."));
+  CHECK_THAT(
+      message_of(over_store(), {}),
+      ContainsText("expected WORLD_SIZE in the environment, got nothing") &&
+          ContainsText("ddprun") && ContainsText("world_size()"));
+  CHECK_THAT(
+      message_of(over_store().world_size(2), {}), ContainsText("expected RANK in the environment"));
+  CHECK_THAT(
+      message_of(over_store().timeout(std::chrono::milliseconds(0)), launched("0", "1")),
+      ContainsText("timeout(): expected more than 0 ms, got 0 ms"));
+  CHECK_THAT(
+      message_of({}, launched("0", "1")),
+      ContainsText("expected MASTER_PORT in the environment, got nothing. Set MASTER_ADDR and"));
+  auto bad_port = launched("0", "1");
+  bad_port.master_port = Setting{"MASTER_PORT", "70000"};
+  CHECK_THAT(
+      message_of({}, bad_port),
+      Equals("MASTER_PORT: expected a number from 1 to 65535, got \"70000\"."));
+}
+
+TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {
+  const TakenPort port;
+  auto environment = launched("0", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(port.number())};
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(2)), environment),
+      ContainsText("expected rank 0 to listen on port " + std::to_string(port.number())) &&
+          ContainsText("choose another MASTER_PORT"));
+}
+
+TEST_CASE("a rank 0 that does not come is an error that names its host and port",
+          "[comm][errors]") {
+  // Taken and let go: nobody listens there now.
+  const int port = TakenPort().number();
+  auto environment = launched("1", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(2)), environment),
+      ContainsText("expected rank 0 to answer at 127.0.0.1 port " + std::to_string(port)) &&
+          ContainsText("within 2000 ms, but rank 1 of 2 did not reach it"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+}
+
+TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
+  CHECK_THROWS_WITH(
+      rendezvous(
+          ProcessGroupOptions().init_method("file:///no/such/folder/meet").rank(0).world_size(1)
+              .timeout(std::chrono::seconds(2)), {}),
+      ContainsText("/no/such/folder/meet"));
+}

@@ -1,0 +1,166 @@
+#include "examples/common/idx.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "examples/temporary_folder.h"
+#include "support/catch.h"
+
+namespace {
+
+using examples::read_idx_images;
+using examples::read_idx_labels;
+using examples::read_mnist;
+using examples::testing::TemporaryFolder;
+
+constexpr uint32_t kImages = 0x00000803;
+constexpr uint32_t kLabels = 0x00000801;
+
+std::string header(const std::vector<uint32_t>& words) {
+  std::string bytes;
+  for (const uint32_t word : words) {
+    for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(word >> shift);
+  }
+  return bytes;
+}
+
+std::string elements(size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(i % 10);
+  return bytes;
+}
+
+template <typename Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("images are read with their sizes, in file order", "[examples][pure]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("images", header({kImages, 2, 3, 4}) + elements(24));
+  const auto images = read_idx_images(path);
+  CHECK(torch::equal(images, (torch::arange(24) % 10).to(torch::kByte).view({2, 3, 4})));
+}
+
+TEST_CASE("bytes above 127 stay positive", "[examples][pure]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("images", header({kImages, 1, 1, 2}) + "\xff\x80");
+  CHECK(
+      torch::equal(read_idx_images(path), torch::tensor({255, 128}, torch::kByte).view({1, 1, 2})));
+}
+
+TEST_CASE("labels are read as integers", "[examples][pure]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("labels", header({kLabels, 10}) + elements(10));
+  CHECK(torch::equal(read_idx_labels(path, 10), torch::arange(10)));
+}
+
+TEST_CASE("a missing file is named, with what to do", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto path = folder.file("train-images-idx3-ubyte");
+  CHECK(error_of([&] { read_idx_images(path); }) ==
+        path +
+            ": expected an IDX file, found none (No such file or directory). Pass a folder with "
+            "MNIST's four files, as scripts/download_mnist.sh makes it.");
+
+  SECTION("a packed one beside it is found") {
+    folder.write("train-images-idx3-ubyte.gz", "packed");
+    CHECK_THAT(error_of([&] { read_idx_images(path); }),
+               ContainsText("Unpack " + path + ".gz with gunzip."));
+  }
+  SECTION("a folder is no file") {
+    CHECK_THAT(error_of([&] { read_idx_images(folder.path()); }),
+               ContainsText(folder.path() + ": expected an IDX file, found none (Is a directory)"));
+  }
+}
+
+TEST_CASE("another magic number is refused", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto labels = folder.write("labels", header({kLabels, 20}) + elements(20));
+  CHECK(error_of([&] { read_idx_images(labels); }) ==
+        labels +
+            ": expected the magic number 0x00000803 (unsigned bytes, 3 dimensions), found "
+            "0x00000801.");
+  const auto images = folder.write("images", header({kImages, 2, 3, 4}) + elements(24));
+  CHECK(error_of([&] { read_idx_labels(images, 10); }) ==
+        images +
+            ": expected the magic number 0x00000801 (unsigned bytes, 1 dimension), found "
+            "0x00000803.");
+  const auto packed = folder.write("packed", "\x1f\x8b\x08\x08 and so on: more than a header");
+  CHECK_THAT(error_of([&] { read_idx_images(packed); }),
+             ContainsText("found 0x1f8b0808. It is a gzip file: unpack it with gunzip."));
+}
+
+TEST_CASE("a file shorter than its header is refused", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto images = folder.write("images", header({kImages, 2, 3}));
+  CHECK(error_of([&] { read_idx_images(images); }) ==
+        images +
+            ": expected a header of 16 bytes, found a file of 12. The file is cut short: fetch "
+            "it again.");
+  const auto labels = folder.write("labels", "");
+  CHECK_THAT(error_of([&] { read_idx_labels(labels, 10); }),
+             ContainsText("expected a header of 8 bytes, found a file of 0"));
+}
+
+TEST_CASE("a length that the header contradicts is refused", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto cut = folder.write("cut", header({kImages, 2, 3, 4}) + elements(23));
+  CHECK(error_of([&] { read_idx_images(cut); }) ==
+        cut +
+            ": expected 2 x 3 x 4 = 24 bytes behind the header, found 23. The file is cut short: "
+            "fetch it again.");
+  const auto extra = folder.write("long", header({kLabels, 10}) + elements(11));
+  CHECK(error_of([&] { read_idx_labels(extra, 10); }) ==
+        extra +
+            ": expected 10 = 10 bytes behind the header, found 11. The file is too long: fetch "
+            "it again.");
+  // 2^96 elements: the product must not wrap around to something that fits.
+  const auto huge = folder.write("huge", header({kImages, 1u << 31, 1u << 31, 4}));
+  CHECK_THAT(error_of([&] { read_idx_images(huge); }), ContainsText("found 0. The file is cut"));
+}
+
+TEST_CASE("an empty dimension is refused", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("images", header({kImages, 2, 0, 4}));
+  CHECK(error_of([&] { read_idx_images(path); }) ==
+        path + ": expected sizes of at least 1, found 2 x 0 x 4.");
+}
+
+TEST_CASE("a label out of range is named with its position", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto path = folder.write("labels", header({kLabels, 4}) + "\x01\x09\x0a\x02");
+  CHECK(error_of([&] { read_idx_labels(path, 10); }) ==
+        path + ": expected labels from 0 to 9, found 10 at position 2.");
+  CHECK(error_of([&] { read_idx_labels(path, 11); }).empty());
+}
+
+TEST_CASE("images and labels must be equally many", "[examples][errors]") {
+  const TemporaryFolder folder;
+  const auto images =
+      folder.write("train-images-idx3-ubyte", header({kImages, 3, 1, 1}) + elements(3));
+  const auto labels = folder.write("train-labels-idx1-ubyte", header({kLabels, 2}) + elements(2));
+  CHECK(error_of([&] { read_mnist(folder.path(), "train"); }) ==
+        labels + ": expected 3 labels, as many as images in " + images + ", found 2.");
+
+  folder.write("train-labels-idx1-ubyte", header({kLabels, 3}) + elements(3));
+  CHECK(read_mnist(folder.path(), "train").labels.size(0) == 3);
+}
+
+TEST_CASE("the digits in the repository are whole", "[examples][pure]") {
+  const auto train = read_mnist(MNIST_DEFAULT_DATA, "train");
+  const auto test = read_mnist(MNIST_DEFAULT_DATA, "t10k");
+  CHECK(train.images.sizes() == at::IntArrayRef({1437, 8, 8}));
+  CHECK(test.images.sizes() == at::IntArrayRef({360, 8, 8}));
+  CHECK(std::get<0>(at::_unique(test.labels, /*sorted=*/true)).numel() == 10);
+}

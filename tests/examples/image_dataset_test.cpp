@@ -1,0 +1,79 @@
+#include "examples/common/image_dataset.h"
+
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "support/catch.h"
+
+namespace {
+
+using examples::ImageDataset;
+using examples::PixelStatistics;
+
+at::Tensor bytes(const std::vector<int64_t>& values, at::IntArrayRef shape) {
+  return torch::tensor(values).to(torch::kByte).view(shape);
+}
+
+}  // namespace
+
+TEST_CASE("pixel statistics are those of all pixels in [0, 1]", "[examples][pure]") {
+  const auto pixels = examples::measure_pixels(bytes({0, 255, 255, 0, 255, 0}, {2, 1, 3}));
+  CHECK(pixels.mean == Approx(0.5));
+  CHECK(pixels.stddev == Approx(0.5));
+
+  const auto images = torch::randint(256, {7, 5, 3}, torch::kLong).to(torch::kByte);
+  const auto scaled = images.to(torch::kDouble) / 255;
+  const auto random = examples::measure_pixels(images);
+  CHECK(random.mean == Approx(scaled.mean().item<double>()));
+  CHECK(random.stddev == Approx(scaled.std(/*unbiased=*/false).item<double>()));
+}
+
+TEST_CASE("equal pixels do not divide by zero", "[examples][pure]") {
+  const auto pixels = examples::measure_pixels(bytes({51, 51}, {1, 1, 2}));
+  CHECK(pixels.stddev == 1.0);
+  const auto prepared = examples::prepare_images(bytes({51, 51}, {1, 1, 2}), pixels, 2);
+  CHECK(prepared.abs().max().item<float>() < 1e-6);
+}
+
+TEST_CASE("images of the right size are only scaled", "[examples][pure]") {
+  const auto prepared =
+      examples::prepare_images(bytes({0, 51, 102, 255}, {1, 2, 2}), PixelStatistics{0.2, 0.5}, 2);
+  const auto expected = torch::tensor({-0.4, 0.0, 0.4, 1.6}).view({1, 1, 2, 2});
+  CHECK(prepared.dtype() == torch::kFloat);
+  CHECK(torch::allclose(prepared, expected, 0, 1e-6));
+}
+
+TEST_CASE("others are resized bilinearly", "[examples][pure]") {
+  // Pixel centres of 4 over 2 lie at -1/4, 1/4, 3/4, 5/4; beyond the edge its value holds.
+  const auto prepared =
+      examples::prepare_images(bytes({0, 255, 0, 255}, {1, 2, 2}), PixelStatistics{}, 4);
+  const auto row = torch::tensor({0.0, 0.25, 0.75, 1.0});
+  CHECK(torch::allclose(prepared, row.expand({1, 1, 4, 4}), 0, 1e-6));
+
+  // Height and width each by their own factor.
+  const auto wide = examples::prepare_images(bytes({0, 0, 0, 0, 255, 255, 255, 255}, {1, 2, 4}),
+                                             PixelStatistics{}, 4);
+  CHECK(torch::allclose(wide, row.view({4, 1}).expand({1, 1, 4, 4}), 0, 1e-6));
+
+  // Smaller by 2 across and 4 down: each pixel lies between the middle two of those it covers.
+  const auto large = torch::randint(256, {3, 16, 8}, torch::kLong).to(torch::kByte);
+  const auto pixel = large.to(torch::kFloat).unsqueeze(1) / 255;
+  using torch::indexing::None;
+  using torch::indexing::Slice;
+  const auto rows = (pixel.index({"...", Slice(1, None, 4), Slice()}) +
+                     pixel.index({"...", Slice(2, None, 4), Slice()})) /
+                    2;
+  const auto expected =
+      (rows.index({"...", Slice(0, None, 2)}) + rows.index({"...", Slice(1, None, 2)})) / 2;
+  CHECK(torch::allclose(examples::prepare_images(large, PixelStatistics{}, 4), expected, 0, 1e-6));
+}
+
+TEST_CASE("a batch holds the images and labels that were asked for", "[examples][pure]") {
+  examples::LabeledImages data{bytes({0, 51, 102, 255}, {4, 1, 1}), torch::tensor({7, 8, 9, 1})};
+  ImageDataset dataset(data, PixelStatistics{}, /*size=*/1);
+  CHECK(dataset.size() == 4);
+  const auto batch = dataset.get_batch(std::vector<size_t>{3, 1, 1});
+  CHECK(torch::allclose(batch.data, torch::tensor({1.0, 0.2, 0.2}).view({3, 1, 1, 1})));
+  CHECK(torch::equal(batch.target, torch::tensor({1, 8, 8})));
+}

@@ -1,0 +1,88 @@
+#include "examples/mnist/options.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+
+namespace {
+
+std::optional<mnist::Options> parse(std::vector<const char*> arguments, std::ostream& help) {
+  arguments.insert(arguments.begin(), "mnist");
+  return mnist::parse_options(static_cast<int>(arguments.size()), arguments.data(), help);
+}
+
+mnist::Options parse(const std::vector<const char*>& arguments) {
+  std::ostringstream help;
+  return parse(arguments, help).value();
+}
+
+std::string refused(const std::vector<const char*>& arguments) {
+  try {
+    parse(arguments);
+  } catch (const mnist::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("each option reaches its field", "[examples][pure]") {
+  const auto options =
+      parse({"--epochs", "3", "--batch-size=16", "--lr", "0.5", "--seed", "7", "--backend", "gloo",
+             "--bucket-cap-mb", "0.5", "--threads", "2", "--data", "/d", "--save", "net.pt"});
+  CHECK(options.epochs == 3);
+  CHECK(options.batch_size == 16);
+  CHECK(options.lr == 0.5);
+  CHECK(options.seed == 7);
+  CHECK(options.backend == "gloo");
+  CHECK(options.bucket_cap_mb == 0.5);
+  CHECK(options.threads == 2);
+  CHECK(options.data == "/d");
+  CHECK(options.save == "net.pt");
+}
+
+TEST_CASE("without options the defaults hold", "[examples][pure]") {
+  const auto options = parse(std::vector<const char*>{});
+  const mnist::Options defaults;
+  CHECK(options.epochs == defaults.epochs);
+  CHECK(options.data == defaults.data);
+  CHECK(options.backend.empty());
+  CHECK_FALSE(options.bucket_cap_mb.has_value());
+  CHECK(options.save.empty());
+}
+
+TEST_CASE("--help names every option and its default", "[examples][pure]") {
+  std::ostringstream help;
+  CHECK_FALSE(parse({"--help"}, help).has_value());
+  for (const char* option : {"--epochs", "--batch-size", "--lr", "--seed", "--backend",
+                             "--bucket-cap-mb", "--threads", "--data", "--save"}) {
+    CHECK_THAT(help.str(), ContainsText(option));
+  }
+  CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // as CLI11's version has it
+}
+
+TEST_CASE("values that cannot be are refused in one line", "[examples][errors]") {
+  const std::vector<std::vector<const char*>> all = {{"--epochs", "0"},
+                                                     {"--epochs", "many"},
+                                                     {"--epochs"},
+                                                     {"--batch-size", "-1"},
+                                                     {"--lr", "0"},
+                                                     {"--lr", "nan"},
+                                                     {"--lr", "inf"},
+                                                     {"--seed", "-1"},
+                                                     {"--bucket-cap-mb", "0"},
+                                                     {"--bucket-cap-mb", "-1"},
+                                                     {"--threads", "-1"},
+                                                     {"--no-such-option"},
+                                                     {"stray"}};
+  for (const auto& arguments : all) {
+    CAPTURE(arguments);
+    const auto message = refused(arguments);
+    CHECK_THAT(message, ContainsText(arguments[0]));
+    CHECK_THAT(message, ContainsText("(mnist --help lists the options)"));
+    CHECK(message.find('\n') == std::string::npos);
+  }
+}

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace examples::testing {
+
+// POSIX, not std::filesystem: LibTorch's libraries export an older copy of that one's functions,
+// which a program that links them gets instead of its own and crashes in.
+
+/// The names in a folder, in no order.
+inline std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  DIR* entries = opendir(folder.c_str());
+  if (entries == nullptr) return names;
+  while (const dirent* entry = readdir(entries)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(entries);
+  return names;
+}
+
+/// Removes a file, or a folder with all it holds.
+inline void remove_all(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    for (const auto& name : names_in(path)) remove_all(path + "/" + name);
+  }
+  std::remove(path.c_str());
+}
+
+/// A folder of its own, removed with all it holds when the test ends.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    const char* base = getenv("TMPDIR");
+    path_ = std::string(base != nullptr ? base : "/tmp") + "/ddp-test-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + path_);
+  }
+  ~TemporaryFolder() { remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+  /// Writes a file and returns its path.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(file(name), std::ios::binary) << bytes;
+    return file(name);
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace examples::testing

@@ -1,0 +1,83 @@
+// Programs under test: started, talked to, and always ended.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace ddp::testing {
+
+/// What is left of a program that has ended.
+struct Ended {
+  int code = 0;  // its exit code, or -signal
+  std::string out;
+  std::string err;
+};
+
+struct ChildOptions {
+  std::string input;                     // all of its standard input
+  std::vector<std::string> environment;  // "NAME=value" to put in, "NAME" to take out
+  bool join_streams = false;             // stderr into the same pipe as stdout, as 2>&1
+  bool ignore_hangup = false;            // as nohup does
+};
+
+/// Longest that anything here waits; only failing tests wait that long.
+constexpr std::chrono::seconds kPatience(30);
+
+class Child {
+ public:
+  explicit Child(const std::vector<std::string>& command, const ChildOptions& options = {});
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void send(int signal) const;
+
+  /// Reads until `text` has come out `times` times on stdout.
+  /// \throws std::runtime_error  with all output, when it ends or takes too long before that.
+  void read_until(const std::string& text, int times = 1);
+
+  /// Closes the reading end of its stdout, as `| head` does.
+  void stop_reading();
+
+  /// Reads to the end and waits.
+  Ended wait();
+
+  /// What was read so far.
+  const std::string& out() const { return ended_.out; }
+
+ private:
+  bool read_some(std::chrono::steady_clock::time_point deadline);
+  [[noreturn]] void fail(const std::string& what);
+
+  pid_t pid_ = -1;
+  bool reaped_ = false;
+  int out_ = -1;
+  int err_ = -1;
+  Ended ended_;
+};
+
+/// Runs a program to its end.
+Ended run(const std::vector<std::string>& command, const ChildOptions& options = {});
+
+/// The command `ddprun <options...> sh -c <script>`.
+std::vector<std::string> ddprun_sh(std::vector<std::string> options, const std::string& script);
+
+/// Asks again and again until `condition` holds; false when it does not in time.
+bool eventually(
+    const std::function<bool()>& condition, std::chrono::milliseconds patience = kPatience);
+
+/// Whether no such process runs (a zombie does not).
+bool is_gone(pid_t pid);
+
+/// The numbers that follow `label` in `text`, in order: {12, 14} for "pid 12\npid 14", "pid ".
+std::vector<int> numbers_after(const std::string& text, const std::string& label);
+
+/// The lines of `text`, sorted: ranks speak in any order.
+std::vector<std::string> sorted_lines(const std::string& text);
+
+}  // namespace ddp::testing

@@ -1,0 +1,172 @@
+// How a job ends, and that nothing of it remains.
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "launch/child.h"
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// Waits a job out; fails the test when one of its processes, whose ids it has told, still runs.
+Ended wait_without_orphans(Child& job) {
+  const Ended ended = job.wait();
+  for (const int pid : numbers_after(ended.out, "pid ")) {
+    CAPTURE(pid);
+    CHECK(is_gone(pid));
+  }
+  return ended;
+}
+
+/// What a rank told after "pid ".
+std::string pid_of(const std::string& out, int rank) {
+  const auto line = out.find("[" + std::to_string(rank) + "] ");
+  return std::to_string(numbers_after(out.substr(line), "pid ").at(0));
+}
+
+}  // namespace
+
+TEST_CASE("a job succeeds when every rank does, early or late", "[process]") {
+  Child job(ddprun_sh({"-n", "2"}, "[ $RANK = 0 ] && exit 0; read -r x; echo late"));
+  const Ended ended = job.wait();
+  CHECK(ended.code == 0);
+  CHECK(ended.out == "[1] late\n");
+  CHECK(ended.err.empty());
+}
+
+TEST_CASE("a rank that fails is named with its code and ends the others", "[process]") {
+  Child job(ddprun_sh({"-n", "3"}, "echo pid $$; [ $RANK = 1 ] && exit 3; exec sleep 1000"));
+  const auto start = Clock::now();
+  const Ended ended = wait_without_orphans(job);
+  CHECK(Clock::now() - start < 3s);  // no grace period is waited out
+  CHECK(ended.code == 3);
+  CHECK(
+      ended.err == "ddprun: rank 1 (pid " + pid_of(ended.out, 1) +
+                       ") exited with code 3; ending the other 2 ranks\n");
+}
+
+TEST_CASE("a rank that a signal kills is named with the signal", "[process]") {
+  Child job(ddprun_sh({"-n", "2"}, "echo pid $$; [ $RANK = 1 ] && kill -KILL $$; exec sleep 1000"));
+  const Ended ended = wait_without_orphans(job);
+  CHECK(ended.code == 128 + SIGKILL);
+  CHECK(
+      ended.err == "ddprun: rank 1 (pid " + pid_of(ended.out, 1) +
+                       ") was killed by signal 9 (SIGKILL); ending the other 1 rank\n");
+}
+
+TEST_CASE("its last words come before the report", "[process]") {
+  ChildOptions options;
+  options.join_streams = true;
+  const Ended job =
+      run(ddprun_sh({"-n", "1"}, "echo said; echo complained >&2; printf 'last words'; exit 4"),
+          options);
+  CHECK(job.code == 4);
+  const auto report = job.out.find("ddprun: rank 0");
+  REQUIRE(report != std::string::npos);
+  for (const char* words : {"[0] said\n", "[0] complained\n", "[0] last words\n"}) {
+    CHECK(job.out.find(words) < report);
+  }
+}
+
+TEST_CASE("the others may end in peace within the grace period", "[process]") {
+  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((3 * RANK))"));
+  job.read_until("pid ", 2);
+  REQUIRE(::kill(std::stoi(pid_of(job.out(), 1)), SIGUSR1) == 0);
+  const Ended ended = wait_without_orphans(job);
+  CHECK(ended.code == 3);
+  CHECK_THAT(ended.out, ContainsText("[0] got SIGTERM\n"));
+  CHECK_THAT(ended.err, !ContainsText("grace"));
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed, all within 5 s", "[process]") {
+  const auto grace = GENERATE(
+      std::vector<std::string>{"-n", "2"}, std::vector<std::string>{"-n", "2", "--grace", "0.3"});
+  Child job(ddprun_sh(grace, "exec " SIGNAL_PROBE " $((RANK ? 1 : 1000)) 9"));
+  job.read_until("pid ", 2);
+  const auto start = Clock::now();
+  REQUIRE(::kill(std::stoi(pid_of(job.out(), 1)), SIGUSR1) == 0);
+  const Ended ended = wait_without_orphans(job);
+  const auto took = Clock::now() - start;
+  CHECK(took < 5s);
+  CHECK(took > (grace.size() == 2 ? 2900ms : 290ms));
+  CHECK(ended.code == 9);
+  CHECK_THAT(
+      ended.err,
+      ContainsText(
+          "ddprun: the grace period is over; killing rank 0 (pid " + pid_of(ended.out, 0) + ")"));
+}
+
+TEST_CASE("the rank that failed first is the one blamed, though others failed too", "[process]") {
+  // Rank 1 fails, and rank 0 because of it, all while ddprun is held: then it finds both dead, and
+  // rank 0, the older process, would come first.
+  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((10 + RANK))"));
+  job.read_until("pid ", 2);
+  const std::string rank_0 = pid_of(job.out(), 0);
+  const std::string rank_1 = pid_of(job.out(), 1);
+  const int supervisor = numbers_after(job.out(), "parent ").at(0);
+  REQUIRE(::kill(supervisor, SIGSTOP) == 0);
+  for (const int pid : {std::stoi(rank_1), std::stoi(rank_0)}) {
+    REQUIRE(::kill(pid, SIGUSR1) == 0);
+    REQUIRE(eventually([&] { return is_gone(pid); }));
+  }
+  REQUIRE(::kill(supervisor, SIGCONT) == 0);
+  const Ended ended = wait_without_orphans(job);
+  CHECK(ended.code == 11);
+  const auto first = ended.err.find("rank 1 (pid " + rank_1);
+  const auto second = ended.err.find("rank 0 (pid " + rank_0);
+  REQUIRE(first != std::string::npos);
+  REQUIRE(second != std::string::npos);
+  CHECK(first < second);
+}
+
+TEST_CASE("what the ranks leave running ends with the job", "[process]") {
+  Child job(ddprun_sh({"-n", "2"}, "sleep 1000 & echo pid $!; setsid sleep 1001 & echo pid $!"));
+  const Ended ended = wait_without_orphans(job);
+  CHECK(ended.code == 0);
+  CHECK(numbers_after(ended.out, "pid ").size() == 4);
+}
+
+TEST_CASE("no rank is left even when both of ddprun's processes are killed at once", "[process]") {
+  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1000 0"));
+  job.read_until("pid ", 2);
+  const auto pids = numbers_after(job.out(), " pid ");
+  job.send(SIGSTOP);  // so that it cannot see the other one die
+  REQUIRE(::kill(numbers_after(job.out(), "parent ").at(0), SIGKILL) == 0);
+  job.send(SIGKILL);
+  CHECK(job.wait().code == -SIGKILL);
+  for (const int pid : pids) CHECK(eventually([&] { return is_gone(pid); }, 5s));
+}
+
+TEST_CASE("no orphan is left when ddprun is killed", "[process]") {
+  // Ranks that ignore what can be ignored, with a child in their group and one that left it.
+  const std::string script =
+      "trap '' TERM INT HUP; sleep 1000 & echo pid $!; setsid sleep 1001 & echo pid $!; "
+      "echo supervisor $PPID; echo pid $$; while :; do sleep 1002; done";
+  Child job(ddprun_sh({"-n", "2"}, script));
+  job.read_until("pid ", 6);
+  const auto pids = numbers_after(job.out(), "pid ");
+  REQUIRE(pids.size() == 6);
+  for (const int pid : pids) REQUIRE_FALSE(is_gone(pid));
+
+  const int supervisor = numbers_after(job.out(), "supervisor ").at(0);
+  SECTION("the process that the user started") {
+    job.send(SIGKILL);
+    CHECK(job.wait().code == -SIGKILL);
+  }
+  SECTION("the process behind it") {
+    REQUIRE(::kill(supervisor, SIGKILL) == 0);
+    const Ended ended = job.wait();
+    CHECK(ended.code == 128 + SIGKILL);
+    CHECK_THAT(ended.err, ContainsText("supervisor was killed by signal 9 (SIGKILL)"));
+  }
+  for (const int pid : pids) {
+    CAPTURE(pid);
+    CHECK(eventually([&] { return is_gone(pid); }, 5s));
+  }
+  CHECK(eventually([&] { return is_gone(supervisor); }, 5s));
+}

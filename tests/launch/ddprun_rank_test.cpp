@@ -1,0 +1,117 @@
+// What a rank finds when it starts.
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "launch/child.h"
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using Lines = std::vector<std::string>;
+
+TEST_CASE("ranks find their place in the environment", "[process]") {
+  const std::string script =
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $KEPT";
+  ChildOptions options;
+  options.environment = {"KEPT=kept", "RANK=9", "WORLD_SIZE=9"};
+  const std::vector<std::string> two = GENERATE(Lines{"-n", "2"}, Lines{"-n", "2", "--standalone"});
+  const Ended job = run(ddprun_sh(two, script), options);
+  CHECK(job.code == 0);
+  CHECK(job.err.empty());
+  CHECK(
+      sorted_lines(job.out) ==
+      Lines{"[0] 0 0 2 2 0 127.0.0.1 kept", "[1] 1 1 2 2 0 127.0.0.1 kept"});
+}
+
+TEST_CASE("the second of three hosts starts the ranks in the middle", "[process]") {
+  const Ended job = run(ddprun_sh(
+      {"-n", "2", "--nnodes", "3", "--node-rank", "1", "--master-addr", "host0", "--master-port",
+       "29500"},
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
+      "$MASTER_ADDR:$MASTER_PORT"));
+  CHECK(job.code == 0);
+  CHECK(sorted_lines(job.out) == Lines{"[2] 2 0 6 1/3 host0:29500", "[3] 3 1 6 1/3 host0:29500"});
+}
+
+TEST_CASE("OMP_NUM_THREADS is the user's, or an even share", "[process]") {
+  ChildOptions unset;
+  unset.environment = {"OMP_NUM_THREADS"};
+  const auto shares = numbers_after(
+      run(ddprun_sh({"-n", "1"}, "echo omp $OMP_NUM_THREADS of $(nproc)"), unset).out, "omp ");
+  const auto cores = numbers_after(run({"nproc"}).out, "");
+  REQUIRE(shares.size() == 1);
+  CHECK(shares[0] == cores.at(0));
+
+  ChildOptions set;
+  set.environment = {"OMP_NUM_THREADS=5"};
+  CHECK(run(ddprun_sh({"-n", "1"}, "echo $OMP_NUM_THREADS"), set).out == "[0] 5\n");
+  CHECK(
+      run(ddprun_sh({"-n", "1", "--omp-threads", "3"}, "echo $OMP_NUM_THREADS"), set).out ==
+      "[0] 3\n");
+}
+
+TEST_CASE("rank 0 reads standard input, the others find none", "[process]") {
+  ChildOptions options;
+  options.input = "typed\n";
+  const Ended job =
+      run(ddprun_sh(
+              {"-n", "3"},
+              "[ $RANK = 0 ] || exec readlink /proc/self/fd/0; read -r line; echo got $line"),
+          options);
+  CHECK(sorted_lines(job.out) == Lines{"[0] got typed", "[1] /dev/null", "[2] /dev/null"});
+}
+
+TEST_CASE("a rank starts with clean signals and no descriptors of ddprun's", "[process]") {
+  const std::string script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd";
+  const auto without_ddprun = run({"sh", "-c", script});
+  CHECK_THAT(without_ddprun.out, ContainsText("SigBlk:\t0000000000000000"));
+  CHECK_THAT(without_ddprun.out, ContainsText("SigIgn:\t0000000000000000"));
+  CHECK(run(ddprun_sh({"-n", "1", "--no-prefix"}, script)).out == without_ddprun.out);
+  // Of several ranks, the last started could inherit the most.
+  const auto of_last = run(ddprun_sh({"-n", "3"}, "[ $RANK != 2 ] || { " + script + "; }")).out;
+  CHECK(std::regex_replace(of_last, std::regex("\\[2\\] "), "") == without_ddprun.out);
+}
+
+TEST_CASE("a rank leads a session and a process group of its own", "[process]") {
+  const Ended job = run(ddprun_sh(
+      {"-n", "2"},
+      "read -r pid name state parent group session rest < /proc/self/stat; "
+      "echo $((group == pid)) $((session == pid))"));
+  CHECK(sorted_lines(job.out) == Lines{"[0] 1 1", "[1] 1 1"});
+}
+
+TEST_CASE("arguments reach the program as they were given", "[process]") {
+  const Ended job = run({DDPRUN, "-n", "1", "printf", "<%s>", "-n", "", "a b", "--", "--help"});
+  CHECK(job.out == "[0] <-n><><a b><--><--help>\n");
+}
+
+TEST_CASE("jobs at the same time have different ports, one within a job", "[process]") {
+  const auto command = ddprun_sh({"-n", "2"}, "echo port $MASTER_PORT; exec sleep 1000");
+  Child first(command);
+  Child second(command);
+  first.read_until("port ", 2);
+  second.read_until("port ", 2);
+  const auto a = numbers_after(first.out(), "port ");
+  const auto b = numbers_after(second.out(), "port ");
+  CHECK(a[0] == a[1]);
+  CHECK(b[0] == b[1]);
+  CHECK(a[0] != b[0]);
+}
+
+TEST_CASE("a program that cannot be executed is reported once", "[process]") {
+  Ended job = run({DDPRUN, "-n", "4", "no-such-program-here"});
+  CHECK(job.code == 127);
+  CHECK(job.out.empty());
+  CHECK(job.err == "ddprun: cannot execute 'no-such-program-here': No such file or directory\n");
+
+  job = run({DDPRUN, "-n", "4", "/etc/passwd"});
+  CHECK(job.code == 126);
+  CHECK(job.err == "ddprun: cannot execute '/etc/passwd': Permission denied\n");
+}
+
+TEST_CASE("a bad command line starts nothing", "[process]") {
+  const Ended job = run({DDPRUN, "-n", "0", "echo", "started"});
+  CHECK(job.code == 2);
+  CHECK(job.out.empty());
+  CHECK_THAT(job.err, ContainsText("whole number from 1 to 1024, got '0'"));
+}

@@ -1,0 +1,96 @@
+// What ddprun does with the signals that it gets.
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "launch/child.h"
+#include "launch/signals.h"
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+const std::string kEndsAtFirst = "exec " SIGNAL_PROBE " 1 0";
+const std::string kGoesOn = "exec " SIGNAL_PROBE " 1000 0";
+
+void check_gone(const std::vector<int>& pids) {
+  for (const int pid : pids) {
+    CAPTURE(pid);
+    CHECK(is_gone(pid));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a signal reaches every rank and decides the exit code", "[process]") {
+  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT);
+  const std::string name = ddp::launch::signal_name(signal);
+  Child job(ddprun_sh({"-n", "2"}, kEndsAtFirst));
+  job.read_until("pid ", 2);
+  job.send(signal);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 128 + signal);
+  CHECK_THAT(
+      ended.out, ContainsText("[0] got " + name + "\n") && ContainsText("[1] got " + name + "\n"));
+  CHECK(ended.err == "ddprun: got " + name + "; passing it on to 2 ranks\n");
+  check_gone(numbers_after(ended.out, "pid "));
+}
+
+TEST_CASE("it reaches a rank's children, each once", "[process]") {
+  // One in the rank's group, one that left it, and one that left it and has lost its parent.
+  const std::string probe = SIGNAL_PROBE " 1000 0 & ";
+  Child job(ddprun_sh(
+      {"-n", "1"}, "trap : TERM; " + probe + "setsid " + probe + "(setsid " + probe +
+                       "); while :; do wait; done"));
+  job.read_until("pid ", 3);
+  job.send(SIGTERM);
+  job.read_until("got SIGTERM", 3);
+  job.send(SIGINT);
+  const Ended ended = job.wait();
+  CHECK(sorted_lines(ended.out).size() == 3 + 3);
+  check_gone(numbers_after(ended.out, "pid "));
+}
+
+TEST_CASE("ranks that ignore a signal are killed after the grace period", "[process]") {
+  Child job(ddprun_sh({"-n", "2", "--grace", "0.3"}, kGoesOn));
+  job.read_until("pid ", 2);
+  job.send(SIGTERM);
+  const auto start = Clock::now();
+  const Ended ended = job.wait();
+  CHECK(Clock::now() - start < 3s);
+  CHECK(ended.code == 128 + SIGTERM);
+  CHECK_THAT(ended.err, ContainsText("the grace period is over; killing rank 0 (pid "));
+  check_gone(numbers_after(ended.out, "pid "));
+}
+
+TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "[process]") {
+  Child job(ddprun_sh({"-n", "2", "--grace", "1000"}, kGoesOn));
+  job.read_until("pid ", 2);
+  const int first = GENERATE(SIGINT, SIGTERM);
+  job.send(first);
+  job.send(SIGTERM);
+  const auto pids = numbers_after(job.out(), "pid ");
+  CHECK_FALSE(eventually([&] { return is_gone(pids[0]); }, 100ms));
+  job.send(SIGINT);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 128 + first);
+  CHECK_THAT(ended.err, ContainsText("got SIGINT while ending; killing rank 0 (pid "));
+  check_gone(pids);
+}
+
+TEST_CASE("under nohup a hangup passes unnoticed", "[process]") {
+  ChildOptions nohup;
+  nohup.ignore_hangup = true;
+  Child job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), nohup);
+  job.read_until("pid ");
+  job.send(SIGHUP);
+  job.send(SIGTERM);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 128 + SIGTERM);
+  CHECK_THAT(ended.out, ContainsText("0000000000000001"));
+  CHECK(ended.err == "ddprun: got SIGTERM; passing it on to 1 rank\n");
+}

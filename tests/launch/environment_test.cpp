@@ -1,0 +1,75 @@
+#include "launch/environment.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+
+using namespace ddp::launch;
+
+namespace {
+
+LaunchOptions job(int local_ranks, int nodes = 1, int node_rank = 0) {
+  LaunchOptions options;
+  options.local_ranks = local_ranks;
+  options.nodes = nodes;
+  options.node_rank = node_rank;
+  return options;
+}
+
+Environment sorted(Environment environment) {
+  std::sort(environment.begin(), environment.end());
+  return environment;
+}
+
+}  // namespace
+
+TEST_CASE("a rank's environment names it, its world and the master", "[pure]") {
+  auto options = job(4, 3, 2);
+  options.master_addr = "host0";
+  CHECK(
+      sorted(rank_environment({}, options, 29500, 1, "6")) ==
+      Environment{
+          "GROUP_RANK=2", "GROUP_WORLD_SIZE=3", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4",
+          "MASTER_ADDR=host0", "MASTER_PORT=29500", "OMP_NUM_THREADS=6", "RANK=9",
+          "WORLD_SIZE=12"});
+}
+
+TEST_CASE("ranks are numbered through all hosts without a gap", "[pure]") {
+  std::vector<int> ranks;
+  for (int node = 0; node < 3; ++node) {
+    for (int local = 0; local < 2; ++local) ranks.push_back(global_rank(job(2, 3, node), local));
+  }
+  CHECK(ranks == std::vector<int>{0, 1, 2, 3, 4, 5});
+}
+
+TEST_CASE("what is inherited stays, unless it speaks of another job", "[pure]") {
+  const Environment inherited = {
+      "PATH=/bin",
+      "RANK=7",
+      "RANKING=first",
+      "EMPTY=",
+      "WORLD_SIZE=9",
+      "MASTER_PORT=1",
+      "TORCHELASTIC_USE_AGENT_STORE=True"};
+  const auto result = rank_environment(inherited, job(1), 2, 0, "1");
+  const auto has = [&](const std::string& entry) {
+    return std::count(result.begin(), result.end(), entry) == 1;
+  };
+  for (const char* kept : {"PATH=/bin", "RANKING=first", "EMPTY="}) CHECK(has(kept));
+  for (const char* own : {"RANK=0", "WORLD_SIZE=1", "MASTER_PORT=2"}) CHECK(has(own));
+  CHECK(result.size() == 3 + 9);
+}
+
+TEST_CASE("OMP_NUM_THREADS: the option, else the user's, else a share of the cores", "[pure]") {
+  CHECK(omp_threads(job(2), std::nullopt, 8) == "4");
+  CHECK(omp_threads(job(3), std::nullopt, 8) == "2");
+  CHECK(omp_threads(job(16), std::nullopt, 8) == "1");
+  CHECK(omp_threads(job(2), "7", 8) == "7");
+  auto options = job(2);
+  options.omp_threads = 3;
+  CHECK(omp_threads(options, "7", 8) == "3");
+}
+
+TEST_CASE("there is a core to run on", "[pure]") { CHECK(usable_cores() >= 1); }

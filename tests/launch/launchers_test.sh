@@ -1,0 +1,47 @@
+#!/bin/sh
+# launchers_test.sh LAUNCHER PATH PROBE: runs PROBE (world_probe) on two ranks under LAUNCHER
+# (ddprun, torchrun or mpirun) and checks that they found each other. Nothing is set for it but
+# what the launcher sets. PATH is the launcher's, or ends in NOTFOUND.
+# Exit code: 0 as expected, 1 not, 77 skipped because the launcher is not usable here.
+set -u
+launcher=$1 path=$2 probe=$3
+
+skip() {
+  echo "skipped: $*"
+  exit 77
+}
+
+case $path in *NOTFOUND) skip "no $launcher is installed" ;; esac
+for name in RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT; do
+  unset "$name"
+done
+
+case $launcher in
+  ddprun) set -- "$path" -n 2 "$probe" ;;
+  torchrun)
+    why=$("$path" --help 2>&1) ||
+      skip "$path does not run: $(printf '%s' "$why" | tail -n 1)"
+    set -- "$path" --no-python --standalone --nproc-per-node 2 "$probe"
+    ;;
+  mpirun)
+    "$path" --version | grep -q 'Open MPI' || skip "$path is not Open MPI's"
+    set -- "$path" -n 2 --allow-run-as-root --oversubscribe "$probe"
+    ;;
+  *)
+    echo "launchers_test.sh: unknown launcher '$launcher'"
+    exit 1
+    ;;
+esac
+
+echo "\$ $*"
+output=$("$@" 2>&1)
+code=$?
+printf '%s\n' "$output"
+ranks=$(printf '%s\n' "$output" | sed -n 's/^\(\[[0-9]*\] \)\{0,1\}\(rank .*\)/\2/p' | sort)
+expected='rank 0 of 2 sum 1 local 0
+rank 1 of 2 sum 1 local 1'
+if [ "$code" -ne 0 ] || [ "$ranks" != "$expected" ]; then
+  echo "FAILED with exit code $code; expected from the ranks:"
+  echo "$expected"
+  exit 1
+fi

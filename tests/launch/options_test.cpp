@@ -1,0 +1,140 @@
+#include "launch/options.h"
+
+#include <chrono>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+
+using ddp::launch::kBadUsage;
+using ddp::launch::LaunchOptions;
+using ddp::launch::parse_options;
+using Words = std::vector<std::string>;
+
+namespace {
+
+struct Parse {
+  explicit Parse(const Words& words) {
+    std::vector<const char*> argv = {"ddprun"};
+    for (const auto& word : words) argv.push_back(word.c_str());
+    std::ostringstream out_stream;
+    std::ostringstream err_stream;
+    const auto parsed =
+        parse_options(static_cast<int>(argv.size()), argv.data(), out_stream, err_stream);
+    accepted = parsed.options.has_value();
+    if (accepted) options = *parsed.options;
+    exit_code = parsed.exit_code;
+    out = out_stream.str();
+    err = err_stream.str();
+  }
+  bool accepted;
+  LaunchOptions options;
+  int exit_code;
+  std::string out;
+  std::string err;
+};
+
+}  // namespace
+
+TEST_CASE("the program begins at the first word that is no option", "[pure]") {
+  const Words expected = {"./train", "-n", "3", "--help", "--", "x"};
+  CHECK(Parse({"-n", "2", "./train", "-n", "3", "--help", "--", "x"}).options.command == expected);
+  CHECK(
+      Parse({"-n", "2", "--", "./train", "-n", "3", "--help", "--", "x"}).options.command ==
+      expected);
+  CHECK(Parse({"-n", "2", "--", "--odd-name"}).options.command == Words{"--odd-name"});
+}
+
+TEST_CASE("one host is the default, standalone or not", "[pure]") {
+  for (const Words& words :
+       {Words{"-n", "2", "p"}, Words{"--standalone", "-n2", "p"},
+        Words{"--nproc-per-node=2", "--standalone", "p"}}) {
+    const Parse parse(words);
+    REQUIRE(parse.accepted);
+    CHECK(parse.options.local_ranks == 2);
+    CHECK(parse.options.nodes == 1);
+    CHECK(parse.options.node_rank == 0);
+    CHECK(parse.options.master_addr == "127.0.0.1");
+    CHECK(parse.options.master_port == 0);
+    CHECK_FALSE(parse.options.omp_threads.has_value());
+    CHECK_FALSE(parse.options.grace.has_value());
+    CHECK(parse.options.prefix);
+  }
+}
+
+TEST_CASE("every option arrives", "[pure]") {
+  const Parse parse(
+      {"-n", "8", "--nnodes", "3", "--node-rank", "2", "--master-addr", "host0", "--master-port",
+       "29500", "--omp-threads", "4", "--grace", "0.25", "--no-prefix", "p"});
+  REQUIRE(parse.accepted);
+  CHECK(parse.options.local_ranks == 8);
+  CHECK(parse.options.nodes == 3);
+  CHECK(parse.options.node_rank == 2);
+  CHECK(parse.options.master_addr == "host0");
+  CHECK(parse.options.master_port == 29500);
+  CHECK(parse.options.omp_threads == 4);
+  CHECK(parse.options.grace == std::chrono::milliseconds(250));
+  CHECK_FALSE(parse.options.prefix);
+}
+
+TEST_CASE("a bad command line is refused with code 2 and says what was expected", "[pure]") {
+  struct Case {
+    Words words;
+    Words said;
+  };
+  const std::vector<Case> cases = {
+      {{}, {"--nproc-per-node", "required"}},
+      {{"p"}, {"--nproc-per-node", "required"}},
+      {{"-n"}, {"--nproc-per-node", "missing"}},
+      {{"-n", "0", "p"}, {"whole number from 1 to 1024", "'0'"}},
+      {{"-n", "-2", "p"}, {"whole number from 1 to 1024", "'-2'"}},
+      {{"-n", "+2", "p"}, {"whole number from 1 to 1024", "'+2'"}},
+      {{"-n", "two", "p"}, {"whole number from 1 to 1024", "'two'"}},
+      {{"-n", "2.5", "p"}, {"whole number from 1 to 1024", "'2.5'"}},
+      {{"-n", "", "p"}, {"--nproc-per-node"}},
+      {{"-n", "1025", "p"}, {"whole number from 1 to 1024", "'1025'"}},
+      {{"-n", "99999999999999999999", "p"}, {"whole number", "'99999999999999999999'"}},
+      {{"-n", "2", "-n", "3", "p"}, {"--nproc-per-node"}},
+      {{"-n", "2"}, {"expected a program"}},
+      {{"-n", "2", "--"}, {"expected a program"}},
+      {{"-n", "2", ""}, {"program's name"}},
+      {{"-n", "2", "--frobnicate", "p"}, {"unknown option '--frobnicate'"}},
+      {{"-n", "2", "--nnodes", "2", "p"}, {"--master-addr and --master-port"}},
+      {{"-n", "2", "--nnodes", "2", "--master-addr", "h", "p"}, {"--master-port"}},
+      {{"-n", "2", "--nnodes", "0", "p"}, {"--nnodes", "'0'"}},
+      {{"-n", "2", "--node-rank", "1", "p"}, {"--node-rank", "less than --nnodes (1)", "got 1"}},
+      {{"-n", "2", "--master-addr", "", "p"}, {"--master-addr"}},
+      {{"-n", "2", "--master-port", "65536", "p"}, {"--master-port", "65535", "'65536'"}},
+      {{"-n", "2", "--standalone", "--nnodes", "2", "p"}, {"--standalone", "--nnodes"}},
+      {{"-n", "2", "--standalone", "--master-port", "1", "p"}, {"--standalone", "--master-port"}},
+      {{"-n", "2", "--omp-threads", "0", "p"}, {"--omp-threads", "'0'"}},
+      {{"-n", "2", "--grace", "-1", "p"}, {"--grace", "'-1'"}},
+      {{"-n", "2", "--grace", "soon", "p"}, {"--grace", "'soon'"}},
+      {{"-n", "2", "--grace", "nan", "p"}, {"--grace", "'nan'"}},
+  };
+  for (const Case& bad : cases) {
+    const Parse parse(bad.words);
+    CAPTURE(bad.words, parse.err);
+    CHECK_FALSE(parse.accepted);
+    CHECK(parse.exit_code == kBadUsage);
+    CHECK(parse.out.empty());
+    CHECK_THAT(parse.err, Catch::StartsWith("ddprun: ") && ContainsText("--help"));
+    for (const auto& text : bad.said) CHECK_THAT(parse.err, ContainsText(text));
+  }
+}
+
+TEST_CASE("--help explains every option and --version tells it", "[pure]") {
+  const Parse help({"--help"});
+  CHECK_FALSE(help.accepted);
+  CHECK(help.exit_code == 0);
+  CHECK(help.err.empty());
+  for (const char* text :
+       {"Usage: ddprun -n RANKS", "--standalone", "--nnodes", "--node-rank", "--master-addr",
+        "--master-port", "--omp-threads", "--grace", "--no-prefix", "ddprun -n 2 ./train"}) {
+    CHECK_THAT(help.out, ContainsText(text));
+  }
+  const Parse version({"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK_THAT(version.out, Catch::StartsWith("ddprun ") && ContainsText("."));
+}

@@ -1,0 +1,49 @@
+// That the port which ddprun reserves is of use to c10d.
+#include <chrono>
+#include <stdexcept>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "launch/reserved_port.h"
+#include "support/catch.h"
+
+using ddp::launch::ReservedPort;
+
+namespace {
+
+c10::intrusive_ptr<c10d::TCPStore> open_store(int port, bool libuv, bool server) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = server;
+  options.waitWorkers = false;
+  options.useLibUV = libuv;
+  options.timeout = std::chrono::seconds(20);
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+}  // namespace
+
+TEST_CASE("rank 0's store listens on the reserved port, and the others reach it", "[process]") {
+  const bool libuv = GENERATE(true, false);
+  CAPTURE(libuv);
+  const ReservedPort reserved;
+  for (int restart = 0; restart < 2; ++restart) {
+    const auto server = open_store(reserved.port(), libuv, /*server=*/true);
+    CHECK(server->getPort() == reserved.port());
+    const c10::intrusive_ptr<c10d::Store> client =
+        open_store(reserved.port(), libuv, /*server=*/false);
+    client->set("key", "value");
+    CHECK(server->get_to_str("key") == "value");
+  }
+}
+
+TEST_CASE("on a port where somebody listens it could not", "[process]") {
+  const bool libuv = GENERATE(true, false);
+  const ReservedPort reserved;
+  const auto first = open_store(reserved.port(), libuv, /*server=*/true);
+  CHECK_THROWS_WITH(
+      open_store(reserved.port(), libuv, /*server=*/true),
+      ContainsText("EADDRINUSE") || ContainsText("in use"));
+}

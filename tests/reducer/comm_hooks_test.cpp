@@ -1,0 +1,129 @@
+#include <ddp/comm_hooks.h>
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+// One reduced step with loss = (rank + 1) * sum(w): the mean gradient is (size + 1) / 2.
+at::Tensor averaged_gradient(const Rank& self, const CommHook& hook, bool as_views) {
+  auto w = torch::ones({3, 2}).set_requires_grad(true);
+  auto v = torch::ones({4}).set_requires_grad(true);
+  Reducer reducer(
+      {{"w", w}, {"v", v}}, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
+  if (hook) reducer.register_comm_hook(hook);
+  for (int i = 0; i < 3; ++i) {
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    reducer.prepare_for_forward();
+    const auto sum_w = w.sum();
+    const auto sum_v = v.sum();  // later in forward, so its gradient is ready first
+    const auto loss = (sum_w + sum_v) * (self.rank + 1);
+    reducer.prepare_for_backward();
+    loss.backward();
+  }
+  return torch::cat({w.grad().flatten(), v.grad()});
+}
+
+}  // namespace
+
+TEST_CASE("every built-in hook averages", "[ranks][comm_hooks]") {
+  const int size = GENERATE(1, 2, 3);
+  const bool as_views = GENERATE(false, true);
+  const std::string name = GENERATE("none", "all_reduce", "fp16", "bf16");
+  CAPTURE(size, as_views, name);
+  const auto gradients = run_ranks<at::Tensor>(size, [&](const Rank& self) {
+    CommHook hook;
+    if (name == "all_reduce") hook = hooks::all_reduce(self.group);
+    if (name == "fp16") hook = hooks::fp16_compress(self.group);
+    if (name == "bf16") hook = hooks::bf16_compress(self.group);
+    return averaged_gradient(self, hook, as_views);
+  });
+  // A third is not representable: a few units of the wire's precision, at most.
+  const double tolerance = name == "fp16" ? 2e-3 : name == "bf16" ? 2e-2 : 1e-6;
+  for (const auto& gradient : gradients) {
+    CHECK(torch::allclose(gradient, torch::full({10}, (size + 1) / 2.0), 0, tolerance));
+    CHECK(torch::equal(gradient, gradients[0]));
+  }
+}
+
+TEST_CASE("a hook owns the division and may return another tensor", "[ranks][comm_hooks]") {
+  const bool as_views = GENERATE(false, true);
+  const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    const CommHook hook = [](GradBucket& bucket) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.buffer() * 10);
+      return future;
+    };
+    return averaged_gradient(self, hook, as_views);
+  });
+  CHECK(torch::equal(gradients[0], torch::full({10}, 10.0)));
+  CHECK(torch::equal(gradients[1], torch::full({10}, 20.0)));
+}
+
+TEST_CASE("a hook sees the bucket's parameters and gradients", "[ranks][comm_hooks]") {
+  const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
+    std::string text;
+    const auto inner = hooks::all_reduce(self.group);
+    const CommHook hook = [&](GradBucket& bucket) {
+      text = c10::str(
+          bucket.index(), " ", bucket.is_last(), " ", bucket.buffer().sizes(), " ",
+          bucket.gradients().size(), " ", bucket.gradients()[0].sizes(), " ",
+          bucket.parameters()[0].sizes(), " ", bucket.gradients()[0].sum().item<float>());
+      return inner(bucket);
+    };
+    averaged_gradient(self, hook, false);
+    return text;
+  });
+  CHECK(seen[0] == "0 1 [10] 2 [4] [4] 4");
+  CHECK(seen[1] == "0 1 [10] 2 [4] [4] 8");
+}
+
+TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors][comm_hooks]") {
+  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+    auto w = torch::ones({2}).set_requires_grad(true);
+    Reducer reducer({{"w", w}}, self.group);
+    reducer.register_comm_hook(hooks::all_reduce(self.group));
+    reducer.register_comm_hook(hooks::all_reduce(self.group));
+  });
+  CHECK_THAT(errors[0], ContainsText("registered already"));
+  const auto late = testing::errors_of_ranks(1, [](const Rank& self) {
+    auto w = torch::ones({2}).set_requires_grad(true);
+    Reducer reducer({{"w", w}}, self.group);
+    reducer.prepare_for_forward();
+    const auto loss = w.sum();
+    reducer.prepare_for_backward();
+    loss.backward();
+    reducer.register_comm_hook(hooks::all_reduce(self.group));
+  });
+  CHECK_THAT(late[0], ContainsText("before the first backward pass"));
+  const auto empty = testing::errors_of_ranks(1, [](const Rank& self) {
+    Reducer({{"w", torch::ones({2}).set_requires_grad(true)}}, self.group).register_comm_hook({});
+  });
+  CHECK_THAT(empty[0], ContainsText("empty function"));
+}
+
+TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][comm_hooks]") {
+  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+    averaged_gradient(
+        self,
+        [](GradBucket& bucket) {
+          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+          future->markCompleted(bucket.buffer().slice(0, 0, 1));
+          return future;
+        },
+        false);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("to return 10 elements of Float, got 1 of Float"));
+  }
+}
+
+}  // namespace ddp

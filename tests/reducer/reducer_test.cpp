@@ -1,0 +1,377 @@
+#include <ddp/reducer.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::errors_of_ranks;
+using testing::Rank;
+using testing::run_ranks;
+
+at::Tensor parameter(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return torch::ones(sizes, dtype).set_requires_grad(true);
+}
+
+// Runs one backward pass of `loss()` that `reducer` averages.
+template <typename Loss>
+void reduced_backward(Reducer& reducer, const Loss& loss) {
+  reducer.prepare_for_forward();
+  const at::Tensor value = loss();
+  reducer.prepare_for_backward();
+  value.backward();
+}
+
+at::Tensor flat_gradients(const std::vector<NamedParameter>& parameters) {
+  std::vector<at::Tensor> flat;
+  for (const auto& p : parameters) flat.push_back(p.tensor.grad().to(at::kDouble).flatten());
+  return torch::cat(flat);
+}
+
+}  // namespace
+
+TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer]") {
+  const int size = GENERATE(1, 2, 3);
+  const bool as_views = GENERATE(false, true);
+  const double cap_mb = GENERATE(1e-6, 1e-3, 25.0);
+  CAPTURE(size, as_views, cap_mb);
+  const auto gradients = run_ranks<at::Tensor>(size, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{
+        {"a", parameter({5, 3})}, {"b", parameter({70})}, {"c", parameter({2, 2, 2})}};
+    Reducer reducer(
+        parameters, self.group,
+        ReducerOptions().bucket_cap_mb(cap_mb).gradient_as_bucket_view(as_views));
+    // Rank r contributes r + 1 times the step everywhere: small integers, exact sums.
+    for (int step = 1; step <= 4; ++step) {
+      for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+      reduced_backward(reducer, [&] {
+        at::Tensor sum = torch::zeros({});
+        for (const auto& p : parameters) sum = sum + p.tensor.sum();
+        return sum * (step * (self.rank + 1.0) * size);
+      });
+    }
+    return flat_gradients(parameters);
+  });
+  const auto expected = torch::full({93}, 4 * size * (size + 1) / 2.0, at::kDouble);
+  // A third of an integer is rounded, three times.
+  for (const auto& gradient : gradients) CHECK(torch::allclose(gradient, expected, 1e-6));
+  if (size < 3) CHECK(torch::equal(gradients[0], expected));
+}
+
+TEST_CASE("dtypes and layouts travel together and keep theirs", "[ranks][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
+    const auto image = torch::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast);
+    const std::vector<NamedParameter> parameters{
+        {"float", parameter({3})},
+        {"double", parameter({4}, at::kDouble)},
+        {"complex", parameter({5}, at::kComplexFloat)},
+        {"half", parameter({6}, at::kHalf)},
+        {"image", image.detach().set_requires_grad(true)},
+        {"empty", parameter({0})},
+        {"gaps", torch::ones({6, 2}).slice(0, 0, 6, 2).detach().set_requires_grad(true)}};
+    Reducer reducer(
+        parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+      reduced_backward(reducer, [&] {
+        at::Tensor sum = torch::zeros({}, at::kDouble);
+        for (const auto& p : parameters) {
+          const auto s = p.tensor.sum() * (2.0 * self.rank + 1);
+          sum = sum + (s.is_complex() ? torch::real(s) : s).to(at::kDouble);
+        }
+        return sum;
+      });
+    }
+    std::vector<at::Tensor> gradients;
+    for (const auto& p : parameters) gradients.push_back(p.tensor.grad());
+    return gradients;
+  });
+  for (const auto& gradients : results) {
+    for (const auto& gradient : gradients) {
+      CHECK(torch::equal(gradient, torch::full_like(gradient, 2.0)));
+    }
+    CHECK(gradients[1].scalar_type() == at::kDouble);
+    CHECK(gradients[4].is_contiguous(at::MemoryFormat::ChannelsLast));
+    CHECK(gradients[6].is_contiguous());
+  }
+}
+
+TEST_CASE("sparse gradients are averaged sparsely", "[ranks][reducer]") {
+  const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    const auto weight = torch::ones({10, 3}).set_requires_grad(true);
+    const auto dense = parameter({4});
+    Reducer reducer({{"dense", dense}, {"embedding", weight, true}}, self.group);
+    at::Tensor gradient;
+    for (int step = 0; step < 3; ++step) {
+      weight.mutable_grad().reset();
+      reduced_backward(reducer, [&] {
+        // Rank 0 looks up rows 1 and 2, rank 1 rows 2 and 3.
+        const auto rows = torch::tensor({self.rank + 1, self.rank + 2}, at::kLong);
+        return torch::embedding(weight, rows, -1, false, /*sparse=*/true).sum() + dense.sum();
+      });
+      gradient = weight.grad();
+    }
+    TORCH_CHECK(gradient.is_sparse());
+    return gradient.to_dense().select(1, 0);
+  });
+  const auto expected = torch::tensor({0, 1, 2, 1, 0, 0, 0, 0, 0, 0}, at::kFloat) / 2;
+  CHECK(torch::equal(gradients[0], expected));
+  CHECK(torch::equal(gradients[1], expected));
+}
+
+TEST_CASE("gradients that are bucket views survive optimizers", "[ranks][reducer]") {
+  const bool set_to_none = GENERATE(false, true);
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({4})}, {"b", parameter({4})}};
+    Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(true));
+    torch::optim::SGD optimizer({parameters[0].tensor, parameters[1].tensor}, 0.5);
+    int64_t between = 0;
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad(set_to_none);  // detaches each gradient, which a real view would refuse
+      reduced_backward(reducer, [&] {
+        return (parameters[0].tensor.sum() + parameters[1].tensor.sum()) * (self.rank + 1);
+      });
+      optimizer.step();
+      between = std::abs(
+          parameters[0].tensor.grad().const_data_ptr<float>() -
+          parameters[1].tensor.grad().const_data_ptr<float>());
+    }
+    return std::vector<at::Tensor>{
+        parameters[0].tensor.detach(), torch::tensor(between, at::kLong)};
+  });
+  for (const auto& result : results) {
+    CHECK(torch::equal(result[0], torch::full({4}, 1 - 4 * 0.5 * 1.5)));
+    // Neighbours in one bucket: both gradients do share its memory.
+    CHECK(result[1].item<int64_t>() == 4);
+  }
+}
+
+TEST_CASE("a rebuild keeps accumulated bucket views", "[ranks][reducer]") {
+  const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({3})}};
+    Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(true));
+    const auto loss = [&] { return parameters[0].tensor.sum() + 2 * parameters[1].tensor.sum(); };
+    reduced_backward(reducer, loss);
+    reducer.prepare_for_forward();  // rebuilds
+    TORCH_CHECK(reducer.has_rebuilt_buckets());
+    const auto kept = flat_gradients(parameters);
+    reduced_backward(reducer, loss);  // accumulates: reduces the sum of both
+    return torch::stack({kept, flat_gradients(parameters)});
+  });
+  const auto once = torch::tensor({1, 1, 1, 2, 2, 2}, at::kDouble);
+  CHECK(torch::equal(gradients[0], torch::stack({once, once * 2})));
+}
+
+TEST_CASE("a parameter without a gradient is an error on every rank", "[ranks][errors][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const int size = GENERATE(1, 2, 3);
+  const auto errors = run_ranks<std::vector<std::string>>(size, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{
+        {"first.weight", parameter({4})}, {"second.weight", parameter({4})}};
+    Reducer reducer(
+        parameters, self.group,
+        ReducerOptions().bucket_cap_mb(1e-6).gradient_as_bucket_view(as_views));
+    std::vector<std::string> texts;
+    // Before and after the rebuild, on the last rank only; a good pass after each bad one.
+    for (int step = 0; step < 6; ++step) {
+      const bool skip = step % 2 == 0 && self.rank == self.size - 1;
+      for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+      try {
+        reduced_backward(reducer, [&] {
+          auto loss = parameters[1].tensor.sum() * (self.rank + 1.0) * self.size;
+          return skip ? loss : loss + parameters[0].tensor.sum();
+        });
+        texts.push_back("");
+        const auto expected = self.size * (self.size + 1) / 2.0;
+        TORCH_CHECK(torch::allclose(
+            parameters[1].tensor.grad(), torch::full({4}, expected), 1e-6));
+      } catch (const c10::Error& error) {
+        texts.push_back(error.what_without_backtrace());
+      }
+    }
+    return texts;
+  });
+  const std::string expected = c10::str(
+      "Reducer: backward ended without gradients for 1 of 2 parameters (first.weight) on rank ",
+      size - 1, " of ", size, ". If a forward pass may skip parameters, set "
+      "find_unused_parameters(true); if not, check that the loss uses every output.");
+  for (const auto& texts : errors) {
+    CHECK(texts == std::vector<std::string>{expected, "", expected, "", expected, ""});
+  }
+}
+
+TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const bool hooked = GENERATE(false, true);
+  const auto results = run_ranks<std::vector<at::Tensor>>(3, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{
+        {"all", parameter({3})}, {"rank0", parameter({3})}, {"none", parameter({3})}};
+    Reducer reducer(
+        parameters, self.group,
+        ReducerOptions().find_unused_parameters(true).gradient_as_bucket_view(as_views));
+    if (hooked) reducer.register_comm_hook(hooks::all_reduce(self.group));
+    const auto loss = [&](bool with_none) {
+      auto sum = parameters[0].tensor.sum() * 3;
+      if (self.rank == 0) sum = sum + parameters[1].tensor.sum() * 3;
+      return with_none ? sum + parameters[2].tensor.sum() * 0.1 : sum;
+    };
+    reduced_backward(reducer, [&] { return loss(false); });
+    TORCH_CHECK(!parameters[2].tensor.grad().defined());
+    const auto second = parameters[1].tensor.grad().clone();
+
+    reduced_backward(reducer, [&] { return loss(true); });
+    const auto before = parameters[2].tensor.grad().clone();
+    reduced_backward(reducer, [&] { return loss(false); });
+    return std::vector<at::Tensor>{
+        second, before, parameters[2].tensor.grad().clone()};
+  });
+  for (const auto& result : results) {
+    CHECK(torch::equal(result[0], torch::ones({3})));
+    // Used by nobody in the last pass: not even a rounding error.
+    CHECK(torch::equal(result[1], result[2]));
+  }
+}
+
+TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][errors][reducer]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto w = parameter({4});
+    Reducer reducer({{"w", w}}, self.group);
+    // Autograd accumulates into what is there.
+    if (self.rank == 1) w.mutable_grad() = torch::zeros({4}, at::kDouble);
+    reduced_backward(reducer, [&] { return w.sum(); });
+  });
+  CHECK_THAT(
+      errors[0], ContainsText("expected the gradient of w to be Float on cpu") &&
+                     ContainsText("got Double on cpu") && ContainsText("on rank 1 of 2"));
+  CHECK(errors[0] == errors[1]);
+}
+
+TEST_CASE("an interrupted backward pass is refused afterwards", "[ranks][errors][reducer]") {
+  const int size = GENERATE(1, 2);
+  const auto texts = run_ranks<std::string>(size, [](const Rank& self) -> std::string {
+    const auto w = parameter({4});
+    const auto v = parameter({4});
+    Reducer reducer({{"w", w}, {"v", v}}, self.group);
+    const auto y = w * 2;
+    y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "boom"); });
+    try {
+      reducer.prepare_for_backward();
+      (y + v).sum().backward();
+    } catch (const c10::Error& error) {
+      if (std::string(error.what()).find("boom") == std::string::npos) return "not boom";
+    }
+    try {
+      reduced_backward(reducer, [&] { return (w + v).sum(); });
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "reduced";
+  });
+  for (const auto& text : texts) {
+    if (size == 1) {
+      CHECK(text == "reduced");
+    } else {
+      CHECK_THAT(text, ContainsText("the last backward pass failed") &&
+                           ContainsText("0 of 1 buckets were sent") && ContainsText("out of step"));
+    }
+  }
+}
+
+TEST_CASE("a lost peer is named with the bucket", "[ranks][errors][reducer]") {
+  testing::RanksOptions options;
+  options.collective_timeout = std::chrono::seconds(3);
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        const auto w = parameter({4});
+        Reducer reducer({{"layer.weight", w}}, self.group);
+        reduced_backward(reducer, [&] { return w.sum(); });
+        TORCH_CHECK(self.rank == 0, "I am leaving");
+        reduced_backward(reducer, [&] { return w.sum(); });
+      },
+      options);
+  CHECK_THAT(errors[0], ContainsText("on rank 0 of 2"));
+  CHECK(errors[1] == "I am leaving");
+}
+
+TEST_CASE("unusable parameters are refused by name", "[ranks][errors][reducer]") {
+  const auto error_of = [](const std::vector<NamedParameter>& parameters) {
+    return errors_of_ranks(1, [&](const Rank& self) { Reducer(parameters, self.group); })[0];
+  };
+  CHECK_THAT(error_of({}), ContainsText("at least one parameter"));
+  CHECK_THAT(error_of({{"w", at::Tensor()}}), ContainsText("\"w\", which is undefined"));
+  CHECK_THAT(error_of({{"w", torch::ones({2})}}), ContainsText("require a gradient, got \"w\""));
+}
+
+TEST_CASE("gradients equal c10d::Reducer's", "[ranks][reducer]") {
+  const int size = GENERATE(1, 2, 3);
+  const bool as_views = GENERATE(false, true);
+  CAPTURE(size, as_views);
+  const auto pairs = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
+    const auto train = [&](bool ours) {
+      torch::nn::Sequential net(
+          torch::nn::Linear(6, 20), torch::nn::Tanh(), torch::nn::Linear(20, 4));
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+      const torch::NoGradGuard no_grad;
+      std::vector<NamedParameter> parameters;
+      std::vector<at::Tensor> tensors;
+      for (const auto& p : net->named_parameters()) {
+        p.value().uniform_(-0.5, 0.5, generator);
+        parameters.push_back({p.key(), p.value()});
+        tensors.push_back(p.value());
+      }
+      auto data = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);
+      const torch::AutoGradMode grad(true);
+
+      std::unique_ptr<Reducer> mine;
+      std::unique_ptr<c10d::Reducer> theirs;
+      if (ours) {
+        mine = std::make_unique<Reducer>(
+            parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
+      } else {
+        const auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+            tensors, {size_t{1} << 20}, std::vector<bool>(tensors.size(), false), {});
+        theirs = std::make_unique<c10d::Reducer>(
+            tensors, buckets, self.group, std::vector<bool>(tensors.size(), false),
+            int64_t{25} << 20, false, as_views, std::unordered_map<size_t, std::string>(),
+            int64_t{1} << 20, false, false, std::vector<int64_t>());
+      }
+      torch::optim::SGD optimizer(tensors, 0.1);
+      for (int step = 0; step < 5; ++step) {
+        // As torch::optim's zero_grad, which refuses c10d's views.
+        for (const auto& t : tensors) t.mutable_grad().reset();
+        if (ours) mine->prepare_for_forward();
+        if (!ours) {
+          theirs->prepare_for_forward();
+          theirs->rebuild_buckets();
+        }
+        const auto x = torch::randn({5, 6}, data);
+        const auto loss = net->forward(x).pow(2).mean();
+        if (ours) mine->prepare_for_backward();
+        if (!ours) theirs->prepare_for_backward({});
+        loss.backward();
+        optimizer.step();
+      }
+      std::vector<at::Tensor> flat;
+      for (const auto& t : tensors) flat.push_back(t.grad().flatten());
+      for (const auto& t : tensors) flat.push_back(t.detach().flatten());
+      return torch::cat(flat);
+    };
+    return std::vector<at::Tensor>{train(true), train(false)};
+  });
+  for (const auto& pair : pairs) {
+    if (size < 3) {
+      CHECK(torch::equal(pair[0], pair[1]));
+    } else {
+      // Sums of three in another order.
+      CHECK(torch::allclose(pair[0], pair[1], 1e-5, 1e-7));
+    }
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,20 @@
+// The one door to Catch2: hides the v2/v3 difference and the clash with c10's CHECK macro.
+// Include it last, after every torch header.
+#pragma once
+
+#if __has_include(<c10/util/Logging.h>)  // not in the launcher's tests, which go without LibTorch
+#include <c10/util/Logging.h>  // defines a glog-like CHECK: take it first, then drop it
+#undef CHECK
+#endif
+
+#include <string>
+
+#if __has_include(<catch2/catch_all.hpp>)  // v3
+#include <catch2/catch_all.hpp>
+inline auto ContainsText(const std::string& text) {
+  return Catch::Matchers::ContainsSubstring(text);
+}
+#else  // v2.13
+#include <catch2/catch.hpp>
+inline auto ContainsText(const std::string& text) { return Catch::Matchers::Contains(text); }
+#endif

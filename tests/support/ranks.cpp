@@ -1,0 +1,100 @@
+#include "support/ranks.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+namespace ddp::testing {
+namespace {
+
+/// Counts the ranks that came to an end, and waits for all of them.
+class FinishLine {
+ public:
+  explicit FinishLine(int size) : arrived_(size, 0) {}
+
+  void arrive(int rank) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      arrived_[rank] = 1;
+      ++count_;
+    }
+    changed_.notify_all();
+  }
+
+  void wait_or_end_process(std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto all = [&] { return count_ == arrived_.size(); };
+    if (changed_.wait_for(lock, timeout, all)) return;
+    std::string stuck;
+    for (size_t rank = 0; rank < arrived_.size(); ++rank) {
+      if (!arrived_[rank]) stuck += " " + std::to_string(rank);
+    }
+    std::fprintf(
+        stderr, "run_ranks: after %lld ms these of %zu ranks are still running:%s\n",
+        static_cast<long long>(timeout.count()), arrived_.size(), stuck.c_str());
+    std::fflush(nullptr);
+    std::_Exit(1);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<char> arrived_;
+  size_t count_ = 0;
+};
+
+// ProcessGroupGloo keeps a flight record of its calls in a map that belongs to the process and that
+// torch 2.11.0 does not guard: ranks that are threads would corrupt it. Read once, at first use.
+const bool without_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1) == 0;
+
+void run_one(
+    const RanksOptions& options,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    const std::function<void(const Rank&)>& body) {
+  TORCH_INTERNAL_ASSERT(without_flight_recorder);
+  // Otherwise every rank would start as many workers as there are cores.
+  at::set_num_threads(1);
+  const auto group = make_process_group(ProcessGroupOptions()
+                                            .backend(options.backend)
+                                            .store(store)
+                                            .rank(rank)
+                                            .world_size(size)
+                                            .timeout(options.collective_timeout));
+  body(Rank{rank, size, group, store});
+}
+
+}  // namespace
+
+std::vector<std::string> errors_of_ranks(
+    int size, const std::function<void(const Rank&)>& body, const RanksOptions& options) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(options.collective_timeout);
+  std::vector<std::string> errors(size);
+  FinishLine finish(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        run_one(options, store, rank, size, body);
+      } catch (const c10::Error& error) {
+        errors[rank] = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+      finish.arrive(rank);
+    });
+  }
+  finish.wait_or_end_process(options.stuck_after);
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,60 @@
+// Ranks as threads of the test's process, over one HashStore.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+namespace ddp::testing {
+
+/// What one rank of a test holds.
+struct Rank {
+  int rank;
+  int size;
+  ProcessGroup group;                     // Gloo on the loopback device
+  c10::intrusive_ptr<c10d::Store> store;  // shared by all ranks of the test
+};
+
+struct RanksOptions {
+  /// Of every store and collective call: a lost rank fails the test in this time.
+  std::chrono::milliseconds collective_timeout = std::chrono::seconds(20);
+  /// After this the harness names the ranks that still run and ends the process: a stuck thread
+  /// cannot be unwound, and the test's locals must not die under it.
+  std::chrono::milliseconds stuck_after = std::chrono::seconds(60);
+  /// Devices beside the CPU that Gloo shall serve, and so on: as in ProcessGroupOptions.
+  std::string backend = "gloo";
+};
+
+
+/// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for
+/// none) without their backtraces. For tests whose subject is the error.
+std::vector<std::string> errors_of_ranks(
+    int size, const std::function<void(const Rank&)>& body, const RanksOptions& options = {});
+
+/// Runs `body` once per rank, each on its own thread, and returns the ranks' results in order.
+///
+/// `body` must not use Catch2's macros, which are not thread safe in v2: it returns what the test
+/// wants to check.
+///
+/// \throws std::runtime_error naming every rank that threw, with its message.
+template <typename Result>
+std::vector<Result> run_ranks(
+    int size, const std::function<Result(const Rank&)>& body, const RanksOptions& options = {}) {
+  static_assert(!std::is_same_v<Result, bool>, "vector<bool> packs bits: the ranks would race");
+  std::vector<Result> results(size);
+  const auto errors = errors_of_ranks(
+      size, [&](const Rank& self) { results[self.rank] = body(self); }, options);
+  std::string report;
+  for (int rank = 0; rank < size; ++rank) {
+    if (!errors[rank].empty()) report += "\n  rank " + std::to_string(rank) + ": " + errors[rank];
+  }
+  if (!report.empty()) throw std::runtime_error("ranks failed:" + report);
+  return results;
+}
+
+}  // namespace ddp::testing

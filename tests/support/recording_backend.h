@@ -1,0 +1,62 @@
+// A backend that talks to nobody: it records what it is asked to do, and is done at once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace ddp::testing {
+
+/// A log that backends and tests write to in the order in which things happen.
+using Events = std::vector<std::string>;
+
+/// Leaves tensors as they are, as if all other ranks had contributed zeros. Records
+/// "allreduce 120" and the like, with the number of elements.
+class RecordingBackend : public c10d::Backend {
+ public:
+  RecordingBackend(int rank, int size, Events& events) : Backend(rank, size), events_(events) {}
+
+  const std::string getBackendName() const override { return "recording"; }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(
+      std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions&) override {
+    return done("broadcast", tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
+    return done("allreduce", tensors);
+  }
+
+ private:
+  class Done : public c10d::Work {
+   public:
+    Done() { finish(); }
+  };
+
+  c10::intrusive_ptr<c10d::Work> done(const char* op, const std::vector<at::Tensor>& tensors) {
+    int64_t elements = 0;
+    for (const auto& t : tensors) elements += t.numel();
+    events_.push_back(std::string(op) + " " + std::to_string(elements));
+    return c10::make_intrusive<Done>();
+  }
+
+  Events& events_;
+};
+
+/// A process group of `size` ranks in which this process is `rank` and the others do not exist.
+inline c10::intrusive_ptr<c10d::ProcessGroup> recording_group(int rank, int size, Events& events) {
+  const auto backend_type = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::HashStore>(), rank, size);
+  group->setBackend(
+      c10::DeviceType::CPU, backend_type,
+      std::optional<c10::intrusive_ptr<c10d::Backend>>(
+          c10::make_intrusive<RecordingBackend>(rank, size, events)));
+  group->setDefaultBackend(backend_type);
+  group->setGroupName("recording");
+  return group;
+}
+
+}  // namespace ddp::testing
