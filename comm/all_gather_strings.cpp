@@ -46,7 +46,8 @@ std::vector<std::string> all_gather_strings(
   for (const auto& gathered : gather_equal(bytes.to(device), group)) {
     const auto host = gathered.cpu();
     texts.emplace_back(
-        static_cast<const char*>(host.const_data_ptr()), static_cast<size_t>(lengths[texts.size()]));
+        static_cast<const char*>(host.const_data_ptr()),
+        static_cast<size_t>(lengths[texts.size()]));
   }
   return texts;
 }

@@ -19,17 +19,17 @@ void add(BackendSpec& spec, const std::string& part, const std::string& text) {
   const auto colon = part.find(':');
   TORCH_CHECK_VALUE(
       colon != std::string::npos,
-      "backend: expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text,
-      "\" with \"", part, "\".");
+      "backend: expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text, "\" with \"",
+      part, "\".");
   const auto device = part.substr(0, colon);
   const auto backend = part.substr(colon + 1);
   TORCH_CHECK_VALUE(
-      device == "cpu" || device == "cuda", "backend: expected the devices cpu and cuda, got \"", text,
-      "\" with \"", device, "\".");
+      device == "cpu" || device == "cuda", "backend: expected the devices cpu and cuda, got \"",
+      text, "\" with \"", device, "\".");
   check_known(backend, text);
   TORCH_CHECK_VALUE(
-      !(backend == "nccl" && device == "cpu"), "backend: nccl serves CUDA tensors only, got \"", text,
-      "\". Use cpu:gloo,cuda:nccl.");
+      !(backend == "nccl" && device == "cpu"), "backend: nccl serves CUDA tensors only, got \"",
+      text, "\". Use cpu:gloo,cuda:nccl.");
   TORCH_CHECK_VALUE(
       spec.emplace(device, backend).second, "backend: expected each device once, got \"", text,
       "\".");
@@ -59,8 +59,7 @@ void check_usable(const BackendSpec& spec, const std::string& why_no_nccl) {
   TORCH_CHECK(
       !is_used(spec, "mpi"),
       "backend mpi: LibTorch's binaries come without it. Use gloo or nccl, under mpirun too.");
-  TORCH_CHECK(
-      !is_used(spec, "nccl") || why_no_nccl.empty(), "backend nccl: ", why_no_nccl, ".");
+  TORCH_CHECK(!is_used(spec, "nccl") || why_no_nccl.empty(), "backend nccl: ", why_no_nccl, ".");
 }
 
 bool is_used(const BackendSpec& spec, const std::string& backend) {

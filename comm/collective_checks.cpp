@@ -12,8 +12,8 @@ std::string place_of(const c10d::ProcessGroup& group) {
 
 void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup& group) {
   TORCH_CHECK_VALUE(
-      tensor.defined(), call, ": expected a defined tensor, got an undefined one ",
-      place_of(group), ".");
+      tensor.defined(), call, ": expected a defined tensor, got an undefined one ", place_of(group),
+      ".");
   TORCH_CHECK_VALUE(
       tensor.layout() == at::kStrided, call, ": expected a dense tensor, got layout ",
       tensor.layout(), " ", place_of(group), ". Call to_dense() first.");
@@ -33,13 +33,14 @@ void check_list(
     const char* call, const char* name, const std::vector<at::Tensor>& tensors,
     const at::Tensor& like, c10d::ProcessGroup& group) {
   TORCH_CHECK_VALUE(
-      tensors.size() == static_cast<size_t>(group.getSize()), call, ": expected one tensor per rank in ",
-      name, ", which is ", group.getSize(), ", got ", tensors.size(), " ", place_of(group), ".");
+      tensors.size() == static_cast<size_t>(group.getSize()), call,
+      ": expected one tensor per rank in ", name, ", which is ", group.getSize(), ", got ",
+      tensors.size(), " ", place_of(group), ".");
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(call, tensors[i], group);
     TORCH_CHECK_VALUE(
-        tensors[i].scalar_type() == like.scalar_type() && tensors[i].device() == like.device(), call,
-        ": expected ", name, "[", i, "] to be ", like.scalar_type(), " on ", like.device(),
+        tensors[i].scalar_type() == like.scalar_type() && tensors[i].device() == like.device(),
+        call, ": expected ", name, "[", i, "] to be ", like.scalar_type(), " on ", like.device(),
         " like the rest, got ", tensors[i].scalar_type(), " on ", tensors[i].device(), " ",
         place_of(group), ".");
   }
@@ -57,14 +58,15 @@ void check_shape(
     const char* call, const std::string& name, const at::Tensor& tensor, const at::Tensor& like,
     c10d::ProcessGroup& group) {
   TORCH_CHECK_VALUE(
-      tensor.sizes() == like.sizes(), call, ": expected ", name, " of shape ", like.sizes(), ", got ",
-      tensor.sizes(), " ", place_of(group), ".");
+      tensor.sizes() == like.sizes(), call, ": expected ", name, " of shape ", like.sizes(),
+      ", got ", tensor.sizes(), " ", place_of(group), ".");
 }
 
 void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup& group) {
   TORCH_CHECK_VALUE(
-      rank >= 0 && rank < group.getSize(), call, ": expected ", name, " to be a rank of the group, 0 to ",
-      group.getSize() - 1, ", got ", rank, " ", place_of(group), ".");
+      rank >= 0 && rank < group.getSize(), call, ": expected ", name,
+      " to be a rank of the group, 0 to ", group.getSize() - 1, ", got ", rank, " ",
+      place_of(group), ".");
 }
 
 void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group) {

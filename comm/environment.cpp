@@ -4,6 +4,9 @@
 #include <cctype>
 #include <cstdint>
 #include <cstdlib>
+#include <stdexcept>
+
+#include <c10/util/Exception.h>
 
 namespace ddp {
 namespace {
@@ -17,8 +20,7 @@ std::optional<Setting> read(const Lookup& lookup, const std::string& name) {
   return Setting{name, std::move(*value)};
 }
 
-std::optional<Setting> read_first(
-    const Lookup& lookup, std::initializer_list<const char*> names) {
+std::optional<Setting> read_first(const Lookup& lookup, std::initializer_list<const char*> names) {
   for (const auto* name : names) {
     if (auto setting = read(lookup, name)) return setting;
   }
@@ -41,10 +43,9 @@ void read_open_mpi(const Lookup& lookup, Environment& environment) {
   environment.address_remedy =
       "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
       "-x MASTER_PORT=<a free port there>";
-  const auto on_this_host = read(lookup, "OMPI_COMM_WORLD_LOCAL_SIZE");
   const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  const bool one_host = on_this_host && environment.world_size &&
-                        on_this_host->value == environment.world_size->value;
+  const bool one_host = environment.local_world_size && environment.world_size &&
+                        environment.local_world_size->value == environment.world_size->value;
   if (!one_host) return;
   if (!environment.master_addr) environment.master_addr = Setting{"one host", "127.0.0.1"};
   if (!environment.master_port && job) {
@@ -70,18 +71,42 @@ void read_slurm(const Lookup& lookup, Environment& environment) {
   const auto job = read_first(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"});
   if (!environment.master_port && job) {
     const auto step = read_first(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"});
-    const auto number = [](const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); };
-    environment.master_port =
-        Setting{job->name, derived_port(16 * number(job->value) + (step ? number(step->value) : 0))};
+    const auto number = [](const std::string& text) {
+      return std::strtoull(text.c_str(), nullptr, 10);
+    };
+    environment.master_port = Setting{
+        job->name, derived_port(16 * number(job->value) + (step ? number(step->value) : 0))};
   }
 }
 
 }  // namespace
 
+int parse_int(const Setting& setting, int min, int max) {
+  const auto bad = [&](const char* expectation) {
+    TORCH_CHECK_VALUE(
+        false, setting.name, ": expected ", expectation,
+        max == std::numeric_limits<int>::max() ? c10::str(" of at least ", min)
+                                               : c10::str(" from ", min, " to ", max),
+        ", got \"", setting.value, "\".");
+  };
+  int64_t number = 0;
+  size_t used = 0;
+  try {
+    number = std::stoll(setting.value, &used);
+  } catch (const std::logic_error&) {
+    bad("a whole number");
+  }
+  if (used != setting.value.size()) bad("a whole number");
+  if (number < min || number > max) bad("a number");
+  return static_cast<int>(number);
+}
+
 Environment read_environment(const Lookup& lookup) {
   Environment environment;
   environment.local_rank =
       read_first(lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
+  environment.local_world_size =
+      read_first(lookup, {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"});
   environment.master_addr = read(lookup, "MASTER_ADDR");
   environment.master_port = read(lookup, "MASTER_PORT");
   environment.gloo_interfaces = read(lookup, "GLOO_SOCKET_IFNAME");

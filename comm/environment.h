@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -15,12 +16,20 @@ struct Setting {
   std::string value;
 };
 
+/// The setting's value as a whole number.
+///
+/// \throws c10::ValueError  when it is none, or not in [min, max].
+int parse_int(const Setting& setting, int min, int max = std::numeric_limits<int>::max());
+
+constexpr int kMaxPort = 65535;
+
 /// What a launcher told this process, as it stands there: checked where it is used, so that a
 /// malformed variable nobody needs harms nobody.
 struct Environment {
   std::optional<Setting> rank;
   std::optional<Setting> world_size;
   std::optional<Setting> local_rank;
+  std::optional<Setting> local_world_size;
   std::optional<Setting> master_addr;
   std::optional<Setting> master_port;
   /// Where rank and world size were looked for, for the message that they are missing.

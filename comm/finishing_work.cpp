@@ -9,8 +9,7 @@
 namespace ddp {
 
 FinishingWork::FinishingWork(
-    std::vector<WorkPtr> parts, std::function<void()> finish,
-    std::vector<at::Tensor> outputs)
+    std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs)
     : c10d::Work(-1, parts.front()->retrieveOpType()),
       parts_(std::move(parts)),
       finish_(std::move(finish)),

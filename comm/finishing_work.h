@@ -20,8 +20,7 @@ class FinishingWork : public c10d::Work {
   /// \param parts  not empty.
   /// \param outputs  what `result()` gives.
   FinishingWork(
-      std::vector<WorkPtr> parts, std::function<void()> finish,
-      std::vector<at::Tensor> outputs);
+      std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs);
 
   bool isCompleted() override;
   bool isSuccess() const override;

@@ -15,8 +15,19 @@
 namespace ddp {
 namespace {
 
-c10d::ProcessGroup::BackendType type_of(const std::string& backend) {
-  return c10d::ProcessGroup::strToBackendType(backend);
+c10::intrusive_ptr<c10d::Backend> make_backend(
+    const std::string& name, const backends::Setup& setup, const GlooDevices& devices) {
+  if (name == "nccl") return backends::make_nccl(setup);
+  try {
+    return backends::make_gloo(setup, devices);
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    TORCH_CHECK(
+        false, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+        " to connect to the others over ", to_string(devices), ", but it could not within ",
+        setup.timeout.count(), " ms. If that is not the way to them, set GLOO_SOCKET_IFNAME. (",
+        torch_error != nullptr ? torch_error->what_without_backtrace() : error.what(), ")");
+  }
 }
 
 // Connects the backends of a group whose members have all come.
@@ -25,25 +36,31 @@ ProcessGroup connect(
     const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
-  backends::Setup setup{store, rank, size, world.timeout, name,
-                        {global_ranks.begin(), global_ranks.end()}};
-
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
   for (const auto& [device, backend] : world.backends) {
     auto& instance = made[backend];
     if (!instance) {
-      setup.store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
-      instance = backend == "nccl" ? backends::make_nccl(setup)
-                                   : backends::make_gloo(setup, world.gloo_devices);
+      const auto own_store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
+      instance = make_backend(
+          backend,
+          {own_store, rank, size, world.timeout, name, {global_ranks.begin(), global_ranks.end()}},
+          world.gloo_devices);
       instance->setSequenceNumberForGroup();
     }
-    group->setBackend(c10::Device(device).type(), type_of(backend), instance);
+    group->setBackend(
+        c10::Device(device).type(), c10d::ProcessGroup::strToBackendType(backend), instance);
   }
   // c10d asks the default backend for what belongs to no tensor; as Python does, NCCL if it is in.
-  group->setDefaultBackend(made.count("nccl") != 0 ? "nccl" : "gloo");
+  group->setDefaultBackend(is_used(world.backends, "nccl") ? "nccl" : "gloo");
   group->setGroupName(name);
   group->setGroupDesc(name);
   return group;
+}
+
+// As far as the launcher says.
+int processes_on_host(const Environment& environment) {
+  if (environment.local_world_size) return parse_int(*environment.local_world_size, 1);
+  return environment.local_rank ? parse_int(*environment.local_rank, 0) + 1 : 1;
 }
 
 std::string to_text(const std::vector<int>& ranks) {
@@ -56,12 +73,12 @@ std::string to_text(const std::vector<int>& ranks) {
 
 void check_ranks(const std::vector<int>& sorted, int world_size) {
   const auto text = to_text(sorted);
-  TORCH_CHECK_VALUE(
-      !sorted.empty(), "new_group: expected at least one rank, got none.");
+  TORCH_CHECK_VALUE(!sorted.empty(), "new_group: expected at least one rank, got none.");
   for (size_t i = 0; i < sorted.size(); ++i) {
     TORCH_CHECK_VALUE(
-        sorted[i] >= 0 && sorted[i] < world_size, "new_group: expected ranks of the default group, 0 to ",
-        world_size - 1, ", got ", sorted[i], " in ", text, ".");
+        sorted[i] >= 0 && sorted[i] < world_size,
+        "new_group: expected ranks of the default group, 0 to ", world_size - 1, ", got ",
+        sorted[i], " in ", text, ".");
     TORCH_CHECK_VALUE(
         i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
         " twice in ", text, ".");
@@ -71,17 +88,23 @@ void check_ranks(const std::vector<int>& sorted, int world_size) {
 }  // namespace
 
 int local_rank_of(const Environment& environment, int world_size) {
-  if (environment.local_rank) return parse_int(*environment.local_rank, 0, 1 << 16);
+  if (environment.local_rank) return parse_int(*environment.local_rank, 0);
   TORCH_CHECK(
-      world_size == 1, "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
-      "SLURM_LOCALID in the environment, got none of them in a world of ", world_size,
+      world_size == 1,
+      "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
+      "SLURM_LOCALID in the environment, got none of them in a world of ",
+      world_size,
       " ranks. Start the program with ddprun, torchrun, mpirun or srun, or set LOCAL_RANK.");
   return 0;
 }
 
 BuiltGroup build_group(const ProcessGroupOptions& options) {
   const auto environment = read_environment(process_variable);
-  const auto why_no_nccl = backends::why_no_nccl();
+  // Counting GPUs loads the CUDA driver: not for those who chose Gloo.
+  const bool asks_for_nccl =
+      options.backend().empty() || options.backend().find("nccl") != std::string::npos;
+  const auto why_no_nccl =
+      asks_for_nccl ? backends::why_no_nccl(processes_on_host(environment)) : "";
   BuiltGroup built;
   auto& world = built.world;
   world.backends = parse_backend(options.backend(), why_no_nccl.empty());
@@ -93,7 +116,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   try {
     check_usable(world.backends, why_no_nccl);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
-    if (is_used(world.backends, "nccl")) {
+    if (is_used(world.backends, "nccl") && environment.local_rank) {
       backends::use_cuda_device(local_rank_of(environment, met.world_size));
     }
   } catch (const c10::Error& error) {
@@ -110,8 +133,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   built.group = connect(
-      world, c10::make_intrusive<c10d::PrefixStore>(name, store), met.rank, ranks,
-      "default_pg");
+      world, c10::make_intrusive<c10d::PrefixStore>(name, store), met.rank, ranks, "default_pg");
   return built;
 }
 
@@ -126,13 +148,18 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   const auto name = call_roll(roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
   ProcessGroup group;
-  if (place != sorted.end()) {
-    group = connect(
-        parent.world, c10::make_intrusive<c10d::PrefixStore>(name, store),
-        static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+  std::string problem;
+  try {
+    if (place != sorted.end()) {
+      group = connect(
+          parent.world, c10::make_intrusive<c10d::PrefixStore>(name, store),
+          static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+    }
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
   }
   // The store has to outlive the members' connecting, and may be in the process of a non-member.
-  call_roll(roll, "connected");
+  call_roll(roll, "connected", problem);
   return group;
 }
 

@@ -50,8 +50,8 @@ std::string local_address_towards(const addrinfo& peer) {
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   auto* address = reinterpret_cast<sockaddr*>(&local);
-  const bool found = connect(fd, peer.ai_addr, peer.ai_addrlen) == 0 &&
-                     getsockname(fd, address, &length) == 0;
+  const bool found =
+      connect(fd, peer.ai_addr, peer.ai_addrlen) == 0 && getsockname(fd, address, &length) == 0;
   close(fd);
   return found ? to_text(address, length) : "";
 }
@@ -80,8 +80,8 @@ std::string address_towards(const std::string& host) {
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), "9", &hints, &found);
   TORCH_CHECK_VALUE(
-      status == 0, "Gloo: expected rank 0's host to have an address, got \"", host, "\": ",
-      gai_strerror(status), ". Check MASTER_ADDR (or the host in tcp://).");
+      status == 0, "Gloo: expected rank 0's host to have an address, got \"", host,
+      "\": ", gai_strerror(status), ". Check MASTER_ADDR (or the host in tcp://).");
   const Owned<addrinfo> addresses(found, freeaddrinfo);
   std::string local;
   for (const auto* peer = addresses.get(); peer != nullptr && local.empty(); peer = peer->ai_next) {
@@ -98,6 +98,12 @@ std::string address_towards(const std::string& host) {
   return local;
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 std::string names_of_interfaces() {
   std::vector<std::string> names;
   const auto list = interfaces();
@@ -105,9 +111,7 @@ std::string names_of_interfaces() {
     const std::string name = entry->ifa_name;
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
-  std::ostringstream text;
-  for (const auto& name : names) text << (text.tellp() > 0 ? ", " : "") << name;
-  return text.str();
+  return joined(names);
 }
 
 std::vector<std::string> parse_interfaces(const Setting& setting) {
@@ -115,14 +119,19 @@ std::vector<std::string> parse_interfaces(const Setting& setting) {
   std::istringstream list(setting.value);
   for (std::string name; std::getline(list, name, ',');) {
     TORCH_CHECK_VALUE(
-        if_nametoindex(name.c_str()) != 0, setting.name, ": expected interfaces of this host, got \"",
-        name, "\". There are ", names_of_interfaces(), ".");
+        if_nametoindex(name.c_str()) != 0, setting.name,
+        ": expected interfaces of this host, got \"", name, "\". There are ", names_of_interfaces(),
+        ".");
     names.push_back(name);
   }
   return names;
 }
 
 }  // namespace
+
+std::string to_string(const GlooDevices& devices) {
+  return devices.interfaces.empty() ? devices.address : "interfaces " + joined(devices.interfaces);
+}
 
 GlooDevices choose_gloo_devices(const Environment& environment, const std::string& host) {
   if (environment.gloo_interfaces) return {parse_interfaces(*environment.gloo_interfaces), ""};

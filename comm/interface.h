@@ -13,6 +13,9 @@ struct GlooDevices {
   std::string address;                  // an IP address of this host
 };
 
+/// "10.0.0.1" or "interfaces eth0, eth1", for messages.
+std::string to_string(const GlooDevices& devices);
+
 /// The interfaces that Gloo shall listen on, for peers that know rank 0 as `host`.
 ///
 /// GLOO_SOCKET_IFNAME decides if set. Else: 127.0.0.1 when `host` is empty (the store says nothing

@@ -72,8 +72,7 @@ WorkPtr all_gather_async(
 }
 
 WorkPtr gather_async(
-    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
-    const GroupArg& group_arg) {
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group_arg) {
   const auto group = group_arg.get();
   check_tensor("gather", input, *group);
   check_rank("gather", "dst", dst, *group);
@@ -95,8 +94,7 @@ WorkPtr gather_async(
 }
 
 WorkPtr scatter_async(
-    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
-    const GroupArg& group_arg) {
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group_arg) {
   const auto group = group_arg.get();
   check_tensor("scatter", output, *group);
   check_rank("scatter", "src", src, *group);
@@ -161,8 +159,7 @@ WorkPtr all_to_all_async(
   return deliver({group->alltoall(to, from)}, output_wires);
 }
 
-void all_gather(
-    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {
+void all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {
   all_gather_async(outputs, input, group)->wait();
 }
 

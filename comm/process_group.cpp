@@ -25,18 +25,22 @@ BuiltGroup default_built() {
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
   TORCH_CHECK(
-      slot.built.group, "process group: expected a default group, got none. Call "
+      slot.built.group,
+      "process group: expected a default group, got none. Call "
       "ddp::init_process_group() first, or pass a group.");
   return slot.built;
 }
 
 }  // namespace
 
-ProcessGroup make_process_group(const ProcessGroupOptions& options) { return build_group(options).group; }
+ProcessGroup make_process_group(const ProcessGroupOptions& options) {
+  return build_group(options).group;
+}
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   TORCH_CHECK(
-      !is_initialized(), "init_process_group: expected no default group, but there is one. Call "
+      !is_initialized(),
+      "init_process_group: expected no default group, but there is one. Call "
       "destroy_process_group() first, or new_group() for a further group.");
   auto built = build_group(options);
   auto& slot = the_default();
@@ -47,9 +51,13 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
 
 void destroy_process_group() {
   BuiltGroup last;
-  auto& slot = the_default();
-  std::lock_guard<std::mutex> lock(slot.mutex);
-  std::swap(last, slot.built);
+  {
+    auto& slot = the_default();
+    std::lock_guard<std::mutex> lock(slot.mutex);
+    std::swap(last, slot.built);
+  }
+  // NCCL warns of communicators that are only destroyed.
+  if (last.group) last.group->shutdown();
 }
 
 bool is_initialized() {
@@ -69,7 +77,8 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
 ProcessGroup GroupArg::get() const {
   if (!given_) return default_group();
   TORCH_CHECK(
-      group_, "process group: expected a group this process is a member of, got an empty one. "
+      group_,
+      "process group: expected a group this process is a member of, got an empty one. "
       "new_group() gives it to ranks that are not in the group: let those skip the call.");
   return group_;
 }

@@ -1,18 +1,16 @@
 #include "rendezvous.h"
 
-#include <limits>
-#include <stdexcept>
+#include <exception>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "init_method.h"
+
 namespace ddp {
 namespace {
-
-constexpr int kMaxPort = 65535;
-constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 struct Place {
   int rank;
@@ -23,13 +21,14 @@ struct Place {
 int resolve(
     const char* option_name, int option, const std::optional<Setting>& in_url,
     const std::optional<Setting>& in_environment, const std::string& variable, int min) {
-  if (option != -1) return parse_int({option_name, std::to_string(option)}, min, kMaxInt);
-  if (in_url) return parse_int(*in_url, min, kMaxInt);
+  if (option != -1) return parse_int({option_name, std::to_string(option)}, min);
+  if (in_url) return parse_int(*in_url, min);
   TORCH_CHECK_VALUE(
       in_environment.has_value(), "init_process_group: expected ", variable,
       " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
-      "or set ", option_name, " in the options.");
-  return parse_int(*in_environment, min, kMaxInt);
+      "or set ",
+      option_name, " in the options.");
+  return parse_int(*in_environment, min);
 }
 
 Place resolve_place(
@@ -38,8 +37,8 @@ Place resolve_place(
   place.world_size = resolve(
       "world_size()", options.world_size(), method.world_size, environment.world_size,
       environment.world_size_name, 1);
-  place.rank = resolve(
-      "rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
+  place.rank =
+      resolve("rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
   TORCH_CHECK_VALUE(
       place.rank < place.world_size, "init_process_group: expected a rank of 0 to ",
       place.world_size - 1, ", for the world size is ", place.world_size, ", got rank ", place.rank,
@@ -111,91 +110,7 @@ const Setting& needed(
   return *setting;
 }
 
-[[noreturn]] void bad_url(const std::string& url, const std::string& problem) {
-  TORCH_CHECK_VALUE(
-      false, "init_method: expected env://, tcp://host:port or file:///path, got \"", url, "\": ",
-      problem, ".");
-}
-
-// "rank=1&world_size=2"
-void parse_query(const std::string& url, const std::string& query, InitMethod& method) {
-  for (size_t begin = 0; begin < query.size();) {
-    const auto end = std::min(query.find('&', begin), query.size());
-    const auto part = query.substr(begin, end - begin);
-    const auto equals = std::min(part.find('='), part.size());
-    const auto name = part.substr(0, equals);
-    if (equals == part.size()) bad_url(url, "\"" + part + "\" is not name=value");
-    auto& setting = name == "rank" ? method.rank : method.world_size;
-    if (name != "rank" && name != "world_size") {
-      bad_url(url, "it has \"" + name + "\" after '?', where only rank and world_size may be");
-    }
-    setting = Setting{name + " in init_method", part.substr(equals + 1)};
-    begin = end + 1;
-  }
-}
-
-// "host:port" or "[IPv6]:port"
-void parse_address(const std::string& url, const std::string& address, InitMethod& method) {
-  const auto colon = address.rfind(':');
-  const bool in_brackets = !address.empty() && address.front() == '[';
-  if (colon == std::string::npos || (in_brackets && address[colon - 1] != ']')) {
-    bad_url(url, "it has no port");
-  }
-  method.host = in_brackets ? address.substr(1, colon - 2) : address.substr(0, colon);
-  if (method.host.empty()) bad_url(url, "it has no host");
-  if (!in_brackets && method.host.find(':') != std::string::npos) {
-    bad_url(url, "an IPv6 address needs brackets, as in tcp://[::1]:29500");
-  }
-  method.port = parse_int({"the port in init_method", address.substr(colon + 1)}, 1, kMaxPort);
-}
-
 }  // namespace
-
-int parse_int(const Setting& setting, int min, int max) {
-  const auto bad = [&](const char* expectation) {
-    TORCH_CHECK_VALUE(
-        false, setting.name, ": expected ", expectation,
-        max == kMaxInt ? c10::str(" of at least ", min) : c10::str(" from ", min, " to ", max),
-        ", got \"", setting.value, "\".");
-  };
-  int64_t number = 0;
-  size_t used = 0;
-  try {
-    number = std::stoll(setting.value, &used);
-  } catch (const std::logic_error&) {
-    bad("a whole number");
-  }
-  if (used != setting.value.size()) bad("a whole number");
-  if (number < min || number > max) bad("a number");
-  return static_cast<int>(number);
-}
-
-InitMethod parse_init_method(const std::string& url) {
-  const auto separator = url.find("://");
-  if (separator == std::string::npos) bad_url(url, "it has no \"://\"");
-  const auto scheme = url.substr(0, separator);
-  const auto rest = url.substr(separator + 3);
-  const auto question = std::min(rest.find('?'), rest.size());
-  const auto body = rest.substr(0, question);
-
-  InitMethod method;
-  if (question < rest.size()) parse_query(url, rest.substr(question + 1), method);
-  if (scheme == "env") {
-    if (!body.empty()) bad_url(url, "nothing but ?rank= and &world_size= may follow env://");
-  } else if (scheme == "tcp") {
-    method.kind = InitMethod::Kind::kTcp;
-    parse_address(url, body, method);
-  } else if (scheme == "file") {
-    method.kind = InitMethod::Kind::kFile;
-    if (body.size() < 2 || body.front() != '/') {
-      bad_url(url, "the path must be absolute: three slashes, as in file:///tmp/meet");
-    }
-    method.path = body;
-  } else {
-    bad_url(url, "\"" + scheme + "://\" is not known");
-  }
-  return method;
-}
 
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
   TORCH_CHECK_VALUE(

@@ -93,7 +93,8 @@ class Caller {
   }
 
   void compare_claims() {
-    const auto first = store_.compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
+    const auto first =
+        store_.compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
     const auto space = first.find(' ');
     const auto their_claim = first.substr(space + 1);
     if (their_claim == claim_) return;
@@ -160,14 +161,22 @@ class Caller {
 
 }  // namespace
 
-std::string call_roll(
-    const RollCall& roll, const std::string& claim, const std::string& problem) {
+std::string call_roll(const RollCall& roll, const std::string& claim, const std::string& problem) {
   if (roll.world_size == 1) {
     TORCH_CHECK(problem.empty(), problem);
     return random_name();
   }
   const auto place = c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
-  return Caller(roll, claim, problem.empty() ? problem : place + problem).call();
+  Caller caller(roll, claim, problem.empty() ? problem : place + problem);
+  try {
+    return caller.call();
+  } catch (const c10::DistError& error) {
+    TORCH_CHECK(
+        false, place,
+        "lost the store while it waited for the other ranks. The process that has "
+        "it, usually rank 0, ended: look there for the reason. (",
+        error.what_without_backtrace(), ")");
+  }
 }
 
 }  // namespace ddp

@@ -4,8 +4,9 @@ check_wheels.py VENV         prints what is wrong with a sealed VENV, or nothing
 check_wheels.py --seal VENV  writes VENV/torch-dir: the mark of a finished installation
 
 The first line of VENV/torch-dir is the Torch_DIR for CMake; each other line is a distribution
-that must be there. Sizes are compared, not checksums: it has to be fast enough for every build,
-and what it is for are installations that were cut off or partly deleted.
+that must be there: LibTorch and the nvidia libraries it loads. Sizes are compared, not checksums:
+it has to be fast enough for every build, and what it is for are installations that were cut off
+or partly deleted.
 """
 
 import csv
@@ -33,7 +34,8 @@ def first_fault(venv):
             return f"{distribution} is missing"
         with record.open(newline="") as rows:
             for path, _, size in csv.reader(rows):
-                if not size:  # pip records none for what it compiled itself
+                # A build reads no Python files, and pip records no size for what it made itself.
+                if not size or path.endswith(".py"):
                     continue
                 try:
                     actual = os.stat(packages / path).st_size
@@ -47,7 +49,8 @@ def first_fault(venv):
 def seal(venv):
     packages = site_packages(venv)
     lines = [str(packages / "torch/share/cmake/Torch")]
-    lines += sorted(path.name for path in packages.glob("*.dist-info"))
+    for wheels in ("torch-*.dist-info", "nvidia_*.dist-info"):
+        lines += sorted(path.name for path in packages.glob(wheels))
     unfinished = venv / "torch-dir.tmp"
     unfinished.write_text("\n".join(lines) + "\n")
     unfinished.replace(venv / "torch-dir")

@@ -25,15 +25,14 @@ struct Setup {
 /// Connects all pairs of ranks before it returns.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevices& devices);
 
-/// Why NCCL cannot be used in this process: not built in, or no GPU. Empty when it can.
-std::string why_no_nccl();
+/// Why NCCL cannot be used: not built in, or fewer GPUs than this host has processes that want one
+/// each. Empty when it can.
+std::string why_no_nccl(int processes_on_host);
 
 /// Connects nothing yet: NCCL does so in the first collective, on the device of its tensors.
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup);
 
-/// Makes the GPU of this host's `local_rank`-th process the current device.
-///
-/// \throws c10::Error  when the host has fewer GPUs.
-void use_cuda_device(int local_rank);
+/// Makes this GPU the current one of the calling thread.
+void use_cuda_device(int index);
 
 }  // namespace ddp::backends

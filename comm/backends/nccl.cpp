@@ -6,10 +6,16 @@
 
 namespace ddp::backends {
 
-std::string why_no_nccl() {
-  if (c10::cuda::device_count() > 0) return "";
-  return "this process sees no GPU. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
-         "backend(\"gloo\")";
+std::string why_no_nccl(int processes_on_host) {
+  const int count = c10::cuda::device_count();
+  if (count == 0) {
+    return "this process sees no GPU. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+           "backend(\"gloo\")";
+  }
+  if (count >= processes_on_host) return "";
+  return c10::str(
+      "it needs a GPU for each of this host's ", processes_on_host, " processes, and there is ",
+      count, ". Start fewer processes per host, or use backend(\"gloo\")");
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup) {
@@ -21,12 +27,6 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup) {
       setup.store, setup.rank, setup.world_size, std::move(options));
 }
 
-void use_cuda_device(int local_rank) {
-  const int count = c10::cuda::device_count();
-  TORCH_CHECK_VALUE(
-      local_rank < count, "backend nccl: expected one GPU per process of this host, but local rank ",
-      local_rank, " finds ", count, " GPU(s). Start fewer processes per host, or use backend(\"gloo\").");
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(local_rank));
-}
+void use_cuda_device(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
 
 }  // namespace ddp::backends

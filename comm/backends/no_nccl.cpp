@@ -5,17 +5,15 @@
 
 namespace ddp::backends {
 
-std::string why_no_nccl() {
+std::string why_no_nccl(int /*processes_on_host*/) {
   return "it is not built in. Build ddp with a CUDA build of LibTorch and the CUDA toolkit "
          "(-DDDP_WITH_CUDA=ON)";
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& /*setup*/) {
-  TORCH_CHECK(false, "backend nccl: ", why_no_nccl(), ".");
+  TORCH_CHECK(false, "backend nccl: ", why_no_nccl(1), ".");
 }
 
-void use_cuda_device(int /*local_rank*/) {
-  TORCH_CHECK(false, "backend nccl: ", why_no_nccl(), ".");
-}
+void use_cuda_device(int /*index*/) { TORCH_CHECK(false, "backend nccl: ", why_no_nccl(1), "."); }
 
 }  // namespace ddp::backends

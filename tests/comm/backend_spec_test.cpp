@@ -27,7 +27,8 @@ TEST_CASE("a backend that cannot be used is an error with the reason", "[comm][p
   };
   CHECK_THROWS_WITH(check("nccl", "no GPU here"), ContainsText("backend nccl: no GPU here."));
   CHECK_THROWS_WITH(check("cpu:gloo,cuda:nccl", "no GPU here"), ContainsText("no GPU here"));
-  CHECK_THROWS_WITH(check("mpi", ""), ContainsText("backend mpi: LibTorch's binaries come without"));
+  CHECK_THROWS_WITH(
+      check("mpi", ""), ContainsText("backend mpi: LibTorch's binaries come without"));
   CHECK_NOTHROW(check("cpu:gloo,cuda:nccl", ""));
   CHECK_NOTHROW(check("gloo", "no GPU here"));
 }

@@ -233,8 +233,8 @@ TEST_CASE("a barrier holds until the last rank has come", "[comm][ranks]") {
   CHECK(seen == std::vector<int>(size, 1));
 }
 
-TEST_CASE("monitored_barrier names the missing ranks on every rank that came",
-          "[comm][ranks][errors]") {
+TEST_CASE(
+    "monitored_barrier names the missing ranks on every rank that came", "[comm][ranks][errors]") {
   const auto errors = errors_of_ranks(3, [](const Rank& self) {
     ddp::monitored_barrier(20s, self.group);
     if (self.rank == 1) return;
@@ -248,8 +248,9 @@ TEST_CASE("monitored_barrier names the missing ranks on every rank that came",
   }
 }
 
-TEST_CASE("a collective that a rank leaves out throws within the group's timeout",
-          "[comm][ranks][errors]") {
+TEST_CASE(
+    "a collective that a rank leaves out throws within the group's timeout",
+    "[comm][ranks][errors]") {
   RanksOptions options;
   options.collective_timeout = 1s;
   std::vector<double> seconds(2, 0);
@@ -260,7 +261,8 @@ TEST_CASE("a collective that a rank leaves out throws within the group's timeout
         if (self.rank == 0) {
           const auto start = std::chrono::steady_clock::now();
           const auto note = [&] {
-            seconds[0] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            seconds[0] =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
           };
           try {
             ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
@@ -279,8 +281,7 @@ TEST_CASE("a collective that a rank leaves out throws within the group's timeout
   CHECK(seconds[0] < 2);
 }
 
-TEST_CASE("a recv that nobody answers throws within the group's timeout",
-          "[comm][ranks][errors]") {
+TEST_CASE("a recv that nobody answers throws within the group's timeout", "[comm][ranks][errors]") {
   RanksOptions options;
   options.collective_timeout = 1s;
   const auto errors = errors_of_ranks(
@@ -306,25 +307,49 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
   // Each call is bad on every rank, and the all_reduce after them shows that none was sent.
   using Call = std::function<void(const ddp::ProcessGroup&)>;
   const auto [call, message] = GENERATE(table<Call, std::string>({
-      {[](const auto& group) { at::Tensor t; ddp::all_reduce(t, ReduceOp::SUM, group); },
+      {[](const auto& group) {
+         at::Tensor t;
+         ddp::all_reduce(t, ReduceOp::SUM, group);
+       },
        "all_reduce: expected a defined tensor"},
-      {[](const auto& group) { auto t = filled(1).to_sparse(); ddp::all_reduce(t, ReduceOp::SUM, group); },
+      {[](const auto& group) {
+         auto t = filled(1).to_sparse();
+         ddp::all_reduce(t, ReduceOp::SUM, group);
+       },
        "all_reduce: expected a dense tensor, got layout Sparse"},
-      {[](const auto& group) { auto t = filled(1).to(at::kMeta); ddp::broadcast(t, 0, group); },
+      {[](const auto& group) {
+         auto t = filled(1).to(at::kMeta);
+         ddp::broadcast(t, 0, group);
+       },
        "broadcast: expected a tensor on a device the group has a backend for"},
-      {[](const auto& group) { auto t = filled(1); ddp::broadcast(t, 2, group); },
+      {[](const auto& group) {
+         auto t = filled(1);
+         ddp::broadcast(t, 2, group);
+       },
        "broadcast: expected src to be a rank of the group, 0 to 1, got 2"},
-      {[](const auto& group) { auto t = filled(1); ddp::reduce(t, -1, ReduceOp::SUM, group); },
+      {[](const auto& group) {
+         auto t = filled(1);
+         ddp::reduce(t, -1, ReduceOp::SUM, group);
+       },
        "reduce: expected dst to be a rank of the group, 0 to 1, got -1"},
       {[](const auto& group) { ddp::send(filled(1), group->getRank(), 0, group); },
        "send: expected dst to be another rank, got this one"},
-      {[](const auto& group) { auto t = filled(1); ddp::recv(t, 5, 0, group); },
+      {[](const auto& group) {
+         auto t = filled(1);
+         ddp::recv(t, 5, 0, group);
+       },
        "recv: expected src to be a rank of the group"},
       {[](const auto& group) { ddp::send(filled(1), 1 - group->getRank(), -1, group); },
        "send: expected a tag of at least 0, got -1"},
-      {[](const auto& group) { auto t = filled(1, at::kInt); ddp::all_reduce(t, ReduceOp::AVG, group); },
+      {[](const auto& group) {
+         auto t = filled(1, at::kInt);
+         ddp::all_reduce(t, ReduceOp::AVG, group);
+       },
        "all_reduce: expected a floating-point or complex tensor for AVG, got Int"},
-      {[](const auto& group) { auto t = filled(1, at::kComplexFloat); ddp::all_reduce(t, ReduceOp::MAX, group); },
+      {[](const auto& group) {
+         auto t = filled(1, at::kComplexFloat);
+         ddp::all_reduce(t, ReduceOp::MAX, group);
+       },
        "all_reduce: expected SUM or AVG for complex tensors"},
       {[](const auto& group) { ddp::monitored_barrier(0ms, group); },
        "monitored_barrier: expected a timeout of more than 0 ms"},

@@ -27,12 +27,14 @@ std::string name(const std::optional<ddp::Setting>& setting) {
 }
 
 const Variables kOpenMpi{
-    {"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
-    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_COMM_WORLD_RANK", "1"},
+    {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
     {"PMIX_NAMESPACE", "3355508737"}};
 
-const Variables kSlurm{{"SLURM_PROCID", "5"},  {"SLURM_NTASKS", "8"},
-                       {"SLURM_LOCALID", "1"}, {"SLURM_JOB_NODELIST", "gpu[07-08]"},
+const Variables kSlurm{{"SLURM_PROCID", "5"},    {"SLURM_NTASKS", "8"},
+                       {"SLURM_LOCALID", "1"},   {"SLURM_JOB_NODELIST", "gpu[07-08]"},
                        {"SLURM_JOB_ID", "4242"}, {"SLURM_STEP_ID", "3"}};
 
 Variables with(Variables variables, const Variables& more) {
@@ -43,9 +45,13 @@ Variables with(Variables variables, const Variables& more) {
 }  // namespace
 
 TEST_CASE("torchrun's and ddprun's variables are read as they are", "[comm][pure]") {
-  const auto environment = read({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"},
-                                 {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"},
-                                 {"GLOO_SOCKET_IFNAME", "eth0"}});
+  const auto environment = read(
+      {{"RANK", "1"},
+       {"WORLD_SIZE", "4"},
+       {"LOCAL_RANK", "0"},
+       {"MASTER_ADDR", "10.0.0.1"},
+       {"MASTER_PORT", "29500"},
+       {"GLOO_SOCKET_IFNAME", "eth0"}});
   CHECK(value(environment.rank) == "1");
   CHECK(value(environment.world_size) == "4");
   CHECK(value(environment.local_rank) == "0");
@@ -122,7 +128,8 @@ TEST_CASE("the innermost launcher says the rank", "[comm][pure]") {
   CHECK(name(read(mpirun_in_slurm).rank) == "OMPI_COMM_WORLD_RANK");
   CHECK(name(read(mpirun_in_slurm).local_rank) == "OMPI_COMM_WORLD_LOCAL_RANK");
   // torchrun started by srun or mpirun, once per node.
-  const auto torchrun = with(mpirun_in_slurm, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}});
+  const auto torchrun =
+      with(mpirun_in_slurm, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}});
   CHECK(name(read(torchrun).rank) == "RANK");
   CHECK(name(read(torchrun).world_size) == "WORLD_SIZE");
   CHECK(name(read(torchrun).local_rank) == "LOCAL_RANK");

@@ -20,14 +20,16 @@ TEST_CASE("GLOO_SOCKET_IFNAME decides the interfaces", "[comm][pure]") {
   CHECK(choose_gloo_devices(environment, "127.0.0.1").interfaces == std::vector<std::string>{"lo"});
 }
 
-TEST_CASE("an interface that does not exist is an error that lists those that do",
-          "[comm][pure][errors]") {
+TEST_CASE(
+    "an interface that does not exist is an error that lists those that do",
+    "[comm][pure][errors]") {
   ddp::Environment environment;
   environment.gloo_interfaces = ddp::Setting{"GLOO_SOCKET_IFNAME", "lo,nope0"};
   CHECK_THROWS_AS(choose_gloo_devices(environment, ""), c10::ValueError);
   CHECK_THROWS_WITH(
       choose_gloo_devices(environment, ""),
-      ContainsText("GLOO_SOCKET_IFNAME: expected interfaces of this host, got \"nope0\". There are ") &&
+      ContainsText(
+          "GLOO_SOCKET_IFNAME: expected interfaces of this host, got \"nope0\". There are ") &&
           ContainsText("lo"));
 }
 

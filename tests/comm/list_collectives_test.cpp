@@ -101,8 +101,8 @@ TEST_CASE("reduce_scatter gives rank r the r-th reduction", "[comm][ranks]") {
   CAPTURE(size, static_cast<int>(op));
   const auto results = run_ranks<Tensors>(size, [&](const Rank& self) {
     // Rank r gives r + 10 i for rank i.
-    auto inputs = list_of(
-        self.size, [&](int rank) { return strided(filled(self.rank + 10 * rank, dtype)); });
+    auto inputs =
+        list_of(self.size, [&](int rank) { return strided(filled(self.rank + 10 * rank, dtype)); });
     auto output = strided(filled(0, dtype));
     ddp::reduce_scatter(output, inputs, op, self.group);
     inputs.push_back(output);
@@ -143,8 +143,8 @@ TEST_CASE("all_to_all transposes what the ranks have", "[comm][ranks]") {
   CAPTURE(size, dtype);
   const auto value = [](int from, int to) { return 10 * from + to; };
   const auto results = run_ranks<Tensors>(size, [&](const Rank& self) {
-    const auto inputs = list_of(
-        self.size, [&](int to) { return strided(filled(value(self.rank, to), dtype)); });
+    const auto inputs =
+        list_of(self.size, [&](int to) { return strided(filled(value(self.rank, to), dtype)); });
     auto outputs = list_of(self.size, [&](int) { return strided(filled(0, dtype)); });
     ddp::all_to_all(outputs, inputs, self.group);
     return outputs;
@@ -160,8 +160,7 @@ TEST_CASE("all_to_all takes different sizes, none included", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   // Rank r sends r * i rows to rank i.
   const auto results = run_ranks<Tensors>(size, [](const Rank& self) {
-    const auto inputs =
-        list_of(self.size, [&](int to) { return rows(self.rank * to, self.rank); });
+    const auto inputs = list_of(self.size, [&](int to) { return rows(self.rank * to, self.rank); });
     auto outputs = list_of(self.size, [&](int from) { return rows(from * self.rank, -1); });
     ddp::all_to_all(outputs, inputs, self.group);
     return outputs;
@@ -198,7 +197,10 @@ TEST_CASE("bad lists are errors before anything is sent", "[comm][ranks][errors]
   using Call = std::function<void(const ddp::ProcessGroup&)>;
   const auto two = [](const at::Tensor& a, const at::Tensor& b) { return Tensors{a, b}; };
   const auto [call, message] = GENERATE_COPY(table<Call, std::string>({
-      {[=](const auto& group) { Tensors out{filled(0)}; ddp::all_gather(out, filled(0), group); },
+      {[=](const auto& group) {
+         Tensors out{filled(0)};
+         ddp::all_gather(out, filled(0), group);
+       },
        "all_gather: expected one tensor per rank in outputs, which is 2, got 1"},
       {[=](const auto& group) {
          auto out = two(filled(0), filled(0, at::kInt));

@@ -1,7 +1,7 @@
 #include "comm/rendezvous.h"
 
-#include <sys/socket.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
@@ -10,8 +10,6 @@
 #include "support/catch.h"
 
 using ddp::Environment;
-using ddp::InitMethod;
-using ddp::parse_init_method;
 using ddp::ProcessGroupOptions;
 using ddp::rendezvous;
 using ddp::Setting;
@@ -56,51 +54,9 @@ class TakenPort {
 
 }  // namespace
 
-TEST_CASE("an init_method is taken apart", "[comm][pure]") {
-  CHECK(parse_init_method("env://").kind == InitMethod::Kind::kEnv);
-
-  const auto tcp = parse_init_method("tcp://10.0.0.1:29500?rank=1&world_size=2");
-  CHECK(tcp.kind == InitMethod::Kind::kTcp);
-  CHECK(tcp.host == "10.0.0.1");
-  CHECK(tcp.port == 29500);
-  CHECK(tcp.rank->value == "1");
-  CHECK(tcp.world_size->value == "2");
-
-  const auto v6 = parse_init_method("tcp://[::1]:80");
-  CHECK(v6.host == "::1");
-  CHECK(v6.port == 80);
-  CHECK_FALSE(v6.rank);
-
-  const auto file = parse_init_method("file:///shared/meet");
-  CHECK(file.kind == InitMethod::Kind::kFile);
-  CHECK(file.path == "/shared/meet");
-}
-
-TEST_CASE("a bad init_method is an error that says what is wrong", "[comm][pure][errors]") {
-  const auto [url, message] = GENERATE(table<std::string, std::string>({
-      {"", "it has no \"://\""},
-      {"localhost:29500", "it has no \"://\""},
-      {"http://h:1", "\"http://\" is not known"},
-      {"env://x", "nothing but ?rank="},
-      {"tcp://", "it has no port"},
-      {"tcp://host", "it has no port"},
-      {"tcp://[::1]", "it has no port"},
-      {"tcp://:29500", "it has no host"},
-      {"tcp://::1:29500", "needs brackets"},
-      {"tcp://h:70000", "the port in init_method: expected a number from 1 to 65535, got \"70000\""},
-      {"tcp://h:x", "the port in init_method: expected a whole number"},
-      {"tcp://h:1?rnak=1", "it has \"rnak\" after '?'"},
-      {"tcp://h:1?rank", "\"rank\" is not name=value"},
-      {"file://meet", "the path must be absolute"},
-      {"file:///", "the path must be absolute"},
-  }));
-  CAPTURE(url);
-  CHECK_THROWS_AS(parse_init_method(url), c10::ValueError);
-  CHECK_THROWS_WITH(parse_init_method(url), ContainsText(message));
-}
-
-TEST_CASE("rank and world size come from the options before the URL before the environment",
-          "[comm][pure]") {
+TEST_CASE(
+    "rank and world size come from the options before the URL before the environment",
+    "[comm][pure]") {
   const auto environment = launched("1", "3");
   auto met = rendezvous(over_store(), environment);
   CHECK(met.rank == 1);
@@ -179,8 +135,8 @@ TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][er
           ContainsText("choose another MASTER_PORT"));
 }
 
-TEST_CASE("a rank 0 that does not come is an error that names its host and port",
-          "[comm][errors]") {
+TEST_CASE(
+    "a rank 0 that does not come is an error that names its host and port", "[comm][errors]") {
   // Taken and let go: nobody listens there now.
   const int port = TakenPort().number();
   auto environment = launched("1", "2");
@@ -196,7 +152,11 @@ TEST_CASE("a rank 0 that does not come is an error that names its host and port"
 TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
   CHECK_THROWS_WITH(
       rendezvous(
-          ProcessGroupOptions().init_method("file:///no/such/folder/meet").rank(0).world_size(1)
-              .timeout(std::chrono::seconds(2)), {}),
+          ProcessGroupOptions()
+              .init_method("file:///no/such/folder/meet")
+              .rank(0)
+              .world_size(1)
+              .timeout(std::chrono::seconds(2)),
+          {}),
       ContainsText("/no/such/folder/meet"));
 }

@@ -43,8 +43,8 @@ std::vector<Outcome> attend_all(
     std::chrono::milliseconds timeout) {
   std::vector<std::future<Outcome>> futures;
   for (const int rank : ranks) {
-    futures.push_back(std::async(
-        std::launch::async, [=] { return attend(store, rank, world_size, timeout); }));
+    futures.push_back(
+        std::async(std::launch::async, [=] { return attend(store, rank, world_size, timeout); }));
   }
   std::vector<Outcome> outcomes;
   for (auto& future : futures) outcomes.push_back(future.get());
@@ -53,8 +53,8 @@ std::vector<Outcome> attend_all(
 
 }  // namespace
 
-TEST_CASE("a full roll call gives all ranks the same fresh name, again and again",
-          "[comm][ranks]") {
+TEST_CASE(
+    "a full roll call gives all ranks the same fresh name, again and again", "[comm][ranks]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::string last;
   for (int round = 0; round < 5; ++round) {
@@ -111,8 +111,7 @@ TEST_CASE("a roll call can be repeated after one that failed", "[comm][ranks]") 
   for (const auto& outcome : attend_all(store, {0, 1}, 2, 10s)) CHECK(outcome.error.empty());
 }
 
-TEST_CASE("ranks that died in an open roll are not taken for their successors",
-          "[comm][ranks]") {
+TEST_CASE("ranks that died in an open roll are not taken for their successors", "[comm][ranks]") {
   // What a killed process leaves behind: rank 1 of 3 has come, and will never go on.
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->set("open", std::string("stale"));
@@ -145,11 +144,11 @@ TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ra
   CHECK(mine.took < 5s);
 }
 
-TEST_CASE("the problem of one rank ends the roll for all, once all are here",
-          "[comm][ranks][errors]") {
+TEST_CASE(
+    "the problem of one rank ends the roll for all, once all are here", "[comm][ranks][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  auto first = std::async(
-      std::launch::async, [&] { return attend(store, 1, 2, 10s, "", "no GPU"); });
+  auto first =
+      std::async(std::launch::async, [&] { return attend(store, 1, 2, 10s, "", "no GPU"); });
   while (!store->check({"open"})) std::this_thread::yield();
   const auto second = attend(store, 0, 2, 10s);
   CHECK(second.error == "test on rank 1 of 2: no GPU");

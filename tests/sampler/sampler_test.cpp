@@ -1,5 +1,7 @@
 #include <ddp/sampler.h>
 
+#include <chrono>
+#include <future>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -110,8 +112,8 @@ TEST_CASE("a data loader draws the epoch set on the user's sampler", "[sampler][
   const size_t workers = GENERATE(0, 2);
   CAPTURE(workers);
   DistributedSampler sampler(10, of_rank(0, 3));
-  auto loader = torch::data::make_data_loader(Identity(10), sampler,
-                                              torch::data::DataLoaderOptions(3).workers(workers));
+  auto loader = torch::data::make_data_loader(
+      Identity(10), sampler, torch::data::DataLoaderOptions(3).workers(workers));
 
   sampler.set_epoch(1);  // before the first begin()
   CHECK(epoch_through(*loader) == Indices{5, 2, 9, 4});
@@ -189,9 +191,10 @@ TEST_CASE("load refuses an archive whose position means something else", "[sampl
 
   DistributedSampler other(10, of_rank(0, 2));
   CHECK_THROWS_AS(load(other, saved(saver)), c10::ValueError);
-  CHECK(error_of([&] { load(other, saved(saver)); }) ==
-        "DistributedSampler::load: expected num_replicas=3 as when it was saved, got 2. Construct "
-        "the sampler as it was, or call set_epoch() instead of load() to start that epoch over.");
+  CHECK(
+      error_of([&] { load(other, saved(saver)); }) ==
+      "DistributedSampler::load: expected num_replicas=3 as when it was saved, got 2. Construct "
+      "the sampler as it was, or call set_epoch() instead of load() to start that epoch over.");
   CHECK(epoch_of(other).size() == 5);
 
   const auto refused = [&](const DistributedSamplerOptions& options, size_t size) {
@@ -211,9 +214,10 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
   archive.write("weight", torch::ones(1));
   std::stringstream file;
   archive.save_to(file);
-  CHECK(error_of([&] { load(sampler, std::move(file)); }) ==
-        "DistributedSampler::load: expected an integer named \"dataset_size\", got none. Pass an "
-        "archive that DistributedSampler::save wrote.");
+  CHECK(
+      error_of([&] { load(sampler, std::move(file)); }) ==
+      "DistributedSampler::load: expected an integer named \"dataset_size\", got none. Pass an "
+      "archive that DistributedSampler::save wrote.");
 }
 
 TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
@@ -221,9 +225,10 @@ TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
     CHECK_THROWS_AS(DistributedSampler(10, options), c10::ValueError);
     return error_of([&] { DistributedSampler(10, options); });
   };
-  CHECK(refused(of_rank(3, 3)) ==
-        "DistributedSampler: Invalid rank 3, rank should be in the interval [0, 2]. Pass this "
-        "process's rank among the num_replicas, or leave both unset to use the default group.");
+  CHECK(
+      refused(of_rank(3, 3)) ==
+      "DistributedSampler: Invalid rank 3, rank should be in the interval [0, 2]. Pass this "
+      "process's rank among the num_replicas, or leave both unset to use the default group.");
   CHECK_THAT(refused(of_rank(-1, 3)), ContainsText("Invalid rank -1"));
   CHECK(
       refused(of_rank(0, 0)) ==
@@ -234,20 +239,27 @@ TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
 }
 
 TEST_CASE("unset options come from the default group", "[sampler][errors]") {
-  CHECK(error_of([] { DistributedSampler(10, DistributedSamplerOptions().rank(0)); }) ==
-        "DistributedSampler: expected num_replicas in the options or a default process group, got "
-        "neither. Call ddp::init_process_group() first, or set num_replicas() and rank().");
-  CHECK_THAT(error_of([] { DistributedSampler(10, DistributedSamplerOptions().num_replicas(2)); }),
-             ContainsText("expected rank in the options or a default process group"));
+  CHECK(
+      error_of([] { DistributedSampler(10, DistributedSamplerOptions().rank(0)); }) ==
+      "DistributedSampler: expected num_replicas in the options or a default process group, got "
+      "neither. Call ddp::init_process_group() first, or set num_replicas() and rank().");
+  CHECK_THAT(
+      error_of([] { DistributedSampler(10, DistributedSamplerOptions().num_replicas(2)); }),
+      ContainsText("expected rank in the options or a default process group"));
 
-  ddp::init_process_group(ddp::ProcessGroupOptions()
-                              .backend("gloo")
-                              .store(c10::make_intrusive<c10d::HashStore>())
-                              .rank(0)
-                              .world_size(1));
+  // This thread is rank 1 of the default group; its peer only has to be there.
+  const auto options = ddp::ProcessGroupOptions()
+                           .backend("gloo")
+                           .store(c10::make_intrusive<c10d::HashStore>())
+                           .world_size(2)
+                           .timeout(std::chrono::seconds(20));
+  auto peer = std::async(
+      std::launch::async, [options]() mutable { return ddp::make_process_group(options.rank(0)); });
+  ddp::init_process_group(ddp::ProcessGroupOptions(options).rank(1));
   // Through the loader that makes its own sampler from the dataset's size.
   auto loader = torch::data::make_data_loader<DistributedSampler>(Identity(10), /*options=*/3);
   const auto indices = epoch_through(*loader);
   ddp::destroy_process_group();
-  CHECK(indices == Indices{4, 1, 7, 5, 3, 9, 0, 8, 6, 2});
+  peer.get();
+  CHECK(indices == Indices{1, 5, 9, 8, 2});
 }

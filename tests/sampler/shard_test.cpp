@@ -53,8 +53,9 @@ TEST_CASE("torch changes its permutation's algorithm with the size", "[sampler][
   CHECK(head(shuffled(40000, 1, 0, 0, 0), 4) == Indices{16044, 31897, 28527, 5740});
 }
 
-TEST_CASE("ranks take turns in the shuffled order, which starts over to come out even",
-          "[sampler][pure]") {
+TEST_CASE(
+    "ranks take turns in the shuffled order, which starts over to come out even",
+    "[sampler][pure]") {
   CHECK(shuffled(10, 3, 0, 0, 0) == Indices{4, 5, 0, 2});
   CHECK(shuffled(10, 3, 1, 0, 0) == Indices{1, 3, 8, 4});
   CHECK(shuffled(10, 3, 2, 0, 0) == Indices{7, 9, 6, 1});

@@ -57,22 +57,18 @@ c10::intrusive_ptr<c10d::Work> all_gather_async(
 ///
 /// \param outputs  on `dst` world-size tensors of the shape of `input`; empty elsewhere.
 void gather(
-    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
-    const GroupArg& group = {});
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 c10::intrusive_ptr<c10d::Work> gather_async(
-    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst,
-    const GroupArg& group = {});
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 
 /// Hands out one tensor of rank `src` of the group to each rank.
 ///
 /// \param output  gets what `src` has for this rank.
 /// \param inputs  on `src` world-size tensors of the shape of `output`; empty elsewhere.
 void scatter(
-    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
-    const GroupArg& group = {});
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
 c10::intrusive_ptr<c10d::Work> scatter_async(
-    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src,
-    const GroupArg& group = {});
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
 
 /// Reduces world-size lists of tensors over all ranks; rank r gets the r-th result.
 ///

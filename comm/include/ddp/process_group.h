@@ -47,6 +47,7 @@ struct ProcessGroupOptions {
 /// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
 /// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
 /// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
+/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one.
 ///
 /// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL).
 /// \throws c10::ValueError  on a bad option, URL or environment variable, naming it and its value.
@@ -62,9 +63,9 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 /// The same, but leaves the default group alone.
 ProcessGroup make_process_group(const ProcessGroupOptions& options = {});
 
-/// Forgets the default group; without one, does nothing.
+/// Shuts the default group down and forgets it; without one, does nothing.
 ///
-/// Waits for nothing: collectives under way keep the group alive until their handles are gone.
+/// Waits for no other rank. Wait for the handles of collectives under way before.
 void destroy_process_group();
 
 /// Whether there is a default group.

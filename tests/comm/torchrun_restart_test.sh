@@ -1,0 +1,20 @@
+#!/bin/sh
+# torchrun_restart_test.sh TORCHRUN WORLD: rank 1 of the program WORLD fails once; torchrun starts
+# all ranks again, and they must meet over the same store.
+# Exit code: 0 as expected, 1 not, 77 skipped because torchrun is not usable here.
+set -u
+torchrun=$1 world=$2
+case $torchrun in *NOTFOUND) echo "skipped: no torchrun is installed"; exit 77 ;; esac
+why=$("$torchrun" --help 2>&1) || {
+  echo "skipped: $torchrun does not run: $(printf '%s' "$why" | tail -n 1)"
+  exit 77
+}
+
+# A fixed endpoint would be a port to collide on; --standalone chooses a free one.
+if "$torchrun" --no-python --standalone --nproc-per-node 3 --max-restarts 0 "$world" fail-once; then
+  echo "FAILED: the first attempt should have failed, or this shows nothing"
+  exit 1
+fi
+"$torchrun" --no-python --standalone --nproc-per-node 3 --max-restarts 1 --monitor-interval 0.1 \
+  "$world" fail-once || exit 1
+echo "restarted and met again"

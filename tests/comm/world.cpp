@@ -1,0 +1,75 @@
+// One rank of a world of at least three: does in real processes what ranks on threads cannot, for
+// they have no default group each. Exits with 0 when all went as it should.
+//
+// world                as said
+// world fail-once      rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <ddp/collectives.h>
+
+using c10d::ReduceOp;
+
+namespace {
+
+double sum_of_ranks(const ddp::GroupArg& group) {
+  auto tensor = at::full({1}, static_cast<double>(ddp::get_rank()));
+  ddp::all_reduce(tensor, ReduceOp::SUM, group);
+  return tensor.item<double>();
+}
+
+void expect_error(const char* words, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    TORCH_CHECK(text.find(words) != std::string::npos, "expected \"", words, "\" in: ", text);
+    return;
+  }
+  TORCH_CHECK(false, "expected an error with \"", words, "\", got none");
+}
+
+void check_world() {
+  const int rank = ddp::get_rank();
+  const int size = ddp::get_world_size();
+  TORCH_CHECK(ddp::is_launched() && ddp::is_initialized() && size >= 3);
+  TORCH_CHECK(ddp::get_local_rank() == rank, "one host: the local rank is the rank");
+  TORCH_CHECK(sum_of_ranks({}) == size * (size - 1) / 2.0);
+  ddp::barrier();
+
+  // Without rank 0, whose process has the store, in the group.
+  const auto others = ddp::new_group({1, 2});
+  TORCH_CHECK(static_cast<bool>(others) == (rank == 1 || rank == 2));
+  if (others) {
+    TORCH_CHECK(ddp::get_rank(others) == rank - 1 && ddp::get_world_size(others) == 2);
+    TORCH_CHECK(sum_of_ranks(others) == 3);
+  } else {
+    expect_error("got an empty one", [&] { sum_of_ranks(others); });
+  }
+  expect_error("there is one", [] { ddp::init_process_group(); });
+
+  // The last call before rank 0 leaves with the store.
+  ddp::monitored_barrier(std::chrono::seconds(30));
+  ddp::destroy_process_group();
+  expect_error("expected a default group", [] { ddp::get_rank(); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  ddp::init_process_group(
+      ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const bool first = restarts == nullptr || std::strcmp(restarts, "0") == 0;
+  if (argc == 2 && first && ddp::get_rank() == 1) return 3;
+  check_world();
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "world: %s\n", error.what());
+  return EXIT_FAILURE;
+}
