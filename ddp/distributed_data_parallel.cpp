@@ -104,7 +104,10 @@ DistributedDataParallelBase::DistributedDataParallelBase(
           .bucket_cap_mb(options_.bucket_cap_mb())
           .bucket_cap_mb_list(options_.bucket_cap_mb_list())
           .find_unused_parameters(options_.find_unused_parameters())
-          .gradient_as_bucket_view(options_.gradient_as_bucket_view()));
+          .gradient_as_bucket_view(options_.gradient_as_bucket_view())
+          .static_graph(options_.static_graph()));
+  reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
+  frozen_ = frozen_parameters(*wrapped_, ignored_);
   register_module("module", wrapped_);
 }
 
@@ -112,16 +115,50 @@ void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   reducer_->register_comm_hook(std::move(hook));
 }
 
+bool DistributedDataParallelBase::trains() const {
+  return c10::GradMode::is_enabled() && gradient_sync_;
+}
+
 void DistributedDataParallelBase::before_forward() {
   if (c10::GradMode::is_enabled()) reducer_->prepare_for_forward();
+  if (trains()) check_frozen_parameters();
   if (buffers_may_differ_ && options_.broadcast_buffers()) sync_buffers();
 }
 
-void DistributedDataParallelBase::after_forward() {
+void DistributedDataParallelBase::after_forward(
+    std::vector<at::Tensor> outputs, bool outputs_complete) {
   // Buffers changed by a forward that is not trained on stay this rank's own until the next
   // training forward, so that one rank may evaluate alone.
-  buffers_may_differ_ = c10::GradMode::is_enabled() && gradient_sync_;
-  if (buffers_may_differ_) reducer_->prepare_for_backward();
+  buffers_may_differ_ = trains();
+  if (trains()) {
+    reducer_->prepare_for_backward({std::move(outputs), outputs_complete, is_training()});
+  } else if (c10::GradMode::is_enabled()) {
+    reducer_->prepare_for_local_backward();
+  }
+}
+
+void DistributedDataParallelBase::forward_failed() noexcept {
+  if (trains()) reducer_->report_failed_forward();
+}
+
+void DistributedDataParallelBase::check_frozen_parameters() {
+  for (const auto& p : frozen_) {
+    if (!p.tensor.requires_grad()) continue;
+    reducer_->report_problem(
+        c10::str(p.name, " requires a gradient now, but did not when the module was wrapped, so its "
+                 "gradient is not averaged"),
+        "Thaw parameters before wrapping, or wrap the module again.");
+  }
+}
+
+std::string DistributedDataParallelBase::explain_missing(const NamedParameter& parameter) const {
+  const auto now = wrapped_->named_parameters();
+  const auto* tensor = now.find(parameter.name);
+  if (!tensor || !tensor->is_same(parameter.tensor)) {
+    return "replaced in the module after it was wrapped; wrap it again";
+  }
+  if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
+  return {};
 }
 
 void DistributedDataParallelBase::sync_buffers() {

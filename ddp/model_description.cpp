@@ -128,6 +128,7 @@ std::vector<DescribedItem> describe_model(
   option("bucket_cap_mb", describe_caps(options));
   option("broadcast_buffers", yes_no(options.broadcast_buffers()));
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
+  option("static_graph", yes_no(options.static_graph()));
   return items;
 }
 

@@ -63,17 +63,32 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Na
   return buffers;
 }
 
-std::vector<NamedParameter> trained_parameters(
-    const torch::nn::Module& module, const Names& ignored) {
-  std::vector<NamedParameter> trained;
+namespace {
+
+std::vector<NamedParameter> parameters_that(
+    const torch::nn::Module& module, const Names& ignored, bool require_gradient) {
+  std::vector<NamedParameter> found;
   FirstSights sights;
   for_each_parameter(
       module, "",
       [&](const torch::nn::Module& owner, const std::string& name, const at::Tensor& tensor) {
-        if (!tensor.defined() || !tensor.requires_grad() || ignored.count(name)) return;
-        if (sights.first(tensor)) trained.push_back({name, tensor, has_sparse_gradients(owner)});
+        if (!tensor.defined() || ignored.count(name)) return;
+        if (tensor.requires_grad() != require_gradient || !sights.first(tensor)) return;
+        found.push_back({name, tensor, has_sparse_gradients(owner)});
       });
-  return trained;
+  return found;
+}
+
+}  // namespace
+
+std::vector<NamedParameter> trained_parameters(
+    const torch::nn::Module& module, const Names& ignored) {
+  return parameters_that(module, ignored, /*require_gradient=*/true);
+}
+
+std::vector<NamedParameter> frozen_parameters(
+    const torch::nn::Module& module, const Names& ignored) {
+  return parameters_that(module, ignored, /*require_gradient=*/false);
 }
 
 void broadcast_from_first_rank(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {

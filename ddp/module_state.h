@@ -32,6 +32,10 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Na
 std::vector<NamedParameter> trained_parameters(
     const torch::nn::Module& module, const Names& ignored);
 
+/// The parameters that do not require a gradient, but for the ignored names.
+std::vector<NamedParameter> frozen_parameters(
+    const torch::nn::Module& module, const Names& ignored);
+
 /// Overwrites the tensors with rank 0's, in messages of at most 250 MiB. Autograd does not see it:
 /// versions stay, so a graph that was recorded before can still run backward.
 ///

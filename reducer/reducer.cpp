@@ -1,21 +1,25 @@
+// The way in: construction, arming, and what happens while autograd runs. The end of a backward
+// pass is in reducer_finish.cpp.
 #include <ddp/reducer.h>
 
 #include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "bucket.h"
 #include "bucket_plan.h"
+#include "graph_search.h"
+#include "peer_notes.h"
 #include "problem_report.h"
+#include "reducer_hooks.h"
+#include "status_board.h"
 
 namespace ddp {
 namespace {
@@ -48,45 +52,37 @@ const std::vector<NamedParameter>& checked(const std::vector<NamedParameter>& pa
 
 }  // namespace
 
-/// Tells the reducer that the gradient of one parameter was accumulated.
-class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
- public:
-  GradientHook(Reducer& reducer, size_t index) : reducer_(reducer), index_(index) {}
-
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& /*inputs*/) override {
-    reducer_.on_gradient(index_);
-    return outputs;
-  }
-
- private:
-  Reducer& reducer_;
-  size_t index_;
-};
-
 Reducer::Reducer(
     std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(options),
       caps_(bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list())),
+      self_(std::make_shared<Reducer*>(this)),
       slots_(checked(parameters_).size()),
       ready_order_(parameters_.size()),
+      status_(std::make_unique<StatusBoard>(
+          parameters_.size(), options.find_unused_parameters() || options.static_graph())),
+      notes_(std::make_unique<PeerNotes>(group_)),
       used_(parameters_.size(), 0) {
+  const bool dynamic = options_.find_unused_parameters() && !options_.static_graph();
+  if (dynamic) order_ = Order::Kept;
   // Until it is known in which order gradients become ready, small buckets would mostly wait for
   // each other: as c10d, everything goes together in the first backward pass, unless the buckets
   // have to last.
-  const bool lasting = options_.find_unused_parameters() || !options_.bucket_cap_mb_list().empty();
+  const bool lasting = dynamic || !options_.bucket_cap_mb_list().empty();
   auto plan = plan_buckets(
       extents_of(parameters_), lasting ? caps_ : std::vector<int64_t>{kUnlimitedBytes});
   // Gradients come roughly in reverse registration order.
   std::reverse(plan.buckets.begin(), plan.buckets.end());
   build_buckets(std::move(plan.buckets));
   register_hooks();
+  if (dynamic) search_ = std::make_unique<GraphSearch>(accumulators_);
+  start_pass();
 }
 
 Reducer::~Reducer() {
+  *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
 }
 
@@ -100,30 +96,25 @@ void Reducer::register_hooks() {
 
 void Reducer::build_buckets(std::vector<std::vector<size_t>> plan) {
   const at::NoGradGuard no_grad;
-  const auto status_size =
-      1 + (options_.find_unused_parameters() ? static_cast<int64_t>(parameters_.size()) : 0);
   buckets_.clear();
   buckets_.reserve(plan.size());
   for (size_t b = 0; b < plan.size(); ++b) {
     for (const size_t index : plan[b]) slots_[index].bucket = b;
     const bool last = b + 1 == plan.size();
-    buckets_.emplace_back(parameters_, std::move(plan[b]), last ? status_size : 0);
+    buckets_.emplace_back(parameters_, std::move(plan[b]), last ? status_->size() : 0);
   }
-  choose_status();
+  choose_status_storage();
 }
 
 // The status travels for nothing behind the last bucket, where that one is summed as real numbers;
 // a communication hook may do anything with a bucket, so beside one it travels alone.
-void Reducer::choose_status() {
+void Reducer::choose_status_storage() {
   const auto& last = buckets_.back();
   status_in_last_bucket_ = !comm_hook_ && !last.is_sparse() && !last.storage().is_complex();
-  if (status_in_last_bucket_) {
-    status_ = last.tail();
-  } else {
-    const auto size =
-        1 + (options_.find_unused_parameters() ? static_cast<int64_t>(parameters_.size()) : 0);
-    status_ = at::zeros({size}, at::dtype(at::kFloat).device(parameters_.front().tensor.device()));
-  }
+  const auto device = parameters_.front().tensor.device();
+  status_->use(
+      status_in_last_bucket_ ? last.tail()
+                             : at::zeros({status_->size()}, at::dtype(at::kFloat).device(device)));
 }
 
 std::vector<std::vector<size_t>> Reducer::bucket_indices() const {
@@ -139,34 +130,17 @@ void Reducer::register_comm_hook(CommHook hook) {
       "register_comm_hook: a communication hook is registered already. It can be set only once; "
       "compose hooks in one function instead.");
   TORCH_CHECK(
-      !has_reduced_ && phase_ != Phase::Reducing,
+      pass_ == 1 && phase_ != Phase::Reducing,
       "register_comm_hook: expected to be called before the first backward pass.");
   comm_hook_ = std::move(hook);
-  choose_status();
-}
-
-bool Reducer::records_ready_order() const {
-  return !has_rebuilt_buckets_ && !has_reduced_ && !options_.find_unused_parameters();
+  choose_status_storage();
 }
 
 void Reducer::prepare_for_forward() {
-  if (phase_ == Phase::Reducing) {
-    // Autograd abandoned the pass, and with it our callback: buckets may be in flight whose other
-    // halves never come.
-    if (group_->getSize() > 1) {
-      break_off(
-          "the last backward pass",
-          c10::str(
-              "it ended in an exception after ", next_bucket_, " of ", buckets_.size(),
-              " buckets were sent"));
-    }
-    callback_queued_ = false;
-    phase_ = Phase::Local;
-  }
-  TORCH_CHECK(phase_ != Phase::Broken, broken_because_);
-  if (has_reduced_ && !has_rebuilt_buckets_ && !options_.find_unused_parameters()) {
-    rebuild_buckets();
-  }
+  // A pass that autograd abandoned without telling counts as failed as well.
+  if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
+  TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
+  if (order_ == Order::Recorded) rebuild_buckets();
 }
 
 void Reducer::rebuild_buckets() {
@@ -176,7 +150,7 @@ void Reducer::rebuild_buckets() {
   or_break_off(
       [] { return std::string("agreeing on the order of the buckets"); },
       [&] {
-        if (group_->getSize() > 1) group_->broadcast(tensors)->wait();
+        if (group_->getSize() > 1) wait_for(*group_->broadcast(tensors), "the buckets' order");
       });
   order = order.cpu();
   const auto* begin = order.const_data_ptr<int64_t>();
@@ -187,52 +161,127 @@ void Reducer::rebuild_buckets() {
     const at::NoGradGuard no_grad;
     for (auto& bucket : buckets_) bucket.adopt_gradients();
   }
-  has_rebuilt_buckets_ = true;
+  order_ = Order::Rebuilt;
+  start_pass();
 }
 
-void Reducer::prepare_for_backward() {
-  TORCH_CHECK(phase_ != Phase::Broken, broken_because_);
+void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
+  TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
-  for (auto& slot : slots_) slot.ready = false;
-  for (auto& bucket : buckets_) bucket.pending = bucket.indices().size();
-  next_bucket_ = 0;
-  if (records_ready_order()) ready_count_ = 0;
+  // Two forwards may share one backward: what one of them does not reach the other may.
+  const bool alone = phase_ != Phase::Armed;
+  if (outcome.training) ++training_forwards_;
+  start_pass();
+  if (search_ && alone && outcome.outputs_complete) mark_unused(outcome.outputs);
+  hook_outputs(outcome.outputs);
   phase_ = Phase::Armed;
 }
 
+void Reducer::prepare_for_local_backward() {
+  if (phase_ == Phase::Done) phase_ = Phase::Local;
+}
+
+void Reducer::start_pass() {
+  for (auto& slot : slots_) {
+    slot.fired = 0;
+    slot.ready = slot.expected == 0;
+  }
+  for (auto& bucket : buckets_) {
+    size_t pending = 0;
+    for (const size_t index : bucket.indices()) pending += slots_[index].ready ? 0 : 1;
+    bucket.pending = pending;
+  }
+  next_bucket_ = 0;
+  ready_count_ = 0;
+}
+
+void Reducer::mark_unused(const std::vector<at::Tensor>& outputs) {
+  const auto& reachable = search_->reachable(outputs);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (reachable[i] || slots_[i].ready) continue;
+    slots_[i].ready = true;
+    --buckets_[slots_[i].bucket].pending;
+  }
+}
+
+// The first thing that a backward pass does is to run these, in the outermost one: parameters may
+// all get their gradients in passes nested in it.
+void Reducer::hook_outputs(const std::vector<at::Tensor>& outputs) {
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(self_));
+  }
+}
+
 void Reducer::on_gradient(size_t index) {
-  if (options_.find_unused_parameters() && parameters_[index].tensor.mutable_grad().defined()) {
+  if (status_->tracks_usage() && parameters_[index].tensor.mutable_grad().defined()) {
     used_[index] = 1;
   }
   const auto phase = phase_.load(std::memory_order_acquire);
-  if (phase == Phase::Local || phase == Phase::Broken) return;
-  if (!callback_queued_.load(std::memory_order_relaxed)) begin_backward();
-  mark_ready(index);
+  if (phase == Phase::Armed || phase == Phase::Done || phase == Phase::Reducing) {
+    begin_backward();
+    count_gradient(index);
+  }
 }
 
 void Reducer::begin_backward() {
-  if (callback_queued_.exchange(true)) return;
+  if (callback_queued_.load(std::memory_order_relaxed) || callback_queued_.exchange(true)) return;
   phase_ = Phase::Reducing;
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this, abandonment = std::make_shared<Abandonment>(self_)] {
+        abandonment->called_off = true;
+        finish_backward();
+      });
+  // Buckets of nothing but unused parameters wait for no gradient.
+  if (!is_counting()) launch_ready_buckets();
+}
+
+void Reducer::count_gradient(size_t index) {
+  auto& slot = slots_[index];
+  ++slot.fired;
+  if (is_counting() || slot.fired < slot.expected) return;
+  if (slot.fired == slot.expected && !slot.ready) {
+    mark_ready(index);
+  } else {
+    note_extra_gradient(index);
+  }
 }
 
 void Reducer::mark_ready(size_t index) {
   auto& slot = slots_[index];
-  if (slot.ready) {
-    note_problem(
-        {c10::str("the gradient of ", parameters_[index].name, " became ready twice in one "
-                  "backward pass"),
-         "Use a parameter in one autograd graph only per backward pass."});
-    return;
-  }
   slot.ready = true;
-  if (records_ready_order()) ready_order_[ready_count_.fetch_add(1)] = index;
+  if (order_ == Order::Expected) ready_order_[ready_count_.fetch_add(1)] = index;
   if (buckets_[slot.bucket].pending.fetch_sub(1) == 1) launch_ready_buckets();
 }
 
+void Reducer::note_extra_gradient(size_t index) {
+  const auto& slot = slots_[index];
+  const auto& name = parameters_[index].name;
+  if (options_.static_graph()) {
+    report_problem(
+        c10::str(
+            "Your training graph has changed in this iteration: ", name, " got gradient number ",
+            slot.fired, ", after ", slot.expected, " in the first iteration"),
+        "This is not compatible with static_graph set to true.");
+  } else if (slot.fired > 1) {
+    report_problem(
+        c10::str("the gradient of ", name, " became ready twice in one backward pass"),
+        "Use a parameter in only one of the backward passes that are nested in each other, or set "
+        "static_graph(true) if every iteration does the same.");
+  } else if (slot.bucket < next_bucket_) {
+    report_problem(
+        c10::str(
+            "the gradient of ", name, " came although forward's outputs do not lead to it, when its "
+            "bucket was sent already"),
+        "Return from forward everything that the loss is made of.");
+  }
+}
+
+// All but the last: that one carries this rank's status, which is known when autograd is done. Its
+// last gradient comes about then anyway.
 void Reducer::launch_ready_buckets() {
   const std::lock_guard<std::mutex> lock(launch_mutex_);
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+  while (next_bucket_ + 1 < buckets_.size() && buckets_[next_bucket_].pending == 0) {
     launch(next_bucket_++);
   }
 }
@@ -242,13 +291,12 @@ void Reducer::launch(size_t index) {
   auto& bucket = buckets_[index];
   const bool last = index + 1 == buckets_.size();
   std::vector<char> unused;
-  if (options_.find_unused_parameters()) {
-    unused = pick(used_, bucket);
-    for (auto& flag : unused) flag = !flag;
+  if (status_->tracks_usage()) {
+    for (const size_t parameter : bucket.indices()) unused.push_back(!used_[parameter]);
   }
   const double scale = comm_hook_ ? 1.0 : 1.0 / group_->getSize();
   for (auto& what : bucket.gather(scale, unused)) {
-    note_problem({std::move(what), "Convert it in a hook on the parameter, or the parameter."});
+    report_problem(std::move(what), "Convert it in a hook on the parameter, or the parameter.");
   }
   or_break_off(
       [&] { return c10::str("starting bucket ", index); },
@@ -274,141 +322,16 @@ void Reducer::start_reducing(size_t index) {
 }
 
 void Reducer::send_status() {
-  status_[0].fill_(static_cast<double>(problems_.size()));
-  if (options_.find_unused_parameters()) {
-    const auto count = static_cast<int64_t>(used_.size());
-    status_.narrow(0, 1, count).copy_(at::from_blob(used_.data(), {count}, at::kChar));
-  }
+  status_->write(problems_.size(), training_forwards_, used_);
   if (!status_in_last_bucket_ && group_->getSize() > 1) {
-    std::vector<at::Tensor> wire{status_};
+    std::vector<at::Tensor> wire{status_->storage()};
     status_work_ = group_->allreduce(wire);
   }
 }
 
-void Reducer::finish_backward() {
-  if (phase_ != Phase::Reducing) return;
-  callback_queued_ = false;
-  const at::NoGradGuard no_grad;
-  if (next_bucket_ < buckets_.size()) {
-    // This was the end of a backward pass inside another one (reentrant autograd), whose own
-    // gradients are still to come.
-    if (torch::autograd::get_current_node()) return;
-    launch_unready_buckets();
-  }
-  const auto reduced = wait_for_buckets();
-  phase_ = Phase::Local;
-  const auto status = status_.to(at::kCPU, at::kDouble);
-  throw_problems(status[0].item<double>() > 0);
-
-  const auto untouched = unused_everywhere(status);
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].scatter(
-        reduced[b], options_.gradient_as_bucket_view(), pick(untouched, buckets_[b]));
-  }
-  has_reduced_ = true;
-  std::fill(used_.begin(), used_.end(), 0);
-}
-
-void Reducer::launch_unready_buckets() {
-  std::vector<std::string> missing;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].ready) continue;
-    slots_[i].ready = true;
-    missing.push_back(parameters_[i].name);
-  }
-  if (!options_.find_unused_parameters()) {
-    note_problem(
-        {c10::str(
-             "backward ended without gradients for ", missing.size(), " of ", parameters_.size(),
-             " parameters (", join_names(missing), ")"),
-         "If a forward pass may skip parameters, set find_unused_parameters(true); if not, check "
-         "that the loss uses every output."});
-  }
-  while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
-}
-
-std::vector<at::Tensor> Reducer::wait_for_buckets() {
-  std::vector<at::Tensor> reduced;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    auto& bucket = buckets_[b];
-    or_break_off(
-        [&] {
-          return c10::str(
-              "reducing bucket ", b, " of ", buckets_.size(), " (", bucket.bytes(), " bytes: ",
-              join_names(bucket.names()), ")");
-        },
-        [&] { reduced.push_back(wait_for(bucket)); });
-  }
-  or_break_off(
-      [] { return std::string("exchanging the ranks' status"); },
-      [&] {
-        if (const auto work = std::exchange(status_work_, {})) work->wait();
-      });
-  return reduced;
-}
-
-at::Tensor Reducer::wait_for(Bucket& bucket) {
-  if (const auto work = std::exchange(bucket.work, {})) work->wait();
-  const auto future = std::exchange(bucket.future, {});
-  if (!future) return bucket.gradients();
-  future->waitAndThrow();
-  auto result = future->value().toTensor();
-  TORCH_CHECK(
-      result.numel() == bucket.gradients().numel() &&
-          result.scalar_type() == bucket.gradients().scalar_type(),
-      "expected the communication hook to return ", bucket.gradients().numel(), " elements of ",
-      bucket.gradients().scalar_type(), ", got ", result.numel(), " of ", result.scalar_type());
-  return result;
-}
-
-std::vector<char> Reducer::unused_everywhere(const at::Tensor& status) const {
-  std::vector<char> unused;
-  if (!options_.find_unused_parameters()) return unused;
-  const auto* words = status.const_data_ptr<double>();
-  for (size_t i = 0; i < parameters_.size(); ++i) unused.push_back(words[1 + i] == 0);
-  return unused;
-}
-
-std::vector<char> Reducer::pick(
-    const std::vector<char>& by_parameter, const Bucket& bucket) const {
-  std::vector<char> picked;
-  if (by_parameter.empty()) return picked;
-  for (const size_t index : bucket.indices()) picked.push_back(by_parameter[index]);
-  return picked;
-}
-
-void Reducer::note_problem(Problem problem) {
+void Reducer::report_problem(std::string what, std::string remedy) {
   const std::lock_guard<std::mutex> lock(problems_mutex_);
-  problems_.push_back(std::move(problem));
-}
-
-// A problem that came up here after the status was sent is known to this rank alone.
-void Reducer::throw_problems(bool known_to_all) {
-  if (!known_to_all && problems_.empty()) return;
-  const auto mine = std::exchange(problems_, {});
-  if (known_to_all) TORCH_CHECK(false, gather_problems(mine, group_));
-  std::vector<std::vector<Problem>> by_rank(group_->getSize());
-  by_rank[group_->getRank()] = mine;
-  TORCH_CHECK(false, describe_problems(by_rank));
-}
-
-template <typename Describe, typename Step>
-void Reducer::or_break_off(const Describe& doing, const Step& step) {
-  try {
-    step();
-  } catch (const c10::Error& error) {
-    break_off(doing(), error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    break_off(doing(), error.what());
-  }
-}
-
-void Reducer::break_off(const std::string& doing, const std::string& cause) {
-  broken_because_ = c10::str(
-      "Reducer: ", doing, " failed on rank ", group_->getRank(), " of ", group_->getSize(), ": ",
-      cause, ". The ranks are out of step: end the job, or make a new process group and wrapper.");
-  phase_ = Phase::Broken;
-  TORCH_CHECK_WITH(DistBackendError, false, broken_because_);
+  problems_.push_back({std::move(what), std::move(remedy)});
 }
 
 }  // namespace ddp

@@ -251,54 +251,6 @@ TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][erro
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("an interrupted backward pass is refused afterwards", "[ranks][errors][reducer]") {
-  const int size = GENERATE(1, 2);
-  const auto texts = run_ranks<std::string>(size, [](const Rank& self) -> std::string {
-    const auto w = parameter({4});
-    const auto v = parameter({4});
-    Reducer reducer({{"w", w}, {"v", v}}, self.group);
-    const auto y = w * 2;
-    y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "boom"); });
-    try {
-      reducer.prepare_for_backward();
-      (y + v).sum().backward();
-    } catch (const c10::Error& error) {
-      if (std::string(error.what()).find("boom") == std::string::npos) return "not boom";
-    }
-    try {
-      reduced_backward(reducer, [&] { return (w + v).sum(); });
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "reduced";
-  });
-  for (const auto& text : texts) {
-    if (size == 1) {
-      CHECK(text == "reduced");
-    } else {
-      CHECK_THAT(text, ContainsText("the last backward pass failed") &&
-                           ContainsText("0 of 1 buckets were sent") && ContainsText("out of step"));
-    }
-  }
-}
-
-TEST_CASE("a lost peer is named with the bucket", "[ranks][errors][reducer]") {
-  testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(3);
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        const auto w = parameter({4});
-        Reducer reducer({{"layer.weight", w}}, self.group);
-        reduced_backward(reducer, [&] { return w.sum(); });
-        TORCH_CHECK(self.rank == 0, "I am leaving");
-        reduced_backward(reducer, [&] { return w.sum(); });
-      },
-      options);
-  CHECK_THAT(errors[0], ContainsText("on rank 0 of 2"));
-  CHECK(errors[1] == "I am leaving");
-}
-
 TEST_CASE("unusable parameters are refused by name", "[ranks][errors][reducer]") {
   const auto error_of = [](const std::vector<NamedParameter>& parameters) {
     return errors_of_ranks(1, [&](const Rank& self) { Reducer(parameters, self.group); })[0];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ddp/comm_hooks.h>
+#include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
 #include <torch/arg.h>
@@ -48,6 +49,11 @@ struct DistributedDataParallelOptions {
   /// Let `.grad` share the buckets' memory, which saves the gradients' size in memory and a copy.
   /// Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Every iteration uses the same parameters, each as often as in the first. Allows parameters that
+  /// a rank never uses and ones that get several gradients in one backward pass (reentrant
+  /// checkpointing) without looking for them each time. The first reduced backward pass only counts
+  /// gradients, and is reduced at its end. Default: false
+  TORCH_ARG(bool, static_graph) = false;
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
@@ -91,12 +97,18 @@ class DistributedDataParallelBase : public torch::nn::Module {
       std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options);
 
   void before_forward();
-  void after_forward();
+  /// \param outputs_complete  whether `outputs` are all tensors of what forward returned.
+  void after_forward(std::vector<at::Tensor> outputs = {}, bool outputs_complete = false);
+  /// To be called while forward's exception is handled.
+  void forward_failed() noexcept;
   /// Where tensor arguments of `forward` go, if anywhere.
   const std::optional<c10::Device>& input_device() const { return input_device_; }
 
  private:
   void sync_buffers();
+  void check_frozen_parameters();
+  std::string explain_missing(const NamedParameter& parameter) const;
+  bool trains() const;
 
   std::shared_ptr<torch::nn::Module> wrapped_;
   DistributedDataParallelOptions options_;
@@ -104,6 +116,7 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::unordered_set<std::string> ignored_;
   std::optional<c10::Device> input_device_;
   std::unique_ptr<Reducer> reducer_;
+  std::vector<NamedParameter> frozen_;  // that required no gradient at construction
   bool gradient_sync_ = true;         // false inside no_sync()
   bool buffers_may_differ_ = true;    // a training forward has run since they were last equal
 };
@@ -169,13 +182,21 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   decltype(auto) forward_with(Arguments... arguments) {
     using Result = decltype(module_->forward(arguments.get()...));
     before_forward();
-    if constexpr (std::is_void_v<Result>) {
-      module_->forward(arguments.get()...);
-      after_forward();
-    } else {
-      Result result = module_->forward(arguments.get()...);
-      after_forward();
-      return static_cast<Result>(std::forward<Result>(result));
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        module_->forward(arguments.get()...);
+        after_forward();
+      } else {
+        Result result = module_->forward(arguments.get()...);
+        std::vector<at::Tensor> outputs;
+        const bool complete = for_each_tensor(
+            std::as_const(result), [&](const at::Tensor& t) { outputs.push_back(t); });
+        after_forward(std::move(outputs), complete);
+        return static_cast<Result>(std::forward<Result>(result));
+      }
+    } catch (...) {
+      forward_failed();
+      throw;
     }
   }
 
@@ -196,6 +217,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 ///         bucket caps that are not positive.
 /// \throws c10::Error  with the same text on every rank when the ranks' models or settings differ:
 ///         the first parameter or buffer that does, by name, with both ranks' shapes.
+///
+/// What `forward` returns is searched for tensors (`for_each_tensor`); a type of your own needs a
+/// `visit_tensors` only for find_unused_parameters and for nested backward passes with static_graph.
 ///
 /// Freeze parameters before wrapping: which ones take part is decided here. Wrap, then create the
 /// optimizer, or the other way round: parameters keep their identity.

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
@@ -20,6 +22,9 @@ struct Node;
 namespace ddp {
 
 class Bucket;
+class GraphSearch;
+class PeerNotes;
+class StatusBoard;
 struct Problem;
 
 /// A parameter and the name a user knows it by.
@@ -40,6 +45,20 @@ struct ReducerOptions {
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// `.grad` aliases the bucket's memory after the first backward pass. Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Every iteration uses the same parameters as often as the first. Default: false
+  TORCH_ARG(bool, static_graph) = false;
+};
+
+/// What a forward pass led to, as far as the reducer cares.
+struct ForwardOutcome {
+  /// The tensors that the loss will be made of.
+  std::vector<at::Tensor> outputs = {};
+  /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
+  /// backward ends although a parameter in it cannot get a gradient.
+  bool outputs_complete = false;
+  /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
+  /// that left out a backward. An evaluation does not.
+  bool training = true;
 };
 
 /// Turns each rank's gradients into the average over all ranks, while they are being computed.
@@ -52,12 +71,15 @@ struct ReducerOptions {
 ///
 /// What is reduced is the content of `.grad`: gradients accumulated locally before (no_sync) are
 /// averaged with it. Gradients are divided by the world size before they are summed, so the sum
-/// does not overflow where the average would not.
+/// does not overflow where the average would not. A further backward pass without a forward before
+/// it (retain_graph, or two forwards and two backwards) is reduced in the same way.
 ///
 /// Errors that one rank meets during a backward pass (a parameter without gradient, a gradient of
 /// the wrong dtype) do not stop its collectives: its part counts as zeros, and at the end of that
 /// same backward every rank throws the same text. `.grad` is then unspecified, and the reducer can
-/// be used again. An error of the group itself ends the reducer: later calls say so.
+/// be used again. A rank that cannot go on (an exception in its forward or backward, a broken
+/// connection) leaves a note in the group's store, and the others stop with that note's text within
+/// a few seconds. The reducer recovers from that only if every rank met it in the same place.
 ///
 /// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
 /// Threads: hooks run on autograd's threads, one per device; everything else is called from the
@@ -66,7 +88,8 @@ struct ReducerOptions {
 ///   the one rebuild in prepare_for_forward().
 /// Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv:2006.15704), and the behaviour of
 ///   c10d::Reducer, torch 2.11.0. Unlike there, errors come at the backward that caused them, with
-///   names, on every rank.
+///   names, on every rank; a second backward pass is never left out silently; and static_graph works
+///   with passes that are not reduced in between.
 class Reducer {
  public:
   /// \param parameters  in registration order, each once; at least one; the same on every rank.
@@ -81,101 +104,143 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Called before a forward pass whose backward may be reduced. Once, when the first reduced
-  /// backward has shown in which order gradients become ready, it rebuilds the buckets in rank 0's
-  /// order.
+  /// Called before a forward pass whose backward may be reduced. Once, when a reduced backward has
+  /// shown in which order gradients become ready, it rebuilds the buckets in rank 0's order.
   ///
-  /// \throws c10::Error  when the last backward pass did not come to its end.
+  /// \throws c10::Error  when the last backward pass did not come to its end, unless it ended at
+  ///         the same place on every rank.
   ///
   /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter).
   void prepare_for_forward();
 
-  /// Arms the reducer: the next backward pass is reduced. Without this call gradients accumulate
-  /// locally. May be repeated before a backward pass.
-  void prepare_for_backward();
+  /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
+  void prepare_for_backward(const ForwardOutcome& outcome = {});
+
+  /// The next backward pass accumulates locally, unless a forward armed the reducer and its
+  /// backward is still to come.
+  void prepare_for_local_backward();
+
+  /// Tells the other ranks that this one's forward pass threw, in the calling thread's current
+  /// exception: they stop waiting for its gradients.
+  void report_failed_forward() noexcept;
+
+  /// Something that makes the coming backward pass wrong, noticed outside of it: becomes an error
+  /// at its end, on every rank.
+  void report_problem(std::string what, std::string remedy);
 
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
   /// \throws c10::Error  when a hook is there already, or a backward pass was reduced.
   void register_comm_hook(CommHook hook);
 
+  /// Explains a parameter that got no gradient, for the error text; "" where there is nothing to
+  /// add to its name.
+  void explain_missing(std::function<std::string(const NamedParameter&)> explain) {
+    explain_missing_ = std::move(explain);
+  }
+
   /// Parameter indices per bucket, in launch order.
   std::vector<std::vector<size_t>> bucket_indices() const;
   /// Whether the buckets are in the order in which gradients become ready.
-  bool has_rebuilt_buckets() const { return has_rebuilt_buckets_; }
+  bool has_rebuilt_buckets() const { return order_ == Order::Rebuilt; }
 
  private:
   class GradientHook;
+  class OutputHook;
+  class Abandonment;
 
   enum class Phase {
     Local,     // gradients accumulate; hooks do nothing
-    Armed,     // the next gradient begins a reduced backward pass
-    Reducing,  // between the first gradient and the end of that backward pass
-    Broken,    // the group failed in a collective: nothing can be reduced any more
+    Armed,     // a forward asked for the next backward pass to be reduced
+    Done,      // that pass was reduced; another one would be as well
+    Reducing,  // between the first gradient and the end of a reduced backward pass
+    Failed,    // this rank threw in a pass that the others may be waiting in
+    Broken,    // the group failed: nothing can be reduced any more
+  };
+
+  // How the buckets came by their order.
+  enum class Order {
+    Expected,  // the reverse of registration
+    Recorded,  // ready_order_ says what it should be
+    Rebuilt,
+    Kept,      // find_unused_parameters: no two passes need to be alike
   };
 
   // What the hook path knows of a parameter.
   struct Slot {
     size_t bucket = 0;
-    bool ready = false;  // in this backward pass
+    uint32_t fired = 0;     // in this backward pass
+    uint32_t expected = 1;  // gradients per backward pass; static_graph counts them
+    bool ready = false;     // in this backward pass, or known to be unused
   };
 
   void register_hooks();
   void build_buckets(std::vector<std::vector<size_t>> plan);
   void rebuild_buckets();
-  void choose_status();
-  bool records_ready_order() const;
+  void choose_status_storage();
+  void settle_failed_pass();
 
+  void start_pass();
+  void mark_unused(const std::vector<at::Tensor>& outputs);
+  void hook_outputs(const std::vector<at::Tensor>& outputs);
   void on_gradient(size_t index);
   void begin_backward();
+  void count_gradient(size_t index);
   void mark_ready(size_t index);
+  void note_extra_gradient(size_t index);
   void launch_ready_buckets();
   void launch(size_t index);
   void start_reducing(size_t index);
   void send_status();
 
   void finish_backward();
-  void launch_unready_buckets();
+  void note_missing();
+  void end_static_count();
   std::vector<at::Tensor> wait_for_buckets();
-  static at::Tensor wait_for(Bucket& bucket);
-  void throw_problems(bool known_to_all);
-  std::vector<char> unused_everywhere(const at::Tensor& status) const;
-  std::vector<char> pick(const std::vector<char>& by_parameter, const Bucket& bucket) const;
-  void note_problem(Problem problem);
+  at::Tensor wait_for(Bucket& bucket, size_t index);
+  void wait_for(c10d::Work& work, const std::string& place);
+  void look_after_peers(const std::string& place);
+  [[noreturn]] void throw_problems();
+  bool is_counting() const { return options_.static_graph() && !counted_; }
+
   // Runs `step`; when it throws, breaks off with a text that says what it was doing.
-  template <typename Describe, typename Step>
-  void or_break_off(const Describe& doing, const Step& step);
-  [[noreturn]] void break_off(const std::string& doing, const std::string& cause);
+  void or_break_off(c10::function_ref<std::string()> doing, c10::function_ref<void()> step);
+  [[noreturn]] void break_off(const std::string& text);
+  void on_abandoned() noexcept;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
   const ReducerOptions options_;
   const std::vector<int64_t> caps_;
+  std::function<std::string(const NamedParameter&)> explain_missing_;
 
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // by parameter
   std::vector<uintptr_t> hook_keys_;                                  // by parameter
+  std::shared_ptr<Reducer*> self_;  // for hooks on nodes that may outlive this; emptied at the end
+  std::unique_ptr<GraphSearch> search_;
   CommHook comm_hook_;
 
   std::atomic<Phase> phase_{Phase::Local};
   std::atomic<bool> callback_queued_{false};
   std::string broken_because_;
+  int64_t pass_ = 1;             // the reduced backward pass that comes or goes on
+  uint64_t training_forwards_ = 0;
 
   std::vector<Slot> slots_;      // by parameter
   std::vector<Bucket> buckets_;  // in launch order
   size_t next_bucket_ = 0;       // the first that was not launched in this backward pass
   std::mutex launch_mutex_;      // taken once per bucket: each device has an autograd thread
 
-  bool has_reduced_ = false;
-  bool has_rebuilt_buckets_ = false;
-  std::vector<size_t> ready_order_;  // of the first reduced backward pass
+  Order order_ = Order::Expected;
+  bool counted_ = false;             // static_graph: the first pass was
+  std::vector<size_t> ready_order_;  // of the first pass that shows it
   std::atomic<size_t> ready_count_{0};
 
-  // What this rank tells the others with every backward pass, summed over ranks: [0] how many
-  // problems it met; then, with find_unused_parameters, whether each parameter had a gradient.
-  at::Tensor status_;
+  std::unique_ptr<StatusBoard> status_;
   bool status_in_last_bucket_ = false;
   c10::intrusive_ptr<c10d::Work> status_work_;  // when no bucket carries it
-  std::vector<char> used_;                      // by parameter, since the last reduced backward
+  std::unique_ptr<PeerNotes> notes_;
+  std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
   std::mutex problems_mutex_;
   std::vector<Problem> problems_;
 };

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// What each rank tells the others with a reduced backward pass, summed over ranks: a few numbers
+/// that travel for nothing behind the gradients of the last bucket.
+///
+/// Layout, in elements: how many problems the rank met; its count of training forwards modulo 4,
+/// one-hot, so that any sum tells whether all agree, in any dtype; then, where usage is tracked,
+/// whether each parameter had a gradient.
+class StatusBoard {
+ public:
+  struct Sum {
+    bool problems = false;        // some rank met one
+    bool same_forwards = true;    // all ranks ran as many forwards (modulo 4)
+    std::vector<char> unused;     // by parameter: on no rank; empty where usage is not tracked
+  };
+
+  StatusBoard(size_t parameters, bool tracks_usage)
+      : parameters_(parameters), tracks_usage_(tracks_usage) {}
+
+  /// Elements of storage that the status takes.
+  int64_t size() const;
+
+  bool tracks_usage() const { return tracks_usage_; }
+
+  /// Uses `storage`, 1-D of `size()` elements of any floating-point dtype.
+  void use(at::Tensor storage) { storage_ = std::move(storage); }
+  const at::Tensor& storage() const { return storage_; }
+
+  void write(size_t problems, uint64_t forwards, const std::vector<char>& used);
+  /// What came back. Waits for the device, where the storage is on one.
+  Sum read() const;
+
+ private:
+  size_t parameters_;
+  bool tracks_usage_;
+  at::Tensor storage_;
+};
+
+}  // namespace ddp

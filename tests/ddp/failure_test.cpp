@@ -1,0 +1,284 @@
+// One rank in trouble: the others learn why, in bounded time, and nobody hangs.
+#include <thread>
+
+#include <ddp/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::errors_of_ranks;
+using testing::Rank;
+using testing::run_ranks;
+
+// Multiplies by a weight, and throws where the test says so.
+class FragileImpl : public torch::nn::Module {
+ public:
+  FragileImpl() {
+    w = register_parameter("w", torch::ones({4}));
+    v = register_parameter("v", torch::ones({4}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    TORCH_CHECK(!throw_in_forward, "forward boom");
+    auto y = x * w;
+    if (throw_in_backward) {
+      y = y * 2;
+      y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "backward boom"); });
+    }
+    return y * v;
+  }
+  void replace_v() {
+    parameters_.erase("v");
+    v = register_parameter("v", torch::ones({4}));
+  }
+  at::Tensor w, v;
+  bool throw_in_forward = false;
+  bool throw_in_backward = false;
+};
+TORCH_MODULE(Fragile);
+
+// Far beyond the 5 s in which the others have to stop: what the tests see is not this.
+const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
+
+DistributedDataParallelOptions in(const Rank& self) {
+  return DistributedDataParallelOptions().process_group(self.group);
+}
+
+void step(DistributedDataParallel<Fragile>& model) {
+  model->forward(torch::ones({4})).sum().backward();
+}
+
+template <typename F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+struct Seen {
+  std::string error, next;
+  double seconds = 0;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+TEST_CASE("a rank that throws stops the others with its message", "[ranks][errors][failure]") {
+  const bool in_forward = GENERATE(true, false);
+  const bool rebuilt = GENERATE(false, true);
+  const bool hooked = GENERATE(false, true);
+  CAPTURE(in_forward, rebuilt, hooked);
+  const auto seen = run_ranks<Seen>(
+      3,
+      [&](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self));
+        if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
+        for (int i = 0; rebuilt && i < 2; ++i) step(model);
+        if (self.rank == 1) (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
+        Seen seen;
+        const auto start = std::chrono::steady_clock::now();
+        seen.error = error_of([&] { step(model); });
+        seen.seconds = seconds_since(start);
+        net->throw_in_forward = net->throw_in_backward = false;
+        seen.next = error_of([&] { step(model); });
+        return seen;
+      },
+      kLongTimeout);
+  const std::string cause = in_forward
+      ? "forward threw on rank 1 of 3: forward boom"
+      : "backward ended in an exception on rank 1 of 3, after 0 of 1 buckets were sent";
+  const std::string text = "Reducer: " + cause +
+      ". The ranks are out of step: end the job, or make a new process group and wrapper.";
+  CHECK_THAT(seen[1].error, ContainsText("boom"));
+  for (const int rank : {0, 2}) {
+    CHECK(seen[rank].error == text);
+    CHECK(seen[rank].seconds < 5);
+  }
+  for (const auto& rank : seen) CHECK(rank.next == text);
+}
+
+TEST_CASE("an exception on every rank leaves the wrapper usable", "[ranks][errors][failure]") {
+  const bool in_forward = GENERATE(true, false);
+  const bool as_views = GENERATE(false, true);
+  const int size = GENERATE(1, 2, 3);
+  const auto seen = run_ranks<float>(
+      size,
+      [&](const Rank& self) {
+        Fragile net;
+        // One bucket a parameter: v's is on its way when w's gradient fails.
+        DistributedDataParallel model(
+            net, in(self).bucket_cap_mb(1e-6).gradient_as_bucket_view(as_views));
+        for (int i = 0; i < 2; ++i) step(model);
+        (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
+        TORCH_CHECK(error_of([&] { step(model); }).find("boom") != std::string::npos);
+        net->throw_in_forward = net->throw_in_backward = false;
+        net->zero_grad();
+        model->forward(torch::full({4}, self.rank + 1.0f)).sum().backward();
+        return net->w.grad()[0].item<float>();
+      },
+      kLongTimeout);
+  for (const float gradient : seen) CHECK(gradient == Approx((size + 1) / 2.0));
+}
+
+TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failure]") {
+  const auto seen = run_ranks<Seen>(
+      3,
+      [&](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self));
+        step(model);
+        if (self.rank == 2) model->forward(torch::ones({4}));
+        Seen seen;
+        seen.error = error_of([&] { step(model); });
+        seen.next = error_of([&] { step(model); });
+        return seen;
+      },
+      kLongTimeout);
+  const std::string remedy =
+      "Every rank has to run as many forward and backward passes; evaluate in eval() mode or under "
+      "torch::NoGradGuard.";
+  for (const auto& rank : seen) {
+    CHECK(
+        rank.error ==
+        "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, 1 "
+        "of 3. " + remedy +
+            "\nReducer: 2 training forward passes came since the last reduced backward pass on rank "
+            "2 of 3. " + remedy);
+    CHECK(rank.next.empty());
+  }
+}
+
+TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    model->eval();
+    for (int i = 0; i < 3 * self.rank; ++i) model->forward(torch::ones({4}));
+    model->train();
+    step(model);
+  });
+  CHECK(errors == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][failure]") {
+  testing::RanksOptions options;
+  options.collective_timeout = std::chrono::seconds(3);
+  const bool rebuilt = GENERATE(false, true);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self));
+        for (int i = 0; rebuilt && i < 2; ++i) step(model);
+        if (self.rank == 1) {
+          std::this_thread::sleep_for(std::chrono::seconds(6));  // alive, but elsewhere
+          return;
+        }
+        step(model);
+      },
+      options);
+  for (const int rank : {0, 2}) {
+    CHECK_THAT(
+        errors[rank], ContainsText("reducing bucket 0 of 1 (32 bytes: ") && ContainsText("w") &&
+                          ContainsText("v") &&
+                          ContainsText("ranks 0, 2 had arrived, rank 1 had not in bucket 0") &&
+                          ContainsText("out of step"));
+  }
+  CHECK(errors[0] == errors[2]);
+}
+
+TEST_CASE("a rank that leaves stops the others", "[ranks][errors][failure]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self));
+        step(model);
+        TORCH_CHECK(self.rank == 0, "I am leaving");
+        step(model);
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[0], ContainsText("failed on rank 0 of 2") && ContainsText("out of step"));
+  CHECK(errors[1] == "I am leaving");
+}
+
+TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {
+  const bool as_views = GENERATE(false, true);
+  const bool retain = GENERATE(false, true);
+  const int size = GENERATE(1, 2);
+  const auto gradients = run_ranks<std::vector<float>>(size, [&](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self).gradient_as_bucket_view(as_views));
+    std::vector<float> seen;
+    for (int i = 0; i < 3; ++i) {
+      net->zero_grad();
+      const auto x = torch::full({4}, self.rank + 1.0f);
+      const auto first = model->forward(x).sum();
+      const auto second = retain ? first : model->forward(x * 10).sum();
+      first.backward({}, /*retain_graph=*/retain);
+      seen.push_back(net->w.grad()[0].item<float>());
+      second.backward();
+      seen.push_back(net->w.grad()[0].item<float>());
+    }
+    return seen;
+  });
+  const float mean = (size + 1) / 2.0f;
+  const float both = retain ? 2 * mean : 11 * mean;
+  for (const auto& seen : gradients) {
+    CHECK(seen == std::vector<float>{mean, both, mean, both, mean, both});
+  }
+}
+
+TEST_CASE("a pass under no_sync stays local after a reduced one", "[ranks][failure]") {
+  const auto gradients = run_ranks<float>(2, [](const Rank& self) {
+    Fragile net;
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    net->zero_grad();
+    const auto guard = model->no_sync();
+    model->forward(torch::full({4}, self.rank + 1.0f)).sum().backward();
+    return net->w.grad()[0].item<float>();
+  });
+  CHECK(gradients == std::vector<float>{1, 2});
+}
+
+TEST_CASE("frozen, thawed and replaced parameters are explained", "[ranks][errors][failure]") {
+  const std::string what = GENERATE("frozen", "thawed", "replaced");
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Fragile net;
+    if (what == "thawed") net->v.set_requires_grad(false);
+    DistributedDataParallel model(net, in(self));
+    step(model);
+    if (self.rank == 1) {
+      if (what == "frozen") net->v.set_requires_grad(false);
+      if (what == "thawed") net->v.set_requires_grad(true);
+      if (what == "replaced") net->replace_v();
+    }
+    step(model);
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(errors[0], ContainsText("on rank 1 of 2"));
+  if (what == "frozen") {
+    CHECK_THAT(errors[0], ContainsText("v: frozen after the module was wrapped; wrap it again"));
+  }
+  if (what == "thawed") {
+    CHECK_THAT(errors[0], ContainsText("v requires a gradient now, but did not when"));
+  }
+  if (what == "replaced") {
+    CHECK_THAT(errors[0], ContainsText("v: replaced in the module after it was wrapped"));
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,313 @@
+// The same random models and data through our Reducer, through c10d's, and through gradients that
+// are averaged by hand after each backward pass: all three have to agree.
+#include <random>
+
+#include <ddp/reducer.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+// What one seed stands for; the same on every rank.
+struct Recipe {
+  int layers;                 // depth of the random network
+  std::vector<int> parent;    // which earlier layer each one reads
+  std::vector<int> weight;    // which weight it uses: shared where one appears twice
+  std::vector<int> width;     // of each weight: it is a vector of this size
+  std::vector<at::ScalarType> dtype;
+  std::vector<bool> optional_layer;  // left out of the loss in some steps on some ranks
+  double cap_mb;
+  bool as_views, find_unused, static_graph, squared;
+  int accumulation;           // backward passes per reduced one
+};
+
+Recipe draw(int seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int bound) { return static_cast<int>(random() % bound); };
+  Recipe r;
+  r.layers = 2 + below(8);
+  const int weights = 1 + below(r.layers);
+  for (int w = 0; w < weights; ++w) {
+    r.width.push_back(1 + below(60));
+    r.dtype.push_back(below(4) == 0 ? at::kDouble : at::kFloat);
+  }
+  for (int i = 0; i < r.layers; ++i) {
+    r.parent.push_back(i == 0 ? 0 : below(i));
+    r.weight.push_back(i < weights ? i : below(weights));  // every weight is used at least once
+  }
+  r.find_unused = below(3) == 0;
+  r.static_graph = !r.find_unused && below(3) == 0;
+  for (int i = 0; i < r.layers; ++i) {
+    // Layer 0 stays: a loss without any parameter has no backward pass.
+    r.optional_layer.push_back(i > 0 && r.find_unused && below(2) == 0);
+  }
+  const double caps[] = {1e-6, 1e-4, 5e-4, 1.0, 25.0};
+  r.cap_mb = caps[below(5)];
+  r.as_views = below(2) == 0;
+  r.accumulation = 1 + below(3);
+  r.squared = below(2) == 0;
+  return r;
+}
+
+std::vector<NamedParameter> make_parameters(const Recipe& recipe, int seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  std::vector<NamedParameter> parameters;
+  for (size_t w = 0; w < recipe.width.size(); ++w) {
+    const auto value = torch::randn({recipe.width[w]}, generator, at::dtype(recipe.dtype[w]));
+    parameters.push_back({"w" + std::to_string(w), value.set_requires_grad(true)});
+  }
+  return parameters;
+}
+
+// Layer i: tanh(mean(weight) * parent + sum(weight * position)), a scalar each; the loss adds up
+// those layers that nobody leaves out.
+at::Tensor loss_of(
+    const Recipe& recipe, const std::vector<NamedParameter>& parameters, double input, int step,
+    int rank) {
+  std::vector<at::Tensor> values;
+  at::Tensor loss = torch::zeros({}, at::kDouble);
+  for (int i = 0; i < recipe.layers; ++i) {
+    const auto& w = parameters[recipe.weight[i]].tensor;
+    const auto position = torch::arange(w.numel(), w.options().requires_grad(false)) / 100;
+    const auto below = i == 0 ? torch::full({}, input, w.options().requires_grad(false))
+                              : values[recipe.parent[i]].to(w.scalar_type());
+    values.push_back(torch::tanh(w.mean() * below + (w * position).sum()));
+    // Which layers are left out differs between steps and ranks.
+    const bool skipped = recipe.optional_layer[i] && (step + rank * 7 + i) % 3 != 0;
+    if (!skipped) loss = loss + values.back().to(at::kDouble).pow(recipe.squared ? 2 : 1);
+  }
+  return loss;
+}
+
+double input_of(int step, int micro, int rank) { return 0.1 * step + 0.03 * micro + 0.2 * rank; }
+
+// One engine's view of a training step.
+struct Engine {
+  std::function<void()> before_forward;
+  std::function<void(const at::Tensor& loss)> after_forward;
+  std::function<void()> local_forward;
+};
+
+// Gradients after each of five steps; zeros stand for an undefined one, and a flag tells it.
+std::vector<at::Tensor> train(
+    const Recipe& recipe, const std::vector<NamedParameter>& parameters, const Engine& engine,
+    int rank) {
+  std::vector<at::Tensor> seen;
+  for (int step = 0; step < 5; ++step) {
+    // Every other step accumulates onto what is there.
+    if (step % 2 == 0) {
+      for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+    }
+    for (int micro = 0; micro < recipe.accumulation; ++micro) {
+      const bool last = micro + 1 == recipe.accumulation;
+      if (last) engine.before_forward();
+      const auto loss = loss_of(recipe, parameters, input_of(step, micro, rank), step, rank);
+      if (last) engine.after_forward(loss);
+      if (!last) engine.local_forward();
+      loss.backward();
+    }
+    for (const auto& p : parameters) {
+      const auto& grad = p.tensor.grad();
+      seen.push_back(grad.defined() ? grad.detach().to(at::kDouble).clone() : at::Tensor());
+    }
+  }
+  return seen;
+}
+
+std::vector<at::Tensor> train_ours(const Recipe& recipe, const Rank& self, int seed) {
+  const auto parameters = make_parameters(recipe, seed);
+  Reducer reducer(
+      parameters, self.group,
+      ReducerOptions()
+          .bucket_cap_mb(recipe.cap_mb)
+          .gradient_as_bucket_view(recipe.as_views)
+          .find_unused_parameters(recipe.find_unused)
+          .static_graph(recipe.static_graph));
+  return train(
+      recipe, parameters,
+      {[&] { reducer.prepare_for_forward(); },
+       [&](const at::Tensor& loss) { reducer.prepare_for_backward({{loss}, true}); },
+       [&] { reducer.prepare_for_local_backward(); }},
+      self.rank);
+}
+
+// What Python's wrapper does from an identity node behind the outputs: in the first iteration of a
+// static graph c10d reduces when told to at the end.
+class DelayAllReduce : public torch::autograd::FunctionPreHook {
+ public:
+  explicit DelayAllReduce(c10d::Reducer& reducer) : reducer_(reducer) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&reducer = reducer_] { reducer.delay_all_reduce(); });
+    return gradients;
+  }
+
+ private:
+  c10d::Reducer& reducer_;
+};
+
+std::vector<at::Tensor> train_c10d(const Recipe& recipe, const Rank& self, int seed) {
+  const auto parameters = make_parameters(recipe, seed);
+  std::vector<at::Tensor> tensors;
+  std::unordered_map<size_t, std::string> names;
+  for (const auto& p : parameters) {
+    names[tensors.size()] = p.name;
+    tensors.push_back(p.tensor);
+  }
+  const std::vector<bool> sparse(tensors.size(), false);
+  const auto cap = static_cast<int64_t>(recipe.cap_mb * 1024 * 1024);
+  const auto limit = recipe.find_unused ? cap : std::numeric_limits<int64_t>::max();
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
+      tensors, {static_cast<size_t>(limit)}, sparse, {}));
+  std::reverse(buckets.begin(), buckets.end());
+  const auto reducer = std::make_shared<c10d::Reducer>(
+      tensors, buckets, self.group, sparse, cap, recipe.find_unused, recipe.as_views, names, cap,
+      false, false, std::vector<int64_t>());
+  const auto logger = std::make_shared<c10d::Logger>(reducer);
+  reducer->set_logger(logger);
+  logger->set_construction_data_and_log("random", {}, -1, false, false, recipe.static_graph);
+  if (recipe.static_graph) reducer->set_static_graph();
+  bool delayed = !recipe.static_graph;
+  return train(
+      recipe, parameters,
+      {[&] {
+         reducer->prepare_for_forward();
+         reducer->rebuild_buckets();
+       },
+       [&](const at::Tensor& loss) {
+         reducer->prepare_for_backward({loss});
+         if (std::exchange(delayed, true)) return;
+         loss.grad_fn()->add_pre_hook(std::make_unique<DelayAllReduce>(*reducer));
+       },
+       [] {}},
+      self.rank);
+}
+
+// Averages what a backward pass left behind, parameter by parameter.
+class ByHand {
+ public:
+  ByHand(const std::vector<NamedParameter>& parameters, const ProcessGroup& group)
+      : parameters_(parameters), group_(group), used_(torch::zeros({size(parameters)})) {
+    for (int64_t i = 0; i < size(parameters); ++i) {
+      parameters[i].tensor.register_hook([this, i](const at::Tensor&) { used_[i] = 1; });
+    }
+  }
+
+  void average() {
+    const torch::NoGradGuard no_grad;
+    sum(used_);
+    for (int64_t i = 0; i < size(parameters_); ++i) {
+      auto& grad = parameters_[i].tensor.mutable_grad();
+      auto average = grad.defined() ? grad / group_->getSize()
+                                    : torch::zeros_like(parameters_[i].tensor);
+      sum(average);
+      if (used_[i].item<float>() > 0) grad = average;
+    }
+    used_.zero_();
+  }
+
+ private:
+  static int64_t size(const std::vector<NamedParameter>& parameters) {
+    return static_cast<int64_t>(parameters.size());
+  }
+  void sum(at::Tensor& t) {
+    std::vector<at::Tensor> tensors{t};
+    group_->allreduce(tensors)->wait();
+  }
+
+  const std::vector<NamedParameter>& parameters_;
+  ProcessGroup group_;
+  at::Tensor used_;
+};
+
+class AverageAtEnd : public torch::autograd::FunctionPreHook {
+ public:
+  explicit AverageAtEnd(ByHand& by_hand) : by_hand_(by_hand) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&by_hand = by_hand_] { by_hand.average(); });
+    return gradients;
+  }
+
+ private:
+  ByHand& by_hand_;
+};
+
+std::vector<at::Tensor> train_by_hand(const Recipe& recipe, const Rank& self, int seed) {
+  const auto parameters = make_parameters(recipe, seed);
+  ByHand by_hand(parameters, self.group);
+  return train(
+      recipe, parameters,
+      {[] {},
+       [&](const at::Tensor& loss) {
+         loss.grad_fn()->add_pre_hook(std::make_unique<AverageAtEnd>(by_hand));
+       },
+       [] {}},
+      self.rank);
+}
+
+// How `a` and `b` differ: "" when they are the same, to the bit or, where sums of more than two
+// depend on the order, to rounding.
+std::string difference(
+    const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, bool bitwise) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined()) return c10::str("entry ", i, " defined on one side");
+    if (!a[i].defined()) continue;
+    const bool same =
+        bitwise ? torch::equal(a[i], b[i]) : torch::allclose(a[i], b[i], 1e-5, 1e-7);
+    if (!same) {
+      return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
+    }
+  }
+  return a.size() == b.size() ? "" : "lengths";
+}
+
+}  // namespace
+
+TEST_CASE("240 random models: our gradients are c10d's and the averages", "[ranks][parity]") {
+  const int size = GENERATE(1, 2, 3, 4);
+  struct Outcome {
+    std::vector<std::string> differences;
+    int compared_with_c10d = 0;
+  };
+  const auto outcomes = run_ranks<Outcome>(
+      size,
+      [&](const Rank& self) {
+        Outcome outcome;
+        for (int seed = size; seed < size + 4 * 60; seed += 4) {
+          const auto recipe = draw(seed);
+          const auto ours = train_ours(recipe, self, seed);
+          const bool bitwise = size <= 2;
+          const auto note = [&](const char* other, const std::string& text) {
+            if (!text.empty()) {
+              outcome.differences.push_back(c10::str("seed ", seed, " against ", other, ": ", text));
+            }
+          };
+          note("averages", difference(ours, train_by_hand(recipe, self, seed), bitwise));
+          // c10d asserts when a static graph begins with a pass that is not reduced.
+          if (recipe.static_graph && recipe.accumulation > 1) continue;
+          note("c10d", difference(ours, train_c10d(recipe, self, seed), bitwise));
+          ++outcome.compared_with_c10d;
+        }
+        return outcome;
+      },
+      {std::chrono::seconds(30), std::chrono::seconds(200)});
+  for (const auto& outcome : outcomes) {
+    CAPTURE(size);
+    CHECK(outcome.differences == std::vector<std::string>());
+    CHECK(outcome.compared_with_c10d >= 40);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,152 @@
+// find_unused_parameters: the search, and what it makes of the order of things.
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "reducer/graph_search.h"
+#include "support/ranks.h"
+#include "support/recording_backend.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Events;
+using testing::Rank;
+using testing::run_ranks;
+
+at::Tensor parameter(int64_t size = 4) {
+  return torch::ones({size}).set_requires_grad(true);
+}
+
+std::vector<char> reachable(
+    const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& outputs) {
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  for (const auto& p : parameters) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
+  }
+  GraphSearch search(accumulators);
+  search.reachable(outputs);
+  return search.reachable(outputs);  // twice: it cleans up after itself
+}
+
+}  // namespace
+
+TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
+  const auto a = parameter(), b = parameter(), c = parameter();
+  const std::vector<at::Tensor> all{a, b, c};
+  CHECK(reachable(all, {}) == std::vector<char>{0, 0, 0});
+  CHECK(reachable(all, {a * 2 + c}) == std::vector<char>{1, 0, 1});
+  CHECK(reachable(all, {(a * 2).sum(), b.sum()}) == std::vector<char>{1, 1, 0});
+  CHECK(reachable(all, {b}) == std::vector<char>{0, 1, 0});  // the parameter itself
+  CHECK(reachable(all, {(a * b).detach()}) == std::vector<char>{0, 0, 0});
+  CHECK(reachable(all, {at::Tensor(), torch::ones({1})}) == std::vector<char>{0, 0, 0});
+  auto deep = a * 1;
+  for (int i = 0; i < 50000; ++i) deep = deep + c;  // no recursion
+  CHECK(reachable(all, {deep}) == std::vector<char>{1, 0, 1});
+}
+
+TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused]") {
+  Events events;
+  const auto first = parameter(), unused = parameter();
+  first.register_hook([&](const at::Tensor&) { events.push_back("gradient"); });
+  const bool complete = GENERATE(true, false);
+  // Launch order is the reverse of registration: the unused parameter's bucket is due first.
+  Reducer reducer(
+      {{"first", first}, {"unused", unused}}, testing::recording_group(0, 2, events),
+      ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
+  reducer.prepare_for_forward();
+  const auto loss = first.sum();
+  reducer.prepare_for_backward({{loss}, complete});
+  loss.backward();
+  // Four gradients, four more, five of status and two flags.
+  if (complete) CHECK(events == Events{"allreduce 4", "gradient", "allreduce 11"});
+  if (!complete) CHECK(events == Events{"gradient", "allreduce 4", "allreduce 11"});
+  CHECK_FALSE(unused.grad().defined());
+}
+
+TEST_CASE("outputs that the loss leaves out hold up nobody", "[ranks][unused]") {
+  const bool as_views = GENERATE(false, true);
+  const auto results = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
+    const auto a = parameter(), b = parameter(), c = parameter();
+    Reducer reducer(
+        {{"a", a}, {"b", b}, {"c", c}}, self.group,
+        ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true).gradient_as_bucket_view(
+            as_views));
+    std::vector<float> seen;
+    for (int step = 0; step < 4; ++step) {
+      for (const auto& p : {a, b, c}) p.mutable_grad().reset();
+      reducer.prepare_for_forward();
+      const auto first = a.sum() * (self.rank + 1);
+      const auto second = (b.sum() + c.sum()) * (self.rank + 1);
+      reducer.prepare_for_backward({{first, second}, true});
+      // Control flow that differs: rank 1 uses both outputs in odd steps, rank 0 never.
+      (self.rank == 1 && step % 2 ? first + second : first).backward();
+      seen.push_back(a.grad()[0].item<float>());
+      seen.push_back(b.grad().defined() ? b.grad()[0].item<float>() : -1);
+    }
+    return seen;
+  });
+  // b: the average of nothing and 2; -1 stands for untouched.
+  for (const auto& seen : results) {
+    CHECK(seen == std::vector<float>{1.5, -1, 1.5, 1, 1.5, -1, 1.5, 1});
+  }
+}
+
+TEST_CASE("usage under no_sync counts for the next reduced pass", "[ranks][unused]") {
+  const auto results = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    const auto a = parameter(), b = parameter();
+    Reducer reducer(
+        {{"a", a}, {"b", b}}, self.group, ReducerOptions().find_unused_parameters(true));
+    std::vector<float> seen;
+    for (int step = 0; step < 3; ++step) {
+      a.mutable_grad().reset();
+      b.mutable_grad().reset();
+      reducer.prepare_for_local_backward();
+      (a.sum() + b.sum() * (self.rank + 1)).backward();
+      reducer.prepare_for_forward();
+      const auto loss = a.sum();
+      reducer.prepare_for_backward({{loss}, true});
+      loss.backward();
+      seen.push_back(a.grad()[0].item<float>());
+      seen.push_back(b.grad()[0].item<float>());
+    }
+    return seen;
+  });
+  for (const auto& seen : results) CHECK(seen == std::vector<float>{2, 1.5, 2, 1.5, 2, 1.5});
+}
+
+TEST_CASE("two forwards for one backward use both their parameters", "[ranks][unused]") {
+  const auto results = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    const auto a = parameter(), b = parameter();
+    Reducer reducer(
+        {{"a", a}, {"b", b}}, self.group,
+        ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
+    reducer.prepare_for_forward();
+    const auto first = a.sum() * (self.rank + 1);
+    reducer.prepare_for_backward({{first}, true});
+    reducer.prepare_for_forward();
+    const auto second = b.sum() * (self.rank + 1);
+    reducer.prepare_for_backward({{second}, true});
+    (first + second).backward();
+    return std::vector<float>{a.grad()[0].item<float>(), b.grad()[0].item<float>()};
+  });
+  for (const auto& seen : results) CHECK(seen == std::vector<float>{1.5, 1.5});
+}
+
+TEST_CASE("a gradient that the outputs did not promise is an error", "[ranks][errors][unused]") {
+  const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
+    const auto a = parameter(), b = parameter();
+    Reducer reducer(
+        {{"a", a}, {"b", b}}, self.group,
+        ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
+    reducer.prepare_for_forward();
+    const auto a_sum = a.sum();
+    reducer.prepare_for_backward({{a_sum}, true});
+    // b reaches the loss behind forward's back, and its bucket was due first.
+    (a_sum + b.sum()).backward();
+  });
+  CHECK(errors[0] == errors[1]);
+}
+
+}  // namespace ddp
