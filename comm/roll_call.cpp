@@ -171,11 +171,12 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
   try {
     return caller.call();
   } catch (const c10::DistError& error) {
-    TORCH_CHECK(
-        false, place,
-        "lost the store while it waited for the other ranks. The process that has "
-        "it, usually rank 0, ended: look there for the reason. (",
-        error.what_without_backtrace(), ")");
+    C10_THROW_ERROR(
+        Error, c10::str(
+                   place,
+                   "lost the store while it waited for the other ranks. The process that has it, "
+                   "usually rank 0, ended: look there for the reason. (",
+                   error.what_without_backtrace(), ")"));
   }
 }
 

@@ -108,8 +108,11 @@ DistributedDataParallelBase::DistributedDataParallelBase(
           .static_graph(options_.static_graph()));
   reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
   frozen_ = frozen_parameters(*wrapped_, ignored_);
+  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
   register_module("module", wrapped_);
 }
+
+DistributedDataParallelBase::~DistributedDataParallelBase() = default;
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   reducer_->register_comm_hook(std::move(hook));
@@ -162,7 +165,7 @@ std::string DistributedDataParallelBase::explain_missing(const NamedParameter& p
 }
 
 void DistributedDataParallelBase::sync_buffers() {
-  broadcast_from_first_rank(module_buffers(*wrapped_, ignored_), group_);
+  if (group_->getSize() > 1) broadcast_from_first_rank(buffers_->find(), group_);
 }
 
 }  // namespace ddp

@@ -52,15 +52,31 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
   return state;
 }
 
-std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Names& ignored) {
-  std::vector<at::Tensor> buffers;
-  FirstSights sights;
-  for (const auto& b : module.named_buffers()) {
-    if (b.value().defined() && !ignored.count(b.key()) && sights.first(b.value())) {
-      buffers.push_back(b.value());
-    }
+BufferFinder::BufferFinder(const torch::nn::Module& module, const Names& ignored)
+    : root_(module), ignored_(ignored) {
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    owners_.push_back({child.value(), child.key() + "."});
   }
-  return buffers;
+}
+
+std::vector<at::Tensor> BufferFinder::find() const {
+  std::vector<at::Tensor> found;
+  FirstSights sights;
+  const auto collect = [&](const torch::nn::Module& owner, const std::string& prefix) {
+    if (ignored_.empty()) {
+      for (const auto& b : owner.buffers(/*recurse=*/false)) {
+        if (b.defined() && sights.first(b)) found.push_back(b);
+      }
+      return;
+    }
+    for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
+      const bool wanted = b.value().defined() && !ignored_.count(prefix + b.key());
+      if (wanted && sights.first(b.value())) found.push_back(b.value());
+    }
+  };
+  collect(root_, "");
+  for (const auto& owner : owners_) collect(*owner.module, owner.prefix);
+  return found;
 }
 
 namespace {

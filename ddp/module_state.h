@@ -23,8 +23,23 @@ using Names = std::unordered_set<std::string>;
 /// that a pre-order walk meets first.
 std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored);
 
-/// The buffers there are now: modules may assign new ones at any time.
-std::vector<at::Tensor> module_buffers(const torch::nn::Module& module, const Names& ignored);
+/// Finds a module's buffers again and again, cheaply: modules may assign new ones at any time.
+class BufferFinder {
+ public:
+  BufferFinder(const torch::nn::Module& module, const Names& ignored);
+
+  /// The buffers there are now, each once, in pre-order, but for the ignored names.
+  std::vector<at::Tensor> find() const;
+
+ private:
+  struct Owner {
+    std::shared_ptr<const torch::nn::Module> module;
+    std::string prefix;  // of its buffers' full names
+  };
+  std::vector<Owner> owners_;  // all submodules; the module itself is not kept alive
+  const torch::nn::Module& root_;
+  Names ignored_;
+};
 
 /// The parameters whose gradients are averaged: those that require one, but for the ignored
 /// names, in pre-order and registration order. A parameter that an Embedding or EmbeddingBag with

@@ -158,12 +158,12 @@ void Bucket::scatter(
       grad = alias(storage_, offsets_[slot], view.sizes(), view.strides());
       continue;
     }
-    const at::Tensor source =
-        copy_from_reduced ? make_view(reduced, parameters_[slot], offsets_[slot]) : view;
-    if (!grad.defined()) {
-      grad = at::empty_strided(source.sizes(), source.strides(), source.options());
+    if (!grad.defined()) grad = at::empty_strided(view.sizes(), view.strides(), view.options());
+    if (copy_from_reduced) {
+      copy_scaled(grad, make_view(reduced, parameters_[slot], offsets_[slot]), 1.0);
+    } else {
+      copy_scaled(grad, view, 1.0);
     }
-    copy_scaled(grad, source, 1.0);
     // Written behind autograd's back: whoever saved this gradient has to notice.
     grad.unsafeGetTensorImpl()->bump_version();
   }

@@ -9,8 +9,18 @@
 namespace ddp {
 namespace {
 
-// Elements below which a second thread costs more than it saves; at::parallel_for runs inline.
+// Elements below which a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
+
+// at::parallel_for, without its fixed cost for the many small gradients.
+template <typename Body>
+void for_range(int64_t count, int64_t grain, const Body& body) {
+  if (count < grain) {
+    body(0, count);
+  } else {
+    at::parallel_for(0, count, grain, body);
+  }
+}
 
 // Same memory order in both, without gaps: element k of one is element k of the other.
 bool same_dense_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -24,7 +34,7 @@ bool is_plain_cpu(const at::Tensor& t) {
 template <typename T>
 void multiply(T* dst, const T* src, int64_t count, double scale) {
   const T factor = static_cast<T>(scale);
-  at::parallel_for(0, count, kGrain, [=](int64_t begin, int64_t end) {
+  for_range(count, kGrain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) dst[i] = src[i] * factor;
   });
 }
@@ -49,10 +59,9 @@ bool copy_in_memory(const at::Tensor& dst, const at::Tensor& src) {
   if (!is_plain_cpu(dst) || !is_plain_cpu(src) || !same_dense_layout(dst, src)) return false;
   auto* to = static_cast<char*>(dst.data_ptr());
   const auto* from = static_cast<const char*>(src.const_data_ptr());
-  at::parallel_for(
-      0, static_cast<int64_t>(src.nbytes()), kGrain * 4, [=](int64_t begin, int64_t end) {
-        std::memcpy(to + begin, from + begin, end - begin);
-      });
+  for_range(
+      static_cast<int64_t>(src.nbytes()), kGrain * 4,
+      [=](int64_t begin, int64_t end) { std::memcpy(to + begin, from + begin, end - begin); });
   return true;
 }
 

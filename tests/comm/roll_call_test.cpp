@@ -55,7 +55,7 @@ std::vector<Outcome> attend_all(
 
 TEST_CASE(
     "a full roll call gives all ranks the same fresh name, again and again", "[comm][ranks]") {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   std::string last;
   for (int round = 0; round < 5; ++round) {
     const auto outcomes = attend_all(store, {0, 1, 2}, 3, 10s);
@@ -70,7 +70,7 @@ TEST_CASE(
 }
 
 TEST_CASE("rounds follow each other without waiting for the slow", "[comm][ranks]") {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::future<std::vector<std::string>>> futures;
   for (int rank = 0; rank < 3; ++rank) {
     futures.push_back(std::async(std::launch::async, [=] {
@@ -106,14 +106,14 @@ TEST_CASE("every rank that came names those that did not, in time", "[comm][rank
 }
 
 TEST_CASE("a roll call can be repeated after one that failed", "[comm][ranks]") {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   for (const auto& outcome : attend_all(store, {1}, 2, 100ms)) CHECK_FALSE(outcome.error.empty());
   for (const auto& outcome : attend_all(store, {0, 1}, 2, 10s)) CHECK(outcome.error.empty());
 }
 
 TEST_CASE("ranks that died in an open roll are not taken for their successors", "[comm][ranks]") {
   // What a killed process leaves behind: rank 1 of 3 has come, and will never go on.
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   store->set("open", std::string("stale"));
   store->add("stale/turn/1", 1);
   store->compareSet("stale/claim", std::string(), "1 ");
@@ -133,7 +133,7 @@ TEST_CASE("ranks that died in an open roll are not taken for their successors", 
 }
 
 TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ranks][errors]") {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   auto other = std::async(std::launch::async, [&] { return attend(store, 0, 2, 10s, "apples"); });
   const auto mine = attend(store, 1, 2, 10s, "pears");
   const auto theirs = other.get();
@@ -146,7 +146,7 @@ TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ra
 
 TEST_CASE(
     "the problem of one rank ends the roll for all, once all are here", "[comm][ranks][errors]") {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const Store store = c10::make_intrusive<c10d::HashStore>();
   auto first =
       std::async(std::launch::async, [&] { return attend(store, 1, 2, 10s, "", "no GPU"); });
   while (!store->check({"open"})) std::this_thread::yield();

@@ -61,7 +61,7 @@ void check_world() {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char**) try {
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");

@@ -38,8 +38,8 @@ Outcome run(const std::string& command) {
 }
 
 std::string quoted(const std::string& text) { return "'" + text + "'"; }
-const std::string kTwoRanks = quoted(DDPRUN) + " -n 2 ";
-const std::string kMnist = quoted(MNIST) + " ";
+const std::string kTwoRanks = quoted(DDPRUN_PROGRAM) + " -n 2 ";
+const std::string kMnist = quoted(MNIST_PROGRAM) + " ";
 
 int count(const Outcome& outcome, const std::string& text) {
   int found = 0;
@@ -127,7 +127,7 @@ TEST_CASE("a file that cannot be saved is told before training", "[examples][pro
 }
 
 TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
-  const auto outcome = run(kTwoRanks + quoted(MINIMAL));
+  const auto outcome = run(kTwoRanks + quoted(MINIMAL_PROGRAM));
   INFO(outcome.output);
   CHECK(outcome.status == 0);
   std::smatch match;

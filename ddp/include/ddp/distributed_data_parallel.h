@@ -18,6 +18,8 @@
 
 namespace ddp {
 
+class BufferFinder;
+
 /// Options for `DistributedDataParallel`, named as Python's arguments.
 ///
 /// Example:
@@ -78,6 +80,8 @@ class [[nodiscard]] NoSyncGuard {
 /// What does not depend on the wrapped type.
 class DistributedDataParallelBase : public torch::nn::Module {
  public:
+  ~DistributedDataParallelBase() override;
+
   /// Accumulates gradients without communication while the guard lives:
   /// ```
   /// { auto guard = model->no_sync(); model->forward(a).sum().backward(); }
@@ -117,6 +121,7 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::optional<c10::Device> input_device_;
   std::unique_ptr<Reducer> reducer_;
   std::vector<NamedParameter> frozen_;  // that required no gradient at construction
+  std::unique_ptr<BufferFinder> buffers_;
   bool gradient_sync_ = true;         // false inside no_sync()
   bool buffers_may_differ_ = true;    // a training forward has run since they were last equal
 };

@@ -1,0 +1,169 @@
+// What the reducer itself costs: one rank, 800 small parameters, nothing to communicate. Prints for
+// each engine the median time of a step above that of a step without any, in one interleaved run.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <ddp/ddp.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/torch.h>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// 200 blocks of Linear(32, 32) and LayerNorm(32): 800 parameters.
+torch::nn::Sequential make_net(int blocks) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < blocks; ++i) {
+    net->push_back(torch::nn::Linear(32, 32));
+    net->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})));
+  }
+  return net;
+}
+
+// A way to train: what happens around forward and backward.
+class Engine {
+ public:
+  Engine(std::string name, torch::nn::Sequential net)
+      : name_(std::move(name)), net_(std::move(net)), x_(torch::randn({8, 32})) {}
+  virtual ~Engine() = default;
+
+  const std::string& name() const { return name_; }
+
+  // One step without an optimizer; milliseconds.
+  double step() {
+    for (const auto& p : net_->parameters()) p.mutable_grad().reset();
+    const auto start = Clock::now();
+    const auto loss = forward(x_).sum();
+    loss.backward();
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  }
+
+ protected:
+  virtual at::Tensor forward(const at::Tensor& x) { return net_->forward(x); }
+  torch::nn::Sequential& net() { return net_; }
+
+ private:
+  std::string name_;
+  torch::nn::Sequential net_;
+  at::Tensor x_;
+};
+
+class Wrapped : public Engine {
+ public:
+  Wrapped(
+      std::string name, const torch::nn::Sequential& net,
+      const ddp::DistributedDataParallelOptions& options)
+      : Engine(std::move(name), net), model_(net, options) {}
+
+ protected:
+  at::Tensor forward(const at::Tensor& x) override { return model_->forward(x); }
+
+ private:
+  ddp::DistributedDataParallel<torch::nn::Sequential> model_;
+};
+
+// c10d's Reducer in the sequence in which Python's wrapper drives it.
+class C10d : public Engine {
+ public:
+  C10d(
+      std::string name, const torch::nn::Sequential& net, const ddp::ProcessGroup& group,
+      bool find_unused)
+      : Engine(std::move(name), net) {
+    const auto parameters = net->parameters();
+    std::unordered_map<size_t, std::string> names;
+    for (size_t i = 0; i < parameters.size(); ++i) names[i] = std::to_string(i);
+    const std::vector<bool> sparse(parameters.size(), false);
+    const size_t limit = find_unused ? size_t{1} << 20 : std::numeric_limits<int64_t>::max();
+    auto buckets = std::get<0>(
+        c10d::compute_bucket_assignment_by_size(parameters, {limit, size_t{25} << 20}, sparse, {}));
+    std::reverse(buckets.begin(), buckets.end());
+    reducer_ = std::make_shared<c10d::Reducer>(
+        parameters, buckets, group, sparse, int64_t{25} << 20, find_unused, false, names,
+        int64_t{1} << 20, false, false, std::vector<int64_t>());
+    logger_ = std::make_shared<c10d::Logger>(reducer_);
+    reducer_->set_logger(logger_);
+    logger_->set_construction_data_and_log("overhead", {}, -1, false, false, false);
+  }
+
+ protected:
+  at::Tensor forward(const at::Tensor& x) override {
+    reducer_->prepare_for_forward();
+    reducer_->rebuild_buckets();
+    auto y = net()->forward(x);
+    reducer_->prepare_for_backward({y});
+    return y;
+  }
+
+ private:
+  std::shared_ptr<c10d::Reducer> reducer_;
+  std::shared_ptr<c10d::Logger> logger_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + values.size() / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int blocks = 200;
+  int rounds = 100;
+  CLI::App app("Time of a training step that the reducer adds, without communication.");
+  app.add_option("--blocks", blocks, "Blocks of four small parameters")->check(CLI::Range(1, 10000));
+  app.add_option("--rounds", rounds, "Steps of each engine, which take turns")
+      ->check(CLI::Range(3, 1000000));
+  CLI11_PARSE(app, argc, argv);
+
+  at::set_num_threads(1);
+  const auto group = ddp::init_process_group(ddp::ProcessGroupOptions()
+                                                 .backend("gloo")
+                                                 .store(c10::make_intrusive<c10d::HashStore>())
+                                                 .rank(0)
+                                                 .world_size(1));
+  using Options = ddp::DistributedDataParallelOptions;
+  std::vector<std::unique_ptr<Engine>> engines;
+  const auto wrapped = [&](const char* name, const Options& options) {
+    engines.push_back(std::make_unique<Wrapped>(name, make_net(blocks), options));
+  };
+  engines.push_back(std::make_unique<Engine>("none", make_net(blocks)));
+  wrapped("ddp", Options());
+  wrapped("ddp, views", Options().gradient_as_bucket_view(true));
+  wrapped("ddp, unused", Options().find_unused_parameters(true));
+  wrapped("ddp, static", Options().static_graph(true));
+  engines.push_back(std::make_unique<C10d>("c10d", make_net(blocks), group, false));
+  engines.push_back(std::make_unique<C10d>("c10d, unused", make_net(blocks), group, true));
+
+  std::vector<std::vector<double>> times(engines.size());
+  constexpr int kWarmUp = 10;  // outlasts the rebuild
+  for (int round = -kWarmUp; round < rounds; ++round) {
+    for (size_t i = 0; i < engines.size(); ++i) {
+      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
+      const size_t e = round % 2 ? engines.size() - 1 - i : i;
+      const double ms = engines[e]->step();
+      if (round >= 0) times[e].push_back(ms);
+    }
+  }
+  const double none = median(times[0]);
+  const int parameters = 4 * blocks;
+  std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
+  for (size_t e = 0; e < engines.size(); ++e) {
+    const double step = median(times[e]);
+    std::printf(
+        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), step, step - none,
+        (step - none) * 1000 / parameters);
+  }
+  engines.clear();
+  ddp::destroy_process_group();
+  return 0;
+}
