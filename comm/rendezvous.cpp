@@ -1,5 +1,10 @@
 #include "rendezvous.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <exception>
 
 #include <c10/util/Exception.h>
@@ -7,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "await_listener.h"
 #include "init_method.h"
 
 namespace ddp {
@@ -55,6 +61,7 @@ std::string reason(const std::exception& error) {
 c10::intrusive_ptr<c10d::Store> make_tcp_store(
     const std::string& host, int port, const Place& place, bool agent_listens,
     std::chrono::milliseconds timeout) {
+  const char* listener = agent_listens ? "torchrun's agent" : "rank 0";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = place.rank == 0 && !agent_listens;
@@ -62,34 +69,39 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(
   options.waitWorkers = false;  // the roll call waits, and can say for whom
   options.timeout = timeout;
   options.multiTenant = true;
+  std::string problem;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
+    if (!options.isServer) problem = await_listener(host, port, timeout);
+    if (problem.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& error) {
-    TORCH_CHECK(
-        !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
-        ", but it cannot: ", reason(error),
-        ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
-    TORCH_CHECK(
-        false, "init_process_group: expected ", agent_listens ? "torchrun's agent" : "rank 0",
-        " to answer at ", host, " port ", port, " within ", timeout.count(), " ms, but rank ",
-        place.rank, " of ", place.world_size, " did not reach it: ", reason(error), ". Check that ",
-        agent_listens ? "the agent" : "rank 0",
-        " runs, and that host and port (MASTER_ADDR, MASTER_PORT) are its.");
+    problem = reason(error);
   }
+  TORCH_CHECK(
+      !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
+      ", but it cannot: ", problem,
+      ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+  C10_THROW_ERROR(
+      Error,
+      c10::str(
+          "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
+          " within ", timeout.count(), " ms, but rank ", place.rank, " of ", place.world_size,
+          " did not reach it: ", problem, ". Check that ", listener,
+          " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right."));
 }
 
 c10::intrusive_ptr<c10d::Store> make_file_store(
     const std::string& path, int world_size, std::chrono::milliseconds timeout) {
-  try {
-    auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
-    store->setTimeout(timeout);
-    return store;
-  } catch (const std::exception& error) {
-    TORCH_CHECK(
-        false, "init_process_group: expected to create or open ", path,
-        " for file://, but cannot: ", reason(error),
-        ". Give a path in a folder that exists and every rank may write to.");
-  }
+  // FileStore waits minutes for a file that it cannot make.
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const std::string problem = fd < 0 ? std::strerror(errno) : "";
+  TORCH_CHECK(
+      fd >= 0, "init_process_group: expected to open or create ", path,
+      " for file://, but cannot: ", problem,
+      ". Give a path in a folder that exists and that every rank may write to.");
+  close(fd);
+  auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+  store->setTimeout(timeout);
+  return store;
 }
 
 // Rank 0's host, when the store is a TCPStore.

@@ -74,7 +74,7 @@ TEST_CASE("on bool SUM is or and PRODUCT is and, at any world size", "[comm][ran
   const int size = GENERATE(1, 2, 3);
   const auto results = run_ranks<std::vector<at::Tensor>>(size, [](const Rank& self) {
     // Per column: true on all ranks, on rank 0 only, on none.
-    auto sum = at::tensor({true, self.rank == 0, false});
+    auto sum = at::tensor({1, self.rank == 0 ? 1 : 0, 0}).to(at::kBool);
     auto product = sum.clone();
     ddp::all_reduce(sum, ReduceOp::SUM, self.group);
     ddp::all_reduce(product, ReduceOp::PRODUCT, self.group);

@@ -38,7 +38,8 @@ struct DefaultGroup {
   ~DefaultGroup() { ddp::destroy_process_group(); }
 };
 
-/// What each of `size` ranks on threads gets or throws; ranks that are not `present` do not come.
+/// What each of these ranks, on a thread of its own, throws when it makes its group; "" for
+/// nothing.
 std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks) {
   std::vector<std::future<std::string>> futures;
   for (const auto& options : ranks) {
@@ -235,6 +236,20 @@ TEST_CASE(
       ddp::all_reduce(tensor, ReduceOp::SUM, group),
       ContainsText(
           "expected a tensor on a device the group has a backend for (cpu), got one on meta"));
+}
+
+TEST_CASE("the local rank is the launcher's, or 0 for a process that is alone", "[comm][errors]") {
+  ddp::Environment environment;
+  CHECK(ddp::local_rank_of(environment, 1) == 0);
+  CHECK_THROWS_WITH(
+      ddp::local_rank_of(environment, 2),
+      ContainsText("expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID in the "
+                   "environment, got none of them in a world of 2 ranks"));
+  environment.local_rank = ddp::Setting{"SLURM_LOCALID", "3"};
+  CHECK(ddp::local_rank_of(environment, 8) == 3);
+  environment.local_rank = ddp::Setting{"LOCAL_RANK", "x"};
+  CHECK_THROWS_WITH(
+      ddp::local_rank_of(environment, 8), ContainsText("LOCAL_RANK: expected a whole number"));
 }
 
 TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm][errors]") {

@@ -1,11 +1,9 @@
 #include "comm/rendezvous.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/taken_port.h"
 
 #include "support/catch.h"
 
@@ -13,6 +11,7 @@ using ddp::Environment;
 using ddp::ProcessGroupOptions;
 using ddp::rendezvous;
 using ddp::Setting;
+using ddp::testing::TakenPort;
 
 namespace {
 
@@ -28,29 +27,6 @@ Environment launched(const std::string& rank, const std::string& world_size) {
 ProcessGroupOptions over_store() {
   return ProcessGroupOptions().store(c10::make_intrusive<c10d::HashStore>());
 }
-
-/// A port of the loopback device that something else listens on.
-class TakenPort {
- public:
-  TakenPort() : fd_(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_any;
-    socklen_t length = sizeof address;
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    TORCH_CHECK(
-        bind(fd_, generic, length) == 0 && listen(fd_, 1) == 0 &&
-            getsockname(fd_, generic, &length) == 0,
-        "cannot listen on a port");
-    number_ = ntohs(address.sin6_port);
-  }
-  ~TakenPort() { close(fd_); }
-  int number() const { return number_; }
-
- private:
-  int fd_;
-  int number_;
-};
 
 }  // namespace
 
@@ -150,13 +126,13 @@ TEST_CASE(
 }
 
 TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
+  const auto options = ProcessGroupOptions()
+                           .init_method("file:///no/such/folder/meet")
+                           .rank(0)
+                           .world_size(1)
+                           .timeout(std::chrono::seconds(2));
   CHECK_THROWS_WITH(
-      rendezvous(
-          ProcessGroupOptions()
-              .init_method("file:///no/such/folder/meet")
-              .rank(0)
-              .world_size(1)
-              .timeout(std::chrono::seconds(2)),
-          {}),
-      ContainsText("/no/such/folder/meet"));
+      rendezvous(options, {}),
+      ContainsText("expected to open or create /no/such/folder/meet for file://, but cannot: No "
+                   "such file or directory"));
 }

@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include "examples/common/image_dataset.h"
-#include "examples/mnist/options.h"
 #include "examples/mnist/training.h"
 #include "support/ranks.h"
 
@@ -41,7 +40,9 @@ Course train(const Rank& self, const mnist::Net& net, size_t batch_size) {
       ddp::DistributedSamplerOptions().num_replicas(self.size).rank(self.rank).seed(1));
   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, batch_size);
   mnist::Model model(net, ddp::DistributedDataParallelOptions().process_group(self.group));
-  torch::optim::Adam optimizer(model->parameters(), mnist::Options().lr);
+  // Not Adam, which divides a gradient that should be zero by its own size: there a rounding error
+  // becomes a whole step.
+  torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.05);
 
   Course course;
   for (auto& batch : *loader) {
@@ -65,18 +66,17 @@ TEST_CASE("2 ranks with batch 32 follow 1 rank with batch 64", "[examples][ranks
   const auto two = train_on(2, 32);
 
   REQUIRE(one.losses.size() == kSteps);
-  CHECK(one.losses.back() < 0.5 * one.losses.front());
+  CHECK(one.losses.back() < 0.9 * one.losses.front());  // it does learn
   for (size_t step = 0; step < kSteps; ++step) {
     CAPTURE(step);
     // Both ranks' batches together are the one rank's batch, since ranks take turns in one order.
     const double mean = (two[0].losses[step] + two[1].losses[step]) / 2;
-    CHECK(mean == Approx(one.losses[step]).epsilon(1e-4));
+    CHECK(mean == Approx(one.losses[step]).epsilon(1e-5));
   }
   for (size_t i = 0; i < one.parameters.size(); ++i) {
     CAPTURE(i);
     CHECK(torch::equal(two[0].parameters[i], two[1].parameters[i]));
-    WARN((two[0].parameters[i] - one.parameters[i]).abs().max().item<double>());
-    CHECK(torch::allclose(two[0].parameters[i], one.parameters[i], 0, 1e-4));
+    CHECK(torch::allclose(two[0].parameters[i], one.parameters[i], 0, 1e-5));
   }
 }
 

@@ -248,11 +248,11 @@ TEST_CASE("unset options come from the default group", "[sampler][errors]") {
       ContainsText("expected rank in the options or a default process group"));
 
   // This thread is rank 1 of the default group; its peer only has to be there.
-  const auto options = ddp::ProcessGroupOptions()
-                           .backend("gloo")
-                           .store(c10::make_intrusive<c10d::HashStore>())
-                           .world_size(2)
-                           .timeout(std::chrono::seconds(20));
+  auto options = ddp::ProcessGroupOptions()
+                     .backend("gloo")
+                     .store(c10::make_intrusive<c10d::HashStore>())
+                     .world_size(2)
+                     .timeout(std::chrono::seconds(20));
   auto peer = std::async(
       std::launch::async, [options]() mutable { return ddp::make_process_group(options.rank(0)); });
   ddp::init_process_group(ddp::ProcessGroupOptions(options).rank(1));
