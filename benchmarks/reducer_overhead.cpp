@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <ddp/ddp.h>
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <torch/torch.h>
 
 namespace {
 
@@ -120,7 +120,8 @@ int main(int argc, char** argv) {
   int blocks = 200;
   int rounds = 100;
   CLI::App app("Time of a training step that the reducer adds, without communication.");
-  app.add_option("--blocks", blocks, "Blocks of four small parameters")->check(CLI::Range(1, 10000));
+  app.add_option("--blocks", blocks, "Blocks of four small parameters")
+      ->check(CLI::Range(1, 10000));
   app.add_option("--rounds", rounds, "Steps of each engine, which take turns")
       ->check(CLI::Range(3, 1000000));
   CLI11_PARSE(app, argc, argv);

@@ -20,7 +20,8 @@ Names checked_names_to_ignore(
     TORCH_CHECK_VALUE(
         parameters.contains(name) || buffers.contains(name),
         "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
-        "buffers of the module, got \"", name,
+        "buffers of the module, got \"",
+        name,
         "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
   }
   return Names(names.begin(), names.end());
@@ -28,7 +29,8 @@ Names checked_names_to_ignore(
 
 const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
   TORCH_CHECK_VALUE(
-      module, "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
+      module,
+      "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
   return *module;
 }
 
@@ -39,16 +41,16 @@ c10::DeviceType device_type_of(
   for (const auto& p : parameters) {
     TORCH_CHECK_VALUE(
         p.tensor.device().type() == first.tensor.device().type(),
-        "DistributedDataParallel: expected all parameters on one type of device, got \"", first.name,
-        "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
+        "DistributedDataParallel: expected all parameters on one type of device, got \"",
+        first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
         ". Move the module before wrapping it.");
   }
   const auto type = first.tensor.device().type();
   const auto devices = group->getDeviceTypes();
   TORCH_CHECK_VALUE(
-      devices.empty() || std::any_of(devices.begin(), devices.end(), [&](const c10::Device& d) {
-        return d.type() == type;
-      }),
+      devices.empty() || std::any_of(
+                             devices.begin(), devices.end(),
+                             [&](const c10::Device& d) { return d.type() == type; }),
       "DistributedDataParallel: expected a process group with a backend for ", type,
       ", where the parameters are, got one for ", c10::Join(", ", devices),
       ". Choose the backend in ProcessGroupOptions, or move the module.");
@@ -59,14 +61,17 @@ std::optional<c10::Device> checked_input_device(
     const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
   if (device_ids.empty()) return {};
   TORCH_CHECK_VALUE(
-      device_ids.size() == 1, "DistributedDataParallelOptions: expected at most one device in "
-      "device_ids, got ", device_ids.size(), ". Run one rank per device.");
+      device_ids.size() == 1,
+      "DistributedDataParallelOptions: expected at most one device in "
+      "device_ids, got ",
+      device_ids.size(), ". Run one rank per device.");
   for (const auto& p : parameters) {
     TORCH_CHECK_VALUE(
         !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
         "DistributedDataParallelOptions: expected device_ids only for a module on that one "
-        "accelerator, got ", device_ids.front(), " while \"", p.name, "\" is on ",
-        p.tensor.device(), ". Move the module there, or leave device_ids empty.");
+        "accelerator, got ",
+        device_ids.front(), " while \"", p.name, "\" is on ", p.tensor.device(),
+        ". Move the module there, or leave device_ids empty.");
   }
   return device_ids.front();
 }
@@ -83,7 +88,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(
   auto parameters = trained_parameters(*wrapped_, ignored_);
   TORCH_CHECK_VALUE(
       !parameters.empty(),
-      "DistributedDataParallel is not needed when a module doesn't have any parameter that requires "
+      "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+      "requires "
       "a gradient. Use the module itself.");
   device_type_of(parameters, group_);
   input_device_ = checked_input_device(options_.device_ids(), parameters);
@@ -148,8 +154,10 @@ void DistributedDataParallelBase::check_frozen_parameters() {
   for (const auto& p : frozen_) {
     if (!p.tensor.requires_grad()) continue;
     reducer_->report_problem(
-        c10::str(p.name, " requires a gradient now, but did not when the module was wrapped, so its "
-                 "gradient is not averaged"),
+        c10::str(
+            p.name,
+            " requires a gradient now, but did not when the module was wrapped, so its "
+            "gradient is not averaged"),
         "Thaw parameters before wrapping, or wrap the module again.");
   }
 }

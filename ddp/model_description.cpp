@@ -14,7 +14,8 @@ constexpr const char* kRemedy =
     ". Build the model and its options from the same configuration on all ranks.";
 
 std::string printable(std::string name) {
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
   return name;
 }
 
@@ -39,7 +40,8 @@ std::vector<DescribedItem> deserialize(const std::string& text) {
     const auto first = line.find('\t');
     const auto second = line.find('\t', first + 1);
     items.push_back(
-        {line.substr(0, first), line.substr(first + 1, second - first - 1), line.substr(second + 1)});
+        {line.substr(0, first), line.substr(first + 1, second - first - 1),
+         line.substr(second + 1)});
   }
   return items;
 }
@@ -75,11 +77,11 @@ std::string describe_item_difference(
   };
   if (i < a.size() && !find(b, a[i].kind, a[i].name)) {
     return counts(a[i].kind) + quoted(a[i]) + " (" + a[i].value + ") is not on rank " +
-        std::to_string(rank_b);
+           std::to_string(rank_b);
   }
   if (i < b.size() && !find(a, b[i].kind, b[i].name)) {
     return counts(b[i].kind) + quoted(b[i]) + " (" + b[i].value + ") is only on rank " +
-        std::to_string(rank_b);
+           std::to_string(rank_b);
   }
   const auto* other = find(b, a[i].kind, a[i].name);
   if (other->value == a[i].value) {
@@ -107,8 +109,9 @@ std::vector<std::string> gather(const std::string& text, const ProcessGroup& gro
     cause = error.what();
   }
   TORCH_CHECK_WITH(
-      DistBackendError, false, "DistributedDataParallel: comparing the ranks' models failed on rank ",
-      group->getRank(), " of ", group->getSize(), ": ", cause,
+      DistBackendError, false,
+      "DistributedDataParallel: comparing the ranks' models failed on rank ", group->getRank(),
+      " of ", group->getSize(), ": ", cause,
       ". Every rank has to construct its wrapper within the group's timeout of each other.");
 }
 
@@ -139,7 +142,8 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
     if (serialize(by_rank[rank]) != text_of_first) different.push_back(rank);
   }
   if (different.empty()) return {};
-  std::string text = "DistributedDataParallel: expected every rank to wrap the same model, but " +
+  std::string text =
+      "DistributedDataParallel: expected every rank to wrap the same model, but " +
       describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
   if (different.size() > 1) {
     text += c10::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");

@@ -1,8 +1,8 @@
 #include "module_state.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/nn/modules/embedding.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 namespace ddp {
 namespace {

@@ -23,7 +23,7 @@ at::Tensor alias(
 
 bool aliases(const at::Tensor& a, const at::Tensor& view) {
   return a.layout() == at::kStrided && a.const_data_ptr() == view.const_data_ptr() &&
-      a.strides() == view.strides() && a.sizes() == view.sizes();
+         a.strides() == view.strides() && a.sizes() == view.sizes();
 }
 
 std::string describe(const at::Tensor& t) {
@@ -78,8 +78,7 @@ at::Tensor Bucket::make_view(
   if (parameter.is_non_overlapping_and_dense()) {
     return alias(flat, offset, parameter.sizes(), parameter.strides());
   }
-  return alias(
-      flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
+  return alias(flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
 }
 
 std::vector<std::string> Bucket::gather(double scale, const std::vector<char>& unused) {
@@ -129,14 +128,13 @@ std::string Bucket::gather_sparse(double scale) {
   }
   gradients_ = at::empty(parameter.sizes(), parameter.options().layout(at::kSparse));
   return grad.defined()
-      ? c10::str(
-            "expected the gradient of ", names_.front(),
-            " to be sparse, as of an embedding with sparse=true, got ", describe(grad))
-      : std::string();
+             ? c10::str(
+                   "expected the gradient of ", names_.front(),
+                   " to be sparse, as of an embedding with sparse=true, got ", describe(grad))
+             : std::string();
 }
 
-void Bucket::scatter(
-    const at::Tensor& reduced, bool as_views, const std::vector<char>& keep) {
+void Bucket::scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep) {
   if (sparse_) {
     if (keep.empty() || !keep.front()) scatter_sparse(reduced);
     return;

@@ -26,8 +26,7 @@ class Bucket {
 
   /// \param indices  places in `parameters`; all of one dtype and device.
   /// \param tail  extra elements of storage behind the gradients, sent along with them.
-  Bucket(
-      const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail);
+  Bucket(const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
   Bucket(Bucket&& other) noexcept;

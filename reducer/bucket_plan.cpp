@@ -55,8 +55,7 @@ int64_t bytes_of_cap(double mb, const char* option) {
 }  // namespace
 
 BucketPlan plan_buckets(
-    const std::vector<ParameterExtent>& parameters,
-    const std::vector<int64_t>& caps,
+    const std::vector<ParameterExtent>& parameters, const std::vector<int64_t>& caps,
     const std::vector<size_t>& order) {
   TORCH_CHECK_VALUE(!caps.empty(), "plan_buckets: expected at least one cap, got none");
   for (const int64_t cap : caps) {
@@ -89,8 +88,7 @@ BucketPlan plan_buckets(
       close({index}, 0);
       continue;
     }
-    auto& bucket =
-        open[{parameter.dtype, parameter.device.type(), parameter.device.index()}];
+    auto& bucket = open[{parameter.dtype, parameter.device.type(), parameter.device.index()}];
     bucket.indices.push_back(index);
     bucket.bytes += parameter.bytes;
     if (bucket.bytes >= cap_of(bucket)) {

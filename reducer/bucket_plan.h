@@ -54,8 +54,7 @@ struct BucketPlan {
 /// Source: compute_bucket_assignment_by_size, torch 2.11.0; unlike there the order of the
 /// leftover buckets is defined.
 BucketPlan plan_buckets(
-    const std::vector<ParameterExtent>& parameters,
-    const std::vector<int64_t>& caps,
+    const std::vector<ParameterExtent>& parameters, const std::vector<int64_t>& caps,
     const std::vector<size_t>& order = {});
 
 /// The caps, in bytes, that the user's settings in MiB (2^20 bytes) stand for: the list when there

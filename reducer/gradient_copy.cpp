@@ -59,9 +59,9 @@ bool copy_in_memory(const at::Tensor& dst, const at::Tensor& src) {
   if (!is_plain_cpu(dst) || !is_plain_cpu(src) || !same_dense_layout(dst, src)) return false;
   auto* to = static_cast<char*>(dst.data_ptr());
   const auto* from = static_cast<const char*>(src.const_data_ptr());
-  for_range(
-      static_cast<int64_t>(src.nbytes()), kGrain * 4,
-      [=](int64_t begin, int64_t end) { std::memcpy(to + begin, from + begin, end - begin); });
+  for_range(static_cast<int64_t>(src.nbytes()), kGrain * 4, [=](int64_t begin, int64_t end) {
+    std::memcpy(to + begin, from + begin, end - begin);
+  });
   return true;
 }
 

@@ -6,8 +6,7 @@
 
 namespace ddp {
 
-GraphSearch::GraphSearch(
-    const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators)
+GraphSearch::GraphSearch(const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators)
     : reached_(accumulators.size(), 0) {
   for (size_t i = 0; i < accumulators.size(); ++i) parameter_of_[accumulators[i].get()] = i;
 }

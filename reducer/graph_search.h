@@ -18,8 +18,7 @@ class GraphSearch {
  public:
   /// \param accumulators  each parameter's gradient accumulator, by parameter; they have to outlive
   ///        this object.
-  explicit GraphSearch(
-      const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators);
+  explicit GraphSearch(const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators);
 
   /// \return by parameter, whether the graph behind `outputs` contains it.
   ///

@@ -22,7 +22,8 @@ std::string list(const std::vector<int>& ranks) {
 PeerNotes::PeerNotes(ProcessGroup group) : group_(std::move(group)) {
   if (group_->getSize() == 1 || !group_->getStore()) return;
   store_ = group_->getStore();
-  number_ = store_->add(c10::str("ddp/reducers/", group_->getGroupName(), "/", group_->getRank()), 1);
+  number_ =
+      store_->add(c10::str("ddp/reducers/", group_->getGroupName(), "/", group_->getRank()), 1);
 }
 
 std::string PeerNotes::key(int64_t pass, const std::string& what) const {

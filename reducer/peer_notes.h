@@ -40,8 +40,8 @@ class PeerNotes {
   std::string arrivals(int64_t pass, const std::string& place) const noexcept;
 
   /// Whether all ranks said within `patience` that they were in `place` of `pass`.
-  bool all_arrive(int64_t pass, const std::string& place, std::chrono::milliseconds patience) const
-      noexcept;
+  bool all_arrive(
+      int64_t pass, const std::string& place, std::chrono::milliseconds patience) const noexcept;
 
  private:
   std::string key(int64_t pass, const std::string& what) const;

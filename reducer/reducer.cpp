@@ -271,7 +271,8 @@ void Reducer::note_extra_gradient(size_t index) {
   } else if (slot.bucket < next_bucket_) {
     report_problem(
         c10::str(
-            "the gradient of ", name, " came although forward's outputs do not lead to it, when its "
+            "the gradient of ", name,
+            " came although forward's outputs do not lead to it, when its "
             "bucket was sent already"),
         "Return from forward everything that the loss is made of.");
   }

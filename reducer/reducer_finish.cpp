@@ -40,9 +40,8 @@ void Reducer::finish_backward() {
   if (phase_ != Phase::Reducing) return;
   callback_queued_ = false;
   const at::NoGradGuard no_grad;
-  const bool complete = std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
-    return bucket.pending == 0;
-  });
+  const bool complete = std::all_of(
+      buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.pending == 0; });
   // Not so at the end of a backward pass inside another one (reentrant autograd), whose own
   // gradients are still to come.
   if (!complete && torch::autograd::get_current_node()) return;
@@ -57,8 +56,10 @@ void Reducer::finish_backward() {
   if (!status.same_forwards) {
     report_problem(
         c10::str(
-            training_forwards_, " training forward passes came since the last reduced backward pass"),
-        "Every rank has to run as many forward and backward passes; evaluate in eval() mode or under "
+            training_forwards_,
+            " training forward passes came since the last reduced backward pass"),
+        "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
+        "under "
         "torch::NoGradGuard.");
   }
   training_forwards_ = 0;
@@ -97,12 +98,14 @@ void Reducer::note_missing() {
       " parameters (", join_names(missing), ")");
   if (options_.static_graph()) {
     report_problem(
-        what, "They had some in the first iteration, and static_graph set to true needs the same "
-              "graph in each.");
+        what,
+        "They had some in the first iteration, and static_graph set to true needs the same "
+        "graph in each.");
   } else {
     report_problem(
-        what, "If a forward pass may skip parameters, set find_unused_parameters(true); if not, "
-              "check that the loss uses every output.");
+        what,
+        "If a forward pass may skip parameters, set find_unused_parameters(true); if not, "
+        "check that the loss uses every output.");
   }
 }
 
@@ -119,8 +122,8 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
     or_break_off(
         [&] {
           return c10::str(
-              "reducing bucket ", b, " of ", buckets_.size(), " (", bucket.bytes(), " bytes: ",
-              join_names(bucket.names()), ")");
+              "reducing bucket ", b, " of ", buckets_.size(), " (", bucket.bytes(),
+              " bytes: ", join_names(bucket.names()), ")");
         },
         [&] { reduced.push_back(wait_for(bucket, b)); });
   }
@@ -226,10 +229,10 @@ void Reducer::on_abandoned() noexcept {
   callback_queued_ = false;
   try {
     notes_->report_failure(
-        pass_, c10::str(
-                   "backward ended in an exception on rank ", group_->getRank(), " of ",
-                   group_->getSize(), ", after ", next_bucket_, " of ", buckets_.size(),
-                   " buckets were sent"));
+        pass_,
+        c10::str(
+            "backward ended in an exception on rank ", group_->getRank(), " of ", group_->getSize(),
+            ", after ", next_bucket_, " of ", buckets_.size(), " buckets were sent"));
   } catch (const std::exception&) {
   }
 }
@@ -244,8 +247,7 @@ void Reducer::throw_problems() {
   TORCH_CHECK(false, text);
 }
 
-void Reducer::or_break_off(
-    c10::function_ref<std::string()> doing, c10::function_ref<void()> step) {
+void Reducer::or_break_off(c10::function_ref<std::string()> doing, c10::function_ref<void()> step) {
   try {
     step();
     return;
@@ -258,7 +260,8 @@ void Reducer::or_break_off(
 }
 
 void Reducer::break_off(const std::string& text) {
-  broken_because_ = "Reducer: " + notes_->report_failure(pass_, text) +
+  broken_because_ =
+      "Reducer: " + notes_->report_failure(pass_, text) +
       ". The ranks are out of step: end the job, or make a new process group and wrapper.";
   phase_ = Phase::Broken;
   TORCH_CHECK_WITH(DistBackendError, false, broken_because_);

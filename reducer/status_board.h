@@ -16,9 +16,9 @@ namespace ddp {
 class StatusBoard {
  public:
   struct Sum {
-    bool problems = false;        // some rank met one
-    bool same_forwards = true;    // all ranks ran as many forwards (modulo 4)
-    std::vector<char> unused;     // by parameter: on no rank; empty where usage is not tracked
+    bool problems = false;      // some rank met one
+    bool same_forwards = true;  // all ranks ran as many forwards (modulo 4)
+    std::vector<char> unused;   // by parameter: on no rank; empty where usage is not tracked
   };
 
   StatusBoard(size_t parameters, bool tracks_usage)

@@ -15,10 +15,11 @@ namespace ddp {
 namespace {
 
 void check_default_group(const char* option) {
-  TORCH_CHECK(is_initialized(), "DistributedSampler: expected ", option,
-              " in the options or a default process group, got neither. Call "
-              "ddp::init_process_group() first, "
-              "or set num_replicas() and rank().");
+  TORCH_CHECK(
+      is_initialized(), "DistributedSampler: expected ", option,
+      " in the options or a default process group, got neither. Call "
+      "ddp::init_process_group() first, "
+      "or set num_replicas() and rank().");
 }
 
 ShardSpec resolve(size_t dataset_size, const DistributedSamplerOptions& options) {
@@ -33,8 +34,9 @@ ShardSpec resolve(size_t dataset_size, const DistributedSamplerOptions& options)
   spec.seed = options.seed();
   spec.drop_last = options.drop_last();
 
-  TORCH_CHECK_VALUE(spec.num_replicas >= 1, "DistributedSampler: expected num_replicas >= 1, got ",
-                    spec.num_replicas, ". Pass the number of ranks that share the dataset.");
+  TORCH_CHECK_VALUE(
+      spec.num_replicas >= 1, "DistributedSampler: expected num_replicas >= 1, got ",
+      spec.num_replicas, ". Pass the number of ranks that share the dataset.");
   TORCH_CHECK_VALUE(
       spec.rank >= 0 && spec.rank < spec.num_replicas, "DistributedSampler: Invalid rank ",
       spec.rank, ", rank should be in the interval [0, ", spec.num_replicas - 1,
@@ -45,20 +47,22 @@ ShardSpec resolve(size_t dataset_size, const DistributedSamplerOptions& options)
 
 int64_t read_int(torch::serialize::InputArchive& archive, const char* key) {
   c10::IValue value;
-  TORCH_CHECK_VALUE(archive.try_read(key, value) && value.isInt(),
-                    "DistributedSampler::load: expected an integer named \"", key,
-                    "\", got none. Pass an archive that DistributedSampler::save wrote.");
+  TORCH_CHECK_VALUE(
+      archive.try_read(key, value) && value.isInt(),
+      "DistributedSampler::load: expected an integer named \"", key,
+      "\", got none. Pass an archive that DistributedSampler::save wrote.");
   return value.toInt();
 }
 
 // The same position in another order would repeat some samples and lose others, silently.
 void check_same(torch::serialize::InputArchive& archive, const char* key, int64_t own) {
   const int64_t saved = read_int(archive, key);
-  TORCH_CHECK_VALUE(saved == own, "DistributedSampler::load: expected ", key, "=", saved,
-                    " as when it was saved, got ", own,
-                    ". Construct the sampler as it was, or call set_epoch() instead of load() to "
-                    "start that epoch "
-                    "over.");
+  TORCH_CHECK_VALUE(
+      saved == own, "DistributedSampler::load: expected ", key, "=", saved,
+      " as when it was saved, got ", own,
+      ". Construct the sampler as it was, or call set_epoch() instead of load() to "
+      "start that epoch "
+      "over.");
 }
 
 }  // namespace
@@ -76,15 +80,15 @@ struct DistributedSampler::State {
   size_t position = 0;
 };
 
-DistributedSampler::DistributedSampler(size_t dataset_size,
-                                       const DistributedSamplerOptions& options)
+DistributedSampler::DistributedSampler(
+    size_t dataset_size, const DistributedSamplerOptions& options)
     : DistributedSampler(resolve(dataset_size, options)) {}
 
 DistributedSampler::DistributedSampler(const ShardSpec& spec)
-    : torch::data::samplers::DistributedSampler<>(static_cast<size_t>(spec.dataset_size),
-                                                  static_cast<size_t>(spec.num_replicas),
-                                                  static_cast<size_t>(spec.rank),
-                                                  /*allow_duplicates=*/!spec.drop_last),
+    : torch::data::samplers::DistributedSampler<>(
+          static_cast<size_t>(spec.dataset_size), static_cast<size_t>(spec.num_replicas),
+          static_cast<size_t>(spec.rank),
+          /*allow_duplicates=*/!spec.drop_last),
       state_(std::make_shared<State>(spec)) {}
 
 void DistributedSampler::set_epoch(size_t epoch) {
@@ -111,9 +115,10 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
-  TORCH_CHECK_VALUE(batch_size >= 1,
-                    "DistributedSampler::next: expected batch_size >= 1, got 0. Pass the number of "
-                    "samples to take.");
+  TORCH_CHECK_VALUE(
+      batch_size >= 1,
+      "DistributedSampler::next: expected batch_size >= 1, got 0. Pass the number of "
+      "samples to take.");
   State& state = *state_;
   if (!state.epoch.has_value()) reset();
   if (state.position == state.indices.size()) return std::nullopt;
@@ -152,10 +157,10 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const int64_t epoch = read_int(archive, "epoch");
   const int64_t position = read_int(archive, "position");
   const auto size = static_cast<int64_t>(this->size());
-  TORCH_CHECK_VALUE(epoch >= 0 && position >= 0 && position <= size,
-                    "DistributedSampler::load: expected an epoch >= 0 and a position in [0, ", size,
-                    "], got epoch=", epoch, ", position=", position,
-                    ". The archive is damaged: load another.");
+  TORCH_CHECK_VALUE(
+      epoch >= 0 && position >= 0 && position <= size,
+      "DistributedSampler::load: expected an epoch >= 0 and a position in [0, ", size,
+      "], got epoch=", epoch, ", position=", position, ". The archive is damaged: load another.");
 
   state.next_epoch.epoch = epoch;
   state.start = static_cast<size_t>(position);

@@ -68,8 +68,9 @@ class IdxFile {
       stream_.open(path, std::ios::binary);
       if (!stream_) error = errno;
     }
-    TORCH_CHECK_VALUE(error == 0, path, ": expected an IDX file, found none (",
-                      std::strerror(error), "). ", unpack_hint(path));
+    TORCH_CHECK_VALUE(
+        error == 0, path, ": expected an IDX file, found none (", std::strerror(error), "). ",
+        unpack_hint(path));
   }
 
   /// Checks the whole header, the file's length against it, and reads the elements.
@@ -77,41 +78,42 @@ class IdxFile {
     check_magic(dimensions);
     std::vector<int64_t> sizes;
     for (int64_t d = 0; d < dimensions; ++d) sizes.push_back(read_u32());
-    TORCH_CHECK_VALUE(product(sizes) > 0, path_, ": expected sizes of at least 1, found ",
-                      joined(sizes), ".");
+    TORCH_CHECK_VALUE(
+        product(sizes) > 0, path_, ": expected sizes of at least 1, found ", joined(sizes), ".");
     check_length(sizes);
 
     at::Tensor elements = at::empty(sizes, at::kByte);
     stream_.read(reinterpret_cast<char*>(elements.mutable_data_ptr<uint8_t>()), elements.numel());
-    TORCH_CHECK_VALUE(stream_.gcount() == elements.numel(), path_, ": expected to read ",
-                      elements.numel(), " elements, found ", stream_.gcount(),
-                      ". Is another program writing it?");
+    TORCH_CHECK_VALUE(
+        stream_.gcount() == elements.numel(), path_, ": expected to read ", elements.numel(),
+        " elements, found ", stream_.gcount(), ". Is another program writing it?");
     return elements;
   }
 
  private:
   void check_magic(int64_t dimensions) {
     const uint64_t header = 4 + 4 * static_cast<uint64_t>(dimensions);
-    TORCH_CHECK_VALUE(bytes_ >= header, path_, ": expected a header of ", header,
-                      " bytes, found a file of ", bytes_,
-                      ". The file is cut short: fetch it again.");
+    TORCH_CHECK_VALUE(
+        bytes_ >= header, path_, ": expected a header of ", header, " bytes, found a file of ",
+        bytes_, ". The file is cut short: fetch it again.");
     constexpr uint32_t kUnsignedBytes = 0x0800;
     const uint32_t expected = kUnsignedBytes + static_cast<uint32_t>(dimensions);
     const uint32_t found = read_u32();
     const bool gzip = found >> 16 == 0x1f8b;
-    TORCH_CHECK_VALUE(found == expected, path_, ": expected the magic number ", hex(expected),
-                      " (unsigned bytes, ", dimensions,
-                      dimensions == 1 ? " dimension" : " dimensions", "), found ", hex(found),
-                      gzip ? ". It is a gzip file: unpack it with gunzip." : ".");
+    TORCH_CHECK_VALUE(
+        found == expected, path_, ": expected the magic number ", hex(expected),
+        " (unsigned bytes, ", dimensions, dimensions == 1 ? " dimension" : " dimensions",
+        "), found ", hex(found), gzip ? ". It is a gzip file: unpack it with gunzip." : ".");
   }
 
   void check_length(const std::vector<int64_t>& sizes) {
     const uint64_t header = 4 + 4 * sizes.size();
     const uint64_t expected = product(sizes);
     const uint64_t found = bytes_ - header;
-    TORCH_CHECK_VALUE(found == expected, path_, ": expected ", joined(sizes), " = ", expected,
-                      " bytes behind the header, found ", found, ". The file is ",
-                      found < expected ? "cut short" : "too long", ": fetch it again.");
+    TORCH_CHECK_VALUE(
+        found == expected, path_, ": expected ", joined(sizes), " = ", expected,
+        " bytes behind the header, found ", found, ". The file is ",
+        found < expected ? "cut short" : "too long", ": fetch it again.");
   }
 
   uint32_t read_u32() {
@@ -135,8 +137,9 @@ at::Tensor read_idx_labels(const std::string& path, int64_t classes) {
   const at::Tensor labels = IdxFile(path).read(1).to(at::kLong);
   const int64_t* values = labels.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < labels.numel(); ++i) {
-    TORCH_CHECK_VALUE(values[i] < classes, path, ": expected labels from 0 to ", classes - 1,
-                      ", found ", values[i], " at position ", i, ".");
+    TORCH_CHECK_VALUE(
+        values[i] < classes, path, ": expected labels from 0 to ", classes - 1, ", found ",
+        values[i], " at position ", i, ".");
   }
   return labels;
 }
@@ -145,9 +148,9 @@ LabeledImages read_mnist(const std::string& folder, const std::string& split) {
   const std::string images_path = folder + "/" + split + "-images-idx3-ubyte";
   const std::string labels_path = folder + "/" + split + "-labels-idx1-ubyte";
   LabeledImages data{read_idx_images(images_path), read_idx_labels(labels_path, kClasses)};
-  TORCH_CHECK_VALUE(data.images.size(0) == data.labels.size(0), labels_path, ": expected ",
-                    data.images.size(0), " labels, as many as images in ", images_path, ", found ",
-                    data.labels.size(0), ".");
+  TORCH_CHECK_VALUE(
+      data.images.size(0) == data.labels.size(0), labels_path, ": expected ", data.images.size(0),
+      " labels, as many as images in ", images_path, ", found ", data.labels.size(0), ".");
   return data;
 }
 

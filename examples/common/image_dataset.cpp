@@ -31,8 +31,9 @@ torch::data::Example<> ImageDataset::get_batch(c10::ArrayRef<size_t> indices) {
   auto rows = at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
   int64_t* row = rows.mutable_data_ptr<int64_t>();
   for (const size_t index : indices) *row++ = static_cast<int64_t>(index);
-  return {prepare_images(data_.images.index_select(0, rows), pixels_, image_size_),
-          data_.labels.index_select(0, rows)};
+  return {
+      prepare_images(data_.images.index_select(0, rows), pixels_, image_size_),
+      data_.labels.index_select(0, rows)};
 }
 
 std::optional<size_t> ImageDataset::size() const {

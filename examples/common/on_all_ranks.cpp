@@ -6,7 +6,7 @@
 
 namespace examples {
 
-void on_all_ranks(const std::function<void()>& step) {
+void on_all_ranks(const std::function<void()>& step, const ddp::GroupArg& group) {
   std::exception_ptr failure;
   try {
     step();
@@ -14,10 +14,10 @@ void on_all_ranks(const std::function<void()>& step) {
     failure = std::current_exception();
   }
 
-  const auto verdicts = ddp::all_gather_strings(failure ? "failed" : "");
+  const auto verdicts = ddp::all_gather_strings(failure ? "failed" : "", group.get());
   const auto first = std::find(verdicts.begin(), verdicts.end(), "failed");
   if (first == verdicts.end()) return;
-  if (first - verdicts.begin() == ddp::get_rank()) std::rethrow_exception(failure);
+  if (first - verdicts.begin() == ddp::get_rank(group)) std::rethrow_exception(failure);
   throw FailedElsewhere();
 }
 

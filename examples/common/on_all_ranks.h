@@ -3,6 +3,8 @@
 #include <exception>
 #include <functional>
 
+#include <ddp/process_group.h>
+
 namespace examples {
 
 /// Thrown on the ranks that stop because of another rank, which says why.
@@ -14,7 +16,7 @@ struct FailedElsewhere : std::exception {
 ///
 /// \throws  on the first rank that failed, what `step` threw; on the others, `FailedElsewhere`.
 ///
-/// Collective: yes, on the default group; `step` must not be.
-void on_all_ranks(const std::function<void()>& step);
+/// Collective: yes; `step` must not be.
+void on_all_ranks(const std::function<void()>& step, const ddp::GroupArg& group = {});
 
 }  // namespace examples

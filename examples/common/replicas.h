@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
 
 namespace examples {
 
@@ -11,7 +12,8 @@ namespace examples {
 /// \param tensors  as many, of the same shapes and dtypes, on every rank; dense.
 /// \return ranks in rising order, the same list on all; empty when all are equal.
 ///
-/// Collective: yes, on the default group. Cost: broadcasts all bytes once.
-std::vector<int64_t> ranks_unlike_first(const std::vector<at::Tensor>& tensors);
+/// Collective: yes. Cost: broadcasts all bytes once.
+std::vector<int64_t> ranks_unlike_first(
+    const std::vector<at::Tensor>& tensors, const ddp::GroupArg& group = {});
 
 }  // namespace examples

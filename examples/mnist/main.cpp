@@ -35,8 +35,8 @@ int fail(const char* message, int status) {
 
 int train(const mnist::Options& options) {
   const DefaultGroup group(options.backend);
-  examples::Progress progress(std::cout,
-                              examples::Progress::choose(ddp::get_rank(), STDOUT_FILENO));
+  examples::Progress progress(
+      std::cout, examples::Progress::choose(ddp::get_rank(), STDOUT_FILENO));
   mnist::run(options, progress);
   return 0;
 }

@@ -39,10 +39,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
       ->check(kPositiveFinite);
   app.add_option("--seed", options.seed, "Seed of the weights, the order and the dropout")
       ->check(between<int64_t>(0, INT64_MAX));
-  app.add_option("--backend", options.backend,
-                 "gloo or nccl; with nccl each rank trains on its own GPU");
-  app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
-                 "Size of a gradient bucket in MiB; unset: the library's choice")
+  app.add_option(
+      "--backend", options.backend, "gloo or nccl; with nccl each rank trains on its own GPU");
+  app.add_option(
+         "--bucket-cap-mb", options.bucket_cap_mb,
+         "Size of a gradient bucket in MiB; unset: the library's choice")
       ->check(kPositiveFinite);
   app.add_option("--threads", options.threads, "Threads per rank; 0: as OMP_NUM_THREADS says")
       ->check(between(0, 1024));

@@ -52,10 +52,11 @@ Model make_model(const Options& options, c10::Device device, int rank) {
 
 std::string describe(const Options& options, const Data& data, int world_size, c10::Device device) {
   const auto& images = data.train.images;
-  return c10::str("training on ", images.size(0), " images of ", images.size(1), "x",
-                  images.size(2), ", testing on ", data.test.images.size(0), "; ", world_size,
-                  world_size == 1 ? " rank, " : " ranks, ", device, ", batch ", options.batch_size,
-                  " per rank");
+  return c10::str(
+      "training on ", images.size(0), " images of ", images.size(1), "x", images.size(2),
+      ", testing on ", data.test.images.size(0), "; ", world_size,
+      world_size == 1 ? " rank, " : " ranks, ", device, ", batch ", options.batch_size,
+      " per rank");
 }
 
 /// Trains through all epochs and keeps the state that lives that long.
@@ -106,8 +107,9 @@ class Training {
 
 void check_replicas(Net& net, int world_size, examples::Progress& progress) {
   const auto unlike = examples::ranks_unlike_first(net->parameters());
-  TORCH_CHECK(unlike.empty(), "parameters: expected the same bits on all ", world_size,
-              " ranks, got others than rank 0's on: ", c10::Join(", ", unlike), ".");
+  TORCH_CHECK(
+      unlike.empty(), "parameters: expected the same bits on all ", world_size,
+      " ranks, got others than rank 0's on: ", c10::Join(", ", unlike), ".");
   progress.line(
       c10::str("parameters: bitwise equal on ", world_size, world_size == 1 ? " rank" : " ranks"));
 }

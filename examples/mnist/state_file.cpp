@@ -29,19 +29,21 @@ std::string folder_of(const std::string& path) {
 
 void check_can_save(const std::string& path) {
   const std::string folder = folder_of(path);
-  TORCH_CHECK_VALUE(is_folder(folder) && access(folder.c_str(), W_OK) == 0, "--save ", path,
-                    ": expected a folder to write to, got ", folder,
-                    ". Create it, or choose another.");
-  TORCH_CHECK_VALUE(!is_folder(path), "--save ", path,
-                    ": expected the name of a file, got a folder. Add a name.");
+  TORCH_CHECK_VALUE(
+      is_folder(folder) && access(folder.c_str(), W_OK) == 0, "--save ", path,
+      ": expected a folder to write to, got ", folder, ". Create it, or choose another.");
+  TORCH_CHECK_VALUE(
+      !is_folder(path), "--save ", path,
+      ": expected the name of a file, got a folder. Add a name.");
 }
 
 void save(const Net& net, const std::string& path) {
   const std::string part = path + ".part." + std::to_string(getpid());
   try {
     torch::save(net, part);
-    TORCH_CHECK(std::rename(part.c_str(), path.c_str()) == 0, "--save ", path,
-                ": expected to rename ", part, ", got ", std::strerror(errno), ".");
+    TORCH_CHECK(
+        std::rename(part.c_str(), path.c_str()) == 0, "--save ", path, ": expected to rename ",
+        part, ", got ", std::strerror(errno), ".");
   } catch (...) {
     std::remove(part.c_str());
     throw;

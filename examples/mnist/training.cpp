@@ -23,13 +23,14 @@ std::string Tally::accuracy() const {
   char text[64];
   const double percent =
       samples > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(samples) : 0;
-  std::snprintf(text, sizeof text, "%.2f%% (%lld/%lld)", percent, static_cast<long long>(correct),
-                static_cast<long long>(samples));
+  std::snprintf(
+      text, sizeof text, "%.2f%% (%lld/%lld)", percent, static_cast<long long>(correct),
+      static_cast<long long>(samples));
   return text;
 }
 
-Tally train_step(Model& model, torch::optim::Optimizer& optimizer,
-                 const torch::data::Example<>& batch) {
+Tally train_step(
+    Model& model, torch::optim::Optimizer& optimizer, const torch::data::Example<>& batch) {
   const auto device = device_of(model->module());
   const auto target = batch.target.to(device);
   optimizer.zero_grad();
@@ -67,13 +68,15 @@ Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_si
 Tally sum_over_ranks(const Tally& own, c10::Device device) {
   // Double holds the counts exactly.
   auto sums =
-      at::tensor({own.loss_sum, static_cast<double>(own.correct), static_cast<double>(own.samples)},
-                 at::kDouble)
+      at::tensor(
+          {own.loss_sum, static_cast<double>(own.correct), static_cast<double>(own.samples)},
+          at::kDouble)
           .to(device);
   ddp::all_reduce(sums);
   sums = sums.cpu();
-  return {sums[0].item<double>(), static_cast<int64_t>(sums[1].item<double>()),
-          static_cast<int64_t>(sums[2].item<double>())};
+  return {
+      sums[0].item<double>(), static_cast<int64_t>(sums[1].item<double>()),
+      static_cast<int64_t>(sums[2].item<double>())};
 }
 
 }  // namespace mnist

@@ -28,8 +28,8 @@ struct Tally {
 ///
 /// \return loss_sum, correct and samples of this rank's batch, before the step.
 /// Collective: yes.
-Tally train_step(Model& model, torch::optim::Optimizer& optimizer,
-                 const torch::data::Example<>& batch);
+Tally train_step(
+    Model& model, torch::optim::Optimizer& optimizer, const torch::data::Example<>& batch);
 
 /// Evaluates this rank's part of `dataset`: samples rank, rank + world_size, ... Together the ranks
 /// count each sample exactly once, which DistributedSampler, made to pad, does not.

@@ -132,6 +132,26 @@ TEST_CASE("ranks that died in an open roll are not taken for their successors", 
   }
 }
 
+TEST_CASE("rank 0 stays until the others have read the verdict, within bounds", "[comm][ranks]") {
+  const bool reads = GENERATE(true, false);
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  auto first = std::async(std::launch::async, [&] { return attend(store, 0, 3, 100ms); });
+  // Rank 1 by hand, so that it can be slow.
+  while (!store->check({"open"})) std::this_thread::yield();
+  const auto name = store->get_to_str("open");
+  store->set(name + "/here/1", std::string("1"));
+  store->add(name + "/count", 1);
+  while (!store->check({name + "/verdict"})) std::this_thread::yield();
+  CHECK(first.wait_for(300ms) == std::future_status::timeout);
+  if (reads) {
+    store->add(name + "/read", 1);
+    CHECK(first.wait_for(1s) == std::future_status::ready);
+  }
+  const auto outcome = first.get();
+  CHECK_THAT(outcome.error, ContainsText("but rank 2 did not come"));
+  CHECK(outcome.took < 3s);
+}
+
 TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ranks][errors]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   auto other = std::async(std::launch::async, [&] { return attend(store, 0, 2, 10s, "apples"); });

@@ -95,10 +95,11 @@ TEST_CASE("a rank that throws stops the others with its message", "[ranks][error
         return seen;
       },
       kLongTimeout);
-  const std::string cause = in_forward
-      ? "forward threw on rank 1 of 3: forward boom"
-      : "backward ended in an exception on rank 1 of 3, after 0 of 1 buckets were sent";
-  const std::string text = "Reducer: " + cause +
+  const std::string cause =
+      in_forward ? "forward threw on rank 1 of 3: forward boom"
+                 : "backward ended in an exception on rank 1 of 3, after 0 of 1 buckets were sent";
+  const std::string text =
+      "Reducer: " + cause +
       ". The ranks are out of step: end the job, or make a new process group and wrapper.";
   CHECK_THAT(seen[1].error, ContainsText("boom"));
   for (const int rank : {0, 2}) {
@@ -151,10 +152,14 @@ TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failu
   for (const auto& rank : seen) {
     CHECK(
         rank.error ==
-        "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, 1 "
-        "of 3. " + remedy +
-            "\nReducer: 2 training forward passes came since the last reduced backward pass on rank "
-            "2 of 3. " + remedy);
+        "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, "
+        "1 "
+        "of 3. " +
+            remedy +
+            "\nReducer: 2 training forward passes came since the last reduced backward pass on "
+            "rank "
+            "2 of 3. " +
+            remedy);
     CHECK(rank.next.empty());
   }
 }

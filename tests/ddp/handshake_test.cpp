@@ -53,78 +53,102 @@ TEST_CASE("equal models shake hands", "[ranks][ddp]") {
 
 TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
   SECTION("a shape") {
-    CHECK(common_error(3, [](BagImpl& bag, const Rank& self, auto&) {
-            bag.register_parameter("same", torch::ones({1}));
-            bag.register_parameter("fc2_weight", torch::ones({10, self.rank == 1 ? 64 : 32}));
-          }) ==
-          kSubject + "parameter \"fc2_weight\" is [10, 32] Float, strides [32, 1], on cpu, trained "
-          "on rank 0 and [10, 64] Float, strides [64, 1], on cpu, trained on rank 1" + kRemedy);
+    CHECK(
+        common_error(
+            3,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("same", torch::ones({1}));
+              bag.register_parameter("fc2_weight", torch::ones({10, self.rank == 1 ? 64 : 32}));
+            }) ==
+        kSubject +
+            "parameter \"fc2_weight\" is [10, 32] Float, strides [32, 1], on cpu, trained "
+            "on rank 0 and [10, 64] Float, strides [64, 1], on cpu, trained on rank 1" +
+            kRemedy);
   }
   SECTION("a dtype") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          bag.register_parameter("w", torch::ones({2}, self.rank ? at::kDouble : at::kFloat));
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("w", torch::ones({2}, self.rank ? at::kDouble : at::kFloat));
+            }),
         ContainsText("\"w\" is [2] Float") && ContainsText("[2] Double"));
   }
   SECTION("strides") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          const auto w = torch::ones({2, 3, 4, 4});
-          bag.register_parameter(
-              "w", self.rank ? w.contiguous(at::MemoryFormat::ChannelsLast) : w);
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              const auto w = torch::ones({2, 3, 4, 4});
+              bag.register_parameter(
+                  "w", self.rank ? w.contiguous(at::MemoryFormat::ChannelsLast) : w);
+            }),
         ContainsText("strides [48, 16, 4, 1]") && ContainsText("strides [48, 1, 12, 3]"));
   }
   SECTION("the number of dimensions") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          bag.register_parameter("w", self.rank ? torch::ones({6}) : torch::ones({2, 3}));
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("w", self.rank ? torch::ones({6}) : torch::ones({2, 3}));
+            }),
         ContainsText("is [2, 3] Float") && ContainsText("and [6] Float"));
   }
   SECTION("a frozen parameter") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          bag.register_parameter("v", torch::ones({1}));
-          bag.register_parameter("w", torch::ones({1}), /*requires_grad=*/self.rank == 0);
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("v", torch::ones({1}));
+              bag.register_parameter("w", torch::ones({1}), /*requires_grad=*/self.rank == 0);
+            }),
         ContainsText("\"w\"") && ContainsText("trained on rank 0") &&
             ContainsText("frozen on rank 1"));
   }
   SECTION("one parameter more on some ranks") {
-    CHECK(common_error(4, [](BagImpl& bag, const Rank& self, auto&) {
-            bag.register_parameter("a", torch::ones({1}));
-            if (self.rank % 2) bag.register_parameter("b", torch::ones({1}));
-          }) ==
-          kSubject + "rank 0 has 1 parameters and rank 1 has 2: parameter \"b\" ([1] Float, strides "
-          "[1], on cpu, trained) is only on rank 1 (2 of 4 ranks differ from rank 0: 1 3)" +
-              kRemedy);
+    CHECK(
+        common_error(
+            4,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("a", torch::ones({1}));
+              if (self.rank % 2) bag.register_parameter("b", torch::ones({1}));
+            }) ==
+        kSubject +
+            "rank 0 has 1 parameters and rank 1 has 2: parameter \"b\" ([1] Float, strides "
+            "[1], on cpu, trained) is only on rank 1 (2 of 4 ranks differ from rank 0: 1 3)" +
+            kRemedy);
   }
   SECTION("one parameter less") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          if (self.rank == 0) bag.register_parameter("a", torch::ones({1}));
-          bag.register_parameter("b", torch::ones({1}));
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              if (self.rank == 0) bag.register_parameter("a", torch::ones({1}));
+              bag.register_parameter("b", torch::ones({1}));
+            }),
         ContainsText("rank 0 has 2 parameters and rank 1 has 1: parameter \"a\"") &&
             ContainsText("is not on rank 1"));
   }
   SECTION("another order") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          const std::vector<std::string> names{"a", "b"};
-          bag.register_parameter(names[self.rank], torch::ones({1}));
-          bag.register_parameter(names[1 - self.rank], torch::ones({1}));
-        }),
-        ContainsText("\"a\" comes in another place: where rank 0 has it, rank 1 has parameter \"b\""));
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              const std::vector<std::string> names{"a", "b"};
+              bag.register_parameter(names[self.rank], torch::ones({1}));
+              bag.register_parameter(names[1 - self.rank], torch::ones({1}));
+            }),
+        ContainsText(
+            "\"a\" comes in another place: where rank 0 has it, rank 1 has parameter \"b\""));
   }
   SECTION("a buffer") {
     CHECK_THAT(
-        common_error(2, [](BagImpl& bag, const Rank& self, auto&) {
-          bag.register_parameter("w", torch::ones({1}));
-          bag.register_buffer("mean", torch::ones({self.rank + 1}));
-        }),
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("w", torch::ones({1}));
+              bag.register_buffer("mean", torch::ones({self.rank + 1}));
+            }),
         ContainsText("buffer \"mean\" is [1] Float") && ContainsText("and [2] Float"));
   }
   SECTION("an option") {
@@ -153,7 +177,8 @@ TEST_CASE("a rank that wraps nothing lets the others time out", "[ranks][errors]
       options);
   CHECK_THAT(
       errors[0], ContainsText("DistributedDataParallel: comparing the ranks' models failed on rank "
-                              "0 of 2") && ContainsText("construct"));
+                              "0 of 2") &&
+                     ContainsText("construct"));
   CHECK(errors[1].empty());
 }
 
@@ -186,8 +211,7 @@ TEST_CASE("unusable modules and options are refused", "[ranks][errors][ddp]") {
         options.device_ids({c10::Device("cuda:0"), c10::Device("cuda:1")});
       }),
       ContainsText("at most one device") && ContainsText("got 2"));
-  CHECK_THROWS_WITH(
-      DistributedDataParallel<Bag>(Bag()), ContainsText("init_process_group"));
+  CHECK_THROWS_WITH(DistributedDataParallel<Bag>(Bag()), ContainsText("init_process_group"));
   const auto empty = errors_of_ranks(1, [](const Rank& self) {
     DistributedDataParallel<Bag>(
         Bag(nullptr), DistributedDataParallelOptions().process_group(self.group));

@@ -7,7 +7,8 @@
 
 TEST_CASE("the umbrella header brings every public name", "[pure][ddp]") {
   CHECK(std::string(DDP_VERSION) == "0.1.0");
-  CHECK(ddp::DistributedSampler(4, ddp::DistributedSamplerOptions().num_replicas(2).rank(0))
-            .epoch() == 0);
+  CHECK(
+      ddp::DistributedSampler(4, ddp::DistributedSamplerOptions().num_replicas(2).rank(0))
+          .epoch() == 0);
   CHECK_FALSE(ddp::is_initialized());
 }

@@ -46,8 +46,9 @@ TEST_CASE("tensors are found in any nesting", "[pure][ddp]") {
   CHECK(count(std::make_pair(t, std::string("name"))) == Counted(true, 1));
   CHECK(count(std::vector<at::Tensor>{t, t, t}) == Counted(true, 3));
   CHECK(count(std::list<std::array<at::Tensor, 2>>{{t, t}, {t, t}}) == Counted(true, 4));
-  CHECK(count(std::map<std::string, std::vector<at::Tensor>>{{"a", {t}}, {"b", {t, t}}}) ==
-        Counted(true, 3));
+  CHECK(
+      count(std::map<std::string, std::vector<at::Tensor>>{{"a", {t}}, {"b", {t, t}}}) ==
+      Counted(true, 3));
   CHECK(count(std::optional<at::Tensor>()) == Counted(true, 0));
   CHECK(count(std::make_optional(std::make_tuple(t))) == Counted(true, 1));
   CHECK(count(std::make_shared<at::Tensor>(t)) == Counted(true, 1));

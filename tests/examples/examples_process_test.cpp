@@ -63,8 +63,8 @@ int correct_by_file(const std::string& path) {
   mnist::Net net;
   torch::load(net, path);
   const auto train = examples::read_mnist(MNIST_DEFAULT_DATA, "train");
-  examples::ImageDataset test(examples::read_mnist(MNIST_DEFAULT_DATA, "t10k"),
-                              examples::measure_pixels(train.images));
+  examples::ImageDataset test(
+      examples::read_mnist(MNIST_DEFAULT_DATA, "t10k"), examples::measure_pixels(train.images));
   return static_cast<int>(mnist::evaluate(net, test, 0, 1).correct);
 }
 
@@ -111,8 +111,10 @@ TEST_CASE("wrong data is told once, without a stack", "[examples][process][error
   const auto outcome = run(kTwoRanks + kMnist + "--data " + quoted(folder.path()));
   INFO(outcome.output);
   CHECK(outcome.status != 0);
-  CHECK(count(outcome, "mnist: " + folder.file("train-images-idx3-ubyte") +
-                           ": expected an IDX file, found none") == 1);
+  CHECK(
+      count(
+          outcome, "mnist: " + folder.file("train-images-idx3-ubyte") +
+                       ": expected an IDX file, found none") == 1);
   CHECK(count(outcome, "mnist: ") == 1);
   CHECK(count(outcome, "frame #") == 0);
 }
@@ -131,8 +133,8 @@ TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
   INFO(outcome.output);
   CHECK(outcome.status == 0);
   std::smatch match;
-  REQUIRE(std::regex_search(outcome.output, match,
-                            std::regex(R"(y = ([-0-9.e]+) x \+ ([-0-9.e]+)\n)")));
+  REQUIRE(std::regex_search(
+      outcome.output, match, std::regex(R"(y = ([-0-9.e]+) x \+ ([-0-9.e]+)\n)")));
   CHECK(std::stod(match[1]) == Approx(3).margin(0.02));
   CHECK(std::stod(match[2]) == Approx(-1).margin(0.02));
 }

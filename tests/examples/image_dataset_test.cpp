@@ -52,8 +52,8 @@ TEST_CASE("others are resized bilinearly", "[examples][pure]") {
   CHECK(torch::allclose(prepared, row.expand({1, 1, 4, 4}), 0, 1e-6));
 
   // Height and width each by their own factor.
-  const auto wide = examples::prepare_images(bytes({0, 0, 0, 0, 255, 255, 255, 255}, {1, 2, 4}),
-                                             PixelStatistics{}, 4);
+  const auto wide = examples::prepare_images(
+      bytes({0, 0, 0, 0, 255, 255, 255, 255}, {1, 2, 4}), PixelStatistics{}, 4);
   CHECK(torch::allclose(wide, row.view({4, 1}).expand({1, 1, 4, 4}), 0, 1e-6));
 
   // Smaller by 2 across and 4 down: each pixel lies between the middle two of those it covers.

@@ -30,9 +30,9 @@ std::string refused(const std::vector<const char*>& arguments) {
 }  // namespace
 
 TEST_CASE("each option reaches its field", "[examples][pure]") {
-  const auto options =
-      parse({"--epochs", "3", "--batch-size=16", "--lr", "0.5", "--seed", "7", "--backend", "gloo",
-             "--bucket-cap-mb", "0.5", "--threads", "2", "--data", "/d", "--save", "net.pt"});
+  const auto options = parse(
+      {"--epochs", "3", "--batch-size=16", "--lr", "0.5", "--seed", "7", "--backend", "gloo",
+       "--bucket-cap-mb", "0.5", "--threads", "2", "--data", "/d", "--save", "net.pt"});
   CHECK(options.epochs == 3);
   CHECK(options.batch_size == 16);
   CHECK(options.lr == 0.5);
@@ -57,27 +57,29 @@ TEST_CASE("without options the defaults hold", "[examples][pure]") {
 TEST_CASE("--help names every option and its default", "[examples][pure]") {
   std::ostringstream help;
   CHECK_FALSE(parse({"--help"}, help).has_value());
-  for (const char* option : {"--epochs", "--batch-size", "--lr", "--seed", "--backend",
-                             "--bucket-cap-mb", "--threads", "--data", "--save"}) {
+  for (const char* option :
+       {"--epochs", "--batch-size", "--lr", "--seed", "--backend", "--bucket-cap-mb", "--threads",
+        "--data", "--save"}) {
     CHECK_THAT(help.str(), ContainsText(option));
   }
   CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // as CLI11's version has it
 }
 
 TEST_CASE("values that cannot be are refused in one line", "[examples][errors]") {
-  const std::vector<std::vector<const char*>> all = {{"--epochs", "0"},
-                                                     {"--epochs", "many"},
-                                                     {"--epochs"},
-                                                     {"--batch-size", "-1"},
-                                                     {"--lr", "0"},
-                                                     {"--lr", "nan"},
-                                                     {"--lr", "inf"},
-                                                     {"--seed", "-1"},
-                                                     {"--bucket-cap-mb", "0"},
-                                                     {"--bucket-cap-mb", "-1"},
-                                                     {"--threads", "-1"},
-                                                     {"--no-such-option"},
-                                                     {"stray"}};
+  const std::vector<std::vector<const char*>> all = {
+      {"--epochs", "0"},
+      {"--epochs", "many"},
+      {"--epochs"},
+      {"--batch-size", "-1"},
+      {"--lr", "0"},
+      {"--lr", "nan"},
+      {"--lr", "inf"},
+      {"--seed", "-1"},
+      {"--bucket-cap-mb", "0"},
+      {"--bucket-cap-mb", "-1"},
+      {"--threads", "-1"},
+      {"--no-such-option"},
+      {"stray"}};
   for (const auto& arguments : all) {
     CAPTURE(arguments);
     const auto message = refused(arguments);

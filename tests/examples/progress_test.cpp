@@ -27,10 +27,11 @@ TEST_CASE("a file or pipe gets the lines alone", "[examples][pure]") {
 }
 
 TEST_CASE("a terminal gets the bar, and lines above it", "[examples][pure]") {
-  CHECK(shown(Progress::Style::kBar) ==
-        "\r\033[Kepoch 1/2 [###############...............] 11/22"
-        "\r\033[Kloss 0.5\n"
-        "\r\033[Kepoch 2/2 [##############################] 22/22");
+  CHECK(
+      shown(Progress::Style::kBar) ==
+      "\r\033[Kepoch 1/2 [###############...............] 11/22"
+      "\r\033[Kloss 0.5\n"
+      "\r\033[Kepoch 2/2 [##############################] 22/22");
 }
 
 TEST_CASE("ranks but the first are silent", "[examples][pure]") {

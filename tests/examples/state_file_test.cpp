@@ -30,9 +30,10 @@ TEST_CASE("a saved network loads with equal parameters", "[examples][pure]") {
   torch::load(loaded, folder.file("net.pt"));
   const auto expected = saved->named_parameters();
   const auto parameters = loaded->named_parameters();
-  CHECK(parameters.keys() == std::vector<std::string>{"conv1.weight", "conv1.bias", "conv2.weight",
-                                                      "conv2.bias", "fc1.weight", "fc1.bias",
-                                                      "fc2.weight", "fc2.bias"});
+  CHECK(
+      parameters.keys() == std::vector<std::string>{
+                               "conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias",
+                               "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"});
   for (const auto& parameter : parameters) {
     CAPTURE(parameter.key());
     CHECK(torch::equal(parameter.value(), expected[parameter.key()]));
@@ -59,8 +60,10 @@ TEST_CASE("a save that fails leaves the folder as it was", "[examples][errors]")
 TEST_CASE("a place where nothing can be saved is told before training", "[examples][errors]") {
   const TemporaryFolder folder;
   CHECK_NOTHROW(mnist::check_can_save(folder.file("net.pt")));
-  CHECK_THROWS_WITH(mnist::check_can_save(folder.file("missing/net.pt")),
-                    ContainsText("expected a folder to write to, got " + folder.file("missing")));
-  CHECK_THROWS_WITH(mnist::check_can_save(folder.path()),
-                    ContainsText("expected the name of a file, got a folder"));
+  CHECK_THROWS_WITH(
+      mnist::check_can_save(folder.file("missing/net.pt")),
+      ContainsText("expected a folder to write to, got " + folder.file("missing")));
+  CHECK_THROWS_WITH(
+      mnist::check_can_save(folder.path()),
+      ContainsText("expected the name of a file, got a folder"));
 }

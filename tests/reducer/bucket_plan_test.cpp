@@ -2,8 +2,8 @@
 
 #include <random>
 
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "support/catch.h"
 
@@ -20,14 +20,15 @@ ParameterExtent doubles(int64_t count) { return {count * 8, at::kDouble, at::kCP
 }  // namespace
 
 TEST_CASE("the golden plans of torch 2.11", "[pure][bucket_plan]") {
-  const std::vector<ParameterExtent> mixed{floats(50), doubles(25), floats(50),
-                                           doubles(25), floats(50), doubles(25)};
+  const std::vector<ParameterExtent> mixed{floats(50),  doubles(25), floats(50),
+                                           doubles(25), floats(50),  doubles(25)};
   const std::vector<ParameterExtent> tens(4, floats(10));
 
   SECTION("a bucket closes when it reaches its cap, the crossing parameter inside") {
     const auto plan = plan_buckets({floats(100), floats(200), floats(100), floats(50)}, {400});
     CHECK(plan.buckets == Buckets{{0}, {1}, {2}, {3}});
-    CHECK(plan_buckets({floats(5), floats(1000), floats(5)}, {100}).buckets == Buckets{{0, 1}, {2}});
+    CHECK(
+        plan_buckets({floats(5), floats(1000), floats(5)}, {100}).buckets == Buckets{{0, 1}, {2}});
   }
   SECTION("dtypes never mix") {
     CHECK(plan_buckets(mixed, {400}).buckets == Buckets{{0, 2}, {1, 3}, {4}, {5}});
@@ -91,8 +92,7 @@ TEST_CASE("random plans equal c10d's", "[pure][bucket_plan]") {
     const auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
         walked, caps, sparse, std::vector<int64_t>(order.begin(), order.end()));
 
-    const auto plan =
-        plan_buckets(extents, std::vector<int64_t>(caps.begin(), caps.end()), order);
+    const auto plan = plan_buckets(extents, std::vector<int64_t>(caps.begin(), caps.end()), order);
     CAPTURE(round, count, order.size());
     REQUIRE(plan.buckets == buckets);
     REQUIRE(std::vector<size_t>(plan.limits.begin(), plan.limits.end()) == limits);

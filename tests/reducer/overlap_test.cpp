@@ -45,8 +45,7 @@ void step(Reducer& reducer, const Chain& chain) {
 TEST_CASE("all-reduces start while backward goes on, in ready order", "[pure][reducer]") {
   Events events;
   const Chain chain(3, events);
-  Reducer reducer(
-      chain.parameters, testing::recording_group(0, 2, events), kOneParameterBuckets);
+  Reducer reducer(chain.parameters, testing::recording_group(0, 2, events), kOneParameterBuckets);
 
   // The first pass goes in one piece, as c10d's; its tail of five elements is the ranks' status.
   step(reducer, chain);
@@ -57,10 +56,9 @@ TEST_CASE("all-reduces start while backward goes on, in ready order", "[pure][re
   events.clear();
   step(reducer, chain);
   CHECK(
-      events ==
-      Events{
-          "broadcast 3", "gradient w2", "allreduce 8", "gradient w1", "allreduce 8", "gradient w0",
-          "allreduce 13"});
+      events == Events{
+                    "broadcast 3", "gradient w2", "allreduce 8", "gradient w1", "allreduce 8",
+                    "gradient w0", "allreduce 13"});
   CHECK(reducer.has_rebuilt_buckets());
   CHECK(reducer.bucket_indices() == std::vector<std::vector<size_t>>{{2}, {1}, {0}});
 
@@ -87,10 +85,9 @@ TEST_CASE("a bucket that is ready early waits for its turn", "[pure][reducer]") 
   reducer.prepare_for_backward();
   loss.backward();
   CHECK(
-      events ==
-      Events{
-          "gradient w2", "gradient w1", "gradient w0", "allreduce 8", "allreduce 8",
-          "allreduce 16"});  // 8, the status and one flag for each parameter
+      events == Events{
+                    "gradient w2", "gradient w1", "gradient w0", "allreduce 8", "allreduce 8",
+                    "allreduce 16"});  // 8, the status and one flag for each parameter
 }
 
 TEST_CASE("without prepare_for_backward nothing is sent", "[pure][reducer]") {

@@ -3,9 +3,9 @@
 #include <random>
 
 #include <ddp/reducer.h>
+#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <torch/torch.h>
 
 #include "support/ranks.h"
 
@@ -19,15 +19,15 @@ using testing::run_ranks;
 
 // What one seed stands for; the same on every rank.
 struct Recipe {
-  int layers;                 // depth of the random network
-  std::vector<int> parent;    // which earlier layer each one reads
-  std::vector<int> weight;    // which weight it uses: shared where one appears twice
-  std::vector<int> width;     // of each weight: it is a vector of this size
+  int layers;               // depth of the random network
+  std::vector<int> parent;  // which earlier layer each one reads
+  std::vector<int> weight;  // which weight it uses: shared where one appears twice
+  std::vector<int> width;   // of each weight: it is a vector of this size
   std::vector<at::ScalarType> dtype;
   std::vector<bool> optional_layer;  // left out of the loss in some steps on some ranks
   double cap_mb;
   bool as_views, find_unused, static_graph, squared;
-  int accumulation;           // backward passes per reduced one
+  int accumulation;  // backward passes per reduced one
 };
 
 Recipe draw(int seed) {
@@ -135,7 +135,9 @@ std::vector<at::Tensor> train_ours(const Recipe& recipe, const Rank& self, int s
   return train(
       recipe, parameters,
       {[&] { reducer.prepare_for_forward(); },
-       [&](const at::Tensor& loss) { reducer.prepare_for_backward({{loss}, true}); },
+       [&](const at::Tensor& loss) {
+         reducer.prepare_for_backward({{loss}, true});
+       },
        [&] { reducer.prepare_for_local_backward(); }},
       self.rank);
 }
@@ -167,8 +169,8 @@ std::vector<at::Tensor> train_c10d(const Recipe& recipe, const Rank& self, int s
   const std::vector<bool> sparse(tensors.size(), false);
   const auto cap = static_cast<int64_t>(recipe.cap_mb * 1024 * 1024);
   const auto limit = recipe.find_unused ? cap : std::numeric_limits<int64_t>::max();
-  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
-      tensors, {static_cast<size_t>(limit)}, sparse, {}));
+  auto buckets = std::get<0>(
+      c10d::compute_bucket_assignment_by_size(tensors, {static_cast<size_t>(limit)}, sparse, {}));
   std::reverse(buckets.begin(), buckets.end());
   const auto reducer = std::make_shared<c10d::Reducer>(
       tensors, buckets, self.group, sparse, cap, recipe.find_unused, recipe.as_views, names, cap,
@@ -208,8 +210,8 @@ class ByHand {
     sum(used_);
     for (int64_t i = 0; i < size(parameters_); ++i) {
       auto& grad = parameters_[i].tensor.mutable_grad();
-      auto average = grad.defined() ? grad / group_->getSize()
-                                    : torch::zeros_like(parameters_[i].tensor);
+      auto average =
+          grad.defined() ? grad / group_->getSize() : torch::zeros_like(parameters_[i].tensor);
       sum(average);
       if (used_[i].item<float>() > 0) grad = average;
     }
@@ -264,8 +266,7 @@ std::string difference(
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].defined() != b[i].defined()) return c10::str("entry ", i, " defined on one side");
     if (!a[i].defined()) continue;
-    const bool same =
-        bitwise ? torch::equal(a[i], b[i]) : torch::allclose(a[i], b[i], 1e-5, 1e-7);
+    const bool same = bitwise ? torch::equal(a[i], b[i]) : torch::allclose(a[i], b[i], 1e-5, 1e-7);
     if (!same) {
       return c10::str("entry ", i, " by ", (a[i] - b[i]).abs().max().item<double>());
     }
@@ -291,7 +292,8 @@ TEST_CASE("240 random models: our gradients are c10d's and the averages", "[rank
           const bool bitwise = size <= 2;
           const auto note = [&](const char* other, const std::string& text) {
             if (!text.empty()) {
-              outcome.differences.push_back(c10::str("seed ", seed, " against ", other, ": ", text));
+              outcome.differences.push_back(
+                  c10::str("seed ", seed, " against ", other, ": ", text));
             }
           };
           note("averages", difference(ours, train_by_hand(recipe, self, seed), bitwise));

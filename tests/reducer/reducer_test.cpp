@@ -1,6 +1,6 @@
 #include <ddp/reducer.h>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "support/ranks.h"
 
@@ -74,8 +74,7 @@ TEST_CASE("dtypes and layouts travel together and keep theirs", "[ranks][reducer
         {"image", image.detach().set_requires_grad(true)},
         {"empty", parameter({0})},
         {"gaps", torch::ones({6, 2}).slice(0, 0, 6, 2).detach().set_requires_grad(true)}};
-    Reducer reducer(
-        parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
+    Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
     for (int step = 0; step < 3; ++step) {
       for (const auto& p : parameters) p.tensor.mutable_grad().reset();
       reduced_backward(reducer, [&] {
@@ -188,8 +187,7 @@ TEST_CASE("a parameter without a gradient is an error on every rank", "[ranks][e
         });
         texts.push_back("");
         const auto expected = self.size * (self.size + 1) / 2.0;
-        TORCH_CHECK(torch::allclose(
-            parameters[1].tensor.grad(), torch::full({4}, expected), 1e-6));
+        TORCH_CHECK(torch::allclose(parameters[1].tensor.grad(), torch::full({4}, expected), 1e-6));
       } catch (const c10::Error& error) {
         texts.push_back(error.what_without_backtrace());
       }
@@ -198,7 +196,8 @@ TEST_CASE("a parameter without a gradient is an error on every rank", "[ranks][e
   });
   const std::string expected = c10::str(
       "Reducer: backward ended without gradients for 1 of 2 parameters (first.weight) on rank ",
-      size - 1, " of ", size, ". If a forward pass may skip parameters, set "
+      size - 1, " of ", size,
+      ". If a forward pass may skip parameters, set "
       "find_unused_parameters(true); if not, check that the loss uses every output.");
   for (const auto& texts : errors) {
     CHECK(texts == std::vector<std::string>{expected, "", expected, "", expected, ""});
@@ -227,8 +226,7 @@ TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer]")
     reduced_backward(reducer, [&] { return loss(true); });
     const auto before = parameters[2].tensor.grad().clone();
     reduced_backward(reducer, [&] { return loss(false); });
-    return std::vector<at::Tensor>{
-        second, before, parameters[2].tensor.grad().clone()};
+    return std::vector<at::Tensor>{second, before, parameters[2].tensor.grad().clone()};
   });
   for (const auto& result : results) {
     CHECK(torch::equal(result[0], torch::ones({3})));

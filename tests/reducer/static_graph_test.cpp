@@ -137,11 +137,13 @@ TEST_CASE("a changed static graph is an error on every rank", "[ranks][errors][s
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(errors[0], ContainsText("static_graph set to true"));
   if (more) {
-    CHECK_THAT(errors[0], ContainsText("Your training graph has changed in this iteration: v got") &&
-                              ContainsText("on rank 1 of 2"));
+    CHECK_THAT(
+        errors[0], ContainsText("Your training graph has changed in this iteration: v got") &&
+                       ContainsText("on rank 1 of 2"));
   } else {
-    CHECK_THAT(errors[0], ContainsText("without gradients for 1 of 2 parameters (v) on rank 1 of 2") &&
-                              ContainsText("They had some in the first iteration"));
+    CHECK_THAT(
+        errors[0], ContainsText("without gradients for 1 of 2 parameters (v) on rank 1 of 2") &&
+                       ContainsText("They had some in the first iteration"));
   }
 }
 
@@ -156,8 +158,9 @@ TEST_CASE("a parameter ready twice is an error on every rank", "[ranks][errors][
     });
   });
   CHECK(errors[0] == errors[1]);
-  CHECK_THAT(errors[0], ContainsText("gradient of layer.w became ready twice in one backward pass "
-                                     "on rank 0 of 2"));
+  CHECK_THAT(
+      errors[0], ContainsText("gradient of layer.w became ready twice in one backward pass "
+                              "on rank 0 of 2"));
 }
 
 }  // namespace ddp

@@ -15,9 +15,7 @@ using testing::Events;
 using testing::Rank;
 using testing::run_ranks;
 
-at::Tensor parameter(int64_t size = 4) {
-  return torch::ones({size}).set_requires_grad(true);
-}
+at::Tensor parameter(int64_t size = 4) { return torch::ones({size}).set_requires_grad(true); }
 
 std::vector<char> reachable(
     const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& outputs) {

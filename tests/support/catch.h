@@ -3,7 +3,7 @@
 #pragma once
 
 #if __has_include(<c10/util/Logging.h>)  // not in the launcher's tests, which go without LibTorch
-#include <c10/util/Logging.h>  // defines a glog-like CHECK: take it first, then drop it
+#include <c10/util/Logging.h>            // defines a glog-like CHECK: take it first, then drop it
 #undef CHECK
 #endif
 

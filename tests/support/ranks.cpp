@@ -54,10 +54,7 @@ class FinishLine {
 const bool without_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1) == 0;
 
 void run_one(
-    const RanksOptions& options,
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
+    const RanksOptions& options, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     const std::function<void(const Rank&)>& body) {
   TORCH_INTERNAL_ASSERT(without_flight_recorder);
   // Otherwise every rank would start as many workers as there are cores.

@@ -30,7 +30,6 @@ struct RanksOptions {
   std::string backend = "gloo";
 };
 
-
 /// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for
 /// none) without their backtraces. For tests whose subject is the error.
 std::vector<std::string> errors_of_ranks(

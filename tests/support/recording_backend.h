@@ -48,8 +48,8 @@ class RecordingBackend : public c10d::Backend {
 /// A process group of `size` ranks in which this process is `rank` and the others do not exist.
 inline c10::intrusive_ptr<c10d::ProcessGroup> recording_group(int rank, int size, Events& events) {
   const auto backend_type = c10d::ProcessGroup::BackendType::CUSTOM;
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(
-      c10::make_intrusive<c10d::HashStore>(), rank, size);
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), rank, size);
   group->setBackend(
       c10::DeviceType::CPU, backend_type,
       std::optional<c10::intrusive_ptr<c10d::Backend>>(

@@ -51,8 +51,8 @@ struct DistributedDataParallelOptions {
   /// Let `.grad` share the buckets' memory, which saves the gradients' size in memory and a copy.
   /// Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
-  /// Every iteration uses the same parameters, each as often as in the first. Allows parameters that
-  /// a rank never uses and ones that get several gradients in one backward pass (reentrant
+  /// Every iteration uses the same parameters, each as often as in the first. Allows parameters
+  /// that a rank never uses and ones that get several gradients in one backward pass (reentrant
   /// checkpointing) without looking for them each time. The first reduced backward pass only counts
   /// gradients, and is reduced at its end. Default: false
   TORCH_ARG(bool, static_graph) = false;
@@ -122,8 +122,8 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::unique_ptr<Reducer> reducer_;
   std::vector<NamedParameter> frozen_;  // that required no gradient at construction
   std::unique_ptr<BufferFinder> buffers_;
-  bool gradient_sync_ = true;         // false inside no_sync()
-  bool buffers_may_differ_ = true;    // a training forward has run since they were last equal
+  bool gradient_sync_ = true;       // false inside no_sync()
+  bool buffers_may_differ_ = true;  // a training forward has run since they were last equal
 };
 
 namespace detail {
@@ -157,8 +157,7 @@ class ForwardArgument {
 template <typename M>
 class DistributedDataParallelImpl : public DistributedDataParallelBase {
  public:
-  explicit DistributedDataParallelImpl(
-      M module, const DistributedDataParallelOptions& options = {})
+  explicit DistributedDataParallelImpl(M module, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallelBase(as_module(module), options), module_(std::move(module)) {}
 
   /// Same arguments and result as the module's own `forward`.
@@ -166,8 +165,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   /// Collective: where buffers are broadcast, and in the one call that rebuilds the buckets.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    return forward_with(detail::ForwardArgument<Args&&>(
-        std::forward<Args>(args), input_device())...);
+    return forward_with(
+        detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_device())...);
   }
 
   /// The module that was wrapped.
@@ -224,7 +223,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 ///         the first parameter or buffer that does, by name, with both ranks' shapes.
 ///
 /// What `forward` returns is searched for tensors (`for_each_tensor`); a type of your own needs a
-/// `visit_tensors` only for find_unused_parameters and for nested backward passes with static_graph.
+/// `visit_tensors` only for find_unused_parameters and for nested backward passes with
+/// static_graph.
 ///
 /// Freeze parameters before wrapping: which ones take part is decided here. Wrap, then create the
 /// optimizer, or the other way round: parameters keep their identity.

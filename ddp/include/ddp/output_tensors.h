@@ -39,7 +39,7 @@ constexpr bool has<Trait, T, std::void_t<Trait<T>>> = true;
 
 template <typename T>
 constexpr bool holds_no_tensor = std::is_arithmetic_v<T> || std::is_enum_v<T> ||
-    std::is_convertible_v<const T&, std::string_view>;
+                                 std::is_convertible_v<const T&, std::string_view>;
 
 }  // namespace detail
 

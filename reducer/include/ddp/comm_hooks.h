@@ -18,10 +18,7 @@ namespace ddp {
 class GradBucket {
  public:
   GradBucket(
-      size_t index,
-      bool is_last,
-      at::Tensor buffer,
-      std::vector<at::Tensor> gradients,
+      size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> gradients,
       std::vector<at::Tensor> parameters)
       : index_(index),
         is_last_(is_last),

@@ -88,8 +88,8 @@ struct ForwardOutcome {
 ///   the one rebuild in prepare_for_forward().
 /// Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv:2006.15704), and the behaviour of
 ///   c10d::Reducer, torch 2.11.0. Unlike there, errors come at the backward that caused them, with
-///   names, on every rank; a second backward pass is never left out silently; and static_graph works
-///   with passes that are not reduced in between.
+///   names, on every rank; a second backward pass is never left out silently; and static_graph
+///   works with passes that are not reduced in between.
 class Reducer {
  public:
   /// \param parameters  in registration order, each once; at least one; the same on every rank.
@@ -97,8 +97,7 @@ class Reducer {
   /// \throws c10::ValueError  for no parameters, an undefined one or one that needs no gradient,
   ///         and for bucket caps that are not positive.
   Reducer(
-      std::vector<NamedParameter> parameters,
-      ProcessGroup group,
+      std::vector<NamedParameter> parameters, ProcessGroup group,
       const ReducerOptions& options = {});
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -163,7 +162,7 @@ class Reducer {
     Expected,  // the reverse of registration
     Recorded,  // ready_order_ says what it should be
     Rebuilt,
-    Kept,      // find_unused_parameters: no two passes need to be alike
+    Kept,  // find_unused_parameters: no two passes need to be alike
   };
 
   // What the hook path knows of a parameter.
@@ -223,7 +222,7 @@ class Reducer {
   std::atomic<Phase> phase_{Phase::Local};
   std::atomic<bool> callback_queued_{false};
   std::string broken_because_;
-  int64_t pass_ = 1;             // the reduced backward pass that comes or goes on
+  int64_t pass_ = 1;  // the reduced backward pass that comes or goes on
   uint64_t training_forwards_ = 0;
 
   std::vector<Slot> slots_;      // by parameter
