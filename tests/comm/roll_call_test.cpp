@@ -2,6 +2,7 @@
 
 #include <future>
 #include <thread>
+#include <utility>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -150,6 +151,26 @@ TEST_CASE("rank 0 stays until the others have read the verdict, within bounds", 
   const auto outcome = first.get();
   CHECK_THAT(outcome.error, ContainsText("but rank 2 did not come"));
   CHECK(outcome.took < 3s);
+}
+
+TEST_CASE("a roll that is over is over, also when the next one is open already", "[comm]") {
+  // A store on which, in the moment when a rank looks for a newer roll, the others end this one
+  // and open the next.
+  struct Interleaved : c10d::HashStore {
+    std::vector<uint8_t> get(const std::string& key) override {
+      if (key == "open" && !std::exchange(done, true)) {
+        const auto name = compareSet("open", {}, {});
+        const std::string verdict = std::string(name.begin(), name.end()) + "/verdict";
+        set(verdict, {'o', 'k'});
+        set("open", {'n', 'e', 'x', 't'});
+      }
+      return HashStore::get(key);
+    }
+    bool done = false;
+  };
+  const auto outcome = attend(c10::make_intrusive<Interleaved>(), 1, 2, 1s);
+  CHECK(outcome.error.empty());
+  CHECK(outcome.name != "next");
 }
 
 TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ranks][errors]") {

@@ -13,7 +13,8 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 good=$work/good bad=$work/bad cut=$work/cut folder=$work/mnist
-names="train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte"
+names="train-images-idx3-ubyte train-labels-idx1-ubyte"
+names+=" t10k-images-idx3-ubyte t10k-labels-idx1-ubyte"
 mkdir "$good" "$bad" "$cut"
 
 sum() { sha256sum "$1" | cut -d' ' -f1; }
@@ -60,8 +61,9 @@ complete || fail "a damaged file is replaced"
 
 rm -r "$folder"
 run "file://$bad" && fail "a wrong file must be refused"
-grep -q "train-images-idx3-ubyte.gz: expected sha256 $(sum "$good/train-images-idx3-ubyte.gz"), got \
-$(sum "$bad/train-images-idx3-ubyte.gz")" "$work/log" || fail "the refusal names file and checksums"
+name=train-images-idx3-ubyte.gz
+grep -q "$name: expected sha256 $(sum "$good/$name"), got $(sum "$bad/$name")" "$work/log" ||
+  fail "the refusal names file and checksums"
 [ -z "$(find "$folder" -type f)" ] || fail "a wrong file leaves nothing behind"
 
 run "file://$bad" "file://$work/nowhere" "file://$good" || fail "the next mirror"
