@@ -147,7 +147,8 @@ void DistributedDataParallelBase::after_forward(
 }
 
 void DistributedDataParallelBase::forward_failed() noexcept {
-  if (trains()) reducer_->report_failed_forward();
+  // Nobody waits for the gradients of an evaluation.
+  if (trains() && is_training()) reducer_->report_failed_forward();
 }
 
 void DistributedDataParallelBase::check_frozen_parameters() {

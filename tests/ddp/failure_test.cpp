@@ -171,6 +171,9 @@ TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
     step(model);
     model->eval();
     for (int i = 0; i < 3 * self.rank; ++i) model->forward(torch::ones({4}));
+    net->throw_in_forward = self.rank == 1;  // caught, it is nobody else's business
+    error_of([&] { model->forward(torch::ones({4})); });
+    net->throw_in_forward = false;
     model->train();
     step(model);
   });
