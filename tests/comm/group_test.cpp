@@ -156,6 +156,8 @@ TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
       const auto work = ddp::all_reduce_async(first, ReduceOp::SUM, pair);
       ddp::all_reduce(second, ReduceOp::SUM, same);
       work->wait();
+      pair->getStore()->add("probe", 1);
+      TORCH_CHECK(!same->getStore()->check({"probe"}), "two groups share their keys");
       seen.push_back(first.item<int>());
       seen.push_back(second.item<int>());
     }
