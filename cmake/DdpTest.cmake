@@ -13,7 +13,7 @@ function(ddp_add_test name)
   ddp_add_plain_test(${name} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ddp::ddp ddp_test_support)
-  ddp_use_pch(${name})
+  ddp_use_pch(${name} PROGRAMS)
 endfunction()
 
 # ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
