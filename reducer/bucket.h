@@ -48,18 +48,19 @@ class Bucket {
   /// Brings every parameter's `.grad`, times `scale`, into the storage: zeros for an undefined
   /// one, in place for one that already lives there.
   ///
-  /// \param unused  `unused[i]` of the i-th parameter here: its gradient may turn out to be no
-  ///        rank's business, so it is remembered for scatter() to restore. Empty: none.
+  /// \param used  by parameter, over all buckets: the gradient of one that is not may turn out to
+  /// be
+  ///        no rank's business, so it is remembered for scatter() to restore. Null: all are used.
   /// \return what is wrong with gradients that cannot travel here, by parameter name; those count
   ///         as zeros, so that the collective still takes place on every rank.
-  std::vector<std::string> gather(double scale, const std::vector<char>& unused = {});
+  std::vector<std::string> gather(double scale, const std::vector<char>* used = nullptr);
 
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
   /// \param reduced  1-D, what came back; usually gradients() itself.
   /// \param as_views  `.grad` shall alias the storage rather than be copied to.
-  /// \param keep  `keep[i]` of the i-th parameter here: leave its `.grad` as it was before
-  ///        gather(). Empty: none.
+  /// \param keep  by parameter, over all buckets: leave its `.grad` as it was before gather().
+  ///        Empty: none.
   void scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep = {});
 
   /// Moves the gradients there are, which alias an older bucket's storage, into this one's.

@@ -97,7 +97,7 @@ TEST_CASE("a rank that throws stops the others with its message", "[ranks][error
       kLongTimeout);
   const std::string cause =
       in_forward ? "forward threw on rank 1 of 3: forward boom"
-                 : "backward ended in an exception on rank 1 of 3, after 0 of 1 buckets were sent";
+                 : "backward threw on rank 1 of 3, after 0 of 1 buckets were sent: backward boom";
   const std::string text =
       "Reducer: " + cause +
       ". The ranks are out of step: end the job, or make a new process group and wrapper.";
@@ -220,6 +220,26 @@ TEST_CASE("a rank that leaves stops the others", "[ranks][errors][failure]") {
       kLongTimeout);
   CHECK_THAT(errors[0], ContainsText("failed on rank 0 of 2") && ContainsText("out of step"));
   CHECK(errors[1] == "I am leaving");
+}
+
+TEST_CASE(
+    "a rank that leaves before it sent its buffers stops the others", "[ranks][errors][failure]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        torch::nn::BatchNorm1d net(4);
+        DistributedDataParallel model(net, in(self));
+        const auto x = torch::ones({2, 4}) * torch::tensor({{1.0}, {2.0}});
+        for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
+        TORCH_CHECK(self.rank == 1, "I am leaving");
+        model->forward(x).sum().backward();
+      },
+      kLongTimeout);
+  CHECK(errors[0] == "I am leaving");
+  CHECK_THAT(
+      errors[1],
+      ContainsText("getting the buffers of rank 0 before forward failed on rank 1 of 2") &&
+          ContainsText("out of step"));
 }
 
 TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include <ddp/comm_hooks.h>
+#include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
@@ -30,8 +32,10 @@ class BufferFinder;
 struct DistributedDataParallelOptions {
   /// The ranks to train with. Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
-  /// The one CUDA device this rank's module lives on; tensor arguments of `forward` are moved
-  /// there. Default: none, arguments stay where they are
+  /// The one CUDA device this rank's module lives on; arguments of `forward` are moved there:
+  /// tensors, and copies of vectors, arrays, pairs, tuples, maps and optionals of them, nested in
+  /// any way (what `forward` writes into such an argument is lost).
+  /// Default: none, arguments stay where they are
   TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
   /// Broadcast rank 0's buffers before each training forward (BatchNorm's statistics). Default:
   /// true
@@ -109,7 +113,9 @@ class DistributedDataParallelBase : public torch::nn::Module {
   const std::optional<c10::Device>& input_device() const { return input_device_; }
 
  private:
-  void sync_buffers();
+  std::vector<NamedParameter> checked_parameters();
+  void sync_initial_state(const std::exception_ptr& refusal);
+  std::vector<at::Tensor> buffers_to_sync() const;
   void check_frozen_parameters();
   std::string explain_missing(const NamedParameter& parameter) const;
   bool trains() const;
@@ -128,28 +134,32 @@ class DistributedDataParallelBase : public torch::nn::Module {
 
 namespace detail {
 
-/// An argument on its way to the module's `forward`, with its value category: itself, or a tensor
-/// that was moved to another device.
+/// An argument on its way to the module's `forward`, with its value category: itself, or where it
+/// holds tensors a copy on the module's device.
 template <typename T>
 class ForwardArgument {
  public:
   ForwardArgument(T argument, const std::optional<c10::Device>& device)
-      : argument_(static_cast<T>(argument)) {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-      if (device && argument.defined()) moved_ = argument.to(*device);
-    }
-  }
+      : argument_(static_cast<T>(argument)), device_(device) {}
 
+  /// Once.
   T get() {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-      if (moved_.defined()) return static_cast<T>(moved_);
+    if constexpr (can_move<Value>) {
+      if (device_) {
+        moved_ = moved_to(*device_, static_cast<const Value&>(argument_));
+        return static_cast<T>(*moved_);
+      }
     }
     return static_cast<T>(argument_);
   }
 
  private:
+  using Value = std::decay_t<T>;
+  struct Nothing {};
+
   T argument_;  // a reference
-  at::Tensor moved_;
+  const std::optional<c10::Device>& device_;
+  std::conditional_t<can_move<Value>, std::optional<Value>, Nothing> moved_;
 };
 
 }  // namespace detail
@@ -246,7 +256,7 @@ class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataPa
   /// As `forward`. The holder's own cannot see through a `forward` that is a template.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
-    return this->impl_->forward(std::forward<Args>(args)...);
+    return this->get()->forward(std::forward<Args>(args)...);
   }
 };
 
