@@ -141,7 +141,7 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
     auto arrival = arrived->get_future();
     while (arrival.wait_for(kPatience) != std::future_status::ready) look_after_peers(place());
   }
-  future->waitAndThrow();
+  or_tell_arrivals(place, [&] { future->waitAndThrow(); });
   const auto result = tensor_of(future->value());
   const auto& expected = bucket.gradients();
   const auto described = [](const at::Tensor& t) {
@@ -162,8 +162,13 @@ void Reducer::wait_for(c10d::Work& work, c10::function_ref<std::string()> place)
   while (!work.isCompleted()) {
     if (!wait_a_little(work, parameters_.front().tensor.is_cpu())) look_after_peers(place());
   }
+  or_tell_arrivals(place, [&] { work.wait(); });
+}
+
+void Reducer::or_tell_arrivals(
+    c10::function_ref<std::string()> place, c10::function_ref<void()> wait) {
   try {
-    work.wait();
+    wait();
   } catch (const std::exception&) {
     const auto arrivals = notes_->arrivals(whereabouts(place()));
     if (arrivals.empty()) throw;

@@ -184,11 +184,13 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(3);
   const bool rebuilt = GENERATE(false, true);
+  const bool hooked = GENERATE(false, true);
   const auto errors = errors_of_ranks(
       3,
       [&](const Rank& self) {
         Fragile net;
         DistributedDataParallel model(net, in(self));
+        if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
         for (int i = 0; rebuilt && i < 2; ++i) step(model);
         if (self.rank == 1) {
           std::this_thread::sleep_for(std::chrono::seconds(6));  // alive, but elsewhere

@@ -218,6 +218,7 @@ class Reducer {
   std::vector<at::Tensor> wait_for_buckets();
   at::Tensor wait_for(Bucket& bucket, size_t index);
   void wait_for(c10d::Work& work, c10::function_ref<std::string()> place);
+  void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
   Whereabouts whereabouts(const std::string& place) const;
   void look_after_peers(const std::string& place);
   [[noreturn]] void throw_problems();
