@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "model_description.h"
@@ -124,54 +123,15 @@ void DistributedDataParallelBase::sync_initial_state(const std::exception_ptr& r
   for (const auto& s : state) {
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
   }
-  broadcast_from_first_rank(tensors, group_, [](c10d::Work& work) { work.wait(); });
+  broadcast_from(0, tensors, group_, [](c10d::Work& work) { work.wait(); });
 }
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  TORCH_CHECK_VALUE(
+      options_.reduction() == Reduction::Mean,
+      "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
+      "gradients become, got another one. Leave reduction out and do it in the hook.");
   reducer_->register_comm_hook(std::move(hook));
-}
-
-bool DistributedDataParallelBase::trains() const {
-  return c10::GradMode::is_enabled() && gradient_sync_;
-}
-
-void DistributedDataParallelBase::before_forward() {
-  const auto buffers = buffers_to_sync();
-  // Also an evaluation that gets buffers comes here first, since ranks that do not evaluate will
-  // have both collectives in this order.
-  if (c10::GradMode::is_enabled() || !buffers.empty()) reducer_->prepare_for_forward();
-  if (trains()) check_frozen_parameters();
-  broadcast_from_first_rank(buffers, group_, [&](c10d::Work& work) {
-    reducer_->wait_before_forward(work, "the buffers of rank 0");
-  });
-}
-
-void DistributedDataParallelBase::after_forward(
-    std::vector<at::Tensor> outputs, bool outputs_complete) {
-  // Buffers changed by a forward that is not trained on stay this rank's own until the next
-  // training forward, so that one rank may evaluate alone.
-  buffers_may_differ_ = trains();
-  if (trains()) {
-    reducer_->prepare_for_backward({std::move(outputs), outputs_complete, is_training()});
-  } else if (c10::GradMode::is_enabled()) {
-    reducer_->prepare_for_local_backward();
-  }
-}
-
-void DistributedDataParallelBase::forward_failed() noexcept {
-  if (trains()) reducer_->report_failed_forward(is_training());
-}
-
-void DistributedDataParallelBase::check_frozen_parameters() {
-  for (const auto& p : frozen_) {
-    if (!p.tensor.requires_grad()) continue;
-    reducer_->report_problem(
-        c10::str(
-            p.name,
-            " requires a gradient now, but did not when the module was wrapped, so its "
-            "gradient is not averaged"),
-        "Thaw parameters before wrapping, or wrap the module again.");
-  }
 }
 
 std::string DistributedDataParallelBase::explain_missing(const NamedParameter& parameter) const {
@@ -182,11 +142,6 @@ std::string DistributedDataParallelBase::explain_missing(const NamedParameter& p
   }
   if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
   return {};
-}
-
-std::vector<at::Tensor> DistributedDataParallelBase::buffers_to_sync() const {
-  const bool wanted = buffers_may_differ_ && options_.broadcast_buffers() && group_->getSize() > 1;
-  return wanted ? buffers_->find() : std::vector<at::Tensor>();
 }
 
 }  // namespace ddp

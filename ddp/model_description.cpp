@@ -154,6 +154,8 @@ std::vector<DescribedItem> describe_model(
   option("broadcast_buffers", yes_no(options.broadcast_buffers()));
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   option("static_graph", yes_no(options.static_graph()));
+  constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
+  option("reduction", reductions[static_cast<int>(options.reduction())]);
   return items;
 }
 

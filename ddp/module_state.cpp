@@ -109,8 +109,8 @@ std::vector<NamedParameter> frozen_parameters(
   return parameters_that(module, ignored, /*require_gradient=*/false);
 }
 
-void broadcast_from_first_rank(
-    const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
+void broadcast_from(
+    int source, const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
     c10::function_ref<void(c10d::Work&)> wait) {
   if (tensors.empty() || group->getSize() == 1) return;
   const at::NoGradGuard no_grad;
@@ -123,7 +123,9 @@ void broadcast_from_first_rank(
   for (const auto& [device, here] : by_device) {
     for (const auto& part : torch::utils::take_tensors(here, kBroadcastBytes)) {
       std::vector<at::Tensor> flat{at::flatten_dense_tensors(part.tensors)};
-      wait(*group->broadcast(flat));
+      c10d::BroadcastOptions options;
+      options.rootRank = source;
+      wait(*group->broadcast(flat, options));
       const auto received = at::unflatten_dense_tensors(flat.front(), part.tensors);
       for (size_t i = 0; i < received.size(); ++i) part.tensors[i].copy_(received[i]);
     }

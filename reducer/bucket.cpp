@@ -93,22 +93,36 @@ at::Tensor Bucket::make_view(
   return alias(flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
 }
 
-std::vector<std::string> Bucket::gather(double scale, const std::vector<char>* used) {
+std::vector<std::string> Bucket::gather(
+    double scale, const std::vector<char>* used, Unused unused) {
   std::vector<std::string> problems;
   const auto note = [&](std::string problem) {
     if (!problem.empty()) problems.push_back(std::move(problem));
   };
+  const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   if (sparse_) {
-    note(gather_sparse(scale));
+    if (is_used(0) || unused == Unused::Remember) {
+      note(gather_sparse(scale));
+    } else {
+      gradients_ = no_rows(parameters_.front());
+    }
     return problems;
   }
   for (size_t slot = 0; slot < views_.size(); ++slot) {
-    note(gather_one(slot, scale, used && !(*used)[indices_[slot]]));
+    if (!is_used(slot)) set_aside(slot, unused);
+    if (is_used(slot) || unused == Unused::Remember) note(gather_one(slot, scale));
   }
   return problems;
 }
 
-std::string Bucket::gather_one(size_t slot, double scale, bool remember) {
+void Bucket::set_aside(size_t slot, Unused unused) {
+  const auto& view = views_[slot];
+  const at::Tensor& grad = parameters_[slot].mutable_grad();
+  if (grad.defined() && aliases(grad, view)) remembered_[slot] = view.clone();
+  if (unused == Unused::Zero) view.zero_();
+}
+
+std::string Bucket::gather_one(size_t slot, double scale) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
   if (!grad.defined()) {
@@ -116,7 +130,6 @@ std::string Bucket::gather_one(size_t slot, double scale, bool remember) {
     return {};
   }
   if (aliases(grad, view)) {
-    if (remember) remembered_[slot] = view.clone();
     scale_in_place(view, scale);
     return {};
   }

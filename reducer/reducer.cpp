@@ -78,6 +78,7 @@ Reducer::Reducer(
       known_unused_(parameters_.size(), 0) {
   const bool dynamic = options_.find_unused_parameters() && !options_.static_graph();
   if (dynamic) order_ = Order::Kept;
+  if (options_.static_graph()) passes_to_record_ = 2;  // the first one counts
   // Until it is known in which order gradients become ready, small buckets would mostly wait for
   // each other: as c10d, everything goes together in the first backward pass, unless the buckets
   // have to last.
@@ -148,14 +149,14 @@ void Reducer::register_comm_hook(CommHook hook) {
   choose_status_storage();
 }
 
-void Reducer::prepare_for_forward() {
+void Reducer::prepare_for_forward(int source) {
   if (torch::autograd::get_current_node()) return;
   if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
-  if (order_ == Order::Recorded) rebuild_buckets();
+  if (order_ == Order::Recorded) rebuild_buckets(source);
 }
 
-void Reducer::rebuild_buckets() {
+void Reducer::rebuild_buckets(int source) {
   std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
   auto order = at::tensor(mine, at::kLong).to(parameters_.front().tensor.device());
   std::vector<at::Tensor> tensors{order};
@@ -163,7 +164,10 @@ void Reducer::rebuild_buckets() {
       [] { return std::string("agreeing on the order of the buckets"); },
       [&] {
         if (group_->getSize() == 1) return;
-        wait_for(*group_->broadcast(tensors), [] { return std::string("the buckets' order"); });
+        c10d::BroadcastOptions options;
+        options.rootRank = source;
+        wait_for(
+            *group_->broadcast(tensors, options), [] { return std::string("the buckets' order"); });
       });
   order = order.cpu();
   const auto* begin = order.const_data_ptr<int64_t>();
@@ -171,7 +175,7 @@ void Reducer::rebuild_buckets() {
   if (!names_each_once(agreed)) {
     break_off(c10::str(
         rank_text(),
-        " did not get rank 0's order of the buckets: a rank communicates out of turn. Every rank "
+        " did not get an order of the buckets: a rank communicates out of turn. Every rank "
         "has to run the same forward passes"));
   }
   build_buckets(plan_buckets(extents_of(parameters_), caps_, agreed).buckets);
@@ -191,6 +195,7 @@ void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
   const bool counts = outcome.training || reduces_in_evaluation_;
   if (counts) ++training_forwards_;
   armed_by_evaluation_ = !counts && (alone || armed_by_evaluation_);
+  scale_ = outcome.scale.value_or(1.0 / group_->getSize());
   start_pass();
   if (alone) outputs_->clear();
   const auto nodes = outputs_->add(outcome.outputs, outcome.outputs_complete);
@@ -350,8 +355,9 @@ void Reducer::launch(size_t index) {
   const at::NoGradGuard no_grad;
   auto& bucket = buckets_[index];
   const bool last = index + 1 == buckets_.size();
-  const double scale = comm_hook_ ? 1.0 : 1.0 / group_->getSize();
-  for (auto& what : bucket.gather(scale, status_->tracks_usage() ? &used_ : nullptr)) {
+  const auto* used = status_->tracks_usage() || shadowing_ ? &used_ : nullptr;
+  const auto unused = shadowing_ ? Bucket::Unused::Zero : Bucket::Unused::Remember;
+  for (auto& what : bucket.gather(comm_hook_ ? 1.0 : scale_, used, unused)) {
     report_problem(std::move(what), "Convert it in a hook on the parameter, or the parameter.");
   }
   or_break_off(
@@ -378,7 +384,8 @@ void Reducer::start_reducing(size_t index) {
 }
 
 void Reducer::send_status() {
-  status_->write(problems_.size(), training_forwards_, used_);
+  const auto forwards = shadowing_ ? std::nullopt : std::optional<uint64_t>(training_forwards_);
+  status_->write(problems_.size(), forwards, used_);
   if (!status_in_last_bucket_ && group_->getSize() > 1) {
     std::vector<at::Tensor> wire{status_->storage()};
     status_work_ = group_->allreduce(wire);

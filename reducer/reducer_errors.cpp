@@ -155,20 +155,23 @@ void Reducer::settle_failed_pass() {
 }
 
 void Reducer::report_failed_forward(bool training) noexcept {
-  if (phase_ == Phase::Broken || phase_ == Phase::Reducing) return;
-  const bool counts = training || reduces_in_evaluation_;
+  if (training || reduces_in_evaluation_) return report_failure("forward");
   try {
-    const auto text =
-        c10::str("forward threw on ", rank_text(), ": ", text_of(std::current_exception()));
-    if (!counts) {
-      notes_->report_suspicion(pass_, text);
-      return;
-    }
-    start_pass();
-    phase_ = Phase::Failed;
-    notes_->report_failure(pass_, text);
+    notes_->report_suspicion(
+        pass_, c10::str("forward threw on ", rank_text(), ": ", text_of(std::current_exception())));
   } catch (const std::exception&) {
     // Out of memory: the others will notice the silence.
+  }
+}
+
+void Reducer::report_failure(const std::string& where) noexcept {
+  if (phase_ == Phase::Broken || phase_ == Phase::Reducing) return;
+  try {
+    start_pass();
+    phase_ = Phase::Failed;
+    notes_->report_failure(
+        pass_, c10::str(where, " threw on ", rank_text(), ": ", text_of(std::current_exception())));
+  } catch (const std::exception&) {
   }
 }
 

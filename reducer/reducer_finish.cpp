@@ -69,38 +69,56 @@ void Reducer::finish_backward() {
   } else if (!complete) {
     note_missing();
   }
-  while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
+  finish_pass();
+}
 
+void Reducer::shadow_backward(std::optional<double> scale) {
+  TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
+  const at::NoGradGuard no_grad;
+  start_pass();
+  scale_ = scale.value_or(1.0 / group_->getSize());
+  training_forwards_ = 1;
+  shadowing_ = true;
+  phase_ = Phase::Reducing;
+  finish_pass();
+}
+
+// From here on it does not matter whether this rank had a backward pass of its own.
+void Reducer::finish_pass() {
+  while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
   const auto reduced = wait_for_buckets();
   const auto status = status_->read();
   ++pass_;
-  phase_ = Phase::Done;
+  const bool shadowed = std::exchange(shadowing_, false);
+  phase_ = shadowed ? Phase::Local : Phase::Done;
   if (!status.same_forwards) {
     report_problem(
         c10::str(
             training_forwards_,
             " training forward passes came since the last reduced backward pass"),
         "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
-        "under "
-        "torch::NoGradGuard.");
+        "under torch::NoGradGuard.");
   }
   training_forwards_ = 0;
   if (status.problems || !status.same_forwards) throw_problems();
 
-  if (is_counting()) {
-    end_static_count();
-  } else if (order_ == Order::Expected) {
-    // Parameters that are known to stay without gradient come last.
-    for (size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].expected == 0) ready_order_[ready_count_++] = i;
-    }
-    order_ = Order::Recorded;
-  }
+  if (is_counting() && !shadowed) end_static_count();
+  if (order_ == Order::Expected && --passes_to_record_ == 0) record_order();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].scatter(reduced[b], options_.gradient_as_bucket_view(), status.unused);
   }
   std::fill(used_.begin(), used_.end(), 0);
   start_pass();
+}
+
+// Parameters that were not seen to become ready come last.
+void Reducer::record_order() {
+  std::vector<char> seen(slots_.size(), 0);
+  for (size_t i = 0; i < ready_count_; ++i) seen[ready_order_[i]] = 1;
+  for (size_t i = slots_.size(); i-- > 0;) {
+    if (!seen[i]) ready_order_[ready_count_++] = i;
+  }
+  order_ = Order::Recorded;
 }
 
 // Each rank's set of used parameters is its own; the buckets are the same all the same.

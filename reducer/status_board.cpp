@@ -18,12 +18,13 @@ int64_t StatusBoard::size() const {
   return kFirstFlag + (tracks_usage_ ? static_cast<int64_t>(parameters_) : 0);
 }
 
-void StatusBoard::write(size_t problems, uint64_t forwards, const std::vector<char>& used) {
+void StatusBoard::write(
+    size_t problems, const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
   std::array<float, kFirstFlag> head{};
   head[0] = problems > 0 ? 1 : 0;
   size_t first = 1;
   for (const auto modulus : kModuli) {
-    head[first + forwards % modulus] = 1;
+    if (forwards) head[first + *forwards % modulus] = 1;
     first += modulus;
   }
   storage_.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
@@ -41,7 +42,7 @@ StatusBoard::Sum StatusBoard::read() const {
   const auto* word = words + 1;
   for (const auto modulus : kModuli) {
     const auto different = std::count_if(word, word + modulus, [](double w) { return w > 0; });
-    sum.same_forwards = sum.same_forwards && different == 1;
+    sum.same_forwards = sum.same_forwards && different <= 1;
     word += modulus;
   }
   if (!tracks_usage_) return sum;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,9 @@ class StatusBoard {
   void use(at::Tensor storage) { storage_ = std::move(storage); }
   const at::Tensor& storage() const { return storage_; }
 
-  void write(size_t problems, uint64_t forwards, const std::vector<char>& used);
+  /// \param forwards  empty: this rank stands in for one, and has no count to compare.
+  void write(
+      size_t problems, const std::optional<uint64_t>& forwards, const std::vector<char>& used);
   /// What came back. Waits for the device, where the storage is on one.
   Sum read() const;
 

@@ -59,6 +59,10 @@ struct ForwardOutcome {
   /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
   /// backward ends although a parameter in it cannot get a gradient.
   bool outputs_complete = false;
+  /// What this rank's gradients are multiplied by before they are summed; unset: one over the
+  /// world size, which gives the mean. Of several forwards before a backward, the last one's holds.
+  /// A communication hook sees them unscaled.
+  std::optional<double> scale = {};
   /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
   /// that left out a backward. An evaluation does not, unless backward passes come from those.
   bool training = true;
@@ -107,7 +111,7 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Called before a forward pass whose backward may be reduced. Once, when a reduced backward has
-  /// shown in which order gradients become ready, it rebuilds the buckets in rank 0's order.
+  /// shown in which order gradients become ready, it rebuilds the buckets in one rank's order.
   ///
   /// \throws c10::Error  when the last backward pass did not come to its end, unless it threw at
   /// the
@@ -116,7 +120,9 @@ class Reducer {
   /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter).
   ///
   /// Does nothing inside a backward pass (a checkpoint that runs forward again).
-  void prepare_for_forward();
+  ///
+  /// \param source  the rank whose order of gradients all ranks take, if it is time to.
+  void prepare_for_forward(int source = 0);
 
   /// Waits for a collective of a forward pass as for a bucket: until it is done, or another rank
   /// says that it failed and will not come to it.
@@ -131,6 +137,20 @@ class Reducer {
   /// The next backward pass accumulates locally, unless a forward armed the reducer and its
   /// backward is still to come.
   void prepare_for_local_backward();
+
+  /// Takes part in one reduced backward pass of the other ranks without one of its own: sends what
+  /// was accumulated locally since the last reduced pass, and zeros where that is nothing.
+  ///
+  /// \param scale  as in ForwardOutcome.
+  ///
+  /// Collective: yes, exactly as a backward pass is. Blocks: host.
+  void shadow_backward(std::optional<double> scale = {});
+
+  /// Tells the other ranks that this one will not come to the next pass, in the calling thread's
+  /// current exception: they stop waiting for it.
+  ///
+  /// \param where  what threw: "forward".
+  void report_failure(const std::string& where) noexcept;
 
   /// Tells the other ranks that this one's forward pass threw, in the calling thread's current
   /// exception: they stop waiting for its gradients. After an evaluation nobody need be waiting, so
@@ -191,7 +211,8 @@ class Reducer {
 
   void register_hooks();
   void build_buckets(std::vector<std::vector<size_t>> plan);
-  void rebuild_buckets();
+  void rebuild_buckets(int source);
+  void record_order();
   void choose_status_storage();
   void settle_failed_pass();
 
@@ -210,6 +231,7 @@ class Reducer {
   void send_status();
 
   void finish_backward();
+  void finish_pass();
   void note_missing();
   void note_detached();
   std::string why_detached(size_t index) const;
@@ -248,6 +270,8 @@ class Reducer {
   int64_t pass_ = 1;  // the reduced backward pass that comes or goes on
   std::unique_ptr<ForwardOutputs> outputs_;
   uint64_t training_forwards_ = 0;
+  double scale_ = 1;                    // of this pass
+  bool shadowing_ = false;              // this pass is the other ranks'
   bool armed_by_evaluation_ = false;    // and by nothing else
   bool reduces_in_evaluation_ = false;  // as fine-tuning in eval() mode does
 
@@ -257,7 +281,8 @@ class Reducer {
   std::atomic<uint32_t> launch_requests_{0};  // each device has an autograd thread; one launches
 
   Order order_ = Order::Expected;
-  bool counted_ = false;             // static_graph: the first pass was
+  int passes_to_record_ = 1;         // until ready_order_ is what all ranks go by
+  bool counted_ = false;             // static_graph: this rank's first pass was
   std::vector<size_t> ready_order_;  // of the first pass that shows it
   std::atomic<size_t> ready_count_{0};
 
