@@ -119,7 +119,7 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
     CHECK_FALSE(parse.accepted);
     CHECK(parse.exit_code == kBadUsage);
     CHECK(parse.out.empty());
-    CHECK_THAT(parse.err, Catch::StartsWith("ddprun: ") && ContainsText("--help"));
+    CHECK_THAT(parse.err, Catch::Matchers::StartsWith("ddprun: ") && ContainsText("--help"));
     for (const auto& text : bad.said) CHECK_THAT(parse.err, ContainsText(text));
   }
 }
@@ -136,5 +136,5 @@ TEST_CASE("--help explains every option and --version tells it", "[pure]") {
   }
   const Parse version({"--version"});
   CHECK(version.exit_code == 0);
-  CHECK_THAT(version.out, Catch::StartsWith("ddprun ") && ContainsText("."));
+  CHECK_THAT(version.out, Catch::Matchers::StartsWith("ddprun ") && ContainsText("."));
 }
