@@ -148,19 +148,18 @@ void Supervisor::take_lifeline() {
 }
 
 void Supervisor::take_deaths() {
-  const auto reap = [this](pid_t pid) {
-    int status = 0;
-    ::waitpid(pid, &status, 0);
+  const auto take = [this](pid_t pid) {
+    const int status = reap(pid, 0).value();
     if (Rank* rank = find_alive(pid)) on_rank_end(*rank, status);
   };
-  for (const pid_t pid : deaths_.died()) reap(pid);
+  for (const pid_t pid : deaths_.died()) take(pid);
   // The others: processes whose parent died before them, and ranks on kernels without pidfds.
   for (;;) {
     siginfo_t info = {};
     any_children_ = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
     // A watched rank that died just now is left for the next round, to keep the order of deaths.
     if (!any_children_ || info.si_pid == 0 || deaths_.watches(info.si_pid)) return;
-    reap(info.si_pid);
+    take(info.si_pid);
   }
 }
 

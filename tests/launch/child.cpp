@@ -50,7 +50,7 @@ Child::Child(const std::vector<std::string>& command, const ChildOptions& option
     ::dup2(options.join_streams ? out[1] : err[1], STDERR_FILENO);
     // Whoever runs the tests may ignore signals: a script's background does.
     for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_DFL);
-    if (options.ignore_hangup) ::signal(SIGHUP, SIG_IGN);
+    for (const int signal : options.ignored_signals) ::signal(signal, SIG_IGN);
     for (const auto& entry : options.environment) {
       // putenv of a bare name takes the variable out.
       ::putenv(const_cast<char*>(entry.c_str()));

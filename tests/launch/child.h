@@ -21,7 +21,7 @@ struct ChildOptions {
   std::string input;                     // all of its standard input
   std::vector<std::string> environment;  // "NAME=value" to put in, "NAME" to take out
   bool join_streams = false;             // stderr into the same pipe as stdout, as 2>&1
-  bool ignore_hangup = false;            // as nohup does
+  std::vector<int> ignored_signals;      // as nohup has it
 };
 
 /// Longest that anything here waits; only failing tests wait that long.

@@ -49,6 +49,14 @@ TEST_CASE("a job succeeds when every rank does, early or late", "[process]") {
   CHECK(ended.err.empty());
 }
 
+TEST_CASE("a caller that ignores SIGCHLD does not hide how the ranks ended", "[process]") {
+  ChildOptions ignoring;
+  ignoring.ignored_signals = {SIGCHLD};
+  const Ended job = run(ddprun_sh({"-n", "2"}, "exit $((3 * RANK))"), ignoring);
+  CHECK(job.code == 3);
+  CHECK_THAT(job.err, ContainsText("ddprun: rank 1 (pid ") && ContainsText("exited with code 3"));
+}
+
 TEST_CASE("a rank that fails is named with its code and ends the others", "[process]") {
   Child job(ddprun_sh({"-n", "3"}, "echo pid $$; [ $RANK = 1 ] && exit 3; exec sleep 1000"));
   const auto start = Clock::now();

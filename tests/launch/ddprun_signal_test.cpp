@@ -84,7 +84,7 @@ TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "
 
 TEST_CASE("under nohup a hangup passes unnoticed", "[process]") {
   ChildOptions nohup;
-  nohup.ignore_hangup = true;
+  nohup.ignored_signals = {SIGHUP};
   Child job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), nohup);
   job.read_until("pid ");
   job.send(SIGHUP);
