@@ -106,13 +106,12 @@ ParsedOptions parse_options(
       ->type_name("RANKS");
   app.add_flag(
       "--standalone", standalone, "One host, on a free port that ddprun reserves (the default)");
-  auto* nodes = app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
-                    ->check(whole_number(1, kMaxNodes))
-                    ->type_name("N");
-  auto* node_rank =
-      app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
-          ->check(whole_number(0, kMaxNodes - 1))
-          ->type_name("R");
+  app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
+      ->check(whole_number(1, kMaxNodes))
+      ->type_name("N");
+  app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
+      ->check(whole_number(0, kMaxNodes - 1))
+      ->type_name("R");
   auto* master_addr = app.add_option(
                              "--master-addr", options.master_addr,
                              "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
@@ -141,10 +140,15 @@ ParsedOptions parse_options(
   try {
     app.parse(argc, argv);
     options.command = take_command(app.remaining());
-    for (const auto* option : {nodes, node_rank, master_addr, master_port}) {
+    if (standalone && options.nodes > 1) {
+      throw CLI::ValidationError(
+          "--nnodes " + std::to_string(options.nodes) +
+          ": expected no --standalone beside it, which means one host");
+    }
+    for (const auto* option : {master_addr, master_port}) {
       if (standalone && *option) {
         throw CLI::ValidationError(
-            option->get_name() + ": expected no --standalone beside it, which means one host");
+            option->get_name() + ": expected no --standalone beside it, which has its own");
       }
     }
     if (options.nodes > 1 && (!*master_addr || !*master_port)) {

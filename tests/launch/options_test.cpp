@@ -49,7 +49,9 @@ TEST_CASE("the program begins at the first word that is no option", "[pure]") {
 TEST_CASE("one host is the default, standalone or not", "[pure]") {
   for (const Words& words :
        {Words{"-n", "2", "p"}, Words{"--standalone", "-n2", "p"},
-        Words{"--nproc-per-node=2", "--standalone", "p"}}) {
+        Words{"--nproc-per-node=2", "--standalone", "p"},
+        Words{"--standalone", "--nnodes=1", "--nproc-per-node=2", "p"},
+        Words{"--standalone", "--nnodes", "1", "--node-rank", "0", "-n", "2", "p"}}) {
     const Parse parse(words);
     REQUIRE(parse.accepted);
     CHECK(parse.options.local_ranks == 2);
