@@ -29,6 +29,7 @@ When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKI
 grace period, and exits with that rank's code (128 + the signal's number if one killed it).
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
+SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
 Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot be executed;

@@ -123,11 +123,12 @@ void Supervisor::take_signals() {
 }
 
 void Supervisor::on_signal(int signal) {
-  ++signals_taken_;
+  if (!only_passed_on(signal)) ++signals_taken_;
   if (state_ == State::Running) {
-    exit_code_ = 128 + signal;
     output_.say(
         "got " + signal_name(signal) + "; passing it on to " + count_of(count_alive(), "rank"));
+    if (only_passed_on(signal)) return send_to_job(signal);
+    exit_code_ = 128 + signal;
     begin_ending(signal, options_.grace.value_or(kGraceAfterSignal));
   } else if (state_ == State::Ending && signal == SIGINT) {
     output_.say("got SIGINT while ending; killing " + still_running());
