@@ -117,8 +117,8 @@ unset CMAKE_PREFIX_PATH
 
 # CMake takes the variant that the last setup made ready.
 expect_cmake_takes() { # VARIANT
-  PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" cmake -S "$work/project" -B "$work/build" \
-    >"$work/output" 2>&1 || fail "expected cmake to find LibTorch"
+  PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" cmake -G Ninja -S "$work/project" \
+    -B "$work/build" >"$work/output" 2>&1 || fail "expected cmake to find LibTorch"
   expect_text "LibTorch 2.11.0 in $work/a cache/ddp/torch-2.11.0-$1/"
 }
 mkdir "$work/project"
