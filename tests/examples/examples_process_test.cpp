@@ -79,6 +79,20 @@ TEST_CASE("the defaults reach 97% on two ranks", "[examples][process]") {
   CHECK(correct_by_file(file) == correct);
 }
 
+TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {
+  auto command = ddp::testing::ddprun({"-n", "2", "--no-prefix", MNIST_PROGRAM, "--epochs", "1"});
+  for (auto& word : command) word = "'" + word + "'";
+  std::string line;
+  for (const auto& word : command) line += word + " ";
+  // script runs it on a terminal of its own, and hands on what that shows.
+  const auto ended =
+      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, two_minutes());
+  INFO(ended.out);
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.out, ContainsText("\r\033[Kepoch 1/1 [##############################] 23/23"));
+  CHECK_THAT(ended.out, ContainsText("\r\033[Ktest accuracy: "));
+}
+
 TEST_CASE("without a launcher mnist trains on one process", "[examples][process]") {
   const auto ended =
       ddp::testing::run({MNIST_PROGRAM, "--epochs", "1", "--threads", "2"}, two_minutes());
@@ -102,6 +116,24 @@ TEST_CASE("a wrong command line is told once", "[examples][process][errors]") {
   CHECK(job.code == 2);
   CHECK(count(job.ranks[0], "mnist: ") == 1);
   CHECK(job.ranks[1].empty());
+}
+
+TEST_CASE("a bad start of all ranks is told once", "[examples][process][errors]") {
+  const auto backend = mnist_on_two_ranks({"--backend", "carrier-pigeon"});
+  INFO(backend.output);
+  CHECK(backend.code == 2);
+  REQUIRE(backend.ranks[0].size() == 1);
+  CHECK_THAT(
+      backend.ranks[0][0], ContainsText("mnist: backend: expected") && ContainsText("pigeon"));
+  CHECK(backend.ranks[1].empty());
+
+  const auto environment =
+      ddp::testing::run_job(2, {"sh", "-c", "WORLD_SIZE=x exec \"$0\"", MNIST_PROGRAM});
+  INFO(environment.output);
+  CHECK(environment.code == 2);
+  REQUIRE(environment.ranks[0].size() == 1);
+  CHECK_THAT(environment.ranks[0][0], ContainsText("mnist: WORLD_SIZE: expected a whole number"));
+  CHECK(environment.ranks[1].empty());
 }
 
 TEST_CASE("wrong data is told once, without a stack", "[examples][process][errors]") {
