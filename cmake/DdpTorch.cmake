@@ -5,7 +5,7 @@
 #   1. a target `torch` that the enclosing project made;
 #   2. Torch_DIR (variable or environment), then Torch_ROOT and CMAKE_PREFIX_PATH (the same);
 #   3. DDP_TORCH_DIR_HINT: what an installed ddp was built with;
-#   4. the wheel that scripts/setup.sh installed in ${XDG_CACHE_HOME:-~/.cache}/ddp.
+#   4. the wheel that scripts/setup.sh made ready last, in ${XDG_CACHE_HOME:-~/.cache}/ddp.
 #
 # DDP_WITH_CUDA (AUTO, ON or OFF) chooses between two variants:
 #   CUDA  LibTorch's own find_package(Torch), which needs the CUDA toolkit at configure time.
@@ -43,18 +43,13 @@ function(ddp_locate_torch result)
   if(NOT cache)
     set(cache "$ENV{HOME}/.cache")
   endif()
-  set(variants cuda cpu)
-  if(DDP_WITH_CUDA STREQUAL "OFF")
-    set(variants cpu cuda)
+  # setup.sh writes this file last, so a cut-off installation has none, and points the folder at
+  # the variant that it has made ready.
+  set(marker "${cache}/ddp/torch-2.11.0/torch-dir")
+  if(EXISTS "${marker}")
+    file(STRINGS "${marker}" torch_dir LIMIT_COUNT 1)
+    list(APPEND candidates "${torch_dir}")
   endif()
-  foreach(variant IN LISTS variants)
-    # setup.sh writes this file last, so a cut-off installation has none.
-    set(marker "${cache}/ddp/torch-2.11.0-${variant}/torch-dir")
-    if(EXISTS "${marker}")
-      file(STRINGS "${marker}" torch_dir LIMIT_COUNT 1)
-      list(APPEND candidates "${torch_dir}")
-    endif()
-  endforeach()
 
   foreach(candidate IN LISTS candidates)
     if(EXISTS "${candidate}/TorchConfig.cmake")

@@ -29,8 +29,7 @@ int forward_signals_until_end(pid_t child, const sigset_t& signals) {
       ::kill(child, signal);
       continue;
     }
-    int status = 0;
-    if (::waitpid(child, &status, WNOHANG) == child) return status;
+    if (const auto status = reap(child, WNOHANG)) return *status;
   }
 }
 
@@ -39,6 +38,8 @@ int forward_signals_until_end(pid_t child, const sigset_t& signals) {
 int run_guarded(const std::function<int(int lifeline)>& job) {
   const sigset_t signals = awaited_signals();
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  // Whoever started ddprun may ignore it, and then no child's end would be told.
+  ::signal(SIGCHLD, SIG_DFL);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Pipe lifeline = make_pipe();
 

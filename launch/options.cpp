@@ -29,6 +29,7 @@ When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKI
 grace period, and exits with that rank's code (128 + the signal's number if one killed it).
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
+SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
 Nothing that a rank started outlives the job, even when ddprun itself is killed.
 
 Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot be executed;
@@ -106,13 +107,12 @@ ParsedOptions parse_options(
       ->type_name("RANKS");
   app.add_flag(
       "--standalone", standalone, "One host, on a free port that ddprun reserves (the default)");
-  auto* nodes = app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
-                    ->check(whole_number(1, kMaxNodes))
-                    ->type_name("N");
-  auto* node_rank =
-      app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
-          ->check(whole_number(0, kMaxNodes - 1))
-          ->type_name("R");
+  app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
+      ->check(whole_number(1, kMaxNodes))
+      ->type_name("N");
+  app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
+      ->check(whole_number(0, kMaxNodes - 1))
+      ->type_name("R");
   auto* master_addr = app.add_option(
                              "--master-addr", options.master_addr,
                              "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
@@ -141,10 +141,15 @@ ParsedOptions parse_options(
   try {
     app.parse(argc, argv);
     options.command = take_command(app.remaining());
-    for (const auto* option : {nodes, node_rank, master_addr, master_port}) {
+    if (standalone && options.nodes > 1) {
+      throw CLI::ValidationError(
+          "--nnodes " + std::to_string(options.nodes) +
+          ": expected no --standalone beside it, which means one host");
+    }
+    for (const auto* option : {master_addr, master_port}) {
       if (standalone && *option) {
         throw CLI::ValidationError(
-            option->get_name() + ": expected no --standalone beside it, which means one host");
+            option->get_name() + ": expected no --standalone beside it, which has its own");
       }
     }
     if (options.nodes > 1 && (!*master_addr || !*master_port)) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <dirent.h>
@@ -73,6 +75,17 @@ std::vector<Process> descendants() {
     }
   }
   return found;
+}
+
+std::optional<int> reap(pid_t child, int options) {
+  int status = 0;
+  const pid_t reaped = ::waitpid(child, &status, options);
+  if (reaped < 0) {
+    throw std::system_error(
+        errno, std::generic_category(), "cannot wait for process " + std::to_string(child));
+  }
+  if (reaped == 0) return std::nullopt;
+  return status;
 }
 
 std::vector<Process> kill_descendants(std::chrono::milliseconds limit) {

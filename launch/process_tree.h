@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include <sys/types.h>
@@ -21,6 +22,13 @@ struct Process {
 ///
 /// Cost: one pass over /proc.
 std::vector<Process> descendants();
+
+/// Takes the wait status of a child.
+///
+/// \param options  of waitpid.
+/// \return nothing when it has not ended yet, which only happens with WNOHANG.
+/// \throws std::system_error  when there is no such child: no status must not pass for success.
+std::optional<int> reap(pid_t child, int options);
 
 /// Kills (SIGKILL) and reaps all descendants, again and again until none is left.
 ///

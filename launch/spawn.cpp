@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "launch/fd.h"
+#include "launch/signals.h"
 
 namespace ddp::launch {
 namespace {
@@ -24,12 +25,10 @@ std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
 
 /// ddprun blocks and ignores signals for its own sake; its ranks shall know nothing of that.
 void restore_signals() {
-  struct sigaction hangup;
-  ::sigaction(SIGHUP, nullptr, &hangup);
   struct sigaction by_default = {};
   by_default.sa_handler = SIG_DFL;
   for (int signal = 1; signal <= SIGRTMAX; ++signal) {
-    if (signal == SIGHUP && hangup.sa_handler == SIG_IGN) continue;
+    if (stays_ignored(signal)) continue;
     ::sigaction(signal, &by_default, nullptr);  // fails for SIGKILL, SIGSTOP and libc's own
   }
   sigset_t none;

@@ -31,8 +31,8 @@ struct StandardFds {
 ///
 /// The group lets a signal reach all that the program starts. The session keeps a terminal's
 /// Ctrl-C from reaching it twice, and lets it use the terminal although it is not in the
-/// foreground. The program begins with default signal handling (but an ignored SIGHUP stays
-/// ignored, for nohup), and the kernel kills it when the calling thread dies.
+/// foreground. The program begins with default signal handling (but for what `stays_ignored`),
+/// and the kernel kills it when the calling thread dies.
 ///
 /// \param command  the program, looked up in PATH as execvp does, and its arguments; not empty.
 /// \return its process id; the program is then running, the exec is behind it.

@@ -123,11 +123,12 @@ void Supervisor::take_signals() {
 }
 
 void Supervisor::on_signal(int signal) {
-  ++signals_taken_;
+  if (!only_passed_on(signal)) ++signals_taken_;
   if (state_ == State::Running) {
-    exit_code_ = 128 + signal;
     output_.say(
         "got " + signal_name(signal) + "; passing it on to " + count_of(count_alive(), "rank"));
+    if (only_passed_on(signal)) return send_to_job(signal);
+    exit_code_ = 128 + signal;
     begin_ending(signal, options_.grace.value_or(kGraceAfterSignal));
   } else if (state_ == State::Ending && signal == SIGINT) {
     output_.say("got SIGINT while ending; killing " + still_running());
@@ -148,19 +149,18 @@ void Supervisor::take_lifeline() {
 }
 
 void Supervisor::take_deaths() {
-  const auto reap = [this](pid_t pid) {
-    int status = 0;
-    ::waitpid(pid, &status, 0);
+  const auto take = [this](pid_t pid) {
+    const int status = reap(pid, 0).value();
     if (Rank* rank = find_alive(pid)) on_rank_end(*rank, status);
   };
-  for (const pid_t pid : deaths_.died()) reap(pid);
+  for (const pid_t pid : deaths_.died()) take(pid);
   // The others: processes whose parent died before them, and ranks on kernels without pidfds.
   for (;;) {
     siginfo_t info = {};
     any_children_ = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
     // A watched rank that died just now is left for the next round, to keep the order of deaths.
     if (!any_children_ || info.si_pid == 0 || deaths_.watches(info.si_pid)) return;
-    reap(info.si_pid);
+    take(info.si_pid);
   }
 }
 

@@ -79,7 +79,7 @@ class Supervisor {
   Clock::time_point deadline_;     // of Ending and Killing
   bool any_children_ = true;       // as of the last take_deaths
   std::vector<int> sent_signals_;  // to the whole job
-  int signals_taken_ = 0;
+  int signals_taken_ = 0;          // but for those that are only passed on
   int exit_code_ = 0;
 };
 

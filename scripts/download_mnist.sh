@@ -7,7 +7,8 @@
 # name only once it is complete and its checksum is right. MNIST_MIRRORS replaces the two mirrors.
 set -euo pipefail
 
-folder=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/ddp/mnist}
+cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+folder=${1:-${cache:+$cache/ddp/mnist}}
 mirrors=${MNIST_MIRRORS:-"https://ossci-datasets.s3.amazonaws.com/mnist
                           https://storage.googleapis.com/cvdf-datasets/mnist"}
 
@@ -78,6 +79,7 @@ unpack() { # NAME SHA256
   rm "$folder/$1.gz.part"
 }
 
+[ -n "$folder" ] || die "no place for MNIST: name a folder, or set HOME or XDG_CACHE_HOME."
 command -v curl >/dev/null || command -v wget >/dev/null || die "needs curl or wget; found neither."
 mkdir -p "$folder"
 while read -r name packed_sum sum; do

@@ -8,11 +8,12 @@ usage: scripts/setup.sh [--cpu] [--dev]
 
 Installs what building ddp needs, and does nothing where it is there already:
   - g++, CMake, Ninja, ccache, Catch2 and CLI11, with apt-get (as root or through sudo);
-  - LibTorch: the one that Torch_DIR or CMAKE_PREFIX_PATH names, and otherwise the wheel
-    torch==2.11.0 in a virtual environment in ${XDG_CACHE_HOME:-~/.cache}/ddp. Where nvcc of a
-    CUDA toolkit 13 is found this is the CUDA variant (5 GB), elsewhere the CPU one (1.3 GB).
+  - LibTorch: the one that Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH names, and otherwise the
+    wheel torch==2.11.0 in a virtual environment in ${XDG_CACHE_HOME:-~/.cache}/ddp. Where nvcc of
+    a CUDA toolkit 13 is found this is the CUDA variant (5 GB), elsewhere the CPU one (1.3 GB).
+    CMake takes the variant that the last setup made ready.
 
-  --cpu   the CPU variant even where a CUDA toolkit is (then configure with -DDDP_WITH_CUDA=OFF)
+  --cpu   the CPU variant even where a CUDA toolkit is
   --dev   also clang-format 14 (scripts/format.sh) and Open MPI (one test uses its mpirun)
 END
 }
@@ -27,12 +28,29 @@ fail() {
   exit 1
 }
 
-has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
-has_catch2() { has_header catch2/catch.hpp || has_header catch2/catch_all.hpp; }
+is_installed() { # PACKAGE
+  [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+# "none" when it does not run.
+cmake_version() {
+  local version
+  version=$(cmake --version 2>/dev/null) || version="cmake version none"
+  sed -n 's/^cmake version //p' <<<"$version"
+}
 has_cmake() {
   local version
-  version=$(cmake --version 2>/dev/null | sed -n 's/^cmake version //p')
-  [[ -n $version && $(printf '%s\n' 3.25 "$version" | sort -V | head -n 1) == 3.25 ]]
+  version=$(cmake_version)
+  [[ $version == [0-9]* && $(printf '%s\n' 3.25 "$version" | sort -V | head -n 1) == 3.25 ]]
+}
+# Asks CMake, which looks in more places than one can list. While there is none to ask, what is
+# installed counts.
+has_cmake_package() { # NAME PACKAGE
+  if has_cmake; then
+    (cd "$scratch" && cmake --find-package -DNAME="$1" -DCOMPILER_ID=GNU -DLANGUAGE=CXX \
+      -DMODE=EXIST) >/dev/null 2>&1
+  else
+    is_installed "$2"
+  fi
 }
 
 # Prints the packages that are missing, by looking for what each is needed for, so that a
@@ -42,8 +60,8 @@ missing_packages() {
   has_cmake || echo cmake
   command -v ninja >/dev/null || echo ninja-build
   command -v ccache >/dev/null || echo ccache
-  has_catch2 || echo catch2
-  has_header CLI/CLI.hpp || echo libcli11-dev
+  has_cmake_package Catch2 catch2 || echo catch2
+  has_cmake_package CLI11 libcli11-dev || echo libcli11-dev
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   if [[ $dev == yes ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14
@@ -51,10 +69,31 @@ missing_packages() {
   fi
 }
 
+# Stops when packages are installed and yet count as missing: something else is found in their
+# place, and installing them again would not change that.
+stop_at_hidden() { # PACKAGES...
+  local package program fault path found=no
+  for package in "$@"; do
+    is_installed "$package" || continue
+    found=yes program=$package fault=""
+    case $package in
+      cmake) fault="is version $(cmake_version), and 3.25 or newer is needed" ;;
+      ninja-build) program=ninja ;;
+      catch2 | libcli11-dev) program=cmake fault="does not find it" ;;
+      python3-venv) program=python3 fault="lacks the modules ensurepip and venv" ;;
+      openmpi-bin) program=mpirun ;;
+    esac
+    path=$(command -v "$program") || path=nowhere
+    echo "setup: $package is installed, but $program on PATH is $path${fault:+, which $fault}" >&2
+  done
+  [[ $found == no ]] || fail "change PATH so that the right one comes first, and run this again"
+}
+
 install_packages() {
-  local missing as_root=() log
+  local missing as_root=()
   mapfile -t missing < <(missing_packages)
   ((${#missing[@]} > 0)) || return 0
+  stop_at_hidden "${missing[@]}"
 
   local by_hand="apt-get install --no-install-recommends ${missing[*]}"
   command -v apt-get >/dev/null ||
@@ -70,17 +109,19 @@ setup: as root, run: $by_hand"
   fi
 
   say "installing ${missing[*]}"
-  log=$(mktemp)
   # The lock timeout lets two setups at once wait for each other.
-  local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600)
-  if ! { "${as_root[@]}" "${apt[@]}" update &&
-    "${as_root[@]}" "${apt[@]}" install --yes --no-install-recommends "${missing[@]}"; } \
-    >"$log" 2>&1; then
-    cat "$log" >&2
-    rm -f "$log"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive
+    apt-get -qq -o DPkg::Lock::Timeout=600)
+  # One of many sources that does not answer need not be one that has to.
+  "${apt[@]}" update >"$scratch/log" 2>&1 || say "apt-get update failed; trying all the same"
+  if ! "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" \
+    >>"$scratch/log" 2>&1; then
+    cat "$scratch/log" >&2
     fail "apt-get failed. By hand, as root: $by_hand"
   fi
-  rm -f "$log"
+  mapfile -t missing < <(missing_packages)
+  stop_at_hidden "${missing[@]}"
+  ((${#missing[@]} == 0)) || fail "apt-get says it is done, and these are still missing: ${missing[*]}"
 }
 
 # Prints the Torch_DIR that the environment names, if it names one.
@@ -92,7 +133,7 @@ given_torch_dir() {
     echo "$Torch_DIR"
     return
   fi
-  IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH-}"
+  IFS=: read -ra prefixes <<<"${Torch_ROOT-}:${CMAKE_PREFIX_PATH-}"
   for prefix in "${prefixes[@]}"; do
     for dir in "$prefix/share/cmake/Torch" "$prefix/Torch"; do
       if [[ -e $dir/TorchConfig.cmake ]]; then
@@ -150,7 +191,9 @@ install_torch() {
     variant=cuda
   fi
 
-  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/ddp
+  local cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+  [[ -n $cache ]] || fail "no place for LibTorch: set HOME or XDG_CACHE_HOME"
+  cache+=/ddp
   mkdir -p "$cache"
   exec {lock}>"$cache/lock"
   flock --nonblock "$lock" || {
@@ -173,6 +216,8 @@ install_torch() {
       install_wheels "$venv" --no-deps "torch==$torch_version" "${cpu_runtime[@]}"
     fi
   fi
+  # The one that CMake will take.
+  ln -sfn "${venv##*/}" "$cache/torch-$torch_version"
   say "ready: LibTorch $torch_version ($variant) in $venv"
 }
 
@@ -193,6 +238,8 @@ for argument in "$@"; do
   esac
 done
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 
 install_packages
 install_torch

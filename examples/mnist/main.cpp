@@ -21,7 +21,11 @@ class DefaultGroup {
     if (!ddp::is_launched()) {
       options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
     }
-    ddp::init_process_group(options);
+    try {
+      ddp::init_process_group(options);
+    } catch (const c10::ValueError& error) {  // of the arguments or the environment
+      throw mnist::UsageError(error.what_without_backtrace());
+    }
   }
   ~DefaultGroup() { ddp::destroy_process_group(); }
   DefaultGroup(const DefaultGroup&) = delete;
@@ -45,7 +49,8 @@ int train(const mnist::Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    // All ranks read the same command line: before they know each other, one of each host speaks.
+    // All ranks read the same command line and are launched in the same way: before they know each
+    // other, one of each host speaks.
     const bool speaks = ddp::get_local_rank() == 0;
     try {
       std::ostream silent(nullptr);

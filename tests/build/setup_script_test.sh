@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs scripts/setup.sh against stand-ins for python3, apt-get and id, so that it neither
+# Runs scripts/setup.sh against stand-ins for python3, apt-get and others, so that it neither
 # downloads nor installs anything. usage: setup_script_test.sh <the scripts folder>
 set -euo pipefail
 
 setup=$1/setup.sh
+unset Torch_DIR Torch_ROOT CMAKE_PREFIX_PATH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bin="$work/stand-ins"
@@ -27,8 +28,8 @@ expect_pip_runs() {
 run_setup() {
   local expected=$1 status=0
   shift
-  env -u Torch_DIR -u CMAKE_PREFIX_PATH PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" \
-    bash "$setup" --cpu "$@" >"$work/output" 2>&1 || status=$?
+  PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" bash "$setup" --cpu "$@" \
+    >"$work/output" 2>&1 || status=$?
   ((status == expected)) || fail "expected exit status $expected, got $status"
 }
 
@@ -51,7 +52,11 @@ echo run >>"$work/pip.log"
 packages=$(dirname "$0")/../lib/python3.11/site-packages
 mkdir -p "$packages"/torch/{lib,share/cmake/Torch} "$packages/torch-2.11.0.dist-info"
 printf '12345' >"$packages/torch/lib/libtorch_cpu.so"
-printf '123' >"$packages/torch/share/cmake/Torch/TorchConfig.cmake"
+printf '#..' >"$packages/torch/share/cmake/Torch/TorchConfig.cmake"
+cat >"$packages/torch/share/cmake/Torch/TorchConfigVersion.cmake" <<'VERSION'
+set(PACKAGE_VERSION 2.11.0)
+set(PACKAGE_VERSION_COMPATIBLE TRUE)
+VERSION
 printf '%s\n' torch/lib/libtorch_cpu.so,,5 torch/share/cmake/Torch/TorchConfig.cmake,,3 \
   torch-2.11.0.dist-info/RECORD,, >"$packages/torch-2.11.0.dist-info/RECORD"
 if [[ -e $work/pip-is-cut-off ]]; then
@@ -110,7 +115,55 @@ expect_text "setup: ready: LibTorch in $venv/lib/python3.11/site-packages/torch/
 expect_pip_runs 5
 unset CMAKE_PREFIX_PATH
 
-# Packages missing, and nobody who may install them: named exactly, and nothing is touched.
+# CMake takes the variant that the last setup made ready.
+expect_cmake_takes() { # VARIANT
+  PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" cmake -G Ninja -S "$work/project" \
+    -B "$work/build" >"$work/output" 2>&1 || fail "expected cmake to find LibTorch"
+  expect_text "LibTorch 2.11.0 in $work/a cache/ddp/torch-2.11.0-$1/"
+}
+mkdir "$work/project"
+cat >"$work/project/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.25)
+project(which LANGUAGES NONE)
+include("$1/../cmake/DdpTorch.cmake")
+END
+stand_in nvcc <<'END'
+#!/usr/bin/env bash
+echo "Cuda compilation tools, release 13.0, V13.0.88"
+END
+expect_cmake_takes cpu
+PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" bash "$setup" >"$work/output" 2>&1 ||
+  fail "expected exit status 0"
+expect_text "setup: ready: LibTorch 2.11.0 (cuda) in $work/a cache/ddp/torch-2.11.0-cuda"
+expect_cmake_takes cuda
+run_setup 0
+expect_cmake_takes cpu
+expect_pip_runs 6
+
+Torch_ROOT="$venv/lib/python3.11/site-packages/torch" run_setup 0
+expect_text "setup: ready: LibTorch in $venv/lib/python3.11/site-packages/torch/share/cmake/Torch"
+
+status=0
+env -u HOME -u XDG_CACHE_HOME PATH="$bin:$PATH" bash "$setup" --cpu >"$work/output" 2>&1 ||
+  status=$?
+((status == 1)) || fail "expected exit status 1 without HOME, got $status"
+expect_text "setup: no place for LibTorch: set HOME or XDG_CACHE_HOME"
+
+# Packages are missing. What dpkg calls installed is in a file; apt-get writes down what it is
+# asked for and does what another file says.
+touch "$work/apt.log"
+stand_in dpkg-query <<'END'
+#!/usr/bin/env bash
+! grep -qx -- "${@: -1}" "$work/installed" || printf installed
+END
+stand_in apt-get <<'END'
+#!/usr/bin/env bash
+for word in "$@"; do
+  [[ $word != update ]] || { echo update >>"$work/apt.log"; exec bash "$work/on-update"; }
+done
+echo "install ${*: -1}" >>"$work/apt.log"
+bash "$work/on-install"
+END
 stand_in id <<'END'
 #!/usr/bin/env bash
 echo 1000
@@ -119,13 +172,100 @@ stand_in sudo <<'END'
 #!/usr/bin/env bash
 exit 1
 END
-stand_in cmake <<'END'
+old_cmake() {
+  stand_in cmake <<'END'
 #!/usr/bin/env bash
 echo "cmake version 3.16.3"
 END
+}
+expect_apt_runs() {
+  local expected=("$@") runs
+  mapfile -t runs <"$work/apt.log"
+  [[ "${runs[*]}" == "${expected[*]}" ]] ||
+    fail "expected apt-get's runs to be: ${expected[*]}; got: ${runs[*]}"
+  : >"$work/apt.log"
+}
+printf '%s\n' catch2 libcli11-dev >"$work/installed"
+: >"$work/on-update"
+
+# Nobody who may install them: they are named exactly, and nothing is touched.
+old_cmake
 run_setup 1 </dev/null
 expect_text "these packages are missing, and installing them takes root: cmake"
 expect_text "setup: as root, run: apt-get install --no-install-recommends cmake"
-expect_pip_runs 5
+expect_apt_runs
+
+# As root, where one of the package sources does not answer.
+stand_in id <<'END'
+#!/usr/bin/env bash
+echo 0
+END
+echo "echo 'E: no such host' >&2; exit 100" >"$work/on-update"
+echo "rm '$bin/cmake'; echo cmake >>'$work/installed'" >"$work/on-install"
+run_setup 0
+expect_text "setup: apt-get update failed; trying all the same"
+expect_apt_runs update "install cmake"
+run_setup 0
+expect_apt_runs
+: >"$work/on-update"
+
+# An installation that fails.
+grep -vx cmake "$work/installed" >"$work/rest" || true
+mv "$work/rest" "$work/installed"
+old_cmake
+echo "echo 'E: no space left' >&2; exit 100" >"$work/on-install"
+run_setup 1
+expect_text "E: no space left"
+expect_text "setup: apt-get failed. By hand, as root: apt-get install --no-install-recommends cmake"
+expect_apt_runs update "install cmake"
+
+# One that claims to be done and is not.
+: >"$work/on-install"
+run_setup 1
+expect_text "setup: apt-get says it is done, and these are still missing: cmake"
+expect_apt_runs update "install cmake"
+
+# An old CMake in front of the installed one: named after the installation, and from then on
+# without another one.
+echo "echo cmake >>'$work/installed'" >"$work/on-install"
+hidden="setup: cmake is installed, but cmake on PATH is $bin/cmake, which is version 3.16.3"
+run_setup 1
+expect_text "$hidden, and 3.25 or newer is needed"
+expect_apt_runs update "install cmake"
+run_setup 1
+expect_text "$hidden, and 3.25 or newer is needed"
+expect_text "setup: change PATH so that the right one comes first, and run this again"
+expect_apt_runs
+stand_in cmake <<'END'
+#!/usr/bin/env bash
+exit 1
+END
+run_setup 1
+expect_text "cmake on PATH is $bin/cmake, which is version none"
+
+# A CMake that does not find CLI11 in spite of its headers.
+real_cmake=$(PATH=${PATH#"$bin:"} command -v cmake)
+export real_cmake
+stand_in cmake <<'END'
+#!/usr/bin/env bash
+[[ "$*" != *-DNAME=CLI11* ]] && exec "$real_cmake" "$@"
+exit 1
+END
+run_setup 1
+expect_text "setup: libcli11-dev is installed, but cmake on PATH is $bin/cmake, which does not find it"
+rm "$bin/cmake"
+
+# A Python without the modules that make virtual environments.
+echo python3-venv >>"$work/installed"
+mv "$bin/python3" "$bin/python3-whole"
+stand_in python3 <<'END'
+#!/usr/bin/env bash
+[[ "$*" != *ensurepip* ]] && exec "$(dirname "$0")/python3-whole" "$@"
+exit 1
+END
+run_setup 1
+expect_text "python3 on PATH is $bin/python3, which lacks the modules ensurepip and venv"
+expect_apt_runs
+expect_pip_runs 6
 
 echo "setup.sh: all as expected"

@@ -47,6 +47,10 @@ complete() {
 }
 fetched() { grep -c '^fetching' "$work/log" || true; }
 
+env -u HOME -u XDG_CACHE_HOME bash "$work/download.sh" >"$work/log" 2>&1 &&
+  fail "expected no success without a folder"
+grep -q "name a folder, or set HOME or XDG_CACHE_HOME" "$work/log" || fail "says what to set"
+
 run "file://$good" || fail "a right mirror"
 complete || fail "a right mirror gives four files and leaves no others"
 [ "$(fetched)" = 4 ] || fail "each file is fetched once"

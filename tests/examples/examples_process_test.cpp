@@ -1,7 +1,5 @@
 // The example programs as a user starts them.
-#include <sys/wait.h>
-
-#include <cstdio>
+#include <algorithm>
 #include <regex>
 #include <string>
 #include <vector>
@@ -10,50 +8,42 @@
 
 #include "examples/mnist/training.h"
 #include "examples/temporary_folder.h"
+#include "support/processes.h"
+
 #include "support/catch.h"
 
 namespace {
 
+using ddp::testing::JobEnded;
+using ddp::testing::ProcessOptions;
 using examples::testing::TemporaryFolder;
+using Lines = std::vector<std::string>;
 
-struct Outcome {
-  int status = -1;
-  std::string output;              // both streams
-  std::vector<std::string> lines;  // of it
-};
-
-// The timeout ends a program that hangs before CTest would end the test.
-Outcome run(const std::string& command) {
-  Outcome outcome;
-  FILE* pipe = popen(("timeout -k 5 120 " + command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
-    if (outcome.output.empty() || outcome.output.back() == '\n') outcome.lines.emplace_back();
-    outcome.output += static_cast<char>(c);
-    if (c != '\n') outcome.lines.back() += static_cast<char>(c);
-  }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
+// Ends a program that hangs before CTest would end the test.
+ProcessOptions two_minutes() {
+  ProcessOptions options;
+  options.timeout = std::chrono::minutes(2);
+  return options;
 }
 
-std::string quoted(const std::string& text) { return "'" + text + "'"; }
-const std::string kTwoRanks = quoted(DDPRUN_PROGRAM) + " -n 2 ";
-const std::string kMnist = quoted(MNIST_PROGRAM) + " ";
-
-int count(const Outcome& outcome, const std::string& text) {
-  int found = 0;
-  for (const auto& line : outcome.lines) found += line.find(text) != std::string::npos ? 1 : 0;
-  return found;
+JobEnded mnist_on_two_ranks(Lines arguments) {
+  arguments.insert(arguments.begin(), MNIST_PROGRAM);
+  return ddp::testing::run_job(2, arguments, two_minutes());
 }
 
-// The last line's 355 of 360, and that it reads exactly as promised behind ddprun's prefix.
-int correct_of_360(const Outcome& outcome) {
-  REQUIRE_FALSE(outcome.lines.empty());
+int count(const Lines& lines, const std::string& text) {
+  return static_cast<int>(std::count_if(lines.begin(), lines.end(), [&](const auto& line) {
+    return line.find(text) != std::string::npos;
+  }));
+}
+
+// The last line's 355 of 360, and that it reads exactly as promised.
+int correct_of_360(const Lines& lines) {
+  REQUIRE_FALSE(lines.empty());
   std::smatch match;
-  const std::regex pattern(R"((?:\[0\] ?)?test accuracy: (\d+\.\d\d)% \((\d+)/360\))");
-  INFO(outcome.output);
-  REQUIRE(std::regex_match(outcome.lines.back(), match, pattern));
+  const std::regex pattern(R"(test accuracy: (\d+\.\d\d)% \((\d+)/360\))");
+  CAPTURE(lines);
+  REQUIRE(std::regex_match(lines.back(), match, pattern));
   const int correct = std::stoi(match[2]);
   CHECK(std::stod(match[1]) == Approx(100.0 * correct / 360).margin(0.00501));
   return correct;
@@ -73,68 +63,109 @@ int correct_by_file(const std::string& path) {
 TEST_CASE("the defaults reach 97% on two ranks", "[examples][process]") {
   const TemporaryFolder folder;
   const auto file = folder.file("net.pt");
-  const auto outcome = run(kTwoRanks + kMnist + "--save " + quoted(file));
-  INFO(outcome.output);
-  CHECK(outcome.status == 0);
-  CHECK(count(outcome, "epoch ") == 6);
-  CHECK(count(outcome, "parameters: bitwise equal on 2 ranks") == 1);
-  CHECK(count(outcome, "saved: " + file) == 1);
-  CHECK(outcome.output.find('\r') == std::string::npos);
-  const int correct = correct_of_360(outcome);
+  const auto job = mnist_on_two_ranks({"--save", file});
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK(job.ranks[1].empty());
+  CHECK(job.ddprun.empty());
+  const auto& lines = job.ranks[0];
+  CHECK(count(lines, "epoch ") == 6);
+  CHECK(count(lines, "parameters: bitwise equal on 2 ranks") == 1);
+  CHECK(count(lines, "saved: " + file) == 1);
+  CHECK(job.output.find('\r') == std::string::npos);
+  const int correct = correct_of_360(lines);
   CHECK(correct >= 350);
   // The last evaluation on two ranks and this one agree, so the file holds what was trained.
   CHECK(correct_by_file(file) == correct);
 }
 
+TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {
+  auto command = ddp::testing::ddprun({"-n", "2", "--no-prefix", MNIST_PROGRAM, "--epochs", "1"});
+  for (auto& word : command) word = "'" + word + "'";
+  std::string line;
+  for (const auto& word : command) line += word + " ";
+  // script runs it on a terminal of its own, and hands on what that shows.
+  const auto ended =
+      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, two_minutes());
+  INFO(ended.out);
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.out, ContainsText("\r\033[Kepoch 1/1 [##############################] 23/23"));
+  CHECK_THAT(ended.out, ContainsText("\r\033[Ktest accuracy: "));
+}
+
 TEST_CASE("without a launcher mnist trains on one process", "[examples][process]") {
-  const auto outcome = run(kMnist + "--epochs 1 --threads 2");
-  INFO(outcome.output);
-  CHECK(outcome.status == 0);
-  CHECK(count(outcome, "parameters: bitwise equal on 1 rank") == 1);
-  CHECK(correct_of_360(outcome) > 180);
+  const auto ended =
+      ddp::testing::run({MNIST_PROGRAM, "--epochs", "1", "--threads", "2"}, two_minutes());
+  INFO(ended.out);
+  CHECK(ended.code == 0);
+  CHECK(ended.err.empty());
+  const auto lines = ddp::testing::lines_of(ended.out);
+  CHECK(count(lines, "parameters: bitwise equal on 1 rank") == 1);
+  CHECK(correct_of_360(lines) > 180);
 }
 
 TEST_CASE("a wrong command line is told once", "[examples][process][errors]") {
-  const auto alone = run(kMnist + "--epochs 0");
-  CHECK(alone.status == 2);
-  CHECK(alone.lines.size() == 1);
-  CHECK_THAT(alone.output, ContainsText("mnist: --epochs:"));
+  const auto alone = ddp::testing::run({MNIST_PROGRAM, "--epochs", "0"});
+  CHECK(alone.code == 2);
+  CHECK(alone.out.empty());
+  CHECK(ddp::testing::lines_of(alone.err).size() == 1);
+  CHECK_THAT(alone.err, ContainsText("mnist: --epochs:"));
 
-  const auto outcome = run(kTwoRanks + kMnist + "--no-such-option");
-  INFO(outcome.output);
-  CHECK(outcome.status != 0);
-  CHECK(count(outcome, "mnist: ") == 1);
+  const auto job = mnist_on_two_ranks({"--no-such-option"});
+  INFO(job.output);
+  CHECK(job.code == 2);
+  CHECK(count(job.ranks[0], "mnist: ") == 1);
+  CHECK(job.ranks[1].empty());
+}
+
+TEST_CASE("a bad start of all ranks is told once", "[examples][process][errors]") {
+  const auto backend = mnist_on_two_ranks({"--backend", "carrier-pigeon"});
+  INFO(backend.output);
+  CHECK(backend.code == 2);
+  REQUIRE(backend.ranks[0].size() == 1);
+  CHECK_THAT(
+      backend.ranks[0][0], ContainsText("mnist: backend: expected") && ContainsText("pigeon"));
+  CHECK(backend.ranks[1].empty());
+
+  const auto environment =
+      ddp::testing::run_job(2, {"sh", "-c", "WORLD_SIZE=x exec \"$0\"", MNIST_PROGRAM});
+  INFO(environment.output);
+  CHECK(environment.code == 2);
+  REQUIRE(environment.ranks[0].size() == 1);
+  CHECK_THAT(environment.ranks[0][0], ContainsText("mnist: WORLD_SIZE: expected a whole number"));
+  CHECK(environment.ranks[1].empty());
 }
 
 TEST_CASE("wrong data is told once, without a stack", "[examples][process][errors]") {
   const TemporaryFolder folder;
-  const auto outcome = run(kTwoRanks + kMnist + "--data " + quoted(folder.path()));
-  INFO(outcome.output);
-  CHECK(outcome.status != 0);
-  CHECK(
-      count(
-          outcome, "mnist: " + folder.file("train-images-idx3-ubyte") +
-                       ": expected an IDX file, found none") == 1);
-  CHECK(count(outcome, "mnist: ") == 1);
-  CHECK(count(outcome, "frame #") == 0);
+  const auto job = mnist_on_two_ranks({"--data", folder.path()});
+  INFO(job.output);
+  CHECK(job.code == 1);
+  REQUIRE(job.ranks[0].size() == 1);
+  CHECK_THAT(
+      job.ranks[0][0], ContainsText(
+                           "mnist: " + folder.file("train-images-idx3-ubyte") +
+                           ": expected an IDX file, found none"));
+  CHECK(job.ranks[1].empty());
 }
 
 TEST_CASE("a file that cannot be saved is told before training", "[examples][process][errors]") {
   const TemporaryFolder folder;
-  const auto outcome = run(kTwoRanks + kMnist + "--save " + quoted(folder.file("missing/net.pt")));
-  INFO(outcome.output);
-  CHECK(outcome.status != 0);
-  CHECK(count(outcome, "expected a folder to write to") == 1);
-  CHECK(count(outcome, "epoch ") == 0);
+  const auto job = mnist_on_two_ranks({"--save", folder.file("missing/net.pt")});
+  INFO(job.output);
+  CHECK(job.code == 1);
+  CHECK(count(job.ranks[0], "expected a folder to write to") == 1);
+  CHECK(count(job.ranks[0], "epoch ") == 0);
+  CHECK(job.ranks[1].empty());
 }
 
 TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
-  const auto outcome = run(kTwoRanks + quoted(MINIMAL_PROGRAM));
-  INFO(outcome.output);
-  CHECK(outcome.status == 0);
+  const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, two_minutes());
+  INFO(job.output);
+  CHECK(job.code == 0);
   std::smatch match;
-  REQUIRE(std::regex_search(
-      outcome.output, match, std::regex(R"(y = ([-0-9.e]+) x \+ ([-0-9.e]+)\n)")));
+  REQUIRE(
+      std::regex_search(job.output, match, std::regex(R"(y = ([-0-9.e]+) x \+ ([-0-9.e]+)\n)")));
   CHECK(std::stod(match[1]) == Approx(3).margin(0.02));
   CHECK(std::stod(match[2]) == Approx(-1).margin(0.02));
 }

@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/child.h"
+#include "support/processes.h"
+
 #include "support/catch.h"
 
 using namespace ddp::testing;
@@ -14,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 /// Waits a job out; fails the test when one of its processes, whose ids it has told, still runs.
-Ended wait_without_orphans(Child& job) {
+Ended wait_without_orphans(Process& job) {
   const Ended ended = job.wait();
   for (const int pid : numbers_after(ended.out, "pid ")) {
     CAPTURE(pid);
@@ -42,15 +43,23 @@ std::string pid_of(const std::string& out, int rank) {
 }  // namespace
 
 TEST_CASE("a job succeeds when every rank does, early or late", "[process]") {
-  Child job(ddprun_sh({"-n", "2"}, "[ $RANK = 0 ] && exit 0; read -r x; echo late"));
+  Process job(ddprun_sh({"-n", "2"}, "[ $RANK = 0 ] && exit 0; read -r x; echo late"));
   const Ended ended = job.wait();
   CHECK(ended.code == 0);
   CHECK(ended.out == "[1] late\n");
   CHECK(ended.err.empty());
 }
 
+TEST_CASE("a caller that ignores SIGCHLD does not hide how the ranks ended", "[process]") {
+  ProcessOptions ignoring;
+  ignoring.ignored_signals = {SIGCHLD};
+  const Ended job = run(ddprun_sh({"-n", "2"}, "exit $((3 * RANK))"), ignoring);
+  CHECK(job.code == 3);
+  CHECK_THAT(job.err, ContainsText("ddprun: rank 1 (pid ") && ContainsText("exited with code 3"));
+}
+
 TEST_CASE("a rank that fails is named with its code and ends the others", "[process]") {
-  Child job(ddprun_sh({"-n", "3"}, "echo pid $$; [ $RANK = 1 ] && exit 3; exec sleep 1000"));
+  Process job(ddprun_sh({"-n", "3"}, "echo pid $$; [ $RANK = 1 ] && exit 3; exec sleep 1000"));
   const auto start = Clock::now();
   const Ended ended = wait_without_orphans(job);
   CHECK(Clock::now() - start < 3s);  // no grace period is waited out
@@ -61,7 +70,8 @@ TEST_CASE("a rank that fails is named with its code and ends the others", "[proc
 }
 
 TEST_CASE("a rank that a signal kills is named with the signal", "[process]") {
-  Child job(ddprun_sh({"-n", "2"}, "echo pid $$; [ $RANK = 1 ] && kill -KILL $$; exec sleep 1000"));
+  Process job(
+      ddprun_sh({"-n", "2"}, "echo pid $$; [ $RANK = 1 ] && kill -KILL $$; exec sleep 1000"));
   const Ended ended = wait_without_orphans(job);
   CHECK(ended.code == 128 + SIGKILL);
   CHECK(
@@ -70,7 +80,7 @@ TEST_CASE("a rank that a signal kills is named with the signal", "[process]") {
 }
 
 TEST_CASE("its last words come before the report", "[process]") {
-  ChildOptions options;
+  ProcessOptions options;
   options.join_streams = true;
   const Ended job =
       run(ddprun_sh({"-n", "1"}, "echo said; echo complained >&2; printf 'last words'; exit 4"),
@@ -84,7 +94,7 @@ TEST_CASE("its last words come before the report", "[process]") {
 }
 
 TEST_CASE("the others may end in peace within the grace period", "[process]") {
-  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((3 * RANK))"));
+  Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((3 * RANK))"));
   job.read_until("pid ", 2);
   REQUIRE(::kill(std::stoi(pid_of(job.out(), 1)), SIGUSR1) == 0);
   const Ended ended = wait_without_orphans(job);
@@ -96,7 +106,7 @@ TEST_CASE("the others may end in peace within the grace period", "[process]") {
 TEST_CASE("a rank that ignores SIGTERM is killed, all within 5 s", "[process]") {
   const auto grace = GENERATE(
       std::vector<std::string>{"-n", "2"}, std::vector<std::string>{"-n", "2", "--grace", "0.3"});
-  Child job(ddprun_sh(grace, "exec " SIGNAL_PROBE " $((RANK ? 1 : 1000)) 9"));
+  Process job(ddprun_sh(grace, "exec " SIGNAL_PROBE " $((RANK ? 1 : 1000)) 9"));
   job.read_until("pid ", 2);
   const auto start = Clock::now();
   REQUIRE(::kill(std::stoi(pid_of(job.out(), 1)), SIGUSR1) == 0);
@@ -114,7 +124,7 @@ TEST_CASE("a rank that ignores SIGTERM is killed, all within 5 s", "[process]") 
 TEST_CASE("the rank that failed first is the one blamed, though others failed too", "[process]") {
   // Rank 1 fails, and rank 0 because of it, all while ddprun is held: then it finds both dead, and
   // rank 0, the older process, would come first.
-  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((10 + RANK))"));
+  Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((10 + RANK))"));
   job.read_until("pid ", 2);
   const std::string rank_0 = pid_of(job.out(), 0);
   const std::string rank_1 = pid_of(job.out(), 1);
@@ -136,7 +146,7 @@ TEST_CASE("the rank that failed first is the one blamed, though others failed to
 
 TEST_CASE("what the ranks leave running ends with the job, asked first", "[process]") {
   const std::string probe = SIGNAL_PROBE " 1 0 ";
-  Child job(
+  Process job(
       ddprun_sh({"-n", "1"}, "echo rank $$; " + probe + "& setsid " + probe + "& exec " + probe));
   job.read_until("pid ", 3);
   REQUIRE(::kill(numbers_after(job.out(), "rank ").at(0), SIGUSR1) == 0);
@@ -147,7 +157,7 @@ TEST_CASE("what the ranks leave running ends with the job, asked first", "[proce
 }
 
 TEST_CASE("no rank is left even when both of ddprun's processes are killed at once", "[process]") {
-  Child job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1000 0"));
+  Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1000 0"));
   job.read_until("pid ", 2);
   const auto pids = numbers_after(job.out(), " pid ");
   job.send(SIGSTOP);  // so that it cannot see the other one die
@@ -162,7 +172,7 @@ TEST_CASE("no orphan is left when ddprun is killed", "[process]") {
   const std::string script =
       "trap '' TERM INT HUP; sleep 1000 & echo pid $!; setsid sleep 1001 & echo pid $!; "
       "echo supervisor $PPID; echo pid $$; while :; do sleep 1002; done";
-  Child job(ddprun_sh({"-n", "2"}, script));
+  Process job(ddprun_sh({"-n", "2"}, script));
   job.read_until("pid ", 6);
   const auto pids = numbers_after(job.out(), "pid ");
   REQUIRE(pids.size() == 6);

@@ -7,7 +7,8 @@
 
 #include <unistd.h>
 
-#include "launch/child.h"
+#include "support/processes.h"
+
 #include "support/catch.h"
 
 using namespace ddp::testing;
@@ -29,7 +30,7 @@ TEST_CASE("stdout and stderr go their own ways, prefixed", "[process]") {
 TEST_CASE("lines of ranks that speak all at once stay whole and in order", "[process]") {
   constexpr int kRanks = 4;
   constexpr int kLines = 2000;
-  ChildOptions options;
+  ProcessOptions options;
   options.join_streams = GENERATE(false, true);
   // Long enough that a line often straddles two reads; half of them go to stderr.
   const Ended job =
@@ -86,7 +87,7 @@ TEST_CASE("any byte passes", "[process]") {
 }
 
 TEST_CASE("a progress bar's frames are seen while the line is unfinished", "[process]") {
-  Child job(ddprun_sh({"-n", "1"}, "printf '\\r10%%\\r20%%\\r30%%'; exec sleep 1000"));
+  Process job(ddprun_sh({"-n", "1"}, "printf '\\r10%%\\r20%%\\r30%%'; exec sleep 1000"));
   job.read_until("20%\r");
   CHECK(job.out() == "[0] \r[0] 10%\r[0] 20%\r");
 }
@@ -102,7 +103,7 @@ TEST_CASE("--no-prefix hands over ddprun's own output", "[process]") {
 }
 
 TEST_CASE("when nobody reads any more, the job ends", "[process]") {
-  Child job(ddprun_sh({"-n", "2"}, "echo pid $$; while :; do echo more; done"));
+  Process job(ddprun_sh({"-n", "2"}, "echo pid $$; while :; do echo more; done"));
   job.read_until("pid ", 2);
   const auto pids = numbers_after(job.out(), "pid ");
   job.stop_reading();
@@ -116,7 +117,7 @@ TEST_CASE("when nobody reads any more, the job ends", "[process]") {
 
 TEST_CASE("a reader that stalls does not keep a failed job alive", "[process]") {
   // Rank 0 fills every buffer up to this test, which stops reading; rank 1 fails on a signal.
-  Child job(ddprun_sh(
+  Process job(ddprun_sh(
       {"-n", "2"}, "[ $RANK = 1 ] && exec " SIGNAL_PROBE " 1 7; echo flood pid $$; exec yes"));
   job.read_until("parent ");
   job.read_until("flood ");

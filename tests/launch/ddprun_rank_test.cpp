@@ -2,7 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/child.h"
+#include "support/processes.h"
+
 #include "support/catch.h"
 
 using namespace ddp::testing;
@@ -11,7 +12,7 @@ using Lines = std::vector<std::string>;
 TEST_CASE("ranks find their place in the environment", "[process]") {
   const std::string script =
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $KEPT";
-  ChildOptions options;
+  ProcessOptions options;
   options.environment = {"KEPT=kept", "RANK=9", "WORLD_SIZE=9"};
   const std::vector<std::string> two = GENERATE(Lines{"-n", "2"}, Lines{"-n", "2", "--standalone"});
   const Ended job = run(ddprun_sh(two, script), options);
@@ -33,15 +34,15 @@ TEST_CASE("the second of three hosts starts the ranks in the middle", "[process]
 }
 
 TEST_CASE("OMP_NUM_THREADS is the user's, or an even share", "[process]") {
-  ChildOptions unset;
+  ProcessOptions unset;
   unset.environment = {"OMP_NUM_THREADS"};
   const auto shares = numbers_after(
       run(ddprun_sh({"-n", "1"}, "echo omp $OMP_NUM_THREADS of $(nproc)"), unset).out, "omp ");
-  const auto cores = numbers_after(run({"nproc"}).out, "");
+  const auto cores = numbers_after(run({"nproc"}, unset).out, "");  // nproc reads it as well
   REQUIRE(shares.size() == 1);
   CHECK(shares[0] == cores.at(0));
 
-  ChildOptions set;
+  ProcessOptions set;
   set.environment = {"OMP_NUM_THREADS=5"};
   CHECK(run(ddprun_sh({"-n", "1"}, "echo $OMP_NUM_THREADS"), set).out == "[0] 5\n");
   CHECK(
@@ -50,7 +51,7 @@ TEST_CASE("OMP_NUM_THREADS is the user's, or an even share", "[process]") {
 }
 
 TEST_CASE("rank 0 reads standard input, the others find none", "[process]") {
-  ChildOptions options;
+  ProcessOptions options;
   options.input = "typed\n";
   const Ended job =
       run(ddprun_sh(
@@ -82,14 +83,14 @@ TEST_CASE("a rank leads a session and a process group of its own", "[process]") 
 }
 
 TEST_CASE("arguments reach the program as they were given", "[process]") {
-  const Ended job = run({DDPRUN, "-n", "1", "printf", "<%s>", "-n", "", "a b", "--", "--help"});
+  const Ended job = run(ddprun({"-n", "1", "printf", "<%s>", "-n", "", "a b", "--", "--help"}));
   CHECK(job.out == "[0] <-n><><a b><--><--help>\n");
 }
 
 TEST_CASE("jobs at the same time have different ports, one within a job", "[process]") {
   const auto command = ddprun_sh({"-n", "2"}, "echo port $MASTER_PORT; exec sleep 1000");
-  Child first(command);
-  Child second(command);
+  Process first(command);
+  Process second(command);
   first.read_until("port ", 2);
   second.read_until("port ", 2);
   const auto a = numbers_after(first.out(), "port ");
@@ -100,18 +101,18 @@ TEST_CASE("jobs at the same time have different ports, one within a job", "[proc
 }
 
 TEST_CASE("a program that cannot be executed is reported once", "[process]") {
-  Ended job = run({DDPRUN, "-n", "4", "no-such-program-here"});
+  Ended job = run(ddprun({"-n", "4", "no-such-program-here"}));
   CHECK(job.code == 127);
   CHECK(job.out.empty());
   CHECK(job.err == "ddprun: cannot execute 'no-such-program-here': No such file or directory\n");
 
-  job = run({DDPRUN, "-n", "4", "/etc/passwd"});
+  job = run(ddprun({"-n", "4", "/etc/passwd"}));
   CHECK(job.code == 126);
   CHECK(job.err == "ddprun: cannot execute '/etc/passwd': Permission denied\n");
 }
 
 TEST_CASE("a bad command line starts nothing", "[process]") {
-  const Ended job = run({DDPRUN, "-n", "0", "echo", "started"});
+  const Ended job = run(ddprun({"-n", "0", "echo", "started"}));
   CHECK(job.code == 2);
   CHECK(job.out.empty());
   CHECK_THAT(job.err, ContainsText("whole number from 1 to 1024, got '0'"));

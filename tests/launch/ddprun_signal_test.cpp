@@ -1,11 +1,13 @@
 // What ddprun does with the signals that it gets.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <string>
 #include <vector>
 
-#include "launch/child.h"
 #include "launch/signals.h"
+#include "support/processes.h"
+
 #include "support/catch.h"
 
 using namespace ddp::testing;
@@ -29,7 +31,7 @@ void check_gone(const std::vector<int>& pids) {
 TEST_CASE("a signal reaches every rank and decides the exit code", "[process]") {
   const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT);
   const std::string name = ddp::launch::signal_name(signal);
-  Child job(ddprun_sh({"-n", "2"}, kEndsAtFirst));
+  Process job(ddprun_sh({"-n", "2"}, kEndsAtFirst));
   job.read_until("pid ", 2);
   job.send(signal);
   const Ended ended = job.wait();
@@ -43,7 +45,7 @@ TEST_CASE("a signal reaches every rank and decides the exit code", "[process]") 
 TEST_CASE("it reaches a rank's children, each once", "[process]") {
   // One in the rank's group, one that left it, and one that left it and has lost its parent.
   const std::string probe = SIGNAL_PROBE " 1000 0 & ";
-  Child job(ddprun_sh(
+  Process job(ddprun_sh(
       {"-n", "1"}, "trap : TERM; " + probe + "setsid " + probe + "(setsid " + probe +
                        "); while :; do wait; done"));
   job.read_until("pid ", 3);
@@ -56,7 +58,7 @@ TEST_CASE("it reaches a rank's children, each once", "[process]") {
 }
 
 TEST_CASE("ranks that ignore a signal are killed after the grace period", "[process]") {
-  Child job(ddprun_sh({"-n", "2", "--grace", "0.3"}, kGoesOn));
+  Process job(ddprun_sh({"-n", "2", "--grace", "0.3"}, kGoesOn));
   job.read_until("pid ", 2);
   job.send(SIGTERM);
   const auto start = Clock::now();
@@ -68,7 +70,7 @@ TEST_CASE("ranks that ignore a signal are killed after the grace period", "[proc
 }
 
 TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "[process]") {
-  Child job(ddprun_sh({"-n", "2", "--grace", "1000"}, kGoesOn));
+  Process job(ddprun_sh({"-n", "2", "--grace", "1000"}, kGoesOn));
   job.read_until("pid ", 2);
   const int first = GENERATE(SIGINT, SIGTERM);
   job.send(first);
@@ -82,10 +84,64 @@ TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "
   check_gone(pids);
 }
 
+TEST_CASE("SIGUSR1 and SIGUSR2 reach every rank and end nothing", "[process]") {
+  const int signal = GENERATE(SIGUSR1, SIGUSR2);
+  const std::string name = ddp::launch::signal_name(signal);
+  // No rank has the time that an ending job would have. Each ends at its second signal.
+  Process job(ddprun_sh({"-n", "2", "--grace", "0"}, "exec " SIGNAL_PROBE " 2 0"));
+  job.read_until("pid ", 2);
+  job.send(signal);
+  job.read_until("got " + name, 2);
+  const auto pids = numbers_after(job.out(), "pid ");
+  CHECK_FALSE(eventually([&] { return is_gone(pids[0]) || is_gone(pids[1]); }, 100ms));
+  job.send(signal);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 0);
+  const std::string line = "ddprun: got " + name + "; passing it on to 2 ranks\n";
+  CHECK(ended.err == line + line);
+}
+
+TEST_CASE("SIGUSR1 does not cut off output that is still to be written", "[process]") {
+  // More than this test's pipe holds, and less than ddprun would hold the rank back for.
+  Process job(ddprun_sh({"-n", "1"}, "echo pid $$; head -c 500000 /dev/zero"));
+  job.read_until("pid ");
+  const int rank = numbers_after(job.out(), "pid ").at(0);
+  REQUIRE(eventually([&] { return is_gone(rank); }));
+  job.send(SIGUSR1);
+  CHECK_FALSE(eventually([&] { return is_gone(job.pid()); }, 100ms));
+  const Ended ended = job.wait();
+  CHECK(ended.code == 0);
+  CHECK(std::count(ended.out.begin(), ended.out.end(), '\0') == 500000);
+}
+
+TEST_CASE("a rank that SIGUSR1 kills has failed", "[process]") {
+  Process job(ddprun_sh({"-n", "2"}, "echo pid $$; exec sleep 1000"));
+  job.read_until("pid ", 2);
+  job.send(SIGUSR1);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 128 + SIGUSR1);
+  CHECK_THAT(ended.err, ContainsText("was killed by signal 10 (SIGUSR1)"));
+  check_gone(numbers_after(ended.out, "pid "));
+}
+
+TEST_CASE("signals that the caller ignores for all pass unnoticed", "[process]") {
+  ProcessOptions ignoring;
+  ignoring.ignored_signals = {SIGUSR1, SIGUSR2};
+  Process job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), ignoring);
+  job.read_until("pid ");
+  job.send(SIGUSR1);
+  job.send(SIGUSR2);
+  job.send(SIGTERM);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 128 + SIGTERM);
+  CHECK_THAT(ended.out, ContainsText("0000000000000a00") && ContainsText("got SIGTERM"));
+  CHECK(ended.err == "ddprun: got SIGTERM; passing it on to 1 rank\n");
+}
+
 TEST_CASE("under nohup a hangup passes unnoticed", "[process]") {
-  ChildOptions nohup;
-  nohup.ignore_hangup = true;
-  Child job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), nohup);
+  ProcessOptions nohup;
+  nohup.ignored_signals = {SIGHUP};
+  Process job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), nohup);
   job.read_until("pid ");
   job.send(SIGHUP);
   job.send(SIGTERM);

@@ -49,7 +49,9 @@ TEST_CASE("the program begins at the first word that is no option", "[pure]") {
 TEST_CASE("one host is the default, standalone or not", "[pure]") {
   for (const Words& words :
        {Words{"-n", "2", "p"}, Words{"--standalone", "-n2", "p"},
-        Words{"--nproc-per-node=2", "--standalone", "p"}}) {
+        Words{"--nproc-per-node=2", "--standalone", "p"},
+        Words{"--standalone", "--nnodes=1", "--nproc-per-node=2", "p"},
+        Words{"--standalone", "--nnodes", "1", "--node-rank", "0", "-n", "2", "p"}}) {
     const Parse parse(words);
     REQUIRE(parse.accepted);
     CHECK(parse.options.local_ranks == 2);
@@ -119,7 +121,7 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
     CHECK_FALSE(parse.accepted);
     CHECK(parse.exit_code == kBadUsage);
     CHECK(parse.out.empty());
-    CHECK_THAT(parse.err, Catch::StartsWith("ddprun: ") && ContainsText("--help"));
+    CHECK_THAT(parse.err, Catch::Matchers::StartsWith("ddprun: ") && ContainsText("--help"));
     for (const auto& text : bad.said) CHECK_THAT(parse.err, ContainsText(text));
   }
 }
@@ -136,5 +138,5 @@ TEST_CASE("--help explains every option and --version tells it", "[pure]") {
   }
   const Parse version({"--version"});
   CHECK(version.exit_code == 0);
-  CHECK_THAT(version.out, Catch::StartsWith("ddprun ") && ContainsText("."));
+  CHECK_THAT(version.out, Catch::Matchers::StartsWith("ddprun ") && ContainsText("."));
 }

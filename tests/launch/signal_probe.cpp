@@ -12,7 +12,9 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&signals, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    sigaddset(&signals, signal);
+  }
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::printf("parent %d pid %d\n", getppid(), getpid());

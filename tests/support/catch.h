@@ -11,6 +11,7 @@
 
 #if __has_include(<catch2/catch_all.hpp>)  // v3
 #include <catch2/catch_all.hpp>
+using Catch::Approx;  // which v2 declares globally
 inline auto ContainsText(const std::string& text) {
   return Catch::Matchers::ContainsSubstring(text);
 }
