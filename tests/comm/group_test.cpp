@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
 #include "comm/backends/backends.h"
@@ -135,6 +136,24 @@ TEST_CASE("an empty group is an error and not the default group", "[comm][errors
       ddp::all_reduce(tensor, ReduceOp::SUM, not_mine),
       ContainsText("expected a group this process is a member of, got an empty one"));
   CHECK_THROWS_WITH(ddp::get_rank(not_mine), ContainsText("got an empty one"));
+  CHECK_THROWS_WITH(ddp::get_rank(nullptr), ContainsText("got an empty one"));
+  CHECK_THROWS_WITH(ddp::all_gather_strings("text", not_mine), ContainsText("got an empty one"));
+  CHECK(ddp::all_gather_strings("text") == std::vector<std::string>{"text"});
+}
+
+TEST_CASE("a group argument takes what a ProcessGroup can be made from", "[comm]") {
+  struct Derived : c10d::ProcessGroup {
+    using c10d::ProcessGroup::ProcessGroup;
+  };
+  const auto derived = c10::make_intrusive<Derived>(/*rank=*/2, /*size=*/3);
+  CHECK(ddp::get_rank(derived) == 2);
+  CHECK(ddp::get_world_size(c10::make_intrusive<Derived>(2, 3)) == 3);
+  ProcessGroup lvalue = derived;
+  CHECK(ddp::get_rank(lvalue) == 2);
+  CHECK(ddp::get_rank({derived}) == 2);
+  CHECK(lvalue.defined());
+  static_assert(!std::is_convertible_v<int, ddp::GroupArg>);
+  static_assert(!std::is_convertible_v<std::string, ddp::GroupArg>);
 }
 
 TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {

@@ -112,7 +112,8 @@ c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 /// \param timeout  > 0, for all ranks to come.
 /// \throws c10::Error  on every rank that came, with the same list of those that did not.
 ///
-/// Blocks: host. Cost: goes over the group's store, not its backends; milliseconds, not for loops.
+/// Blocks: host; that is its nature, so it alone has no _async twin.
+/// Cost: goes over the group's store, not its backends; milliseconds, not for loops.
 void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp

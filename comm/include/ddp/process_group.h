@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -101,8 +102,11 @@ class GroupArg {
  public:
   /// The default group.
   GroupArg() = default;
-  /// That group.
-  GroupArg(ProcessGroup group) : group_(std::move(group)), given_(true) {}  // NOLINT: implicit
+  /// That group: whatever converts to a ProcessGroup, such as a pointer to a derived class.
+  template <
+      typename Group, typename = std::enable_if_t<std::is_convertible_v<Group&&, ProcessGroup>>>
+  GroupArg(Group&& group)  // NOLINT: implicit
+      : group_(std::forward<Group>(group)), given_(true) {}
 
   /// \throws c10::Error  when left out and there is no default group; when given and empty.
   ProcessGroup get() const;
