@@ -19,7 +19,8 @@ namespace ddp {
 // - Strides are each rank's own business: tensors that are not contiguous are copied.
 // - The plain call waits: on the host for CPU tensors, on the current stream for CUDA tensors. Its
 //   _async twin returns at once; outputs are ready after wait() on the handle, or once its
-//   isCompleted() is true. Tensors may be dropped before, but not written to.
+//   isCompleted() is true, also without a wait(). After a failure it is true, too, and wait()
+//   throws. Tensors may be dropped before, but not written to; a send's or recv's handle is kept.
 // - A rank that does not take part makes the others throw within the group's timeout.
 // - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
