@@ -125,7 +125,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
   const RollCall roll{
       c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size,
-      world.timeout, "init_process_group"};
+      Deadline(world.timeout), "init_process_group"};
   const auto claim =
       c10::str("world size ", met.world_size, " and backend ", to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
@@ -144,7 +144,8 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   check_ranks(sorted, parent.group->getSize());
 
   const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());
-  const RollCall roll{store, rank, parent.group->getSize(), parent.world.timeout, "new_group"};
+  const RollCall roll{
+      store, rank, parent.group->getSize(), Deadline(parent.world.timeout), "new_group"};
   const auto name = call_roll(roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
   ProcessGroup group;

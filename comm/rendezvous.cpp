@@ -71,7 +71,7 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(
   options.multiTenant = true;
   std::string problem;
   try {
-    if (!options.isServer) problem = await_listener(host, port, timeout);
+    if (!options.isServer) problem = await_listener(host, port, Deadline(timeout));
     if (problem.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& error) {
     problem = reason(error);
