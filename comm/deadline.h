@@ -23,10 +23,10 @@ class Deadline {
     return std::max(std::chrono::ceil<Milliseconds>(end_ - Clock::now()), Milliseconds(1));
   }
 
-  /// The same, unless less than this is left.
-  Deadline with_at_least(Milliseconds time) const {
+  /// A later one, for what has to be said once this one has passed.
+  Deadline and_then(Milliseconds more) const {
     auto later = *this;
-    later.end_ = std::max(end_, Clock::now() + time);
+    later.end_ = std::max(end_, Clock::now()) + more;
     return later;
   }
 

@@ -169,7 +169,7 @@ class Caller {
         problem, problem.empty() ? "" : " Also, ", roll_.subject, ": expected all ",
         roll_.world_size, " ranks within ", roll_.deadline.timeout().count(), " ms, but rank",
         missing.size() == 1 ? " " : "s ", ranks.str(),
-        " did not come. Look for what ended or held up ", missing.size() == 1 ? "it" : "them",
+        " did not come. Look for what ended or delayed ", missing.size() == 1 ? "it" : "them",
         ", or set a longer timeout.");
   }
 

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "../deadline.h"
 #include "../interface.h"
 
 namespace ddp::backends {
@@ -17,7 +18,8 @@ struct Setup {
   c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
   int rank = 0;
   int world_size = 1;
-  std::chrono::milliseconds timeout{0};
+  std::chrono::milliseconds timeout{0};  // of its collectives
+  Deadline connect_by{timeout};
   std::string group_name;
   std::vector<uint64_t> global_ranks;  // of the group's members, in group order
 };

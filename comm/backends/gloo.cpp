@@ -11,6 +11,8 @@ using c10d::ProcessGroupGloo;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+// Gloo's connections keep the timeout they were made with for sends and receives; these give each
+// the group's own, and can be polled.
 class Gloo : public ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -34,7 +36,7 @@ class Gloo : public ProcessGroupGloo {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevices& devices) {
-  auto options = ProcessGroupGloo::Options::create(setup.timeout);
+  auto options = ProcessGroupGloo::Options::create(setup.connect_by.left());
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;
   for (const auto& name : devices.interfaces) {
@@ -43,7 +45,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevice
   if (options->devices.empty()) {
     options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(devices.address));
   }
-  return c10::make_intrusive<Gloo>(setup.store, setup.rank, setup.world_size, std::move(options));
+  auto gloo = c10::make_intrusive<Gloo>(setup.store, setup.rank, setup.world_size, options);
+  gloo->setTimeout(setup.timeout);
+  return gloo;
 }
 
 }  // namespace ddp::backends

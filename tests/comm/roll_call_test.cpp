@@ -153,7 +153,7 @@ TEST_CASE("two processes with one rank are told so, and soon", "[comm][ranks][er
   // With the others there or not: nobody has to wait for the timeout.
   const auto ranks =
       GENERATE(std::vector<int>{1, 1}, std::vector<int>{1, 1, 0}, std::vector<int>{0, 0, 0});
-  const auto outcomes = attend_all(c10::make_intrusive<c10d::HashStore>(), ranks, 3, 5s);
+  const auto outcomes = attend_all(c10::make_intrusive<c10d::HashStore>(), ranks, 3, 3s);
   const auto told = "two processes claim rank " + std::to_string(ranks[0]) + ".";
   int how_many = 0;
   for (const auto& outcome : outcomes) {
@@ -162,7 +162,7 @@ TEST_CASE("two processes with one rank are told so, and soon", "[comm][ranks][er
     CHECK_THAT(
         outcome.error, ContainsText("test: expected one process for each of the 3 ranks, but ") &&
                            ContainsText("RANK"));
-    CHECK(outcome.took < 4s);
+    CHECK(outcome.took < 2s);
   }
   CHECK(how_many >= 2);
 }

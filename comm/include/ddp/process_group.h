@@ -39,7 +39,8 @@ struct ProcessGroupOptions {
   TORCH_ARG(int, rank) = -1;
   /// Default: -1, from the environment
   TORCH_ARG(int, world_size) = -1;
-  /// For the world to fill up, and for every single collective, on the host. Default: 30 min
+  /// For the group to be made, with all the steps of it together, and then for every single
+  /// collective, on the host. Default: 30 min
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
 };
 
@@ -50,11 +51,12 @@ struct ProcessGroupOptions {
 /// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
 /// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one.
 ///
-/// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL).
+/// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL);
+///         on all ranks or, with an error, on none.
 /// \throws c10::ValueError  on a bad option, URL or environment variable, naming it and its value.
 /// \throws c10::Error  when there is a default group already, a backend cannot be used, the port
 ///         is taken, or the world does not fill up within the timeout: then every rank that came
-///         throws, and names those that did not.
+///         throws, and names those that did not. Rank 0's host may be unknown for 30 s of it.
 ///
 /// Collective: yes, over the whole world. Blocks: host.
 /// Threads: the default group belongs to the process; ranks that are threads of one process use
