@@ -11,6 +11,7 @@
 
 #include "backends/backends.h"
 #include "error_text.h"
+#include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -85,12 +86,6 @@ ProcessGroup connect_all(RollCall roll, const std::function<ProcessGroup()>& con
   return group;
 }
 
-// As far as the launcher says.
-int processes_on_host(const Environment& environment) {
-  if (environment.local_world_size) return parse_int(*environment.local_world_size, 1);
-  return environment.local_rank ? parse_int(*environment.local_rank, 0) + 1 : 1;
-}
-
 std::string to_text(const std::vector<int>& ranks) {
   std::ostringstream text;
   text << '[';
@@ -129,40 +124,43 @@ int local_rank_of(const Environment& environment, int world_size) {
 BuiltGroup build_group(const ProcessGroupOptions& options) {
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
-  // Counting GPUs loads the CUDA driver: not for those who chose Gloo.
-  const bool asks_for_nccl =
-      options.backend().empty() || options.backend().find("nccl") != std::string::npos;
-  const auto why_no_nccl =
-      asks_for_nccl ? backends::why_no_nccl(processes_on_host(environment)) : "";
   BuiltGroup built;
   auto& world = built.world;
-  world.backends = parse_backend(options.backend(), why_no_nccl.empty());
+  const auto& backend = options.backend();
+  world.backends = parse_backend(backend, /*nccl_is_usable=*/true);
   world.timeout = options.timeout();
   const auto met = rendezvous(options, environment, deadline);
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;
+  OwnGpu gpu;
   try {
-    check_usable(world.backends, why_no_nccl);
+    check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
-    if (is_used(world.backends, "nccl") && environment.local_rank) {
-      backends::use_cuda_device(local_rank_of(environment, met.world_size));
-    }
+    // Looking for GPUs loads the CUDA driver: not for those who chose Gloo.
+    if (is_used(world.backends, "nccl")) gpu = backends::find_gpu(environment.local_rank);
   } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
+    problem = text_of(error);
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
   const RollCall roll{
       c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size, deadline,
       "init_process_group"};
-  const auto claim =
-      c10::str("world size ", met.world_size, " and backend ", to_string(world.backends));
+  const auto claim = c10::str(
+      "world size ", met.world_size, " and ",
+      backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
+  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  if (is_used(world.backends, "nccl")) {
+    c10d::PrefixStore votes("votes", own_store);
+    const bool all = all_have_gpus(roll, votes, gpu, /*required=*/!backend.empty());
+    world.backends = parse_backend(backend, all);
+  }
 
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   built.group = connect_all(roll, [&] {
-    const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+    if (is_used(world.backends, "nccl") && gpu.device) backends::use_cuda_device(*gpu.device);
     return connect(world, deadline, own_store, met.rank, ranks, "default_pg");
   });
   return built;

@@ -77,10 +77,10 @@ class Caller {
   bool has(const std::string& key) { return store_.check({key}); }
 
   void join() {
-    const auto fresh = random_name();
-    name_ = store_.compareSet(kOpen, "", fresh);
+    name_ = store_.compareSet(kOpen, "", random_name());
     if (first_.empty()) first_ = name_;
-    while (!takes_part()) name_ = store_.compareSet(kOpen, name_, fresh);
+    // A fresh name each time: the others may have ended the roll this rank opened a moment ago.
+    while (!takes_part()) name_ = store_.compareSet(kOpen, name_, random_name());
     if (!problem_.empty()) store_.compareSet(key("problem"), "", problem_);
     store_.set(key("here", roll_.rank), "1");
     if (store_.add(key("count"), 1) == roll_.world_size) store_.set(key("full"), "1");

@@ -18,6 +18,7 @@ using c10d::ReduceOp;
 using ddp::ProcessGroup;
 using ddp::ProcessGroupOptions;
 using ddp::testing::Rank;
+using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
 using namespace std::chrono_literals;
 
@@ -277,10 +278,24 @@ TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm]
   CHECK_THROWS_WITH(
       ddp::make_process_group(alone().backend("mpi")),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
-  const auto why = ddp::backends::why_no_nccl(1);
+  const auto why = ddp::backends::find_gpu({}).why_not;
   if (why.empty()) return;
   CHECK_THROWS_WITH(
       ddp::make_process_group(alone().backend("nccl")), ContainsText("backend nccl: " + why));
+}
+
+TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks]") {
+  RanksOptions options;
+  options.backend = "";
+  const auto results = run_ranks<int>(
+      2,
+      [](const Rank& self) {
+        auto tensor = at::full({1}, self.rank + 1);
+        ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+        return tensor.item<int>();
+      },
+      options);
+  CHECK(results == std::vector<int>{3, 3});
 }
 
 TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]") {

@@ -1,6 +1,5 @@
 #include "comm/roll_call.h"
 
-#include <algorithm>
 #include <future>
 #include <thread>
 #include <utility>
@@ -233,6 +232,31 @@ TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ra
       mine.error, ContainsText("test: expected all ranks to call it alike") &&
                       ContainsText("apples") && ContainsText("pears"));
   CHECK(mine.took < 5s);
+}
+
+TEST_CASE("whoever opens a roll may be overtaken in it", "[comm][ranks][errors]") {
+  // A store on which another rank's claim is there as soon as the first roll is open.
+  struct Overtaking : c10d::HashStore {
+    using Bytes = std::vector<uint8_t>;
+    Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+      const auto value = HashStore::compareSet(key, expected, desired);
+      if (key != "open") return value;
+      TORCH_CHECK(++rolls_ < 100, "opens one roll after the other");
+      if (rolls_ == 1) {
+        const std::string claim = "0 apples";
+        const auto name = std::string(value.begin(), value.end());
+        HashStore::compareSet(name + "/claim", {}, Bytes(claim.begin(), claim.end()));
+      }
+      return value;
+    }
+    int rolls_ = 0;
+  };
+  const Store store = c10::make_intrusive<Overtaking>();
+  auto mine = std::async(std::launch::async, [&] { return attend(store, 1, 2, 8s, "pears"); });
+  while (!store->check({"open"})) std::this_thread::yield();
+  const auto theirs = attend(store, 0, 2, 8s, "apples");
+  CHECK_THAT(theirs.error, ContainsText("apples") && ContainsText("pears"));
+  CHECK(mine.get().error == theirs.error);
 }
 
 TEST_CASE(

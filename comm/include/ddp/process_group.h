@@ -27,7 +27,8 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 struct ProcessGroupOptions {
   /// Who carries the tensors. "gloo" and "nccl" serve CPU and CUDA tensors, and CUDA tensors only;
   /// "cpu:X,cuda:Y" chooses per device. "mpi" is known but not in LibTorch's binaries.
-  /// Default: "", which is "cpu:gloo,cuda:nccl" as far as it is built and this host has a GPU.
+  /// Default: "", which is "cpu:gloo,cuda:nccl" where every rank has NCCL and a GPU of its own,
+  /// else "cpu:gloo"; the ranks agree on which.
   TORCH_ARG(std::string, backend) = "";
   /// How the ranks meet. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": there, where
   /// rank 0 listens; "file:///path": in a file that all ranks reach. tcp and file take
@@ -49,7 +50,8 @@ struct ProcessGroupOptions {
 /// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
 /// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
 /// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
-/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one.
+/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one;
+/// where a process sees one GPU only, that one does.
 ///
 /// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL);
 ///         on all ranks or, with an error, on none.
