@@ -157,6 +157,10 @@ Rendezvous rendezvous(
     }
     result.store = make_tcp_store(
         result.host, port, place, from_environment && environment.agent_store, deadline);
+    if (from_environment && environment.attempt) {
+      result.store = c10::make_intrusive<c10d::PrefixStore>(
+          "attempt_" + environment.attempt->value, result.store);
+    }
   }
   return result;
 }

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/await_listener.h"
 #include "comm/taken_port.h"
@@ -103,6 +104,26 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
   CHECK_THAT(
       message_of({}, bad_port),
       Equals("MASTER_PORT: expected a number from 1 to 65535, got \"70000\"."));
+}
+
+TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", "[comm][ranks]") {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  auto environment = launched("0", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(agent->getPort())};
+  environment.agent_store = true;
+  const auto meet = [&](const char* attempt) {
+    environment.attempt = Setting{"TORCHELASTIC_RESTART_COUNT", attempt};
+    return rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
+  };
+  meet("0").store->set("claim", std::string("stale"));
+  const auto again = meet("1");
+  CHECK_FALSE(again.store->check({"claim"}));
+  CHECK(again.host == "127.0.0.1");
+  CHECK(meet("0").store->check({"claim"}));
 }
 
 TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {
