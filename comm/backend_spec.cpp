@@ -55,11 +55,10 @@ BackendSpec parse_backend(const std::string& text, bool nccl_is_usable) {
   return spec;
 }
 
-void check_usable(const BackendSpec& spec, const std::string& why_no_nccl) {
+void check_built(const BackendSpec& spec) {
   TORCH_CHECK(
       !is_used(spec, "mpi"),
       "backend mpi: LibTorch's binaries come without it. Use gloo or nccl, under mpirun too.");
-  TORCH_CHECK(!is_used(spec, "nccl") || why_no_nccl.empty(), "backend nccl: ", why_no_nccl, ".");
 }
 
 bool is_used(const BackendSpec& spec, const std::string& backend) {

@@ -109,7 +109,7 @@ void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_
   TORCH_CHECK(store, "monitored_barrier: expected a group with a store, got one without.");
   call_roll(
       {c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", store), group->getRank(),
-       group->getSize(), timeout, "monitored_barrier"});
+       group->getSize(), Deadline(timeout), "monitored_barrier"});
 }
 
 }  // namespace ddp

@@ -36,6 +36,19 @@ uint64_t fnv1a(const std::string& text) {
   return hash;
 }
 
+bool is_one_host(const Environment& environment) {
+  return environment.local_world_size && environment.world_size &&
+         environment.local_world_size->value == environment.world_size->value;
+}
+
+void read_torchrun(const Lookup& lookup, Environment& environment) {
+  const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
+  environment.agent_store = agent && *agent == "True";
+  if (environment.agent_store && is_one_host(environment)) {
+    environment.attempt = read(lookup, "TORCHELASTIC_RESTART_COUNT");
+  }
+}
+
 void read_open_mpi(const Lookup& lookup, Environment& environment) {
   environment.rank_name = "OMPI_COMM_WORLD_RANK";
   environment.world_size_name = "OMPI_COMM_WORLD_SIZE";
@@ -44,9 +57,7 @@ void read_open_mpi(const Lookup& lookup, Environment& environment) {
       "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
       "-x MASTER_PORT=<a free port there>";
   const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  const bool one_host = environment.local_world_size && environment.world_size &&
-                        environment.local_world_size->value == environment.world_size->value;
-  if (!one_host) return;
+  if (!is_one_host(environment)) return;
   if (!environment.master_addr) environment.master_addr = Setting{"one host", "127.0.0.1"};
   if (!environment.master_port && job) {
     environment.master_port = Setting{job->name, derived_port(fnv1a(job->value))};
@@ -120,8 +131,7 @@ Environment read_environment(const Lookup& lookup) {
     read_slurm(lookup, environment);
   } else {
     environment.world_size = read(lookup, "WORLD_SIZE");
-    const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
-    environment.agent_store = agent && *agent == "True";
+    read_torchrun(lookup, environment);
   }
   return environment;
 }

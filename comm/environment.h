@@ -39,6 +39,10 @@ struct Environment {
   std::string address_remedy;
   /// torchrun's agent already listens at master_addr:master_port.
   bool agent_store = false;
+  /// Which of torchrun's attempts this is, over a store that outlives them. Only where one agent
+  /// has started all ranks: with several, each counts the failures of its own ranks, so that the
+  /// ranks of one attempt have different counts.
+  std::optional<Setting> attempt;
   /// GLOO_SOCKET_IFNAME: names of interfaces, separated by commas.
   std::optional<Setting> gloo_interfaces;
 };

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "await_listener.h"
+#include "error_text.h"
 #include "init_method.h"
 
 namespace ddp {
@@ -52,41 +53,48 @@ Place resolve_place(
   return place;
 }
 
-// Without the stack that c10::Error::what() adds to each.
-std::string reason(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+void check_host(const std::string& host, const Place& place, const Deadline& deadline) {
+  const auto problem = await_address(host, deadline);
+  TORCH_CHECK(
+      problem.empty(), "init_process_group: expected an address for the host \"", host,
+      "\", got none on rank ", place.rank, " of ", place.world_size, ": ", problem,
+      ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
 }
 
 c10::intrusive_ptr<c10d::Store> make_tcp_store(
     const std::string& host, int port, const Place& place, bool agent_listens,
-    std::chrono::milliseconds timeout) {
+    const Deadline& deadline) {
+  check_host(host, place, deadline);
   const char* listener = agent_listens ? "torchrun's agent" : "rank 0";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = place.rank == 0 && !agent_listens;
   options.numWorkers = static_cast<size_t>(place.world_size);
   options.waitWorkers = false;  // the roll call waits, and can say for whom
-  options.timeout = timeout;
   options.multiTenant = true;
   std::string problem;
   try {
-    if (!options.isServer) problem = await_listener(host, port, timeout);
-    if (problem.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
+    if (!options.isServer) problem = await_listener(host, port, deadline);
+    options.timeout = deadline.left();
+    if (problem.empty()) {
+      auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+      store->setTimeout(deadline.timeout());
+      return store;
+    }
   } catch (const std::exception& error) {
-    problem = reason(error);
+    problem = text_of(error);
   }
   TORCH_CHECK(
       !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
       ", but it cannot: ", problem,
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
   C10_THROW_ERROR(
-      Error,
-      c10::str(
-          "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
-          " within ", timeout.count(), " ms, but rank ", place.rank, " of ", place.world_size,
-          " did not reach it: ", problem, ". Check that ", listener,
-          " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right."));
+      Error, c10::str(
+                 "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
+                 " within ", deadline.timeout().count(), " ms, but rank ", place.rank, " of ",
+                 place.world_size, " did not reach it: ", problem, ". Check that ", listener,
+                 " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are "
+                 "right."));
 }
 
 c10::intrusive_ptr<c10d::Store> make_file_store(
@@ -124,7 +132,8 @@ const Setting& needed(
 
 }  // namespace
 
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
+Rendezvous rendezvous(
+    const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {
   TORCH_CHECK_VALUE(
       options.timeout().count() > 0, "timeout(): expected more than 0 ms, got ",
       options.timeout().count(), " ms.");
@@ -147,7 +156,11 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
       port = parse_int(needed(environment.master_port, "MASTER_PORT", environment), 1, kMaxPort);
     }
     result.store = make_tcp_store(
-        result.host, port, place, from_environment && environment.agent_store, options.timeout());
+        result.host, port, place, from_environment && environment.agent_store, deadline);
+    if (from_environment && environment.attempt) {
+      result.store = c10::make_intrusive<c10d::PrefixStore>(
+          "attempt_" + environment.attempt->value, result.store);
+    }
   }
   return result;
 }

@@ -2,14 +2,15 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/await_listener.h"
 #include "comm/taken_port.h"
 
 #include "support/catch.h"
 
 using ddp::Environment;
 using ddp::ProcessGroupOptions;
-using ddp::rendezvous;
 using ddp::Setting;
 using ddp::testing::TakenPort;
 
@@ -22,6 +23,10 @@ Environment launched(const std::string& rank, const std::string& world_size) {
   environment.master_addr = Setting{"MASTER_ADDR", "127.0.0.1"};
   environment.address_remedy = "Set MASTER_ADDR and MASTER_PORT";
   return environment;
+}
+
+ddp::Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
+  return ddp::rendezvous(options, environment, ddp::Deadline(options.timeout()));
 }
 
 ProcessGroupOptions over_store() {
@@ -101,6 +106,26 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
       Equals("MASTER_PORT: expected a number from 1 to 65535, got \"70000\"."));
 }
 
+TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", "[comm][ranks]") {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  auto environment = launched("0", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(agent->getPort())};
+  environment.agent_store = true;
+  const auto meet = [&](const char* attempt) {
+    environment.attempt = Setting{"TORCHELASTIC_RESTART_COUNT", attempt};
+    return rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
+  };
+  meet("0").store->set("claim", std::string("stale"));
+  const auto again = meet("1");
+  CHECK_FALSE(again.store->check({"claim"}));
+  CHECK(again.host == "127.0.0.1");
+  CHECK(meet("0").store->check({"claim"}));
+}
+
 TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {
   const TakenPort port;
   auto environment = launched("0", "2");
@@ -123,6 +148,31 @@ TEST_CASE(
       ContainsText("expected rank 0 to answer at 127.0.0.1 port " + std::to_string(port)) &&
           ContainsText("within 2000 ms, but rank 1 of 2 did not reach it"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+}
+
+TEST_CASE("a host that nobody knows is an error that names it, on rank 0 too", "[comm][errors]") {
+  const auto rank = GENERATE("0", "1");
+  auto environment = launched(rank, "2");
+  environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(TakenPort().number())};
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().timeout(std::chrono::milliseconds(300)), environment),
+      ContainsText(
+          "expected an address for the host \"no-such-host.invalid\", got none on rank ") &&
+          ContainsText(" of 2: ") && ContainsText("MASTER_ADDR"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+}
+
+TEST_CASE("a host that nobody knows is given up before the deadline", "[comm][errors]") {
+  // An empty label is in no name, so that no name server is asked.
+  const ddp::Deadline deadline(std::chrono::seconds(20));
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_FALSE(ddp::await_address("no..host", deadline, std::chrono::milliseconds(200)).empty());
+  const auto took = std::chrono::steady_clock::now() - start;
+  CHECK(took >= std::chrono::milliseconds(200));
+  CHECK(took < std::chrono::seconds(5));
+  CHECK(ddp::await_address("127.0.0.1", deadline).empty());
 }
 
 TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
