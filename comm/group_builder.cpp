@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/backends.h"
+#include "collective_checks.h"
 #include "error_text.h"
 #include "own_gpu.h"
 #include "rendezvous.h"
@@ -94,24 +95,28 @@ std::string to_text(const std::vector<int>& ranks) {
   return text.str();
 }
 
-void check_ranks(const std::vector<int>& sorted, int world_size) {
+void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& parent) {
   const auto text = to_text(sorted);
-  TORCH_CHECK_VALUE(!sorted.empty(), "new_group: expected at least one rank, got none.");
+  const auto place = place_of(parent);
+  const int world_size = parent.getSize();
+  TORCH_CHECK_VALUE(
+      !sorted.empty(), "new_group: expected at least one rank, got none ", place,
+      ". List the members, the same on all ranks.");
   for (size_t i = 0; i < sorted.size(); ++i) {
     TORCH_CHECK_VALUE(
         sorted[i] >= 0 && sorted[i] < world_size,
         "new_group: expected ranks of the default group, 0 to ", world_size - 1, ", got ",
-        sorted[i], " in ", text, ".");
+        sorted[i], " in ", text, " ", place, ". Leave out what is not one of them.");
     TORCH_CHECK_VALUE(
         i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
-        " twice in ", text, ".");
+        " twice in ", text, " ", place, ". List it once.");
   }
 }
 
 }  // namespace
 
 int local_rank_of(const Environment& environment, int world_size) {
-  if (environment.local_rank) return parse_int(*environment.local_rank, 0);
+  if (environment.local_rank) return parse_int(*environment.local_rank, {0}, kLauncherRemedy);
   TORCH_CHECK(
       world_size == 1,
       "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
@@ -170,7 +175,7 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   const int rank = parent.group->getRank();
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
-  check_ranks(sorted, parent.group->getSize());
+  check_ranks(sorted, *parent.group);
 
   const Deadline deadline(parent.world.timeout);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());

@@ -26,7 +26,7 @@ OwnGpu choose_gpu(const std::optional<Setting>& local_rank, int visible_gpus) {
   } else if (visible_gpus == 1) {
     gpu.device = 0;
   } else if (local_rank) {
-    gpu.device = parse_int(*local_rank, 0);
+    gpu.device = parse_int(*local_rank, {0}, kLauncherRemedy);
     if (*gpu.device < visible_gpus) return gpu;
     gpu.device.reset();
     gpu.why_not = c10::str(

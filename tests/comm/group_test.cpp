@@ -191,13 +191,17 @@ TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
 TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
-      ddp::new_group({}), ContainsText("new_group: expected at least one rank, got none"));
+      ddp::new_group({}),
+      ContainsText("new_group: expected at least one rank, got none on rank 0 of 1. List"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 1}),
-      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1]"));
+      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
+                   "Leave out"));
   CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
   CHECK_THROWS_WITH(
-      ddp::new_group({0, 0}), ContainsText("expected each rank once, got 0 twice in [0, 0]"));
+      ddp::new_group({0, 0}),
+      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of "
+                   "1. List it once"));
 }
 
 TEST_CASE("ranks that ask for different new groups all learn so", "[comm][ranks][errors]") {
@@ -271,7 +275,9 @@ TEST_CASE("the local rank is the launcher's, or 0 for a process that is alone", 
   CHECK(ddp::local_rank_of(environment, 8) == 3);
   environment.local_rank = ddp::Setting{"LOCAL_RANK", "x"};
   CHECK_THROWS_WITH(
-      ddp::local_rank_of(environment, 8), ContainsText("LOCAL_RANK: expected a whole number"));
+      ddp::local_rank_of(environment, 8),
+      ContainsText(
+          "LOCAL_RANK: expected a whole number of at least 0, got \"x\". Correct it, or start"));
 }
 
 TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm][errors]") {
