@@ -14,8 +14,8 @@ constexpr const char* kRemedy =
 void check_known(const std::string& backend, const std::string& text) {
   TORCH_CHECK_VALUE(
       backend == "gloo" || backend == "nccl" || backend == "mpi",
-      "backend(): expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\" with \"",
-      backend, "\".", kRemedy);
+      "backend(): expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\"",
+      backend == text ? "" : " with \"" + backend + "\"", ".", kRemedy);
 }
 
 void add(BackendSpec& spec, const std::string& part, const std::string& text) {

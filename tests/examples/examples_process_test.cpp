@@ -124,7 +124,7 @@ TEST_CASE("a bad start of all ranks is told once", "[examples][process][errors]"
   CHECK(backend.code == 2);
   REQUIRE(backend.ranks[0].size() == 1);
   CHECK_THAT(
-      backend.ranks[0][0], ContainsText("mnist: backend: expected") && ContainsText("pigeon"));
+      backend.ranks[0][0], ContainsText("mnist: backend(): expected") && ContainsText("pigeon"));
   CHECK(backend.ranks[1].empty());
 
   const auto environment =
