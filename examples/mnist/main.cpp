@@ -49,16 +49,14 @@ int train(const mnist::Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    // All ranks read the same command line and are launched in the same way: before they know each
-    // other, one of each host speaks.
+    // One of each host shows the help. Errors are every rank's own: the first to fail ends the job,
+    // and would take a message with it that another was to give.
+    std::ostream silent(nullptr);
     const bool speaks = ddp::get_local_rank() == 0;
-    try {
-      std::ostream silent(nullptr);
-      const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
-      return options ? train(*options) : 0;
-    } catch (const mnist::UsageError& error) {
-      return speaks ? fail(error.what(), 2) : 2;
-    }
+    const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
+    return options ? train(*options) : 0;
+  } catch (const mnist::UsageError& error) {
+    return fail(error.what(), 2);
   } catch (const examples::FailedElsewhere&) {
     return 1;
   } catch (const c10::Error& error) {
