@@ -2,6 +2,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -9,14 +10,11 @@
 namespace ddp {
 namespace {
 
+using testing::in;
 using testing::Rank;
 using testing::run_ranks;
 
 using Gradients = std::vector<float>;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 torch::nn::Linear make_linear(int64_t inputs) {
   torch::nn::Linear net(torch::nn::LinearOptions(inputs, 1).bias(false));

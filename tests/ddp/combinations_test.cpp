@@ -2,6 +2,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -9,12 +10,9 @@
 namespace ddp {
 namespace {
 
+using testing::in;
 using testing::Rank;
 using testing::run_ranks;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 enum class Graph { Whole, Unused, Static };
 

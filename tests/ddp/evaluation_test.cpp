@@ -2,6 +2,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -10,12 +11,10 @@ namespace ddp {
 namespace {
 
 using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 // y = w * norm(x), which throws where the test says so.
 class NormalisedImpl : public torch::nn::Module {
@@ -37,8 +36,6 @@ TORCH_MODULE(Normalised);
 at::Tensor batch(int rank, int step) {
   return torch::tensor({{0.0, 1.0}, {1.0, 3.0}, {4.0, 2.0}}) * (rank + 1 + 0.1 * step);
 }
-
-const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
 }  // namespace
 

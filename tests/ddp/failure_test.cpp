@@ -4,6 +4,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -11,7 +12,10 @@
 namespace ddp {
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -41,25 +45,8 @@ class FragileImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Fragile);
 
-// Far beyond the 5 s in which the others have to stop: what the tests see is not this.
-const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
-
 void step(DistributedDataParallel<Fragile>& model) {
   model->forward(torch::ones({4})).sum().backward();
-}
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 struct Seen {

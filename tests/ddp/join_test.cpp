@@ -1,6 +1,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -8,13 +9,12 @@
 namespace ddp {
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 torch::nn::Linear make_linear() {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
@@ -28,19 +28,6 @@ float step(DistributedDataParallel<torch::nn::Linear>& model, double x) {
   model->zero_grad();
   model->forward(torch::full({1, 1}, x)).sum().backward();
   return model->module()->weight.grad().item<float>();
-}
-
-const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return dynamic_cast<const c10::Error*>(&error)
-               ? static_cast<const c10::Error&>(error).what_without_backtrace()
-               : error.what();
-  }
-  return "";
 }
 
 // Counts iterations over all ranks: an all-reduce in each.

@@ -4,6 +4,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -11,13 +12,12 @@
 namespace ddp {
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 // Two heads, either of which may be left out.
 class HeadsImpl : public torch::nn::Module {
@@ -42,20 +42,9 @@ class HeadsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Heads);
 
-const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
-
 void step(DistributedDataParallel<Heads>& model, c10::ScalarType dtype = at::kFloat) {
   const auto heads = model->forward(torch::ones({1, 2}, dtype));
   (heads[0] + heads[1]).backward();
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 }  // namespace
