@@ -1,4 +1,6 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with gloo_shim/.
+#include <csignal>
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/backends.h"
@@ -33,9 +35,19 @@ class Gloo : public ProcessGroupGloo {
   }
 };
 
+// Gloo writes to sockets whose other end may be gone, which kills a process that has not said
+// otherwise; then nobody would learn which rank died. As Python does in every program. A handler
+// of the program's own stays.
+void ignore_broken_pipes() {
+  struct sigaction action = {};
+  ::sigaction(SIGPIPE, nullptr, &action);
+  if (action.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevices& devices) {
+  ignore_broken_pipes();
   auto options = ProcessGroupGloo::Options::create(setup.connect_by.left());
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;

@@ -161,6 +161,26 @@ TEST_CASE("a forward inside a backward pass belongs to it", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 1.5, 1.5});
 }
 
+TEST_CASE("a forward inside a backward pass may stand beside a plain one", "[ranks][ddp]") {
+  const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
+    auto net = make_linear(2);
+    DistributedDataParallel model(net, in(self).static_graph(true));
+    Gradients gradients;
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      const auto x = torch::full({1, 2}, self.rank + 1.0).set_requires_grad(true);
+      const auto run = [&](const at::Tensor& input) { return model->forward(input); };
+      const auto checkpointed = Checkpointed::apply(x, run).sum();
+      // The later of the two goes backward first: a reduced pass is under way when the other one
+      // runs forward again.
+      (checkpointed + model->forward(x).sum()).backward();
+      gradients.push_back(first_gradient(net));
+    }
+    return gradients;
+  });
+  for (const auto& gradients : seen) CHECK(gradients == Gradients{3, 3, 3, 3});
+}
+
 TEST_CASE("a checkpoint inside a wrapped module is averaged", "[ranks][ddp]") {
   class CheckpointedModule : public torch::nn::Module {
    public:

@@ -309,7 +309,8 @@ TEST_CASE("gradients that nobody computed stay as they were, to the bit", "[rank
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(2, 3);
   const auto gradients = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
-    const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({3})}};
+    const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({50})}};
+    const auto weights = torch::linspace(0.1, 0.9, 50);  // a third of them, thrice, is not the same
     Reducer reducer(
         parameters, self.group,
         ReducerOptions().gradient_as_bucket_view(as_views).find_unused_parameters(true));
@@ -317,7 +318,7 @@ TEST_CASE("gradients that nobody computed stay as they were, to the bit", "[rank
     for (int step = 0; step < 3; ++step) {
       reduced_backward(reducer, [&] {  // b gets a gradient in the first pass, and none later
         return parameters[0].tensor.sum() +
-               (MayDrop::apply(parameters[1].tensor, step > 0) / 3).sum();
+               (MayDrop::apply(parameters[1].tensor, step > 0) * weights).sum();
       });
       seen.push_back(parameters[1].tensor.grad().clone());
     }
