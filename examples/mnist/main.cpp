@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <ddp/process_group.h>
@@ -37,6 +39,13 @@ int fail(const char* message, int status) {
   return status;
 }
 
+/// The end of a rank that leaves it to another to say why. Launchers end all ranks when one has
+/// failed, so it gives the other the time to speak, and is usually ended by that one's end.
+int fail_silently(int status) {
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+  return status;
+}
+
 int train(const mnist::Options& options) {
   const DefaultGroup group(options.backend);
   examples::Progress progress(
@@ -57,10 +66,10 @@ int main(int argc, char** argv) {
       const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
       return options ? train(*options) : 0;
     } catch (const mnist::UsageError& error) {
-      return speaks ? fail(error.what(), 2) : 2;
+      return speaks ? fail(error.what(), 2) : fail_silently(2);
     }
   } catch (const examples::FailedElsewhere&) {
-    return 1;
+    return fail_silently(1);
   } catch (const c10::Error& error) {
     return fail(error.what_without_backtrace(), 1);
   } catch (const std::exception& error) {

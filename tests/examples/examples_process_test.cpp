@@ -127,8 +127,9 @@ TEST_CASE("a bad start of all ranks is told once", "[examples][process][errors]"
       backend.ranks[0][0], ContainsText("mnist: backend: expected") && ContainsText("pigeon"));
   CHECK(backend.ranks[1].empty());
 
-  const auto environment =
-      ddp::testing::run_job(2, {"sh", "-c", "WORLD_SIZE=x exec \"$0\"", MNIST_PROGRAM});
+  // The rank that tells comes last: the other one must not have ended the job by then.
+  const auto environment = ddp::testing::run_job(
+      2, {"sh", "-c", "[ $RANK = 1 ] || sleep 2; WORLD_SIZE=x exec \"$0\"", MNIST_PROGRAM});
   INFO(environment.output);
   CHECK(environment.code == 2);
   REQUIRE(environment.ranks[0].size() == 1);
