@@ -28,9 +28,8 @@ std::vector<at::Tensor> gather_equal(const at::Tensor& mine, const ProcessGroup&
 
 }  // namespace
 
-std::vector<std::string> all_gather_strings(
-    const std::string& text, const ProcessGroup& group_or_empty) {
-  const auto group = group_or_empty ? group_or_empty : default_group();
+std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
   if (group->getSize() == 1) return {text};
   const auto device = carrier_device(group);
 

@@ -5,16 +5,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace ddp {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
 
 std::string text_of(int error) { return std::strerror(error); }
@@ -34,30 +34,47 @@ std::string try_address(const addrinfo& address, std::chrono::milliseconds timeo
   return error == 0 ? "" : text_of(error);
 }
 
-// The error of the last of the host's addresses, or "" when one of them took the connection.
-std::string try_host(const std::string& host, int port, Clock::time_point deadline) {
+// The host's addresses, or getaddrinfo's error.
+std::pair<Addresses, int> look_up(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return {Addresses(status == 0 ? found : nullptr, freeaddrinfo), status};
+}
+
+// The error of the last of the host's addresses, or "" when one of them took the connection.
+std::string try_host(const std::string& host, int port, const Deadline& deadline) {
+  const auto [addresses, status] = look_up(host, port);
   if (status != 0) return gai_strerror(status);
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
   std::string error;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    error = try_address(*address, std::max(left, std::chrono::milliseconds(0)));
+    error = try_address(*address, deadline.left());
     if (error.empty()) break;
   }
   return error;
 }
 
+// Whether the next attempt may well find what this one did not.
+bool is_passing(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
+
 }  // namespace
 
-std::string await_listener(const std::string& host, int port, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+std::string await_address(
+    const std::string& host, const Deadline& deadline, std::chrono::milliseconds patience) {
+  const Deadline unknown(patience);
+  for (;;) {
+    const int status = look_up(host, 0).second;
+    if (status == 0) return "";
+    if (deadline.passed() || (unknown.passed() && !is_passing(status))) return gai_strerror(status);
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
+std::string await_listener(const std::string& host, int port, const Deadline& deadline) {
   for (;;) {
     auto error = try_host(host, port, deadline);
-    if (error.empty() || Clock::now() + kBetweenAttempts > deadline) return error;
+    if (error.empty() || deadline.left() < kBetweenAttempts) return error;
     std::this_thread::sleep_for(kBetweenAttempts);
   }
 }

@@ -8,31 +8,35 @@
 namespace ddp {
 namespace {
 
+constexpr const char* kRemedy =
+    " Write gloo, nccl or cpu:gloo,cuda:nccl, or leave it out for what all ranks have.";
+
 void check_known(const std::string& backend, const std::string& text) {
   TORCH_CHECK_VALUE(
       backend == "gloo" || backend == "nccl" || backend == "mpi",
-      "backend: expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\" with \"",
-      backend, "\".");
+      "backend(): expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\"",
+      backend == text ? "" : " with \"" + backend + "\"", ".", kRemedy);
 }
 
 void add(BackendSpec& spec, const std::string& part, const std::string& text) {
   const auto colon = part.find(':');
   TORCH_CHECK_VALUE(
       colon != std::string::npos,
-      "backend: expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text, "\" with \"",
-      part, "\".");
+      "backend(): expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text,
+      "\" with \"", part, "\".", kRemedy);
   const auto device = part.substr(0, colon);
   const auto backend = part.substr(colon + 1);
   TORCH_CHECK_VALUE(
-      device == "cpu" || device == "cuda", "backend: expected the devices cpu and cuda, got \"",
-      text, "\" with \"", device, "\".");
+      device == "cpu" || device == "cuda", "backend(): expected the devices cpu and cuda, got \"",
+      text, "\" with \"", device, "\".", kRemedy);
   check_known(backend, text);
   TORCH_CHECK_VALUE(
-      !(backend == "nccl" && device == "cpu"), "backend: nccl serves CUDA tensors only, got \"",
-      text, "\". Use cpu:gloo,cuda:nccl.");
+      !(backend == "nccl" && device == "cpu"),
+      "backend(): expected gloo or mpi for cpu, for nccl serves CUDA tensors only, got \"", text,
+      "\".", kRemedy);
   TORCH_CHECK_VALUE(
-      spec.emplace(device, backend).second, "backend: expected each device once, got \"", text,
-      "\".");
+      spec.emplace(device, backend).second, "backend(): expected each device once, got \"", text,
+      "\" with \"", device, "\" again.", kRemedy);
 }
 
 }  // namespace
@@ -50,16 +54,16 @@ BackendSpec parse_backend(const std::string& text, bool nccl_is_usable) {
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) add(spec, part, text);
     TORCH_CHECK_VALUE(
-        text.back() != ',', "backend: expected no comma at the end, got \"", text, "\".");
+        text.back() != ',', "backend(): expected no comma at the end, got \"", text, "\".",
+        kRemedy);
   }
   return spec;
 }
 
-void check_usable(const BackendSpec& spec, const std::string& why_no_nccl) {
+void check_built(const BackendSpec& spec) {
   TORCH_CHECK(
       !is_used(spec, "mpi"),
       "backend mpi: LibTorch's binaries come without it. Use gloo or nccl, under mpirun too.");
-  TORCH_CHECK(!is_used(spec, "nccl") || why_no_nccl.empty(), "backend nccl: ", why_no_nccl, ".");
 }
 
 bool is_used(const BackendSpec& spec, const std::string& backend) {

@@ -17,8 +17,8 @@ using BackendSpec = std::map<std::string, std::string>;
 ///         device, listing those there are.
 BackendSpec parse_backend(const std::string& text, bool nccl_is_usable);
 
-/// \throws c10::Error  when the spec has MPI, or NCCL although there is a reason why not.
-void check_usable(const BackendSpec& spec, const std::string& why_no_nccl);
+/// \throws c10::Error  when the spec has MPI, which LibTorch's binaries do not.
+void check_built(const BackendSpec& spec);
 
 bool is_used(const BackendSpec& spec, const std::string& backend);
 

@@ -104,12 +104,14 @@ void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_
   const auto group = group_arg.get();
   TORCH_CHECK_VALUE(
       timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
-      timeout.count(), " ms ", place_of(*group), ".");
+      timeout.count(), " ms ", place_of(*group), ". Give what the slowest rank may take.");
   const auto store = group->getStore();
-  TORCH_CHECK(store, "monitored_barrier: expected a group with a store, got one without.");
+  TORCH_CHECK(
+      store, "monitored_barrier: expected a group with a store, got one without ", place_of(*group),
+      ". Use one that init_process_group, make_process_group or new_group made.");
   call_roll(
       {c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", store), group->getRank(),
-       group->getSize(), timeout, "monitored_barrier"});
+       group->getSize(), Deadline(timeout), "monitored_barrier"});
 }
 
 }  // namespace ddp

@@ -36,17 +36,28 @@ uint64_t fnv1a(const std::string& text) {
   return hash;
 }
 
+bool is_one_host(const Environment& environment) {
+  return environment.local_world_size && environment.world_size &&
+         environment.local_world_size->value == environment.world_size->value;
+}
+
+void read_torchrun(const Lookup& lookup, Environment& environment) {
+  const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
+  environment.agent_store = agent && *agent == "True";
+  if (environment.agent_store && is_one_host(environment)) {
+    environment.attempt = read(lookup, "TORCHELASTIC_RESTART_COUNT");
+  }
+}
+
 void read_open_mpi(const Lookup& lookup, Environment& environment) {
   environment.rank_name = "OMPI_COMM_WORLD_RANK";
   environment.world_size_name = "OMPI_COMM_WORLD_SIZE";
   environment.world_size = read(lookup, environment.world_size_name);
   environment.address_remedy =
       "mpirun says nothing of rank 0's host: pass -x MASTER_ADDR=<rank 0's host> "
-      "-x MASTER_PORT=<a free port there>";
+      "-x MASTER_PORT=<a free port there>.";
   const auto job = read_first(lookup, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  const bool one_host = environment.local_world_size && environment.world_size &&
-                        environment.local_world_size->value == environment.world_size->value;
-  if (!one_host) return;
+  if (!is_one_host(environment)) return;
   if (!environment.master_addr) environment.master_addr = Setting{"one host", "127.0.0.1"};
   if (!environment.master_port && job) {
     environment.master_port = Setting{job->name, derived_port(fnv1a(job->value))};
@@ -58,7 +69,7 @@ void read_slurm(const Lookup& lookup, Environment& environment) {
   environment.world_size_name = "SLURM_NTASKS";
   environment.world_size = read_first(lookup, {"SLURM_NTASKS", "SLURM_NPROCS"});
   environment.address_remedy =
-      "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT";
+      "Inside a SLURM job, start the program with srun, or set MASTER_ADDR and MASTER_PORT.";
   if (!environment.master_addr) {
     environment.master_addr =
         read_first(lookup, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
@@ -81,13 +92,16 @@ void read_slurm(const Lookup& lookup, Environment& environment) {
 
 }  // namespace
 
-int parse_int(const Setting& setting, int min, int max) {
+int parse_int(
+    const Setting& setting, const Range& range, const std::string& remedy,
+    const std::string& place) {
   const auto bad = [&](const char* expectation) {
     TORCH_CHECK_VALUE(
         false, setting.name, ": expected ", expectation,
-        max == std::numeric_limits<int>::max() ? c10::str(" of at least ", min)
-                                               : c10::str(" from ", min, " to ", max),
-        ", got \"", setting.value, "\".");
+        range.max == std::numeric_limits<int>::max()
+            ? c10::str(" of at least ", range.min)
+            : c10::str(" from ", range.min, " to ", range.max),
+        ", got \"", setting.value, "\"", place, ". ", remedy);
   };
   int64_t number = 0;
   size_t used = 0;
@@ -97,7 +111,7 @@ int parse_int(const Setting& setting, int min, int max) {
     bad("a whole number");
   }
   if (used != setting.value.size()) bad("a whole number");
-  if (number < min || number > max) bad("a number");
+  if (number < range.min || number > range.max) bad("a number");
   return static_cast<int>(number);
 }
 
@@ -111,7 +125,8 @@ Environment read_environment(const Lookup& lookup) {
   environment.master_port = read(lookup, "MASTER_PORT");
   environment.gloo_interfaces = read(lookup, "GLOO_SOCKET_IFNAME");
   environment.address_remedy =
-      "Start the program with ddprun, torchrun, mpirun or srun, or set MASTER_ADDR and MASTER_PORT";
+      "Start the program with ddprun, torchrun, mpirun or srun, or set MASTER_ADDR and "
+      "MASTER_PORT.";
 
   environment.rank = read_first(lookup, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"});
   if (environment.rank && environment.rank->name == "OMPI_COMM_WORLD_RANK") {
@@ -120,8 +135,7 @@ Environment read_environment(const Lookup& lookup) {
     read_slurm(lookup, environment);
   } else {
     environment.world_size = read(lookup, "WORLD_SIZE");
-    const auto agent = lookup("TORCHELASTIC_USE_AGENT_STORE");
-    environment.agent_store = agent && *agent == "True";
+    read_torchrun(lookup, environment);
   }
   return environment;
 }

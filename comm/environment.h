@@ -16,10 +16,23 @@ struct Setting {
   std::string value;
 };
 
+struct Range {
+  int min;
+  int max = std::numeric_limits<int>::max();
+};
+
 /// The setting's value as a whole number.
 ///
-/// \throws c10::ValueError  when it is none, or not in [min, max].
-int parse_int(const Setting& setting, int min, int max = std::numeric_limits<int>::max());
+/// \param remedy  what to do about a bad one, for the message.
+/// \param place  " on rank 1 of 2", where that is known.
+/// \throws c10::ValueError  when it is none, or not in the range.
+int parse_int(
+    const Setting& setting, const Range& range, const std::string& remedy,
+    const std::string& place = "");
+
+/// The remedy for what a launcher sets.
+constexpr const char* kLauncherRemedy =
+    "Correct it, or start the program with ddprun, torchrun, mpirun or srun, which set it.";
 
 constexpr int kMaxPort = 65535;
 
@@ -35,10 +48,14 @@ struct Environment {
   /// Where rank and world size were looked for, for the message that they are missing.
   std::string rank_name = "RANK";
   std::string world_size_name = "WORLD_SIZE";
-  /// What to do when the address or the port is missing.
+  /// What to do when the address or the port is missing; a sentence.
   std::string address_remedy;
   /// torchrun's agent already listens at master_addr:master_port.
   bool agent_store = false;
+  /// Which of torchrun's attempts this is, over a store that outlives them. Only where one agent
+  /// has started all ranks: with several, each counts the failures of its own ranks, so that the
+  /// ranks of one attempt have different counts.
+  std::optional<Setting> attempt;
   /// GLOO_SOCKET_IFNAME: names of interfaces, separated by commas.
   std::optional<Setting> gloo_interfaces;
 };

@@ -1,6 +1,7 @@
 #include "group_builder.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -9,31 +10,38 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/backends.h"
+#include "collective_checks.h"
+#include "error_text.h"
+#include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
 namespace ddp {
 namespace {
 
+constexpr auto kLastWords = std::chrono::seconds(2);
+
 c10::intrusive_ptr<c10d::Backend> make_backend(
     const std::string& name, const backends::Setup& setup, const GlooDevices& devices) {
   if (name == "nccl") return backends::make_nccl(setup);
+  std::string problem;
   try {
     return backends::make_gloo(setup, devices);
   } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    TORCH_CHECK(
-        false, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
-        " to connect to the others over ", to_string(devices), ", but it could not within ",
-        setup.timeout.count(), " ms. If that is not the way to them, set GLOO_SOCKET_IFNAME. (",
-        torch_error != nullptr ? torch_error->what_without_backtrace() : error.what(), ")");
+    problem = text_of(error);
   }
+  TORCH_CHECK(
+      false, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      " to connect to the others over ", to_string(devices), " within ",
+      setup.connect_by.timeout().count(),
+      " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
+      ")");
 }
 
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
-    const World& world, const c10::intrusive_ptr<c10d::Store>& store, int rank,
-    const std::vector<int>& global_ranks, const std::string& name) {
+    const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
+    int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
@@ -43,7 +51,13 @@ ProcessGroup connect(
       const auto own_store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
       instance = make_backend(
           backend,
-          {own_store, rank, size, world.timeout, name, {global_ranks.begin(), global_ranks.end()}},
+          {own_store,
+           rank,
+           size,
+           world.timeout,
+           deadline,
+           name,
+           {global_ranks.begin(), global_ranks.end()}},
           world.gloo_devices);
       instance->setSequenceNumberForGroup();
     }
@@ -57,10 +71,20 @@ ProcessGroup connect(
   return group;
 }
 
-// As far as the launcher says.
-int processes_on_host(const Environment& environment) {
-  if (environment.local_world_size) return parse_int(*environment.local_world_size, 1);
-  return environment.local_rank ? parse_int(*environment.local_rank, 0) + 1 : 1;
+// Waits until every rank of the roll has connected what it had to. The store has to live until
+// then, and may be in the process of a rank that is done, or that had nothing to connect.
+ProcessGroup connect_all(RollCall roll, const std::function<ProcessGroup()>& connect_own) {
+  ProcessGroup group;
+  std::string problem;
+  try {
+    group = connect_own();
+  } catch (const std::exception& error) {
+    problem = text_of(error);
+  }
+  // Those that fail at the deadline still have to say so.
+  roll.deadline = roll.deadline.and_then(kLastWords);
+  call_roll(roll, "connected", problem);
+  return group;
 }
 
 std::string to_text(const std::vector<int>& ranks) {
@@ -71,24 +95,28 @@ std::string to_text(const std::vector<int>& ranks) {
   return text.str();
 }
 
-void check_ranks(const std::vector<int>& sorted, int world_size) {
+void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& parent) {
   const auto text = to_text(sorted);
-  TORCH_CHECK_VALUE(!sorted.empty(), "new_group: expected at least one rank, got none.");
+  const auto place = place_of(parent);
+  const int world_size = parent.getSize();
+  TORCH_CHECK_VALUE(
+      !sorted.empty(), "new_group: expected at least one rank, got none ", place,
+      ". List the members, the same on all ranks.");
   for (size_t i = 0; i < sorted.size(); ++i) {
     TORCH_CHECK_VALUE(
         sorted[i] >= 0 && sorted[i] < world_size,
         "new_group: expected ranks of the default group, 0 to ", world_size - 1, ", got ",
-        sorted[i], " in ", text, ".");
+        sorted[i], " in ", text, " ", place, ". Leave out what is not one of them.");
     TORCH_CHECK_VALUE(
         i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
-        " twice in ", text, ".");
+        " twice in ", text, " ", place, ". List it once.");
   }
 }
 
 }  // namespace
 
 int local_rank_of(const Environment& environment, int world_size) {
-  if (environment.local_rank) return parse_int(*environment.local_rank, 0);
+  if (environment.local_rank) return parse_int(*environment.local_rank, {0}, kLauncherRemedy);
   TORCH_CHECK(
       world_size == 1,
       "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
@@ -99,41 +127,47 @@ int local_rank_of(const Environment& environment, int world_size) {
 }
 
 BuiltGroup build_group(const ProcessGroupOptions& options) {
+  const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
-  // Counting GPUs loads the CUDA driver: not for those who chose Gloo.
-  const bool asks_for_nccl =
-      options.backend().empty() || options.backend().find("nccl") != std::string::npos;
-  const auto why_no_nccl =
-      asks_for_nccl ? backends::why_no_nccl(processes_on_host(environment)) : "";
   BuiltGroup built;
   auto& world = built.world;
-  world.backends = parse_backend(options.backend(), why_no_nccl.empty());
+  const auto& backend = options.backend();
+  world.backends = parse_backend(backend, /*nccl_is_usable=*/true);
   world.timeout = options.timeout();
-  const auto met = rendezvous(options, environment);
+  const auto met = rendezvous(options, environment, deadline);
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;
+  OwnGpu gpu;
   try {
-    check_usable(world.backends, why_no_nccl);
+    check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
-    if (is_used(world.backends, "nccl") && environment.local_rank) {
-      backends::use_cuda_device(local_rank_of(environment, met.world_size));
-    }
+    // Looking for GPUs loads the CUDA driver: not for those who chose Gloo.
+    if (is_used(world.backends, "nccl")) gpu = backends::find_gpu(environment.local_rank);
   } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
+    problem = text_of(error);
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
   const RollCall roll{
-      c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size,
-      world.timeout, "init_process_group"};
-  const auto claim =
-      c10::str("world size ", met.world_size, " and backend ", to_string(world.backends));
+      c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size, deadline,
+      "init_process_group"};
+  const auto claim = c10::str(
+      "world size ", met.world_size, " and ",
+      backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
+  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  if (is_used(world.backends, "nccl")) {
+    c10d::PrefixStore votes("votes", own_store);
+    const bool all = all_have_gpus(roll, votes, gpu, /*required=*/!backend.empty());
+    world.backends = parse_backend(backend, all);
+  }
 
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  built.group = connect(
-      world, c10::make_intrusive<c10d::PrefixStore>(name, store), met.rank, ranks, "default_pg");
+  built.group = connect_all(roll, [&] {
+    if (is_used(world.backends, "nccl") && gpu.device) backends::use_cuda_device(*gpu.device);
+    return connect(world, deadline, own_store, met.rank, ranks, "default_pg");
+  });
   return built;
 }
 
@@ -141,26 +175,19 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   const int rank = parent.group->getRank();
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
-  check_ranks(sorted, parent.group->getSize());
+  check_ranks(sorted, *parent.group);
 
+  const Deadline deadline(parent.world.timeout);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());
-  const RollCall roll{store, rank, parent.group->getSize(), parent.world.timeout, "new_group"};
+  const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
   const auto name = call_roll(roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
-  ProcessGroup group;
-  std::string problem;
-  try {
-    if (place != sorted.end()) {
-      group = connect(
-          parent.world, c10::make_intrusive<c10d::PrefixStore>(name, store),
-          static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
-    }
-  } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
-  }
-  // The store has to outlive the members' connecting, and may be in the process of a non-member.
-  call_roll(roll, "connected", problem);
-  return group;
+  return connect_all(roll, [&]() -> ProcessGroup {
+    if (place == sorted.end()) return {};
+    return connect(
+        parent.world, deadline, c10::make_intrusive<c10d::PrefixStore>(name, store),
+        static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+  });
 }
 
 }  // namespace ddp

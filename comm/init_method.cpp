@@ -9,8 +9,8 @@ namespace {
 
 [[noreturn]] void bad_url(const std::string& url, const std::string& problem) {
   TORCH_CHECK_VALUE(
-      false, "init_method: expected env://, tcp://host:port or file:///path, got \"", url,
-      "\": ", problem, ".");
+      false, "init_method(): expected env://, tcp://host:port or file:///path, got \"", url,
+      "\": ", problem, ". Write it in one of these forms, or leave it out for env://.");
 }
 
 // "rank=1&world_size=2"
@@ -25,7 +25,7 @@ void parse_query(const std::string& url, const std::string& query, InitMethod& m
     if (name != "rank" && name != "world_size") {
       bad_url(url, "it has \"" + name + "\" after '?', where only rank and world_size may be");
     }
-    setting = Setting{name + " in init_method", part.substr(equals + 1)};
+    setting = Setting{name + " in init_method(\"" + url + "\")", part.substr(equals + 1)};
     begin = end + 1;
   }
 }
@@ -42,7 +42,9 @@ void parse_address(const std::string& url, const std::string& address, InitMetho
   if (!in_brackets && method.host.find(':') != std::string::npos) {
     bad_url(url, "an IPv6 address needs brackets, as in tcp://[::1]:29500");
   }
-  method.port = parse_int({"the port in init_method", address.substr(colon + 1)}, 1, kMaxPort);
+  method.port = parse_int(
+      {"the port in init_method(\"" + url + "\")", address.substr(colon + 1)}, {1, kMaxPort},
+      "Give a free port of rank 0's host, as in tcp://host:29500.");
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <memory>
 #include <sstream>
 
@@ -23,7 +25,11 @@ using Owned = std::unique_ptr<T, void (*)(T*)>;
 
 Owned<ifaddrs> interfaces() {
   ifaddrs* list = nullptr;
-  TORCH_CHECK(getifaddrs(&list) == 0, "Gloo: cannot list this host's network interfaces.");
+  const int error = getifaddrs(&list) == 0 ? 0 : errno;
+  TORCH_CHECK(
+      error == 0,
+      "Gloo: expected to list this host's network interfaces, but cannot: ", std::strerror(error),
+      ". Set GLOO_SOCKET_IFNAME to the one that leads to the other ranks.");
   return {list, freeifaddrs};
 }
 
@@ -121,7 +127,7 @@ std::vector<std::string> parse_interfaces(const Setting& setting) {
     TORCH_CHECK_VALUE(
         if_nametoindex(name.c_str()) != 0, setting.name,
         ": expected interfaces of this host, got \"", name, "\". There are ", names_of_interfaces(),
-        ".");
+        ": set it to those that lead to the other ranks, or unset it.");
     names.push_back(name);
   }
   return names;

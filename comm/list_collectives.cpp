@@ -139,7 +139,7 @@ WorkPtr all_to_all_async(
   const auto group = group_arg.get();
   TORCH_CHECK_VALUE(
       !inputs.empty(), "all_to_all: expected one tensor per rank in inputs, got none ",
-      place_of(*group), ".");
+      place_of(*group), ". Give one for each rank, in the order of ranks.");
   check_tensor("all_to_all", inputs.front(), *group);
   check_list("all_to_all", "inputs", inputs, inputs.front(), *group);
   check_list("all_to_all", "outputs", outputs, inputs.front(), *group);
@@ -148,7 +148,7 @@ WorkPtr all_to_all_async(
   TORCH_CHECK_VALUE(
       sent == received, "all_to_all: expected outputs[", group->getRank(), "] of ", sent,
       " elements, which inputs[", group->getRank(), "] has, got ", received, " ", place_of(*group),
-      ".");
+      ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
   if (backend_name(inputs.front(), *group) == "gloo") {

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "await_listener.h"
+#include "error_text.h"
 #include "init_method.h"
 
 namespace ddp {
@@ -23,83 +24,107 @@ struct Place {
   int world_size;
 };
 
+std::string to_text(const Place& place) {
+  return c10::str(" on rank ", place.rank, " of ", place.world_size);
+}
+
+// A number, and who says it.
+struct Number {
+  std::string name;
+  int value;
+};
+
 // The option, else the URL's query, else the environment.
-int resolve(
+Number resolve(
     const char* option_name, int option, const std::optional<Setting>& in_url,
     const std::optional<Setting>& in_environment, const std::string& variable, int min) {
-  if (option != -1) return parse_int({option_name, std::to_string(option)}, min);
-  if (in_url) return parse_int(*in_url, min);
+  if (option != -1) {
+    const char* remedy =
+        "Correct it, or leave it out where a launcher has set RANK and WORLD_SIZE.";
+    return {option_name, parse_int({option_name, std::to_string(option)}, {min}, remedy)};
+  }
+  if (in_url) {
+    const char* remedy = "End the URL with ?rank=R&world_size=W, this process's numbers.";
+    return {in_url->name, parse_int(*in_url, {min}, remedy)};
+  }
   TORCH_CHECK_VALUE(
       in_environment.has_value(), "init_process_group: expected ", variable,
       " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
       "or set ",
       option_name, " in the options.");
-  return parse_int(*in_environment, min);
+  return {in_environment->name, parse_int(*in_environment, {min}, kLauncherRemedy)};
 }
 
 Place resolve_place(
     const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
-  Place place;
-  place.world_size = resolve(
+  const auto world_size = resolve(
       "world_size()", options.world_size(), method.world_size, environment.world_size,
       environment.world_size_name, 1);
-  place.rank =
+  const auto rank =
       resolve("rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
   TORCH_CHECK_VALUE(
-      place.rank < place.world_size, "init_process_group: expected a rank of 0 to ",
-      place.world_size - 1, ", for the world size is ", place.world_size, ", got rank ", place.rank,
-      ". Ranks start at 0.");
-  return place;
+      rank.value < world_size.value, rank.name, ": expected a rank from 0 to ",
+      world_size.value - 1, ", for ", world_size.name, " is ", world_size.value, ", got ",
+      rank.value, ". Ranks count from 0: give each of the ", world_size.value,
+      " processes its own, or correct ", world_size.name, ".");
+  return {rank.value, world_size.value};
 }
 
-// Without the stack that c10::Error::what() adds to each.
-std::string reason(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+void check_host(const std::string& host, const Place& place, const Deadline& deadline) {
+  const auto problem = await_address(host, deadline);
+  TORCH_CHECK(
+      problem.empty(), "init_process_group: expected an address for the host \"", host,
+      "\", got none", to_text(place), ": ", problem,
+      ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
 }
 
 c10::intrusive_ptr<c10d::Store> make_tcp_store(
     const std::string& host, int port, const Place& place, bool agent_listens,
-    std::chrono::milliseconds timeout) {
+    const Deadline& deadline) {
+  check_host(host, place, deadline);
   const char* listener = agent_listens ? "torchrun's agent" : "rank 0";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = place.rank == 0 && !agent_listens;
   options.numWorkers = static_cast<size_t>(place.world_size);
   options.waitWorkers = false;  // the roll call waits, and can say for whom
-  options.timeout = timeout;
   options.multiTenant = true;
   std::string problem;
   try {
-    if (!options.isServer) problem = await_listener(host, port, timeout);
-    if (problem.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
+    if (!options.isServer) problem = await_listener(host, port, deadline);
+    options.timeout = deadline.left();
+    if (problem.empty()) {
+      auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+      store->setTimeout(deadline.timeout());
+      return store;
+    }
   } catch (const std::exception& error) {
-    problem = reason(error);
+    problem = text_of(error);
   }
   TORCH_CHECK(
       !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
       ", but it cannot: ", problem,
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
   C10_THROW_ERROR(
-      Error,
-      c10::str(
-          "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
-          " within ", timeout.count(), " ms, but rank ", place.rank, " of ", place.world_size,
-          " did not reach it: ", problem, ". Check that ", listener,
-          " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right."));
+      Error, c10::str(
+                 "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
+                 " within ", deadline.timeout().count(), " ms, but rank ", place.rank, " of ",
+                 place.world_size, " did not reach it: ", problem, ". Check that ", listener,
+                 " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are "
+                 "right."));
 }
 
 c10::intrusive_ptr<c10d::Store> make_file_store(
-    const std::string& path, int world_size, std::chrono::milliseconds timeout) {
+    const std::string& path, const Place& place, std::chrono::milliseconds timeout) {
   // FileStore waits minutes for a file that it cannot make.
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   const std::string problem = fd < 0 ? std::strerror(errno) : "";
   TORCH_CHECK(
-      fd >= 0, "init_process_group: expected to open or create ", path,
-      " for file://, but cannot: ", problem,
+      fd >= 0, "init_process_group: expected to open or create ", path, " for file://, but cannot",
+      to_text(place), ": ", problem,
       ". Give a path in a folder that exists and that every rank may write to.");
   close(fd);
-  auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+  auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
   store->setTimeout(timeout);
   return store;
 }
@@ -115,19 +140,23 @@ std::string host_of(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 const Setting& needed(
-    const std::optional<Setting>& setting, const char* name, const Environment& environment) {
+    const std::optional<Setting>& setting, const char* name, const Environment& environment,
+    const Place& place) {
   TORCH_CHECK_VALUE(
       setting.has_value(), "init_process_group: expected ", name,
-      " in the environment, got nothing. ", environment.address_remedy, ".");
+      " in the environment, got nothing", to_text(place), ". ", environment.address_remedy);
   return *setting;
 }
 
 }  // namespace
 
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
+Rendezvous rendezvous(
+    const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {
   TORCH_CHECK_VALUE(
       options.timeout().count() > 0, "timeout(): expected more than 0 ms, got ",
-      options.timeout().count(), " ms.");
+      options.timeout().count(),
+      " ms. Give what the slowest rank may take, or leave it out for 30 "
+      "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
   const auto place = resolve_place(options, method, environment);
   Rendezvous result;
@@ -137,17 +166,23 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
     result.store = options.store();
     result.host = host_of(options.store());
   } else if (method.kind == InitMethod::Kind::kFile) {
-    result.store = make_file_store(method.path, place.world_size, options.timeout());
+    result.store = make_file_store(method.path, place, options.timeout());
   } else {
     const bool from_environment = method.kind == InitMethod::Kind::kEnv;
     result.host = method.host;
     auto port = method.port;
     if (from_environment) {
-      result.host = needed(environment.master_addr, "MASTER_ADDR", environment).value;
-      port = parse_int(needed(environment.master_port, "MASTER_PORT", environment), 1, kMaxPort);
+      result.host = needed(environment.master_addr, "MASTER_ADDR", environment, place).value;
+      port = parse_int(
+          needed(environment.master_port, "MASTER_PORT", environment, place), {1, kMaxPort},
+          "Set it to a free port of rank 0's host, the same for all ranks.", to_text(place));
     }
     result.store = make_tcp_store(
-        result.host, port, place, from_environment && environment.agent_store, options.timeout());
+        result.host, port, place, from_environment && environment.agent_store, deadline);
+    if (from_environment && environment.attempt) {
+      result.store = c10::make_intrusive<c10d::PrefixStore>(
+          "attempt_" + environment.attempt->value, result.store);
+    }
   }
   return result;
 }

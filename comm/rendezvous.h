@@ -4,6 +4,7 @@
 
 #include <ddp/process_group.h>
 
+#include "deadline.h"
 #include "environment.h"
 
 namespace ddp {
@@ -20,7 +21,9 @@ struct Rendezvous {
 /// Finds rank, world size and a store that reaches all ranks. Does not wait for them.
 ///
 /// \throws c10::ValueError  on a missing or malformed setting, naming it, its value and the remedy.
-/// \throws c10::Error  when the port is taken or rank 0 does not answer within the timeout.
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment);
+/// \throws c10::Error  when the port is taken, rank 0's host is not known or rank 0 does not answer
+///         before the deadline.
+Rendezvous rendezvous(
+    const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline);
 
 }  // namespace ddp

@@ -14,10 +14,8 @@
 namespace ddp {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Keys of the store. "open" holds the name of the current roll; the others lie under that name:
-//   turn/R     how often a rank R has come to this roll; only the first one takes part
+//   who/R      the name of the process that has come as rank R; only the first one takes part
 //   claim      the first comer's rank and claim
 //   problem    why the verdict cannot be "ok"
 //   here/R     rank R is here            count      how many are
@@ -58,7 +56,7 @@ class Caller {
         store_(*roll.store),
         claim_(std::move(claim)),
         problem_(std::move(problem)),
-        deadline_(Clock::now() + roll.timeout) {}
+        me_(random_name()) {}
 
   std::string call() {
     for (;;) {
@@ -79,29 +77,50 @@ class Caller {
   bool has(const std::string& key) { return store_.check({key}); }
 
   void join() {
-    const auto fresh = random_name();
-    name_ = store_.compareSet(kOpen, "", fresh);
-    // A roll with a verdict is over. One where this rank has been is over too, or was left open by
-    // processes that died: then the first to notice opens the next.
-    while (has(key("verdict")) || store_.add(key("turn", roll_.rank), 1) > 1) {
-      name_ = store_.compareSet(kOpen, name_, fresh);
-    }
-    compare_claims();
+    name_ = store_.compareSet(kOpen, "", random_name());
+    if (first_.empty()) first_ = name_;
+    // A fresh name each time: the others may have ended the roll this rank opened a moment ago.
+    while (!takes_part()) name_ = store_.compareSet(kOpen, name_, random_name());
     if (!problem_.empty()) store_.compareSet(key("problem"), "", problem_);
     store_.set(key("here", roll_.rank), "1");
     if (store_.add(key("count"), 1) == roll_.world_size) store_.set(key("full"), "1");
   }
 
-  void compare_claims() {
+  // False where the roll that is open is over, or may have been left open by processes that died:
+  // then the first to notice opens the next.
+  bool takes_part() {
+    const bool opened_since = name_ != first_;  // since this call began, so by somebody who lives
+    const bool is_rival = store_.compareSet(key("who", roll_.rank), "", me_) != me_;
+    if (is_rival && opened_since) {
+      rival_ = two_processes();
+      decide(rival_);
+      return true;
+    }
+    if (is_rival || has(key("verdict"))) return false;
+    const auto difference = compare_claims();
+    if (difference.empty()) return true;
+    if (opened_since) decide(difference);
+    return opened_since;
+  }
+
+  std::string two_processes() const {
+    return c10::str(
+        roll_.subject, ": expected one process for each of the ", roll_.world_size,
+        " ranks, but two processes claim rank ", roll_.rank,
+        ". Give every process a RANK (or rank()) of its own, and end those of an earlier start.");
+  }
+
+  // Empty when this rank's claim is the first one's.
+  std::string compare_claims() {
     const auto first =
         store_.compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
     const auto space = first.find(' ');
     const auto their_claim = first.substr(space + 1);
-    if (their_claim == claim_) return;
-    decide(c10::str(
+    if (their_claim == claim_) return "";
+    return c10::str(
         roll_.subject, ": expected all ranks to call it alike, but rank ", first.substr(0, space),
         " calls it with ", their_claim, " and rank ", roll_.rank, " with ", claim_,
-        ". Give every rank the same."));
+        ". Give every rank the same.");
   }
 
   // The verdict; nothing when a newer roll has taken this one's place.
@@ -111,18 +130,31 @@ class Caller {
       const bool superseded = store_.get_to_str(kOpen) != name_;
       // Asked after: whoever opened a newer roll because this one is over did so with the verdict
       // already there.
-      if (has(key("verdict"))) return store_.get_to_str(key("verdict"));
-      if (superseded) return std::nullopt;
-      if (!confirmed && has(key("full"))) {
+      if (has(key("verdict"))) return verdict();
+      if (roll_.deadline.passed()) {
+        decide(who_is_missing(confirmed ? "alive" : "here"));
+      } else if (superseded) {
+        return std::nullopt;
+      } else if (!confirmed && has(key("full"))) {
         // Among those that are here may be some that died since; they do not confirm.
         confirmed = true;
         store_.set(key("alive", roll_.rank), "1");
         if (store_.add(key("confirmed"), 1) == roll_.world_size) {
-          decide(has(key("problem")) ? store_.get_to_str(key("problem")) : kOk);
+          const auto problem = known_problem();
+          decide(problem.empty() ? kOk : problem);
         }
       }
-      if (Clock::now() > deadline_) decide(who_is_missing(confirmed ? "alive" : "here"));
     }
+  }
+
+  std::string verdict() {
+    const auto verdict = store_.get_to_str(key("verdict"));
+    // The roll went well, but with the other process of this rank.
+    return verdict == kOk && !rival_.empty() ? rival_ : verdict;
+  }
+
+  std::string known_problem() {
+    return has(key("problem")) ? store_.get_to_str(key("problem")) : "";
   }
 
   std::string who_is_missing(const std::string& sign_of_life) {
@@ -132,10 +164,12 @@ class Caller {
     }
     std::ostringstream ranks;
     for (const int rank : missing) ranks << (ranks.tellp() > 0 ? ", " : "") << rank;
+    const auto problem = known_problem();
     return c10::str(
-        roll_.subject, ": expected all ", roll_.world_size, " ranks within ", roll_.timeout.count(),
-        " ms, but rank", missing.size() == 1 ? " " : "s ", ranks.str(),
-        " did not come. Look for what ended or held up ", missing.size() == 1 ? "it" : "them",
+        problem, problem.empty() ? "" : " Also, ", roll_.subject, ": expected all ",
+        roll_.world_size, " ranks within ", roll_.deadline.timeout().count(), " ms, but rank",
+        missing.size() == 1 ? " " : "s ", ranks.str(),
+        " did not come. Look for what ended or delayed ", missing.size() == 1 ? "it" : "them",
         ", or set a longer timeout.");
   }
 
@@ -145,8 +179,8 @@ class Caller {
   void leave() {
     store_.add(key("read"), 1);
     if (roll_.rank != 0) return;
-    const auto latest = Clock::now() + kReadersGrace;
-    for (Poll poll(roll_.world_size); Clock::now() < latest; poll.pause()) {
+    const Deadline latest(kReadersGrace);
+    for (Poll poll(roll_.world_size); !latest.passed(); poll.pause()) {
       if (store_.add(key("read"), 0) >= store_.add(key("count"), 0)) return;
     }
   }
@@ -155,8 +189,10 @@ class Caller {
   c10d::Store& store_;
   std::string claim_;
   std::string problem_;
-  Clock::time_point deadline_;
-  std::string name_;
+  std::string me_;     // this call
+  std::string first_;  // the roll that was open when this call began
+  std::string name_;   // the roll this call takes part in
+  std::string rival_;  // the verdict about another process of this rank
 };
 
 }  // namespace

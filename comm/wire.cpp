@@ -5,6 +5,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 
+#include "collective_checks.h"
+
 namespace ddp {
 namespace {
 
@@ -83,10 +85,11 @@ WireReduction wire_reduction(
   const bool complex = at::isComplexType(dtype);
   TORCH_CHECK_VALUE(
       !complex || op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG, call,
-      ": expected SUM or AVG for complex tensors, got another operation on ", dtype, ".");
+      ": expected SUM or AVG for complex tensors, got another operation on ", dtype, " ",
+      place_of(group), ". Reduce at::view_as_real() of it where the parts are meant.");
   TORCH_CHECK_VALUE(
       op.op_ != ReduceOp::AVG || complex || at::isFloatingType(dtype), call,
-      ": expected a floating-point or complex tensor for AVG, got ", dtype,
+      ": expected a floating-point or complex tensor for AVG, got ", dtype, " ", place_of(group),
       ". Use SUM and divide as you need it.");
   if (dtype == at::kBool) {
     // On the bytes 0 and 1: "or" and "and" that stay 0 and 1 whatever the world size.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "model_description.h"
@@ -11,9 +10,7 @@
 namespace ddp {
 namespace {
 
-Names checked_names_to_ignore(
-    const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
-  const auto& names = options.parameters_to_ignore();
+void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
   const auto parameters = module.named_parameters();
   const auto buffers = module.named_buffers();
   for (const auto& name : names) {
@@ -24,19 +21,10 @@ Names checked_names_to_ignore(
         name,
         "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
   }
-  return Names(names.begin(), names.end());
-}
-
-const torch::nn::Module& checked(const std::shared_ptr<torch::nn::Module>& module) {
-  TORCH_CHECK_VALUE(
-      module,
-      "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
-  return *module;
 }
 
 // All on one type of device, for which the group can communicate.
-c10::DeviceType device_type_of(
-    const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
+void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
   const auto& first = parameters.front();
   for (const auto& p : parameters) {
     TORCH_CHECK_VALUE(
@@ -54,7 +42,6 @@ c10::DeviceType device_type_of(
       "DistributedDataParallel: expected a process group with a backend for ", type,
       ", where the parameters are, got one for ", c10::Join(", ", devices),
       ". Choose the backend in ProcessGroupOptions, or move the module.");
-  return type;
 }
 
 std::optional<c10::Device> checked_input_device(
@@ -84,26 +71,18 @@ DistributedDataParallelBase::DistributedDataParallelBase(
       wrapped_(std::move(module)),
       options_(options),
       group_(options.process_group() ? options.process_group() : default_group()),
-      ignored_(checked_names_to_ignore(checked(wrapped_), options)) {
-  auto parameters = trained_parameters(*wrapped_, ignored_);
-  TORCH_CHECK_VALUE(
-      !parameters.empty(),
-      "DistributedDataParallel is not needed when a module doesn't have any parameter that "
-      "requires "
-      "a gradient. Use the module itself.");
-  device_type_of(parameters, group_);
-  input_device_ = checked_input_device(options_.device_ids(), parameters);
-
-  if (options_.init_sync() && group_->getSize() > 1) {
-    const auto state = module_state(*wrapped_, ignored_);
-    // First the comparison: a broadcast between different models would fail in the transport.
-    check_same_on_all_ranks(describe_model(state, options_), group_);
-    std::vector<at::Tensor> tensors;
-    for (const auto& s : state) {
-      if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
-    }
-    broadcast_from_first_rank(tensors, group_);
+      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()) {
+  // What is wrong on this rank the others have to learn, or they would wait for it.
+  std::vector<NamedParameter> parameters;
+  std::exception_ptr refusal;
+  try {
+    parameters = checked_parameters();
+  } catch (const c10::Error&) {
+    refusal = std::current_exception();
   }
+  const bool compares = options_.init_sync() && group_->getSize() > 1;
+  if (refusal && !compares) std::rethrow_exception(refusal);
+  if (compares) sync_initial_state(refusal);
   reducer_ = std::make_unique<Reducer>(
       std::move(parameters), group_,
       ReducerOptions()
@@ -120,47 +99,39 @@ DistributedDataParallelBase::DistributedDataParallelBase(
 
 DistributedDataParallelBase::~DistributedDataParallelBase() = default;
 
+std::vector<NamedParameter> DistributedDataParallelBase::checked_parameters() {
+  TORCH_CHECK_VALUE(
+      wrapped_,
+      "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
+  check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
+  auto parameters = trained_parameters(*wrapped_, ignored_);
+  TORCH_CHECK_VALUE(
+      !parameters.empty(),
+      "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+      "requires a gradient. Use the module itself.");
+  check_devices(parameters, group_);
+  input_device_ = checked_input_device(options_.device_ids(), parameters);
+  return parameters;
+}
+
+void DistributedDataParallelBase::sync_initial_state(const std::exception_ptr& refusal) {
+  std::vector<StateTensor> state;
+  if (!refusal) state = module_state(*wrapped_, ignored_);
+  // First the comparison: a broadcast between different models would fail in the transport.
+  check_same_on_all_ranks(describe_model(state, options_), refusal, group_);
+  std::vector<at::Tensor> tensors;
+  for (const auto& s : state) {
+    if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
+  }
+  broadcast_from(0, tensors, group_, [](c10d::Work& work) { work.wait(); });
+}
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  TORCH_CHECK_VALUE(
+      options_.reduction() == Reduction::Mean,
+      "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
+      "gradients become, got another one. Leave reduction out and do it in the hook.");
   reducer_->register_comm_hook(std::move(hook));
-}
-
-bool DistributedDataParallelBase::trains() const {
-  return c10::GradMode::is_enabled() && gradient_sync_;
-}
-
-void DistributedDataParallelBase::before_forward() {
-  if (c10::GradMode::is_enabled()) reducer_->prepare_for_forward();
-  if (trains()) check_frozen_parameters();
-  if (buffers_may_differ_ && options_.broadcast_buffers()) sync_buffers();
-}
-
-void DistributedDataParallelBase::after_forward(
-    std::vector<at::Tensor> outputs, bool outputs_complete) {
-  // Buffers changed by a forward that is not trained on stay this rank's own until the next
-  // training forward, so that one rank may evaluate alone.
-  buffers_may_differ_ = trains();
-  if (trains()) {
-    reducer_->prepare_for_backward({std::move(outputs), outputs_complete, is_training()});
-  } else if (c10::GradMode::is_enabled()) {
-    reducer_->prepare_for_local_backward();
-  }
-}
-
-void DistributedDataParallelBase::forward_failed() noexcept {
-  // Nobody waits for the gradients of an evaluation.
-  if (trains() && is_training()) reducer_->report_failed_forward();
-}
-
-void DistributedDataParallelBase::check_frozen_parameters() {
-  for (const auto& p : frozen_) {
-    if (!p.tensor.requires_grad()) continue;
-    reducer_->report_problem(
-        c10::str(
-            p.name,
-            " requires a gradient now, but did not when the module was wrapped, so its "
-            "gradient is not averaged"),
-        "Thaw parameters before wrapping, or wrap the module again.");
-  }
 }
 
 std::string DistributedDataParallelBase::explain_missing(const NamedParameter& parameter) const {
@@ -171,10 +142,6 @@ std::string DistributedDataParallelBase::explain_missing(const NamedParameter& p
   }
   if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
   return {};
-}
-
-void DistributedDataParallelBase::sync_buffers() {
-  if (group_->getSize() > 1) broadcast_from_first_rank(buffers_->find(), group_);
 }
 
 }  // namespace ddp

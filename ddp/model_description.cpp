@@ -10,6 +10,7 @@
 namespace ddp {
 namespace {
 
+constexpr const char* kRefusal = "refusal";
 constexpr const char* kRemedy =
     ". Build the model and its options from the same configuration on all ranks.";
 
@@ -115,6 +116,27 @@ std::vector<std::string> gather(const std::string& text, const ProcessGroup& gro
       ". Every rank has to construct its wrapper within the group's timeout of each other.");
 }
 
+std::string words_of(const std::exception_ptr& refusal) {
+  try {
+    std::rethrow_exception(refusal);
+  } catch (const c10::Error& error) {
+    return printable(error.what_without_backtrace());
+  }
+}
+
+// What the ranks say that cannot wrap their model; "" when there is none.
+std::string describe_refusals(const std::vector<std::vector<DescribedItem>>& by_rank) {
+  std::string text;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    for (const auto& item : by_rank[rank]) {
+      if (item.kind != kRefusal) continue;
+      text += c10::str(
+          text.empty() ? "" : "\n", "on rank ", rank, " of ", by_rank.size(), ": ", item.value);
+    }
+  }
+  return text;
+}
+
 const char* yes_no(bool value) { return value ? "true" : "false"; }
 
 }  // namespace
@@ -132,6 +154,8 @@ std::vector<DescribedItem> describe_model(
   option("broadcast_buffers", yes_no(options.broadcast_buffers()));
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   option("static_graph", yes_no(options.static_graph()));
+  constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
+  option("reduction", reductions[static_cast<int>(options.reduction())]);
   return items;
 }
 
@@ -153,19 +177,24 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
   return text + kRemedy;
 }
 
-void check_same_on_all_ranks(const std::vector<DescribedItem>& mine, const ProcessGroup& group) {
-  const auto text = serialize(mine);
+void check_same_on_all_ranks(
+    const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
+    const ProcessGroup& group) {
+  const auto text =
+      serialize(refusal ? std::vector<DescribedItem>{{kRefusal, "", words_of(refusal)}} : mine);
   const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
   const auto digests = gather(digest, group);
-  if (std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
-        return other == digests.front();
-      })) {
-    return;
-  }
+  const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
+    return other == digests.front();
+  });
+  if (equal && refusal) std::rethrow_exception(refusal);
+  if (equal) return;
   std::vector<std::vector<DescribedItem>> by_rank;
   for (const auto& description : gather(text, group)) {
     by_rank.push_back(deserialize(description));
   }
+  const auto refused = describe_refusals(by_rank);
+  TORCH_CHECK_VALUE(refused.empty(), refused);
   // Empty when only the digests differ: ranks may run builds with other hash functions.
   const auto difference = describe_difference(by_rank);
   TORCH_CHECK(difference.empty(), difference);

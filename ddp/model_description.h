@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace ddp {
 
 /// One thing that all ranks have to agree on: a parameter, a buffer or an option.
 struct DescribedItem {
-  std::string kind;   // "parameter", "buffer", "option"
+  std::string kind;   // "parameter", "buffer", "option"; "refusal", which stands alone
   std::string name;   // without tabs or newlines
   std::string value;  // "[10, 32] float, strides [32, 1], ..."
 };
@@ -26,8 +27,12 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 
 /// Throws on every rank, with the same text, unless all ranks describe the same.
 ///
+/// \param refusal  why this rank cannot wrap its model at all; the others learn it. Empty: it can.
+///
 /// Collective: yes. Blocks: host.
 /// Cost: two all-gathers of a few bytes; of whole descriptions only when they differ.
-void check_same_on_all_ranks(const std::vector<DescribedItem>& mine, const ProcessGroup& group);
+void check_same_on_all_ranks(
+    const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
+    const ProcessGroup& group);
 
 }  // namespace ddp

@@ -1,8 +1,10 @@
 #include "module_state.h"
 
+#include <map>
+
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/utils/tensor_flatten.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 
 namespace ddp {
 namespace {
@@ -107,13 +109,27 @@ std::vector<NamedParameter> frozen_parameters(
   return parameters_that(module, ignored, /*require_gradient=*/false);
 }
 
-void broadcast_from_first_rank(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
+void broadcast_from(
+    int source, const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
+    c10::function_ref<void(c10d::Work&)> wait) {
   if (tensors.empty() || group->getSize() == 1) return;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> unversioned;
   unversioned.reserve(tensors.size());
   for (const auto& t : tensors) unversioned.push_back(t.variable_data());
-  c10d::broadcast_coalesced(group, unversioned, kBroadcastBytes, 0);
+  // A message has one dtype, which take_tensors sees to, and one device.
+  std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
+  for (const auto& t : unversioned) by_device[t.device().index()].push_back(t);
+  for (const auto& [device, here] : by_device) {
+    for (const auto& part : torch::utils::take_tensors(here, kBroadcastBytes)) {
+      std::vector<at::Tensor> flat{at::flatten_dense_tensors(part.tensors)};
+      c10d::BroadcastOptions options;
+      options.rootRank = source;
+      wait(*group->broadcast(flat, options));
+      const auto received = at::unflatten_dense_tensors(flat.front(), part.tensors);
+      for (size_t i = 0; i < received.size(); ++i) part.tensors[i].copy_(received[i]);
+    }
+  }
 }
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
 #include <torch/nn/module.h>
@@ -51,10 +52,14 @@ std::vector<NamedParameter> trained_parameters(
 std::vector<NamedParameter> frozen_parameters(
     const torch::nn::Module& module, const Names& ignored);
 
-/// Overwrites the tensors with rank 0's, in messages of at most 250 MiB. Autograd does not see it:
-/// versions stay, so a graph that was recorded before can still run backward.
+/// Overwrites the tensors with rank `source`'s, in messages of about 250 MiB. Autograd does not see
+/// it: versions stay, so a graph that was recorded before can still run backward.
+///
+/// \param wait  what to wait for each message with.
 ///
 /// Collective: yes, when there are tensors; the same ones on every rank. Blocks: host, or stream.
-void broadcast_from_first_rank(const std::vector<at::Tensor>& tensors, const ProcessGroup& group);
+void broadcast_from(
+    int source, const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
+    c10::function_ref<void(c10d::Work&)> wait);
 
 }  // namespace ddp

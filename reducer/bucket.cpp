@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
@@ -24,6 +25,17 @@ at::Tensor alias(
 bool aliases(const at::Tensor& a, const at::Tensor& view) {
   return a.layout() == at::kStrided && a.const_data_ptr() == view.const_data_ptr() &&
          a.strides() == view.strides() && a.sizes() == view.sizes();
+}
+
+// A gradient as an embedding makes it, rows with an index each, of none. Ranks have to agree which
+// dimensions have indices.
+at::Tensor no_rows(const at::Tensor& parameter) {
+  auto values = parameter.sizes().vec();
+  values.front() = 0;
+  const auto options =
+      at::TensorOptions().dtype(parameter.scalar_type()).device(parameter.device());
+  return at::sparse_coo_tensor(
+      at::empty({1, 0}, options.dtype(at::kLong)), at::empty(values, options), parameter.sizes());
 }
 
 std::string describe(const at::Tensor& t) {
@@ -81,22 +93,36 @@ at::Tensor Bucket::make_view(
   return alias(flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
 }
 
-std::vector<std::string> Bucket::gather(double scale, const std::vector<char>& unused) {
+std::vector<std::string> Bucket::gather(
+    double scale, const std::vector<char>* used, Unused unused) {
   std::vector<std::string> problems;
   const auto note = [&](std::string problem) {
     if (!problem.empty()) problems.push_back(std::move(problem));
   };
+  const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   if (sparse_) {
-    note(gather_sparse(scale));
+    if (is_used(0) || unused == Unused::Remember) {
+      note(gather_sparse(scale));
+    } else {
+      gradients_ = no_rows(parameters_.front());
+    }
     return problems;
   }
   for (size_t slot = 0; slot < views_.size(); ++slot) {
-    note(gather_one(slot, scale, !unused.empty() && unused[slot]));
+    if (!is_used(slot)) set_aside(slot, unused);
+    if (is_used(slot) || unused == Unused::Remember) note(gather_one(slot, scale));
   }
   return problems;
 }
 
-std::string Bucket::gather_one(size_t slot, double scale, bool remember) {
+void Bucket::set_aside(size_t slot, Unused unused) {
+  const auto& view = views_[slot];
+  const at::Tensor& grad = parameters_[slot].mutable_grad();
+  if (grad.defined() && aliases(grad, view)) remembered_[slot] = view.clone();
+  if (unused == Unused::Zero) view.zero_();
+}
+
+std::string Bucket::gather_one(size_t slot, double scale) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
   if (!grad.defined()) {
@@ -104,12 +130,11 @@ std::string Bucket::gather_one(size_t slot, double scale, bool remember) {
     return {};
   }
   if (aliases(grad, view)) {
-    if (remember) remembered_[slot] = view.clone();
     scale_in_place(view, scale);
     return {};
   }
   if (grad.scalar_type() == view.scalar_type() && grad.device() == view.device() &&
-      grad.layout() == view.layout()) {
+      grad.layout() == view.layout() && grad.sizes() == view.sizes()) {
     copy_scaled(view, grad, scale);
     return {};
   }
@@ -126,7 +151,7 @@ std::string Bucket::gather_sparse(double scale) {
     gradients_ = scale == 1.0 ? grad.clone() : grad * scale;
     return {};
   }
-  gradients_ = at::empty(parameter.sizes(), parameter.options().layout(at::kSparse));
+  gradients_ = no_rows(parameter);
   return grad.defined()
              ? c10::str(
                    "expected the gradient of ", names_.front(),
@@ -136,21 +161,22 @@ std::string Bucket::gather_sparse(double scale) {
 
 void Bucket::scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep) {
   if (sparse_) {
-    if (keep.empty() || !keep.front()) scatter_sparse(reduced);
+    if (keep.empty() || !keep[indices_.front()]) scatter_sparse(reduced);
     return;
   }
   const bool elsewhere = reduced.const_data_ptr() != storage_.const_data_ptr();
   if (elsewhere && as_views) gradients_.copy_(reduced);
   const bool copy_from_reduced = elsewhere && !as_views;
   for (size_t slot = 0; slot < views_.size(); ++slot) {
-    if (!keep.empty() && keep[slot]) {
+    if (!keep.empty() && keep[indices_[slot]]) {
       if (remembered_[slot].defined()) copy_scaled(views_[slot], remembered_[slot], 1.0);
       continue;
     }
     at::Tensor& grad = parameters_[slot].mutable_grad();
     const auto& view = views_[slot];
     if (grad.defined() && aliases(grad, view)) continue;
-    if (as_views) {
+    // With create_graph a gradient has a graph of its own, which an alias would cut off.
+    if (as_views && !(grad.defined() && grad.requires_grad())) {
       // A tensor of its own on the same memory: what the user does to `.grad` as an object
       // (detach_, requires_grad_) must not reach the view.
       grad = alias(storage_, offsets_[slot], view.sizes(), view.strides());

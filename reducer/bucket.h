@@ -22,6 +22,12 @@ namespace ddp {
 /// to the thread that launches or finishes the bucket.
 class Bucket {
  public:
+  /// What gather() makes of a parameter that got no gradient since the last reduced pass.
+  enum class Unused {
+    Remember,  // its `.grad` is sent as it is, and may turn out to be no rank's business
+    Zero,      // this rank only stands in for one that has no input: zeros
+  };
+
   Bucket() = default;
 
   /// \param indices  places in `parameters`; all of one dtype and device.
@@ -48,18 +54,19 @@ class Bucket {
   /// Brings every parameter's `.grad`, times `scale`, into the storage: zeros for an undefined
   /// one, in place for one that already lives there.
   ///
-  /// \param unused  `unused[i]` of the i-th parameter here: its gradient may turn out to be no
-  ///        rank's business, so it is remembered for scatter() to restore. Empty: none.
+  /// \param used  by parameter, over all buckets. The gradient of one that is not is remembered
+  ///        for scatter() to restore. Null: all are used.
   /// \return what is wrong with gradients that cannot travel here, by parameter name; those count
   ///         as zeros, so that the collective still takes place on every rank.
-  std::vector<std::string> gather(double scale, const std::vector<char>& unused = {});
+  std::vector<std::string> gather(
+      double scale, const std::vector<char>* used = nullptr, Unused unused = Unused::Remember);
 
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
   /// \param reduced  1-D, what came back; usually gradients() itself.
   /// \param as_views  `.grad` shall alias the storage rather than be copied to.
-  /// \param keep  `keep[i]` of the i-th parameter here: leave its `.grad` as it was before
-  ///        gather(). Empty: none.
+  /// \param keep  by parameter, over all buckets: leave its `.grad` as it was before gather().
+  ///        Empty: none.
   void scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep = {});
 
   /// Moves the gradients there are, which alias an older bucket's storage, into this one's.
@@ -73,7 +80,8 @@ class Bucket {
   c10::intrusive_ptr<c10::ivalue::Future> future;
 
  private:
-  std::string gather_one(size_t slot, double scale, bool remember);
+  std::string gather_one(size_t slot, double scale);
+  void set_aside(size_t slot, Unused unused);
   std::string gather_sparse(double scale);
   void scatter_sparse(const at::Tensor& reduced);
   at::Tensor make_view(const at::Tensor& flat, const at::Tensor& parameter, int64_t offset) const;

@@ -1,6 +1,8 @@
 #include "peer_notes.h"
 
 #include <algorithm>
+#include <chrono>
+#include <sstream>
 #include <thread>
 
 #include <c10/util/StringUtil.h>
@@ -12,6 +14,18 @@ constexpr std::chrono::milliseconds kPollEvery{20};
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string serialize(const Whereabouts& here) {
+  return c10::str(here.pass, " ", here.forwards, " ", here.in_backward, " ", here.place);
+}
+
+Whereabouts deserialize(const std::string& text) {
+  Whereabouts there;
+  std::istringstream words(text);
+  words >> there.pass >> there.forwards >> there.in_backward;
+  std::getline(words >> std::ws, there.place);
+  return there;
+}
 
 std::string list(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
@@ -26,9 +40,12 @@ PeerNotes::PeerNotes(ProcessGroup group) : group_(std::move(group)) {
       store_->add(c10::str("ddp/reducers/", group_->getGroupName(), "/", group_->getRank()), 1);
 }
 
-std::string PeerNotes::key(int64_t pass, const std::string& what) const {
-  return c10::str("ddp/notes/", group_->getGroupName(), "/", number_, "/", pass, "/", what);
+std::string PeerNotes::key(const std::string& what) const {
+  return c10::str("ddp/notes/", group_->getGroupName(), "/", number_, "/", what);
 }
+
+std::string PeerNotes::failure_key(int64_t pass) const { return key(c10::str("failure/", pass)); }
+std::string PeerNotes::place_key(int rank) const { return key(c10::str("place/", rank)); }
 
 std::optional<std::string> PeerNotes::get(const std::string& key) const {
   if (!store_ || !store_->check({key})) return {};
@@ -38,7 +55,7 @@ std::optional<std::string> PeerNotes::get(const std::string& key) const {
 std::string PeerNotes::report_failure(int64_t pass, const std::string& note) const noexcept {
   try {
     // compareSet answers with what stands afterwards.
-    if (store_) return text(store_->compareSet(key(pass, "failure"), {}, bytes(note)));
+    if (store_) return text(store_->compareSet(failure_key(pass), {}, bytes(note)));
   } catch (const std::exception&) {
   }
   return note;
@@ -46,32 +63,51 @@ std::string PeerNotes::report_failure(int64_t pass, const std::string& note) con
 
 std::optional<std::string> PeerNotes::failure(int64_t pass) const noexcept {
   try {
-    return get(key(pass, "failure"));
+    return get(failure_key(pass));
   } catch (const std::exception&) {
     return {};
   }
 }
 
-void PeerNotes::report_place(int64_t pass, const std::string& place) const noexcept {
+void PeerNotes::report_suspicion(int64_t pass, const std::string& note) const noexcept {
   try {
-    if (store_) {
-      store_->set(key(pass, c10::str("place/", group_->getRank())), bytes(place));
-    }
+    if (store_) store_->set(key(c10::str("suspicion/", pass)), bytes(note));
   } catch (const std::exception&) {
   }
 }
 
-std::vector<int> PeerNotes::ranks_not_in(int64_t pass, const std::string& place) const {
+std::optional<std::string> PeerNotes::suspicion(int64_t pass) const noexcept {
+  try {
+    return get(key(c10::str("suspicion/", pass)));
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+void PeerNotes::report(const Whereabouts& here) const noexcept {
+  try {
+    if (store_) store_->set(place_key(group_->getRank()), bytes(serialize(here)));
+  } catch (const std::exception&) {
+  }
+}
+
+std::optional<Whereabouts> PeerNotes::whereabouts(int rank) const {
+  const auto note = get(place_key(rank));
+  if (!note) return {};
+  return deserialize(*note);
+}
+
+std::vector<int> PeerNotes::ranks_not_at(const Whereabouts& here) const {
   std::vector<int> missing;
   for (int rank = 0; rank < group_->getSize(); ++rank) {
-    if (get(key(pass, c10::str("place/", rank))) != place) missing.push_back(rank);
+    if (!(whereabouts(rank) == here)) missing.push_back(rank);
   }
   return missing;
 }
 
-std::string PeerNotes::arrivals(int64_t pass, const std::string& place) const noexcept {
+std::string PeerNotes::arrivals(const Whereabouts& here) const noexcept {
   try {
-    const auto missing = ranks_not_in(pass, place);
+    const auto missing = ranks_not_at(here);
     std::vector<int> arrived;
     for (int rank = 0; rank < group_->getSize(); ++rank) {
       if (std::find(missing.begin(), missing.end(), rank) == missing.end()) arrived.push_back(rank);
@@ -84,18 +120,58 @@ std::string PeerNotes::arrivals(int64_t pass, const std::string& place) const no
   }
 }
 
-bool PeerNotes::all_arrive(
-    int64_t pass, const std::string& place, std::chrono::milliseconds patience) const noexcept {
+bool PeerNotes::all_arrive(const Whereabouts& here) const noexcept {
   try {
-    const auto deadline = std::chrono::steady_clock::now() + patience;
-    while (!ranks_not_in(pass, place).empty()) {
-      if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (!store_) return true;
+    const auto deadline = std::chrono::steady_clock::now() + store_->getTimeout();
+    while (!ranks_not_at(here).empty()) {
+      if (ended_before(here.pass) || std::chrono::steady_clock::now() >= deadline) return false;
       std::this_thread::sleep_for(kPollEvery);
     }
     return true;
   } catch (const std::exception&) {
     return false;
   }
+}
+
+std::string PeerNotes::mismatch(const Whereabouts& here) const noexcept {
+  try {
+    for (int rank = 0; rank < group_->getSize(); ++rank) {
+      const auto other = whereabouts(rank);
+      if (!other || other->pass != here.pass || other->in_backward == here.in_backward) continue;
+      const bool i_am_ahead = here.in_backward;
+      const auto& backward = i_am_ahead ? here : *other;
+      const auto& forward = i_am_ahead ? *other : here;
+      // One that goes backward after n forwards answers no forward beyond the n-th.
+      if (forward.forwards < backward.forwards) continue;
+      return c10::str(
+          "rank ", i_am_ahead ? rank : group_->getRank(), " of ", group_->getSize(),
+          " waits before its training forward number ", forward.forwards + 1,
+          " since the last reduced backward pass, and rank ", i_am_ahead ? group_->getRank() : rank,
+          " in its backward pass after ", backward.forwards,
+          ". Every rank has to run as many forward and backward passes");
+    }
+  } catch (const std::exception&) {
+  }
+  return {};
+}
+
+void PeerNotes::report_end(int64_t pass) const noexcept {
+  try {
+    if (store_) store_->set(key(c10::str("end/", group_->getRank())), bytes(std::to_string(pass)));
+  } catch (const std::exception&) {
+  }
+}
+
+std::optional<int> PeerNotes::ended_before(int64_t pass) const noexcept {
+  try {
+    for (int rank = 0; rank < group_->getSize(); ++rank) {
+      const auto end = get(key(c10::str("end/", rank)));
+      if (end && std::stoll(*end) <= pass) return rank;
+    }
+  } catch (const std::exception&) {
+  }
+  return {};
 }
 
 }  // namespace ddp

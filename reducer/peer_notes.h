@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +9,18 @@
 #include <ddp/process_group.h>
 
 namespace ddp {
+
+/// Where a rank waits for the others.
+struct Whereabouts {
+  int64_t pass = 0;
+  uint64_t forwards = 0;     // that count, since the last pass
+  bool in_backward = false;  // or before one more forward
+  std::string place;         // "bucket 3"
+
+  bool operator==(const Whereabouts& other) const {
+    return pass == other.pass && in_backward == other.in_backward && place == other.place;
+  }
+};
 
 /// What ranks leave in their group's store for each other when something is wrong: reached only
 /// when a collective lags or breaks, so a healthy step costs nothing.
@@ -32,20 +43,39 @@ class PeerNotes {
   /// The note that stands for `pass`, if any.
   std::optional<std::string> failure(int64_t pass) const noexcept;
 
-  /// Tells the others that this rank has been waiting in `place` of `pass`.
-  void report_place(int64_t pass, const std::string& place) const noexcept;
+  /// The same for what may turn out to be no reason to stop: to be looked at when a collective
+  /// breaks anyway.
+  void report_suspicion(int64_t pass, const std::string& text) const noexcept;
+  std::optional<std::string> suspicion(int64_t pass) const noexcept;
 
-  /// Which ranks said that they were in `place` of `pass`, and which did not: "ranks 0, 2 had
-  /// arrived, rank 1 had not"; "" when nobody said so.
-  std::string arrivals(int64_t pass, const std::string& place) const noexcept;
+  /// Tells the others that this rank waits, or waited, there.
+  void report(const Whereabouts& here) const noexcept;
 
-  /// Whether all ranks said within `patience` that they were in `place` of `pass`.
-  bool all_arrive(
-      int64_t pass, const std::string& place, std::chrono::milliseconds patience) const noexcept;
+  /// Which ranks said that they were there too, and which did not: "ranks 0, 2 had arrived, rank 1
+  /// had not"; "" when nobody said so.
+  std::string arrivals(const Whereabouts& here) const noexcept;
+
+  /// Whether all ranks say, before the store's timeout, that they are there too; false as soon as
+  /// one gave up.
+  bool all_arrive(const Whereabouts& here) const noexcept;
+
+  /// How another rank's forwards and backwards cannot match this one's any more, so that both would
+  /// wait for ever; "" when they can.
+  std::string mismatch(const Whereabouts& here) const noexcept;
+
+  /// Tells the others that this rank will not come to `pass` or any later one, since its reducer is
+  /// gone, or is not usable any more.
+  void report_end(int64_t pass) const noexcept;
+
+  /// A rank that said that it will not come to `pass`, if any.
+  std::optional<int> ended_before(int64_t pass) const noexcept;
 
  private:
-  std::string key(int64_t pass, const std::string& what) const;
-  std::vector<int> ranks_not_in(int64_t pass, const std::string& place) const;
+  std::string key(const std::string& what) const;
+  std::string failure_key(int64_t pass) const;
+  std::string place_key(int rank) const;
+  std::optional<Whereabouts> whereabouts(int rank) const;
+  std::vector<int> ranks_not_at(const Whereabouts& here) const;
   std::optional<std::string> get(const std::string& key) const;
 
   ProcessGroup group_;

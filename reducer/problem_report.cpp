@@ -4,12 +4,11 @@
 #include <sstream>
 #include <utility>
 
+#include <c10/util/Exception.h>
 #include <ddp/all_gather_strings.h>
 
 namespace ddp {
 namespace {
-
-constexpr size_t kMostNames = 10;
 
 std::string serialize(const std::vector<Problem>& problems) {
   std::string text;
@@ -38,6 +37,18 @@ std::string ranks_text(const std::vector<size_t>& ranks, size_t world) {
 }
 
 }  // namespace
+
+std::string text_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
 
 std::string join_names(const std::vector<std::string>& names) {
   std::string text;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,13 @@ struct Problem {
   std::string remedy;  // a sentence
 };
 
-/// "a, b, c", and "and k more" beyond ten.
+/// How many names an error text lists.
+constexpr size_t kMostNames = 10;
+
+/// An exception's own words, without a backtrace.
+std::string text_of(const std::exception_ptr& exception);
+
+/// "a, b, c", and "and k more" beyond kMostNames.
 std::string join_names(const std::vector<std::string>& names);
 
 /// The error text for problems that are nobody else's business, or that were gathered already:

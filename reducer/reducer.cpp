@@ -1,5 +1,5 @@
 // The way in: construction, arming, and what happens while autograd runs. The end of a backward
-// pass is in reducer_finish.cpp.
+// pass is in reducer_finish.cpp, what goes wrong in reducer_errors.cpp.
 #include <ddp/reducer.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 
 #include "bucket.h"
 #include "bucket_plan.h"
+#include "forward_outputs.h"
 #include "graph_search.h"
 #include "peer_notes.h"
 #include "problem_report.h"
@@ -36,6 +37,14 @@ std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& param
 
 // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
 at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
+
+bool names_each_once(std::vector<size_t> order) {
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (order[i] != i) return false;
+  }
+  return true;
+}
 
 const std::vector<NamedParameter>& checked(const std::vector<NamedParameter>& parameters) {
   TORCH_CHECK_VALUE(
@@ -59,14 +68,17 @@ Reducer::Reducer(
       options_(options),
       caps_(bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list())),
       self_(std::make_shared<Reducer*>(this)),
+      outputs_(std::make_unique<ForwardOutputs>()),
       slots_(checked(parameters_).size()),
       ready_order_(parameters_.size()),
       status_(std::make_unique<StatusBoard>(
           parameters_.size(), options.find_unused_parameters() || options.static_graph())),
       notes_(std::make_unique<PeerNotes>(group_)),
-      used_(parameters_.size(), 0) {
+      used_(parameters_.size(), 0),
+      known_unused_(parameters_.size(), 0) {
   const bool dynamic = options_.find_unused_parameters() && !options_.static_graph();
   if (dynamic) order_ = Order::Kept;
+  if (options_.static_graph()) passes_to_record_ = 2;  // the first one counts
   // Until it is known in which order gradients become ready, small buckets would mostly wait for
   // each other: as c10d, everything goes together in the first backward pass, unless the buckets
   // have to last.
@@ -82,6 +94,7 @@ Reducer::Reducer(
 }
 
 Reducer::~Reducer() {
+  notes_->report_end(pass_);
   *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
 }
@@ -136,26 +149,35 @@ void Reducer::register_comm_hook(CommHook hook) {
   choose_status_storage();
 }
 
-void Reducer::prepare_for_forward() {
-  // A pass that autograd abandoned without telling counts as failed as well.
+void Reducer::prepare_for_forward(int source) {
+  if (torch::autograd::get_current_node()) return;
   if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
-  if (order_ == Order::Recorded) rebuild_buckets();
+  if (order_ == Order::Recorded) rebuild_buckets(source);
 }
 
-void Reducer::rebuild_buckets() {
+void Reducer::rebuild_buckets(int source) {
   std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
   auto order = at::tensor(mine, at::kLong).to(parameters_.front().tensor.device());
   std::vector<at::Tensor> tensors{order};
   or_break_off(
       [] { return std::string("agreeing on the order of the buckets"); },
       [&] {
-        if (group_->getSize() > 1) wait_for(*group_->broadcast(tensors), "the buckets' order");
+        if (group_->getSize() == 1) return;
+        c10d::BroadcastOptions options;
+        options.rootRank = source;
+        wait_for(
+            *group_->broadcast(tensors, options), [] { return std::string("the buckets' order"); });
       });
   order = order.cpu();
   const auto* begin = order.const_data_ptr<int64_t>();
   const std::vector<size_t> agreed(begin, begin + order.numel());
-
+  if (!names_each_once(agreed)) {
+    break_off(c10::str(
+        rank_text(),
+        " did not get an order of the buckets: a rank communicates out of turn. Every rank "
+        "has to run the same forward passes"));
+  }
   build_buckets(plan_buckets(extents_of(parameters_), caps_, agreed).buckets);
   if (options_.gradient_as_bucket_view()) {
     const at::NoGradGuard no_grad;
@@ -170,15 +192,22 @@ void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
   // Two forwards may share one backward: what one of them does not reach the other may.
   const bool alone = phase_ != Phase::Armed;
-  if (outcome.training) ++training_forwards_;
+  const bool counts = outcome.training || reduces_in_evaluation_;
+  if (counts) ++training_forwards_;
+  armed_by_evaluation_ = !counts && (alone || armed_by_evaluation_);
+  scale_ = outcome.scale.value_or(1.0 / group_->getSize());
   start_pass();
-  if (search_ && alone && outcome.outputs_complete) mark_unused(outcome.outputs);
+  if (alone) outputs_->clear();
+  const auto nodes = outputs_->add(outcome.outputs, outcome.outputs_complete);
+  if (search_ && alone && outcome.outputs_complete) mark_unused(nodes);
   hook_outputs(outcome.outputs);
   phase_ = Phase::Armed;
 }
 
 void Reducer::prepare_for_local_backward() {
-  if (phase_ == Phase::Done) phase_ = Phase::Local;
+  if (phase_ == Phase::Done || (phase_ == Phase::Armed && armed_by_evaluation_)) {
+    phase_ = Phase::Local;
+  }
 }
 
 void Reducer::start_pass() {
@@ -192,11 +221,18 @@ void Reducer::start_pass() {
     bucket.pending = pending;
   }
   next_bucket_ = 0;
+  launch_requests_ = 0;
   ready_count_ = 0;
 }
 
-void Reducer::mark_unused(const std::vector<at::Tensor>& outputs) {
+void Reducer::mark_unused(const std::vector<torch::autograd::Node*>& outputs) {
   const auto& reachable = search_->reachable(outputs);
+  if (std::find(reachable.begin(), reachable.end(), 0) == reachable.end()) {
+    TORCH_WARN_ONCE(
+        "find_unused_parameters is set, but the outputs of this forward pass lead to every "
+        "parameter. The search costs a little in each iteration, and the buckets keep the order of "
+        "registration: leave it out unless other iterations skip parameters.");
+  }
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (reachable[i] || slots_[i].ready) continue;
     slots_[i].ready = true;
@@ -213,12 +249,33 @@ void Reducer::hook_outputs(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-void Reducer::on_gradient(size_t index) {
-  if (status_->tracks_usage() && parameters_[index].tensor.mutable_grad().defined()) {
-    used_[index] = 1;
+// A backward pass through one of this reducer's forwards begins.
+void Reducer::on_output() {
+  // torch::autograd::grad passes here too, but accumulates nothing.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  const auto accumulates = [&](const auto& accumulator) {
+    const auto at = wanted->find(accumulator.get());
+    return at != wanted->end() && at->second.needed_;
+  };
+  if (wanted && !wanted->empty() &&
+      std::none_of(accumulators_.begin(), accumulators_.end(), accumulates)) {
+    return;
   }
+  const auto phase = phase_.load();
+  TORCH_CHECK_WITH(DistBackendError, phase != Phase::Broken, broken_because_);
+  TORCH_CHECK(
+      phase != Phase::Failed, "Reducer: the last forward or backward pass threw on ", rank_text(),
+      ", so this backward pass cannot be averaged. Run a forward pass first.");
+  if (phase == Phase::Armed || phase == Phase::Done) begin_backward();
+}
+
+void Reducer::on_gradient(size_t index, bool defined) {
+  if (defined) used_[index] = 1;
   const auto phase = phase_.load(std::memory_order_acquire);
-  if (phase == Phase::Armed || phase == Phase::Done || phase == Phase::Reducing) {
+  // After a reduced pass, gradients that do not come from this reducer's outputs are none of its
+  // business: another wrapper's, or the bare module's.
+  const bool further = phase == Phase::Done && !outputs_->are_complete();
+  if (phase == Phase::Armed || phase == Phase::Reducing || further) {
     begin_backward();
     count_gradient(index);
   }
@@ -227,6 +284,7 @@ void Reducer::on_gradient(size_t index) {
 void Reducer::begin_backward() {
   if (callback_queued_.load(std::memory_order_relaxed) || callback_queued_.exchange(true)) return;
   phase_ = Phase::Reducing;
+  reduces_in_evaluation_ = reduces_in_evaluation_ || armed_by_evaluation_;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this, abandonment = std::make_shared<Abandonment>(self_)] {
         abandonment->called_off = true;
@@ -280,23 +338,26 @@ void Reducer::note_extra_gradient(size_t index) {
 
 // All but the last: that one carries this rank's status, which is known when autograd is done. Its
 // last gradient comes about then anyway.
+//
+// Takes no lock: a thread that finds another one launching leaves it a request, and that one looks
+// again before it goes.
 void Reducer::launch_ready_buckets() {
-  const std::lock_guard<std::mutex> lock(launch_mutex_);
-  while (next_bucket_ + 1 < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-    launch(next_bucket_++);
-  }
+  if (launch_requests_.fetch_add(1) > 0) return;
+  uint32_t served = 1;
+  do {
+    while (next_bucket_ + 1 < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+      launch(next_bucket_++);
+    }
+  } while (!launch_requests_.compare_exchange_strong(served, 0));
 }
 
 void Reducer::launch(size_t index) {
   const at::NoGradGuard no_grad;
   auto& bucket = buckets_[index];
   const bool last = index + 1 == buckets_.size();
-  std::vector<char> unused;
-  if (status_->tracks_usage()) {
-    for (const size_t parameter : bucket.indices()) unused.push_back(!used_[parameter]);
-  }
-  const double scale = comm_hook_ ? 1.0 : 1.0 / group_->getSize();
-  for (auto& what : bucket.gather(scale, unused)) {
+  const auto* used = status_->tracks_usage() || shadowing_ ? &used_ : nullptr;
+  const auto unused = shadowing_ ? Bucket::Unused::Zero : Bucket::Unused::Remember;
+  for (auto& what : bucket.gather(comm_hook_ ? 1.0 : scale_, used, unused)) {
     report_problem(std::move(what), "Convert it in a hook on the parameter, or the parameter.");
   }
   or_break_off(
@@ -323,7 +384,8 @@ void Reducer::start_reducing(size_t index) {
 }
 
 void Reducer::send_status() {
-  status_->write(problems_.size(), training_forwards_, used_);
+  const auto forwards = shadowing_ ? std::nullopt : std::optional<uint64_t>(training_forwards_);
+  status_->write(problems_.size(), forwards, used_);
   if (!status_in_last_bucket_ && group_->getSize() > 1) {
     std::vector<at::Tensor> wire{status_->storage()};
     status_work_ = group_->allreduce(wire);

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <utility>
 
 #include <ddp/reducer.h>
 #include <torch/csrc/autograd/function_hook.h>
+
+#include "backward_result.h"
 
 namespace ddp {
 
@@ -14,8 +18,8 @@ class Reducer::GradientHook : public torch::autograd::FunctionPostHook {
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& /*inputs*/) override {
-    reducer_.on_gradient(index_);
+      const torch::autograd::variable_list& gradients) override {
+    reducer_.on_gradient(index_, !gradients.empty() && gradients.front().defined());
     return outputs;
   }
 
@@ -32,10 +36,7 @@ class Reducer::OutputHook : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    auto* reducer = *self_;
-    if (reducer && (reducer->phase_ == Phase::Armed || reducer->phase_ == Phase::Done)) {
-      reducer->begin_backward();
-    }
+    if (auto* reducer = *self_) reducer->on_output();
     return gradients;
   }
 
@@ -47,9 +48,13 @@ class Reducer::OutputHook : public torch::autograd::FunctionPreHook {
 /// the backward pass ends in an exception.
 class Reducer::Abandonment {
  public:
-  explicit Abandonment(std::shared_ptr<Reducer*> self) : self_(std::move(self)) {}
+  /// To be created on a thread that runs the backward pass.
+  explicit Abandonment(std::shared_ptr<Reducer*> self)
+      : self_(std::move(self)), pass_((*self_)->pass_), result_(current_backward_result()) {}
   ~Abandonment() {
-    if (!called_off && *self_) (*self_)->on_abandoned();
+    if (called_off || !*self_) return;
+    const bool known = result_ && result_->hasError();
+    (*self_)->on_abandoned(pass_, known ? result_->exception_ptr() : nullptr);
   }
   Abandonment(const Abandonment&) = delete;
   Abandonment& operator=(const Abandonment&) = delete;
@@ -58,6 +63,8 @@ class Reducer::Abandonment {
 
  private:
   std::shared_ptr<Reducer*> self_;
+  int64_t pass_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
 }  // namespace ddp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +11,14 @@ namespace ddp {
 /// What each rank tells the others with a reduced backward pass, summed over ranks: a few numbers
 /// that travel for nothing behind the gradients of the last bucket.
 ///
-/// Layout, in elements: how many problems the rank met; its count of training forwards modulo 4,
-/// one-hot, so that any sum tells whether all agree, in any dtype; then, where usage is tracked,
-/// whether each parameter had a gradient.
+/// Layout, in elements: whether the rank met problems; its count of training forwards modulo 4 and
+/// modulo 5, each one-hot, so that any sum tells whether all agree, in any dtype; then, where usage
+/// is tracked, whether each parameter had a gradient.
 class StatusBoard {
  public:
   struct Sum {
     bool problems = false;      // some rank met one
-    bool same_forwards = true;  // all ranks ran as many forwards (modulo 4)
+    bool same_forwards = true;  // all ranks ran as many forwards (modulo 20)
     std::vector<char> unused;   // by parameter: on no rank; empty where usage is not tracked
   };
 
@@ -33,7 +34,9 @@ class StatusBoard {
   void use(at::Tensor storage) { storage_ = std::move(storage); }
   const at::Tensor& storage() const { return storage_; }
 
-  void write(size_t problems, uint64_t forwards, const std::vector<char>& used);
+  /// \param forwards  empty: this rank stands in for one, and has no count to compare.
+  void write(
+      size_t problems, const std::optional<uint64_t>& forwards, const std::vector<char>& used);
   /// What came back. Waits for the device, where the storage is on one.
   Sum read() const;
 

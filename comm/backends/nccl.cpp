@@ -1,21 +1,38 @@
 // Compiled where LibTorch has its CUDA part and nccl.h was found; no_nccl.cpp elsewhere.
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <fstream>
+
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/backends.h"
 
 namespace ddp::backends {
+namespace {
 
-std::string why_no_nccl(int processes_on_host) {
-  const int count = c10::cuda::device_count();
-  if (count == 0) {
-    return "this process sees no GPU. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
-           "backend(\"gloo\")";
+// By where it is plugged in, as NCCL tells GPUs apart, too. Hosts may have one name in common, but
+// not one boot. Empty when CUDA does not say.
+std::string id_of(int device) {
+  char place[64] = "";
+  if (cudaDeviceGetPCIBusId(place, sizeof place, device) != cudaSuccess) {
+    (void)cudaGetLastError();  // or the next check would take it for its own
+    return "";
   }
-  if (count >= processes_on_host) return "";
-  return c10::str(
-      "it needs a GPU for each of this host's ", processes_on_host, " processes, and there is ",
-      count, ". Start fewer processes per host, or use backend(\"gloo\")");
+  char host[256] = "";
+  (void)gethostname(host, sizeof host - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return c10::str("GPU ", place, " of host ", host, " (boot ", boot, ")");
+}
+
+}  // namespace
+
+OwnGpu find_gpu(const std::optional<Setting>& local_rank) {
+  auto gpu = choose_gpu(local_rank, c10::cuda::device_count());
+  if (gpu.device) gpu.id = id_of(*gpu.device);
+  return gpu;
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup) {

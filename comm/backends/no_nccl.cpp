@@ -4,16 +4,20 @@
 #include "backends/backends.h"
 
 namespace ddp::backends {
+namespace {
 
-std::string why_no_nccl(int /*processes_on_host*/) {
-  return "it is not built in. Build ddp with a CUDA build of LibTorch and the CUDA toolkit "
-         "(-DDDP_WITH_CUDA=ON)";
-}
+constexpr const char* kWhyNot =
+    "it is not built in. Build ddp with a CUDA build of LibTorch and the CUDA toolkit "
+    "(-DDDP_WITH_CUDA=ON), or use backend(\"gloo\")";
+
+}  // namespace
+
+OwnGpu find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& /*setup*/) {
-  TORCH_CHECK(false, "backend nccl: ", why_no_nccl(1), ".");
+  TORCH_CHECK(false, "backend nccl: ", kWhyNot, ".");
 }
 
-void use_cuda_device(int /*index*/) { TORCH_CHECK(false, "backend nccl: ", why_no_nccl(1), "."); }
+void use_cuda_device(int /*index*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 
 }  // namespace ddp::backends

@@ -39,13 +39,6 @@ int fail(const char* message, int status) {
   return status;
 }
 
-/// The end of a rank that leaves it to another to say why. Launchers end all ranks when one has
-/// failed, so it gives the other the time to speak, and is usually ended by that one's end.
-int fail_silently(int status) {
-  std::this_thread::sleep_for(std::chrono::seconds(10));
-  return status;
-}
-
 int train(const mnist::Options& options) {
   const DefaultGroup group(options.backend);
   examples::Progress progress(
@@ -58,18 +51,18 @@ int train(const mnist::Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    // All ranks read the same command line and are launched in the same way: before they know each
-    // other, one of each host speaks.
+    // One of each host shows the help. Errors are every rank's own: the first to fail ends the job,
+    // and would take a message with it that another was to give.
+    std::ostream silent(nullptr);
     const bool speaks = ddp::get_local_rank() == 0;
-    try {
-      std::ostream silent(nullptr);
-      const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
-      return options ? train(*options) : 0;
-    } catch (const mnist::UsageError& error) {
-      return speaks ? fail(error.what(), 2) : fail_silently(2);
-    }
+    const auto options = mnist::parse_options(argc, argv, speaks ? std::cout : silent);
+    return options ? train(*options) : 0;
+  } catch (const mnist::UsageError& error) {
+    return fail(error.what(), 2);
   } catch (const examples::FailedElsewhere&) {
-    return fail_silently(1);
+    // Time for the rank that says why: its end ends this one as well, and not the other way round.
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+    return 1;
   } catch (const c10::Error& error) {
     return fail(error.what_without_backtrace(), 1);
   } catch (const std::exception& error) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
@@ -37,7 +38,8 @@ Data prepare(const Options& options, int rank) {
 
 c10::Device choose_device(const Options& options) {
   if (options.backend.find("nccl") == std::string::npos) return c10::kCPU;
-  return {c10::kCUDA, static_cast<c10::DeviceIndex>(ddp::get_local_rank())};
+  // The one that init_process_group made current for this rank.
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
 }
 
 Model make_model(const Options& options, c10::Device device, int rank) {

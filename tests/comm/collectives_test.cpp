@@ -368,5 +368,9 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
     TORCH_CHECK(at::equal(tensor, filled(2)), "out of step");
     TORCH_CHECK(false, error);
   });
-  for (const auto& error : errors) CHECK_THAT(error, ContainsText(message));
+  for (int rank = 0; rank < 2; ++rank) {
+    // And after that what to do.
+    const auto place = " on rank " + std::to_string(rank) + " of 2. ";
+    CHECK_THAT(errors[rank], ContainsText(message) && ContainsText(place));
+  }
 }

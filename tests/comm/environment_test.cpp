@@ -66,6 +66,20 @@ TEST_CASE("torchrun's agent has the store when it says so", "[comm][pure]") {
   CHECK_FALSE(read({{"RANK", "0"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).agent_store);
 }
 
+TEST_CASE("torchrun's attempts are told apart where one agent counts them", "[comm][pure]") {
+  const Variables one_agent{
+      {"RANK", "0"},
+      {"WORLD_SIZE", "2"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_RESTART_COUNT", "3"}};
+  CHECK(value(read(one_agent).attempt) == "3");
+  // The agent whose rank failed counts that, the other one does not.
+  CHECK_FALSE(read(with(one_agent, {{"LOCAL_WORLD_SIZE", "1"}})).attempt);
+  // The store is rank 0's, and new with it.
+  CHECK_FALSE(read(with(one_agent, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).attempt);
+}
+
 TEST_CASE("an empty environment names no rank, and an empty variable is none", "[comm][pure]") {
   CHECK_FALSE(read({}).rank);
   CHECK_FALSE(read({{"RANK", ""}}).rank);

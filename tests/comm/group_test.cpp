@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
 #include "comm/backends/backends.h"
@@ -17,6 +18,7 @@ using c10d::ReduceOp;
 using ddp::ProcessGroup;
 using ddp::ProcessGroupOptions;
 using ddp::testing::Rank;
+using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
 using namespace std::chrono_literals;
 
@@ -135,6 +137,24 @@ TEST_CASE("an empty group is an error and not the default group", "[comm][errors
       ddp::all_reduce(tensor, ReduceOp::SUM, not_mine),
       ContainsText("expected a group this process is a member of, got an empty one"));
   CHECK_THROWS_WITH(ddp::get_rank(not_mine), ContainsText("got an empty one"));
+  CHECK_THROWS_WITH(ddp::get_rank(nullptr), ContainsText("got an empty one"));
+  CHECK_THROWS_WITH(ddp::all_gather_strings("text", not_mine), ContainsText("got an empty one"));
+  CHECK(ddp::all_gather_strings("text") == std::vector<std::string>{"text"});
+}
+
+TEST_CASE("a group argument takes what a ProcessGroup can be made from", "[comm]") {
+  struct Derived : c10d::ProcessGroup {
+    using c10d::ProcessGroup::ProcessGroup;
+  };
+  const auto derived = c10::make_intrusive<Derived>(/*rank=*/2, /*size=*/3);
+  CHECK(ddp::get_rank(derived) == 2);
+  CHECK(ddp::get_world_size(c10::make_intrusive<Derived>(2, 3)) == 3);
+  ProcessGroup lvalue = derived;
+  CHECK(ddp::get_rank(lvalue) == 2);
+  CHECK(ddp::get_rank({derived}) == 2);
+  CHECK(lvalue.defined());
+  static_assert(!std::is_convertible_v<int, ddp::GroupArg>);
+  static_assert(!std::is_convertible_v<std::string, ddp::GroupArg>);
 }
 
 TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
@@ -171,13 +191,17 @@ TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
 TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
-      ddp::new_group({}), ContainsText("new_group: expected at least one rank, got none"));
+      ddp::new_group({}),
+      ContainsText("new_group: expected at least one rank, got none on rank 0 of 1. List"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 1}),
-      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1]"));
+      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
+                   "Leave out"));
   CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
   CHECK_THROWS_WITH(
-      ddp::new_group({0, 0}), ContainsText("expected each rank once, got 0 twice in [0, 0]"));
+      ddp::new_group({0, 0}),
+      ContainsText("expected each rank once, got 0 twice in [0, 0] on rank 0 of "
+                   "1. List it once"));
 }
 
 TEST_CASE("ranks that ask for different new groups all learn so", "[comm][ranks][errors]") {
@@ -251,17 +275,33 @@ TEST_CASE("the local rank is the launcher's, or 0 for a process that is alone", 
   CHECK(ddp::local_rank_of(environment, 8) == 3);
   environment.local_rank = ddp::Setting{"LOCAL_RANK", "x"};
   CHECK_THROWS_WITH(
-      ddp::local_rank_of(environment, 8), ContainsText("LOCAL_RANK: expected a whole number"));
+      ddp::local_rank_of(environment, 8),
+      ContainsText(
+          "LOCAL_RANK: expected a whole number of at least 0, got \"x\". Correct it, or start"));
 }
 
 TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm][errors]") {
   CHECK_THROWS_WITH(
       ddp::make_process_group(alone().backend("mpi")),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
-  const auto why = ddp::backends::why_no_nccl(1);
+  const auto why = ddp::backends::find_gpu({}).why_not;
   if (why.empty()) return;
   CHECK_THROWS_WITH(
       ddp::make_process_group(alone().backend("nccl")), ContainsText("backend nccl: " + why));
+}
+
+TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks]") {
+  RanksOptions options;
+  options.backend = "";
+  const auto results = run_ranks<int>(
+      2,
+      [](const Rank& self) {
+        auto tensor = at::full({1}, self.rank + 1);
+        ddp::all_reduce(tensor, ReduceOp::SUM, self.group);
+        return tensor.item<int>();
+      },
+      options);
+  CHECK(results == std::vector<int>{3, 3});
 }
 
 TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]") {

@@ -27,6 +27,14 @@ TEST_CASE("an init_method is taken apart", "[comm][pure]") {
   CHECK(file.path == "/shared/meet");
 }
 
+TEST_CASE("a bad URL shows the forms there are", "[comm][pure][errors]") {
+  CHECK_THROWS_WITH(
+      parse_init_method("http://h:1"),
+      ContainsText("init_method(): expected env://, tcp://host:port or file:///path, got "
+                   "\"http://h:1\"") &&
+          ContainsText("Write it in one of these forms"));
+}
+
 TEST_CASE("a bad init_method is an error that says what is wrong", "[comm][pure][errors]") {
   const auto [url, message] = GENERATE(table<std::string, std::string>({
       {"", "it has no \"://\""},
@@ -39,8 +47,9 @@ TEST_CASE("a bad init_method is an error that says what is wrong", "[comm][pure]
       {"tcp://:29500", "it has no host"},
       {"tcp://::1:29500", "needs brackets"},
       {"tcp://h:70000",
-       "the port in init_method: expected a number from 1 to 65535, got \"70000\""},
-      {"tcp://h:x", "the port in init_method: expected a whole number"},
+       "the port in init_method(\"tcp://h:70000\"): expected a number from 1 to 65535, got "
+       "\"70000\". Give a free port of rank 0's host"},
+      {"tcp://h:x", "the port in init_method(\"tcp://h:x\"): expected a whole number"},
       {"tcp://h:1?rnak=1", "it has \"rnak\" after '?'"},
       {"tcp://h:1?rank", "\"rank\" is not name=value"},
       {"file://meet", "the path must be absolute"},

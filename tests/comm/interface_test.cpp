@@ -35,7 +35,7 @@ TEST_CASE(
       choose_gloo_devices(environment, ""),
       ContainsText(
           "GLOO_SOCKET_IFNAME: expected interfaces of this host, got \"nope0\". There are ") &&
-          ContainsText("lo"));
+          ContainsText("lo") && ContainsText(": set it to those that lead to the other ranks"));
 }
 
 TEST_CASE("a host that does not resolve is an error that names it", "[comm][pure][errors]") {

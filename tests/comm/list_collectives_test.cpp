@@ -255,6 +255,6 @@ TEST_CASE("bad lists are errors before anything is sent", "[comm][ranks][errors]
   for (int rank = 0; rank < 2; ++rank) {
     CHECK_THAT(
         errors[rank],
-        ContainsText(message) && ContainsText("on rank " + std::to_string(rank) + " of 2"));
+        ContainsText(message) && ContainsText(" on rank " + std::to_string(rank) + " of 2. "));
   }
 }

@@ -110,6 +110,17 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("waiting for rank 0 and for the others shares one timeout", "[comm][ranks][errors]") {
+  const auto url = free_address();
+  const auto start = std::chrono::steady_clock::now();
+  auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 3, 2s); });
+  CHECK(early.wait_for(1200ms) == std::future_status::timeout);
+  auto late = std::async(std::launch::async, [&] { return meet_all(url, {0}, 3, 2s); });
+  CHECK_THAT(early.get().front(), ContainsText("but rank 2 did not come"));
+  CHECK(std::chrono::steady_clock::now() - start < 3s);
+  CHECK_THAT(late.get().front(), ContainsText("but rank 2 did not come"));
+}
+
 TEST_CASE("in a file every rank that came names those that did not", "[comm][ranks][errors]") {
   const TemporaryFolder folder;
   const auto outcomes = meet_all("file://" + folder.file(), {1, 2}, 3, 500ms);

@@ -2,14 +2,15 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/await_listener.h"
 #include "comm/taken_port.h"
 
 #include "support/catch.h"
 
 using ddp::Environment;
 using ddp::ProcessGroupOptions;
-using ddp::rendezvous;
 using ddp::Setting;
 using ddp::testing::TakenPort;
 
@@ -20,8 +21,12 @@ Environment launched(const std::string& rank, const std::string& world_size) {
   environment.rank = Setting{"RANK", rank};
   environment.world_size = Setting{"WORLD_SIZE", world_size};
   environment.master_addr = Setting{"MASTER_ADDR", "127.0.0.1"};
-  environment.address_remedy = "Set MASTER_ADDR and MASTER_PORT";
+  environment.address_remedy = "Set MASTER_ADDR and MASTER_PORT.";
   return environment;
+}
+
+ddp::Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment) {
+  return ddp::rendezvous(options, environment, ddp::Deadline(options.timeout()));
 }
 
 ProcessGroupOptions over_store() {
@@ -64,24 +69,37 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
 
   CHECK_THAT(
       message_of(over_store(), launched("abc", "2")),
-      Equals("RANK: expected a whole number of at least 0, got \"abc\"."));
+      Equals("RANK: expected a whole number of at least 0, got \"abc\". Correct it, or start the "
+             "program with ddprun, torchrun, mpirun or srun, which set it."));
   CHECK_THAT(
       message_of(over_store(), launched("1 ", "2")), ContainsText("RANK: expected a whole number"));
   CHECK_THAT(
       message_of(over_store(), launched("-1", "2")),
-      Equals("RANK: expected a number of at least 0, got \"-1\"."));
+      ContainsText("RANK: expected a number of at least 0, got \"-1\". Correct it"));
   CHECK_THAT(
       message_of(over_store(), launched("0", "0")),
-      Equals("WORLD_SIZE: expected a number of at least 1, got \"0\"."));
+      ContainsText("WORLD_SIZE: expected a number of at least 1, got \"0\". Correct it"));
   CHECK_THAT(
       message_of(over_store(), launched("0", "99999999999999999999")),
       ContainsText("WORLD_SIZE: expected a whole number"));
   CHECK_THAT(
       message_of(over_store(), launched("2", "2")),
-      ContainsText("expected a rank of 0 to 1, for the world size is 2, got rank 2"));
+      Equals(
+          "RANK: expected a rank from 0 to 1, for WORLD_SIZE is 2, got 2. Ranks count from 0: give "
+          "each of the 2 processes its own, or correct WORLD_SIZE."));
+  CHECK_THAT(
+      message_of(over_store().rank(3), launched("0", "2")),
+      ContainsText("rank(): expected a rank from 0 to 1, for WORLD_SIZE is 2, got 3"));
+  const auto in_url = ProcessGroupOptions().init_method("file:///meet?rank=2&world_size=2");
+  CHECK_THAT(
+      message_of(in_url, {}), ContainsText("rank in init_method(\"file:///meet?rank=2&world_size=2"
+                                           "\"): expected a rank from 0 to 1, for world_size in"));
+  CHECK_THAT(
+      message_of(ProcessGroupOptions().init_method("file:///meet?rank=x&world_size=2"), {}),
+      ContainsText("): expected a whole number of at least 0, got \"x\". End the URL with ?rank="));
   CHECK_THAT(
       message_of(over_store().rank(-7), launched("0", "2")),
-      Equals("rank(): expected a number of at least 0, got \"-7\"."));
+      ContainsText("rank(): expected a number of at least 0, got \"-7\". Correct it, or leave it"));
   CHECK_THAT(
       message_of(over_store(), {}),
       ContainsText("expected WORLD_SIZE in the environment, got nothing") &&
@@ -90,15 +108,38 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
       message_of(over_store().world_size(2), {}), ContainsText("expected RANK in the environment"));
   CHECK_THAT(
       message_of(over_store().timeout(std::chrono::milliseconds(0)), launched("0", "1")),
-      ContainsText("timeout(): expected more than 0 ms, got 0 ms"));
+      ContainsText("timeout(): expected more than 0 ms, got 0 ms. Give what the slowest rank"));
   CHECK_THAT(
       message_of({}, launched("0", "1")),
-      ContainsText("expected MASTER_PORT in the environment, got nothing. Set MASTER_ADDR and"));
+      ContainsText("expected MASTER_PORT in the environment, got nothing on rank 0 of 1. Set "
+                   "MASTER_ADDR and"));
   auto bad_port = launched("0", "1");
   bad_port.master_port = Setting{"MASTER_PORT", "70000"};
   CHECK_THAT(
       message_of({}, bad_port),
-      Equals("MASTER_PORT: expected a number from 1 to 65535, got \"70000\"."));
+      Equals(
+          "MASTER_PORT: expected a number from 1 to 65535, got \"70000\" on rank 0 of 1. Set it to "
+          "a free port of rank 0's host, the same for all ranks."));
+}
+
+TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", "[comm][ranks]") {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  auto environment = launched("0", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(agent->getPort())};
+  environment.agent_store = true;
+  const auto meet = [&](const char* attempt) {
+    environment.attempt = Setting{"TORCHELASTIC_RESTART_COUNT", attempt};
+    return rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
+  };
+  meet("0").store->set("claim", std::string("stale"));
+  const auto again = meet("1");
+  CHECK_FALSE(again.store->check({"claim"}));
+  CHECK(again.host == "127.0.0.1");
+  CHECK(meet("0").store->check({"claim"}));
 }
 
 TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {
@@ -125,6 +166,31 @@ TEST_CASE(
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
 }
 
+TEST_CASE("a host that nobody knows is an error that names it, on rank 0 too", "[comm][errors]") {
+  const auto rank = GENERATE("0", "1");
+  auto environment = launched(rank, "2");
+  environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(TakenPort().number())};
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().timeout(std::chrono::milliseconds(300)), environment),
+      ContainsText(
+          "expected an address for the host \"no-such-host.invalid\", got none on rank ") &&
+          ContainsText(" of 2: ") && ContainsText("MASTER_ADDR"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+}
+
+TEST_CASE("a host that nobody knows is given up before the deadline", "[comm][errors]") {
+  // An empty label is in no name, so that no name server is asked.
+  const ddp::Deadline deadline(std::chrono::seconds(20));
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_FALSE(ddp::await_address("no..host", deadline, std::chrono::milliseconds(200)).empty());
+  const auto took = std::chrono::steady_clock::now() - start;
+  CHECK(took >= std::chrono::milliseconds(200));
+  CHECK(took < std::chrono::seconds(5));
+  CHECK(ddp::await_address("127.0.0.1", deadline).empty());
+}
+
 TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
   const auto options = ProcessGroupOptions()
                            .init_method("file:///no/such/folder/meet")
@@ -133,6 +199,6 @@ TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors
                            .timeout(std::chrono::seconds(2));
   CHECK_THROWS_WITH(
       rendezvous(options, {}),
-      ContainsText("expected to open or create /no/such/folder/meet for file://, but cannot: No "
-                   "such file or directory"));
+      ContainsText("expected to open or create /no/such/folder/meet for file://, but cannot on "
+                   "rank 0 of 1: No such file or directory. Give a path"));
 }

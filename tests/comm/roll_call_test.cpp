@@ -10,6 +10,7 @@
 #include "support/catch.h"
 
 using ddp::call_roll;
+using ddp::Deadline;
 using ddp::RollCall;
 using namespace std::chrono_literals;
 
@@ -29,7 +30,7 @@ Outcome attend(
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
-    outcome.name = call_roll({store, rank, world_size, timeout, "test"}, claim, problem);
+    outcome.name = call_roll({store, rank, world_size, Deadline(timeout), "test"}, claim, problem);
   } catch (const c10::Error& error) {
     outcome.error = error.what_without_backtrace();
   }
@@ -116,7 +117,7 @@ TEST_CASE("ranks that died in an open roll are not taken for their successors", 
   // What a killed process leaves behind: rank 1 of 3 has come, and will never go on.
   const Store store = c10::make_intrusive<c10d::HashStore>();
   store->set("open", std::string("stale"));
-  store->add("stale/turn/1", 1);
+  store->set("stale/who/1", std::string("dead"));
   store->compareSet("stale/claim", std::string(), "1 ");
   store->set("stale/here/1", std::string("1"));
   store->add("stale/count", 1);
@@ -131,6 +132,54 @@ TEST_CASE("ranks that died in an open roll are not taken for their successors", 
     CHECK(outcome.error.empty());
     CHECK(outcome.name == late.name);
   }
+}
+
+TEST_CASE("what ranks that died have claimed is not held against the living", "[comm][ranks]") {
+  // They were a world of another size, and rank 1 had not come yet.
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  store->set("open", std::string("stale"));
+  store->set("stale/who/0", std::string("dead"));
+  store->compareSet("stale/claim", std::string(), "0 world size 3");
+  store->add("stale/count", 1);
+
+  auto other = std::async(std::launch::async, [&] { return attend(store, 1, 2, 10s, "size 2"); });
+  const auto mine = attend(store, 0, 2, 10s, "size 2");
+  CHECK(mine.error.empty());
+  CHECK(other.get().error.empty());
+}
+
+TEST_CASE("two processes with one rank are told so, and soon", "[comm][ranks][errors]") {
+  // With the others there or not: nobody has to wait for the timeout.
+  const auto ranks =
+      GENERATE(std::vector<int>{1, 1}, std::vector<int>{1, 1, 0}, std::vector<int>{0, 0, 0});
+  const auto outcomes = attend_all(c10::make_intrusive<c10d::HashStore>(), ranks, 3, 3s);
+  const auto told = "two processes claim rank " + std::to_string(ranks[0]) + ".";
+  int how_many = 0;
+  for (const auto& outcome : outcomes) {
+    if (outcome.error.find(told) == std::string::npos) continue;
+    ++how_many;
+    CHECK_THAT(
+        outcome.error, ContainsText("test: expected one process for each of the 3 ranks, but ") &&
+                           ContainsText("RANK"));
+    CHECK(outcome.took < 2s);
+  }
+  CHECK(how_many >= 2);
+}
+
+TEST_CASE("a process that comes too late for its rank is told so", "[comm][ranks][errors]") {
+  // A first one has taken part when a second one with its rank opens the next roll, and that one
+  // goes well before the first one looks.
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  auto first = std::async(std::launch::async, [&] { return attend(store, 1, 2, 8s); });
+  while (!store->check({"open"})) std::this_thread::yield();
+  const auto name = store->get_to_str("open");
+  while (!store->check({name + "/here/1"})) std::this_thread::yield();
+  store->set("next/who/1", std::string("second"));
+  store->set("next/verdict", std::string("ok"));
+  store->set("open", std::string("next"));
+  const auto outcome = first.get();
+  CHECK_THAT(outcome.error, ContainsText("two processes claim rank 1"));
+  CHECK(outcome.took < 3s);
 }
 
 TEST_CASE("rank 0 stays until the others have read the verdict, within bounds", "[comm][ranks]") {
@@ -185,6 +234,31 @@ TEST_CASE("ranks that do not agree all learn what each of them says", "[comm][ra
   CHECK(mine.took < 5s);
 }
 
+TEST_CASE("whoever opens a roll may be overtaken in it", "[comm][ranks][errors]") {
+  // A store on which another rank's claim is there as soon as the first roll is open.
+  struct Overtaking : c10d::HashStore {
+    using Bytes = std::vector<uint8_t>;
+    Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+      const auto value = HashStore::compareSet(key, expected, desired);
+      if (key != "open") return value;
+      TORCH_CHECK(++rolls_ < 100, "opens one roll after the other");
+      if (rolls_ == 1) {
+        const std::string claim = "0 apples";
+        const auto name = std::string(value.begin(), value.end());
+        HashStore::compareSet(name + "/claim", {}, Bytes(claim.begin(), claim.end()));
+      }
+      return value;
+    }
+    int rolls_ = 0;
+  };
+  const Store store = c10::make_intrusive<Overtaking>();
+  auto mine = std::async(std::launch::async, [&] { return attend(store, 1, 2, 8s, "pears"); });
+  while (!store->check({"open"})) std::this_thread::yield();
+  const auto theirs = attend(store, 0, 2, 8s, "apples");
+  CHECK_THAT(theirs.error, ContainsText("apples") && ContainsText("pears"));
+  CHECK(mine.get().error == theirs.error);
+}
+
 TEST_CASE(
     "the problem of one rank ends the roll for all, once all are here", "[comm][ranks][errors]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
@@ -194,6 +268,15 @@ TEST_CASE(
   const auto second = attend(store, 0, 2, 10s);
   CHECK(second.error == "test on rank 1 of 2: no GPU");
   CHECK(first.get().error == second.error);
+}
+
+TEST_CASE(
+    "the problem of one rank is told even when another never comes", "[comm][ranks][errors]") {
+  const auto outcome = attend(c10::make_intrusive<c10d::HashStore>(), 1, 2, 200ms, "", "no GPU.");
+  CHECK_THAT(
+      outcome.error,
+      ContainsText("test on rank 1 of 2: no GPU. Also, test: expected all 2 ranks") &&
+          ContainsText("but rank 0 did not come"));
 }
 
 TEST_CASE("a world of one waits for nobody", "[comm]") {

@@ -1,6 +1,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -8,12 +9,9 @@
 namespace ddp {
 namespace {
 
+using testing::in;
 using testing::Rank;
 using testing::run_ranks;
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 // Weights that depend on `seed` alone: torch's global generator belongs to all rank-threads.
 template <typename M>

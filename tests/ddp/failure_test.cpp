@@ -4,6 +4,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -11,7 +12,10 @@
 namespace ddp {
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -41,25 +45,8 @@ class FragileImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Fragile);
 
-// Far beyond the 5 s in which the others have to stop: what the tests see is not this.
-const testing::RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
-
 void step(DistributedDataParallel<Fragile>& model) {
   model->forward(torch::ones({4})).sum().backward();
-}
-
-template <typename F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 struct Seen {
@@ -97,7 +84,7 @@ TEST_CASE("a rank that throws stops the others with its message", "[ranks][error
       kLongTimeout);
   const std::string cause =
       in_forward ? "forward threw on rank 1 of 3: forward boom"
-                 : "backward ended in an exception on rank 1 of 3, after 0 of 1 buckets were sent";
+                 : "backward threw on rank 1 of 3, after 0 of 1 buckets were sent: backward boom";
   const std::string text =
       "Reducer: " + cause +
       ". The ranks are out of step: end the job, or make a new process group and wrapper.";
@@ -184,11 +171,13 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(3);
   const bool rebuilt = GENERATE(false, true);
+  const bool hooked = GENERATE(false, true);
   const auto errors = errors_of_ranks(
       3,
       [&](const Rank& self) {
         Fragile net;
         DistributedDataParallel model(net, in(self));
+        if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
         for (int i = 0; rebuilt && i < 2; ++i) step(model);
         if (self.rank == 1) {
           std::this_thread::sleep_for(std::chrono::seconds(6));  // alive, but elsewhere
@@ -220,6 +209,26 @@ TEST_CASE("a rank that leaves stops the others", "[ranks][errors][failure]") {
       kLongTimeout);
   CHECK_THAT(errors[0], ContainsText("failed on rank 0 of 2") && ContainsText("out of step"));
   CHECK(errors[1] == "I am leaving");
+}
+
+TEST_CASE(
+    "a rank that leaves before it sent its buffers stops the others", "[ranks][errors][failure]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        torch::nn::BatchNorm1d net(4);
+        DistributedDataParallel model(net, in(self));
+        const auto x = torch::ones({2, 4}) * torch::tensor({{1.0}, {2.0}});
+        for (int step = 0; step < 2; ++step) model->forward(x).sum().backward();
+        TORCH_CHECK(self.rank == 1, "I am leaving");
+        model->forward(x).sum().backward();
+      },
+      kLongTimeout);
+  CHECK(errors[0] == "I am leaving");
+  CHECK_THAT(
+      errors[1],
+      ContainsText("getting the buffers of rank 0 before forward failed on rank 1 of 2") &&
+          ContainsText("out of step"));
 }
 
 TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {

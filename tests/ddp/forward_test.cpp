@@ -2,6 +2,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
+#include "ddp/wrapping.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -9,6 +10,7 @@
 namespace ddp {
 namespace {
 
+using testing::in;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -38,10 +40,6 @@ class OddImpl : public torch::nn::Module {
   at::Tensor w_;
 };
 TORCH_MODULE(Odd);
-
-DistributedDataParallelOptions in(const Rank& self) {
-  return DistributedDataParallelOptions().process_group(self.group);
-}
 
 }  // namespace
 

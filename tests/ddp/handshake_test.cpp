@@ -159,6 +159,33 @@ TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
   }
 }
 
+TEST_CASE("what one rank refuses, all ranks learn", "[ranks][errors][ddp]") {
+  SECTION("nothing to train") {
+    CHECK(
+        common_error(
+            3,
+            [](BagImpl& bag, const Rank& self, auto&) {
+              bag.register_parameter("w", torch::ones({1}), /*requires_grad=*/self.rank != 1);
+            }) ==
+        "on rank 1 of 3: DistributedDataParallel is not needed when a module doesn't have any "
+        "parameter that requires a gradient. Use the module itself.");
+  }
+  SECTION("an unknown name, on two ranks") {
+    const auto error = common_error(3, [](BagImpl& bag, const Rank& self, auto& options) {
+      bag.register_parameter("w", torch::ones({1}));
+      if (self.rank != 1) options.parameters_to_ignore({"v" + std::to_string(self.rank)});
+    });
+    CHECK_THAT(
+        error, ContainsText("on rank 0 of 3: ") && ContainsText("got \"v0\"") &&
+                   ContainsText("\non rank 2 of 3: ") && ContainsText("got \"v2\""));
+  }
+  SECTION("the same on all") {
+    CHECK_THAT(
+        common_error(2, [](BagImpl&, const Rank&, auto&) {}),
+        ContainsText("DistributedDataParallel is not needed"));
+  }
+}
+
 TEST_CASE("a rank that wraps nothing lets the others time out", "[ranks][errors][ddp]") {
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(2);

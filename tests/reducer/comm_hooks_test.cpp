@@ -110,6 +110,33 @@ TEST_CASE("hooks are set once, before the first backward pass", "[ranks][errors]
   CHECK_THAT(empty[0], ContainsText("empty function"));
 }
 
+TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hooks]") {
+  const bool list = GENERATE(false, true);
+  const bool as_views = GENERATE(false, true);
+  const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    return averaged_gradient(
+        self,
+        [&](GradBucket& bucket) {
+          if (list) {
+            std::vector<at::Tensor> tensors{bucket.buffer().div_(self.size)};
+            return self.group->allreduce(tensors)->getFuture();
+          }
+          // Every other element of a tensor that is twice as long: 7 for all.
+          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+          const auto wide = torch::stack(
+              {torch::full({bucket.buffer().numel()}, 7.0f),
+               torch::zeros({bucket.buffer().numel()})},
+              1);
+          future->markCompleted(wide.select(1, 0));
+          return future;
+        },
+        as_views);
+  });
+  for (const auto& gradient : gradients) {
+    CHECK(torch::equal(gradient, torch::full_like(gradient, list ? 1.5 : 7.0)));
+  }
+}
+
 TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][comm_hooks]") {
   const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
     averaged_gradient(
@@ -122,7 +149,9 @@ TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][com
         false);
   });
   for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("to return 10 elements of Float, got 1 of Float"));
+    CHECK_THAT(
+        error,
+        ContainsText("to return 10 elements of Float on cpu, layout Strided, got 1 elements"));
   }
 }
 

@@ -249,6 +249,133 @@ TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][erro
   CHECK(errors[0] == errors[1]);
 }
 
+TEST_CASE("a gradient of another layout is an error on every rank", "[ranks][errors][reducer]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto weight = torch::ones({10, 3}).set_requires_grad(true);
+    Reducer reducer({{"embedding", weight}}, self.group);  // nobody said that it is sparse
+    reduced_backward(reducer, [&] {
+      return torch::embedding(weight, torch::tensor({1, 2}), -1, false, self.rank == 1).sum();
+    });
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0],
+      ContainsText("expected the gradient of embedding to be Float on cpu, layout Strided") &&
+          ContainsText("layout Sparse") && ContainsText("on rank 1 of 2"));
+}
+
+namespace {
+
+// Passes its input on, and a gradient back only where it is told to.
+class MayDrop : public torch::autograd::Function<MayDrop> {
+ public:
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context, const at::Tensor& x, bool drop) {
+    context->saved_data["drop"] = drop;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    if (context->saved_data["drop"].toBool()) return {at::Tensor(), at::Tensor()};
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][errors][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({4})}, {"b", parameter({4})}};
+    Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
+    if (self.rank == 1) {
+      // Replaced behind autograd's back, when its last gradient is in.
+      auto accumulator = torch::autograd::impl::grad_accumulator(parameters[0].tensor);
+      parameters[0].tensor.mutable_grad() = torch::ones({8});
+    }
+    reduced_backward(reducer, [&] {
+      return MayDrop::apply(parameters[0].tensor, self.rank == 1).sum() +
+             parameters[1].tensor.sum();
+    });
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0],
+      ContainsText("expected the gradient of a to be Float on cpu, layout Strided, [4]") &&
+          ContainsText("[8] on rank 1 of 2"));
+}
+
+TEST_CASE("gradients that nobody computed stay as they were, to the bit", "[ranks][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const int size = GENERATE(2, 3);
+  const auto gradients = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({3})}};
+    Reducer reducer(
+        parameters, self.group,
+        ReducerOptions().gradient_as_bucket_view(as_views).find_unused_parameters(true));
+    std::vector<at::Tensor> seen;
+    for (int step = 0; step < 3; ++step) {
+      reduced_backward(reducer, [&] {  // b gets a gradient in the first pass, and none later
+        return parameters[0].tensor.sum() +
+               (MayDrop::apply(parameters[1].tensor, step > 0) / 3).sum();
+      });
+      seen.push_back(parameters[1].tensor.grad().clone());
+    }
+    return seen;
+  });
+  for (const auto& seen : gradients) {
+    CHECK(torch::equal(seen[1], seen[0]));
+    CHECK(torch::equal(seen[2], seen[0]));
+  }
+}
+
+TEST_CASE("sparse gradients may be unused on one rank, or on all", "[ranks][reducer]") {
+  const auto gradients = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    const auto weight = torch::ones({4, 2}).set_requires_grad(true);
+    const auto dense = parameter({3});
+    Reducer reducer(
+        {{"embedding", weight, true}, {"dense", dense}}, self.group,
+        ReducerOptions().find_unused_parameters(true));
+    std::vector<float> seen;
+    for (const int users : {2, 1, 0}) {
+      weight.mutable_grad().reset();
+      reducer.prepare_for_forward();
+      auto loss = dense.sum();
+      if (self.rank < users) {
+        loss = loss + torch::embedding(weight, torch::tensor({1}), -1, false, true).sum();
+      }
+      reducer.prepare_for_backward({{loss}, true});
+      loss.backward();
+      const auto& grad = weight.grad();
+      seen.push_back(grad.defined() ? grad.to_dense()[1][0].item<float>() : -1);
+    }
+    return seen;
+  });
+  for (const auto& seen : gradients) CHECK(seen == std::vector<float>{1, 0.5, -1});
+}
+
+TEST_CASE("an undefined gradient counts as zeros", "[ranks][reducer]") {
+  const bool as_views = GENERATE(false, true);
+  const bool find_unused = GENERATE(false, true);
+  const auto gradients = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({3})}};
+    Reducer reducer(
+        parameters, self.group,
+        ReducerOptions().gradient_as_bucket_view(as_views).find_unused_parameters(find_unused));
+    std::vector<float> seen;
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+      reduced_backward(reducer, [&] {
+        const bool drop = self.rank == 1 && step != 1;
+        return parameters[0].tensor.sum() + MayDrop::apply(parameters[1].tensor, drop).sum();
+      });
+      for (const auto& p : parameters) seen.push_back(p.tensor.grad()[0].item<float>());
+    }
+    return seen;
+  });
+  for (const auto& seen : gradients) CHECK(seen == std::vector<float>{1, 0.5, 1, 1, 1, 0.5});
+}
+
 TEST_CASE("unusable parameters are refused by name", "[ranks][errors][reducer]") {
   const auto error_of = [](const std::vector<NamedParameter>& parameters) {
     return errors_of_ranks(1, [&](const Rank& self) { Reducer(parameters, self.group); })[0];

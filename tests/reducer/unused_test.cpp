@@ -2,6 +2,7 @@
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 
+#include "reducer/forward_outputs.h"
 #include "reducer/graph_search.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
@@ -24,8 +25,10 @@ std::vector<char> reachable(
     accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
   }
   GraphSearch search(accumulators);
-  search.reachable(outputs);
-  return search.reachable(outputs);  // twice: it cleans up after itself
+  ForwardOutputs forward;
+  const auto nodes = forward.add(outputs, true);
+  search.reachable(nodes);
+  return search.reachable(nodes);  // twice: it cleans up after itself
 }
 
 }  // namespace
@@ -44,6 +47,48 @@ TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
   CHECK(reachable(all, {deep}) == std::vector<char>{1, 0, 1});
 }
 
+TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
+  const auto a = parameter(), b = parameter(), c = parameter();
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  for (const auto& p : {a, b, c}) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
+  }
+  GraphSearch search(accumulators);
+  const auto found = [&](const std::vector<at::Tensor>& outputs) {
+    const auto before = search.reused();
+    const auto reached = search.reachable(ForwardOutputs().add(outputs, true));
+    return std::make_pair(reached, search.reused() > before);
+  };
+  using Found = std::pair<std::vector<char>, bool>;
+  const auto x = [] { return torch::ones({4}); };
+  CHECK(found({(a * b).sum()}) == Found({1, 1, 0}, false));
+  CHECK(found({(a * b).sum()}) == Found({1, 1, 0}, true));
+  // The same shape with other parameters, another order, or one parameter twice.
+  CHECK(found({(a * c).sum()}) == Found({1, 0, 1}, false));
+  CHECK(found({(c * a).sum()}) == Found({1, 0, 1}, false));
+  CHECK(found({(c * c).sum()}) == Found({0, 0, 1}, false));
+  CHECK(found({(c * c).sum()}) == Found({0, 0, 1}, true));
+  // A parameter in the place of another leaf, and the other way round; such leaves are always new.
+  CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, false));
+  CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, true));
+  CHECK(found({(a * b).sum()}) == Found({1, 1, 0}, false));
+  CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, false));
+  CHECK(found({(a * x()).sum()}) == Found({1, 0, 0}, false));  // an edge to nowhere
+  CHECK(found({(a * x()).sum()}) == Found({1, 0, 0}, true));
+  // One output more or less, deeper or shallower, joined or apart.
+  const auto doubled = [](const at::Tensor& t) { return t * 2; };
+  const auto first = a * 1;
+  CHECK(found({first, doubled(first)}) == Found({1, 0, 0}, false));
+  CHECK(found({first}) == Found({1, 0, 0}, false));
+  CHECK(found({doubled(doubled(a))}) == Found({1, 0, 0}, false));
+  CHECK(found({doubled(a)}) == Found({1, 0, 0}, false));
+  const auto joined = b * 1;
+  CHECK(found({joined * joined}) == Found({0, 1, 0}, false));
+  CHECK(found({(b * 1) * (b * 1)}) == Found({0, 1, 0}, false));
+  CHECK(found({}) == Found({0, 0, 0}, false));
+  CHECK(found({}) == Found({0, 0, 0}, true));
+}
+
 TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused]") {
   Events events;
   const auto first = parameter(), unused = parameter();
@@ -57,9 +102,9 @@ TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused
   const auto loss = first.sum();
   reducer.prepare_for_backward({{loss}, complete});
   loss.backward();
-  // Four gradients, four more, five of status and two flags.
-  if (complete) CHECK(events == Events{"allreduce 4", "gradient", "allreduce 11"});
-  if (!complete) CHECK(events == Events{"gradient", "allreduce 4", "allreduce 11"});
+  // Four gradients, four more, ten of status and two flags.
+  if (complete) CHECK(events == Events{"allreduce 4", "gradient", "allreduce 16"});
+  if (!complete) CHECK(events == Events{"gradient", "allreduce 4", "allreduce 16"});
   CHECK_FALSE(unused.grad().defined());
 }
 

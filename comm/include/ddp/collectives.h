@@ -19,7 +19,8 @@ namespace ddp {
 // - Strides are each rank's own business: tensors that are not contiguous are copied.
 // - The plain call waits: on the host for CPU tensors, on the current stream for CUDA tensors. Its
 //   _async twin returns at once; outputs are ready after wait() on the handle, or once its
-//   isCompleted() is true. Tensors may be dropped before, but not written to.
+//   isCompleted() is true, also without a wait(). After a failure it is true, too, and wait()
+//   throws. Tensors may be dropped before, but not written to; a send's or recv's handle is kept.
 // - A rank that does not take part makes the others throw within the group's timeout.
 // - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
@@ -112,7 +113,8 @@ c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 /// \param timeout  > 0, for all ranks to come.
 /// \throws c10::Error  on every rank that came, with the same list of those that did not.
 ///
-/// Blocks: host. Cost: goes over the group's store, not its backends; milliseconds, not for loops.
+/// Blocks: host; that is its nature, so it alone has no _async twin.
+/// Cost: goes over the group's store, not its backends; milliseconds, not for loops.
 void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp

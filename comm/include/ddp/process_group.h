@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,8 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 struct ProcessGroupOptions {
   /// Who carries the tensors. "gloo" and "nccl" serve CPU and CUDA tensors, and CUDA tensors only;
   /// "cpu:X,cuda:Y" chooses per device. "mpi" is known but not in LibTorch's binaries.
-  /// Default: "", which is "cpu:gloo,cuda:nccl" as far as it is built and this host has a GPU.
+  /// Default: "", which is "cpu:gloo,cuda:nccl" where every rank has NCCL and a GPU of its own,
+  /// else "cpu:gloo"; the ranks agree on which.
   TORCH_ARG(std::string, backend) = "";
   /// How the ranks meet. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": there, where
   /// rank 0 listens; "file:///path": in a file that all ranks reach. tcp and file take
@@ -38,7 +40,8 @@ struct ProcessGroupOptions {
   TORCH_ARG(int, rank) = -1;
   /// Default: -1, from the environment
   TORCH_ARG(int, world_size) = -1;
-  /// For the world to fill up, and for every single collective, on the host. Default: 30 min
+  /// For the group to be made, with all the steps of it together, and then for every single
+  /// collective, on the host. Default: 30 min
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
 };
 
@@ -47,13 +50,15 @@ struct ProcessGroupOptions {
 /// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
 /// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
 /// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
-/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one.
+/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one;
+/// where a process sees one GPU only, that one does.
 ///
-/// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL).
+/// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL);
+///         on all ranks or, with an error, on none.
 /// \throws c10::ValueError  on a bad option, URL or environment variable, naming it and its value.
 /// \throws c10::Error  when there is a default group already, a backend cannot be used, the port
 ///         is taken, or the world does not fill up within the timeout: then every rank that came
-///         throws, and names those that did not.
+///         throws, and names those that did not. Rank 0's host may be unknown for 30 s of it.
 ///
 /// Collective: yes, over the whole world. Blocks: host.
 /// Threads: the default group belongs to the process; ranks that are threads of one process use
@@ -101,8 +106,11 @@ class GroupArg {
  public:
   /// The default group.
   GroupArg() = default;
-  /// That group.
-  GroupArg(ProcessGroup group) : group_(std::move(group)), given_(true) {}  // NOLINT: implicit
+  /// That group: whatever converts to a ProcessGroup, such as a pointer to a derived class.
+  template <
+      typename Group, typename = std::enable_if_t<std::is_convertible_v<Group&&, ProcessGroup>>>
+  GroupArg(Group&& group)  // NOLINT: implicit
+      : group_(std::forward<Group>(group)), given_(true) {}
 
   /// \throws c10::Error  when left out and there is no default group; when given and empty.
   ProcessGroup get() const;

@@ -21,6 +21,7 @@
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/join.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +12,8 @@
 #include <vector>
 
 #include <ddp/comm_hooks.h>
+#include <ddp/join.h>
+#include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
@@ -19,6 +24,22 @@
 namespace ddp {
 
 class BufferFinder;
+class JoinRound;
+struct RankEntry;
+
+/// What a gradient becomes, of what it was on each rank.
+enum class Reduction {
+  /// The mean over ranks, each rank weighing the same: right where batches have equal sizes and the
+  /// loss is a mean over the batch.
+  Mean,
+  /// The sum over ranks: for a loss that is a sum over the batch.
+  Sum,
+  /// The mean over ranks, each weighing as many samples as it had since the last averaged backward
+  /// pass: the gradient of one process over all samples also where batches differ in size, for a
+  /// loss that is a mean over the batch. A forward pass has as many samples as its first tensor
+  /// argument has rows; see `count_samples`. Costs one small all-reduce a forward pass.
+  SampleWeighted,
+};
 
 /// Options for `DistributedDataParallel`, named as Python's arguments.
 ///
@@ -30,8 +51,10 @@ class BufferFinder;
 struct DistributedDataParallelOptions {
   /// The ranks to train with. Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
-  /// The one CUDA device this rank's module lives on; tensor arguments of `forward` are moved
-  /// there. Default: none, arguments stay where they are
+  /// The one CUDA device this rank's module lives on; arguments of `forward` are moved there:
+  /// tensors, and copies of vectors, arrays, pairs, tuples, maps and optionals of them, nested in
+  /// any way (what `forward` writes into such an argument is lost).
+  /// Default: none, arguments stay where they are
   TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
   /// Broadcast rank 0's buffers before each training forward (BatchNorm's statistics). Default:
   /// true
@@ -45,6 +68,8 @@ struct DistributedDataParallelOptions {
   /// Soft sizes of the first, second, ... bucket in MiB, the last repeating; instead of
   /// bucket_cap_mb. Default: none
   TORCH_ARG(std::vector<double>, bucket_cap_mb_list) = {};
+  /// What gradients become: mean over ranks, sum, or weighted by samples. Default: Mean
+  TORCH_ARG(Reduction, reduction) = Reduction::Mean;
   /// Let a backward pass skip parameters: one that no rank used keeps its gradient as it was, one
   /// that some ranks used gets the average with zeros from the others. Default: false
   TORCH_ARG(bool, find_unused_parameters) = false;
@@ -78,7 +103,7 @@ class [[nodiscard]] NoSyncGuard {
 };
 
 /// What does not depend on the wrapped type.
-class DistributedDataParallelBase : public torch::nn::Module {
+class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
  public:
   ~DistributedDataParallelBase() override;
 
@@ -88,6 +113,24 @@ class DistributedDataParallelBase : public torch::nn::Module {
   /// model->forward(b).sum().backward();   // averages the gradients of a and b
   /// ```
   NoSyncGuard no_sync() { return NoSyncGuard(gradient_sync_); }
+
+  /// Trains on this rank's own inputs in `body`, and goes on beside the others when those are used
+  /// up: `ddp::join` for this model alone.
+  ///
+  /// In `body`, every forward pass with gradients enabled counts, and is followed by at most one
+  /// backward pass; all ranks accumulate (no_sync) over as many. A rank whose input ends in between
+  /// still adds what it accumulated to the next average.
+  void join(const std::function<void()>& body, const JoinOptions& options = {}) {
+    ddp::join({this}, body, options);
+  }
+
+  /// The coming forward pass has so many samples, for Reduction::SampleWeighted.
+  void count_samples(int64_t samples);
+
+  /// Joinable.
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
+  c10::Device join_device() const override;
+  ProcessGroup join_process_group() const override { return group_; }
 
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
   /// the first backward pass, and the same on every rank.
@@ -100,16 +143,32 @@ class DistributedDataParallelBase : public torch::nn::Module {
   DistributedDataParallelBase(
       std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options);
 
-  void before_forward();
+  /// \param samples  of the batch, where an argument tells.
+  void before_forward(std::optional<int64_t> samples);
   /// \param outputs_complete  whether `outputs` are all tensors of what forward returned.
   void after_forward(std::vector<at::Tensor> outputs = {}, bool outputs_complete = false);
+  /// Whether before_forward() wants to know.
+  bool counts_samples() const { return options_.reduction() == Reduction::SampleWeighted; }
   /// To be called while forward's exception is handled.
   void forward_failed() noexcept;
   /// Where tensor arguments of `forward` go, if anywhere.
   const std::optional<c10::Device>& input_device() const { return input_device_; }
 
  private:
-  void sync_buffers();
+  class Shadow;
+
+  std::vector<NamedParameter> checked_parameters();
+  void sync_initial_state(const std::exception_ptr& refusal);
+  JoinRound exchange(const RankEntry& mine);
+  void begin_iteration(const JoinRound& round);
+  std::optional<double> scale_in(const JoinRound& round, double samples) const;
+  int64_t samples_of_forward(std::optional<int64_t> found);
+  bool wants_buffers() const;
+  void broadcast_buffers(int source, const std::vector<at::Tensor>& buffers);
+  void broadcast_state(int source);
+  void wait_in_join(c10d::Work& work) override;
+  double pending_samples() const override { return samples_; }
+  void join_failed() noexcept override;
   void check_frozen_parameters();
   std::string explain_missing(const NamedParameter& parameter) const;
   bool trains() const;
@@ -122,35 +181,56 @@ class DistributedDataParallelBase : public torch::nn::Module {
   std::unique_ptr<Reducer> reducer_;
   std::vector<NamedParameter> frozen_;  // that required no gradient at construction
   std::unique_ptr<BufferFinder> buffers_;
+  std::optional<double> scale_;  // of the gradients to come; see ForwardOutcome
+  double samples_ = 0;           // since the last averaged backward pass
+  std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;       // false inside no_sync()
   bool buffers_may_differ_ = true;  // a training forward has run since they were last equal
 };
 
 namespace detail {
 
-/// An argument on its way to the module's `forward`, with its value category: itself, or a tensor
-/// that was moved to another device.
+/// An argument on its way to the module's `forward`, with its value category: itself, or where it
+/// holds tensors a copy on the module's device.
 template <typename T>
 class ForwardArgument {
  public:
   ForwardArgument(T argument, const std::optional<c10::Device>& device)
-      : argument_(static_cast<T>(argument)) {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-      if (device && argument.defined()) moved_ = argument.to(*device);
-    }
-  }
+      : argument_(static_cast<T>(argument)), device_(device) {}
 
+  const std::remove_reference_t<T>& value() const { return argument_; }
+
+  /// Once.
   T get() {
-    if constexpr (std::is_same_v<std::decay_t<T>, at::Tensor>) {
-      if (moved_.defined()) return static_cast<T>(moved_);
+    if constexpr (can_move<Value>) {
+      if (device_) {
+        moved_ = moved_to(*device_, static_cast<const Value&>(argument_));
+        return static_cast<T>(*moved_);
+      }
     }
     return static_cast<T>(argument_);
   }
 
  private:
+  using Value = std::decay_t<T>;
+  struct Nothing {};
+
   T argument_;  // a reference
-  at::Tensor moved_;
+  const std::optional<c10::Device>& device_;
+  std::conditional_t<can_move<Value>, std::optional<Value>, Nothing> moved_;
 };
+
+/// How many samples a batch has: the size of the first dimension of the first tensor among the
+/// arguments, or in a container that is the first argument.
+template <typename... Arguments>
+std::optional<int64_t> rows_of_first_tensor(const Arguments&... arguments) {
+  std::optional<int64_t> rows;
+  const TensorSink sink = [&](const at::Tensor& t) {
+    if (!rows && t.defined() && t.dim() > 0) rows = t.size(0);
+  };
+  (for_each_tensor(arguments, sink), ...);
+  return rows;
+}
 
 }  // namespace detail
 
@@ -185,7 +265,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   template <typename... Arguments>
   decltype(auto) forward_with(Arguments... arguments) {
     using Result = decltype(module_->forward(arguments.get()...));
-    before_forward();
+    before_forward(
+        counts_samples() ? detail::rows_of_first_tensor(arguments.value()...) : std::nullopt);
     try {
       if constexpr (std::is_void_v<Result>) {
         module_->forward(arguments.get()...);
@@ -246,7 +327,7 @@ class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataPa
   /// As `forward`. The holder's own cannot see through a `forward` that is a template.
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
-    return this->impl_->forward(std::forward<Args>(args)...);
+    return this->get()->forward(std::forward<Args>(args)...);
   }
 };
 

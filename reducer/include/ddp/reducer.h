@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,10 +23,12 @@ struct Node;
 namespace ddp {
 
 class Bucket;
+class ForwardOutputs;
 class GraphSearch;
 class PeerNotes;
 class StatusBoard;
 struct Problem;
+struct Whereabouts;
 
 /// A parameter and the name a user knows it by.
 struct NamedParameter {
@@ -56,8 +59,12 @@ struct ForwardOutcome {
   /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
   /// backward ends although a parameter in it cannot get a gradient.
   bool outputs_complete = false;
+  /// What this rank's gradients are multiplied by before they are summed; unset: one over the
+  /// world size, which gives the mean. Of several forwards before a backward, the last one's holds.
+  /// A communication hook sees them unscaled.
+  std::optional<double> scale = {};
   /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
-  /// that left out a backward. An evaluation does not.
+  /// that left out a backward. An evaluation does not, unless backward passes come from those.
   bool training = true;
 };
 
@@ -104,13 +111,25 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Called before a forward pass whose backward may be reduced. Once, when a reduced backward has
-  /// shown in which order gradients become ready, it rebuilds the buckets in rank 0's order.
+  /// shown in which order gradients become ready, it rebuilds the buckets in one rank's order.
   ///
-  /// \throws c10::Error  when the last backward pass did not come to its end, unless it ended at
-  ///         the same place on every rank.
+  /// \throws c10::Error  when the last backward pass did not come to its end, unless it threw at
+  /// the
+  ///         same place on every rank. Waits for the other ranks to say so.
   ///
   /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter).
-  void prepare_for_forward();
+  ///
+  /// Does nothing inside a backward pass (a checkpoint that runs forward again).
+  ///
+  /// \param source  the rank whose order of gradients all ranks take, if it is time to.
+  void prepare_for_forward(int source = 0);
+
+  /// Waits for a collective of a forward pass as for a bucket: until it is done, or another rank
+  /// says that it failed and will not come to it.
+  ///
+  /// \param what  what the collective brings, for the error text.
+  /// \throws c10::Error  when it fails; the reducer is broken then.
+  void wait_before_forward(c10d::Work& work, const std::string& what);
 
   /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
   void prepare_for_backward(const ForwardOutcome& outcome = {});
@@ -119,9 +138,26 @@ class Reducer {
   /// backward is still to come.
   void prepare_for_local_backward();
 
+  /// Takes part in one reduced backward pass of the other ranks without one of its own: sends what
+  /// was accumulated locally since the last reduced pass, and zeros where that is nothing.
+  ///
+  /// \param scale  as in ForwardOutcome.
+  ///
+  /// Collective: yes, exactly as a backward pass is. Blocks: host.
+  void shadow_backward(std::optional<double> scale = {});
+
+  /// Tells the other ranks that this one will not come to the next pass, in the calling thread's
+  /// current exception: they stop waiting for it.
+  ///
+  /// \param where  what threw: "forward".
+  void report_failure(const std::string& where) noexcept;
+
   /// Tells the other ranks that this one's forward pass threw, in the calling thread's current
-  /// exception: they stop waiting for its gradients.
-  void report_failed_forward() noexcept;
+  /// exception: they stop waiting for its gradients. After an evaluation nobody need be waiting, so
+  /// they read it only when a collective breaks.
+  ///
+  /// \param training  as in ForwardOutcome.
+  void report_failed_forward(bool training = true) noexcept;
 
   /// Something that makes the coming backward pass wrong, noticed outside of it: becomes an error
   /// at its end, on every rank.
@@ -175,14 +211,16 @@ class Reducer {
 
   void register_hooks();
   void build_buckets(std::vector<std::vector<size_t>> plan);
-  void rebuild_buckets();
+  void rebuild_buckets(int source);
+  void record_order();
   void choose_status_storage();
   void settle_failed_pass();
 
   void start_pass();
-  void mark_unused(const std::vector<at::Tensor>& outputs);
+  void mark_unused(const std::vector<torch::autograd::Node*>& outputs);
   void hook_outputs(const std::vector<at::Tensor>& outputs);
-  void on_gradient(size_t index);
+  void on_output();
+  void on_gradient(size_t index, bool defined);
   void begin_backward();
   void count_gradient(size_t index);
   void mark_ready(size_t index);
@@ -193,11 +231,17 @@ class Reducer {
   void send_status();
 
   void finish_backward();
+  void finish_pass();
   void note_missing();
+  void note_detached();
+  std::string why_detached(size_t index) const;
+  std::string why_missing(size_t index, const std::vector<char>& reached) const;
   void end_static_count();
   std::vector<at::Tensor> wait_for_buckets();
   at::Tensor wait_for(Bucket& bucket, size_t index);
-  void wait_for(c10d::Work& work, const std::string& place);
+  void wait_for(c10d::Work& work, c10::function_ref<std::string()> place);
+  void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
+  Whereabouts whereabouts(const std::string& place) const;
   void look_after_peers(const std::string& place);
   [[noreturn]] void throw_problems();
   bool is_counting() const { return options_.static_graph() && !counted_; }
@@ -205,7 +249,8 @@ class Reducer {
   // Runs `step`; when it throws, breaks off with a text that says what it was doing.
   void or_break_off(c10::function_ref<std::string()> doing, c10::function_ref<void()> step);
   [[noreturn]] void break_off(const std::string& text);
-  void on_abandoned() noexcept;
+  void on_abandoned(int64_t pass, const std::exception_ptr& cause) noexcept;
+  std::string rank_text() const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
@@ -223,15 +268,21 @@ class Reducer {
   std::atomic<bool> callback_queued_{false};
   std::string broken_because_;
   int64_t pass_ = 1;  // the reduced backward pass that comes or goes on
+  std::unique_ptr<ForwardOutputs> outputs_;
   uint64_t training_forwards_ = 0;
+  double scale_ = 1;                    // of this pass
+  bool shadowing_ = false;              // this pass is the other ranks'
+  bool armed_by_evaluation_ = false;    // and by nothing else
+  bool reduces_in_evaluation_ = false;  // as fine-tuning in eval() mode does
 
-  std::vector<Slot> slots_;      // by parameter
-  std::vector<Bucket> buckets_;  // in launch order
-  size_t next_bucket_ = 0;       // the first that was not launched in this backward pass
-  std::mutex launch_mutex_;      // taken once per bucket: each device has an autograd thread
+  std::vector<Slot> slots_;             // by parameter
+  std::vector<Bucket> buckets_;         // in launch order
+  std::atomic<size_t> next_bucket_{0};  // the first that was not launched in this backward pass
+  std::atomic<uint32_t> launch_requests_{0};  // each device has an autograd thread; one launches
 
   Order order_ = Order::Expected;
-  bool counted_ = false;             // static_graph: the first pass was
+  int passes_to_record_ = 1;         // until ready_order_ is what all ranks go by
+  bool counted_ = false;             // static_graph: this rank's first pass was
   std::vector<size_t> ready_order_;  // of the first pass that shows it
   std::atomic<size_t> ready_count_{0};
 
@@ -240,6 +291,7 @@ class Reducer {
   c10::intrusive_ptr<c10d::Work> status_work_;  // when no bucket carries it
   std::unique_ptr<PeerNotes> notes_;
   std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
+  std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;
   std::vector<Problem> problems_;
 };

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace ddp {
+
+/// One timeout for all the steps of a call.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+
+  explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
+
+  /// What the call was given, for messages.
+  Milliseconds timeout() const { return timeout_; }
+
+  bool passed() const { return Clock::now() > end_; }
+
+  /// At least 1 ms: for waits that take 0 for "no timeout".
+  Milliseconds left() const {
+    return std::max(std::chrono::ceil<Milliseconds>(end_ - Clock::now()), Milliseconds(1));
+  }
+
+  /// A later one, for what has to be said once this one has passed.
+  Deadline and_then(Milliseconds more) const {
+    auto later = *this;
+    later.end_ = std::max(end_, Clock::now()) + more;
+    return later;
+  }
+
+ private:
+  Milliseconds timeout_;
+  Clock::time_point end_;
+};
+
+}  // namespace ddp

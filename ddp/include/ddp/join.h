@@ -1,0 +1,107 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+
+namespace ddp {
+
+class JoinContext;
+
+/// Options for `join`; the same on every rank.
+struct JoinOptions {
+  /// Whether anything happens at all; false when inputs are known to be even. Default: true
+  TORCH_ARG(bool, enable) = true;
+  /// Divide gradients by the world size; else by the number of ranks that still have input, so that
+  /// the last inputs weigh as much as the first. Default: true
+  TORCH_ARG(bool, divide_by_initial_world_size) = true;
+  /// Throw on all ranks as soon as one has no input left, instead of going on without it: for
+  /// modules that communicate in their forward pass (SyncBatchNorm). Default: false
+  TORCH_ARG(bool, throw_on_early_termination) = false;
+};
+
+/// What one collective object does on a rank that has no input left.
+class JoinHook {
+ public:
+  virtual ~JoinHook() = default;
+
+  /// Takes part in the collectives of one iteration of the ranks that still have input. Once for
+  /// each of those.
+  virtual void main_hook() {}
+
+  /// When no rank has input left; on every rank, also where the inputs lasted to the end.
+  ///
+  /// \param is_last_joiner  whether this rank was among those with the most input: they hold the
+  ///        results of the whole training.
+  virtual void post_hook(bool is_last_joiner) { (void)is_last_joiner; }
+};
+
+/// An object whose iterations communicate, and which knows how to do without an iteration of its
+/// own: DistributedDataParallel, or a class of yours.
+///
+/// A class of yours calls `notify_join(*this)` first thing in each iteration, before it
+/// communicates.
+class Joinable {
+ public:
+  virtual ~Joinable() = default;
+
+  virtual std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) = 0;
+  /// Where the join's own small tensors live.
+  virtual c10::Device join_device() const = 0;
+  /// The same for all that join together.
+  virtual ProcessGroup join_process_group() const = 0;
+
+ protected:
+  /// The join that goes on around this object; null outside of one.
+  JoinContext* join_context() const { return join_context_; }
+
+ private:
+  friend class JoinContext;
+  friend void notify_join(Joinable& joinable);
+
+  /// Waits for a collective of the join's own.
+  virtual void wait_in_join(c10d::Work& work);
+  /// Samples whose gradients this rank holds and has not averaged yet.
+  virtual double pending_samples() const { return 0; }
+  /// The body threw on this rank; while that exception is handled.
+  virtual void join_failed() noexcept {}
+
+  JoinContext* join_context_ = nullptr;
+};
+
+/// Says that this rank begins an iteration. Does nothing outside of a join, and for all but the
+/// first object of one.
+///
+/// \throws c10::Error  with throw_on_early_termination, when a rank has no input left.
+///
+/// Collective: yes, one all-reduce of 16 bytes a rank.
+void notify_join(Joinable& joinable);
+
+/// Runs `body`, the training loop over this rank's own inputs, and then takes part in what ranks
+/// with more input still do, until no rank has any left: then all ranks hold the model of the last.
+///
+/// Example:
+/// ```
+/// ddp::join({model.get()}, [&] {
+///   for (auto& batch : *loader) { ... model->forward(...) ... }
+/// });
+/// ```
+/// \param joinables  at least one; the first one's iterations are what is counted, and the others
+///        do as many. The same ones in the same order on every rank.
+/// \throws c10::ValueError  for no joinable, or ones with different process groups.
+/// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
+///         it, on the others that one did.
+/// An exception of `body` is passed on; other ranks learn it and stop.
+///
+/// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration; at the end what the joinables
+///   exchange then (DistributedDataParallel broadcasts the model once).
+/// Source: torch.distributed.algorithms.Join, torch 2.11.0.
+void join(
+    const std::vector<Joinable*>& joinables, const std::function<void()>& body,
+    const JoinOptions& options = {});
+
+}  // namespace ddp

@@ -1,0 +1,110 @@
+#include <ddp/join.h>
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "join_context.h"
+
+namespace ddp {
+namespace {
+
+// From here on it is likely that somebody's loop does not end.
+constexpr int kManyRounds = 1000;
+
+const std::vector<Joinable*>& checked(
+    const std::vector<Joinable*>& joinables, const std::function<void()>& body) {
+  TORCH_CHECK_VALUE(
+      !joinables.empty(), "join: expected at least one Joinable, got none. Pass the model.");
+  TORCH_CHECK_VALUE(body, "join: expected a body to run, got an empty function.");
+  for (const auto* joinable : joinables) {
+    TORCH_CHECK_VALUE(joinable, "join: expected Joinables, got a null pointer.");
+    TORCH_CHECK_VALUE(
+        joinable->join_process_group() == joinables.front()->join_process_group(),
+        "join: expected all Joinables to use one process group, got different ones. Join those of "
+        "each group on their own.");
+  }
+  return joinables;
+}
+
+}  // namespace
+
+void Joinable::wait_in_join(c10d::Work& work) { work.wait(); }
+
+JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options)
+    : joinables_(std::move(joinables)), options_(options) {
+  for (const auto* joinable : joinables_) {
+    TORCH_CHECK(
+        !joinable->join_context_,
+        "join: expected Joinables that are in no other join, got one that is. Joins cannot be "
+        "nested.");
+  }
+  for (auto* joinable : joinables_) joinable->join_context_ = this;
+}
+
+JoinContext::~JoinContext() {
+  for (auto* joinable : joinables_) joinable->join_context_ = nullptr;
+}
+
+const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
+  auto& first = *joinables_.front();
+  round_ = exchange_entries(
+      mine, first.join_process_group(), first.join_device(),
+      [&](c10d::Work& work) { first.wait_in_join(work); });
+  const int active = round_->active();
+  if (!options_.throw_on_early_termination() || active == 0 || active == round_->size()) {
+    return *round_;
+  }
+  ended_early_ = true;
+  TORCH_CHECK(
+      !mine.active, "Detected at least one rank that exhausted inputs. Throwing across all ranks.");
+  TORCH_CHECK(false, "Rank ", first.join_process_group()->getRank(), " exhausted all inputs.");
+}
+
+void JoinContext::run(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (...) {
+    // When all ranks throw, nobody waits.
+    for (auto* joinable : joinables_) {
+      if (!ended_early_) joinable->join_failed();
+    }
+    throw;
+  }
+}
+
+bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
+  for (int rounds = 0;; ++rounds) {
+    RankEntry mine;
+    mine.samples = joinables_.front()->pending_samples();
+    if (begin_round(mine).active() == 0) return rounds == 0;
+    if (rounds == kManyRounds) {
+      TORCH_WARN_ONCE(
+          "join: rank ", joinables_.front()->join_process_group()->getRank(), " has taken part in ",
+          kManyRounds,
+          " iterations of other ranks since its own input ended. Shard the data more "
+          "evenly, or check that every rank's loop ends.");
+    }
+    for (const auto& hook : hooks) hook->main_hook();
+  }
+}
+
+void notify_join(Joinable& joinable) {
+  auto* context = joinable.join_context_;
+  if (context && context->counts(joinable)) context->begin_round({/*active=*/true});
+}
+
+void join(
+    const std::vector<Joinable*>& joinables, const std::function<void()>& body,
+    const JoinOptions& options) {
+  checked(joinables, body);
+  if (!options.enable()) return body();
+  JoinContext context(joinables, options);
+  std::vector<std::unique_ptr<JoinHook>> hooks;
+  for (auto* joinable : joinables) hooks.push_back(joinable->join_hook(options));
+  context.run(body);
+  const bool is_last_joiner = context.shadow(hooks);
+  for (const auto& hook : hooks) hook->post_hook(is_last_joiner);
+}
+
+}  // namespace ddp

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ddp/join.h>
+
+#include "join_round.h"
+
+namespace ddp {
+
+/// One join that goes on, on this rank: what its joinables ask about it.
+class JoinContext {
+ public:
+  /// Attaches itself to the joinables, until the destructor.
+  JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options);
+  ~JoinContext();
+  JoinContext(const JoinContext&) = delete;
+  JoinContext& operator=(const JoinContext&) = delete;
+
+  const JoinOptions& options() const { return options_; }
+
+  /// Whether this one's iterations are what is counted.
+  bool counts(const Joinable& joinable) const { return &joinable == joinables_.front(); }
+
+  /// Begins an iteration together with all ranks.
+  ///
+  /// \throws c10::Error  when one has no input left and that shall end the join.
+  const JoinRound& begin_round(const RankEntry& mine);
+  const JoinRound& round() const { return *round_; }
+
+  /// Runs the training loop, and tells the other ranks if it throws.
+  void run(const std::function<void()>& body);
+
+  /// Takes part in the other ranks' iterations until there are none.
+  ///
+  /// \return whether there were none.
+  bool shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks);
+
+ private:
+  std::vector<Joinable*> joinables_;
+  JoinOptions options_;
+  std::optional<JoinRound> round_;
+  bool ended_early_ = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+/// What one rank says at the beginning of an iteration.
+struct RankEntry {
+  bool active = false;         // it has input
+  bool syncs_buffers = false;  // its forward pass needs equal buffers
+  bool reduces = false;        // its backward pass will be averaged
+  double samples = 0;          // since the last averaged backward pass, with this iteration's
+};
+
+/// What all ranks said. Every rank acts on it in the same way, with input or without.
+class JoinRound {
+ public:
+  explicit JoinRound(std::vector<RankEntry> by_rank) : by_rank_(std::move(by_rank)) {}
+
+  int active() const;
+  int size() const { return static_cast<int>(by_rank_.size()); }
+  /// The highest rank with input.
+  int last_active() const;
+  bool syncs_buffers() const;
+  bool reduces() const;
+  double samples() const;
+
+  /// How the ranks with input disagree about what they will communicate; "" when they do not.
+  std::string disagreement() const;
+
+ private:
+  std::vector<RankEntry> by_rank_;
+};
+
+/// Tells all ranks `mine`, and learns what they say.
+///
+/// Collective: yes, one all-reduce of 16 bytes a rank.
+JoinRound exchange_entries(
+    const RankEntry& mine, const ProcessGroup& group, c10::Device device,
+    c10::function_ref<void(c10d::Work&)> wait);
+
+}  // namespace ddp

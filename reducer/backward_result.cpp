@@ -1,0 +1,24 @@
+#include "backward_result.h"
+
+#include <cstddef>
+
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace ddp {
+
+// Autograd tells nobody why a backward pass ended early: it drops the callbacks, and throws to the
+// caller of backward(). Nor does it hand out the running task; but it hands out a member of it, so
+// the task is found as the object around that member.
+c10::intrusive_ptr<c10::ivalue::Future> current_backward_result() {
+  using torch::autograd::GraphTask;
+  const auto* member = torch::autograd::get_current_graph_task_exec_info();
+  if (!member) return {};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"  // the task has no virtual base: it is valid
+  constexpr auto offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  return reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(member) - offset)
+      ->future_result_;
+}
+
+}  // namespace ddp

@@ -1,0 +1,41 @@
+#include "forward_outputs.h"
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/variable.h>
+
+namespace ddp {
+
+void ForwardOutputs::clear() {
+  complete_ = true;
+  nodes_.clear();
+}
+
+std::vector<torch::autograd::Node*> ForwardOutputs::add(
+    const std::vector<at::Tensor>& outputs, bool complete) {
+  // Forwards that never have a backward pass would pile up.
+  nodes_.erase(
+      std::remove_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node.expired(); }),
+      nodes_.end());
+  complete_ = complete_ && complete;
+  std::vector<Node*> added;
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    complete_ = complete_ && output.grad_fn();
+    const auto node = torch::autograd::impl::gradient_edge(output).function;
+    nodes_.push_back(node);
+    added.push_back(node.get());
+  }
+  return added;
+}
+
+std::vector<std::shared_ptr<torch::autograd::Node>> ForwardOutputs::nodes() const {
+  std::vector<std::shared_ptr<Node>> alive;
+  for (const auto& node : nodes_) {
+    alive.push_back(node.lock());
+    if (!complete_ || !alive.back()) return {};
+  }
+  return alive;
+}
+
+}  // namespace ddp

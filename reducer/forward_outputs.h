@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace ddp {
+
+/// Where the forward passes since the last reduced backward pass led to, as nodes of autograd's
+/// graph. Keeps no graph alive.
+///
+/// Threads: one at a time.
+class ForwardOutputs {
+ public:
+  using Node = torch::autograd::Node;
+
+  void clear();
+
+  /// \param complete  whether `outputs` are all tensors that the forward pass returned.
+  /// \return the nodes of these outputs.
+  std::vector<Node*> add(const std::vector<at::Tensor>& outputs, bool complete);
+
+  /// Whether every backward pass through a forward passes a node that made one of its outputs: not
+  /// so when some outputs are unknown, or are parameters.
+  bool are_complete() const { return complete_; }
+
+  /// The nodes that still exist; empty when they do not tell the whole story.
+  std::vector<std::shared_ptr<Node>> nodes() const;
+
+ private:
+  bool complete_ = true;
+  std::vector<std::weak_ptr<Node>> nodes_;
+};
+
+}  // namespace ddp

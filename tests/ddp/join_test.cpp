@@ -1,0 +1,347 @@
+#include <ddp/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::error_of;
+using testing::errors_of_ranks;
+using testing::in;
+using testing::kLongTimeout;
+using testing::Rank;
+using testing::run_ranks;
+
+torch::nn::Linear make_linear() {
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  const torch::NoGradGuard no_grad;
+  net->weight.fill_(1);
+  return net;
+}
+
+// The gradient of w * x is x.
+float step(DistributedDataParallel<torch::nn::Linear>& model, double x) {
+  model->zero_grad();
+  model->forward(torch::full({1, 1}, x)).sum().backward();
+  return model->module()->weight.grad().item<float>();
+}
+
+// Counts iterations over all ranks: an all-reduce in each.
+class Counter : public Joinable {
+ public:
+  explicit Counter(ProcessGroup group) : group_(std::move(group)) {}
+
+  void iterate() {
+    notify_join(*this);
+    add(1);
+  }
+  double total() const { return total_; }
+  int shadowed() const { return shadowed_; }
+  bool was_last() const { return was_last_; }
+
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions&) override {
+    class Hook : public JoinHook {
+     public:
+      explicit Hook(Counter& counter) : counter_(counter) {}
+      void main_hook() override {
+        counter_.add(0);
+        ++counter_.shadowed_;
+      }
+      void post_hook(bool is_last_joiner) override { counter_.was_last_ = is_last_joiner; }
+
+     private:
+      Counter& counter_;
+    };
+    return std::make_unique<Hook>(*this);
+  }
+  c10::Device join_device() const override { return at::kCPU; }
+  ProcessGroup join_process_group() const override { return group_; }
+
+ private:
+  void add(double amount) {
+    std::vector<at::Tensor> sum{torch::full({1}, amount)};
+    group_->allreduce(sum)->wait();
+    total_ += sum[0].item<double>();
+  }
+
+  ProcessGroup group_;
+  double total_ = 0;
+  int shadowed_ = 0;
+  bool was_last_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a rank whose input ended stands by, with zeros", "[ranks][join]") {
+  const bool initial = GENERATE(true, false);
+  const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    std::vector<float> gradients;
+    model->join(
+        [&] {
+          for (int i = 0; i < 2 + 3 * self.rank; ++i) gradients.push_back(step(model, 4));
+        },
+        JoinOptions().divide_by_initial_world_size(initial));
+    gradients.push_back(step(model, 2 + 2 * self.rank));  // and after it as ever
+    return gradients;
+  });
+  CHECK(seen[0] == std::vector<float>{4, 4, 3});
+  const float alone = initial ? 2 : 4;
+  CHECK(seen[1] == std::vector<float>{4, 4, alone, alone, alone, 3});
+}
+
+TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ranks][join]") {
+  const int mode = GENERATE(0, 1, 2);
+  const auto seen = run_ranks<std::vector<float>>(3, [&](const Rank& self) {
+    auto net = make_linear();
+    DistributedDataParallel model(
+        net, in(self).find_unused_parameters(mode == 1).static_graph(mode == 2));
+    std::vector<float> seen;
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      // Another rank goes without input in each epoch.
+      const int inputs = (self.rank + 3 - epoch) % 3;
+      model->join([&] {
+        for (int i = 0; i < inputs; ++i) {
+          step(model, 3);
+          const torch::NoGradGuard no_grad;
+          net->weight.sub_(net->weight.grad());
+        }
+      });
+      seen.push_back(net->weight.item<float>());
+    }
+    seen.push_back(step(model, 1 + self.rank));
+    return seen;
+  });
+  // Two ranks at first (2), then one (1).
+  for (const auto& values : seen) CHECK(values == std::vector<float>{-2, -5, -8, 2});
+}
+
+TEST_CASE("early termination throws on every rank, and the model stays usable", "[ranks][join]") {
+  const auto seen = run_ranks<std::vector<std::string>>(3, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    int steps = 0;
+    const auto error = error_of([&] {
+      model->join(
+          [&] {
+            for (int i = 0; i < 2 + self.rank; ++i, ++steps) step(model, 1);
+          },
+          JoinOptions().throw_on_early_termination(true));
+    });
+    const auto even = error_of([&] {
+      model->join([&] { step(model, 1); }, JoinOptions().throw_on_early_termination(true));
+    });
+    return std::vector<std::string>{error, std::to_string(steps), even};
+  });
+  const std::string others =
+      "Detected at least one rank that exhausted inputs. Throwing across all ranks.";
+  CHECK(seen[0] == std::vector<std::string>{"Rank 0 exhausted all inputs.", "2", ""});
+  CHECK(seen[1] == std::vector<std::string>{others, "2", ""});
+  CHECK(seen[2] == std::vector<std::string>{others, "2", ""});
+}
+
+TEST_CASE("early termination saves modules that communicate in forward", "[ranks][join]") {
+  class Talking : public torch::nn::Module {
+   public:
+    explicit Talking(ProcessGroup group) : group_(std::move(group)) {
+      w = register_parameter("w", torch::ones({1}));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      std::vector<at::Tensor> sum{x.clone()};
+      group_->allreduce(sum)->wait();
+      return w * sum[0];
+    }
+    at::Tensor w;
+
+   private:
+    ProcessGroup group_;
+  };
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        DistributedDataParallel model(std::make_shared<Talking>(self.group), in(self));
+        model->join(
+            [&] {
+              for (int i = 0; i < 1 + 2 * self.rank; ++i) {
+                model->forward(torch::ones({1})).sum().backward();
+              }
+            },
+            JoinOptions().throw_on_early_termination(true));
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[0], ContainsText("Rank 0 exhausted all inputs"));
+  CHECK_THAT(errors[1], ContainsText("at least one rank that exhausted inputs"));
+}
+
+TEST_CASE("enable(false) is no join", "[ranks][join]") {
+  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self));
+    std::vector<float> gradients;
+    model->join(
+        [&] {
+          for (int i = 0; i < 3; ++i) gradients.push_back(step(model, 2 + 2 * self.rank));
+        },
+        JoinOptions().enable(false).divide_by_initial_world_size(false));
+    return gradients;
+  });
+  for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{3, 3, 3});
+}
+
+TEST_CASE("an exception in the body is passed on, and stops the others", "[ranks][errors][join]") {
+  struct Seen {
+    std::string error;
+    double seconds;
+  };
+  const auto seen = run_ranks<Seen>(
+      3,
+      [](const Rank& self) {
+        DistributedDataParallel model(make_linear(), in(self));
+        const auto start = std::chrono::steady_clock::now();
+        const auto error = error_of([&] {
+          model->join([&] {
+            for (int i = 0; i < 2 + self.rank; ++i) {
+              // Rank 0 is through, rank 2 goes on.
+              if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
+              step(model, 1);
+            }
+          });
+        });
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        return Seen{error, passed.count()};
+      },
+      kLongTimeout);
+  CHECK(seen[1].error == "no such file");
+  for (const int rank : {0, 2}) {
+    CHECK_THAT(seen[rank].error, ContainsText("join's body threw on rank 1 of 3: no such file"));
+    CHECK(seen[rank].seconds < 5);
+  }
+}
+
+TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        DistributedDataParallel model(make_linear(), in(self));
+        model->join([&] {
+          step(model, 1);
+          if (self.rank == 1) {
+            const auto guard = model->no_sync();
+            step(model, 1);
+          }
+          step(model, 1);
+        });
+      },
+      kLongTimeout);
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(errors[0], ContainsText("but rank 0 will average its gradients and rank 1 will not"));
+}
+
+TEST_CASE("evaluations in a join are each rank's own", "[ranks][join]") {
+  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(1), torch::nn::Linear(1, 1));
+    DistributedDataParallel model(net, in(self));
+    const auto x = torch::tensor({{1.0f}, {2.0f}, {4.0f}}) * (self.rank + 1);
+    model->join([&] {
+      for (int i = 0; i < 2 + self.rank; ++i) {
+        model->forward(x).pow(2).sum().backward();
+        const torch::NoGradGuard no_grad;
+        model->eval();
+        for (int e = 0; e < i + self.rank; ++e) model->forward(x);
+        model->train();
+      }
+    });
+    const auto& mean = net[0]->as<torch::nn::BatchNorm1d>()->running_mean;
+    return std::vector<float>{mean.item<float>()};
+  });
+  CHECK(seen[0] == seen[1]);
+}
+
+TEST_CASE("classes of the user's own take part", "[ranks][join]") {
+  struct Seen {
+    double total;
+    int shadowed;
+    bool was_last;
+    float gradient;
+  };
+  const bool counter_first = GENERATE(true, false);
+  const auto seen = run_ranks<Seen>(3, [&](const Rank& self) {
+    Counter counter(self.group);
+    DistributedDataParallel model(make_linear(), in(self));
+    std::vector<Joinable*> joinables{&counter, model.get()};
+    if (!counter_first) std::swap(joinables[0], joinables[1]);
+    float gradient = 0;
+    join(joinables, [&] {
+      for (int i = 0; i < 1 + self.rank; ++i) {
+        if (counter_first) counter.iterate();
+        gradient = step(model, 3);
+        if (!counter_first) counter.iterate();
+      }
+    });
+    return Seen{counter.total(), counter.shadowed(), counter.was_last(), gradient};
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(seen[rank].total == 6);  // 1 + 2 + 3 iterations
+    CHECK(seen[rank].shadowed == 2 - rank);
+    CHECK(seen[rank].was_last == (rank == 2));
+    CHECK(seen[rank].gradient == 3 - rank);
+  }
+}
+
+TEST_CASE("joins that cannot be are refused", "[ranks][errors][join]") {
+  CHECK_THROWS_WITH(join({}, [] {}), ContainsText("expected at least one Joinable"));
+  CHECK_THROWS_WITH(join({nullptr}, [] {}), ContainsText("got a null pointer"));
+  const auto errors = run_ranks<std::vector<std::string>>(1, [](const Rank& self) {
+    Counter here(self.group);
+    Counter elsewhere(c10::make_intrusive<c10d::ProcessGroup>(self.store, 0, 1));
+    return std::vector<std::string>{
+        error_of([&] {
+          join({&here, &elsewhere}, [] {});
+        }),
+        error_of([&] { join({&here}, {}); }),
+        error_of([&] { join({&here}, [&] { join({&here}, [] {}); }); })};
+  });
+  CHECK_THAT(errors[0][0], ContainsText("one process group, got different ones"));
+  CHECK_THAT(errors[0][1], ContainsText("got an empty function"));
+  CHECK_THAT(errors[0][2], ContainsText("Joins cannot be nested"));
+}
+
+TEST_CASE("reductions give one process's gradient for their losses", "[ranks][ddp]") {
+  const auto reduction = GENERATE(Reduction::Mean, Reduction::Sum, Reduction::SampleWeighted);
+  const bool as_views = GENERATE(false, true);
+  const auto data = torch::arange(7, at::kFloat).view({7, 1});
+  const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
+    DistributedDataParallel model(
+        make_linear(), in(self).reduction(reduction).gradient_as_bucket_view(as_views));
+    // Five samples here, two there.
+    const auto mine = self.rank == 0 ? data.narrow(0, 0, 5) : data.narrow(0, 5, 2);
+    std::vector<float> gradients;
+    for (int i = 0; i < 3; ++i) {
+      model->zero_grad();
+      const auto y = model->forward(mine);
+      (reduction == Reduction::Sum ? y.sum() : y.mean()).backward();
+      gradients.push_back(model->module()->weight.grad().item<float>());
+    }
+    return gradients;
+  });
+  const float expected = reduction == Reduction::Sum              ? 21
+                         : reduction == Reduction::SampleWeighted ? 3
+                                                                  : (2.0f + 5.5f) / 2;
+  for (const auto& gradients : seen) {
+    for (const float gradient : gradients) CHECK(gradient == Approx(expected));
+  }
+}
+
+TEST_CASE("samples can be counted by the caller", "[ranks][errors][ddp]") {
+  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
+    model->count_samples(self.rank == 0 ? 3 : 1);
+    return std::vector<float>{step(model, self.rank == 0 ? 4 : 8), step(model, self.rank * 2)};
+  });
+  // Weighted once, and then by the rows of the argument again.
+  for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{5, 1});
+}
+
+}  // namespace ddp

@@ -1,0 +1,51 @@
+#include <ddp/move_tensors.h>
+#include <torch/torch.h>
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+// A device that every build has; tensors there have shapes and no content.
+const c10::Device kElsewhere(at::kMeta);
+
+template <typename T>
+T moved(const T& value) {
+  static_assert(detail::can_move<T>);
+  return detail::moved_to(kElsewhere, value);
+}
+
+}  // namespace
+
+TEST_CASE("tensors are moved in any nesting, and nothing else is touched", "[pure][ddp]") {
+  using Tensors = std::vector<at::Tensor>;
+  const auto t = torch::ones({2});
+  CHECK(moved(t).is_meta());
+  CHECK_FALSE(moved(at::Tensor()).defined());
+  CHECK(moved(Tensors{t, t})[1].is_meta());
+  CHECK(moved(std::optional<at::Tensor>(t))->is_meta());
+  CHECK_FALSE(moved(std::optional<at::Tensor>()).has_value());
+  CHECK(moved(std::array<at::Tensor, 2>{t, t})[1].is_meta());
+
+  const auto [number, tensors] = moved(std::pair<int, Tensors>(7, {t}));
+  CHECK(number == 7);
+  CHECK(tensors[0].is_meta());
+  const auto tuple = moved(std::tuple<std::string, at::Tensor, double>("mask", t, 0.5));
+  CHECK(std::get<0>(tuple) == "mask");
+  CHECK(std::get<1>(tuple).is_meta());
+  CHECK(std::get<2>(tuple) == 0.5);
+  const auto map = moved(
+      std::map<std::string, std::vector<std::pair<at::Tensor, bool>>>{{"hidden", {{t, true}}}});
+  CHECK(map.at("hidden")[0].first.is_meta());
+  CHECK(map.at("hidden")[0].second);
+  CHECK(moved(std::unordered_map<int, at::Tensor>{{3, t}}).at(3).is_meta());
+  CHECK(t.is_cpu());
+}
+
+TEST_CASE("what holds no tensor is no business of the mover", "[pure][ddp]") {
+  CHECK_FALSE(detail::can_move<int>);
+  CHECK_FALSE(detail::can_move<std::vector<double>>);
+  CHECK_FALSE(detail::can_move<std::tuple<int, std::string>>);
+}
+
+}  // namespace ddp

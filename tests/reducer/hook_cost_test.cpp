@@ -1,0 +1,98 @@
+// What the hooks cost in memory management: nothing that grows with the parameters.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace {
+std::atomic<long> allocations{0};
+}
+
+// Every `new` of the process comes here, LibTorch's included.
+[[gnu::noinline]] void* operator new(size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace ddp {
+namespace {
+
+struct Setting {
+  bool as_views, find_unused, static_graph;
+};
+
+// Autograd keeps the gradients of a node with hooks for them, in a vector a node.
+class NoHook : public torch::autograd::FunctionPostHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*gradients*/) override {
+    return outputs;
+  }
+};
+
+// Allocations in the last of a few backward passes over `count` parameters, with a reducer's hooks
+// or with hooks that do nothing. Most of them are autograd's own.
+long allocations_in_backward(int count, const Setting* setting, const testing::Rank& self) {
+  std::vector<NamedParameter> parameters;
+  for (int i = 0; i < count; ++i) {
+    parameters.push_back({"p", torch::ones({8}).set_requires_grad(true)});
+  }
+  std::unique_ptr<Reducer> reducer;
+  if (setting) {
+    reducer = std::make_unique<Reducer>(
+        parameters, self.group,
+        ReducerOptions()
+            .gradient_as_bucket_view(setting->as_views)
+            .find_unused_parameters(setting->find_unused)
+            .static_graph(setting->static_graph));
+  }
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  for (size_t i = 0; !reducer && i < parameters.size(); ++i) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(parameters[i].tensor));
+    accumulators.back()->add_post_hook(std::make_unique<NoHook>());
+  }
+  long seen = 0;
+  for (int step = 0; step < 5; ++step) {
+    if (reducer) reducer->prepare_for_forward();
+    at::Tensor loss = torch::zeros({});
+    for (const auto& p : parameters) loss = loss + p.tensor.sum();
+    if (reducer) reducer->prepare_for_backward({{loss}, true});
+    const long before = allocations;
+    loss.backward();
+    seen = allocations - before;
+  }
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("in steady state hooks allocate nothing", "[ranks][cost]") {
+  const bool as_views = GENERATE(false, true);
+  const int mode = GENERATE(0, 1, 2);
+  const Setting setting{as_views, mode == 1, mode == 2};
+  CAPTURE(as_views, mode);
+  struct Seen {
+    long few, many;
+  };
+  const auto seen = testing::run_ranks<Seen>(1, [&](const testing::Rank& self) {
+    const auto extra = [&](int count) {
+      return allocations_in_backward(count, &setting, self) -
+             allocations_in_backward(count, nullptr, self);
+    };
+    return Seen{extra(20), extra(400)};
+  });
+  CHECK(seen[0].few >= 0);  // the end of a pass may, a little
+  CHECK(seen[0].few < 60);
+  CHECK(seen[0].many == seen[0].few);
+}
+
+}  // namespace ddp
