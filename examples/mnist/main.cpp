@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <ddp/process_group.h>
@@ -58,6 +60,8 @@ int main(int argc, char** argv) {
   } catch (const mnist::UsageError& error) {
     return fail(error.what(), 2);
   } catch (const examples::FailedElsewhere&) {
+    // Time for the rank that says why: its end ends this one as well, and not the other way round.
+    std::this_thread::sleep_for(std::chrono::seconds(10));
     return 1;
   } catch (const c10::Error& error) {
     return fail(error.what_without_backtrace(), 1);

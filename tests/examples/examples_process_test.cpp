@@ -142,6 +142,9 @@ TEST_CASE("wrong data is told once, without a stack", "[examples][process][error
                            "mnist: " + folder.file("train-images-idx3-ubyte") +
                            ": expected an IDX file, found none"));
   CHECK(job.ranks[1].empty());
+  // Rank 1 did not end by itself, which could have ended rank 0 before it had told.
+  REQUIRE(job.ddprun.size() == 1);
+  CHECK_THAT(job.ddprun[0], ContainsText("ddprun: rank 0 "));
 }
 
 TEST_CASE("a file that cannot be saved is told before training", "[examples][process][errors]") {
