@@ -19,7 +19,7 @@ std::string serialize(const Whereabouts& here) {
   return c10::str(here.pass, " ", here.forwards, " ", here.in_backward, " ", here.place);
 }
 
-Whereabouts deserialize(const std::string& text) {
+Whereabouts parse_whereabouts(const std::string& text) {
   Whereabouts there;
   std::istringstream words(text);
   words >> there.pass >> there.forwards >> there.in_backward;
@@ -94,7 +94,7 @@ void PeerNotes::report(const Whereabouts& here) const noexcept {
 std::optional<Whereabouts> PeerNotes::whereabouts(int rank) const {
   const auto note = get(place_key(rank));
   if (!note) return {};
-  return deserialize(*note);
+  return parse_whereabouts(*note);
 }
 
 std::vector<int> PeerNotes::ranks_not_at(const Whereabouts& here) const {

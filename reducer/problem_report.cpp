@@ -16,7 +16,7 @@ std::string serialize(const std::vector<Problem>& problems) {
   return text;
 }
 
-std::vector<Problem> deserialize(const std::string& text) {
+std::vector<Problem> parse_problems(const std::string& text) {
   std::vector<Problem> problems;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -84,7 +84,7 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank) 
 std::string gather_problems(const std::vector<Problem>& mine, const ProcessGroup& group) {
   std::vector<std::vector<Problem>> by_rank;
   for (const auto& text : all_gather_strings(serialize(mine), group)) {
-    by_rank.push_back(deserialize(text));
+    by_rank.push_back(parse_problems(text));
   }
   return describe_problems(by_rank);
 }

@@ -2,26 +2,23 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/tensors.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using c10d::ReduceOp;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::filled;
 using ddp::testing::Rank;
 using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
+using ddp::testing::strided;
 using namespace std::chrono_literals;
 
 namespace {
 
-at::Tensor filled(double value, at::ScalarType dtype = at::kFloat) {
-  return at::full({2, 3}, value, dtype);
-}
-
 /// The same values with other strides.
-at::Tensor strided(const at::Tensor& tensor) { return tensor.t().contiguous().t(); }
-
 }  // namespace
 
 TEST_CASE("all_reduce adds up, in place, on every rank", "[comm][ranks]") {

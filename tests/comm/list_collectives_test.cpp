@@ -2,26 +2,23 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/tensors.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
 using c10d::ReduceOp;
 using ddp::testing::errors_of_ranks;
+using ddp::testing::filled;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
+using ddp::testing::strided;
 using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-at::Tensor filled(double value, at::ScalarType dtype = at::kFloat) {
-  return at::full({2, 3}, value, dtype);
-}
-
 /// Rank r's share in the uneven tests: r + 1 rows.
 at::Tensor rows(int count, double value) { return at::full({count, 2}, value); }
-
-at::Tensor strided(const at::Tensor& tensor) { return tensor.t().contiguous().t(); }
 
 Tensors list_of(int size, const std::function<at::Tensor(int)>& make) {
   Tensors tensors;

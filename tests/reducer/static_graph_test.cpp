@@ -1,6 +1,7 @@
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 
+#include "reducer/passes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -8,17 +9,10 @@
 namespace ddp {
 namespace {
 
+using testing::parameter;
 using testing::Rank;
+using testing::reduced_backward;
 using testing::run_ranks;
-
-at::Tensor parameter() { return torch::ones({3}).set_requires_grad(true); }
-
-void reduced_backward(Reducer& reducer, const std::function<at::Tensor()>& loss) {
-  reducer.prepare_for_forward();
-  const auto value = loss();
-  reducer.prepare_for_backward({{value}, true});
-  value.backward();
-}
 
 // f(x) = x * w, whose backward recomputes it and runs a backward pass of its own: what reentrant
 // checkpointing does.

@@ -4,6 +4,7 @@
 
 #include "reducer/forward_outputs.h"
 #include "reducer/graph_search.h"
+#include "reducer/passes.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 
@@ -13,10 +14,9 @@ namespace ddp {
 namespace {
 
 using testing::Events;
+using testing::parameter;
 using testing::Rank;
 using testing::run_ranks;
-
-at::Tensor parameter(int64_t size = 4) { return torch::ones({size}).set_requires_grad(true); }
 
 std::vector<char> reachable(
     const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& outputs) {
@@ -34,7 +34,7 @@ std::vector<char> reachable(
 }  // namespace
 
 TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
-  const auto a = parameter(), b = parameter(), c = parameter();
+  const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
   const std::vector<at::Tensor> all{a, b, c};
   CHECK(reachable(all, {}) == std::vector<char>{0, 0, 0});
   CHECK(reachable(all, {a * 2 + c}) == std::vector<char>{1, 0, 1});
@@ -48,7 +48,7 @@ TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
 }
 
 TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
-  const auto a = parameter(), b = parameter(), c = parameter();
+  const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
   for (const auto& p : {a, b, c}) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
@@ -91,7 +91,7 @@ TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
 
 TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused]") {
   Events events;
-  const auto first = parameter(), unused = parameter();
+  const auto first = parameter({4}), unused = parameter({4});
   first.register_hook([&](const at::Tensor&) { events.push_back("gradient"); });
   const bool complete = GENERATE(true, false);
   // Launch order is the reverse of registration: the unused parameter's bucket is due first.
@@ -111,7 +111,7 @@ TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused
 TEST_CASE("outputs that the loss leaves out hold up nobody", "[ranks][unused]") {
   const bool as_views = GENERATE(false, true);
   const auto results = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
-    const auto a = parameter(), b = parameter(), c = parameter();
+    const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}, {"c", c}}, self.group,
         ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true).gradient_as_bucket_view(
@@ -138,7 +138,7 @@ TEST_CASE("outputs that the loss leaves out hold up nobody", "[ranks][unused]") 
 
 TEST_CASE("usage under no_sync counts for the next reduced pass", "[ranks][unused]") {
   const auto results = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    const auto a = parameter(), b = parameter();
+    const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}}, self.group, ReducerOptions().find_unused_parameters(true));
     std::vector<float> seen;
@@ -161,7 +161,7 @@ TEST_CASE("usage under no_sync counts for the next reduced pass", "[ranks][unuse
 
 TEST_CASE("two forwards for one backward use both their parameters", "[ranks][unused]") {
   const auto results = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    const auto a = parameter(), b = parameter();
+    const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}}, self.group,
         ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
@@ -179,7 +179,7 @@ TEST_CASE("two forwards for one backward use both their parameters", "[ranks][un
 
 TEST_CASE("a gradient that the outputs did not promise is an error", "[ranks][errors][unused]") {
   const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
-    const auto a = parameter(), b = parameter();
+    const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
         {{"a", a}, {"b", b}}, self.group,
         ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
