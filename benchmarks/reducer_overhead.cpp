@@ -119,11 +119,13 @@ double median(std::vector<double> values) {
 int main(int argc, char** argv) {
   int blocks = 200;
   int rounds = 100;
+  std::string only;
   CLI::App app("Time of a training step that the reducer adds, without communication.");
   app.add_option("--blocks", blocks, "Blocks of four small parameters")
       ->check(CLI::Range(1, 10000));
   app.add_option("--rounds", rounds, "Steps of each engine, which take turns")
       ->check(CLI::Range(3, 1000000));
+  app.add_option("--only", only, "Run this engine alone beside none, for a profile");
   CLI11_PARSE(app, argc, argv);
 
   at::set_num_threads(1);
@@ -145,6 +147,11 @@ int main(int argc, char** argv) {
   engines.push_back(std::make_unique<C10d>("c10d", make_net(blocks), group, false));
   engines.push_back(std::make_unique<C10d>("c10d, unused", make_net(blocks), group, true));
 
+  const auto skipped = [&](const auto& engine) {
+    return !only.empty() && engine->name() != only && engine->name() != "none";
+  };
+  engines.erase(std::remove_if(engines.begin(), engines.end(), skipped), engines.end());
+
   std::vector<std::vector<double>> times(engines.size());
   constexpr int kWarmUp = 10;  // outlasts the rebuild
   for (int round = -kWarmUp; round < rounds; ++round) {
@@ -155,14 +162,16 @@ int main(int argc, char** argv) {
       if (round >= 0) times[e].push_back(ms);
     }
   }
-  const double none = median(times[0]);
   const int parameters = 4 * blocks;
   std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
   for (size_t e = 0; e < engines.size(); ++e) {
-    const double step = median(times[e]);
+    // Round by round: the machine's speed drifts by more than what is measured.
+    std::vector<double> above;
+    for (int round = 0; round < rounds; ++round) above.push_back(times[e][round] - times[0][round]);
+    const double extra = median(std::move(above));
     std::printf(
-        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), step, step - none,
-        (step - none) * 1000 / parameters);
+        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), median(times[e]), extra,
+        extra * 1000 / parameters);
   }
   engines.clear();
   ddp::destroy_process_group();

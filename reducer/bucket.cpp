@@ -22,9 +22,11 @@ at::Tensor alias(
   return view;
 }
 
-bool aliases(const at::Tensor& a, const at::Tensor& view) {
-  return a.layout() == at::kStrided && a.const_data_ptr() == view.const_data_ptr() &&
-         a.strides() == view.strides() && a.sizes() == view.sizes();
+// Another tensor on the same memory: what is done to one as an object (detach_, requires_grad_)
+// does not reach the other.
+at::Tensor twin(const at::Tensor& view) {
+  return at::Tensor(view.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
 // A gradient as an embedding makes it, rows with an index each, of none. Ranks have to agree which
@@ -66,6 +68,7 @@ Bucket::Bucket(
   tail_ = storage_.narrow(0, total, tail);
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     views_.push_back(make_view(storage_, parameters_[slot], offsets_[slot]));
+    addresses_.push_back(views_.back().const_data_ptr());
   }
   remembered_.resize(views_.size());
 }
@@ -79,6 +82,7 @@ Bucket::Bucket(Bucket&& other) noexcept
       parameters_(std::move(other.parameters_)),
       views_(std::move(other.views_)),
       offsets_(std::move(other.offsets_)),
+      addresses_(std::move(other.addresses_)),
       remembered_(std::move(other.remembered_)),
       storage_(std::move(other.storage_)),
       gradients_(std::move(other.gradients_)),
@@ -91,6 +95,12 @@ at::Tensor Bucket::make_view(
     return alias(flat, offset, parameter.sizes(), parameter.strides());
   }
   return alias(flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
+}
+
+// Looks at the view last: in most cases its address, which is near at hand, tells.
+bool Bucket::holds(size_t slot, const at::Tensor& grad) const {
+  if (grad.layout() != at::kStrided || grad.const_data_ptr() != addresses_[slot]) return false;
+  return grad.strides() == views_[slot].strides() && grad.sizes() == views_[slot].sizes();
 }
 
 std::vector<std::string> Bucket::gather(
@@ -118,7 +128,7 @@ std::vector<std::string> Bucket::gather(
 void Bucket::set_aside(size_t slot, Unused unused) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
-  if (grad.defined() && aliases(grad, view)) remembered_[slot] = view.clone();
+  if (grad.defined() && holds(slot, grad)) remembered_[slot] = view.clone();
   if (unused == Unused::Zero) view.zero_();
 }
 
@@ -129,7 +139,7 @@ std::string Bucket::gather_one(size_t slot, double scale) {
     view.zero_();
     return {};
   }
-  if (aliases(grad, view)) {
+  if (holds(slot, grad)) {
     scale_in_place(view, scale);
     return {};
   }
@@ -174,12 +184,10 @@ void Bucket::scatter(const at::Tensor& reduced, bool as_views, const std::vector
     }
     at::Tensor& grad = parameters_[slot].mutable_grad();
     const auto& view = views_[slot];
-    if (grad.defined() && aliases(grad, view)) continue;
+    if (grad.defined() && holds(slot, grad)) continue;
     // With create_graph a gradient has a graph of its own, which an alias would cut off.
     if (as_views && !(grad.defined() && grad.requires_grad())) {
-      // A tensor of its own on the same memory: what the user does to `.grad` as an object
-      // (detach_, requires_grad_) must not reach the view.
-      grad = alias(storage_, offsets_[slot], view.sizes(), view.strides());
+      grad = twin(view);
       continue;
     }
     if (!grad.defined()) grad = at::empty_strided(view.sizes(), view.strides(), view.options());
@@ -210,7 +218,7 @@ void Bucket::adopt_gradients() {
     at::Tensor& grad = parameters_[slot].mutable_grad();
     if (!grad.defined() || grad.scalar_type() != views_[slot].scalar_type()) continue;
     copy_scaled(views_[slot], grad, 1.0);
-    grad = alias(storage_, offsets_[slot], views_[slot].sizes(), views_[slot].strides());
+    grad = twin(views_[slot]);
   }
 }
 

@@ -80,6 +80,7 @@ class Bucket {
   c10::intrusive_ptr<c10::ivalue::Future> future;
 
  private:
+  bool holds(size_t slot, const at::Tensor& grad) const;
   std::string gather_one(size_t slot, double scale);
   void set_aside(size_t slot, Unused unused);
   std::string gather_sparse(double scale);
@@ -91,6 +92,7 @@ class Bucket {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> views_;
   std::vector<int64_t> offsets_;
+  std::vector<const void*> addresses_;  // of the views' first elements
   std::vector<at::Tensor> remembered_;  // gradients in place here that scatter() may restore
   at::Tensor storage_;
   at::Tensor gradients_;
