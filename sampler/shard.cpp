@@ -1,37 +1,29 @@
 #include "shard.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/randperm.h>
+#include <algorithm>
 
 namespace ddp {
-namespace {
-
-// Only LibTorch's own randperm gives Python's order: its algorithm depends on n.
-at::Tensor shuffled_order(const ShardSpec& spec) {
-  const auto seed = static_cast<uint64_t>(spec.seed) + static_cast<uint64_t>(spec.epoch);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randperm(spec.dataset_size, generator, at::TensorOptions().dtype(at::kLong));
-}
-
-}  // namespace
 
 int64_t shard_size(const ShardSpec& spec) {
-  const int64_t whole = spec.dataset_size / spec.num_replicas;
-  const bool uneven = spec.dataset_size % spec.num_replicas != 0;
-  return whole + (uneven && !spec.drop_last ? 1 : 0);
+  const int64_t rest = std::max<int64_t>(spec.order_size - spec.offset, 0);
+  switch (spec.tail) {
+    case Tail::kRepeat:
+      return (rest + spec.num_replicas - 1) / spec.num_replicas;
+    case Tail::kDrop:
+      return rest / (spec.num_replicas * spec.batch_size) * spec.batch_size;
+    case Tail::kUneven:
+      return (std::max<int64_t>(rest - spec.rank, 0) + spec.num_replicas - 1) / spec.num_replicas;
+  }
+  return 0;
 }
 
-std::vector<size_t> shard_indices(const ShardSpec& spec) {
+std::vector<size_t> take_shard(const at::Tensor& order, const ShardSpec& spec) {
   std::vector<size_t> indices(static_cast<size_t>(shard_size(spec)));
-  if (indices.empty()) return indices;
-
-  const at::Tensor order = spec.shuffle ? shuffled_order(spec) : at::Tensor();
-  const int64_t* shuffled = order.defined() ? order.const_data_ptr<int64_t>() : nullptr;
-  int64_t position = spec.rank;
+  const int64_t* samples = order.defined() ? order.const_data_ptr<int64_t>() : nullptr;
+  int64_t position = spec.offset + spec.rank;
   for (auto& index : indices) {
-    const int64_t wrapped = position % spec.dataset_size;
-    index = static_cast<size_t>(shuffled != nullptr ? shuffled[wrapped] : wrapped);
+    const int64_t wrapped = position % spec.order_size;
+    index = static_cast<size_t>(samples != nullptr ? samples[wrapped] : wrapped);
     position += spec.num_replicas;
   }
   return indices;

@@ -4,37 +4,43 @@
 #include <cstdint>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 namespace ddp {
 
-/// Everything that decides which samples one rank sees in one epoch.
-struct ShardSpec {
-  int64_t dataset_size = 0;
-  int64_t num_replicas = 1;
-  int64_t rank = 0;
-  bool shuffle = true;
-  int64_t seed = 0;
-  int64_t epoch = 0;
-  bool drop_last = false;
+/// What becomes of an order's end where it does not divide evenly by the ranks.
+enum class Tail {
+  kRepeat,  // the order starts over from its front, until all ranks have equally many
+  kDrop,    // what would not fill a batch on every rank is left out
+  kUneven,  // the first ranks get one sample more
 };
 
-/// Counts the samples that each rank draws per epoch; the same on all ranks.
-///
-/// \return ceil(dataset_size / num_replicas), or the floor with `drop_last`.
+/// Everything that decides which positions of an epoch's order one rank gets.
+struct ShardSpec {
+  int64_t order_size = 0;
+  /// Positions from the front that were visited before this shard begins, by any number of ranks.
+  int64_t offset = 0;
+  int64_t num_replicas = 1;
+  int64_t rank = 0;
+  Tail tail = Tail::kRepeat;
+  /// For kDrop: how many samples make a batch of one rank.
+  int64_t batch_size = 1;
+};
+
+/// Counts the samples that `spec.rank` draws.
 int64_t shard_size(const ShardSpec& spec);
 
-/// Lists the dataset indices of `spec.rank`, in the order in which it visits them.
+/// Lists the samples of `spec.rank`, in the order in which it visits them.
 ///
-/// The ranks deal one common order out like cards: rank r gets positions r, r + num_replicas, ...
-/// Where the order does not divide evenly it starts over from its front (a rank then repeats early
-/// samples), or, with `drop_last`, loses its tail.
+/// The ranks deal what is left of one common order out like cards: rank r gets positions
+/// offset + r, offset + r + num_replicas, ...
 ///
-/// \param spec  dataset_size >= 0, num_replicas >= 1, 0 <= rank < num_replicas; seed and epoch are
-///        added, as in PyTorch, so (seed 0, epoch 1) gives the order of (seed 1, epoch 0).
-/// \return shard_size(spec) indices, each < dataset_size.
+/// \param order  [order_size] int64, a sample at each position; undefined stands for 0, 1, 2, ...
+/// \param spec   order_size >= 0, num_replicas >= 1, 0 <= rank < num_replicas, offset >= 0.
+/// \return shard_size(spec) samples.
 ///
-/// Collective: no. Cost: O(dataset_size) time and, while it runs, 8 * dataset_size bytes for the
-/// permutation; without shuffling, only the rank's own share.
-/// Source: torch/utils/data/distributed.py 2.11, bit for bit.
-std::vector<size_t> shard_indices(const ShardSpec& spec);
+/// Collective: no. Cost: 8 bytes a sample of the shard.
+/// Source: torch/utils/data/distributed.py 2.11, bit for bit, where offset is 0.
+std::vector<size_t> take_shard(const at::Tensor& order, const ShardSpec& spec);
 
 }  // namespace ddp

@@ -6,32 +6,46 @@
 #include <string>
 #include <vector>
 
+#include "sampler/order.h"
 #include "support/catch.h"
 
 namespace {
 
 using Indices = std::vector<size_t>;
 
-ddp::ShardSpec spec(int64_t dataset_size, int64_t num_replicas, int64_t rank) {
-  ddp::ShardSpec result;
-  result.dataset_size = dataset_size;
-  result.num_replicas = num_replicas;
-  result.rank = rank;
+/// One DistributedSampler epoch, without the sampler.
+struct Epoch {
+  ddp::ShardSpec shard;
+  bool shuffle = true;
+  int64_t seed = 0;
+};
+
+Epoch epoch_of(int64_t dataset_size, int64_t num_replicas, int64_t rank) {
+  Epoch result;
+  result.shard.order_size = dataset_size;
+  result.shard.num_replicas = num_replicas;
+  result.shard.rank = rank;
   return result;
 }
 
-Indices shuffled(int64_t size, int64_t replicas, int64_t rank, int64_t seed, int64_t epoch) {
-  auto s = spec(size, replicas, rank);
-  s.seed = seed;
-  s.epoch = epoch;
-  return shard_indices(s);
+Indices drawn(const Epoch& epoch) {
+  const auto order = ddp::permuted_order(epoch.shard.order_size, epoch.shuffle);
+  return take_shard(
+      order.draw(order.size, static_cast<uint64_t>(epoch.seed), /*step_size=*/1), epoch.shard);
 }
 
-Indices in_order(int64_t size, int64_t replicas, int64_t rank, bool drop_last = false) {
-  auto s = spec(size, replicas, rank);
-  s.shuffle = false;
-  s.drop_last = drop_last;
-  return shard_indices(s);
+Indices shuffled(int64_t size, int64_t replicas, int64_t rank, int64_t seed) {
+  auto epoch = epoch_of(size, replicas, rank);
+  epoch.seed = seed;
+  return drawn(epoch);
+}
+
+Indices in_order(
+    int64_t size, int64_t replicas, int64_t rank, ddp::Tail tail = ddp::Tail::kRepeat) {
+  auto epoch = epoch_of(size, replicas, rank);
+  epoch.shuffle = false;
+  epoch.shard.tail = tail;
+  return drawn(epoch);
 }
 
 Indices head(const Indices& indices, size_t count) {
@@ -44,40 +58,34 @@ uint64_t fold(uint64_t state, uint64_t value) { return (state ^ value) * 0x10000
 }  // namespace
 
 TEST_CASE("one rank visits torch's permutation", "[sampler][pure]") {
-  CHECK(shuffled(10, 1, 0, 0, 0) == Indices{4, 1, 7, 5, 3, 9, 0, 8, 6, 2});
-  CHECK(shuffled(10, 1, 0, 1, 0) == Indices{5, 6, 1, 2, 0, 8, 9, 3, 7, 4});
+  CHECK(shuffled(10, 1, 0, 0) == Indices{4, 1, 7, 5, 3, 9, 0, 8, 6, 2});
+  CHECK(shuffled(10, 1, 0, 1) == Indices{5, 6, 1, 2, 0, 8, 9, 3, 7, 4});
 }
 
 TEST_CASE("torch changes its permutation's algorithm with the size", "[sampler][pure]") {
-  CHECK(head(shuffled(20000, 1, 0, 0, 0), 4) == Indices{16044, 15558, 2137, 17756});
-  CHECK(head(shuffled(40000, 1, 0, 0, 0), 4) == Indices{16044, 31897, 28527, 5740});
+  CHECK(head(shuffled(20000, 1, 0, 0), 4) == Indices{16044, 15558, 2137, 17756});
+  CHECK(head(shuffled(40000, 1, 0, 0), 4) == Indices{16044, 31897, 28527, 5740});
 }
 
 TEST_CASE(
     "ranks take turns in the shuffled order, which starts over to come out even",
     "[sampler][pure]") {
-  CHECK(shuffled(10, 3, 0, 0, 0) == Indices{4, 5, 0, 2});
-  CHECK(shuffled(10, 3, 1, 0, 0) == Indices{1, 3, 8, 4});
-  CHECK(shuffled(10, 3, 2, 0, 0) == Indices{7, 9, 6, 1});
-  CHECK(shuffled(10, 3, 0, 0, 1) == Indices{5, 2, 9, 4});
-  CHECK(shuffled(10, 3, 0, 0, 2) == Indices{8, 5, 0, 3});
-}
-
-TEST_CASE("the seed and the epoch are added", "[sampler][pure]") {
-  CHECK(shuffled(10, 3, 1, 0, 1) == shuffled(10, 3, 1, 1, 0));
-  CHECK(shuffled(10, 3, 1, -1, 1) == shuffled(10, 3, 1, 0, 0));
-  CHECK(shuffled(10, 3, 1, 0, 1) != shuffled(10, 3, 1, 0, 0));
+  CHECK(shuffled(10, 3, 0, 0) == Indices{4, 5, 0, 2});
+  CHECK(shuffled(10, 3, 1, 0) == Indices{1, 3, 8, 4});
+  CHECK(shuffled(10, 3, 2, 0) == Indices{7, 9, 6, 1});
+  CHECK(shuffled(10, 3, 0, 1) == Indices{5, 2, 9, 4});
+  CHECK(shuffled(10, 3, 0, 2) == Indices{8, 5, 0, 3});
 }
 
 TEST_CASE("drop_last drops the tail of the shuffled order", "[sampler][pure]") {
   const Indices expected[] = {{2, 8, 0}, {6, 4, 9}, {1, 5, 3}};
   for (int64_t rank = 0; rank < 3; ++rank) {
     CAPTURE(rank);
-    auto s = spec(10, 3, rank);
-    s.seed = 42;
-    s.drop_last = true;
-    CHECK(shard_size(s) == 3);
-    CHECK(shard_indices(s) == expected[rank]);
+    auto epoch = epoch_of(10, 3, rank);
+    epoch.seed = 42;
+    epoch.shard.tail = ddp::Tail::kDrop;
+    CHECK(shard_size(epoch.shard) == 3);
+    CHECK(drawn(epoch) == expected[rank]);
   }
 }
 
@@ -91,13 +99,13 @@ TEST_CASE("more ranks than samples repeat them as often as it takes", "[sampler]
   for (int64_t rank = 0; rank < 8; ++rank) {
     CAPTURE(rank);
     CHECK(in_order(2, 8, rank) == Indices{static_cast<size_t>(rank % 2)});
-    CHECK(in_order(2, 8, rank, /*drop_last=*/true).empty());
+    CHECK(in_order(2, 8, rank, ddp::Tail::kDrop).empty());
   }
 }
 
 TEST_CASE("an empty dataset gives empty shares", "[sampler][pure]") {
-  CHECK(shard_indices(spec(0, 3, 1)).empty());
-  CHECK(in_order(0, 3, 1, /*drop_last=*/true).empty());
+  CHECK(drawn(epoch_of(0, 3, 1)).empty());
+  CHECK(in_order(0, 3, 1, ddp::Tail::kDrop).empty());
 }
 
 TEST_CASE("the indices are those of Python's DistributedSampler", "[sampler][pure]") {
@@ -107,20 +115,59 @@ TEST_CASE("the indices are those of Python's DistributedSampler", "[sampler][pur
     if (line.empty() || line[0] == '#') continue;
     CAPTURE(line);
     std::istringstream fields(line);
-    ddp::ShardSpec s;
+    Epoch epoch;
+    int64_t number = 0;
+    bool drop_last = false;
     int64_t size = 0;
     uint64_t hash = 0;
-    fields >> s.dataset_size >> s.num_replicas >> s.shuffle >> s.seed >> s.epoch >> s.drop_last >>
-        size >> std::hex >> hash;
+    fields >> epoch.shard.order_size >> epoch.shard.num_replicas >> epoch.shuffle >> epoch.seed >>
+        number >> drop_last >> size >> std::hex >> hash;
     REQUIRE(fields);
+    epoch.seed =
+        static_cast<int64_t>(static_cast<uint64_t>(epoch.seed) + static_cast<uint64_t>(number));
+    if (drop_last) epoch.shard.tail = ddp::Tail::kDrop;
 
     uint64_t state = 0xCBF29CE484222325;
-    for (s.rank = 0; s.rank < s.num_replicas; ++s.rank) {
-      for (const size_t index : shard_indices(s)) state = fold(state, index);
+    for (int64_t rank = 0; rank < epoch.shard.num_replicas; ++rank) {
+      epoch.shard.rank = rank;
+      for (const size_t index : drawn(epoch)) state = fold(state, index);
     }
-    CHECK(shard_size(s) == size);
+    CHECK(shard_size(epoch.shard) == size);
     CHECK(state == hash);
     ++configurations;
   }
   CHECK(configurations == 400);
+}
+
+TEST_CASE("an uneven shard gives every sample to one rank", "[sampler][pure]") {
+  using ddp::Tail;
+  CHECK(in_order(10, 3, 0, Tail::kUneven) == Indices{0, 3, 6, 9});
+  CHECK(in_order(10, 3, 1, Tail::kUneven) == Indices{1, 4, 7});
+  CHECK(in_order(10, 3, 2, Tail::kUneven) == Indices{2, 5, 8});
+  CHECK(in_order(2, 3, 2, Tail::kUneven).empty());
+}
+
+TEST_CASE("a shard with batches keeps those that are full on every rank", "[sampler][pure]") {
+  auto epoch = epoch_of(17, 2, 1);
+  epoch.shuffle = false;
+  epoch.shard.tail = ddp::Tail::kDrop;
+  epoch.shard.batch_size = 4;
+  CHECK(drawn(epoch) == Indices{1, 3, 5, 7, 9, 11, 13, 15});
+  epoch.shard.order_size = 15;
+  CHECK(drawn(epoch) == Indices{1, 3, 5, 7});
+}
+
+TEST_CASE("a shard with an offset deals out what is left", "[sampler][pure]") {
+  auto epoch = epoch_of(10, 3, 2);
+  epoch.shuffle = false;
+  epoch.shard.offset = 4;
+  CHECK(drawn(epoch) == Indices{6, 9});
+  epoch.shard.offset = 5;
+  CHECK(drawn(epoch) == Indices{7, 0});  // 5..9, and the front evens it out
+  epoch.shard.tail = ddp::Tail::kUneven;
+  CHECK(drawn(epoch) == Indices{7});
+  epoch.shard.tail = ddp::Tail::kDrop;
+  CHECK(drawn(epoch) == Indices{7});
+  epoch.shard.offset = 12;
+  CHECK(drawn(epoch).empty());
 }

@@ -22,8 +22,10 @@
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/join.h>
+#include <ddp/length_grouped_sampler.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
 #include <ddp/sampler.h>
 #include <ddp/version.h>
+#include <ddp/weighted_sampler.h>

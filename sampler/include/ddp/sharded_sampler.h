@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/data/samplers/distributed.h>
+
+namespace ddp {
+
+class ShardCursor;
+
+/// What this library's samplers have in common: each rank walks through its share of an order that
+/// all ranks draw alike, a new one in each epoch.
+///
+/// Copies share one state: the data loader holds a copy, and `set_epoch` on yours reaches it. For
+/// the same reason, give each data loader a sampler of its own.
+///
+/// **Resuming.** `save` writes how far all ranks together have come in the epoch's order; `load`
+/// goes on from there, on as many ranks as there are then: no sample is lost or repeated (beyond
+/// those that even out the end of every epoch). What counts is, once `consume` has been called, the
+/// samples it counted, and before that those that `next` handed out. The two differ where something
+/// draws ahead of the training loop: a data loader with worker threads, or a prefetching one.
+///
+/// Thread safety: every call takes the state's lock, so that a thread may draw ahead while the
+/// training loop consumes and saves.
+class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
+ public:
+  /// Chooses the epoch whose order the next `reset` draws; the current one goes on undisturbed.
+  ///
+  /// Call it before each epoch, with the same number on every rank, or let the sampler advance by
+  /// itself (option `advance_epoch`). A shuffling sampler that must begin a second epoch in the
+  /// order of the one before warns, once. LibTorch's base class has a member of this name that is
+  /// not virtual and does not reach copies: call this one.
+  void set_epoch(size_t epoch);
+
+  /// \return the number last given to `set_epoch`, read by `load`, or advanced to; 0 at first.
+  size_t epoch() const;
+
+  /// Starts an epoch: draws this rank's indices. Data loaders call it in `begin()`.
+  ///
+  /// \param new_size  a new size of the dataset, kept from here on.
+  /// \throws c10::ValueError  another size than that of the weights or lengths the sampler was
+  ///         given.
+  ///
+  /// Cost: that of drawing the order, 8 bytes for each of this rank's samples, and 8 for each
+  /// sample of the dataset while it draws.
+  void reset(std::optional<size_t> new_size = std::nullopt) override;
+
+  /// Takes the next indices of this rank's share; starts an epoch if no `reset` has.
+  ///
+  /// \param batch_size  the most to take, >= 1.
+  /// \return 1 to batch_size indices, or nothing when the epoch is over.
+  /// \throws c10::ValueError  batch_size is 0.
+  std::optional<std::vector<size_t>> next(size_t batch_size) override;
+
+  /// Tells that the training loop is done with this rank's next `samples` samples. From the first
+  /// call on (with 0, too), `save` counts these and no longer what `next` handed out.
+  ///
+  /// \throws c10::ValueError  more than were handed out in this epoch and not yet consumed.
+  ///
+  /// Example:
+  /// ```
+  /// for (auto& batch : *loader) {  // with worker threads, which draw ahead
+  ///   train(batch);
+  ///   sampler.consume(batch.target.size(0));
+  /// }
+  /// ```
+  void consume(size_t samples);
+
+  /// \return how many samples this rank draws per epoch: `len()` in Python.
+  size_t size() const;
+
+  /// Writes the epoch, the position within it, and what gives the position its meaning.
+  ///
+  /// Save between two steps, when every rank has consumed equally many: the file of rank 0 then
+  /// serves all.
+  void save(torch::serialize::OutputArchive& archive) const override;
+
+  /// Reads what `save` wrote. The next `reset` goes on behind the position, unless `set_epoch`
+  /// chooses another epoch in between. The number of ranks may differ from that of the saving run.
+  ///
+  /// \throws c10::ValueError  the archive was saved by a sampler that visits another order (dataset
+  ///         size, seed, ...), or is not from `save`. The sampler is then unchanged.
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  explicit ShardedSampler(std::shared_ptr<ShardCursor> cursor);
+
+ private:
+  std::shared_ptr<ShardCursor> cursor_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,52 @@
+#include <ddp/length_grouped_sampler.h>
+
+#include <memory>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "replicas.h"
+#include "shard_cursor.h"
+
+namespace ddp {
+namespace {
+
+constexpr char kGroupedName[] = "DistributedLengthGroupedSampler";
+
+std::shared_ptr<ShardCursor> cursor_for(
+    std::vector<int64_t> lengths, const DistributedLengthGroupedSamplerOptions& options) {
+  TORCH_CHECK_VALUE(
+      options.batch_size() >= 1, kGroupedName, ": expected batch_size >= 1, got ",
+      options.batch_size(), ". Pass the data loader's batch size.");
+  TORCH_CHECK_VALUE(
+      options.batches_per_bucket() >= 1, kGroupedName, ": expected batches_per_bucket >= 1, got ",
+      options.batches_per_bucket(), ". Pass how many batches to sort at a time, such as 50.");
+
+  ShardCursor::Options cursor;
+  cursor.name = kGroupedName;
+  cursor.order =
+      length_grouped_order(std::move(lengths), options.batches_per_bucket(), options.shuffle());
+  cursor.shard = shard_of_rank(kGroupedName, options.num_replicas(), options.rank());
+  cursor.shard.tail = options.drop_last() ? Tail::kDrop : Tail::kRepeat;
+  cursor.shard.batch_size = options.batch_size();
+  cursor.seed = options.seed();
+  cursor.advance_epoch = options.advance_epoch();
+  return std::make_shared<ShardCursor>(cursor);
+}
+
+}  // namespace
+
+DistributedLengthGroupedSampler::DistributedLengthGroupedSampler(
+    std::vector<int64_t> lengths, const DistributedLengthGroupedSamplerOptions& options)
+    : ShardedSampler(cursor_for(std::move(lengths), options)),
+      batch_size_(static_cast<size_t>(options.batch_size())) {}
+
+std::optional<std::vector<size_t>> DistributedLengthGroupedSampler::next(size_t batch_size) {
+  TORCH_CHECK_VALUE(
+      batch_size == batch_size_, kGroupedName, "::next: expected the batch size ", batch_size_,
+      " that the sampler groups for, got ", batch_size,
+      ". Pass the same to the data loader and to the sampler.");
+  return ShardedSampler::next(batch_size);
+}
+
+}  // namespace ddp

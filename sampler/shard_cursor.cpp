@@ -1,0 +1,189 @@
+#include "shard_cursor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace ddp {
+namespace {
+
+int64_t read_int(
+    torch::serialize::InputArchive& archive, const std::string& key, const std::string& sampler) {
+  c10::IValue value;
+  TORCH_CHECK_VALUE(
+      archive.try_read(key, value) && value.isInt(), sampler,
+      "::load: expected an integer named \"", key, "\", got none. Pass an archive that ", sampler,
+      "::save wrote.");
+  return value.toInt();
+}
+
+struct Field {
+  const char* key;
+  int64_t value;
+};
+
+// What a position in the order depends on: in another order, it would repeat some samples and lose
+// others, silently.
+std::vector<Field> identity(const ShardCursor::Options& options) {
+  return {
+      {"dataset_size", options.order.size},
+      {"shuffle", options.order.shuffled},
+      {"seed", options.seed},
+      {"drop_last", options.shard.tail == Tail::kDrop},
+      {"fingerprint", options.order.fingerprint}};
+}
+
+}  // namespace
+
+ShardCursor::ShardCursor(Options options) : options_(std::move(options)) { next_ = front_of(0); }
+
+ShardCursor::Start ShardCursor::front_of(int64_t epoch) const {
+  const ShardSpec& shard = options_.shard;
+  return {epoch, /*offset=*/0, shard.num_replicas * shard.batch_size, /*chosen=*/true};
+}
+
+ShardSpec ShardCursor::shard_at(int64_t offset) const {
+  ShardSpec shard = options_.shard;
+  shard.order_size = options_.order.size;
+  shard.offset = offset;
+  return shard;
+}
+
+void ShardCursor::set_epoch(int64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  // The epoch that load() chose keeps its position.
+  if (epoch != next_.epoch) next_ = front_of(epoch);
+  next_.chosen = true;
+}
+
+int64_t ShardCursor::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return next_.epoch;
+}
+
+int64_t ShardCursor::size() const {
+  const std::lock_guard lock(mutex_);
+  return shard_size(shard_at(/*offset=*/0));
+}
+
+void ShardCursor::reset(std::optional<size_t> new_size) {
+  const std::lock_guard lock(mutex_);
+  reset_locked(new_size);
+}
+
+void ShardCursor::reset_locked(std::optional<size_t> new_size) {
+  if (new_size && static_cast<int64_t>(*new_size) != options_.order.size) {
+    resize(static_cast<int64_t>(*new_size));
+  }
+  if (!next_.chosen && visit_) {
+    if (!visit_->begun) return;  // drawn already, and still at its start
+    repeat_or_advance();
+  }
+
+  // Free the old share first: it can be large.
+  visit_.reset();
+  const auto seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(next_.epoch);
+  const at::Tensor order = options_.order.draw(options_.order.size, seed, next_.step_size);
+  visit_ = Visit{next_, take_shard(order, shard_at(next_.offset))};
+  next_ = front_of(next_.epoch);
+  next_.chosen = false;
+}
+
+void ShardCursor::repeat_or_advance() {
+  if (options_.advance_epoch) {
+    next_ = front_of(next_.epoch + 1);
+  } else if (options_.order.shuffled && options_.order.size > 1 && !std::exchange(warned_, true)) {
+    TORCH_WARN(
+        options_.name, ": rank ", options_.shard.rank,
+        " begins an epoch in the same order as the "
+        "one before (epoch ",
+        next_.epoch,
+        "), because nobody called set_epoch() in between. Call "
+        "set_epoch(epoch) before each epoch, on every rank, or set the option advance_epoch.");
+  }
+}
+
+void ShardCursor::resize(int64_t new_size) {
+  TORCH_CHECK_VALUE(
+      options_.order.resizable, options_.name, "::reset: expected the size ", options_.order.size,
+      " that the sampler was constructed for, got ", new_size,
+      ". Construct another for a dataset of another size.");
+  options_.order.size = new_size;
+  next_ = front_of(next_.epoch);
+}
+
+std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
+  TORCH_CHECK_VALUE(
+      batch_size >= 1, options_.name,
+      "::next: expected batch_size >= 1, got 0. Pass the number of samples to take.");
+  const std::lock_guard lock(mutex_);
+  if (!visit_) reset_locked(std::nullopt);
+  Visit& visit = *visit_;
+  visit.begun = true;
+  if (visit.handed_out == visit.indices.size()) return std::nullopt;
+
+  const size_t begin = visit.handed_out;
+  visit.handed_out += std::min(batch_size, visit.indices.size() - begin);
+  const auto first = visit.indices.begin();
+  return std::vector<size_t>(
+      first + static_cast<std::ptrdiff_t>(begin),
+      first + static_cast<std::ptrdiff_t>(visit.handed_out));
+}
+
+void ShardCursor::consume(size_t samples) {
+  const std::lock_guard lock(mutex_);
+  const size_t most = visit_ ? visit_->handed_out - visit_->consumed : 0;
+  TORCH_CHECK_VALUE(
+      samples <= most, options_.name, "::consume: expected at most the ", most,
+      " samples that rank ", options_.shard.rank,
+      " was handed out in this epoch and has not consumed, got ", samples,
+      ". Count each sample once, before the next epoch begins.");
+  counts_consumed_ = true;
+  if (visit_) visit_->consumed += samples;
+}
+
+ShardCursor::Start ShardCursor::position() const {
+  // After set_epoch the visit is of an epoch that is over, and after load there is none.
+  if (!visit_ || visit_->start.epoch != next_.epoch) return next_;
+  Start position = visit_->start;
+  const size_t samples = counts_consumed_ ? visit_->consumed : visit_->handed_out;
+  const int64_t visited = static_cast<int64_t>(samples) * options_.shard.num_replicas;
+  position.offset = std::min(position.offset + visited, options_.order.size);
+  return position;
+}
+
+void ShardCursor::save(torch::serialize::OutputArchive& archive) const {
+  const std::lock_guard lock(mutex_);
+  const Start start = position();
+  archive.write("epoch", start.epoch);
+  archive.write("position", start.offset);
+  archive.write("step_size", start.step_size);
+  for (const auto& [key, value] : identity(options_)) archive.write(key, value);
+}
+
+void ShardCursor::load(torch::serialize::InputArchive& archive) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, own] : identity(options_)) {
+    const int64_t saved = read_int(archive, key, options_.name);
+    TORCH_CHECK_VALUE(
+        saved == own, options_.name, "::load: expected ", key, "=", saved,
+        " as when it was saved, got ", own,
+        ". Construct the sampler as it was, or call set_epoch() instead of load() to start that "
+        "epoch over.");
+  }
+  Start start;
+  start.epoch = read_int(archive, "epoch", options_.name);
+  start.offset = read_int(archive, "position", options_.name);
+  start.step_size = read_int(archive, "step_size", options_.name);
+  TORCH_CHECK_VALUE(
+      start.epoch >= 0 && start.offset >= 0 && start.offset <= options_.order.size &&
+          start.step_size >= 1,
+      options_.name, "::load: expected an epoch >= 0, a position in [0, ", options_.order.size,
+      "] and a step_size >= 1, got epoch=", start.epoch, ", position=", start.offset,
+      ", step_size=", start.step_size, ". The archive is damaged: load another.");
+  next_ = start;
+  visit_.reset();
+}
+
+}  // namespace ddp

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/serialize/archive.h>
+
+#include "order.h"
+#include "shard.h"
+
+namespace ddp {
+
+/// One rank's walk through the orders of a run's epochs: what the copies of a sampler share.
+///
+/// The public members are those of `ShardedSampler`. Thread safety: all of them, by one lock.
+class ShardCursor {
+ public:
+  struct Options {
+    /// The sampler's name in messages.
+    std::string name;
+    Order order;
+    /// What to take of each order; its order_size and offset do not matter.
+    ShardSpec shard;
+    int64_t seed = 0;
+    bool advance_epoch = false;
+  };
+
+  explicit ShardCursor(Options options);
+
+  void set_epoch(int64_t epoch);
+  int64_t epoch() const;
+  void reset(std::optional<size_t> new_size);
+  std::optional<std::vector<size_t>> next(size_t batch_size);
+  void consume(size_t samples);
+  int64_t size() const;
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+  const Options& options() const { return options_; }
+
+ private:
+  /// Where the epoch that the next reset begins starts.
+  struct Start {
+    int64_t epoch = 0;
+    /// Positions of the order that were visited before; not 0 only after load().
+    int64_t offset = 0;
+    /// The step size its order is drawn with: this run's, or after load() the saving run's.
+    int64_t step_size = 1;
+    /// Whether the user chose it: by construction, set_epoch or load, and not since the last reset.
+    bool chosen = true;
+  };
+
+  /// The epoch being visited.
+  struct Visit {
+    Start start;
+    std::vector<size_t> indices;
+    /// How many of them next() handed out, and consume() counted.
+    size_t handed_out = 0;
+    size_t consumed = 0;
+    /// Whether next() was called at all: on every rank alike, be its share empty or not.
+    bool begun = false;
+  };
+
+  void reset_locked(std::optional<size_t> new_size);
+  void repeat_or_advance();
+  void resize(int64_t new_size);
+  Start front_of(int64_t epoch) const;
+  ShardSpec shard_at(int64_t offset) const;
+  Start position() const;
+
+  Options options_;
+  Start next_;
+  std::optional<Visit> visit_;
+  bool counts_consumed_ = false;
+  bool warned_ = false;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,37 @@
+#include <ddp/sharded_sampler.h>
+
+#include <utility>
+
+#include "shard_cursor.h"
+
+namespace ddp {
+
+ShardedSampler::ShardedSampler(std::shared_ptr<ShardCursor> cursor)
+    : torch::data::samplers::DistributedSampler<>(
+          static_cast<size_t>(cursor->options().order.size),
+          static_cast<size_t>(cursor->options().shard.num_replicas),
+          static_cast<size_t>(cursor->options().shard.rank),
+          /*allow_duplicates=*/cursor->options().shard.tail == Tail::kRepeat),
+      cursor_(std::move(cursor)) {}
+
+void ShardedSampler::set_epoch(size_t epoch) { cursor_->set_epoch(static_cast<int64_t>(epoch)); }
+
+size_t ShardedSampler::epoch() const { return static_cast<size_t>(cursor_->epoch()); }
+
+void ShardedSampler::reset(std::optional<size_t> new_size) { cursor_->reset(new_size); }
+
+std::optional<std::vector<size_t>> ShardedSampler::next(size_t batch_size) {
+  return cursor_->next(batch_size);
+}
+
+void ShardedSampler::consume(size_t samples) { cursor_->consume(samples); }
+
+size_t ShardedSampler::size() const { return static_cast<size_t>(cursor_->size()); }
+
+void ShardedSampler::save(torch::serialize::OutputArchive& archive) const {
+  cursor_->save(archive);
+}
+
+void ShardedSampler::load(torch::serialize::InputArchive& archive) { cursor_->load(archive); }
+
+}  // namespace ddp

@@ -1,0 +1,67 @@
+#include <ddp/weighted_sampler.h>
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include "replicas.h"
+#include "shard_cursor.h"
+
+namespace ddp {
+namespace {
+
+constexpr char kWeightedName[] = "DistributedWeightedSampler";
+// at::multinomial's limit.
+constexpr size_t kMostWeights = size_t{1} << 24;
+
+/// \return how many weights are above 0.
+int64_t check_weights(const std::vector<double>& weights) {
+  TORCH_CHECK_VALUE(
+      !weights.empty() && weights.size() <= kMostWeights, kWeightedName,
+      ": expected 1 to 2^24 weights, one for each sample, got ", weights.size(), ".");
+  int64_t drawable = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        std::isfinite(weights[i]) && weights[i] >= 0, kWeightedName,
+        ": expected weights that are finite and >= 0, got ", weights[i], " for sample ", i, ".");
+    if (weights[i] > 0) ++drawable;
+  }
+  TORCH_CHECK_VALUE(
+      drawable > 0, kWeightedName, ": expected a weight above 0, got ", weights.size(),
+      " that are 0. Give a positive weight to each sample that may be drawn.");
+  return drawable;
+}
+
+std::shared_ptr<ShardCursor> cursor_for(
+    const std::vector<double>& weights, const DistributedWeightedSamplerOptions& options) {
+  const int64_t drawable = check_weights(weights);
+  const int64_t num_samples = options.num_samples().value_or(static_cast<int64_t>(weights.size()));
+  TORCH_CHECK_VALUE(
+      num_samples >= 1, kWeightedName, ": expected num_samples >= 1, got ", num_samples,
+      ". Pass the number of draws in an epoch, over all ranks.");
+  TORCH_CHECK_VALUE(
+      options.replacement() || num_samples <= drawable, kWeightedName,
+      ": expected num_samples of at most ", drawable,
+      ", the number of weights above 0, because replacement is off; got ", num_samples,
+      ". Set num_samples() or replacement(true).");
+
+  ShardCursor::Options cursor;
+  cursor.name = kWeightedName;
+  cursor.order = weighted_order(at::tensor(weights), num_samples, options.replacement());
+  cursor.shard = shard_of_rank(kWeightedName, options.num_replicas(), options.rank());
+  cursor.shard.tail = options.drop_last() ? Tail::kDrop : Tail::kRepeat;
+  cursor.seed = options.seed();
+  cursor.advance_epoch = options.advance_epoch();
+  return std::make_shared<ShardCursor>(cursor);
+}
+
+}  // namespace
+
+DistributedWeightedSampler::DistributedWeightedSampler(
+    const std::vector<double>& weights, const DistributedWeightedSamplerOptions& options)
+    : ShardedSampler(cursor_for(weights, options)) {}
+
+}  // namespace ddp

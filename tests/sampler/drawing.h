@@ -1,0 +1,52 @@
+// What the sampler tests do with any of the samplers.
+#pragma once
+
+#include <cstddef>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <ddp/sharded_sampler.h>
+#include <torch/serialize/archive.h>
+
+using Indices = std::vector<size_t>;
+
+/// What is left of the epoch.
+inline Indices rest(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
+  Indices all;
+  while (const auto batch = sampler.next(batch_size)) {
+    all.insert(all.end(), batch->begin(), batch->end());
+  }
+  return all;
+}
+
+inline Indices epoch_of(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
+  sampler.reset();
+  return rest(sampler, batch_size);
+}
+
+template <typename Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+inline std::stringstream saved(const ddp::ShardedSampler& sampler) {
+  torch::serialize::OutputArchive archive;
+  sampler.save(archive);
+  std::stringstream file;
+  archive.save_to(file);
+  return file;
+}
+
+inline void load(ddp::ShardedSampler& sampler, std::stringstream file) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(file);
+  sampler.load(archive);
+}

@@ -1,0 +1,163 @@
+// What a sampler does between epochs, and what counts as its position.
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <ddp/sampler.h>
+
+#include "drawing.h"
+#include "support/catch.h"
+
+namespace {
+
+using ddp::DistributedSampler;
+using ddp::DistributedSamplerOptions;
+
+DistributedSamplerOptions first_of_two() {
+  return DistributedSamplerOptions().rank(0).num_replicas(2);
+}
+
+/// Collects the warnings of its scope, of this thread.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+}  // namespace
+
+TEST_CASE("a second epoch in the same order warns once", "[sampler][errors]") {
+  Warnings warnings;
+  DistributedSampler sampler(10, first_of_two());
+  const auto first = epoch_of(sampler);
+  CHECK(warnings.texts.empty());
+  CHECK(epoch_of(sampler) == first);
+  REQUIRE(warnings.texts.size() == 1);
+  CHECK(
+      warnings.texts[0] ==
+      "DistributedSampler: rank 0 begins an epoch in the same order as the one before (epoch 0), "
+      "because nobody called set_epoch() in between. Call set_epoch(epoch) before each epoch, on "
+      "every rank, or set the option advance_epoch.");
+  epoch_of(sampler);
+  CHECK(warnings.texts.size() == 1);
+}
+
+TEST_CASE("no warning where the order was chosen or cannot differ", "[sampler][pure]") {
+  Warnings warnings;
+  DistributedSampler called(10, first_of_two());
+  for (const size_t epoch : {0, 1, 1, 7}) {
+    called.set_epoch(epoch);
+    epoch_of(called);
+  }
+  DistributedSampler in_order(10, first_of_two().shuffle(false));
+  DistributedSampler tiny(1, first_of_two());
+  DistributedSampler advancing(10, first_of_two().advance_epoch(true));
+  ddp::DistributedEvalSampler evaluation(
+      10, ddp::DistributedEvalSamplerOptions().rank(0).num_replicas(2));
+  for (ddp::ShardedSampler* sampler :
+       {static_cast<ddp::ShardedSampler*>(&in_order), static_cast<ddp::ShardedSampler*>(&tiny),
+        static_cast<ddp::ShardedSampler*>(&advancing),
+        static_cast<ddp::ShardedSampler*>(&evaluation)}) {
+    epoch_of(*sampler);
+    epoch_of(*sampler);
+  }
+  called.set_epoch(8);
+  called.reset();
+  called.reset();  // nothing was drawn in between: the same epoch still
+  CHECK(warnings.texts.empty());
+}
+
+TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
+  DistributedSampler sampler(10, first_of_two().advance_epoch(true));
+  DistributedSampler expected(10, first_of_two());
+  for (size_t epoch = 0; epoch < 4; ++epoch) {
+    expected.set_epoch(epoch);
+    CHECK(epoch_of(sampler) == epoch_of(expected));
+    CHECK(sampler.epoch() == epoch);
+  }
+  SECTION("from the one that was set, on") {
+    sampler.set_epoch(9);
+    epoch_of(sampler);
+    epoch_of(sampler);
+    CHECK(sampler.epoch() == 10);
+  }
+  SECTION("after one that was left early") {
+    sampler.reset();
+    sampler.next(1);
+    CHECK(sampler.epoch() == 4);
+    sampler.reset();
+    CHECK(sampler.epoch() == 5);
+  }
+  SECTION("on a rank whose share is empty as on the others") {
+    for (const int64_t rank : {0, 2}) {
+      DistributedSampler dropping(
+          2, DistributedSamplerOptions().rank(rank).num_replicas(3).drop_last(true).advance_epoch(
+                 true));
+      epoch_of(dropping);
+      epoch_of(dropping);
+      CHECK(dropping.epoch() == 1);
+    }
+  }
+  SECTION("and the rest of one that was loaded is the epoch itself") {
+    sampler.reset();
+    sampler.next(2);
+    DistributedSampler resumed(10, first_of_two().advance_epoch(true));
+    load(resumed, saved(sampler));
+    CHECK(epoch_of(resumed) == rest(sampler));
+    CHECK(resumed.epoch() == 4);
+    CHECK(epoch_of(resumed) == epoch_of(sampler));
+    CHECK(resumed.epoch() == 5);
+  }
+}
+
+TEST_CASE("the position is what was consumed, once something is", "[sampler][pure]") {
+  DistributedSampler sampler(20, first_of_two());
+  const auto whole = epoch_of(sampler);
+  sampler.set_epoch(0);
+  sampler.reset();
+  sampler.next(4);
+  sampler.next(4);  // as a loader that is one batch ahead
+
+  const auto remaining = [&] {
+    DistributedSampler resumed(20, first_of_two());
+    load(resumed, saved(sampler));
+    return epoch_of(resumed);
+  };
+  const auto from = [&](int64_t position) {
+    return Indices(whole.begin() + position, whole.end());
+  };
+  CHECK(remaining() == from(8));
+  sampler.consume(0);
+  CHECK(remaining() == whole);
+  sampler.consume(4);
+  CHECK(remaining() == from(4));
+  sampler.consume(4);
+  CHECK(remaining() == from(8));
+
+  SECTION("in the next epoch, too") {
+    sampler.set_epoch(1);
+    sampler.reset();
+    sampler.next(4);
+    DistributedSampler resumed(20, first_of_two());
+    load(resumed, saved(sampler));
+    CHECK(epoch_of(resumed).size() == 10);
+    CHECK(resumed.epoch() == 1);
+  }
+  SECTION("and never more than was handed out") {
+    CHECK(
+        error_of([&] { sampler.consume(1); }) ==
+        "DistributedSampler::consume: expected at most the 0 samples that rank 0 was handed out in "
+        "this epoch and has not consumed, got 1. Count each sample once, before the next epoch "
+        "begins.");
+    CHECK(remaining() == from(8));
+  }
+}
+
+TEST_CASE("consume before the first epoch is refused", "[sampler][errors]") {
+  DistributedSampler sampler(20, first_of_two());
+  sampler.consume(0);
+  CHECK_THROWS_AS(sampler.consume(1), c10::ValueError);
+}
