@@ -15,6 +15,8 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include "median.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -108,12 +110,6 @@ class C10d : public Engine {
   std::shared_ptr<c10d::Logger> logger_;
 };
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + values.size() / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -168,10 +164,10 @@ int main(int argc, char** argv) {
     // Round by round: the machine's speed drifts by more than what is measured.
     std::vector<double> above;
     for (int round = 0; round < rounds; ++round) above.push_back(times[e][round] - times[0][round]);
-    const double extra = median(std::move(above));
+    const double extra = benchmarks::median(std::move(above));
     std::printf(
-        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), median(times[e]), extra,
-        extra * 1000 / parameters);
+        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), benchmarks::median(times[e]),
+        extra, extra * 1000 / parameters);
   }
   engines.clear();
   ddp::destroy_process_group();
