@@ -16,6 +16,17 @@ function(ddp_add_test name)
   ddp_use_pch(${name} PROGRAMS)
 endfunction()
 
+# ddp_also_over(<backend> <test>): runs the cases of <test>, whose ranks are threads, over that backend
+# too.
+function(ddp_also_over backend test)
+  get_test_property(${test} LABELS labels)
+  get_test_property(${test} TIMEOUT timeout)
+  add_test(NAME ${test}_over_${backend} COMMAND ${test} "~[gloo]")
+  set_tests_properties(${test}_over_${backend} PROPERTIES
+    LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS 2
+    ENVIRONMENT "DDP_TEST_BACKEND=${backend};${DDP_TEST_ENVIRONMENT}")
+endfunction()
+
 # ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
 function(ddp_add_plain_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "SOURCES;LIBS;LABELS")

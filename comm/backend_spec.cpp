@@ -9,12 +9,12 @@ namespace ddp {
 namespace {
 
 constexpr const char* kRemedy =
-    " Write gloo, nccl or cpu:gloo,cuda:nccl, or leave it out for what all ranks have.";
+    " Write gloo, shm, nccl or cpu:shm,cuda:nccl, or leave it out for what all ranks have.";
 
 void check_known(const std::string& backend, const std::string& text) {
   TORCH_CHECK_VALUE(
-      backend == "gloo" || backend == "nccl" || backend == "mpi",
-      "backend(): expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\"",
+      backend == "gloo" || backend == "shm" || backend == "nccl" || backend == "mpi",
+      "backend(): expected gloo, shm, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\"",
       backend == text ? "" : " with \"" + backend + "\"", ".", kRemedy);
 }
 
@@ -32,8 +32,12 @@ void add(BackendSpec& spec, const std::string& part, const std::string& text) {
   check_known(backend, text);
   TORCH_CHECK_VALUE(
       !(backend == "nccl" && device == "cpu"),
-      "backend(): expected gloo or mpi for cpu, for nccl serves CUDA tensors only, got \"", text,
-      "\".", kRemedy);
+      "backend(): expected gloo, shm or mpi for cpu, for nccl serves CUDA tensors only, got \"",
+      text, "\".", kRemedy);
+  TORCH_CHECK_VALUE(
+      !(backend == "shm" && device == "cuda"),
+      "backend(): expected gloo, nccl or mpi for cuda, for shm serves CPU tensors only, got \"",
+      text, "\".", kRemedy);
   TORCH_CHECK_VALUE(
       spec.emplace(device, backend).second, "backend(): expected each device once, got \"", text,
       "\" with \"", device, "\" again.", kRemedy);
@@ -44,12 +48,12 @@ void add(BackendSpec& spec, const std::string& part, const std::string& text) {
 BackendSpec parse_backend(const std::string& text, bool nccl_is_usable) {
   BackendSpec spec;
   if (text.empty()) {
-    spec["cpu"] = "gloo";
+    spec["cpu"] = "shm";
     if (nccl_is_usable) spec["cuda"] = "nccl";
   } else if (text.find_first_of(":,") == std::string::npos) {
     check_known(text, text);
     if (text != "nccl") spec["cpu"] = text;
-    spec["cuda"] = text;
+    if (text != "shm") spec["cuda"] = text;
   } else {
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) add(spec, part, text);

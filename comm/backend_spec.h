@@ -10,8 +10,9 @@ using BackendSpec = std::map<std::string, std::string>;
 
 /// Reads ProcessGroupOptions' backend().
 ///
-/// "gloo" serves CPU and CUDA tensors, "nccl" CUDA tensors; "cpu:X,cuda:Y" (or one of the two)
-/// chooses per device type; "" is "cpu:gloo,cuda:nccl", or "cpu:gloo" where NCCL cannot be used.
+/// "gloo" serves CPU and CUDA tensors, "shm" CPU tensors, "nccl" CUDA tensors; "cpu:X,cuda:Y" (or
+/// one of the two) chooses per device type; "" is "cpu:shm,cuda:nccl", or "cpu:shm" where NCCL
+/// cannot be used.
 ///
 /// \throws c10::ValueError  on a malformed text, an unknown name or one that does not serve its
 ///         device, listing those there are.

@@ -21,9 +21,9 @@ namespace {
 
 constexpr auto kLastWords = std::chrono::seconds(2);
 
-c10::intrusive_ptr<c10d::Backend> make_backend(
-    const std::string& name, const backends::Setup& setup, const GlooDevices& devices) {
-  if (name == "nccl") return backends::make_nccl(setup);
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices) {
   std::string problem;
   try {
     return backends::make_gloo(setup, devices);
@@ -38,34 +38,57 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
       ")");
 }
 
+BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
+  const auto gloo = connect_gloo(setup, world.gloo_devices);
+  if (setup.world_size == 1 && !world.backends_required) return gloo;
+  const auto shared = backends::make_shm(setup, gloo);
+  TORCH_CHECK(
+      shared.backend || !world.backends_required,
+      "backend shm: expected all ranks to map each other's memory, but ", shared.why_not,
+      ". Start them on one host and in one container as one user, or use backend(\"gloo\").");
+  if (setup.rank == 0) {
+    LOG(INFO) << "ddp: " << setup.group_name << " uses "
+              << (shared.backend ? "shared memory" : "Gloo, for " + shared.why_not);
+  }
+  return shared.backend ? shared.backend : gloo;
+}
+
+BackendPtr make_backend(const std::string& name, const World& world, const backends::Setup& setup) {
+  if (name == "nccl") return backends::make_nccl(setup);
+  if (name == "shm") return make_shm_or_gloo(world, setup);
+  return connect_gloo(setup, world.gloo_devices);
+}
+
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
     const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
     int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
-  std::map<std::string, c10::intrusive_ptr<c10d::Backend>> made;
+  std::map<std::string, BackendPtr> made;
+  std::string cpu_backend = "gloo";
   for (const auto& [device, backend] : world.backends) {
     auto& instance = made[backend];
     if (!instance) {
       const auto own_store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
       instance = make_backend(
-          backend,
+          backend, world,
           {own_store,
            rank,
            size,
            world.timeout,
            deadline,
            name,
-           {global_ranks.begin(), global_ranks.end()}},
-          world.gloo_devices);
+           {global_ranks.begin(), global_ranks.end()}});
       instance->setSequenceNumberForGroup();
     }
     group->setBackend(
-        c10::Device(device).type(), c10d::ProcessGroup::strToBackendType(backend), instance);
+        c10::Device(device).type(),
+        c10d::ProcessGroup::strToBackendType(instance->getBackendName()), instance);
+    if (device == "cpu") cpu_backend = instance->getBackendName();
   }
   // c10d asks the default backend for what belongs to no tensor; as Python does, NCCL if it is in.
-  group->setDefaultBackend(is_used(world.backends, "nccl") ? "nccl" : "gloo");
+  group->setDefaultBackend(is_used(world.backends, "nccl") ? "nccl" : cpu_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
   return group;
@@ -133,6 +156,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   auto& world = built.world;
   const auto& backend = options.backend();
   world.backends = parse_backend(backend, /*nccl_is_usable=*/true);
+  world.backends_required = !backend.empty();
   world.timeout = options.timeout();
   const auto met = rendezvous(options, environment, deadline);
 

@@ -16,6 +16,7 @@ struct World {
   BackendSpec backends;
   GlooDevices gloo_devices;
   std::chrono::milliseconds timeout{0};
+  bool backends_required = true;  // the user named them; else others may stand in
 };
 
 struct BuiltGroup {

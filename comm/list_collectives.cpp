@@ -151,7 +151,7 @@ WorkPtr all_to_all_async(
       ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
-  if (backend_name(inputs.front(), *group) == "gloo") {
+  if (runs_gloo(inputs.front(), *group)) {
     return all_to_all_flat(output_wires, input_wires, *group);
   }
   auto to = wire_tensors(output_wires);

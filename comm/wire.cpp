@@ -74,8 +74,9 @@ Wire number_wire_of(const at::Tensor& tensor) {
   return {tensor, plain.scalar_type() == at::kBool ? as_bytes(plain) : plain};
 }
 
-std::string backend_name(const at::Tensor& tensor, c10d::ProcessGroup& group) {
-  return group.getBackend(tensor.device().type())->getBackendName();
+bool runs_gloo(const at::Tensor& tensor, c10d::ProcessGroup& group) {
+  const auto name = group.getBackend(tensor.device().type())->getBackendName();
+  return name == "gloo" || name == "shm";
 }
 
 WireReduction wire_reduction(
@@ -96,7 +97,7 @@ WireReduction wire_reduction(
     if (op.op_ == ReduceOp::SUM) return {ReduceOp::MAX};
     if (op.op_ == ReduceOp::PRODUCT) return {ReduceOp::MIN};
   }
-  if (op.op_ == ReduceOp::AVG && backend_name(tensor, group) == "gloo") {
+  if (op.op_ == ReduceOp::AVG && runs_gloo(tensor, group)) {
     return {ReduceOp::SUM, group.getSize()};
   }
   return {op};

@@ -33,8 +33,8 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 /// For reductions: complex as pairs of real numbers, bool as uint8.
 Wire number_wire_of(const at::Tensor& tensor);
 
-/// The backend that carries the tensor in this group: "gloo", "nccl".
-std::string backend_name(const at::Tensor& tensor, c10d::ProcessGroup& group);
+/// Whether Gloo carries the tensor in this group: itself, or for what shared memory leaves to it.
+bool runs_gloo(const at::Tensor& tensor, c10d::ProcessGroup& group);
 
 /// How a reduction is put to the backend.
 struct WireReduction {

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include "gradient_copy.h"
@@ -47,7 +46,8 @@ std::string describe(const at::Tensor& t) {
 }  // namespace
 
 Bucket::Bucket(
-    const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail)
+    const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
+    MakeStorage make_storage)
     : indices_(std::move(indices)) {
   int64_t total = 0;
   for (const size_t index : indices_) {
@@ -63,7 +63,7 @@ Bucket::Bucket(
   const auto options = at::TensorOptions()
                            .dtype(parameters_.front().scalar_type())
                            .device(parameters_.front().device());
-  storage_ = at::zeros({total + tail}, options);
+  storage_ = make_storage(total + tail, options).zero_();
   gradients_ = storage_.narrow(0, 0, total);
   tail_ = storage_.narrow(0, total, tail);
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/FunctionRef.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -28,11 +29,16 @@ class Bucket {
     Zero,      // this rank only stands in for one that has no input: zeros
   };
 
+  /// Makes the storage of `numel` elements, 1-D: where a backend can reduce it in place.
+  using MakeStorage = c10::function_ref<at::Tensor(int64_t numel, const at::TensorOptions&)>;
+
   Bucket() = default;
 
   /// \param indices  places in `parameters`; all of one dtype and device.
   /// \param tail  extra elements of storage behind the gradients, sent along with them.
-  Bucket(const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail);
+  Bucket(
+      const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
+      MakeStorage make_storage);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
   Bucket(Bucket&& other) noexcept;

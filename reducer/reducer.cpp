@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -37,6 +38,18 @@ std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& param
 
 // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
 at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
+
+// From the backend where it has memory of its own to reduce in, without copies in and out.
+at::Tensor make_storage(
+    c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
+  if (group.getSize() > 1) {
+    const auto backend = group.getBackend(options.device().type());
+    if (backend->supportsTensorAlloc(options.device().index())) {
+      return backend->allocateTensor(numel, options);
+    }
+  }
+  return at::empty({numel}, options);
+}
 
 bool names_each_once(std::vector<size_t> order) {
   std::sort(order.begin(), order.end());
@@ -114,7 +127,11 @@ void Reducer::build_buckets(std::vector<std::vector<size_t>> plan) {
   for (size_t b = 0; b < plan.size(); ++b) {
     for (const size_t index : plan[b]) slots_[index].bucket = b;
     const bool last = b + 1 == plan.size();
-    buckets_.emplace_back(parameters_, std::move(plan[b]), last ? status_->size() : 0);
+    buckets_.emplace_back(
+        parameters_, std::move(plan[b]), last ? status_->size() : 0,
+        [this](int64_t numel, const at::TensorOptions& options) {
+          return make_storage(*group_, numel, options);
+        });
   }
   choose_status_storage();
 }

@@ -212,7 +212,9 @@ void Reducer::or_break_off(c10::function_ref<std::string()> doing, c10::function
 }
 
 void Reducer::break_off(const std::string& text) {
-  broken_because_ = "Reducer: " + notes_->report_failure(pass_, text) + kOutOfStep;
+  auto because = notes_->report_failure(pass_, text);
+  if (!because.empty() && because.back() == '.') because.pop_back();  // a backend's whole sentence
+  broken_because_ = "Reducer: " + because + kOutOfStep;
   phase_ = Phase::Broken;
   notes_->report_end(pass_);
   TORCH_CHECK_WITH(DistBackendError, false, broken_because_);

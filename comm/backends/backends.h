@@ -29,6 +29,19 @@ struct Setup {
 /// Connects all pairs of ranks before it returns.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevices& devices);
 
+/// A backend, or why there is none: the same on all ranks.
+struct Shared {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string why_not;
+};
+
+/// Maps the ranks' memory into each other, if they are all on one host and may.
+///
+/// \param gloo  for what shared memory is not made for.
+///
+/// Collective: yes. Blocks: host, until the deadline.
+Shared make_shm(const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo);
+
 /// The GPU that this process would use NCCL with, or why it cannot, such as that NCCL is not built
 /// in. Loads the CUDA driver.
 OwnGpu find_gpu(const std::optional<Setting>& local_rank);

@@ -11,14 +11,15 @@ TEST_CASE("a backend text says which backend serves which device", "[comm][pure]
   CHECK(parse_backend("gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "gloo"}});
   CHECK(parse_backend("nccl", true) == BackendSpec{{"cuda", "nccl"}});
   CHECK(parse_backend("cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}});
+  CHECK(parse_backend("shm", true) == BackendSpec{{"cpu", "shm"}});
   CHECK(parse_backend("cuda:gloo", true) == BackendSpec{{"cuda", "gloo"}});
   CHECK(
       parse_backend("cuda:nccl,cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}});
 }
 
-TEST_CASE("the empty backend text takes NCCL where it can be used", "[comm][pure]") {
-  CHECK(parse_backend("", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}});
-  CHECK(parse_backend("", false) == BackendSpec{{"cpu", "gloo"}});
+TEST_CASE("the empty backend text takes what is fastest where it can be used", "[comm][pure]") {
+  CHECK(parse_backend("", true) == BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}});
+  CHECK(parse_backend("", false) == BackendSpec{{"cpu", "shm"}});
 }
 
 TEST_CASE("MPI is known and an error that says what to do", "[comm][pure][errors]") {
@@ -30,7 +31,7 @@ TEST_CASE("MPI is known and an error that says what to do", "[comm][pure][errors
 
 TEST_CASE("a malformed backend text is an error that shows what there is", "[comm][pure][errors]") {
   const auto [text, message] = GENERATE(table<std::string, std::string>({
-      {"glo", "expected gloo, nccl, mpi or cpu:X,cuda:Y with those, got \"glo\""},
+      {"glo", "expected gloo, shm, nccl, mpi or cpu:X,cuda:Y with those, got \"glo\""},
       {"GLOO", "got \"GLOO\""},
       {"cpu:ucc", "with \"ucc\""},
       {"tpu:gloo", "expected the devices cpu and cuda, got \"tpu:gloo\" with \"tpu\""},
@@ -40,13 +41,14 @@ TEST_CASE("a malformed backend text is an error that shows what there is", "[com
       {",cpu:gloo", "expected device:backend pairs"},
       {"cpu:", "with \"\""},
       {"cpu:gloo,cpu:gloo", "expected each device once"},
+      {"cuda:shm", "shm serves CPU tensors only, got \"cuda:shm\""},
       {"cpu:nccl", "nccl serves CUDA tensors only, got \"cpu:nccl\""},
   }));
   CAPTURE(text);
   CHECK_THROWS_AS(parse_backend(text, true), c10::ValueError);
   CHECK_THROWS_WITH(
       parse_backend(text, true), ContainsText("backend(): ") && ContainsText(message) &&
-                                     ContainsText("Write gloo, nccl or cpu:gloo,cuda:nccl"));
+                                     ContainsText("Write gloo, shm, nccl or cpu:shm,cuda:nccl"));
 }
 
 TEST_CASE("a backend spec prints as it is written", "[comm][pure]") {

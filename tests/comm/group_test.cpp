@@ -61,7 +61,7 @@ std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks
 
 }  // namespace
 
-TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks]") {
+TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks][gloo]") {
   const int size = GENERATE(1, 2, 3);
   const auto results = run_ranks<std::vector<int>>(size, [](const Rank& self) {
     // What c10d's own machinery, such as its Reducer, calls.

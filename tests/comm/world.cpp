@@ -3,10 +3,16 @@
 //
 // world                as said
 // world fail-once      rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
+// world kill FILE      meets in FILE, over shared memory; then rank 1 kills itself, and rank 0
+// prints
+//                      what it gets to know of that, and after how many milliseconds
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
@@ -59,9 +65,28 @@ void check_world() {
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
+int lose_a_rank(const std::string& file) {
+  ddp::init_process_group(ddp::ProcessGroupOptions()
+                              .backend("shm")
+                              .init_method("file://" + file)
+                              .timeout(std::chrono::seconds(20)));
+  sum_of_ranks({});
+  if (ddp::get_rank() == 1) std::raise(SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    sum_of_ranks({});
+  } catch (const c10::Error& error) {
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    std::printf("after %.0f ms: %s\n", time.count(), error.what_without_backtrace());
+    return EXIT_SUCCESS;
+  }
+  return EXIT_FAILURE;
+}
+
 }  // namespace
 
-int main(int argc, char**) try {
+int main(int argc, char** argv) try {
+  if (argc == 3 && std::strcmp(argv[1], "kill") == 0) return lose_a_rank(argv[2]);
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");

@@ -53,6 +53,12 @@ class FinishLine {
 // torch 2.11.0 does not guard: ranks that are threads would corrupt it. Read once, at first use.
 const bool without_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1) == 0;
 
+// The same tests hold for every backend that serves CPU tensors.
+std::string backend_of(const RanksOptions& options) {
+  const char* of_all = std::getenv("DDP_TEST_BACKEND");
+  return !options.backend.empty() ? options.backend : of_all != nullptr ? of_all : "gloo";
+}
+
 void run_one(
     const RanksOptions& options, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     const std::function<void(const Rank&)>& body) {
@@ -60,7 +66,7 @@ void run_one(
   // Otherwise every rank would start as many workers as there are cores.
   at::set_num_threads(1);
   const auto group = make_process_group(ProcessGroupOptions()
-                                            .backend(options.backend)
+                                            .backend(backend_of(options))
                                             .store(store)
                                             .rank(rank)
                                             .world_size(size)

@@ -16,7 +16,7 @@ namespace ddp::testing {
 struct Rank {
   int rank;
   int size;
-  ProcessGroup group;                     // Gloo on the loopback device
+  ProcessGroup group;                     // on the loopback device
   c10::intrusive_ptr<c10d::Store> store;  // shared by all ranks of the test
 };
 
@@ -26,8 +26,8 @@ struct RanksOptions {
   /// After this the harness names the ranks that still run and ends the process: a stuck thread
   /// cannot be unwound, and the test's locals must not die under it.
   std::chrono::milliseconds stuck_after = std::chrono::seconds(60);
-  /// Devices beside the CPU that Gloo shall serve, and so on: as in ProcessGroupOptions.
-  std::string backend = "gloo";
+  /// As in ProcessGroupOptions. Empty: DDP_TEST_BACKEND, or Gloo.
+  std::string backend = "";
 };
 
 /// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace ddp::backends::shm {
+
+/// A backend that does everything through another one: what a derived class does not do itself.
+class OverGloo : public c10d::Backend {
+ public:
+  using Tensor = at::Tensor;
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  OverGloo(int rank, int world_size, c10::intrusive_ptr<c10d::Backend> gloo)
+      : c10d::Backend(rank, world_size), gloo_(std::move(gloo)) {}
+
+  c10d::Backend& gloo() { return *gloo_; }
+
+  c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  void shutdown() override { gloo_->shutdown(); }
+  void abort() override { gloo_->abort(); }
+
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    return gloo_->broadcast(t, o);
+  }
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return gloo_->allreduce(t, o);
+  }
+  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return gloo_->allreduce_sparse(t, o);
+  }
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
+    return gloo_->allreduce_coalesced(t, o);
+  }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override { return gloo_->reduce(t, o); }
+  WorkPtr allgather(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return gloo_->allgather(to, from, o);
+  }
+  WorkPtr _allgather_base(Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
+    return gloo_->_allgather_base(to, from, o);
+  }
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return gloo_->allgather_coalesced(to, from, o);
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return gloo_->allgather_into_tensor_coalesced(to, from, o);
+  }
+  WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
+    return gloo_->gather(to, from, o);
+  }
+  WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
+    return gloo_->scatter(to, from, o);
+  }
+  WorkPtr reduce_scatter(
+      Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
+    return gloo_->reduce_scatter(to, from, o);
+  }
+  WorkPtr _reduce_scatter_base(
+      Tensor& to, Tensor& from, const c10d::ReduceScatterOptions& o) override {
+    return gloo_->_reduce_scatter_base(to, from, o);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
+    return gloo_->reduce_scatter_tensor_coalesced(to, from, o);
+  }
+  WorkPtr alltoall_base(
+      Tensor& to, Tensor& from, std::vector<int64_t>& to_splits, std::vector<int64_t>& from_splits,
+      const c10d::AllToAllOptions& o) override {
+    return gloo_->alltoall_base(to, from, to_splits, from_splits, o);
+  }
+  WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
+    return gloo_->alltoall(to, from, o);
+  }
+  WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
+  WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
+  WorkPtr recvAnysource(Tensors& t, int tag) override { return gloo_->recvAnysource(t, tag); }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override { return gloo_->barrier(o); }
+  void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
+    gloo_->monitoredBarrier(o, wait_all_ranks);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+};
+
+}  // namespace ddp::backends::shm

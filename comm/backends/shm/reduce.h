@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+namespace ddp::backends::shm {
+
+/// Whether `reduce_elements` can do it; what it cannot is Gloo's.
+bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
+
+/// Combines elements [begin, end) of all `sources`, in their order, and writes the result to the
+/// same place in all `destinations`, which may be sources too.
+///
+/// Element by element, so that the result does not depend on how a tensor is cut. Half precisions
+/// are summed as float and rounded once.
+///
+/// \param op  one that can_reduce.
+void reduce_elements(
+    at::ScalarType type, const c10d::ReduceOp& op, const std::vector<const std::byte*>& sources,
+    const std::vector<std::byte*>& destinations, size_t begin, size_t end);
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,62 @@
+#include "segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace ddp::backends::shm {
+
+Segment::Segment(int fd, size_t bytes) : fd_(fd), bytes_(bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to map ", bytes, " bytes of shared memory, but ", std::strerror(error));
+  }
+  data_ = static_cast<std::byte*>(data);
+  // A core file would hold all ranks' memory.
+  ::madvise(data_, bytes, MADV_DONTDUMP);
+}
+
+Segment::~Segment() {
+  ::munmap(data_, bytes_);
+  ::close(fd_);
+}
+
+std::shared_ptr<Segment> Segment::make(size_t bytes) {
+  const int fd = ::memfd_create("ddp", MFD_CLOEXEC);
+  TORCH_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
+  }
+  return std::shared_ptr<Segment>(new Segment(fd, bytes));
+}
+
+std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
+  const auto path = c10::str("/proc/", pid, "/fd/", fd);
+  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  TORCH_CHECK(
+      own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
+      std::strerror(errno));
+  return std::shared_ptr<Segment>(new Segment(own, bytes));
+}
+
+void Segment::discard(size_t offset, size_t bytes) {
+  // Costs memory if it fails, and nothing else.
+  (void)::fallocate(
+      fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+      static_cast<off_t>(bytes));
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,232 @@
+#include "shm_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include "reduce.h"
+#include "shm_work.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+using c10d::OpType;
+
+// Where rank r's part of `numel` elements begins: on a cache line, so that no two ranks write one.
+size_t part_begin(size_t numel, int rank, int ranks) {
+  constexpr size_t kLine = 64;
+  if (rank == ranks) return numel;
+  return numel / static_cast<size_t>(ranks) * static_cast<size_t>(rank) / kLine * kLine;
+}
+
+// Without autograd's version counter: nothing that it saved depends on what a collective brings,
+// as with Gloo.
+void assign(const at::Tensor& to, const at::Tensor& from) {
+  if (!to.is_same(from)) to.variable_data().copy_(from.detach().view(to.sizes()));
+}
+
+std::vector<const std::byte*> as_sources(const std::vector<std::byte*>& buffers) {
+  return {buffers.begin(), buffers.end()};
+}
+
+at::Tensor at_buffer(std::byte* buffer, const at::Tensor& like) {
+  return at::from_blob(buffer, {like.numel()}, at::TensorOptions().dtype(like.scalar_type()));
+}
+
+bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && t.device().is_cpu(); }
+
+bool all_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
+    return is_plain(t) && t.scalar_type() == like.scalar_type() && t.numel() == like.numel();
+  });
+}
+
+std::byte* bytes_of(const at::Tensor& t) { return static_cast<std::byte*>(t.mutable_data_ptr()); }
+
+}  // namespace
+
+ShmBackend::ShmBackend(
+    int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<Exchange> exchange,
+    c10::intrusive_ptr<c10d::Backend> gloo)
+    : OverGloo(rank, world_size, std::move(gloo)),
+      arena_(std::move(arena)),
+      exchange_(std::move(exchange)) {}
+
+ShmBackend::~ShmBackend() { exchange_->close(); }
+
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  return arena_->allocate(
+      size, c10::typeMetaToScalarType(options.dtype()), Arena::Afterwards::kDiscard);
+}
+
+void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
+  OverGloo::setTimeout(timeout);
+  exchange_->set_timeout(timeout);
+}
+
+void ShmBackend::shutdown() {
+  exchange_->close();
+  OverGloo::shutdown();
+}
+
+void ShmBackend::abort() {
+  exchange_->close();
+  OverGloo::abort();
+}
+
+// `tensor` itself where the other ranks see it, else a copy where they do.
+at::Tensor ShmBackend::shared(const Tensor& tensor, bool copy_in) {
+  if (tensor.is_contiguous() && arena_->offset_of(tensor)) return tensor;
+  auto copy = arena_->allocate(tensor.numel(), tensor.scalar_type(), Arena::Afterwards::kKeep);
+  if (copy_in) assign(copy, tensor.detach().reshape({-1}));
+  return copy;
+}
+
+Descriptor ShmBackend::describe(Kind kind, const Tensor& shared) const {
+  Descriptor descriptor;
+  descriptor.kind = kind;
+  descriptor.dtype = static_cast<int32_t>(shared.scalar_type());
+  descriptor.numel = static_cast<uint64_t>(shared.numel());
+  descriptor.offset = arena_->offset_of(shared).value_or(0);
+  return descriptor;
+}
+
+ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
+  call.name = title;
+  auto work = c10::make_intrusive<ShmWork>(exchange_, rank_, type, title, std::move(outputs));
+  work->start(std::move(call));
+  return work;
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return OverGloo::allreduce(tensors, options);
+  }
+  const auto tensor = tensors[0];
+  const auto memory = shared(tensor, /*copy_in=*/true);
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kAllReduce, memory);
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto numel = static_cast<size_t>(memory.numel());
+  const size_t begin = part_begin(numel, rank_, size_);
+  const size_t end = part_begin(numel, rank_ + 1, size_);
+  call.part = [=, type = memory.scalar_type(), op = options.reduceOp](const auto& buffers) {
+    reduce_elements(type, op, as_sources(buffers), buffers, begin, end);
+  };
+  call.finish = [tensor, memory] { assign(tensor, memory); };
+  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0])) return OverGloo::broadcast(tensors, options);
+  const auto tensor = tensors[0];
+  const auto root = static_cast<int>(options.rootRank);
+  Call call;
+  call.timeout = options.timeout;
+  // Who receives does not show its own memory to anybody.
+  const auto memory = root == rank_ ? shared(tensor, /*copy_in=*/true) : tensor;
+  call.descriptor = describe(Kind::kBroadcast, memory);
+  call.descriptor.root = root;
+  if (root != rank_) {
+    call.part = [tensor, root](const auto& buffers) {
+      assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
+    };
+  } else {
+    call.finish = [memory] {};  // it lives until all have read it
+  }
+  return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::gather_to(
+    Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout) {
+  const auto memory = shared(input, /*copy_in=*/true);
+  Call call;
+  call.timeout = timeout;
+  call.descriptor = describe(Kind::kAllGather, memory);
+  call.part = [outputs, memory](const auto& buffers) {
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      assign(outputs[rank], at_buffer(buffers[rank], memory));
+    }
+  };
+  return start(std::move(call), OpType::ALLGATHER, "shm:all_gather", std::move(outputs));
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const bool ours = inputs.size() == 1 && outputs.size() == 1 && is_plain(inputs[0]) &&
+                    outputs[0].size() == static_cast<size_t>(size_) &&
+                    all_alike(outputs[0], inputs[0]);
+  if (!ours) return OverGloo::allgather(outputs, inputs, options);
+  return gather_to(outputs[0], inputs[0], options.timeout);
+}
+
+ShmBackend::WorkPtr ShmBackend::_allgather_base(
+    Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
+  const bool ours = is_plain(input) && is_plain(output) && output.is_contiguous() &&
+                    output.scalar_type() == input.scalar_type() &&
+                    output.numel() == input.numel() * size_;
+  if (!ours) return OverGloo::_allgather_base(output, input, options);
+  Tensors parts;
+  for (int rank = 0; rank < size_; ++rank) {
+    parts.push_back(output.variable_data().view(-1).narrow(0, rank * input.numel(), input.numel()));
+  }
+  return gather_to(std::move(parts), input, options.timeout);
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_to(
+    const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kReduceScatter, memory);
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto result =
+      output.is_contiguous() ? output : at::empty_like(output, at::MemoryFormat::Contiguous);
+  const auto numel = static_cast<size_t>(output.numel());
+  const size_t begin = numel * static_cast<size_t>(rank_);
+  call.part = [=, op = options.reduceOp](const auto& buffers) {
+    // As if the whole tensor lay there: reduce_elements() writes to the elements it reads.
+    auto* whole = bytes_of(result) - begin * result.element_size();
+    reduce_elements(result.scalar_type(), op, as_sources(buffers), {whole}, begin, begin + numel);
+  };
+  call.finish = [output, result, memory] { assign(output, result); };
+  return start(std::move(call), OpType::REDUCE_SCATTER, "shm:reduce_scatter", {output});
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  const bool ours = outputs.size() == 1 && inputs.size() == 1 && is_plain(outputs[0]) &&
+                    inputs[0].size() == static_cast<size_t>(size_) &&
+                    all_alike(inputs[0], outputs[0]) &&
+                    can_reduce(outputs[0].scalar_type(), options.reduceOp);
+  if (!ours) return OverGloo::reduce_scatter(outputs, inputs, options);
+  const int64_t numel = outputs[0].numel();
+  const auto memory =
+      arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::Afterwards::kKeep);
+  for (int rank = 0; rank < size_; ++rank) {
+    assign(memory.narrow(0, rank * numel, numel), inputs[0][rank].detach().reshape({-1}));
+  }
+  return reduce_to(outputs[0], memory, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
+    Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
+  const bool ours =
+      is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
+      input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
+  if (!ours) return OverGloo::_reduce_scatter_base(output, input, options);
+  return reduce_to(output, shared(input, /*copy_in=*/true), options);
+}
+
+ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  return start(std::move(call), OpType::BARRIER, "shm:barrier", {});
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "arena.h"
+#include "exchange.h"
+#include "over_gloo.h"
+
+namespace ddp::backends::shm {
+
+/// Collectives of CPU tensors through memory that the ranks of one host map together. What it does
+/// not do itself (point-to-point, rooted and uneven collectives, other dtypes) is Gloo's.
+///
+/// Sums are taken in rank order, element by element: the result does not depend on sizes, timing or
+/// the run. A tensor from `allocateTensor` is reduced where it lies; others are copied in and out.
+class ShmBackend : public OverGloo {
+ public:
+  ShmBackend(
+      int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<Exchange> exchange,
+      c10::intrusive_ptr<c10d::Backend> gloo);
+  ~ShmBackend() override;
+
+  const std::string getBackendName() const override { return "shm"; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void shutdown() override;
+  void abort() override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(
+      std::vector<Tensors>& outputs, Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(
+      Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(
+      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  Tensor shared(const Tensor& tensor, bool copy_in);
+  Descriptor describe(Kind kind, const Tensor& shared) const;
+  WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
+  WorkPtr reduce_to(
+      const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
+  WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
+
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Exchange> exchange_;
+};
+
+}  // namespace ddp::backends::shm

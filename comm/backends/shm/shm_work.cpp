@@ -1,0 +1,53 @@
+#include "shm_work.h"
+
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+namespace ddp::backends::shm {
+
+ShmWork::ShmWork(
+    std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
+    std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, type, title, outputs),
+      exchange_(std::move(exchange)),
+      outputs_(std::move(outputs)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
+
+void ShmWork::start(Call call) {
+  name_ = call.name;
+  auto self = c10::intrusive_ptr<ShmWork>::unsafe_reclaim_from_nonowning(this);
+  call.tell = [self](std::exception_ptr error) { self->end(std::move(error)); };
+  number_ = exchange_->begin(std::move(call));
+}
+
+bool ShmWork::isCompleted() {
+  if (!Work::isCompleted()) exchange_->progress();
+  return Work::isCompleted();
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::hours kLongerThanTheGroups{24 * 365};
+  const auto at_most = timeout == kNoTimeout ? kLongerThanTheGroups : timeout;
+  if (!Work::isCompleted()) {
+    TORCH_CHECK_WITH(
+        DistBackendError, exchange_->wait(number_, at_most), "shm: ", name_, " (collective number ",
+        number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
+  }
+  return Work::wait();
+}
+
+void ShmWork::abort() { exchange_->close(); }
+
+void ShmWork::end(std::exception_ptr error) {
+  finish(error);
+  if (error) {
+    future_->setError(std::move(error));
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "exchange.h"
+
+namespace ddp::backends::shm {
+
+/// The handle of one collective. Whoever waits or polls drives the Exchange.
+class ShmWork : public c10d::Work {
+ public:
+  /// \param outputs  what `result()` and the future give.
+  ShmWork(
+      std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
+      std::vector<at::Tensor> outputs);
+
+  /// Begins the call, whose end this handle then tells.
+  ///
+  /// \throws c10::DistBackendError  as Exchange::begin.
+  void start(Call call);
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return number_; }
+
+ private:
+  void end(std::exception_ptr error);
+
+  std::shared_ptr<Exchange> exchange_;
+  std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::string name_;
+  uint64_t number_ = 0;
+};
+
+}  // namespace ddp::backends::shm

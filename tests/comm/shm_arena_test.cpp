@@ -1,0 +1,78 @@
+#include <ATen/ATen.h>
+
+#include "comm/backends/shm/arena.h"
+#include "comm/backends/shm/segment.h"
+
+#include <unistd.h>
+
+#include "support/catch.h"
+
+using ddp::backends::shm::Arena;
+using ddp::backends::shm::Segment;
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr auto kDiscard = Arena::Afterwards::kDiscard;
+constexpr auto kKeep = Arena::Afterwards::kKeep;
+
+}  // namespace
+
+TEST_CASE("a segment is one memory wherever it is mapped", "[shm][pure]") {
+  const auto made = Segment::make(3 * kPage);
+  const auto opened = Segment::open(::getpid(), made->fd(), 3 * kPage);
+  CHECK(opened->data() != made->data());
+  CHECK(made->data()[5000] == std::byte{0});
+  made->data()[5000] = std::byte{7};
+  CHECK(opened->data()[5000] == std::byte{7});
+  opened->discard(kPage, kPage);
+  CHECK(made->data()[5000] == std::byte{0});
+}
+
+TEST_CASE("a segment that is not there is an error with the reason", "[shm][errors]") {
+  CHECK_THROWS_WITH(
+      Segment::open(::getpid(), 987, kPage),
+      ContainsText("/fd/987") && ContainsText("No such file"));
+}
+
+TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[shm][pure]") {
+  const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  auto a = arena->allocate(1, at::kFloat, kKeep);
+  auto b = arena->allocate(kPage, at::kByte, kKeep);
+  auto c = arena->allocate(kPage + 1, at::kByte, kKeep);
+  CHECK(arena->offset_of(a) == 0u);
+  CHECK(arena->offset_of(b) == kPage);
+  CHECK(arena->offset_of(c) == 2 * kPage);
+  CHECK(arena->offset_of(c.narrow(0, 10, 5)) == 2 * kPage + 10);
+  CHECK_FALSE(arena->offset_of(at::zeros(3)).has_value());
+
+  b = at::Tensor();
+  auto d = arena->allocate(2 * kPage, at::kByte, kKeep);
+  CHECK(arena->offset_of(d) == 4 * kPage);  // too large for b's place
+  a = at::Tensor();
+  auto e = arena->allocate(2 * kPage, at::kByte, kKeep);
+  CHECK(arena->offset_of(e) == 0u);  // a's and b's together
+  c = d = e = at::Tensor();
+  CHECK(arena->offset_of(arena->allocate(8 * kPage, at::kByte, kKeep)) == 0u);
+}
+
+TEST_CASE("an arena that is full says so", "[shm][errors]") {
+  const auto arena = std::make_shared<Arena>(Segment::make(2 * kPage));
+  const auto all = arena->allocate(2 * kPage, at::kByte, kKeep);
+  CHECK_THROWS_AS(arena->allocate(1, at::kByte, kKeep), c10::OutOfMemoryError);
+}
+
+TEST_CASE("memory that is discarded is the system's again", "[shm][pure]") {
+  const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  arena->allocate(10, at::kByte, kKeep).fill_(3);
+  CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 3);
+  arena->allocate(10, at::kByte, kDiscard).fill_(4);
+  CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 0);
+}
+
+TEST_CASE("a tensor outlives its arena's owner", "[shm][pure]") {
+  auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  auto t = arena->allocate(100, at::kFloat, kDiscard).fill_(2);
+  arena.reset();
+  CHECK(t.sum().item<float>() == 200);
+}

@@ -1,0 +1,183 @@
+// What is special to shared memory; that its collectives are right is tested with all backends'.
+#include <chrono>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ddp/collectives.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using ddp::testing::Rank;
+using ddp::testing::RanksOptions;
+using ddp::testing::run_ranks;
+using namespace std::chrono_literals;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+namespace {
+
+RanksOptions over_shm() {
+  RanksOptions options;
+  options.backend = "shm";
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_of(const Rank& self) {
+  return self.group->getBackend(at::kCPU);
+}
+
+at::Tensor mine(const Rank& self, int64_t numel, int64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed * 100 + self.rank);
+  return at::randn({numel}, generator);
+}
+
+}  // namespace
+
+TEST_CASE("the default backend on one host is shared memory", "[shm][ranks]") {
+  const auto names = run_ranks<std::string>(
+      3,
+      [](const Rank& self) {
+        const auto group = ddp::make_process_group(
+            ddp::ProcessGroupOptions()
+                .store(c10::make_intrusive<c10d::PrefixStore>("again", self.store))
+                .rank(self.rank)
+                .world_size(self.size)
+                .timeout(20s));
+        auto t = at::ones(3);
+        ddp::all_reduce(t, c10d::ReduceOp::SUM, group);
+        return group->getBackend(at::kCPU)->getBackendName() +
+               std::to_string(t.sum().item<int64_t>());
+      },
+      over_shm());
+  CHECK(names == std::vector<std::string>(3, "shm9"));
+}
+
+TEST_CASE("a tensor from the backend is reduced where it lies", "[shm][ranks]") {
+  const auto results = run_ranks<at::Tensor>(
+      3,
+      [](const Rank& self) {
+        auto whole = backend_of(self)->allocateTensor(100, at::dtype(at::kDouble)).zero_();
+        auto part = whole.narrow(0, 10, 50);
+        const auto* address = part.const_data_ptr();
+        part.fill_(self.rank + 1);
+        ddp::all_reduce(part, c10d::ReduceOp::SUM, self.group);
+        TORCH_CHECK(part.const_data_ptr() == address);
+        return whole.clone();
+      },
+      over_shm());
+  auto expected = at::zeros(100, at::kDouble);
+  expected.narrow(0, 10, 50).fill_(6);
+  for (const auto& result : results) CHECK(at::equal(result, expected));
+}
+
+TEST_CASE("sums are those of the rank order, bit for bit, however they are cut", "[shm][ranks]") {
+  constexpr int64_t kSize = 10007;
+  const auto results = run_ranks<std::vector<at::Tensor>>(
+      4,
+      [](const Rank& self) {
+        std::vector<at::Tensor> sums;
+        for (const int64_t pieces : {1, 2, 7, 50}) {
+          auto t = mine(self, kSize, 1);
+          auto shared = backend_of(self)->allocateTensor(kSize, t.options());
+          shared.copy_(t);
+          std::vector<WorkPtr> works;
+          for (auto& piece : (pieces % 2 == 0 ? t : shared).chunk(pieces)) {
+            works.push_back(ddp::all_reduce_async(piece, c10d::ReduceOp::SUM, self.group));
+          }
+          for (auto& work : works) work->wait();
+          sums.push_back((pieces % 2 == 0 ? t : shared).clone());
+        }
+        return sums;
+      },
+      over_shm());
+  auto expected = at::zeros(kSize);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto t = mine(Rank{rank, 4, {}, {}}, kSize, 1);
+    expected = rank == 0 ? t : expected + t;
+  }
+  for (const auto& sums : results) {
+    for (const auto& sum : sums) CHECK(at::equal(sum, expected));
+  }
+}
+
+TEST_CASE("more collectives in flight than there are places for", "[shm][ranks]") {
+  const auto results = run_ranks<int64_t>(
+      2,
+      [](const Rank& self) {
+        std::vector<at::Tensor> tensors;
+        std::vector<WorkPtr> works;
+        for (int i = 0; i < 1000; ++i) {
+          if (self.rank == 1 && i % 300 == 0) std::this_thread::sleep_for(5ms);
+          tensors.push_back(at::full({3}, i + self.rank, at::kLong));
+          works.push_back(ddp::all_reduce_async(tensors.back(), c10d::ReduceOp::SUM, self.group));
+        }
+        int64_t right = 0;
+        for (int i = 999; i >= 0; --i) {  // waiting in any order
+          works[static_cast<size_t>(i)]->wait();
+          right += tensors[static_cast<size_t>(i)].sum().item<int64_t>() == 3 * (2 * i + 1);
+        }
+        return right;
+      },
+      over_shm());
+  CHECK(results == std::vector<int64_t>{1000, 1000});
+}
+
+TEST_CASE("a rank that waits for something else does not hold the others up", "[shm][ranks]") {
+  // Rank 0 is in Gloo when rank 1 needs its part of the sum.
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        auto t = at::ones(100000);
+        const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        auto message = at::ones(1);
+        if (self.rank == 0) {
+          ddp::recv(message, 1, 0, self.group);
+          work->wait();
+        } else {
+          work->wait();
+          ddp::send(message, 0, 0, self.group);
+        }
+        return t.sum().item<float>();
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{200000, 200000});
+}
+
+TEST_CASE("a future's callback may begin the next collective", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        auto t = at::ones(10);
+        const auto first = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        WorkPtr second;
+        std::promise<void> begun;
+        first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+          second = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+          begun.set_value();
+        });
+        first->wait();
+        begun.get_future().wait();
+        second->wait();
+        return t.sum().item<float>();
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{40, 40});
+}
+
+TEST_CASE("a broadcast leaves autograd's versions alone", "[shm][ranks]") {
+  const auto versions = run_ranks<int64_t>(
+      2,
+      [](const Rank& self) {
+        auto t = at::full({4}, self.rank + 1.0);
+        const auto before = t._version();
+        ddp::broadcast(t, 0, self.group);
+        TORCH_CHECK(t.sum().item<float>() == 4);
+        return t._version() - before;
+      },
+      over_shm());
+  CHECK(versions == std::vector<int64_t>{0, 0});
+}

@@ -1,0 +1,136 @@
+// What goes wrong over shared memory: every rank learns, by name, in bounded time.
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ddp/collectives.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+using ddp::testing::RanksOptions;
+using namespace std::chrono_literals;
+
+namespace {
+
+RanksOptions over_shm(std::chrono::milliseconds timeout) {
+  RanksOptions options;
+  options.backend = "shm";
+  options.collective_timeout = timeout;
+  return options;
+}
+
+void sum_of_ones(const Rank& self) {
+  auto t = at::ones(10);
+  ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group);
+}
+
+template <typename Body>
+double seconds(Body&& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "different collectives are an error on every rank, and the group goes on", "[shm][errors]") {
+  std::vector<std::string> caught(3);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        sum_of_ones(self);
+        auto t = at::ones(self.rank == 2 ? 11 : 10);
+        try {
+          ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group);
+        } catch (const c10::Error& error) {
+          caught[self.rank] = error.what_without_backtrace();
+        }
+        sum_of_ones(self);
+      },
+      over_shm(20s));
+  CHECK(errors == std::vector<std::string>(3));
+  CHECK(caught[0] == caught[1]);
+  CHECK(caught[0] == caught[2]);
+  CHECK(
+      caught[0] ==
+      "shm: expected every rank to call the same collective number 1, but rank 0 called all_reduce "
+      "of 10 x Float, SUM and rank 2 all_reduce of 11 x Float, SUM. Call the same collectives with "
+      "tensors of equal sizes and dtypes in the same order on all ranks.");
+}
+
+TEST_CASE("a rank that does not come is named when the time is over", "[shm][errors]") {
+  const auto errors = errors_of_ranks(
+      3,
+      [](const Rank& self) {
+        sum_of_ones(self);
+        if (self.rank == 1) {
+          std::this_thread::sleep_for(1500ms);
+        } else {
+          sum_of_ones(self);
+        }
+      },
+      over_shm(500ms));
+  CHECK(errors[1].empty());
+  for (const int rank : {0, 2}) {
+    CAPTURE(errors[rank]);
+    const bool first = errors[rank].find("timed out after 500 ms") != std::string::npos;
+    const bool told = errors[rank].find("has given up") != std::string::npos;
+    CHECK((first || told));
+    if (first) CHECK_THAT(errors[rank], ContainsText("rank 1 (at 1) did not come"));
+    CHECK_THAT(errors[rank], ContainsText("collective number 1 (all_reduce of 10 x Float, SUM)"));
+  }
+}
+
+TEST_CASE("a rank that leaves is noticed at once", "[shm][errors]") {
+  std::vector<double> waited(2);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        sum_of_ones(self);
+        if (self.rank == 1) {
+          self.group->getBackend(at::kCPU)->shutdown();
+          return;
+        }
+        waited[0] = seconds([&] {
+          try {
+            sum_of_ones(self);
+          } catch (const c10::Error&) {
+          }
+        });
+        sum_of_ones(self);
+      },
+      over_shm(20s));
+  CHECK(waited[0] < 1);
+  CHECK_THAT(
+      errors[0], ContainsText("rank 1 (process ") && ContainsText("has left the process group"));
+}
+
+TEST_CASE("a wait that is given less time leaves the collective alone", "[shm][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        if (self.rank == 1) std::this_thread::sleep_for(300ms);
+        auto t = at::ones(10);
+        const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        if (self.rank == 0) {
+          std::string text;
+          try {
+            work->wait(20ms);
+          } catch (const c10::Error& error) {
+            text = error.what_without_backtrace();
+          }
+          TORCH_CHECK(text.find("is not over after the 20 ms") != std::string::npos, text);
+        }
+        work->wait();
+        TORCH_CHECK(t.sum().item<float>() == 20);
+      },
+      over_shm(20s));
+  CHECK(errors == std::vector<std::string>(2));
+}
