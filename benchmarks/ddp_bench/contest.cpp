@@ -1,0 +1,89 @@
+#include "contest.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <sstream>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/all_gather_strings.h>
+#include <ddp/collectives.h>
+
+#include "fingerprint.h"
+#include "message_sender.h"
+
+namespace ddp_bench {
+namespace {
+
+// Of a turn's steps: enough for a median over all rounds.
+int sends_of(int iters) { return std::max(2, iters / 4); }
+
+void take_turn(
+    Contestant& contestant, int iters, MessageSender& sender, const ddp::ProcessGroup& group) {
+  ddp::barrier(group);
+  for (int step = 0; step < iters; ++step) {
+    contestant.step_ms.push_back(contestant.engine->step().total_ms());
+  }
+  contestant.engine->rest();
+  if (!contestant.communicates) return;
+  const auto messages = contestant.engine->messages();
+  ddp::barrier(group);
+  for (int send = 0; send < sends_of(iters); ++send) {
+    contestant.comm_ms.push_back(sender.send(messages));
+  }
+}
+
+// What every rank's modes came to, by rank.
+std::vector<std::vector<uint64_t>> gather(
+    const std::vector<Ending>& endings, const ddp::ProcessGroup& group) {
+  std::string mine;
+  for (const auto& ending : endings) mine += std::to_string(ending.fingerprint.hash) + " ";
+  std::vector<std::vector<uint64_t>> hashes;
+  for (const auto& text : ddp::all_gather_strings(mine, group)) {
+    std::istringstream stream(text);
+    auto& of_rank = hashes.emplace_back();
+    for (uint64_t hash = 0; stream >> hash;) of_rank.push_back(hash);
+  }
+  return hashes;
+}
+
+}  // namespace
+
+std::string Contestant::label() const {
+  return bucket_cap_mb ? c10::str(mode, " at ", *bucket_cap_mb, " MiB") : mode;
+}
+
+void compete(
+    std::vector<Contestant>& contestants, const ContestOptions& options,
+    const ddp::ProcessGroup& group, c10::Device device) {
+  for (auto& contestant : contestants) {
+    for (int step = 0; step < options.warmup; ++step) contestant.engine->step();
+    contestant.engine->rest();
+  }
+  MessageSender sender(group, device);
+  for (const auto& contestant : contestants) sender.send(contestant.engine->messages());
+  for (int round = 0; round < options.rounds; ++round) {
+    for (size_t i = 0; i < contestants.size(); ++i) {
+      const size_t turn = round % 2 == 0 ? i : contestants.size() - 1 - i;
+      take_turn(contestants[turn], options.iters, sender, group);
+    }
+  }
+}
+
+std::string check_parameters(
+    const std::vector<Contestant>& contestants, const std::vector<at::Tensor>& start,
+    const ddp::ProcessGroup& group, bool bitwise) {
+  std::vector<Ending> endings;
+  std::vector<std::string> labels;
+  std::vector<at::Tensor> first;
+  for (const auto& contestant : contestants) {
+    if (!contestant.communicates) continue;
+    const auto parameters = contestant.engine->parameters();
+    if (endings.empty()) first = parameters;
+    labels.push_back(contestant.label());
+    endings.push_back({labels.back(), fingerprint(parameters), distance(parameters, first, start)});
+  }
+  const auto of_ranks = disagreement_of_ranks(labels, gather(endings, group));
+  return of_ranks.empty() ? disagreement(endings, bitwise) : of_ranks;
+}
+
+}  // namespace ddp_bench

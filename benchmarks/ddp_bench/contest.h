@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+#include "engine.h"
+
+namespace ddp_bench {
+
+/// A mode that is timed, and its times so far.
+struct Contestant {
+  std::string mode;
+  std::optional<double> bucket_cap_mb;  // of a sweep
+  bool communicates = true;
+  std::unique_ptr<Engine> engine;
+  std::vector<double> step_ms = {};
+  std::vector<double> comm_ms = {};  // of a step's messages alone
+
+  /// "ddp at 25 MiB"
+  std::string label() const;
+};
+
+struct ContestOptions {
+  int iters = 1;
+  int rounds = 1;
+  int warmup = 0;
+};
+
+/// Lets the contestants take turns at training, and fills in their times.
+///
+/// In a turn, one trains `iters` steps and then sends its messages alone a few times. Every other
+/// round runs in the opposite order: what a neighbour leaves behind, in the caches and in the
+/// clock, helps or hurts both ways.
+///
+/// Collective: yes.
+void compete(
+    std::vector<Contestant>& contestants, const ContestOptions& options,
+    const ddp::ProcessGroup& group, c10::Device device = at::kCPU);
+
+/// Compares the parameters that the communicating contestants ended with.
+///
+/// \param start  what they all began with.
+/// \param bitwise  to the bit between modes, else to rounding; between ranks, always to the bit.
+/// \return the same text on all ranks, naming the modes or the ranks that differ; "" when none do.
+///
+/// Collective: yes.
+std::string check_parameters(
+    const std::vector<Contestant>& contestants, const std::vector<at::Tensor>& start,
+    const ddp::ProcessGroup& group, bool bitwise);
+
+}  // namespace ddp_bench

@@ -1,0 +1,66 @@
+// Times ways of averaging gradients: `ddprun -n 2 ddp_bench --model mlp --modes none,c10d,ddp`.
+#include <iostream>
+
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "options.h"
+#include "run.h"
+
+namespace {
+
+/// The default group, for as long as it lives.
+class DefaultGroup {
+ public:
+  explicit DefaultGroup(const std::string& backend) {
+    auto options = ddp::ProcessGroupOptions().backend(backend);
+    if (!ddp::is_launched()) {
+      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
+    }
+    try {
+      ddp::init_process_group(options);
+    } catch (const c10::ValueError& error) {  // of the arguments or the environment
+      throw ddp_bench::UsageError(error.what_without_backtrace());
+    }
+  }
+  ~DefaultGroup() { ddp::destroy_process_group(); }
+  DefaultGroup(const DefaultGroup&) = delete;
+  DefaultGroup& operator=(const DefaultGroup&) = delete;
+};
+
+int fail(const char* message, int status) {
+  std::cerr << "ddp_bench: " << message << std::endl;
+  return status;
+}
+
+/// Of ranks that say the same as rank 0.
+class NoWarnings : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+int measure(const ddp_bench::Options& options) {
+  const DefaultGroup group(options.backend);
+  NoWarnings quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(
+      ddp::get_rank() == 0 ? c10::WarningUtils::get_warning_handler() : &quiet);
+  ddp_bench::run(options, ddp::default_group(), std::cout);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::ostream silent(nullptr);
+    const bool speaks = ddp::get_local_rank() == 0;
+    const auto options = ddp_bench::parse_options(argc, argv, speaks ? std::cout : silent);
+    return options ? measure(*options) : 0;
+  } catch (const ddp_bench::UsageError& error) {
+    return fail(error.what(), 2);
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace(), 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}

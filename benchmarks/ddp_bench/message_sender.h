@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ddp/process_group.h>
+
+#include "engine.h"
+
+namespace ddp_bench {
+
+/// Sends messages of a step's sizes while nothing is computed.
+class MessageSender {
+ public:
+  MessageSender(ddp::ProcessGroup group, c10::Device device);
+
+  /// Sums zeros over the ranks in messages of those sizes: all at once, as buckets would leave if
+  /// computing took no time, or one by one.
+  ///
+  /// \return milliseconds until the last one has come.
+  ///
+  /// Collective: yes.
+  double send(const Messages& messages);
+
+ private:
+  ddp::ProcessGroup group_;
+  at::Tensor memory_;  // for the largest step so far
+};
+
+}  // namespace ddp_bench

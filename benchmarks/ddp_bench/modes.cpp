@@ -1,0 +1,52 @@
+#include "modes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "c10d_engine.h"
+#include "ddp_engine.h"
+#include "plain_engines.h"
+
+namespace ddp_bench {
+
+const std::vector<Mode>& modes() {
+  static const std::vector<Mode> all = {
+      {kNone, "a barrier a step, no gradients sent", false, false},
+      {"naive", "an all-reduce for each parameter after backward", true, false},
+      {"flat", "one after backward, of all gradients copied together", true, false},
+      {"c10d", "LibTorch's c10d::Reducer, driven from C++", true, true},
+      {"ddp", "this library", true, true},
+      {"ddp_view", "with gradient_as_bucket_view", true, true},
+      {"ddp_unused", "with find_unused_parameters", true, true},
+      {"ddp_static", "with static_graph", true, true}};
+  return all;
+}
+
+const Mode& find_mode(const std::string& name) {
+  const auto found = std::find_if(
+      modes().begin(), modes().end(), [&](const Mode& mode) { return mode.name == name; });
+  TORCH_CHECK_VALUE(found != modes().end(), "mode: expected a known one, got ", name, ".");
+  return *found;
+}
+
+ddp::DistributedDataParallelOptions options_of_mode(
+    const std::string& mode, ddp::DistributedDataParallelOptions options) {
+  if (mode == "ddp_view") options.gradient_as_bucket_view(true);
+  if (mode == "ddp_unused") options.find_unused_parameters(true);
+  if (mode == "ddp_static") options.static_graph(true);
+  return options;
+}
+
+std::unique_ptr<Engine> make_engine(
+    const std::string& mode, Task task, const ddp::DistributedDataParallelOptions& options) {
+  const auto& group = options.process_group();
+  if (find_mode(mode).name == kNone) return make_none(std::move(task), group);
+  if (mode == "naive") return make_naive(std::move(task), group);
+  if (mode == "flat") return make_flat(std::move(task), group);
+  if (mode == "c10d") return make_c10d(std::move(task), options);
+  return std::make_unique<DdpEngine>(std::move(task), options_of_mode(mode, options));
+}
+
+}  // namespace ddp_bench

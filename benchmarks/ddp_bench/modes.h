@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+
+#include "engine.h"
+
+namespace ddp_bench {
+
+/// A way to train, by the name that the command line knows.
+struct Mode {
+  std::string name;
+  std::string help;
+  bool communicates = true;
+  bool has_buckets = false;
+};
+
+/// The mode that sends nothing: what the others' compute_ms is.
+inline constexpr const char* kNone = "none";
+
+const std::vector<Mode>& modes();
+
+/// \throws c10::ValueError  for a name that no mode has.
+const Mode& find_mode(const std::string& name);
+
+/// What the mode makes of the options for a wrapper: "ddp_view" adds gradient_as_bucket_view, ...
+ddp::DistributedDataParallelOptions options_of_mode(
+    const std::string& mode, ddp::DistributedDataParallelOptions options);
+
+/// \param options  with a process group; the mode's own are added.
+///
+/// Collective: yes.
+std::unique_ptr<Engine> make_engine(
+    const std::string& mode, Task task, const ddp::DistributedDataParallelOptions& options);
+
+}  // namespace ddp_bench

@@ -1,0 +1,169 @@
+#include "options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <CLI/CLI.hpp>
+
+#include "models.h"
+#include "modes.h"
+
+namespace ddp_bench {
+namespace {
+
+// static_graph counts in the first step and rebuilds the buckets before the third.
+constexpr int kFewestWarmUpSteps = 3;
+
+constexpr const char* kDescription =
+    "Times training steps of one model in several ways of averaging gradients, which take turns, "
+    "and checks that all of them end with the same parameters.";
+
+std::string details() {
+  std::string text = "Modes:\n";
+  for (const auto& mode : modes()) {
+    text += "  " + mode.name + std::string(12 - mode.name.size(), ' ') + mode.help + "\n";
+  }
+  return text +
+         "\nRank 0 prints one line of JSON for each mode; benchmarks/README.md explains its "
+         "fields. "
+         "A step\nis zero_grad, forward, loss, backward, averaging and SGD.\n"
+         "\nExit code: 0; 1 when modes or ranks ended with different parameters, or something "
+         "failed;\n2 bad usage.\n"
+         "\nExample:\n"
+         "  ddprun -n 2 ddp_bench --model mlp --modes none,c10d,ddp --iters 20 --rounds 5\n";
+}
+
+// CLI11's own check for positive numbers lets nan and inf pass.
+const CLI::Validator kMebibytes(
+    [](const std::string& text) {
+      double value = 0;
+      const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0;
+      return good ? std::string() : "expected MiB greater than 0, got '" + text + "'";
+    },
+    /*validator_desc=*/"");
+
+template <typename T>
+CLI::Validator within(T low, T high) {
+  return CLI::Range(low, high).description("");
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  const auto check = [names = std::move(names)](const std::string& text) {
+    if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
+    return "expected one of " + CLI::detail::join(names, ", ") + ", got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+std::vector<std::string> mode_names() {
+  std::vector<std::string> names;
+  for (const auto& mode : modes()) names.push_back(mode.name);
+  return names;
+}
+
+void add_measurement(CLI::App& app, Options& options) {
+  app.add_option("--model", options.model, "mnist, mlp, small_params, resnet18 or transformer")
+      ->check(one_of(model_names()));
+  app.add_option("--modes", options.modes, "Ways to train, see below")
+      ->delimiter(',')
+      ->check(one_of(mode_names()));
+  app.add_option("--iters", options.iters, "Steps of each mode in a round")
+      ->check(within(1, 1000000));
+  app.add_option("--rounds", options.rounds, "Turns of each mode, in opposite order every other")
+      ->check(within(1, 1000000));
+  app.add_option("--warmup", options.warmup, "Steps before, past the rebuild of the buckets")
+      ->check(within(kFewestWarmUpSteps, 1000000));
+  app.add_option("--threads", options.threads, "Threads per rank")->check(within(1, 1024));
+  app.add_option("--seed", options.seed, "Of the parameters and the data")
+      ->check(within<int64_t>(0, INT32_MAX));
+  app.add_option("--backend", options.backend, "gloo, nccl, ...; empty: the library's choice");
+  app.add_option(
+      "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
+}
+
+// What the wrapper's options are called there.
+struct WrapperFlags {
+  std::optional<double> cap;
+  std::vector<double> caps;
+  std::string reduction = "mean";
+  bool no_broadcast_buffers = false;
+  bool no_init_sync = false;
+  bool unused = false;
+  bool views = false;
+  bool static_graph = false;
+
+  ddp::DistributedDataParallelOptions options() const {
+    return ddp::DistributedDataParallelOptions()
+        .bucket_cap_mb(cap)
+        .bucket_cap_mb_list(caps)
+        .reduction(reduction == "mean" ? ddp::Reduction::Mean : ddp::Reduction::SampleWeighted)
+        .broadcast_buffers(!no_broadcast_buffers)
+        .init_sync(!no_init_sync)
+        .find_unused_parameters(unused)
+        .gradient_as_bucket_view(views)
+        .static_graph(static_graph);
+  }
+};
+
+void add_wrapper(CLI::App& app, Options& options, WrapperFlags& flags) {
+  auto* sweep = app.add_option(
+                       "--sweep", options.sweep,
+                       "Run each mode that has buckets once with each of these bucket_cap_mb")
+                    ->delimiter(',')
+                    ->check(kMebibytes);
+  auto* cap = app.add_option("--bucket-cap-mb", flags.cap, "MiB of a bucket, ddp modes and c10d")
+                  ->check(kMebibytes)
+                  ->excludes(sweep);
+  app.add_option("--bucket-cap-mb-list", flags.caps, "MiB of the first, second, ... bucket")
+      ->delimiter(',')
+      ->check(kMebibytes)
+      ->excludes(sweep)
+      ->excludes(cap);
+  app.add_option("--reduction", flags.reduction, "mean or sample_weighted, ddp modes")
+      ->check(one_of({"mean", "sample_weighted"}));
+  app.add_flag(
+      "--no-broadcast-buffers", flags.no_broadcast_buffers, "Leave it out, ddp modes and c10d");
+  app.add_flag("--no-init-sync", flags.no_init_sync, "Leave it out, ddp modes");
+  app.add_flag("--find-unused-parameters", flags.unused, "In all ddp modes");
+  app.add_flag("--gradient-as-bucket-view", flags.views, "In all ddp modes");
+  app.add_flag("--static-graph", flags.static_graph, "In all ddp modes");
+}
+
+void check_together(const Options& options) {
+  const auto& names = options.modes;
+  const std::set<std::string> once(names.begin(), names.end());
+  if (once.size() != names.size()) {
+    throw UsageError("--modes: expected each mode once, got " + CLI::detail::join(names, ","));
+  }
+  const auto has_buckets = [](const std::string& name) { return find_mode(name).has_buckets; };
+  if (!options.sweep.empty() && std::none_of(names.begin(), names.end(), has_buckets)) {
+    throw UsageError(
+        "--sweep: expected a mode with buckets, got --modes " + CLI::detail::join(names, ","));
+  }
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
+  Options options;
+  WrapperFlags flags;
+  CLI::App app(kDescription, "ddp_bench");
+  app.footer(details());
+  app.option_defaults()->always_capture_default();
+  add_measurement(app, options);
+  add_wrapper(app, options, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    help << app.help();
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + " (ddp_bench --help lists the options)");
+  }
+  options.wrapper = flags.options();
+  check_together(options);
+  return options;
+}
+
+}  // namespace ddp_bench

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+
+namespace ddp_bench {
+
+/// What the command line chooses; every rank gets the same.
+struct Options {
+  std::string model = "mlp";
+  std::vector<std::string> modes = {"none", "c10d", "ddp"};
+  int iters = 20;
+  int rounds = 5;
+  int warmup = 5;
+  int threads = 1;  // per rank
+  int64_t seed = 1;
+  std::string backend;        // empty: the library's choice
+  std::vector<double> sweep;  // bucket_cap_mb, one after the other; empty: as in `wrapper`
+  ddp::DistributedDataParallelOptions wrapper;  // without a group
+  std::string timeline;                         // a file for a step's; empty: none
+};
+
+/// A command line that cannot be; `what()` is one line.
+struct UsageError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Reads the command line.
+///
+/// \param help  gets the text that --help asks for.
+/// \return nothing when --help was given.
+/// \throws UsageError
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);
+
+}  // namespace ddp_bench

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace ddp_bench {
+
+/// What one mode came to; benchmarks/README.md says how each number is made. Times are of a step,
+/// in milliseconds.
+struct Result {
+  std::string model;
+  std::string mode;
+  std::string backend;
+  int world = 1;
+  std::optional<double> bucket_cap_mb;  // unset: the mode's own, or a mode without buckets
+  double step_ms = 0;
+  double step_ms_p10 = 0;
+  double step_ms_p90 = 0;
+  double compute_ms = 0;
+  double comm_ms = 0;
+  double overlap = 0;
+  int64_t bytes = 0;
+  double checksum = 0;
+};
+
+/// One line, without its end; the keys are the fields' names, in their order.
+std::string to_json(const Result& result);
+
+/// A JSON string, quotes included.
+std::string json_string(const std::string& text);
+
+}  // namespace ddp_bench

@@ -1,0 +1,146 @@
+#include "run.h"
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <ddp/collectives.h>
+
+#include "contest.h"
+#include "fingerprint.h"
+#include "modes.h"
+#include "result.h"
+#include "statistics.h"
+#include "timeline.h"
+
+namespace ddp_bench {
+namespace {
+
+c10::Device device_of(const Options& options) {
+  if (options.backend.find("nccl") == std::string::npos) return c10::kCPU;
+  // The one that init_process_group made current for this rank.
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
+}
+
+class Benchmark {
+ public:
+  Benchmark(const Options& options, const ddp::ProcessGroup& group)
+      : options_(options), group_(group), device_(device_of(options)) {}
+
+  Task task() const { return make_task(options_.model, options_.seed, group_->getRank(), device_); }
+
+  ddp::DistributedDataParallelOptions wrapper() const {
+    auto wrapper = options_.wrapper;
+    return wrapper.process_group(group_);
+  }
+
+  /// Those that were asked for, in their order; `none` first where nobody asked for it.
+  std::vector<Contestant> contestants() const {
+    std::vector<Contestant> all;
+    if (!asked_for_none()) all.push_back(contestant(kNone, {}));
+    for (const auto& mode : options_.modes) {
+      if (options_.sweep.empty() || !find_mode(mode).has_buckets) {
+        all.push_back(contestant(mode, {}));
+        continue;
+      }
+      for (const double cap : options_.sweep) all.push_back(contestant(mode, cap));
+    }
+    return all;
+  }
+
+  std::string check(const std::vector<Contestant>& contestants) const {
+    // The order in which two numbers are added makes no difference; a GPU's kernels may.
+    const bool bitwise = group_->getSize() <= 2 && device_.is_cpu();
+    return check_parameters(contestants, task().net->parameters(), group_, bitwise);
+  }
+
+  std::vector<Result> results(const std::vector<Contestant>& contestants) const {
+    const auto none = std::find_if(
+        contestants.begin(), contestants.end(), [](const auto& c) { return c.mode == kNone; });
+    const double compute_ms = quantile(none->step_ms, 0.5);
+    std::vector<Result> results;
+    for (const auto& contestant : contestants) {
+      if (contestant.mode == kNone && !asked_for_none()) continue;
+      results.push_back(result(contestant, compute_ms));
+    }
+    return results;
+  }
+
+  c10::Device device() const { return device_; }
+
+ private:
+  bool asked_for_none() const {
+    const auto& modes = options_.modes;
+    return std::find(modes.begin(), modes.end(), kNone) != modes.end();
+  }
+
+  Contestant contestant(const std::string& mode, std::optional<double> swept_cap) const {
+    auto wrapper_options = wrapper();
+    if (swept_cap) wrapper_options.bucket_cap_mb(swept_cap);
+    return {
+        mode, swept_cap, find_mode(mode).communicates, make_engine(mode, task(), wrapper_options)};
+  }
+
+  Result result(const Contestant& contestant, double compute_ms) const {
+    const auto& sizes = contestant.engine->messages().elements;
+    Result result;
+    result.model = options_.model;
+    result.mode = contestant.mode;
+    result.backend = group_->getBackend(device_.type())->getBackendName();
+    result.world = group_->getSize();
+    if (find_mode(contestant.mode).has_buckets) {
+      result.bucket_cap_mb =
+          contestant.bucket_cap_mb ? contestant.bucket_cap_mb : options_.wrapper.bucket_cap_mb();
+    }
+    result.step_ms = quantile(contestant.step_ms, 0.5);
+    result.step_ms_p10 = quantile(contestant.step_ms, 0.1);
+    result.step_ms_p90 = quantile(contestant.step_ms, 0.9);
+    result.compute_ms = compute_ms;
+    result.comm_ms = contestant.communicates ? quantile(contestant.comm_ms, 0.5) : 0;
+    result.overlap = overlap(compute_ms, result.comm_ms, result.step_ms);
+    result.bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) *
+                   static_cast<int64_t>(sizeof(float));
+    result.checksum = fingerprint(contestant.engine->parameters()).checksum;
+    return result;
+  }
+
+  const Options& options_;
+  ddp::ProcessGroup group_;
+  c10::Device device_;
+};
+
+}  // namespace
+
+void run(const Options& options, const ddp::ProcessGroup& group, std::ostream& out) {
+  at::set_num_threads(options.threads);
+  const bool speaks = group->getRank() == 0;
+  std::ofstream timeline;
+  if (speaks && !options.timeline.empty()) {
+    timeline.open(options.timeline);
+    TORCH_CHECK_VALUE(
+        timeline, "--timeline ", options.timeline, ": expected a file that can be written.");
+  }
+
+  const Benchmark benchmark(options, group);
+  auto contestants = benchmark.contestants();
+  compete(contestants, {options.iters, options.rounds, options.warmup}, group, benchmark.device());
+  if (speaks) {
+    for (const auto& result : benchmark.results(contestants)) out << to_json(result) << "\n";
+    out.flush();
+  }
+  const auto disagreement = benchmark.check(contestants);
+  // Wrappers say goodbye through the store, which lives on rank 0.
+  contestants.clear();
+  ddp::barrier(group);
+  TORCH_CHECK(disagreement.empty(), disagreement);
+  if (options.timeline.empty()) return;
+  const auto spans = record_step(benchmark.task(), benchmark.wrapper(), options.warmup);
+  const auto json = timeline_json(options.model, spans, group);
+  if (speaks) timeline << json << "\n";
+}
+
+}  // namespace ddp_bench
