@@ -6,9 +6,9 @@
 # What is there and right is left alone; what was cut off goes on where it stopped. A file gets its
 # name only once it is complete and its checksum is right. MNIST_MIRRORS replaces the two mirrors.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/download.sh"
 
-cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
-folder=${1:-${cache:+$cache/ddp/mnist}}
+folder=${1:-$(default_folder mnist)}
 mirrors=${MNIST_MIRRORS:-"https://ossci-datasets.s3.amazonaws.com/mnist
                           https://storage.googleapis.com/cvdf-datasets/mnist"}
 
@@ -27,51 +27,6 @@ t10k-labels-idx1-ubyte \
 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 \
 ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
 
-complain() {
-  echo "download_mnist.sh: $*" >&2
-}
-die() {
-  complain "$@"
-  exit 1
-}
-
-has_sum() { # FILE SHA256
-  [ -f "$1" ] && [ "$(sha256sum "$1" | cut -d' ' -f1)" = "$2" ]
-}
-
-# Goes on with FILE where it ends.
-fetch() { # URL FILE
-  if command -v curl >/dev/null; then
-    curl --fail --location --silent --show-error --connect-timeout 20 --retry 2 \
-      --continue-at - --output "$2" "$1"
-  else
-    wget --quiet --timeout=20 --tries=3 --continue --output-document="$2" "$1"
-  fi
-}
-
-# Leaves NAME.gz.part with the right checksum, or fails. A part that cannot be gone on from, or that
-# turns out wrong, is dropped and fetched once more from the front; one that the network cut stays.
-download() { # NAME SHA256
-  local part="$folder/$1.gz.part" mirror url status
-  for mirror in $mirrors; do
-    url="$mirror/$1.gz"
-    for _ in resumed fresh; do
-      has_sum "$part" "$2" && return
-      echo "fetching $url"
-      status=0
-      fetch "$url" "$part" || status=$?
-      has_sum "$part" "$2" && return
-      case $status in
-        0) complain "$url: expected sha256 $2, got $(sha256sum "$part" | cut -d' ' -f1)" ;;
-        8 | 22 | 33 | 36) ;; # the server's answer: wget's 8, curl's others
-        *) break ;;
-      esac
-      rm -f "$part"
-    done
-  done
-  return 1
-}
-
 unpack() { # NAME SHA256
   gunzip --stdout <"$folder/$1.gz.part" >"$folder/$1.part"
   has_sum "$folder/$1.part" "$2" || die "$1: expected sha256 $2 after unpacking, got another."
@@ -79,12 +34,10 @@ unpack() { # NAME SHA256
   rm "$folder/$1.gz.part"
 }
 
-[ -n "$folder" ] || die "no place for MNIST: name a folder, or set HOME or XDG_CACHE_HOME."
-command -v curl >/dev/null || command -v wget >/dev/null || die "needs curl or wget; found neither."
-mkdir -p "$folder"
+prepare_folder MNIST
 while read -r name packed_sum sum; do
   has_sum "$folder/$name" "$sum" && continue
-  download "$name" "$packed_sum" ||
+  download "$name.gz" "$packed_sum" ||
     die "no mirror gave a right $name.gz. Check the network and run it again: it goes on from here."
   unpack "$name" "$sum"
 done <<<"$files"

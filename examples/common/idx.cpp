@@ -1,17 +1,11 @@
 #include "idx.h"
 
-#include <sys/stat.h>
-
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <limits>
 #include <vector>
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 namespace examples {
@@ -43,16 +37,8 @@ uint64_t product(const std::vector<int64_t>& sizes) {
   return result;
 }
 
-// POSIX, not std::filesystem: LibTorch's libraries export an older copy of that one's functions,
-// which a program that links them gets instead of its own and crashes in.
-int stat_file(const std::string& path, struct stat& info) {
-  if (stat(path.c_str(), &info) != 0) return errno;
-  return S_ISDIR(info.st_mode) ? EISDIR : 0;
-}
-
-std::string unpack_hint(const std::string& path) {
-  struct stat info {};
-  return stat_file(path + ".gz", info) == 0
+std::string missing_idx_remedy(const std::string& path) {
+  return is_file(path + ".gz")
              ? "Unpack " + path + ".gz with gunzip."
              : "Pass a folder with MNIST's four files, as scripts/download_mnist.sh makes it.";
 }
@@ -60,18 +46,8 @@ std::string unpack_hint(const std::string& path) {
 /// One open IDX file: a magic number, a 32-bit size for each dimension, then a byte an element.
 class IdxFile {
  public:
-  explicit IdxFile(const std::string& path) : path_(path) {
-    struct stat info {};
-    int error = stat_file(path, info);
-    if (error == 0) {
-      bytes_ = static_cast<uint64_t>(info.st_size);
-      stream_.open(path, std::ios::binary);
-      if (!stream_) error = errno;
-    }
-    TORCH_CHECK_VALUE(
-        error == 0, path, ": expected an IDX file, found none (", std::strerror(error), "). ",
-        unpack_hint(path));
-  }
+  explicit IdxFile(const std::string& path)
+      : file_(path, "an IDX file", missing_idx_remedy(path)) {}
 
   /// Checks the whole header, the file's length against it, and reads the elements.
   at::Tensor read(int64_t dimensions) {
@@ -79,29 +55,25 @@ class IdxFile {
     std::vector<int64_t> sizes;
     for (int64_t d = 0; d < dimensions; ++d) sizes.push_back(read_u32());
     TORCH_CHECK_VALUE(
-        product(sizes) > 0, path_, ": expected sizes of at least 1, found ", joined(sizes), ".");
+        product(sizes) > 0, file_.path(), ": expected sizes of at least 1, found ", joined(sizes),
+        ".");
     check_length(sizes);
 
-    at::Tensor elements = at::empty(sizes, at::kByte);
-    stream_.read(reinterpret_cast<char*>(elements.mutable_data_ptr<uint8_t>()), elements.numel());
-    TORCH_CHECK_VALUE(
-        stream_.gcount() == elements.numel(), path_, ": expected to read ", elements.numel(),
-        " elements, found ", stream_.gcount(), ". Is another program writing it?");
-    return elements;
+    return file_.read_tensor(sizes);
   }
 
  private:
   void check_magic(int64_t dimensions) {
     const uint64_t header = 4 + 4 * static_cast<uint64_t>(dimensions);
     TORCH_CHECK_VALUE(
-        bytes_ >= header, path_, ": expected a header of ", header, " bytes, found a file of ",
-        bytes_, ". The file is cut short: fetch it again.");
+        file_.size() >= header, file_.path(), ": expected a header of ", header,
+        " bytes, found a file of ", file_.size(), ". The file is cut short: fetch it again.");
     constexpr uint32_t kUnsignedBytes = 0x0800;
     const uint32_t expected = kUnsignedBytes + static_cast<uint32_t>(dimensions);
     const uint32_t found = read_u32();
     const bool gzip = found >> 16 == 0x1f8b;
     TORCH_CHECK_VALUE(
-        found == expected, path_, ": expected the magic number ", hex(expected),
+        found == expected, file_.path(), ": expected the magic number ", hex(expected),
         " (unsigned bytes, ", dimensions, dimensions == 1 ? " dimension" : " dimensions",
         "), found ", hex(found), gzip ? ". It is a gzip file: unpack it with gunzip." : ".");
   }
@@ -109,24 +81,22 @@ class IdxFile {
   void check_length(const std::vector<int64_t>& sizes) {
     const uint64_t header = 4 + 4 * sizes.size();
     const uint64_t expected = product(sizes);
-    const uint64_t found = bytes_ - header;
+    const uint64_t found = file_.size() - header;
     TORCH_CHECK_VALUE(
-        found == expected, path_, ": expected ", joined(sizes), " = ", expected,
+        found == expected, file_.path(), ": expected ", joined(sizes), " = ", expected,
         " bytes behind the header, found ", found, ". The file is ",
         found < expected ? "cut short" : "too long", ": fetch it again.");
   }
 
   uint32_t read_u32() {
     std::array<unsigned char, 4> big_endian{};
-    stream_.read(reinterpret_cast<char*>(big_endian.data()), big_endian.size());
+    file_.read(big_endian.data(), big_endian.size());
     uint32_t value = 0;
     for (const unsigned char byte : big_endian) value = value << 8 | byte;
     return value;
   }
 
-  std::string path_;
-  std::ifstream stream_;
-  uint64_t bytes_ = 0;
+  DataFile file_;
 };
 
 }  // namespace
@@ -135,12 +105,7 @@ at::Tensor read_idx_images(const std::string& path) { return IdxFile(path).read(
 
 at::Tensor read_idx_labels(const std::string& path, int64_t classes) {
   const at::Tensor labels = IdxFile(path).read(1).to(at::kLong);
-  const int64_t* values = labels.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < labels.numel(); ++i) {
-    TORCH_CHECK_VALUE(
-        values[i] < classes, path, ": expected labels from 0 to ", classes - 1, ", found ",
-        values[i], " at position ", i, ".");
-  }
+  check_labels(labels, classes, path);
   return labels;
 }
 

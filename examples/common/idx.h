@@ -4,13 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace examples {
+#include "data_file.h"
 
-/// The images of one split and what they show, in file order.
-struct LabeledImages {
-  at::Tensor images;  // [N, height, width] uint8
-  at::Tensor labels;  // [N] int64, each in [0, 10)
-};
+namespace examples {
 
 /// Reads an IDX file of images of any one size.
 ///

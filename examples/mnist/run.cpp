@@ -16,6 +16,7 @@
 #include <torch/optim/adam.h>
 #include <torch/utils.h>
 
+#include "../common/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/replicas.h"
 #include "state_file.h"

@@ -4,25 +4,15 @@
 #
 #     tests/examples/download_mnist_test.sh path/to/download_mnist.sh
 set -euo pipefail
-script=$1
-if ! command -v curl >/dev/null; then # wget knows no file:// mirrors
-  echo "skipped: no curl"
-  exit 77
-fi
+source "$(dirname "${BASH_SOURCE[0]}")/download_testing.sh"
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-good=$work/good bad=$work/bad cut=$work/cut folder=$work/mnist
 names="train-images-idx3-ubyte train-labels-idx1-ubyte"
 names+=" t10k-images-idx3-ubyte t10k-labels-idx1-ubyte"
-mkdir "$good" "$bad" "$cut"
 
-sum() { sha256sum "$1" | cut -d' ' -f1; }
 published() { # NAME: the two checksums in the script
   grep -A 2 "^$1 " "$script" | grep -oE '^[0-9a-f]{64}'
 }
 
-cp "$script" "$work/download.sh"
 for name in $names; do
   { echo "stand-in for $name"; seq 2000; } >"$work/$name"
   gzip --no-name --stdout "$work/$name" >"$good/$name.gz"
@@ -30,24 +20,18 @@ for name in $names; do
   mapfile -t real < <(published "$name")
   [ "${#real[@]}" = 2 ]
   sed -i "s/${real[0]}/$(sum "$good/$name.gz")/; s/${real[1]}/$(sum "$work/$name")/" \
-    "$work/download.sh"
+    "$copy"
 done
 
-fail() {
-  echo "FAILED: $*" >&2
-  cat "$work/log" >&2
-  exit 1
-}
 run() { # MIRRORS... : its output is in log
-  MNIST_MIRRORS="$*" bash "$work/download.sh" "$folder" >"$work/log" 2>&1
+  MNIST_MIRRORS="$*" bash "$copy" "$folder" >"$work/log" 2>&1
 }
 complete() {
   for name in $names; do cmp "$work/$name" "$folder/$name" || return 1; done
   [ "$(find "$folder" -type f | wc -l)" = 4 ]
 }
-fetched() { grep -c '^fetching' "$work/log" || true; }
 
-env -u HOME -u XDG_CACHE_HOME bash "$work/download.sh" >"$work/log" 2>&1 &&
+env -u HOME -u XDG_CACHE_HOME bash "$copy" >"$work/log" 2>&1 &&
   fail "expected no success without a folder"
 grep -q "name a folder, or set HOME or XDG_CACHE_HOME" "$work/log" || fail "says what to set"
 
@@ -73,11 +57,9 @@ grep -q "$name: expected sha256 $(sum "$good/$name"), got $(sum "$bad/$name")" "
 run "file://$bad" "file://$work/nowhere" "file://$good" || fail "the next mirror"
 complete || fail "the next mirror makes up for a wrong one"
 
-rm -r "$folder" && mkdir "$folder"
-head -c 1000 "$good/train-images-idx3-ubyte.gz" >"$folder/train-images-idx3-ubyte.gz.part"
-# This mirror lacks the first 1000 bytes, so only a script that goes on from the part succeeds.
+rm -r "$folder"
 cp "$good"/*.gz "$cut"
-head -c 1000 /dev/zero | dd of="$cut/train-images-idx3-ubyte.gz" conv=notrunc status=none
+cut_download train-images-idx3-ubyte.gz
 run "file://$cut" || fail "a part"
 complete || fail "a part is gone on from"
 

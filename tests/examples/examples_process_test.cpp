@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "examples/common/idx.h"
 #include "examples/mnist/training.h"
 #include "examples/temporary_folder.h"
 #include "support/processes.h"

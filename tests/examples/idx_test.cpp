@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "examples/error_of.h"
 #include "examples/temporary_folder.h"
 #include "support/catch.h"
 
@@ -14,6 +15,7 @@ namespace {
 using examples::read_idx_images;
 using examples::read_idx_labels;
 using examples::read_mnist;
+using examples::testing::error_of;
 using examples::testing::TemporaryFolder;
 
 constexpr uint32_t kImages = 0x00000803;
@@ -31,16 +33,6 @@ std::string elements(size_t count) {
   std::string bytes(count, '\0');
   for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(i % 10);
   return bytes;
-}
-
-template <typename Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 }  // namespace

@@ -1,15 +1,18 @@
 #include "examples/common/image_dataset.h"
 
+#include <cmath>
 #include <vector>
 
 #include <torch/torch.h>
 
+#include "examples/error_of.h"
 #include "support/catch.h"
 
 namespace {
 
 using examples::ImageDataset;
 using examples::PixelStatistics;
+using examples::testing::error_of;
 
 at::Tensor bytes(const std::vector<int64_t>& values, at::IntArrayRef shape) {
   return torch::tensor(values).to(torch::kByte).view(shape);
@@ -67,6 +70,50 @@ TEST_CASE("others are resized bilinearly", "[examples][pure]") {
   const auto expected =
       (rows.index({"...", Slice(0, None, 2)}) + rows.index({"...", Slice(1, None, 2)})) / 2;
   CHECK(torch::allclose(examples::prepare_images(large, PixelStatistics{}, 4), expected, 0, 1e-6));
+}
+
+TEST_CASE("each channel has statistics of its own", "[examples][pure]") {
+  const auto images = bytes({0, 255, 51, 51, 255, 255, 102, 102}, {2, 2, 1, 2});
+  const auto channels = examples::measure_channels(images);
+  REQUIRE(channels.size() == 2);
+  CHECK(channels[0].mean == Approx(0.75));
+  CHECK(channels[0].stddev == Approx(std::sqrt(0.1875)));
+  CHECK(channels[1].mean == Approx(0.3));
+  CHECK(channels[1].stddev == Approx(0.1));
+  const auto whole = examples::measure_pixels(images);
+  CHECK(whole.mean == Approx((channels[0].mean + channels[1].mean) / 2));
+
+  const auto prepared = examples::prepare_images(images, {{0.5, 0.5}, {0.2, 0.1}}, 1);
+  CHECK(prepared.sizes() == at::IntArrayRef({2, 2, 1, 1}));
+  // Two pixels across become their mean.
+  CHECK(torch::allclose(prepared.flatten(), torch::tensor({0.0, 0.0, 1.0, 2.0}), 0, 1e-5));
+}
+
+TEST_CASE("grey images with and without a dimension for it are the same", "[examples][pure]") {
+  const auto images = torch::randint(256, {5, 8, 8}, torch::kLong).to(torch::kByte);
+  const auto pixels = examples::measure_pixels(images);
+  const auto channels = examples::measure_channels(images.unsqueeze(1));
+  REQUIRE(channels.size() == 1);
+  CHECK(channels[0].mean == pixels.mean);
+  CHECK(channels[0].stddev == pixels.stddev);
+  for (const int64_t size : {8, 28}) {
+    CAPTURE(size);
+    CHECK(torch::equal(
+        examples::prepare_images(images, pixels, size),
+        examples::prepare_images(images.unsqueeze(1), channels, size)));
+  }
+}
+
+TEST_CASE("statistics of another number of channels are refused", "[examples][errors]") {
+  const auto colour = bytes({1, 2, 3}, {1, 3, 1, 1});
+  CHECK(
+      error_of([&] { examples::prepare_images(colour, PixelStatistics{}, 1); }) ==
+      "prepare_images: expected statistics of 3 channels, as the images have, got 1. "
+      "measure_channels measures them.");
+  const auto grey = bytes({1, 2, 3}, {3, 1, 1});
+  CHECK_THAT(
+      error_of([&] { examples::prepare_images(grey, examples::measure_channels(colour), 1); }),
+      ContainsText("expected statistics of 1 channels, as the images have, got 3"));
 }
 
 TEST_CASE("a batch holds the images and labels that were asked for", "[examples][pure]") {

@@ -4,6 +4,7 @@
 #include <ddp/sampler.h>
 #include <torch/torch.h>
 
+#include "examples/common/idx.h"
 #include "examples/common/image_dataset.h"
 #include "examples/mnist/training.h"
 #include "support/ranks.h"
