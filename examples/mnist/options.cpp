@@ -40,7 +40,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.add_option("--seed", options.seed, "Seed of the weights, the order and the dropout")
       ->check(between<int64_t>(0, INT64_MAX));
   app.add_option(
-      "--backend", options.backend, "gloo or nccl; with nccl each rank trains on its own GPU");
+      "--backend", options.backend,
+      "gloo, shm (ranks of one host) or nccl (each rank on its own GPU); empty: the best there is");
   app.add_option(
          "--bucket-cap-mb", options.bucket_cap_mb,
          "Size of a gradient bucket in MiB; unset: the library's choice")

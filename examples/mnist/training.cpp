@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/sampler.h>
 
 namespace mnist {
 namespace {
@@ -45,15 +45,14 @@ Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_si
   constexpr size_t kBatch = 256;
   const c10::NoGradGuard no_grad;
   const auto device = device_of(net);
-  const size_t size = *dataset.size();
   net->eval();
 
+  ddp::DistributedEvalSampler sampler(
+      *dataset.size(),
+      ddp::DistributedEvalSamplerOptions().rank(rank).num_replicas(world_size));
   Tally total;
-  std::vector<size_t> indices;
-  for (auto next = static_cast<size_t>(rank); next < size;) {
-    indices.clear();
-    for (; next < size && indices.size() < kBatch; next += world_size) indices.push_back(next);
-    const auto batch = dataset.get_batch(indices);
+  while (const auto indices = sampler.next(kBatch)) {
+    const auto batch = dataset.get_batch(*indices);
     const auto target = batch.target.to(device);
     const auto output = net->forward(batch.data.to(device));
     const auto loss_sum = at::nll_loss(output, target, {}, at::Reduction::Sum).item<double>();

@@ -31,8 +31,7 @@ struct Tally {
 Tally train_step(
     Model& model, torch::optim::Optimizer& optimizer, const torch::data::Example<>& batch);
 
-/// Evaluates this rank's part of `dataset`: samples rank, rank + world_size, ... Together the ranks
-/// count each sample exactly once, which DistributedSampler, made to pad, does not.
+/// Evaluates this rank's part of `dataset`; together the ranks count each sample exactly once.
 ///
 /// Collective: no.
 Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_size);
