@@ -34,10 +34,11 @@ torch::nn::Sequential make_net(int64_t width) {
   return net;
 }
 
-double milliseconds_each(int steps, const std::function<void()>& body) {
+/// The time of each of `steps` repetitions.
+double milliseconds_each(int steps, const std::function<void()>& step) {
   ddp::barrier();
   const auto start = std::chrono::steady_clock::now();
-  body();
+  for (int i = 0; i < steps; ++i) step();
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
   return time.count() / steps;
 }
@@ -52,27 +53,24 @@ Times measure(int64_t width, int steps, int rounds) {
   torch::optim::SGD optimizer(model->parameters(), 1e-3);
   const auto input = torch::randn({32, width});
   const auto train = [&] {
-    for (int step = 0; step < steps; ++step) {
-      optimizer.zero_grad();
-      model->forward(input).sum().backward();
-      optimizer.step();
-    }
+    optimizer.zero_grad();
+    model->forward(input).sum().backward();
+    optimizer.step();
   };
   auto tiny = torch::zeros({2 * ddp::get_world_size()}, torch::kDouble);
 
   Times times;
-  train();  // outlasts the rebuild
+  milliseconds_each(5, train);  // outlasts the rebuild
   for (int round = 0; round < rounds; ++round) {
     const auto plain = [&] { times.plain.push_back(milliseconds_each(steps, train)); };
     const auto joined = [&] {
-      times.joined.push_back(milliseconds_each(steps, [&] { model->join(train); }));
+      // Inside of it: at its end it broadcasts the model, once.
+      model->join([&] { times.joined.push_back(milliseconds_each(steps, train)); });
     };
     // Every other round in the opposite order: a neighbour's warm cache helps both ways.
     round % 2 ? joined() : plain();
     round % 2 ? plain() : joined();
-    times.all_reduce.push_back(milliseconds_each(steps, [&] {
-      for (int step = 0; step < steps; ++step) ddp::all_reduce(tiny);
-    }));
+    times.all_reduce.push_back(milliseconds_each(steps, [&] { ddp::all_reduce(tiny); }));
   }
   return times;
 }

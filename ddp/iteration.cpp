@@ -36,6 +36,8 @@ class DistributedDataParallelBase::Shadow : public JoinHook {
 };
 
 std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& /*options*/) {
+  // Evaluations in the join, which share nothing, shall be of one model.
+  share_pending_buffers();
   return std::make_unique<Shadow>(*this);
 }
 
@@ -57,7 +59,7 @@ bool DistributedDataParallelBase::trains() const {
 
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
   const bool with_grad = c10::GradMode::is_enabled();
-  if (with_grad) samples_ += static_cast<double>(samples_of_forward(samples));
+  if (with_grad) count_own_samples(samples);
   // Without gradients nothing is shared in a join: ranks evaluate as they like.
   if (join_context() && !with_grad) return;
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
@@ -113,9 +115,28 @@ std::optional<double> DistributedDataParallelBase::scale_in(
   return {};
 }
 
+void DistributedDataParallelBase::share_pending_buffers() {
+  if (!wants_buffers()) return;
+  const auto buffers = buffers_->find();
+  if (!buffers.empty()) reducer_->prepare_for_forward();
+  broadcast_buffers(0, buffers);
+  buffers_may_differ_ = false;
+}
+
+void DistributedDataParallelBase::count_own_samples(std::optional<int64_t> found) {
+  if (options_.reduction() != Reduction::SampleWeighted) return;
+  try {
+    // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
+    if (reducer_->forget_discarded_gradients()) samples_ = 0;
+    samples_ += static_cast<double>(samples_of_forward(found));
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
+}
+
 int64_t DistributedDataParallelBase::samples_of_forward(std::optional<int64_t> found) {
   const auto told = std::exchange(samples_of_next_forward_, {});
-  if (options_.reduction() != Reduction::SampleWeighted) return 0;
   TORCH_CHECK_VALUE(
       told || found,
       "DistributedDataParallel: expected a tensor among forward's arguments, whose first dimension "

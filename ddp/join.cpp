@@ -1,5 +1,6 @@
 #include <ddp/join.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -23,6 +24,9 @@ const std::vector<Joinable*>& checked(
         joinable->join_process_group() == joinables.front()->join_process_group(),
         "join: expected all Joinables to use one process group, got different ones. Join those of "
         "each group on their own.");
+    TORCH_CHECK_VALUE(
+        std::count(joinables.begin(), joinables.end(), joinable) == 1,
+        "join: expected each Joinable once, got one twice. List it once.");
   }
   return joinables;
 }
@@ -48,9 +52,13 @@ JoinContext::~JoinContext() {
 
 const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
   auto& first = *joinables_.front();
+  // One that would learn that another rank has thrown, if there is one.
+  const auto knows = [](const Joinable* joinable) { return joinable->hears_of_failures(); };
+  const auto waiter = std::find_if(joinables_.begin(), joinables_.end(), knows);
+  auto& waits = waiter != joinables_.end() ? **waiter : first;
   round_ = exchange_entries(
       mine, first.join_process_group(), first.join_device(),
-      [&](c10d::Work& work) { first.wait_in_join(work); });
+      [&](c10d::Work& work) { waits.wait_in_join(work); });
   const int active = round_->active();
   if (!options_.throw_on_early_termination() || active == 0 || active == round_->size()) {
     return *round_;
@@ -102,9 +110,11 @@ void join(
   JoinContext context(joinables, options);
   std::vector<std::unique_ptr<JoinHook>> hooks;
   for (auto* joinable : joinables) hooks.push_back(joinable->join_hook(options));
-  context.run(body);
-  const bool is_last_joiner = context.shadow(hooks);
-  for (const auto& hook : hooks) hook->post_hook(is_last_joiner);
+  context.run([&] {
+    body();
+    const bool is_last_joiner = context.shadow(hooks);
+    for (const auto& hook : hooks) hook->post_hook(is_last_joiner);
+  });
 }
 
 }  // namespace ddp

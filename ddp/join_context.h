@@ -29,7 +29,7 @@ class JoinContext {
   const JoinRound& begin_round(const RankEntry& mine);
   const JoinRound& round() const { return *round_; }
 
-  /// Runs the training loop, and tells the other ranks if it throws.
+  /// Runs the training loop and what follows it, and tells the other ranks if that throws.
   void run(const std::function<void()>& body);
 
   /// Takes part in the other ranks' iterations until there are none.

@@ -135,7 +135,8 @@ void Bucket::set_aside(size_t slot, Unused unused) {
 std::string Bucket::gather_one(size_t slot, double scale) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
-  if (!grad.defined()) {
+  // A rank that has no say (no samples) has none with infinities either.
+  if (!grad.defined() || scale == 0) {
     view.zero_();
     return {};
   }

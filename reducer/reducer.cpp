@@ -42,7 +42,8 @@ at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_re
 // From the backend where it has memory of its own to reduce in, without copies in and out.
 at::Tensor make_storage(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  if (group.getSize() > 1) {
+  // Not NCCL's: its pool needs a communicator, which there is not before the first collective.
+  if (group.getSize() > 1 && options.device().is_cpu()) {
     const auto backend = group.getBackend(options.device().type());
     if (backend->supportsTensorAlloc(options.device().index())) {
       return backend->allocateTensor(numel, options);
@@ -264,6 +265,17 @@ void Reducer::hook_outputs(const std::vector<at::Tensor>& outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(self_));
   }
+}
+
+bool Reducer::forget_discarded_gradients() {
+  const auto is_set = [](char used) { return used != 0; };
+  const auto has_gradient = [](const auto& p) { return p.tensor.grad().defined(); };
+  if (std::none_of(used_.begin(), used_.end(), is_set) ||
+      std::any_of(parameters_.begin(), parameters_.end(), has_gradient)) {
+    return false;
+  }
+  std::fill(used_.begin(), used_.end(), 0);
+  return true;
 }
 
 // A backward pass through one of this reducer's forwards begins.

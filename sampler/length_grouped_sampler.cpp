@@ -16,8 +16,9 @@ constexpr char kGroupedName[] = "DistributedLengthGroupedSampler";
 std::shared_ptr<ShardCursor> cursor_for(
     std::vector<int64_t> lengths, const DistributedLengthGroupedSamplerOptions& options) {
   TORCH_CHECK_VALUE(
-      options.batch_size() >= 1, kGroupedName, ": expected batch_size >= 1, got ",
-      options.batch_size(), ". Pass the data loader's batch size.");
+      options.batch_size() >= 1 && options.batch_size() <= INT32_MAX, kGroupedName,
+      ": expected batch_size >= 1 and below 2^31, got ", options.batch_size(),
+      ". Pass the data loader's batch size.");
   TORCH_CHECK_VALUE(
       options.batches_per_bucket() >= 1, kGroupedName, ": expected batches_per_bucket >= 1, got ",
       options.batches_per_bucket(), ". Pass how many batches to sort at a time, such as 50.");

@@ -65,6 +65,7 @@ at::Tensor reordered(const at::Tensor& samples, const at::Tensor& steps, int64_t
 
 Order permuted_order(int64_t dataset_size, bool shuffle) {
   Order order;
+  order.dataset_size = dataset_size;
   order.size = dataset_size;
   order.shuffled = shuffle;
   order.resizable = true;
@@ -76,6 +77,7 @@ Order permuted_order(int64_t dataset_size, bool shuffle) {
 
 Order weighted_order(const at::Tensor& weights, int64_t num_samples, bool replacement) {
   Order order;
+  order.dataset_size = weights.numel();
   order.size = num_samples;
   order.fingerprint = Fingerprint()
                           .add(weights.const_data_ptr<double>(), weights.nbytes())
@@ -89,7 +91,8 @@ Order weighted_order(const at::Tensor& weights, int64_t num_samples, bool replac
 
 Order length_grouped_order(std::vector<int64_t> lengths, int64_t steps_per_bucket, bool shuffle) {
   Order order;
-  order.size = static_cast<int64_t>(lengths.size());
+  order.dataset_size = static_cast<int64_t>(lengths.size());
+  order.size = order.dataset_size;
   order.shuffled = shuffle;
   order.fingerprint = Fingerprint()
                           .add(lengths.data(), lengths.size() * sizeof(int64_t))

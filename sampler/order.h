@@ -10,11 +10,12 @@ namespace ddp {
 
 /// The order in which all ranks together visit a dataset; every rank draws the same.
 struct Order {
-  /// Positions in an epoch.
+  /// Samples in the dataset, and positions in an epoch.
+  int64_t dataset_size = 0;
   int64_t size = 0;
   /// Whether the order differs from one epoch to the next.
   bool shuffled = true;
-  /// Whether `size` can change: not where it comes from weights or lengths.
+  /// Whether these can change, and are equal: not where it comes from weights or lengths.
   bool resizable = false;
   /// Stands for all that decides the order and is not named here, such as the weights.
   int64_t fingerprint = 0;

@@ -25,7 +25,8 @@ ShardSpec shard_of_rank(
   spec.num_replicas = num_replicas ? *num_replicas : get_world_size();
   spec.rank = rank ? *rank : get_rank();
   TORCH_CHECK_VALUE(
-      spec.num_replicas >= 1, sampler, ": expected num_replicas >= 1, got ", spec.num_replicas,
+      spec.num_replicas >= 1 && spec.num_replicas <= INT32_MAX, sampler,
+      ": expected num_replicas >= 1 and below 2^31, got ", spec.num_replicas,
       ". Pass the number of ranks that share the dataset.");
   TORCH_CHECK_VALUE(
       spec.rank >= 0 && spec.rank < spec.num_replicas, sampler, ": Invalid rank ", spec.rank,

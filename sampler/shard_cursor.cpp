@@ -13,8 +13,8 @@ int64_t read_int(
   c10::IValue value;
   TORCH_CHECK_VALUE(
       archive.try_read(key, value) && value.isInt(), sampler,
-      "::load: expected an integer named \"", key, "\", got none. Pass an archive that ", sampler,
-      "::save wrote.");
+      "::load: expected an integer named \"", key,
+      "\", got none or something else. Pass an archive that ", sampler, "::save wrote.");
   return value.toInt();
 }
 
@@ -27,7 +27,8 @@ struct Field {
 // others, silently.
 std::vector<Field> identity(const ShardCursor::Options& options) {
   return {
-      {"dataset_size", options.order.size},
+      {"dataset_size", options.order.dataset_size},
+      {"num_samples", options.order.size},
       {"shuffle", options.order.shuffled},
       {"seed", options.seed},
       {"drop_last", options.shard.tail == Tail::kDrop},
@@ -73,7 +74,7 @@ void ShardCursor::reset(std::optional<size_t> new_size) {
 }
 
 void ShardCursor::reset_locked(std::optional<size_t> new_size) {
-  if (new_size && static_cast<int64_t>(*new_size) != options_.order.size) {
+  if (new_size && static_cast<int64_t>(*new_size) != options_.order.dataset_size) {
     resize(static_cast<int64_t>(*new_size));
   }
   if (!next_.chosen && visit_) {
@@ -106,11 +107,14 @@ void ShardCursor::repeat_or_advance() {
 
 void ShardCursor::resize(int64_t new_size) {
   TORCH_CHECK_VALUE(
-      options_.order.resizable, options_.name, "::reset: expected the size ", options_.order.size,
-      " that the sampler was constructed for, got ", new_size,
+      options_.order.resizable, options_.name, "::reset: expected a dataset of the ",
+      options_.order.dataset_size, " samples that the sampler was constructed for, got ", new_size,
       ". Construct another for a dataset of another size.");
+  options_.order.dataset_size = new_size;
   options_.order.size = new_size;
+  const bool chosen = next_.chosen || !visit_ || !visit_->begun;
   next_ = front_of(next_.epoch);
+  next_.chosen = chosen;
 }
 
 std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
@@ -159,6 +163,7 @@ void ShardCursor::save(torch::serialize::OutputArchive& archive) const {
   archive.write("epoch", start.epoch);
   archive.write("position", start.offset);
   archive.write("step_size", start.step_size);
+  archive.write("counts_consumed", static_cast<int64_t>(counts_consumed_));
   for (const auto& [key, value] : identity(options_)) archive.write(key, value);
 }
 
@@ -176,6 +181,7 @@ void ShardCursor::load(torch::serialize::InputArchive& archive) {
   start.epoch = read_int(archive, "epoch", options_.name);
   start.offset = read_int(archive, "position", options_.name);
   start.step_size = read_int(archive, "step_size", options_.name);
+  const bool counts_consumed = read_int(archive, "counts_consumed", options_.name) != 0;
   TORCH_CHECK_VALUE(
       start.epoch >= 0 && start.offset >= 0 && start.offset <= options_.order.size &&
           start.step_size >= 1,
@@ -183,6 +189,7 @@ void ShardCursor::load(torch::serialize::InputArchive& archive) {
       "] and a step_size >= 1, got epoch=", start.epoch, ", position=", start.offset,
       ", step_size=", start.step_size, ". The archive is damaged: load another.");
   next_ = start;
+  counts_consumed_ = counts_consumed_ || counts_consumed;
   visit_.reset();
 }
 

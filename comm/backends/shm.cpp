@@ -1,10 +1,11 @@
 // How the ranks of a host come to share memory.
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <utility>
 
@@ -25,9 +26,13 @@ struct Place {
   std::string host;
   pid_t pid = 0;
   int arena_fd = -1;
-  int board_fd = -1;  // of rank 0's alone
-  size_t bytes = 0;   // of the arena
+  int board_fd = -1;   // of rank 0's alone
+  size_t bytes = 0;    // of the arena
+  uint64_t token = 0;  // behind the arena, to know it by
 };
+
+// The page behind the arena, for the token.
+constexpr size_t kTokenPage = 4096;
 
 std::string namespace_of(const char* kind) {
   struct stat info {};
@@ -40,38 +45,39 @@ std::string namespace_of(const char* kind) {
 std::string name_of_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  TORCH_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
   return c10::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
-// As much as the host has: untouched pages cost nothing.
-size_t arena_bytes() {
-  return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+// As much as the host has, for untouched pages take no memory; but each rank maps all the others',
+// and addresses have 47 bits.
+size_t arena_bytes(int ranks) {
+  constexpr size_t kOfAllRanks = size_t{1} << 44;
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+  return std::min(host, kOfAllRanks / static_cast<size_t>(ranks)) / kTokenPage * kTokenPage;
+}
+
+uint64_t random_token() {
+  std::random_device random;
+  return static_cast<uint64_t>(random()) << 32 | random();
 }
 
 std::string to_text(const Place& place) {
   return c10::str(
-      place.host, ' ', place.pid, ' ', place.arena_fd, ' ', place.board_fd, ' ', place.bytes);
+      place.host, ' ', place.pid, ' ', place.arena_fd, ' ', place.board_fd, ' ', place.bytes, ' ',
+      place.token);
 }
 
 Place parse_place(const std::string& text) {
   Place place;
   std::istringstream(text) >> place.host >> place.pid >> place.arena_fd >> place.board_fd >>
-      place.bytes;
+      place.bytes >> place.token;
   return place;
 }
 
-int watch(pid_t pid) {
-  if (pid == ::getpid()) return -1;
-#ifdef SYS_pidfd_open
-  return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-#else
-  return -1;
-#endif
-}
-
 /// The ranks' answers to one question, by rank.
-std::vector<std::string> exchange(
+std::vector<std::string> ask_all(
     const Setup& setup, const std::string& question, const std::string& answer) {
   const auto key = [&](int rank) { return c10::str(question, "/", rank); };
   setup.store->set(key(setup.rank), answer);
@@ -107,8 +113,12 @@ struct Memory {
 };
 
 void make_memory(const Setup& setup, Memory& memory, Place& place) {
-  place.bytes = arena_bytes();
-  memory.own = Segment::make(place.bytes);
+  place.host = name_of_host();
+  place.pid = ::getpid();
+  place.bytes = arena_bytes(setup.world_size);
+  place.token = random_token();
+  memory.own = Segment::make(place.bytes + kTokenPage);
+  std::memcpy(memory.own->data() + place.bytes, &place.token, sizeof(place.token));
   place.arena_fd = memory.own->fd();
   if (setup.rank == 0) {
     memory.board = Segment::make(shm::Board::bytes_for(setup.world_size));
@@ -129,10 +139,15 @@ std::vector<shm::Peer> map_memory(
   std::vector<shm::Peer> peers;
   for (int rank = 0; rank < setup.world_size; ++rank) {
     const auto& place = places[rank];
-    const bool own = rank == setup.rank;
     peers.push_back(
-        {place.pid, -1, own ? memory.own : Segment::open(place.pid, place.arena_fd, place.bytes)});
-    peers.back().pidfd = watch(place.pid);
+        {std::make_shared<shm::ProcessWatch>(place.pid),
+         rank == setup.rank ? memory.own
+                            : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
+    uint64_t token = 0;
+    std::memcpy(&token, peers.back().memory->data() + place.bytes, sizeof(token));
+    TORCH_CHECK(
+        token == place.token, "expected the memory of rank ", rank, " in process ", place.pid,
+        ", but found another's: it is on another host, or has ended");
   }
   return peers;
 }
@@ -141,13 +156,13 @@ std::vector<shm::Peer> map_memory(
 
 Shared make_shm(const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo) {
   Memory memory;
-  Place own{name_of_host(), ::getpid()};
+  Place own;
   auto why_not =
-      first_problem(exchange(setup, "made", problem_of([&] { make_memory(setup, memory, own); })));
+      first_problem(ask_all(setup, "made", problem_of([&] { make_memory(setup, memory, own); })));
   if (!why_not.empty()) return {nullptr, why_not};
 
   std::vector<Place> places;
-  for (const auto& text : exchange(setup, "place", to_text(own))) {
+  for (const auto& text : ask_all(setup, "place", to_text(own))) {
     places.push_back(parse_place(text));
     const int rank = static_cast<int>(places.size()) - 1;
     if (why_not.empty() && places.back().host != places.front().host) {
@@ -158,15 +173,15 @@ Shared make_shm(const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& glo
 
   std::vector<shm::Peer> peers;
   why_not = first_problem(
-      exchange(setup, "mapped", problem_of([&] { peers = map_memory(setup, memory, places); })));
+      ask_all(setup, "mapped", problem_of([&] { peers = map_memory(setup, memory, places); })));
   if (!why_not.empty()) return {nullptr, why_not};
 
+  auto arena = std::make_shared<shm::Arena>(memory.own, own.bytes);
+  auto collectives =
+      shm::Exchange::make(setup.rank, memory.board, std::move(peers), arena, setup.timeout);
   return {
       c10::make_intrusive<shm::ShmBackend>(
-          setup.rank, setup.world_size, std::make_shared<shm::Arena>(memory.own),
-          std::make_shared<shm::Exchange>(
-              setup.rank, memory.board, std::move(peers), setup.timeout),
-          gloo),
+          setup.rank, setup.world_size, std::move(arena), std::move(collectives), gloo),
       ""};
 }
 

@@ -48,8 +48,7 @@ Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_si
   net->eval();
 
   ddp::DistributedEvalSampler sampler(
-      *dataset.size(),
-      ddp::DistributedEvalSamplerOptions().rank(rank).num_replicas(world_size));
+      *dataset.size(), ddp::DistributedEvalSamplerOptions().rank(rank).num_replicas(world_size));
   Tally total;
   while (const auto indices = sampler.next(kBatch)) {
     const auto batch = dataset.get_batch(*indices);

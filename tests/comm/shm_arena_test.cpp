@@ -25,8 +25,9 @@ TEST_CASE("a segment is one memory wherever it is mapped", "[shm][pure]") {
   CHECK(made->data()[5000] == std::byte{0});
   made->data()[5000] = std::byte{7};
   CHECK(opened->data()[5000] == std::byte{7});
-  opened->discard(kPage, kPage);
-  CHECK(made->data()[5000] == std::byte{0});
+  made->discard(kPage, kPage);
+  CHECK(opened->data()[5000] == std::byte{0});
+  CHECK(opened->fd() == -1);
 }
 
 TEST_CASE("a segment that is not there is an error with the reason", "[shm][errors]") {
@@ -36,7 +37,7 @@ TEST_CASE("a segment that is not there is an error with the reason", "[shm][erro
 }
 
 TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[shm][pure]") {
-  const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  const auto arena = std::make_shared<Arena>(Segment::make(9 * kPage), 8 * kPage);
   auto a = arena->allocate(1, at::kFloat, kKeep);
   auto b = arena->allocate(kPage, at::kByte, kKeep);
   auto c = arena->allocate(kPage + 1, at::kByte, kKeep);
@@ -57,21 +58,31 @@ TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[
 }
 
 TEST_CASE("an arena that is full says so", "[shm][errors]") {
-  const auto arena = std::make_shared<Arena>(Segment::make(2 * kPage));
+  const auto arena = std::make_shared<Arena>(Segment::make(2 * kPage), 2 * kPage);
   const auto all = arena->allocate(2 * kPage, at::kByte, kKeep);
   CHECK_THROWS_AS(arena->allocate(1, at::kByte, kKeep), c10::OutOfMemoryError);
 }
 
 TEST_CASE("memory that is discarded is the system's again", "[shm][pure]") {
-  const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  const auto arena = std::make_shared<Arena>(Segment::make(9 * kPage), 8 * kPage);
   arena->allocate(10, at::kByte, kKeep).fill_(3);
   CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 3);
   arena->allocate(10, at::kByte, kDiscard).fill_(4);
   CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 0);
 }
 
+TEST_CASE("a frozen arena takes nothing back", "[shm][pure]") {
+  const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage), 8 * kPage);
+  auto a = arena->allocate(10, at::kByte, kDiscard).fill_(5);
+  const auto* address = a.const_data_ptr<uint8_t>();
+  arena->freeze();
+  a = at::Tensor();
+  CHECK(*address == 5);
+  CHECK(arena->offset_of(arena->allocate(10, at::kByte, kDiscard)) == kPage);
+}
+
 TEST_CASE("a tensor outlives its arena's owner", "[shm][pure]") {
-  auto arena = std::make_shared<Arena>(Segment::make(8 * kPage));
+  auto arena = std::make_shared<Arena>(Segment::make(9 * kPage), 8 * kPage);
   auto t = arena->allocate(100, at::kFloat, kDiscard).fill_(2);
   arena.reset();
   CHECK(t.sum().item<float>() == 200);

@@ -181,3 +181,149 @@ TEST_CASE("a broadcast leaves autograd's versions alone", "[shm][ranks]") {
       over_shm());
   CHECK(versions == std::vector<int64_t>{0, 0});
 }
+
+TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        auto t = at::ones(10);
+        auto u = at::ones(10);
+        const auto first = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        const auto second = ddp::all_reduce_async(u, c10d::ReduceOp::SUM, self.group);
+        std::promise<float> sum;
+        first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+          second->wait();  // behind this one
+          auto v = at::ones(10);
+          ddp::all_reduce(v, c10d::ReduceOp::SUM, self.group);
+          sum.set_value((t + u + v).sum().item<float>());
+        });
+        return sum.get_future().get();  // without a wait that would drive them
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{60, 60});
+}
+
+TEST_CASE("a callback that throws leaves the others alone", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        auto t = at::ones(10);
+        auto u = at::ones(10);
+        const auto first = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        const auto second = ddp::all_reduce_async(u, c10d::ReduceOp::SUM, self.group);
+        try {
+          first->getFuture()->addCallback(
+              [](c10::ivalue::Future&) { throw std::runtime_error("boom"); });
+        } catch (const std::runtime_error&) {
+          // It was over already, and the callback ran here.
+        }
+        second->wait();
+        return u.sum().item<float>();
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{20, 20});
+}
+
+TEST_CASE("a callback may hold and drop the last of a group", "[shm][ranks]") {
+  const auto results = run_ranks<int>(
+      2,
+      [](const Rank& self) {
+        auto group = ddp::make_process_group(
+            ddp::ProcessGroupOptions()
+                .backend("shm")
+                .store(c10::make_intrusive<c10d::PrefixStore>("own", self.store))
+                .rank(self.rank)
+                .world_size(self.size)
+                .timeout(20s));
+        auto t = at::ones(10);
+        std::promise<void> dropped;
+        {
+          const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, group);
+          work->getFuture()->addCallback([&dropped, holder = std::make_shared<ddp::ProcessGroup>(
+                                                        group)](c10::ivalue::Future&) {
+            std::this_thread::sleep_for(50ms);  // the other references are gone by then
+            holder->reset();
+            dropped.set_value();
+          });
+          group.reset();
+        }
+        dropped.get_future().wait();
+        return 1;
+      },
+      over_shm());
+  CHECK(results == std::vector<int>{1, 1});
+}
+
+TEST_CASE("tensors of inference mode are reduced by whichever thread", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        const c10::InferenceMode inference;
+        float sum = 0;
+        for (int i = 0; i < 20; ++i) {
+          // Strided: not a mere copy of bytes.
+          auto t = at::ones({4, 6}).t();
+          const auto work = ddp::broadcast_async(t, 0, self.group);
+          const auto more = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+          std::this_thread::sleep_for(self.rank == 0 ? 0ms : 5ms);
+          work->wait();
+          more->wait();
+          sum += t.sum().item<float>();
+        }
+        return sum;
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{960, 960});
+}
+
+TEST_CASE("two groups and two threads of a rank do not disturb each other", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        const auto other = ddp::make_process_group(
+            ddp::ProcessGroupOptions()
+                .backend("shm")
+                .store(c10::make_intrusive<c10d::PrefixStore>("other", self.store))
+                .rank(self.rank)
+                .world_size(self.size)
+                .timeout(20s));
+        const auto sums = [](const ddp::ProcessGroup& group) {
+          float total = 0;
+          for (int i = 0; i < 200; ++i) {
+            auto t = at::full({100}, i);
+            ddp::all_reduce(t, c10d::ReduceOp::SUM, group);
+            total += t[0].item<float>();
+          }
+          return total;
+        };
+        auto in_thread = std::async(std::launch::async, [&] { return sums(other); });
+        const float mine = sums(self.group);
+        return mine + in_thread.get();
+      },
+      over_shm());
+  CHECK(results == std::vector<float>(2, 4 * 199 * 100));
+}
+
+TEST_CASE("memory from the backend goes into every collective", "[shm][ranks]") {
+  const auto results = run_ranks<at::Tensor>(
+      2,
+      [](const Rank& self) {
+        const auto backend = backend_of(self);
+        auto input = backend->allocateTensor(6, at::dtype(at::kFloat)).fill_(self.rank + 1);
+        auto all = backend->allocateTensor(12, at::dtype(at::kFloat)).zero_();
+        backend->_allgather_base(all, input, {})->wait();
+        auto scattered = backend->allocateTensor(6, at::dtype(at::kFloat)).zero_();
+        backend->_reduce_scatter_base(scattered, all, {})->wait();
+        ddp::broadcast(input, 1, self.group);
+        auto empty = at::empty({0});
+        ddp::all_reduce(empty, c10d::ReduceOp::SUM, self.group);
+        return at::cat({all, scattered, input});
+      },
+      over_shm());
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto expected = at::cat(
+        {at::full({6}, 1.0), at::full({6}, 2.0), at::full({6}, 2.0 * (rank + 1)),
+         at::full({6}, 2.0)});
+    CHECK(at::equal(results[rank], expected));
+  }
+}

@@ -134,3 +134,47 @@ TEST_CASE("a wait that is given less time leaves the collective alone", "[shm][e
       over_shm(20s));
   CHECK(errors == std::vector<std::string>(2));
 }
+
+TEST_CASE("what a rank gave up does not succeed on the others", "[shm][errors]") {
+  // Rank 0 does its part of the sum, gives up on rank 1, and lets the memory go.
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        const auto backend = self.group->getBackend(at::kCPU);
+        sum_of_ones(self);
+        auto t = backend->allocateTensor(100000, at::dtype(at::kFloat)).fill_(1);
+        if (self.rank == 1) std::this_thread::sleep_for(1s);
+        auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        work->wait();
+      },
+      over_shm(300ms));
+  CHECK_THAT(errors[0], ContainsText("timed out after 300 ms, rank 1 (at 1) did not come"));
+  CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has given up"));
+}
+
+TEST_CASE("after a failure every further collective fails at once", "[shm][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        if (self.rank == 1) {
+          std::this_thread::sleep_for(600ms);
+          return;
+        }
+        for (int i = 0; i < 3; ++i) {
+          try {
+            sum_of_ones(self);
+          } catch (const c10::Error&) {
+          }
+        }
+        TORCH_CHECK(seconds([&] {
+                      try {
+                        sum_of_ones(self);
+                      } catch (const c10::Error&) {
+                      }
+                    }) < 0.1);
+        sum_of_ones(self);
+      },
+      over_shm(200ms));
+  CHECK_THAT(errors[0], ContainsText("collective number 0") && ContainsText("timed out"));
+  CHECK(errors[1].empty());
+}

@@ -1,8 +1,10 @@
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/sampler.h>
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
+#include "support/recording_backend.h"
 
 #include "support/catch.h"
 
@@ -220,6 +222,143 @@ TEST_CASE("an exception in the body is passed on, and stops the others", "[ranks
   }
 }
 
+TEST_CASE(
+    "a model in the join hears of failures also behind another class", "[ranks][errors][join]") {
+  const auto seen = run_ranks<double>(
+      2,
+      [](const Rank& self) {
+        Counter counter(self.group);
+        DistributedDataParallel model(make_linear(), in(self));
+        const auto start = std::chrono::steady_clock::now();
+        const auto error = error_of([&] {
+          join({&counter, model.get()}, [&] {
+            for (int i = 0; i < 3; ++i) {
+              if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
+              counter.iterate();
+              step(model, 1);
+            }
+          });
+        });
+        TORCH_CHECK(error.find("no such file") != std::string::npos, error);
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        return passed.count();
+      },
+      kLongTimeout);
+  for (const double seconds : seen) CHECK(seconds < 5);
+}
+
+TEST_CASE("an error on all ranks leaves the models usable", "[ranks][errors][join]") {
+  struct TwoLayers : torch::nn::Module {
+    torch::nn::Linear first{nullptr}, second{nullptr};
+    TwoLayers() {
+      first = register_module("first", torch::nn::Linear(1, 1));
+      second = register_module("second", torch::nn::Linear(1, 1));
+    }
+    torch::Tensor forward(const torch::Tensor& x, bool both) {
+      return both ? second(first(x)) : first(x);
+    }
+  };
+  const auto errors = run_ranks<std::string>(
+      2,
+      [](const Rank& self) {
+        DistributedDataParallel model(std::make_shared<TwoLayers>(), in(self));
+        const auto run = [&](bool both) {
+          model->forward(torch::ones({1, 1}), both).sum().backward();
+        };
+        const auto error = error_of([&] {
+          model->join([&] {
+            for (int i = 0; i < 1 + self.rank; ++i) run(/*both=*/i == 0);
+          });
+        });
+        run(/*both=*/true);
+        return error;
+      },
+      kLongTimeout);
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("second.weight"));
+}
+
+TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][join]") {
+  constexpr size_t kSamples = 7;
+  const auto outputs = run_ranks<double>(3, [](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(1));
+    DistributedDataParallel model(net, in(self));
+    // Each rank's statistics go their own way.
+    for (int i = 0; i < 2; ++i) {
+      model->forward(torch::tensor({{1.0f}, {3.0f}}) * (self.rank + 1)).sum().backward();
+    }
+    DistributedEvalSampler sampler(
+        kSamples, DistributedEvalSamplerOptions().rank(self.rank).num_replicas(self.size));
+    auto sum = torch::zeros({1}, torch::kDouble);
+    const auto rank0_mean = net[0]->as<torch::nn::BatchNorm1d>()->running_mean.clone();
+    model->join([&] {
+      const torch::NoGradGuard no_grad;
+      model->eval();
+      while (const auto batch = sampler.next(2)) {
+        for (const size_t index : *batch) {
+          sum += model->forward(torch::full({1, 1}, static_cast<float>(index))).sum();
+        }
+      }
+    });
+    std::vector<torch::Tensor> total{sum};
+    self.group->allreduce(total)->wait();
+    // What one process with rank 0's statistics makes of all samples.
+    std::vector<torch::Tensor> mean{rank0_mean};
+    self.group->broadcast(mean)->wait();
+    const auto& norm = net[0]->as<torch::nn::BatchNorm1d>();
+    auto all = torch::arange(static_cast<int64_t>(kSamples), torch::kFloat).view({-1, 1});
+    const auto expected = torch::batch_norm(
+        all, norm->weight, norm->bias, mean[0], norm->running_var, false, 0.1, 1e-5, false);
+    return std::abs(total[0].item<double>() - expected.sum().item<double>());
+  });
+  for (const double difference : outputs) CHECK(difference < 1e-4);
+}
+
+TEST_CASE("two models in one join", "[ranks][join]") {
+  const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
+    DistributedDataParallel first(make_linear(), in(self));
+    DistributedDataParallel second(make_linear(), in(self));
+    std::vector<float> seen;
+    join({first.get(), second.get()}, [&] {
+      for (int i = 0; i < 1 + self.rank; ++i) {
+        seen.push_back(step(first, 3));
+        seen.push_back(step(second, 6));
+      }
+    });
+    return seen;
+  });
+  CHECK(gradients[0] == std::vector<float>{3, 6});
+  CHECK(gradients[1] == std::vector<float>{3, 6, 2, 4});
+  CHECK(gradients[2] == std::vector<float>{3, 6, 2, 4, 1, 2});
+}
+
+TEST_CASE("a join costs one small all-reduce a forward pass", "[ranks][join]") {
+  testing::Events events;
+  DistributedDataParallel model(
+      make_linear(), DistributedDataParallelOptions()
+                         .process_group(testing::recording_group(0, 2, events))
+                         .init_sync(false));
+  const auto sent = [&](const std::function<void()>& body) {
+    events.clear();
+    body();
+    return std::count(events.begin(), events.end(), "allreduce 4");
+  };
+  const auto steps = [&] {
+    for (int i = 0; i < 5; ++i) step(model, 1);
+  };
+  steps();
+  size_t inside = 0;
+  CHECK(sent(steps) == 0);
+  const size_t outside = events.size();
+  // Two rows of two numbers: one for each step, and two at the end.
+  CHECK(sent([&] {
+          model->join([&] {
+            steps();
+            inside = events.size();
+          });
+        }) == 7);
+  CHECK(inside == outside + 5);
+}
+
 TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join]") {
   const auto errors = errors_of_ranks(
       2,
@@ -342,6 +481,28 @@ TEST_CASE("samples can be counted by the caller", "[ranks][errors][ddp]") {
   });
   // Weighted once, and then by the rows of the argument again.
   for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{5, 1});
+}
+
+TEST_CASE("samples whose gradients were thrown away do not count", "[ranks][ddp]") {
+  const auto seen = run_ranks<float>(2, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
+    for (int i = 0; i < 2; ++i) step(model, 1);  // past the rebuild, which is in a forward pass
+    if (self.rank == 0) {
+      const auto guard = model->no_sync();
+      model->forward(torch::full({9, 1}, 5.0)).mean().backward();
+    }
+    return step(model, self.rank == 0 ? 2 : 4);  // begins with zero_grad()
+  });
+  for (const float gradient : seen) CHECK(gradient == 3);
+}
+
+TEST_CASE("a rank without samples has no say, whatever its gradient is", "[ranks][ddp]") {
+  const auto seen = run_ranks<float>(2, [](const Rank& self) {
+    DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
+    if (self.rank == 1) model->count_samples(0);
+    return step(model, self.rank == 0 ? 2 : NAN);
+  });
+  for (const float gradient : seen) CHECK(gradient == 2);
 }
 
 }  // namespace ddp

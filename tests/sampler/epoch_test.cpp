@@ -1,9 +1,14 @@
 // What a sampler does between epochs, and what counts as its position.
+#include <atomic>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <ddp/length_grouped_sampler.h>
 #include <ddp/sampler.h>
+#include <ddp/weighted_sampler.h>
 
 #include "drawing.h"
 #include "support/catch.h"
@@ -101,6 +106,29 @@ TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
       CHECK(dropping.epoch() == 1);
     }
   }
+  SECTION("also when the dataset grows") {
+    sampler.reset(12);
+    CHECK(sampler.epoch() == 4);
+    CHECK(rest(sampler).size() == 6);
+    sampler.reset(14);
+    CHECK(sampler.epoch() == 5);
+    CHECK(rest(sampler).size() == 7);
+  }
+  SECTION("with the other samplers, too") {
+    ddp::DistributedEvalSampler evaluation(
+        10, ddp::DistributedEvalSamplerOptions().rank(0).num_replicas(2).advance_epoch(true));
+    ddp::DistributedWeightedSampler weighted(
+        std::vector<double>(10, 1),
+        ddp::DistributedWeightedSamplerOptions().rank(0).num_replicas(2).advance_epoch(true));
+    ddp::DistributedLengthGroupedSampler grouped(
+        std::vector<int64_t>(10, 1),
+        ddp::DistributedLengthGroupedSamplerOptions(3).rank(0).num_replicas(2).advance_epoch(true));
+    for (auto* each : std::vector<ddp::ShardedSampler*>{&evaluation, &weighted, &grouped}) {
+      epoch_of(*each);
+      epoch_of(*each);
+      CHECK(each->epoch() == 1);
+    }
+  }
   SECTION("and the rest of one that was loaded is the epoch itself") {
     sampler.reset();
     sampler.next(2);
@@ -137,6 +165,15 @@ TEST_CASE("the position is what was consumed, once something is", "[sampler][pur
   sampler.consume(4);
   CHECK(remaining() == from(8));
 
+  SECTION("in a run that was resumed, too, before it consumes anything") {
+    DistributedSampler resumed(20, first_of_two());
+    load(resumed, saved(sampler));
+    resumed.reset();
+    resumed.next(1);  // drawn ahead
+    DistributedSampler again(20, first_of_two());
+    load(again, saved(resumed));
+    CHECK(epoch_of(again) == from(8));
+  }
   SECTION("in the next epoch, too") {
     sampler.set_epoch(1);
     sampler.reset();
@@ -154,6 +191,59 @@ TEST_CASE("the position is what was consumed, once something is", "[sampler][pur
         "begins.");
     CHECK(remaining() == from(8));
   }
+}
+
+TEST_CASE("a damaged position is refused", "[sampler][errors]") {
+  const auto archive_with = [](const char* damaged, int64_t value) {
+    torch::serialize::OutputArchive archive;
+    for (const auto& [key, sound] : std::vector<std::pair<std::string, int64_t>>{
+             {"epoch", 0},
+             {"position", 4},
+             {"step_size", 2},
+             {"counts_consumed", 0},
+             {"dataset_size", 20},
+             {"num_samples", 20},
+             {"shuffle", 1},
+             {"seed", 0},
+             {"drop_last", 0},
+             {"fingerprint", 0}}) {
+      archive.write(key, key == damaged ? value : sound);
+    }
+    std::stringstream file;
+    archive.save_to(file);
+    return file;
+  };
+  DistributedSampler sampler(20, first_of_two());
+  CHECK(error_of([&] { load(sampler, archive_with("none", 0)); }).empty());
+  CHECK(epoch_of(sampler).size() == 8);
+  for (const auto& [key, value] : std::vector<std::pair<const char*, int64_t>>{
+           {"epoch", -1}, {"position", -2}, {"position", 21}, {"step_size", 0}}) {
+    CAPTURE(key, value);
+    CHECK_THAT(
+        error_of([&, key = key, value = value] { load(sampler, archive_with(key, value)); }),
+        ContainsText("The archive is damaged"));
+  }
+}
+
+TEST_CASE("a thread may draw ahead while another one consumes and saves", "[sampler][pure]") {
+  DistributedSampler sampler(20000, first_of_two());
+  sampler.reset();
+  sampler.consume(0);
+  std::atomic<size_t> drawn{0};
+  std::thread loader([&] {
+    while (const auto batch = sampler.next(1)) drawn += batch->size();
+  });
+  size_t consumed = 0;
+  while (consumed < 10000) {
+    const size_t ready = drawn - consumed;
+    sampler.consume(ready);
+    consumed += ready;
+    if (consumed % 16 == 0) saved(sampler);
+  }
+  loader.join();
+  DistributedSampler resumed(20000, first_of_two());
+  load(resumed, saved(sampler));
+  CHECK(epoch_of(resumed).empty());
 }
 
 TEST_CASE("consume before the first epoch is refused", "[sampler][errors]") {

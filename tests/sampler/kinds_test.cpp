@@ -64,6 +64,19 @@ TEST_CASE("DistributedEvalSampler gives each sample to exactly one rank", "[samp
   }
 }
 
+TEST_CASE("DistributedEvalSampler takes DistributedSampler's options", "[sampler][errors]") {
+  const auto options = ddp::DistributedSamplerOptions().rank(0).num_replicas(3);
+  DistributedEvalSampler sampler(10, options);
+  CHECK(epoch_of(sampler) == Indices{4, 5, 0, 2});
+  DistributedEvalSampler last(10, ddp::DistributedSamplerOptions(options).rank(2));
+  CHECK(epoch_of(last) == Indices{7, 9, 6});
+  CHECK_THAT(
+      error_of([&] {
+        DistributedEvalSampler(10, ddp::DistributedSamplerOptions(options).drop_last(true));
+      }),
+      ContainsText("expected drop_last=false"));
+}
+
 TEST_CASE("DistributedEvalSampler keeps the order unless told to shuffle", "[sampler][pure]") {
   auto in_order = eval_of(5, 1, 2, false);
   CHECK(epoch_of(in_order) == Indices{1, 3});
@@ -87,8 +100,8 @@ TEST_CASE("DistributedWeightedSampler draws as WeightedRandomSampler", "[sampler
   CHECK(draws(2, 3) == Indices{5, 2, 2, 2, 2, 5, 4, 5, 5, 3});
 
   // The same with replacement=False and 5 draws.
-  DistributedWeightedSampler once(kWeights, weighted().num_samples(5).replacement(false).seed(5));
-  CHECK(epoch_of(once) == Indices{2, 3, 4, 5, 7});
+  DistributedWeightedSampler once(kWeights, weighted().num_samples(5).replacement(false).seed(4));
+  CHECK(epoch_of(once) == Indices{2, 5, 7, 3, 0});
 }
 
 TEST_CASE("ranks share the weighted draws", "[sampler][pure]") {
@@ -113,6 +126,11 @@ TEST_CASE("a weighted sampler's position holds for its weights only", "[sampler]
   CHECK_THAT(
       error_of([&] { load(other, saved(saver)); }),
       ContainsText("DistributedWeightedSampler::load: expected fingerprint="));
+  DistributedLengthGroupedSampler lengths(random_lengths(30), grouped(2));
+  auto longer = random_lengths(30);
+  longer[7] += 1;
+  DistributedLengthGroupedSampler others(longer, grouped(2));
+  CHECK_THAT(error_of([&] { load(others, saved(lengths)); }), ContainsText("fingerprint="));
   DistributedWeightedSampler without(kWeights, weighted().num_samples(8).replacement(true));
   load(without, saved(saver));
   CHECK(epoch_of(without) == rest(saver));
@@ -142,12 +160,12 @@ TEST_CASE("weights that cannot be are refused", "[sampler][errors]") {
           "replacement is off; got 3. Set num_samples() or replacement(true).");
   CHECK_THAT(refused({1}, weighted(1, 1)), ContainsText(name + "Invalid rank 1"));
 
-  DistributedWeightedSampler sampler(kWeights, weighted());
+  DistributedWeightedSampler sampler(kWeights, weighted().num_samples(20));
   sampler.reset(8);
   CHECK(
       error_of([&] { sampler.reset(9); }) ==
-      "DistributedWeightedSampler::reset: expected the size 8 that the sampler was constructed "
-      "for, got 9. Construct another for a dataset of another size.");
+      "DistributedWeightedSampler::reset: expected a dataset of the 8 samples that the sampler was "
+      "constructed for, got 9. Construct another for a dataset of another size.");
 }
 
 TEST_CASE("length groups: each sample once, in steps of like lengths", "[sampler][pure]") {
@@ -219,8 +237,8 @@ TEST_CASE("options of length groups that cannot be are refused", "[sampler][erro
   };
   CHECK(
       refused(grouped(0)) ==
-      "DistributedLengthGroupedSampler: expected batch_size >= 1, got 0. Pass the data loader's "
-      "batch size.");
+      "DistributedLengthGroupedSampler: expected batch_size >= 1 and below 2^31, got 0. Pass the "
+      "data loader's batch size.");
   CHECK_THAT(
       refused(grouped(1).batches_per_bucket(0)),
       ContainsText("expected batches_per_bucket >= 1, got 0"));

@@ -16,8 +16,13 @@ size_t in_pages(size_t bytes) { return std::max((bytes + kPage - 1) / kPage, siz
 
 }  // namespace
 
-Arena::Arena(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
-  free_[0] = segment_->bytes();
+Arena::Arena(std::shared_ptr<Segment> segment, size_t bytes) : segment_(std::move(segment)) {
+  free_[0] = bytes;
+}
+
+void Arena::freeze() {
+  const std::lock_guard lock(mutex_);
+  frozen_ = true;
 }
 
 at::Tensor Arena::allocate(int64_t numel, at::ScalarType type, Afterwards afterwards) {
@@ -50,8 +55,9 @@ size_t Arena::take(size_t bytes) {
 }
 
 void Arena::give_back(size_t offset, size_t bytes, Afterwards afterwards) {
-  if (afterwards == Afterwards::kDiscard) segment_->discard(offset, bytes);
   const std::lock_guard lock(mutex_);
+  if (frozen_) return;
+  if (afterwards == Afterwards::kDiscard) segment_->discard(offset, bytes);
   auto next = free_.lower_bound(offset);
   if (next != free_.begin()) {
     const auto before = std::prev(next);

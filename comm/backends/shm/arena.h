@@ -18,7 +18,8 @@ namespace ddp::backends::shm {
 /// Thread safety: all members.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  explicit Arena(std::shared_ptr<Segment> segment);
+  /// \param bytes  how much of it, from its beginning; in whole pages.
+  Arena(std::shared_ptr<Segment> segment, size_t bytes);
 
   /// Whether memory that is given back goes back to the system at once, or stays for the next.
   enum class Afterwards { kDiscard, kKeep };
@@ -28,6 +29,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   ///
   /// \throws c10::OutOfMemoryError  when no piece of that size is free.
   at::Tensor allocate(int64_t numel, at::ScalarType type, Afterwards afterwards);
+
+  /// Takes nothing back any more: another rank may still be writing to what goes.
+  void freeze();
 
   /// Where in the segment `t` lies, in bytes; nothing when it does not.
   std::optional<size_t> offset_of(const at::Tensor& t) const;
@@ -39,6 +43,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<Segment> segment_;
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset to bytes; no two of them touch
+  bool frozen_ = false;
 };
 
 }  // namespace ddp::backends::shm

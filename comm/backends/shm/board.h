@@ -34,8 +34,10 @@ struct alignas(64) RankBoard {
   std::atomic<uint64_t> begun{0};
   /// Of how many it has done its part, and no longer reads or writes others' memory.
   alignas(64) std::atomic<uint64_t> done{0};
-  /// Set when the group is destroyed.
+  /// Set when it takes part no longer; and how many collectives had ended for it then. What comes
+  /// after those it has given up, whatever it has done for it.
   alignas(64) std::atomic<uint32_t> left{0};
+  std::atomic<uint64_t> left_at{0};
   std::array<Descriptor, kMostInFlight> descriptors;
 };
 

@@ -1,8 +1,5 @@
 #include "exchange.h"
 
-#include <poll.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <sstream>
 #include <utility>
@@ -20,15 +17,11 @@ namespace {
 constexpr std::chrono::milliseconds kLookAfterPeers{50};
 // How often collectives that nobody waits for are seen to.
 constexpr std::chrono::milliseconds kLookIn{2};
+constexpr int kKeepers = 2;
 
 // RankBoard::left
 constexpr uint32_t kDestroyed = 1;
 constexpr uint32_t kGaveUp = 2;
-
-bool has_ended(int pidfd) {
-  pollfd event{pidfd, POLLIN, 0};
-  return pidfd >= 0 && ::poll(&event, 1, 0) == 1;
-}
 
 std::string to_text(const Descriptor& d) {
   const char* kinds[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
@@ -51,67 +44,80 @@ std::exception_ptr backend_error(const std::string& text) {
   }
 }
 
+std::string text_of_current_exception() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of another kind";
+  }
+}
+
 }  // namespace
 
+std::shared_ptr<Exchange> Exchange::make(
+    int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers, std::shared_ptr<Arena> arena,
+    std::chrono::milliseconds timeout) {
+  std::shared_ptr<Exchange> exchange(
+      new Exchange(rank, std::move(board), std::move(peers), std::move(arena), timeout));
+  // The threads own it until close() ends them: one may be in a callback that drops the last other
+  // reference.
+  for (int i = 0; i < kKeepers; ++i) {
+    exchange->keepers_.emplace_back([exchange] { exchange->keep_going(); });
+  }
+  return exchange;
+}
+
 Exchange::Exchange(
-    int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers,
+    int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers, std::shared_ptr<Arena> arena,
     std::chrono::milliseconds timeout)
     : rank_(rank),
       board_memory_(std::move(board)),
       board_(reinterpret_cast<Board*>(board_memory_->data())),
       peers_(std::move(peers)),
-      timeout_(timeout),
-      keeper_([this] { keep_going(); }) {}
-
-Exchange::~Exchange() {
-  close();
-  for (const auto& peer : peers_) {
-    if (peer.pidfd >= 0) ::close(peer.pidfd);
-  }
-}
+      arena_(std::move(arena)),
+      timeout_(timeout) {}
 
 void Exchange::close() {
   {
     const std::lock_guard lock(queue_mutex_);
     if (std::exchange(closing_, true)) return;
   }
-  something_pending_.notify_all();
-  keeper_.join();
-  Ended ended;
   {
     const std::lock_guard lock(work_mutex_);
-    break_off("the process group was destroyed", kDestroyed, ended);
+    break_off_locked("shm: the process group was destroyed.", kDestroyed);
   }
-  tell(ended);
-}
-
-void Exchange::set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
-
-void Exchange::check_whole() const {
-  const std::lock_guard lock(queue_mutex_);
-  TORCH_CHECK_WITH(DistBackendError, broken_because_.empty(), broken_because_);
+  while (auto failed = pop_broken()) tell(std::move(failed));
+  something_pending_.notify_all();
+  for (auto& keeper : keepers_) {
+    if (keeper.get_id() == std::this_thread::get_id()) {
+      keeper.detach();  // a callback closed the group: its thread goes when that returns
+    } else {
+      keeper.join();
+    }
+  }
 }
 
 uint64_t Exchange::begin(Call call) {
   auto& own = board_of(rank_);
   std::unique_lock begin_lock(begin_mutex_);
-  check_whole();
   uint64_t number = own.begun.load();
   // The descriptor's place is free once all ranks are done with the one that was there.
-  while (least(&RankBoard::done) + kMostInFlight <= number) {
+  while (least(&RankBoard::done) + kMostInFlight <= number && !broken_) {
     begin_lock.unlock();  // what ends meanwhile may begin others
     wait(number - kMostInFlight, kLookAfterPeers);
     begin_lock.lock();
-    check_whole();
     number = own.begun.load();
   }
 
-  own.descriptors[number % kMostInFlight] = call.descriptor;
   const auto timeout = call.timeout.count() < 0 ? timeout_.load() : call.timeout;
-  bool first = false;
+  own.descriptors[number % kMostInFlight] = call.descriptor;
   {
     const std::lock_guard lock(queue_mutex_);
-    first = pending_.empty();
+    TORCH_CHECK_WITH(DistBackendError, broken_because_.empty(), broken_because_);
     pending_.push_back(std::make_unique<Pending>(
         Pending{number, timeout, Clock::now() + timeout, std::move(call), nullptr}));
   }
@@ -119,55 +125,76 @@ uint64_t Exchange::begin(Call call) {
   begin_lock.unlock();
   ring(*board_);
   progress();
-  if (first && over_.load() <= number) something_pending_.notify_one();
+  if (over_.load() > number) return number;
+  const std::lock_guard lock(queue_mutex_);
+  if (idle_keepers_ > 0) something_pending_.notify_one();
   return number;
 }
 
+// One collective after the other, each told before the next one ends: a callback may wait for those
+// behind its own.
 void Exchange::progress() {
-  Ended ended;
-  {
-    const std::unique_lock lock(work_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;  // somebody is at it
-    progress_locked(ended);
+  while (true) {
+    PendingPtr ended;
+    {
+      const std::unique_lock lock(work_mutex_, std::try_to_lock);
+      if (!lock.owns_lock()) return;  // somebody is at it
+      ended = progress_locked();
+    }
+    if (!ended) ended = pop_broken();
+    if (!ended) return;
+    tell(std::move(ended));
   }
-  tell(ended);
 }
 
 bool Exchange::wait(uint64_t number, std::chrono::milliseconds at_most) {
   const auto end = Clock::now() + at_most;
   while (true) {
-    Ended ended;
+    PendingPtr ended;
     {
       const std::lock_guard lock(work_mutex_);
-      progress_locked(ended);
+      ended = progress_locked();
     }
-    tell(ended);
+    if (!ended) ended = pop_broken();
+    const bool more = ended != nullptr;
+    if (ended) tell(std::move(ended));
     if (over_.load() > number) return true;
+    if (more) continue;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
     if (left.count() <= 0) return false;
-    const auto condition = [&] { return over_.load() > number || can_progress(); };
+    // In this order: what another thread ends between the two looks is then seen by the second.
+    const auto condition = [&] { return can_progress() || over_.load() > number; };
     if (!sleep_until(*board_, condition, std::min(left, kLookAfterPeers))) look_after_peers();
   }
 }
 
 uint64_t Exchange::least(std::atomic<uint64_t> RankBoard::*count) const {
   uint64_t least = UINT64_MAX;
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+  for (int rank = 0; rank < size(); ++rank) {
     least = std::min(least, (board_of(rank).*count).load());
   }
   return least;
 }
 
-bool Exchange::can_progress() const {
-  const auto& own = board_of(rank_);
-  const uint64_t done = own.done.load();
-  return (done < own.begun.load() && least(&RankBoard::begun) > done) ||
-         (over_.load() < done && least(&RankBoard::done) > over_.load());
+// Whether that rank has given collective `number` up: its memory may be anything then.
+bool Exchange::has_left(int rank, uint64_t number) const {
+  const auto& board = board_of(rank);
+  return board.left.load() != 0 && board.left_at.load() <= number;
 }
 
-void Exchange::progress_locked(Ended& ended) {
+bool Exchange::can_progress() const {
+  if (broken_) return true;
+  const auto& own = board_of(rank_);
+  const uint64_t done = own.done.load();
+  const uint64_t over = over_.load();
+  return (done < own.begun.load() && least(&RankBoard::begun) > done) ||
+         (over < done && least(&RankBoard::done) > over);
+}
+
+/// \return the next collective that has ended well or for itself; nothing when there is none yet.
+Exchange::PendingPtr Exchange::progress_locked() {
   auto& own = board_of(rank_);
-  while (true) {
+  while (!broken_) {
     Pending* next = nullptr;
     Pending* front = nullptr;
     {
@@ -175,43 +202,56 @@ void Exchange::progress_locked(Ended& ended) {
       if (parts_done_ < pending_.size()) next = pending_[parts_done_].get();
       if (parts_done_ > 0) front = pending_.front().get();
     }
-    if (next != nullptr && least(&RankBoard::begun) > next->number) {
-      do_part(*next);
-      ++parts_done_;
-      own.done.store(next->number + 1);
-      ring(*board_);
-    } else if (front != nullptr && least(&RankBoard::done) > front->number) {
+    if (front != nullptr && least(&RankBoard::done) > front->number) {
+      // Looked at behind everybody's part: who had not left by then still held the memory.
+      const auto left = trouble(*front);
+      if (!left.empty()) {
+        break_off_locked(what_failed(*front, left), kGaveUp);
+        return nullptr;
+      }
       try {
         if (!front->error && front->call.finish) front->call.finish();
       } catch (...) {
         front->error = std::current_exception();
       }
       const std::lock_guard lock(queue_mutex_);
-      ended.push_back(std::move(pending_.front()));
+      auto ended = std::move(pending_.front());
       pending_.pop_front();
       --parts_done_;
       over_.fetch_add(1);
-    } else {
-      return;
+      return ended;
     }
+    if (next == nullptr || least(&RankBoard::begun) <= next->number) return nullptr;
+    do_part(*next);
+    if (broken_) return nullptr;
+    ++parts_done_;
+    own.done.store(next->number + 1);
+    ring(*board_);
   }
+  return nullptr;
 }
 
 void Exchange::do_part(Pending& pending) {
-  if (const auto text = mismatch(pending); !text.empty()) {
-    pending.error = backend_error(text);
-    return;
+  auto problem = trouble(pending);
+  if (problem.empty()) {
+    if (const auto text = mismatch(pending); !text.empty()) {
+      pending.error = backend_error(text);
+      return;
+    }
+    std::vector<std::byte*> buffers;
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto& descriptor = board_of(rank).descriptors[pending.number % kMostInFlight];
+      buffers.push_back(peers_[rank].memory->data() + descriptor.offset);
+    }
+    try {
+      if (pending.call.part) pending.call.part(buffers);
+      return;
+    } catch (...) {
+      problem = text_of_current_exception();
+    }
   }
-  std::vector<std::byte*> buffers;
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const auto& descriptor = board_of(rank).descriptors[pending.number % kMostInFlight];
-    buffers.push_back(peers_[rank].memory->data() + descriptor.offset);
-  }
-  try {
-    if (pending.call.part) pending.call.part(buffers);
-  } catch (...) {
-    pending.error = std::current_exception();
-  }
+  // Others count on this part.
+  break_off_locked(what_failed(pending, problem), kGaveUp);
 }
 
 // All ranks see the same descriptors, and so say the same.
@@ -219,7 +259,7 @@ std::string Exchange::mismatch(const Pending& pending) const {
   const auto at = [&](int rank) -> const Descriptor& {
     return board_of(rank).descriptors[pending.number % kMostInFlight];
   };
-  for (int rank = 1; rank < static_cast<int>(peers_.size()); ++rank) {
+  for (int rank = 1; rank < size(); ++rank) {
     if (at(rank).matches(at(0))) continue;
     return c10::str(
         "shm: expected every rank to call the same collective number ", pending.number,
@@ -232,29 +272,27 @@ std::string Exchange::mismatch(const Pending& pending) const {
 
 // Ranks without which `pending` cannot end, and that will not come any more.
 std::string Exchange::trouble(const Pending& pending) const {
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+  for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
-    const auto& other = board_of(rank);
-    const auto left = other.left.load();
-    const bool ended = left == 0 && has_ended(peers_[rank].pidfd);
-    if (left == 0 && !ended) continue;
-    // Read after that: it may have done its part before it went.
-    if (other.done.load() > pending.number) continue;
-    return c10::str(
-        "rank ", rank, " (process ", peers_[rank].pid, ") ",
-        ended             ? "has ended"
-        : left == kGaveUp ? "has given up"
-                          : "has left the process group");
+    const auto& process = *peers_[rank].process;
+    const auto name = c10::str("rank ", rank, " (process ", process.pid(), ") ");
+    if (has_left(rank, pending.number)) {
+      const bool gave_up = board_of(rank).left.load() == kGaveUp;
+      return name + (gave_up ? "has given up" : "has left the process group");
+    }
+    // Asked in this order: it may have done its part before it ended, and its memory is still here.
+    if (process.has_ended() && board_of(rank).done.load() <= pending.number &&
+        !has_left(rank, UINT64_MAX)) {
+      return name + "has ended";
+    }
   }
   return "";
 }
 
 std::string Exchange::missing(const Pending& pending) const {
   std::ostringstream text;
-  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const auto& other = board_of(rank);
-    if (other.done.load() > pending.number) continue;
-    const auto begun = other.begun.load();
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto begun = board_of(rank).begun.load();
     if (begun > pending.number) continue;
     text << (text.tellp() > 0 ? ", " : "") << "rank " << rank << " (at " << begun << ")";
   }
@@ -262,53 +300,67 @@ std::string Exchange::missing(const Pending& pending) const {
   return names.empty() ? "a rank that came is not done" : names + " did not come";
 }
 
-void Exchange::look_after_peers() {
-  Ended ended;
-  {
-    const std::lock_guard lock(work_mutex_);
-    progress_locked(ended);
-    const Pending* front = nullptr;
-    {
-      const std::lock_guard queue_lock(queue_mutex_);
-      if (!pending_.empty()) front = pending_.front().get();
-    }
-    if (front != nullptr) {
-      auto what = trouble(*front);
-      if (what.empty() && Clock::now() > front->deadline) {
-        what = c10::str("timed out after ", front->timeout.count(), " ms, ", missing(*front));
-      }
-      if (!what.empty()) {
-        break_off(
-            c10::str(
-                "shm: collective number ", front->number, " (", to_text(front->call.descriptor),
-                ") on rank ", rank_, " of ", peers_.size(), ": ", what),
-            kGaveUp, ended);
-      }
-    }
-  }
-  tell(ended);
+std::string Exchange::what_failed(const Pending& pending, const std::string& how) const {
+  return c10::str(
+      "shm: collective number ", pending.number, " (", to_text(pending.call.descriptor),
+      ") on rank ", rank_, " of ", size(), ": ", how);
 }
 
-void Exchange::break_off(const std::string& why, uint32_t how, Ended& ended) {
+void Exchange::look_after_peers() {
+  {
+    const std::lock_guard lock(work_mutex_);
+    if (broken_) return;
+    std::string why;
+    {
+      const std::lock_guard queue_lock(queue_mutex_);
+      if (pending_.empty()) return;
+      const auto what = trouble(*pending_.front());
+      if (!what.empty()) why = what_failed(*pending_.front(), what);
+      for (const auto& pending : pending_) {
+        if (!why.empty()) break;
+        if (Clock::now() <= pending->deadline) continue;
+        why = what_failed(
+            *pending,
+            c10::str("timed out after ", pending->timeout.count(), " ms, ", missing(*pending)));
+      }
+    }
+    if (!why.empty()) break_off_locked(why, kGaveUp);
+  }
+  while (auto failed = pop_broken()) tell(std::move(failed));
+}
+
+void Exchange::break_off_locked(const std::string& why, uint32_t how) {
+  arena_->freeze();
+  auto& own = board_of(rank_);
+  if (own.left.load() == 0) {
+    own.left_at.store(over_.load());
+    own.left.store(how);
+  }
   {
     const std::lock_guard lock(queue_mutex_);
     if (broken_because_.empty()) broken_because_ = why;
-    for (auto& pending : pending_) {
-      pending->error = backend_error(broken_because_);
-      ended.push_back(std::move(pending));
-    }
-    over_.fetch_add(pending_.size());
-    pending_.clear();
-    parts_done_ = 0;
+    broken_ = true;
   }
-  uint32_t here = 0;
-  board_of(rank_).left.compare_exchange_strong(here, how);
   ring(*board_);
 }
 
-void Exchange::tell(Ended& ended) {
-  for (auto& pending : ended) {
-    if (pending->call.tell) pending->call.tell(pending->error);
+Exchange::PendingPtr Exchange::pop_broken() {
+  const std::lock_guard lock(queue_mutex_);
+  if (broken_because_.empty() || pending_.empty()) return nullptr;
+  auto failed = std::move(pending_.front());
+  pending_.pop_front();
+  failed->error = backend_error(broken_because_);
+  over_.fetch_add(1);
+  return failed;
+}
+
+void Exchange::tell(PendingPtr ended) {
+  if (!ended->call.tell) return;
+  try {
+    ended->call.tell(ended->error);
+  } catch (...) {
+    // A callback of the user's on a future. Nobody can be told but the log, and others wait.
+    TORCH_WARN("shm: a callback threw: ", text_of_current_exception());
   }
 }
 
@@ -317,7 +369,14 @@ void Exchange::keep_going() {
   std::unique_lock lock(queue_mutex_);
   while (!closing_) {
     if (pending_.empty()) {
+      ++idle_keepers_;
       something_pending_.wait(lock, [this] { return closing_ || !pending_.empty(); });
+      --idle_keepers_;
+    } else if (serves_futures_) {
+      lock.unlock();
+      sleep_until(
+          *board_, [this] { return can_progress(); }, kLookIn);
+      lock.lock();
     } else {
       something_pending_.wait_for(lock, kLookIn, [this] { return closing_; });
     }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,16 +13,16 @@
 #include <thread>
 #include <vector>
 
+#include "arena.h"
 #include "board.h"
+#include "process_watch.h"
 #include "segment.h"
 
 namespace ddp::backends::shm {
 
 /// What one rank has to know of another.
 struct Peer {
-  pid_t pid = 0;
-  /// Readable once the process has ended; -1 where it cannot be watched.
-  int pidfd = -1;
+  std::shared_ptr<ProcessWatch> process;
   std::shared_ptr<Segment> memory;
 };
 
@@ -37,25 +35,27 @@ struct Call {
   std::function<void(const std::vector<std::byte*>& buffers)> part;
   /// When all ranks have done theirs: copies results out of shared memory.
   std::function<void()> finish;
-  /// After that, or with what went wrong. Runs without a lock, and may begin other collectives.
+  /// After that, or with what went wrong. Runs without a lock, and may begin other collectives and
+  /// wait for them.
   std::function<void(std::exception_ptr)> tell;
 };
 
 /// Carries collectives through in the order in which they begin, the same on every rank.
 ///
 /// No thread is in charge: whoever begins a collective or waits for one does what there is to do
-/// for all that came before, as far as the other ranks have come. While nobody does, a thread looks
+/// for all that came before, as far as the other ranks have come. While nobody does, threads look
 /// in now and then, so that a rank that is busy elsewhere does not hold the others up for long.
+/// There are two of them, as Gloo has, for one may be in a callback that waits.
 ///
 /// Thread safety: all members. Ranks may be processes or threads.
-class Exchange {
+class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   /// \param board  the segment of a Board, the same for all ranks.
   /// \param peers  by rank, this one included.
-  Exchange(
+  /// \param arena  this rank's memory, which stays as it is once a collective has failed for good.
+  static std::shared_ptr<Exchange> make(
       int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers,
-      std::chrono::milliseconds timeout);
-  ~Exchange();
+      std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
 
   /// Announces the call and does what can be done at once. Waits only for a rank that is more than
   /// kMostInFlight collectives behind.
@@ -72,10 +72,18 @@ class Exchange {
   /// \return whether it is, after at most `at_most`.
   bool wait(uint64_t number, std::chrono::milliseconds at_most);
 
-  /// Fails what is under way, and tells the other ranks that this one is gone.
+  /// Somebody waits for a future, and not here: the threads look in as soon as there is something
+  /// to do, from now on.
+  void serve_futures() { serves_futures_ = true; }
+
+  /// Fails what is under way, and tells the other ranks that this one is gone. To be called before
+  /// the last reference goes; again, it does nothing.
   void close();
 
-  void set_timeout(std::chrono::milliseconds timeout);
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// How many collectives this rank has begun.
+  uint64_t begun() const { return board_of(rank_).begun.load(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -87,40 +95,51 @@ class Exchange {
     Call call;
     std::exception_ptr error;
   };
-  using Ended = std::vector<std::unique_ptr<Pending>>;
+  using PendingPtr = std::unique_ptr<Pending>;
 
+  Exchange(
+      int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers,
+      std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
+
+  int size() const { return static_cast<int>(peers_.size()); }
   RankBoard& board_of(int rank) const { return board_->of(rank); }
   uint64_t least(std::atomic<uint64_t> RankBoard::*count) const;
+  bool has_left(int rank, uint64_t number) const;
   bool can_progress() const;
-  void progress_locked(Ended& ended);
+  PendingPtr progress_locked();
   void do_part(Pending& pending);
   std::string mismatch(const Pending& pending) const;
   std::string trouble(const Pending& pending) const;
   std::string missing(const Pending& pending) const;
+  std::string what_failed(const Pending& pending, const std::string& how) const;
   void look_after_peers();
-  void break_off(const std::string& why, uint32_t how, Ended& ended);
-  void check_whole() const;
-  static void tell(Ended& ended);
+  void break_off_locked(const std::string& why, uint32_t how);
+  PendingPtr pop_broken();
+  static void tell(PendingPtr ended);
   void keep_going();
 
   const int rank_;
   const std::shared_ptr<Segment> board_memory_;
   Board* const board_;
   const std::vector<Peer> peers_;
+  const std::shared_ptr<Arena> arena_;
   std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<bool> serves_futures_{false};
 
   std::mutex begin_mutex_;          // one collective begins at a time
   std::mutex work_mutex_;           // one thread works at a time
-  mutable std::mutex queue_mutex_;  // guards the four below; taken last
-  std::deque<std::unique_ptr<Pending>> pending_;
+  mutable std::mutex queue_mutex_;  // guards the five below; taken last
+  std::deque<PendingPtr> pending_;
   std::string broken_because_;
   bool closing_ = false;
-  std::condition_variable something_pending_;  // with queue_mutex_
+  int idle_keepers_ = 0;
+  std::condition_variable something_pending_;
 
-  size_t parts_done_ = 0;          // of pending_, from the front; with work_mutex_
-  std::atomic<uint64_t> over_{0};  // collectives that ended
+  std::atomic<bool> broken_{false};  // broken_because_ says why
+  size_t parts_done_ = 0;            // of pending_, from the front; with work_mutex_
+  std::atomic<uint64_t> over_{0};    // collectives that ended
 
-  std::thread keeper_;
+  std::vector<std::thread> keepers_;
 };
 
 }  // namespace ddp::backends::shm

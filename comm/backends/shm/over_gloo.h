@@ -23,6 +23,18 @@ class OverGloo : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  bool supportsSplitting() const override { return gloo_->supportsSplitting(); }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& o) override {
+    return gloo_->split(store, ranks, o);
+  }
+  c10::intrusive_ptr<c10d::Backend> merge(
+      const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& o,
+      const int& rank, const int& size) override {
+    return gloo_->merge(store, o, rank, size);
+  }
+  void enableCollectivesTiming() override { gloo_->enableCollectivesTiming(); }
   void shutdown() override { gloo_->shutdown(); }
   void abort() override { gloo_->abort(); }
 

@@ -19,16 +19,28 @@ using c10d::ReduceOp;
 // level cache.
 constexpr size_t kBlock = 2048;
 
+// Whole numbers wrap around, as torch's do.
+template <typename T, bool is_integral = std::is_integral_v<T>>
+struct Arithmetic {
+  using Type = T;
+};
+template <typename T>
+struct Arithmetic<T, true> {
+  using Type = std::make_unsigned_t<decltype(T() + T())>;
+};
+
 struct Sum {
   template <typename T>
   static T combine(T a, T b) {
-    return static_cast<T>(a + b);
+    using Wide = typename Arithmetic<T>::Type;
+    return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
   }
 };
 struct Product {
   template <typename T>
   static T combine(T a, T b) {
-    return static_cast<T>(a * b);
+    using Wide = typename Arithmetic<T>::Type;
+    return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
   }
 };
 // As torch's: a NaN stays one.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,7 +14,7 @@
 
 namespace ddp::backends::shm {
 
-Segment::Segment(int fd, size_t bytes) : fd_(fd), bytes_(bytes) {
+Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) {
     const int error = errno;
@@ -24,14 +25,23 @@ Segment::Segment(int fd, size_t bytes) : fd_(fd), bytes_(bytes) {
   data_ = static_cast<std::byte*>(data);
   // A core file would hold all ranks' memory.
   ::madvise(data_, bytes, MADV_DONTDUMP);
+  if (owns) return;
+  ::close(fd);  // the mapping needs none
+  fd_ = -1;
 }
 
 Segment::~Segment() {
   ::munmap(data_, bytes_);
-  ::close(fd_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 std::shared_ptr<Segment> Segment::make(size_t bytes) {
+  // Beyond it, ftruncate would end the process by a signal.
+  rlimit largest{};
+  TORCH_CHECK(
+      ::getrlimit(RLIMIT_FSIZE, &largest) != 0 || bytes <= largest.rlim_cur,
+      "expected to make shared memory of ", bytes, " bytes, but `ulimit -f` allows ",
+      largest.rlim_cur);
   const int fd = ::memfd_create("ddp", MFD_CLOEXEC);
   TORCH_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
@@ -40,7 +50,7 @@ std::shared_ptr<Segment> Segment::make(size_t bytes) {
     TORCH_CHECK(
         false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
   }
-  return std::shared_ptr<Segment>(new Segment(fd, bytes));
+  return std::shared_ptr<Segment>(new Segment(fd, bytes, /*owns=*/true));
 }
 
 std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
@@ -49,7 +59,7 @@ std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
   TORCH_CHECK(
       own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
       std::strerror(errno));
-  return std::shared_ptr<Segment>(new Segment(own, bytes));
+  return std::shared_ptr<Segment>(new Segment(own, bytes, /*owns=*/false));
 }
 
 void Segment::discard(size_t offset, size_t bytes) {

@@ -27,14 +27,15 @@ class Segment {
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  /// Of one that was made here; -1 else.
   int fd() const { return fd_; }
 
   /// Gives the memory of whole pages in [offset, offset + bytes) back, for all that map it; they
-  /// read as zeros.
+  /// read as zeros. For one that was made here.
   void discard(size_t offset, size_t bytes);
 
  private:
-  Segment(int fd, size_t bytes);
+  Segment(int fd, size_t bytes, bool owns);
 
   int fd_;
   size_t bytes_;

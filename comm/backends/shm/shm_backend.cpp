@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -23,10 +25,21 @@ size_t part_begin(size_t numel, int rank, int ranks) {
   return numel / static_cast<size_t>(ranks) * static_cast<size_t>(rank) / kLine * kLine;
 }
 
-// Without autograd's version counter: nothing that it saved depends on what a collective brings,
-// as with Gloo.
+// Without autograd and its version counter: nothing that it saved depends on what a collective
+// brings, as with Gloo. On any thread, whatever mode that is in.
 void assign(const at::Tensor& to, const at::Tensor& from) {
-  if (!to.is_same(from)) to.variable_data().copy_(from.detach().view(to.sizes()));
+  if (to.is_same(from)) return;
+  if (to.is_contiguous() && from.is_contiguous()) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor(to).copy_(from.view(to.sizes()));
+}
+
+at::Tensor flat(const at::Tensor& t) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return t.reshape({-1});
 }
 
 std::vector<const std::byte*> as_sources(const std::vector<std::byte*>& buffers) {
@@ -37,7 +50,9 @@ at::Tensor at_buffer(std::byte* buffer, const at::Tensor& like) {
   return at::from_blob(buffer, {like.numel()}, at::TensorOptions().dtype(like.scalar_type()));
 }
 
-bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && t.device().is_cpu(); }
+bool is_plain(const at::Tensor& t) {
+  return t.layout() == at::kStrided && t.device().is_cpu() && !t.is_conj() && !t.is_neg();
+}
 
 bool all_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
@@ -59,8 +74,19 @@ ShmBackend::ShmBackend(
 ShmBackend::~ShmBackend() { exchange_->close(); }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
-  return arena_->allocate(
-      size, c10::typeMetaToScalarType(options.dtype()), Arena::Afterwards::kDiscard);
+  TORCH_CHECK_VALUE(
+      options.device().is_cpu(), "shm: expected to allocate memory of the CPU, got ",
+      options.device(), ".");
+  try {
+    return arena_->allocate(
+        size, c10::typeMetaToScalarType(options.dtype()), Arena::Afterwards::kDiscard);
+  } catch (const c10::OutOfMemoryError&) {
+    return at::empty({size}, options);  // is copied in and out then
+  }
+}
+
+uint64_t ShmBackend::getSequenceNumberForGroup() {
+  return OverGloo::getSequenceNumberForGroup() + exchange_->begun();
 }
 
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -82,7 +108,7 @@ void ShmBackend::abort() {
 at::Tensor ShmBackend::shared(const Tensor& tensor, bool copy_in) {
   if (tensor.is_contiguous() && arena_->offset_of(tensor)) return tensor;
   auto copy = arena_->allocate(tensor.numel(), tensor.scalar_type(), Arena::Afterwards::kKeep);
-  if (copy_in) assign(copy, tensor.detach().reshape({-1}));
+  if (copy_in) assign(copy, flat(tensor));
   return copy;
 }
 
@@ -124,9 +150,11 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  if (tensors.size() != 1 || !is_plain(tensors[0])) return OverGloo::broadcast(tensors, options);
-  const auto tensor = tensors[0];
   const auto root = static_cast<int>(options.rootRank);
+  if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_) {
+    return OverGloo::broadcast(tensors, options);
+  }
+  const auto tensor = tensors[0];
   Call call;
   call.timeout = options.timeout;
   // Who receives does not show its own memory to anybody.
@@ -168,13 +196,17 @@ ShmBackend::WorkPtr ShmBackend::allgather(
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(
     Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
-  const bool ours = is_plain(input) && is_plain(output) && output.is_contiguous() &&
+  const bool ours = is_plain(input) && is_plain(output) &&
                     output.scalar_type() == input.scalar_type() &&
                     output.numel() == input.numel() * size_;
   if (!ours) return OverGloo::_allgather_base(output, input, options);
+  // Not Gloo's to refuse: this rank would be there alone.
+  TORCH_CHECK_VALUE(
+      output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
+      output.strides(), " on rank ", rank_, ".");
   Tensors parts;
   for (int rank = 0; rank < size_; ++rank) {
-    parts.push_back(output.variable_data().view(-1).narrow(0, rank * input.numel(), input.numel()));
+    parts.push_back(flat(output).narrow(0, rank * input.numel(), input.numel()));
   }
   return gather_to(std::move(parts), input, options.timeout);
 }
@@ -209,7 +241,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
   const auto memory =
       arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::Afterwards::kKeep);
   for (int rank = 0; rank < size_; ++rank) {
-    assign(memory.narrow(0, rank * numel, numel), inputs[0][rank].detach().reshape({-1}));
+    assign(memory.narrow(0, rank * numel, numel), flat(inputs[0][rank]));
   }
   return reduce_to(outputs[0], memory, options);
 }

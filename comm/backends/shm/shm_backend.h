@@ -25,6 +25,7 @@ class ShmBackend : public OverGloo {
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
+  uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;
   void abort() override;
 

@@ -36,7 +36,12 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
         DistBackendError, exchange_->wait(number_, at_most), "shm: ", name_, " (collective number ",
         number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
   }
-  return Work::wait();
+  return Work::wait(timeout);  // whoever ended it may still be about to say so
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  exchange_->serve_futures();
+  return future_;
 }
 
 void ShmWork::abort() { exchange_->close(); }

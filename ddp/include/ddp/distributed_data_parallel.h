@@ -162,11 +162,14 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   JoinRound exchange(const RankEntry& mine);
   void begin_iteration(const JoinRound& round);
   std::optional<double> scale_in(const JoinRound& round, double samples) const;
+  void count_own_samples(std::optional<int64_t> found);
   int64_t samples_of_forward(std::optional<int64_t> found);
   bool wants_buffers() const;
+  void share_pending_buffers();
   void broadcast_buffers(int source, const std::vector<at::Tensor>& buffers);
   void broadcast_state(int source);
   void wait_in_join(c10d::Work& work) override;
+  bool hears_of_failures() const override { return true; }
   double pending_samples() const override { return samples_; }
   void join_failed() noexcept override;
   void check_frozen_parameters();

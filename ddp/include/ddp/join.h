@@ -17,7 +17,8 @@ struct JoinOptions {
   /// Whether anything happens at all; false when inputs are known to be even. Default: true
   TORCH_ARG(bool, enable) = true;
   /// Divide gradients by the world size; else by the number of ranks that still have input, so that
-  /// the last inputs weigh as much as the first. Default: true
+  /// the last inputs weigh as much as the first. A communication hook averages by itself, and does
+  /// not see this. Default: true
   TORCH_ARG(bool, divide_by_initial_world_size) = true;
   /// Throw on all ranks as soon as one has no input left, instead of going on without it: for
   /// modules that communicate in their forward pass (SyncBatchNorm). Default: false
@@ -65,6 +66,8 @@ class Joinable {
 
   /// Waits for a collective of the join's own.
   virtual void wait_in_join(c10d::Work& work);
+  /// Whether that wait ends, too, when another rank said that it failed.
+  virtual bool hears_of_failures() const { return false; }
   /// Samples whose gradients this rank holds and has not averaged yet.
   virtual double pending_samples() const { return 0; }
   /// The body threw on this rank; while that exception is handled.
@@ -78,7 +81,7 @@ class Joinable {
 ///
 /// \throws c10::Error  with throw_on_early_termination, when a rank has no input left.
 ///
-/// Collective: yes, one all-reduce of 16 bytes a rank.
+/// Collective: yes, one all-reduce of 16 bytes a rank. Blocks: host.
 void notify_join(Joinable& joinable);
 
 /// Runs `body`, the training loop over this rank's own inputs, and then takes part in what ranks
@@ -90,12 +93,15 @@ void notify_join(Joinable& joinable);
 ///   for (auto& batch : *loader) { ... model->forward(...) ... }
 /// });
 /// ```
-/// \param joinables  at least one; the first one's iterations are what is counted, and the others
-///        do as many. The same ones in the same order on every rank.
+/// \param joinables  at least one, each once; the first one's iterations are what is counted, and
+///        the others do as many. The same ones in the same order on every rank. Within an iteration
+///        they communicate in this order, each one's forward and backward pass before the next
+///        one's: a rank without input stands in for them one after the other.
 /// \throws c10::ValueError  for no joinable, or ones with different process groups.
 /// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
 ///         it, on the others that one did.
-/// An exception of `body` is passed on; other ranks learn it and stop.
+/// An exception of `body` is passed on. Other ranks learn it and stop, if there is a
+/// DistributedDataParallel among the joinables; else when the group's timeout is over.
 ///
 /// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration; at the end what the joinables
 ///   exchange then (DistributedDataParallel broadcasts the model once).

@@ -163,6 +163,12 @@ class Reducer {
   /// at its end, on every rank.
   void report_problem(std::string what, std::string remedy);
 
+  /// Whether gradients were accumulated since the last reduced pass, and are gone: the optimizer's
+  /// zero_grad() took them. They no longer count as a use of their parameters then.
+  ///
+  /// Cost: a look at every parameter.
+  bool forget_discarded_gradients();
+
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
   /// \throws c10::Error  when a hook is there already, or a backward pass was reduced.

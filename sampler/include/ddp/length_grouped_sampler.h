@@ -28,8 +28,8 @@ struct DistributedLengthGroupedSamplerOptions {
   TORCH_ARG(bool, shuffle) = true;
   /// Seed of the shuffled orders. Default: 0
   TORCH_ARG(int64_t, seed) = 0;
-  /// Drop the last batch where it would not be full on every rank, instead of evening it out with
-  /// repeated samples. Default: false
+  /// Drop the last batch where it would not be full on every rank (it holds the longest samples of
+  /// the last bucket), instead of evening it out with repeated samples. Default: false
   TORCH_ARG(bool, drop_last) = false;
   /// As DistributedSamplerOptions::advance_epoch. Default: false
   TORCH_ARG(bool, advance_epoch) = false;

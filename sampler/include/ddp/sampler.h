@@ -73,6 +73,8 @@ struct DistributedEvalSamplerOptions {
   TORCH_ARG(bool, shuffle) = false;
   /// Seed of the shuffled orders. Default: 0
   TORCH_ARG(int64_t, seed) = 0;
+  /// As DistributedSamplerOptions::advance_epoch. Default: false
+  TORCH_ARG(bool, advance_epoch) = false;
 };
 
 /// Gives each sample to exactly one rank: nothing is repeated and nothing dropped, so that metrics
@@ -97,6 +99,11 @@ class DistributedEvalSampler : public ShardedSampler {
   /// As `DistributedSampler`'s.
   explicit DistributedEvalSampler(
       size_t dataset_size, const DistributedEvalSamplerOptions& options = {});
+
+  /// With the options of a `DistributedSampler`, which shuffles unless told otherwise.
+  ///
+  /// \throws c10::ValueError  also for drop_last, as no sample is dropped here.
+  DistributedEvalSampler(size_t dataset_size, const DistributedSamplerOptions& options);
 };
 
 }  // namespace ddp

@@ -20,15 +20,17 @@ class ShardCursor;
 ///
 /// **Resuming.** `save` writes how far all ranks together have come in the epoch's order; `load`
 /// goes on from there, on as many ranks as there are then: no sample is lost or repeated (beyond
-/// those that even out the end of every epoch). What counts is, once `consume` has been called, the
-/// samples it counted, and before that those that `next` handed out. The two differ where something
-/// draws ahead of the training loop: a data loader with worker threads, or a prefetching one.
+/// those that even out the end of every epoch). Where something draws ahead of the training loop (a
+/// data loader with worker threads, or a prefetching one), the loop has to tell by `consume` what
+/// it is done with; only where `consume` was never called, in this run or in the one that was
+/// loaded, what `next` handed out counts.
 ///
 /// Thread safety: every call takes the state's lock, so that a thread may draw ahead while the
 /// training loop consumes and saves.
 class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
  public:
-  /// Chooses the epoch whose order the next `reset` draws; the current one goes on undisturbed.
+  /// Chooses the epoch whose order the next `reset` draws; the current one goes on undisturbed, but
+  /// for `save`, which is of the chosen one now.
   ///
   /// Call it before each epoch, with the same number on every rank, or let the sampler advance by
   /// itself (option `advance_epoch`). A shuffling sampler that must begin a second epoch in the
@@ -46,7 +48,7 @@ class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
   ///         given.
   ///
   /// Cost: that of drawing the order, 8 bytes for each of this rank's samples, and 8 for each
-  /// sample of the dataset while it draws.
+  /// sample of the dataset while it draws (16 for groups of like length).
   void reset(std::optional<size_t> new_size = std::nullopt) override;
 
   /// Takes the next indices of this rank's share; starts an epoch if no `reset` has.

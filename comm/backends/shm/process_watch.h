@@ -1,0 +1,24 @@
+#pragma once
+
+#include <sys/types.h>
+
+namespace ddp::backends::shm {
+
+/// Tells when another process has ended.
+class ProcessWatch {
+ public:
+  /// Watches nothing where `pid` is this process, or the system cannot (before Linux 5.3).
+  explicit ProcessWatch(pid_t pid);
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+
+  pid_t pid() const { return pid_; }
+  bool has_ended() const;
+
+ private:
+  pid_t pid_;
+  int descriptor_ = -1;  // readable once it has ended
+};
+
+}  // namespace ddp::backends::shm
