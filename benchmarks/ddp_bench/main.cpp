@@ -1,4 +1,6 @@
 // Times ways of averaging gradients: `ddprun -n 2 ddp_bench --model mlp --modes none,c10d,ddp`.
+#include <malloc.h>
+
 #include <iostream>
 
 #include <c10/util/Exception.h>
@@ -39,7 +41,15 @@ class NoWarnings : public c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
+/// Gradients are freed and allocated again in every step. By default malloc gives large ones back
+/// to the kernel each time, and the page faults would take longer than the copies to be measured.
+void keep_freed_memory() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+}
+
 int measure(const ddp_bench::Options& options) {
+  keep_freed_memory();
   const DefaultGroup group(options.backend);
   NoWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(

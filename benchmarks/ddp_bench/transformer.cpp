@@ -36,7 +36,8 @@ class TransformerLayer : public torch::nn::Module {
   at::Tensor attention(const at::Tensor& x) {
     const auto heads = qkv_(x)
                            .view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads})
-                           .permute({2, 0, 3, 1, 4});  // q, k, v; sample; head; token
+                           .permute({2, 0, 3, 1, 4})  // q, k, v; sample; head; token
+                           .unbind();
     const auto mixed = at::scaled_dot_product_attention(heads[0], heads[1], heads[2]);
     return out_(mixed.transpose(1, 2).reshape(x.sizes()));
   }
@@ -55,8 +56,9 @@ class Transformer : public Net {
       : tokens_(register_module("tokens", torch::nn::Embedding(kTransformerVocabulary, kWidth))),
         positions_(register_module("positions", torch::nn::Embedding(kTransformerLength, kWidth))),
         layers_(register_module("layers", torch::nn::Sequential())) {
-    for (int64_t layer = 0; layer < kLayers; ++layer)
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
       layers_->push_back(std::make_shared<TransformerLayer>());
+    }
     norm_ = register_module("norm", TransformerLayer::layer_norm());
     head_ = register_module("head", torch::nn::Linear(kWidth, kTransformerVocabulary));
   }

@@ -1,0 +1,276 @@
+"""ddp_bench for Python's DistributedDataParallel: the same models, turns, and lines of JSON.
+
+    ddprun -n 2 python3 ddp_peer.py --model mlp --modes none,py_ddp --iters 20 --rounds 5
+
+Needs torch and nothing else; torchrun starts it as well.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import sys
+import time
+import warnings
+
+# NumPy is not needed, and torch would say on every rank that it is not there.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+if os.environ.get("RANK", "0") != "0":  # other ranks' warnings say the same as rank 0's
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from peer_models import MODELS, make_task
+from peer_statistics import overlap, quantile
+
+MODES = {
+    "none": None,
+    "py_ddp": {},
+    "py_ddp_view": {"gradient_as_bucket_view": True},
+    "py_ddp_unused": {"find_unused_parameters": True},
+    "py_ddp_static": {"static_graph": True},
+}
+LEARNING_RATE = 1e-3  # as in engine.cpp
+BACKEND = "gloo"
+
+
+class Contestant:
+    """A mode that is timed, and its times so far."""
+
+    def __init__(self, mode, options, cap):
+        self.mode = mode
+        self.cap = cap
+        self.task = make_task(options.model, options.seed, dist.get_rank())
+        self.net = self.task.net
+        if self.communicates:
+            self.net = DistributedDataParallel(
+                self.task.net,
+                bucket_cap_mb=cap,
+                broadcast_buffers=not options.no_broadcast_buffers,
+                **MODES[mode],
+            )
+        self.optimizer = torch.optim.SGD(self.task.net.parameters(), lr=LEARNING_RATE)
+        self.step_ms = []
+        self.comm_ms = []
+
+    @property
+    def communicates(self):
+        return MODES[self.mode] is not None
+
+    def label(self):
+        return self.mode if self.cap is None else f"{self.mode} at {self.cap:g} MiB"
+
+    def step(self):
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        self.task.loss(self.net(self.task.input)).backward()
+        if not self.communicates:
+            dist.barrier()
+        self.optimizer.step()
+        return (time.perf_counter() - start) * 1000
+
+    def rest(self):
+        self.optimizer.zero_grad()
+
+    def bucket_elements(self):
+        """Of the buckets in use, once they have been rebuilt; in float."""
+        if not self.communicates:
+            return []
+        data = self.net._get_ddp_logging_data()
+        sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+        return [int(size) // 4 for size in sizes.split(",")]
+
+    def parameters(self):
+        return [parameter.detach() for parameter in self.task.net.parameters()]
+
+
+class MessageSender:
+    """Sends messages of a step's sizes while nothing is computed."""
+
+    def __init__(self):
+        self.memory = torch.zeros(0)
+
+    def send(self, elements):
+        if self.memory.numel() < sum(elements):
+            self.memory = torch.zeros(sum(elements))
+        parts = self.memory[: sum(elements)].split(elements)
+        start = time.perf_counter()
+        under_way = [dist.all_reduce(part, async_op=True) for part in parts]
+        for work in under_way:
+            work.wait()
+        return (time.perf_counter() - start) * 1000
+
+
+def take_turn(contestant, iters, sender):
+    dist.barrier()
+    contestant.step_ms += [contestant.step() for _ in range(iters)]
+    contestant.rest()
+    if not contestant.communicates:
+        return
+    elements = contestant.bucket_elements()
+    dist.barrier()
+    contestant.comm_ms += [sender.send(elements) for _ in range(max(2, iters // 4))]
+
+
+def compete(contestants, options):
+    for contestant in contestants:
+        for _ in range(options.warmup):
+            contestant.step()
+        contestant.rest()
+    sender = MessageSender()
+    for contestant in contestants:
+        if contestant.communicates:
+            sender.send(contestant.bucket_elements())
+    for index in range(options.rounds):
+        for contestant in contestants if index % 2 == 0 else reversed(contestants):
+            take_turn(contestant, options.iters, sender)
+
+
+def checksum(parameters):
+    return sum(values.abs().sum(dtype=torch.float64).item() for values in parameters)
+
+
+def ranks_unlike_first(parameters):
+    """Lists the ranks whose parameters are not, bit for bit, those of rank 0."""
+    mine = torch.cat([values.flatten() for values in parameters])
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, 0)
+    unlike = torch.zeros(dist.get_world_size())
+    unlike[dist.get_rank()] = 0 if torch.equal(mine, of_rank_0) else 1
+    dist.all_reduce(unlike)
+    return unlike.nonzero().flatten().tolist()
+
+
+def disagreement(contestants):
+    """Says which mode or rank ended with different parameters, as ddp_bench does, or None."""
+    contestants = [contestant for contestant in contestants if contestant.communicates]
+    for contestant in contestants:
+        if not math.isfinite(checksum(contestant.parameters())):
+            return f"mode {contestant.label()}: the training diverged."
+        ranks = ranks_unlike_first(contestant.parameters())
+        if ranks:
+            return (
+                f"mode {contestant.label()}: expected the same parameters on all ranks, got others "
+                f"than rank 0's on {ranks}."
+            )
+    # The order of a sum of two makes no difference.
+    for contestant in contestants[1:] if dist.get_world_size() <= 2 else []:
+        if not all(map(torch.equal, contestant.parameters(), contestants[0].parameters())):
+            return (
+                f"mode {contestant.label()}: expected the parameters that mode "
+                f"{contestants[0].label()} ended with, got others."
+            )
+    return None
+
+
+def result_of(contestant, compute_ms, options):
+    comm_ms = quantile(contestant.comm_ms, 0.5) if contestant.communicates else 0.0
+    step_ms = quantile(contestant.step_ms, 0.5)
+    return {
+        "model": options.model,
+        "mode": contestant.mode,
+        "backend": BACKEND,
+        "world": dist.get_world_size(),
+        "bucket_cap_mb": contestant.cap if contestant.communicates else None,
+        "step_ms": round(step_ms, 4),
+        "step_ms_p10": round(quantile(contestant.step_ms, 0.1), 4),
+        "step_ms_p90": round(quantile(contestant.step_ms, 0.9), 4),
+        "compute_ms": round(compute_ms, 4),
+        "comm_ms": round(comm_ms, 4),
+        "overlap": round(overlap(compute_ms, comm_ms, step_ms), 4),
+        "bytes": 4 * sum(contestant.bucket_elements()),
+        "checksum": checksum(contestant.parameters()),
+    }
+
+
+def make_contestants(options):
+    contestants = []
+    if "none" not in options.modes:
+        contestants.append(Contestant("none", options, None))
+    for mode in options.modes:
+        swept = options.sweep if MODES[mode] is not None else None
+        for cap in swept or [options.bucket_cap_mb]:
+            contestants.append(Contestant(mode, options, cap))
+    return contestants
+
+
+def keep_freed_memory():
+    """Keeps page faults out of the steps, as ddp_bench does."""
+    trim_threshold, mmap_max = -1, -4  # of malloc.h
+    malloc = ctypes.CDLL(None)
+    malloc.mallopt(mmap_max, 0)
+    malloc.mallopt(trim_threshold, -1)
+
+
+def run(options):
+    """Returns what is wrong with the parameters in the end, or None."""
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    contestants = make_contestants(options)
+    compete(contestants, options)
+    none = next(contestant for contestant in contestants if contestant.mode == "none")
+    compute_ms = quantile(none.step_ms, 0.5)
+    if dist.get_rank() == 0:
+        for contestant in contestants:
+            if contestant.mode in options.modes:
+                print(json.dumps(result_of(contestant, compute_ms, options)), flush=True)
+    return disagreement(contestants)
+
+
+def mebibytes(text):
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected MiB greater than 0, got '{text}'")
+    return value
+
+
+def modes_from(text):
+    modes = text.split(",")
+    for mode in modes:
+        if mode not in MODES:
+            raise argparse.ArgumentTypeError(
+                f"expected some of {', '.join(MODES)}, got '{mode}'"
+            )
+    return modes
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(
+        prog="ddp_peer.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
+    parser.add_argument("--modes", type=modes_from, default=["none", "py_ddp"])
+    parser.add_argument("--iters", type=int, default=20, help="steps of each mode in a round")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each mode")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before, at least 3")
+    parser.add_argument("--threads", type=int, default=1, help="per rank")
+    parser.add_argument("--seed", type=int, default=1, help="of the parameters and the data")
+    parser.add_argument("--bucket-cap-mb", type=mebibytes, default=None)
+    parser.add_argument(
+        "--sweep",
+        type=lambda text: [mebibytes(part) for part in text.split(",")],
+        help="run each mode but none once with each of these bucket_cap_mb",
+    )
+    parser.add_argument("--no-broadcast-buffers", action="store_true")
+    options = parser.parse_args()
+    if min(options.iters, options.rounds, options.threads) < 1 or options.warmup < 3:
+        parser.error("--iters, --rounds and --threads begin at 1, --warmup at 3")
+    return options
+
+
+def main():
+    options = parse_options()
+    dist.init_process_group(BACKEND)
+    try:
+        wrong = run(options)
+    finally:
+        dist.destroy_process_group()
+    if wrong:
+        sys.exit(f"ddp_peer.py: {wrong}")
+
+
+main()

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Measures ddp_bench beside Python's DistributedDataParallel: see usage() below.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+usage: scripts/bench.sh [--quick] [--models A,B,...] [--bin FOLDER] [--python PROGRAM]
+                        [--results FOLDER] [--output FOLDER]
+
+Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and
+writes RESULTS.md and its plots. Processes of C++ and Python take turns, in both orders. Takes most
+of an hour on two cores, which should have nothing else to do; --quick takes minutes.
+
+  --quick             fewer steps, models and bucket sizes: shows that all works
+  --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
+  --bin FOLDER        with ddprun and ddp_bench; builds nothing then
+  --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
+  --results FOLDER    for what is measured; default: build/release/bench
+  --output FOLDER     for RESULTS.md and plots/; default: benchmarks
+END
+}
+
+fail() {
+  echo "bench: $*" >&2
+  exit 1
+}
+
+quick=no models="" bin="" python=find results=$root/build/release/bench output=$root/benchmarks
+while (($# > 0)); do
+  case $1 in
+    --quick) quick=yes ;;
+    --models | --bin | --python | --results | --output)
+      (($# > 1)) || fail "$1 needs a value"
+      declare "${1#--}=$2"
+      shift
+      ;;
+    --help | -h)
+      usage
+      exit
+      ;;
+    *)
+      usage >&2
+      fail "unknown argument '$1'"
+      ;;
+  esac
+  shift
+done
+
+if [[ $quick == yes ]]; then
+  models=${models:-mnist,mlp,small_params,resnet18} passes=2 rounds=2
+  sweep=1,5,25 sweep_models=mlp
+else
+  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=4 rounds=3
+  sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
+fi
+if [[ -z $bin ]]; then
+  "$root/scripts/build.sh" ddprun ddp_bench
+  bin=$root/build/release/bin
+fi
+if [[ $python == find ]]; then
+  python=$("$root/scripts/python_with_torch.sh") || python=""
+fi
+[[ -n $python ]] || echo "bench: no Python with torch, so there will be no peers in the results" >&2
+[[ -x $bin/ddp_bench && -x $bin/ddprun ]] || fail "expected ddprun and ddp_bench in $bin"
+export OMP_NUM_THREADS=1
+
+# How many steps a mode gets in a turn, by how long they take.
+iters_of() { # MODEL
+  local iters
+  case $1 in
+    resnet18) iters=6 ;;
+    transformer | mlp) iters=12 ;;
+    *) iters=20 ;;
+  esac
+  [[ $quick == no ]] || iters=$((iters / 4 + 1))
+  echo "$iters"
+}
+
+# One process of either kind; its lines go to a file of its own.
+run_cpp() { # FOLDER MODEL PASS ARGUMENTS...
+  echo "bench: $1, $2, C++, pass $3 of $passes"
+  "$bin/ddprun" -n 2 --no-prefix "$bin/ddp_bench" --model "$2" "${@:4}" \
+    --iters "$(iters_of "$2")" --rounds "$rounds" >"$results/$1/$2-$3-cpp.jsonl"
+}
+run_python() { # FOLDER MODEL PASS ARGUMENTS...
+  [[ -n $python ]] || return 0
+  echo "bench: $1, $2, Python, pass $3 of $passes"
+  "$bin/ddprun" -n 2 --no-prefix "$python" "$root/benchmarks/peers/ddp_peer.py" --model "$2" \
+    "${@:4}" --iters "$(iters_of "$2")" --rounds "$rounds" >"$results/$1/$2-$3-py.jsonl"
+}
+# Both kinds, in the other order in every other pass.
+take_turns() { # FOLDER MODEL PASS CPP_MODES PYTHON_MODES ARGUMENTS...
+  local cpp=(run_cpp "$1" "$2" "$3" --modes "$4" "${@:6}")
+  local peer=(run_python "$1" "$2" "$3" --modes "$5" "${@:6}")
+  if (($3 % 2 == 1)); then
+    "${cpp[@]}"
+    "${peer[@]}"
+  else
+    "${peer[@]}"
+    "${cpp[@]}"
+  fi
+}
+
+describe_machine() {
+  local cpu
+  cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+  echo "Machine: $(nproc --all) x ${cpu:-unknown processor}, Linux $(uname -r)." \
+    "Two ranks of one thread. $([[ $quick == no ]] || echo 'A quick run: few steps.')"
+}
+
+for part in steps sweep timeline; do
+  rm -rf "${results:?}/$part"
+  mkdir -p "$results/$part"
+done
+describe_machine >"$results/machine.txt"
+all=none,naive,flat,c10d,ddp,ddp_view,ddp_unused,ddp_static
+all_python=none,py_ddp,py_ddp_view,py_ddp_unused,py_ddp_static
+IFS=, read -ra models <<<"$models"
+IFS=, read -ra sweep_models <<<"$sweep_models"
+for ((pass = 1; pass <= passes; ++pass)); do
+  for model in "${models[@]}"; do
+    take_turns steps "$model" "$pass" "$all" "$all_python"
+  done
+done
+for model in "${sweep_models[@]}"; do
+  [[ " ${models[*]} " == *" $model "* ]] || continue
+  for pass in 1 2; do
+    take_turns sweep "$model" "$pass" none,c10d,ddp none,py_ddp --sweep "$sweep"
+  done
+done
+for model in "${models[@]}"; do
+  "$bin/ddprun" -n 2 --no-prefix "$bin/ddp_bench" --model "$model" --modes ddp --iters 1 \
+    --rounds 1 --timeline "$results/timeline/$model.json" >/dev/null
+done
+python3 "$root/benchmarks/report/report.py" "$results" "$output"
+echo "bench: wrote $output/RESULTS.md"

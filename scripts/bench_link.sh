@@ -1,0 +1,199 @@
+#!/usr/bin/env bash
+# Measures ddp_bench over a link of a given rate: see usage() below.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+usage: scripts/bench_link.sh [--quick] [--models A,B,...] [--bin FOLDER] [--python PROGRAM]
+                             [--results FOLDER] [--output FOLDER] [RATE...]
+
+Runs one rank of ddp_bench, and of its peer in Python, in each of two network namespaces that a
+link of RATE Gbit/s joins (default: 1 and 10), and writes RESULTS.md. Needs root, ip and tc. The
+namespaces and all that runs in them are gone when it ends, however it ends.
+
+  --quick             fewer steps and bucket sizes
+  --models A,B,...    of ddp_bench; default: mlp,resnet18
+  --bin FOLDER        with ddp_bench; builds nothing then
+  --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
+  --results FOLDER    for what is measured; default: build/release/bench
+  --output FOLDER     for RESULTS.md and plots/; default: benchmarks
+END
+}
+
+say() { echo "bench_link: $*"; }
+fail() {
+  echo "bench_link: $*" >&2
+  exit 1
+}
+
+quick=no models=mlp,resnet18 bin="" python=find
+results=$root/build/release/bench output=$root/benchmarks rates=()
+while (($# > 0)); do
+  case $1 in
+    --quick) quick=yes ;;
+    --models | --bin | --python | --results | --output)
+      (($# > 1)) || fail "$1 needs a value"
+      declare "${1#--}=$2"
+      shift
+      ;;
+    --help | -h)
+      usage
+      exit
+      ;;
+    *)
+      [[ $1 =~ ^[1-9][0-9]*(\.[0-9]+)?$|^0\.[0-9]*[1-9]$ ]] || {
+        usage >&2
+        fail "expected a rate in Gbit/s, got '$1'"
+      }
+      rates+=("$1")
+      ;;
+  esac
+  shift
+done
+((${#rates[@]} > 0)) || rates=(1 10)
+
+(($(id -u) == 0)) || fail "needs root, to make network namespaces"
+for program in ip tc; do
+  command -v "$program" >/dev/null || fail "needs $program (Debian's package iproute2)"
+done
+if [[ -z $bin ]]; then
+  "$root/scripts/build.sh" ddp_bench
+  bin=$root/build/release/bin
+fi
+[[ -x $bin/ddp_bench ]] || fail "expected ddp_bench in $bin"
+if [[ $python == find ]]; then
+  python=$("$root/scripts/python_with_torch.sh") || python=""
+fi
+[[ -n $python ]] || say "no Python with torch, so there will be no peers in the results"
+
+spaces=("ddp_bench_$$_0" "ddp_bench_$$_1")
+addresses=(10.213.0.1 10.213.0.2)
+running=()
+
+stop_running() {
+  ((${#running[@]} == 0)) || kill -KILL "${running[@]}" 2>/dev/null || true
+  running=()
+}
+clean_up() {
+  stop_running
+  wait
+  for space in "${spaces[@]}"; do
+    ip netns del "$space" 2>/dev/null || true # its end of the link goes with it
+  done
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+make_link() {
+  local side
+  for side in 0 1; do
+    ip netns add "${spaces[side]}"
+  done
+  ip link add link0 netns "${spaces[0]}" type veth peer name link1 netns "${spaces[1]}"
+  for side in 0 1; do
+    ip -n "${spaces[side]}" address add "${addresses[side]}/24" dev "link$side"
+    ip -n "${spaces[side]}" link set lo up
+    ip -n "${spaces[side]}" link set "link$side" up
+  done
+}
+
+# A burst has to hold what the kernel hands over at once (64 KB), and what the rate lets through
+# between two looks at the clock; what is more would let messages travel faster than the link.
+shape_link() { # RATE
+  local side burst
+  burst=$(awk -v rate="$1" 'BEGIN { print int(rate < 2 ? 256 : rate * 128) }')
+  for side in 0 1; do
+    tc -n "${spaces[side]}" qdisc replace dev "link$side" root \
+      tbf rate "$(awk -v rate="$1" 'BEGIN { printf "%d", rate * 1000 }')mbit" \
+      burst "${burst}kb" latency 50ms
+  done
+}
+
+# Runs one command on each side and ends both when one fails. The numbers are those of the programs
+# themselves: in the background the shell becomes ip, and ip the program.
+together() { # COMMAND_OF_0 -- COMMAND_OF_1
+  local first=() status=0
+  while [[ $1 != -- ]]; do
+    first+=("$1")
+    shift
+  done
+  shift
+  ip netns exec "${spaces[0]}" "${first[@]}" &
+  running=($!)
+  ip netns exec "${spaces[1]}" "$@" >&2 &
+  running+=($!)
+  for _ in 0 1; do
+    wait -n "${running[@]}" || status=$?
+    ((status == 0)) || break
+  done
+  ((status == 0)) || stop_running
+  running=()
+  return "$status"
+}
+
+# The payload that one connection gets through; 96% of the rate of the frames at best.
+check_rate() { # RATE FOLDER
+  local measured share
+  measured=$(together python3 "$root/benchmarks/peers/link_rate.py" receive 29400 -- \
+    python3 "$root/benchmarks/peers/link_rate.py" send "${addresses[0]}" 29400 2)
+  share=$(awk -v got="$measured" -v rate="$1" 'BEGIN { printf "%d", 100 * got / rate }')
+  ((share <= 102)) || fail "the link of $1 Gbit/s carries $measured: it is not held to its rate"
+  echo "One TCP connection carries $measured Gbit/s over it." >"$2/rate.txt"
+  if ((share < 85)); then
+    echo "That is less than its rate: this machine is slower than the link." >>"$2/rate.txt"
+  fi
+  say "$(cat "$2/rate.txt")"
+}
+
+# A rank's environment. Gloo is told which interface to use: the host's name may lead elsewhere.
+rank() { # SIDE COMMAND...
+  command=(env "RANK=$1" WORLD_SIZE=2 "LOCAL_RANK=0" LOCAL_WORLD_SIZE=1
+    "MASTER_ADDR=${addresses[0]}" MASTER_PORT=29500 "GLOO_SOCKET_IFNAME=link$1"
+    OMP_NUM_THREADS=1 "${@:2}")
+}
+run_ranks() { # FILE COMMAND...
+  local first command
+  rank 0 "${@:2}"
+  first=("${command[@]}")
+  rank 1 "${@:2}"
+  together "${first[@]}" -- "${command[@]}" >"$1"
+}
+
+# The two ranks share a host, and only a backend for sockets does not notice.
+run_cpp() { # FOLDER MODEL PASS ARGUMENTS...
+  say "${1##*/}, $2, C++, $3"
+  run_ranks "$1/$2-$3-cpp.jsonl" "$bin/ddp_bench" --backend gloo --model "$2" "${@:4}"
+}
+run_python() { # FOLDER MODEL PASS ARGUMENTS...
+  [[ -n $python ]] || return 0
+  say "${1##*/}, $2, Python, $3"
+  run_ranks "$1/$2-$3-py.jsonl" "$python" "$root/benchmarks/peers/ddp_peer.py" --model "$2" "${@:4}"
+}
+
+measure() { # FOLDER MODEL
+  local steps=(--iters 6 --rounds 3) sweep=1,5,10,25,50
+  [[ $quick == no ]] || steps=(--iters 2 --rounds 2) sweep=10
+  run_cpp "$1" "$2" 1 --modes none,flat,c10d,ddp,ddp_view "${steps[@]}"
+  run_python "$1" "$2" 1 --modes none,py_ddp "${steps[@]}"
+  run_python "$1" "$2" 2 --modes none,py_ddp "${steps[@]}"
+  run_cpp "$1" "$2" 2 --modes none,flat,c10d,ddp,ddp_view "${steps[@]}"
+  run_cpp "$1" "$2" sweep --modes none,c10d,ddp --sweep "$sweep" "${steps[@]}"
+  run_python "$1" "$2" sweep --modes none,py_ddp --sweep "$sweep" "${steps[@]}"
+}
+
+IFS=, read -ra models <<<"$models"
+make_link
+for rate in "${rates[@]}"; do
+  folder=$results/link_$rate
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  shape_link "$rate"
+  check_rate "$rate" "$folder"
+  for model in "${models[@]}"; do
+    measure "$folder" "$model"
+  done
+done
+python3 "$root/benchmarks/report/report.py" "$results" "$output"
+say "wrote $output/RESULTS.md"

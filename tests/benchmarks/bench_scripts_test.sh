@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Runs scripts/bench.sh with a stand-in for the programs, and bench_link.sh where it has to refuse.
+# usage: bench_scripts_test.sh <the repository>
+set -euo pipefail
+
+root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+stand_in() { # FILE, with the script on standard input
+  cat >"$1"
+  chmod +x "$1"
+}
+# Notes what it was asked to run and speaks for it: a line for each mode, or a timeline.
+mkdir "$work/bin"
+stand_in "$work/bin/ddprun" <<'END'
+#!/usr/bin/env bash
+set -euo pipefail
+echo "$* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
+while (($# > 0)); do
+  case $1 in
+    --model) model=$2 ;;
+    --modes) modes=$2 ;;
+    --timeline) timeline=$2 ;;
+  esac
+  shift
+done
+for mode in ${modes//,/ }; do
+  echo "{\"model\":\"$model\",\"mode\":\"$mode\",\"backend\":\"gloo\",\"world\":2,\"bucket_cap_mb\":null,\
+\"step_ms\":12,\"step_ms_p10\":11,\"step_ms_p90\":13,\"compute_ms\":10,\"comm_ms\":4,\"overlap\":0.5,\
+\"bytes\":8,\"checksum\":1.5}"
+done
+[[ -z ${timeline-} ]] || echo "{\"model\":\"$model\",\"mode\":\"ddp\",\"world\":2,\"ranks\":[[\
+{\"track\":\"compute\",\"name\":\"forward\",\"start_ms\":0,\"end_ms\":1,\"bytes\":0}]]}" >"$timeline"
+END
+stand_in "$work/bin/ddp_bench" </dev/null
+
+fail() {
+  echo "FAILED: $*"
+  exit 1
+}
+expect() { # WHAT EXPECTED GOT
+  [[ $2 == "$3" ]] || fail "$1: expected
+$2
+got
+$3"
+}
+
+export CALLS=$work/calls
+mkdir "$work/out"
+"$root/scripts/bench.sh" --quick --models mnist,small_params --bin "$work/bin" --python "$work/python" \
+  --results "$work/results" --output "$work/out" >"$work/log" 2>&1 || fail "$(cat "$work/log")"
+
+# Who runs when: C++ before Python in the first pass, after it in the second.
+order=$(sed -n "s|.*/\(ddp_bench\) --model \([a-z_]*\) --modes none.*|\1 \2|p
+                s|.*/\(ddp_peer\).py --model \([a-z_]*\) --modes none.*|\1 \2|p" "$CALLS")
+expect "the order of processes" "ddp_bench mnist
+ddp_peer mnist
+ddp_bench small_params
+ddp_peer small_params
+ddp_peer mnist
+ddp_bench mnist
+ddp_peer small_params
+ddp_bench small_params" "$order"
+expect "calls without one thread for each rank" "" "$(grep -v OMP_NUM_THREADS=1 "$CALLS" || true)"
+results=$(cat "$work/out/RESULTS.md")
+for text in "## mnist" "| small_params | 1.200 x none | 1.03 | missed by 16.5% |" \
+  "| py_ddp_static |" "plots/timeline_mnist.svg" "A quick run"; do
+  [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
+$results"
+done
+
+status=0
+output=$("$root/scripts/bench.sh" --quik 2>&1) || status=$?
+[[ $status == 1 && $output == *"unknown argument '--quik'"* ]] || fail "bench.sh --quik: $output"
+
+status=0
+output=$("$root/scripts/bench_link.sh" 1g 2>&1) || status=$?
+[[ $status == 1 && $output == *"expected a rate in Gbit/s, got '1g'"* ]] ||
+  fail "bench_link.sh 1g: $output"
+
+as_nobody=()
+if (($(id -u) == 0)); then
+  as_nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+fi
+status=0
+mkdir "$work/scripts"
+cp "$root/scripts/bench_link.sh" "$work/scripts" # nobody may have no way to the repository
+chmod 755 "$work"
+output=$("${as_nobody[@]}" "$work/scripts/bench_link.sh" 1 2>&1) || status=$?
+[[ $status == 1 && $output == *"bench_link: needs root"* ]] || fail "bench_link.sh, not root: $output"
+
+echo "bench scripts: all as expected"

@@ -1,0 +1,167 @@
+// ddp_bench as a user starts it.
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "examples/temporary_folder.h"
+#include "support/processes.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::testing::JobEnded;
+using ddp::testing::ProcessOptions;
+using Lines = std::vector<std::string>;
+
+const Lines kFields = {"model",   "mode",        "backend",     "world",      "bucket_cap_mb",
+                       "step_ms", "step_ms_p10", "step_ms_p90", "compute_ms", "comm_ms",
+                       "overlap", "bytes",       "checksum"};
+
+ProcessOptions two_minutes() {
+  ProcessOptions options;
+  options.timeout = std::chrono::minutes(2);
+  return options;
+}
+
+JobEnded bench(Lines arguments) {
+  arguments.insert(arguments.begin(), DDP_BENCH_PROGRAM);
+  for (const char* argument : {"--iters", "2", "--rounds", "1"}) arguments.emplace_back(argument);
+  return ddp::testing::run_job(2, arguments, two_minutes());
+}
+
+/// A line's fields, as it spells them; checks that they are all there, in their order.
+std::map<std::string, std::string> fields_of(const std::string& line) {
+  static const std::regex kField(R"re("(\w+)":("[^"]*"|[^,}]*))re");
+  CAPTURE(line);
+  CHECK(line.front() == '{');
+  CHECK(line.back() == '}');
+  Lines names;
+  std::map<std::string, std::string> fields;
+  for (std::sregex_iterator it(line.begin(), line.end(), kField), end; it != end; ++it) {
+    names.push_back((*it)[1]);
+    fields[names.back()] = (*it)[2];
+  }
+  CHECK(names == kFields);
+  return fields;
+}
+
+std::vector<std::map<std::string, std::string>> results_of(const JobEnded& job) {
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK(job.ranks[1].empty());
+  CHECK(job.ddprun.empty());
+  std::vector<std::map<std::string, std::string>> results;
+  for (const auto& line : job.ranks[0]) {
+    if (line.find("Warning: find_unused_parameters") != std::string::npos) continue;
+    results.push_back(fields_of(line));
+  }
+  return results;
+}
+
+double value(const std::map<std::string, std::string>& result, const std::string& field) {
+  return std::stod(result.at(field));
+}
+
+void check_all_modes(const std::string& model, double bytes) {
+  const Lines modes = {"none", "naive",    "flat",       "c10d",
+                       "ddp",  "ddp_view", "ddp_unused", "ddp_static"};
+  std::string list;
+  for (const auto& mode : modes) list += (list.empty() ? "" : ",") + mode;
+  const auto results = results_of(bench({"--model", model, "--modes", list}));
+  REQUIRE(results.size() == modes.size());
+  std::set<std::string> checksums;
+  for (size_t i = 0; i < modes.size(); ++i) {
+    const auto& result = results[i];
+    CAPTURE(model, modes[i]);
+    CHECK(result.at("model") == '"' + model + '"');
+    CHECK(result.at("mode") == '"' + modes[i] + '"');
+    CHECK(result.at("backend") == "\"gloo\"");
+    CHECK(result.at("world") == "2");
+    CHECK(result.at("bucket_cap_mb") == "null");
+    CHECK(0 < value(result, "step_ms_p10"));
+    CHECK(value(result, "step_ms_p10") <= value(result, "step_ms"));
+    CHECK(value(result, "step_ms") <= value(result, "step_ms_p90"));
+    CHECK(result.at("compute_ms") == results[0].at("step_ms"));
+    CHECK(0 <= value(result, "overlap"));
+    CHECK(value(result, "overlap") <= 1);
+    CHECK((value(result, "comm_ms") > 0) == (i > 0));
+    CHECK(value(result, "bytes") == (i > 0 ? bytes : 0));
+    if (i > 0) checksums.insert(result.at("checksum"));
+  }
+  CHECK(checksums.size() == 1);
+  // Without averages, rank 0 trains on its own data, and the checksum tells.
+  CHECK(checksums.count(results[0].at("checksum")) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("each mode ends as a line, and all with the same parameters", "[benchmarks][process]") {
+  check_all_modes("small_params", 896000);
+  check_all_modes("mnist", 4799528);
+}
+
+TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]") {
+  const auto results = results_of(bench(
+      {"--model", "small_params", "--modes", "ddp,flat,c10d", "--sweep", "0.1,25", "--seed", "3"}));
+  Lines seen;
+  for (const auto& result : results) {
+    seen.push_back(result.at("mode") + " " + result.at("bucket_cap_mb"));
+    // `none` ran as well, though nobody asked for it.
+    CHECK(value(result, "compute_ms") > 0);
+  }
+  CHECK(seen == Lines{"\"ddp\" 0.1", "\"ddp\" 25", "\"flat\" null", "\"c10d\" 0.1", "\"c10d\" 25"});
+}
+
+TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
+  const examples::testing::TemporaryFolder folder;
+  const auto file = folder.file("step.json");
+  const auto results = results_of(bench(
+      {"--model", "small_params", "--modes", "ddp,c10d", "--bucket-cap-mb-list", "0.1,0.3",
+       "--no-broadcast-buffers", "--no-init-sync", "--gradient-as-bucket-view", "--timeline",
+       file}));
+  CHECK(results.size() == 2);
+  std::string json;
+  std::getline(std::ifstream(file), json);
+  CHECK_THAT(json, ContainsText("\"bucket 0\"") && ContainsText("\"optimizer\""));
+}
+
+TEST_CASE("every rank tells what is wrong with the command line", "[benchmarks][process][errors]") {
+  const std::vector<std::pair<Lines, std::string>> wrong = {
+      {{"--model", "vgg"}, "ddp_bench: --model: expected one of mnist, mlp"},
+      {{"--modes", "none,dpd"}, "ddp_bench: --modes: expected one of none, naive"},
+      {{"--sweep", "1,zero"}, "ddp_bench: --sweep: expected MiB greater than 0, got 'zero'"}};
+  for (const auto& [arguments, text] : wrong) {
+    CAPTURE(text);
+    // Under ddprun the first to fail may end the others before they have spoken.
+    for (const char* rank : {"0", "1"}) {
+      Lines command = {DDP_BENCH_PROGRAM};
+      command.insert(command.end(), arguments.begin(), arguments.end());
+      ProcessOptions options;
+      options.environment = {
+          std::string("RANK=") + rank, std::string("LOCAL_RANK=") + rank, "WORLD_SIZE=2"};
+      const auto ended = ddp::testing::run(command, options);
+      CHECK(ended.code == 2);
+      CHECK(ended.out.empty());
+      CHECK(ddp::testing::lines_of(ended.err).size() == 1);
+      CHECK_THAT(ended.err, ContainsText(text));
+    }
+    const auto job = bench(arguments);
+    CHECK(job.code == 2);
+    CHECK_THAT(job.output, ContainsText(text));
+  }
+}
+
+TEST_CASE("what cannot be is told by the program", "[benchmarks][process][errors]") {
+  const auto backend = bench({"--backend", "pigeon"});
+  CHECK(backend.code == 2);
+  CHECK_THAT(backend.output, ContainsText("ddp_bench: backend(): expected"));
+
+  const auto timeline = bench({"--model", "small_params", "--timeline", "/nowhere/step.json"});
+  CHECK(timeline.code == 1);
+  CHECK_THAT(timeline.output, ContainsText("--timeline /nowhere/step.json: expected a file"));
+}

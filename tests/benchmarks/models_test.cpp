@@ -1,0 +1,68 @@
+#include "benchmarks/ddp_bench/models.h"
+
+#include <map>
+
+#include <torch/torch.h>
+
+#include "benchmarks/ddp_bench/fingerprint.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp_bench::make_task;
+
+int64_t count_parameters(const ddp_bench::Task& task) {
+  int64_t count = 0;
+  for (const auto& parameter : task.net->parameters()) count += parameter.numel();
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("models have the sizes that the README states", "[benchmarks][pure]") {
+  const std::map<std::string, int64_t> sizes = {
+      {"mnist", 1199882},
+      {"mlp", 16785408},
+      {"small_params", 224000},
+      {"resnet18", 11173962},
+      {"transformer", 5268456}};
+  REQUIRE(ddp_bench::model_names().size() == sizes.size());
+  for (const auto& name : ddp_bench::model_names()) {
+    CAPTURE(name);
+    CHECK(count_parameters(make_task(name, 1, 0)) == sizes.at(name));
+  }
+  CHECK(make_task("small_params", 1, 0).net->parameters().size() == 800);
+}
+
+TEST_CASE("a step's loss is finite and reaches every parameter", "[benchmarks][pure]") {
+  for (const auto& name : ddp_bench::model_names()) {
+    CAPTURE(name);
+    const auto task = make_task(name, 1, 0);
+    const auto loss = task.loss(task.net->forward(task.input), task.target);
+    loss.backward();
+    CHECK(std::isfinite(loss.item<double>()));
+    for (const auto& parameter : task.net->parameters()) CHECK(parameter.grad().defined());
+  }
+}
+
+TEST_CASE("parameters come from the seed, data from the rank too", "[benchmarks][pure]") {
+  const auto first = make_task("small_params", 1, 0);
+  const auto hash = [](const ddp_bench::Task& task) {
+    return ddp_bench::fingerprint(task.net->parameters()).hash;
+  };
+  torch::rand({3});  // what else was drawn does not matter
+  const auto again = make_task("small_params", 1, 0);
+  CHECK(hash(again) == hash(first));
+  CHECK(torch::equal(again.input, first.input));
+  CHECK(torch::equal(again.target, first.target));
+
+  const auto other_rank = make_task("small_params", 1, 1);
+  CHECK(hash(other_rank) == hash(first));
+  CHECK_FALSE(torch::equal(other_rank.input, first.input));
+  CHECK(hash(make_task("small_params", 2, 0)) != hash(first));
+}
+
+TEST_CASE("an unknown model is refused", "[benchmarks][pure][errors]") {
+  CHECK_THROWS_WITH(make_task("vgg", 1, 0), ContainsText("vgg"));
+}

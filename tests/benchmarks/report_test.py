@@ -1,0 +1,159 @@
+"""Checks benchmarks/report and what the peers make of their times.
+
+usage: report_test.py <the repository>
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(sys.argv.pop(1))
+sys.path += [str(ROOT / "benchmarks/report"), str(ROOT / "benchmarks/peers")]
+
+import report
+import svg
+import tables
+from peer_statistics import overlap, quantile
+
+
+def line(mode, step, **fields):
+    record = {
+        "model": "mlp", "mode": mode, "backend": "gloo", "world": 2, "bucket_cap_mb": None,
+        "step_ms": step, "step_ms_p10": step - 1, "step_ms_p90": step + 1, "compute_ms": 100.0,
+        "comm_ms": 0.0 if mode == "none" else 50.0, "overlap": 0.5,
+        "bytes": 0 if mode == "none" else 4000, "checksum": 7.5,
+    }
+    record.update(fields)
+    return record
+
+
+class Statistics(unittest.TestCase):
+    # statistics_test.cpp has the same values.
+    def test_quantile(self):
+        self.assertEqual(quantile([3], 0.1), 3)
+        self.assertEqual(quantile([4, 1, 3, 2], 0.5), 2.5)
+        self.assertEqual(quantile([5, 1, 3], 0.5), 3)
+        self.assertAlmostEqual(quantile([10, 20, 30, 40, 50], 0.1), 14)
+        self.assertAlmostEqual(quantile([10, 20, 30, 40, 50], 0.9), 46)
+        self.assertEqual(quantile([2, 1], 1), 2)
+
+    def test_overlap(self):
+        self.assertEqual(overlap(50, 100, 150), 0)
+        self.assertEqual(overlap(50, 100, 100), 0.5)
+        self.assertEqual(overlap(100, 50, 100), 1)
+        self.assertEqual(overlap(100, 50, 90), 1)
+        self.assertEqual(overlap(100, 50, 200), 0)
+        self.assertEqual(overlap(100, 0, 90), 0)
+
+
+class Written(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.results = pathlib.Path(folder.name) / "results"
+        self.output = pathlib.Path(folder.name) / "output"
+        self.results.mkdir()
+        self.output.mkdir()
+
+    def put(self, name, *records):
+        path = self.results / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def write(self):
+        report.Report(self.results, self.output).write()
+        return (self.output / "RESULTS.md").read_text()
+
+    def picture(self, name):
+        return xml.etree.ElementTree.parse(self.output / "plots" / name).getroot()
+
+    def test_ratios_are_of_one_process(self):
+        # The second process ran on a machine half as fast: medians of times would say 1.8.
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 120.0))
+        slow = {"compute_ms": 200.0, "comm_ms": 100.0}
+        self.put("steps/mlp-2-cpp.jsonl", line("none", 200.0, **slow), line("ddp", 280.0, **slow))
+        text = self.write()
+        self.assertIn("| ddp | 200.0 | 199.0-201.0 | 1.300 | 1.200-1.400 | 75.0 | 2.600 |", text)
+        self.assertIn("| mlp | 1.300 x none | 1.25 | missed by 4.0% |", text)
+
+    def test_a_target_that_is_met(self):
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
+        self.assertIn("| mlp | 1.250 x none | 1.25 | met |", self.write())
+
+    def test_other_bucket_sizes_and_modes_are_no_target(self):
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0, bucket_cap_mb=5.0))
+        self.assertNotIn("## Targets", self.write())
+
+    def test_python_is_beside_and_compared(self):
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
+        self.put("steps/mlp-1-py.jsonl", line("none", 110.0), line("py_ddp", 150.0))
+        text = self.write()
+        self.assertIn("| none, Python | 110.0 |", text)
+        self.assertLess(text.index("| ddp |"), text.index("| py_ddp |"))
+        self.assertIn("same checksum, to the last digit", text)
+
+    def test_other_parameters_are_told(self):
+        self.put("steps/mlp-1-cpp.jsonl", line("ddp", 125.0))
+        self.put("steps/mlp-1-py.jsonl", line("py_ddp", 150.0, checksum=7.5 * (1 + 1e-9)))
+        self.assertIn("agree to 1e-09 of their size, but for rounding", self.write())
+        self.put("steps/mlp-1-py.jsonl", line("py_ddp", 150.0, checksum=7.6))
+        self.assertIn("MORE THAN ROUNDING", self.write())
+        self.put("steps/mlp-1-py.jsonl", line("py_ddp", 150.0, checksum=None))
+        self.assertIn("diverged", self.write())
+
+    def test_sweeps_become_a_picture(self):
+        caps = (1.0, 5.0, 25.0)
+        records = [line("ddp", 110.0 + cap, bucket_cap_mb=cap) for cap in caps]
+        records += [line("c10d", 150.0, bucket_cap_mb=cap) for cap in caps[:2]]
+        self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *records)
+        self.assertIn("![step time of mlp by bucket size](plots/sweep_mlp.svg)", self.write())
+        lines = self.picture("sweep_mlp.svg").findall("{*}polyline")
+        self.assertEqual([len(one.get("points").split()) for one in lines], [2, 3])
+
+    def test_a_step_becomes_a_picture(self):
+        spans = [
+            {"track": "compute", "name": "forward", "start_ms": 0, "end_ms": 3, "bytes": 0},
+            {"track": "communication", "name": "bucket 0", "start_ms": 2, "end_ms": 4, "bytes": 8},
+        ]
+        step = {"model": "mlp", "mode": "ddp", "world": 2, "ranks": [spans, spans]}
+        self.put("timeline/mlp.json", step)
+        self.assertIn("plots/timeline_mlp.svg", self.write())
+        titles = [title.text for title in self.picture("timeline_mlp.svg").findall(".//{*}title")]
+        self.assertEqual(titles.count("bucket 0: 2.00 to 4.00 ms"), 2)
+
+    def test_links_have_targets_of_their_own(self):
+        self.put("link_10/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
+        self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 52.0))
+        (self.results / "link_1/rate.txt").write_text("One TCP connection carries 0.957 Gbit/s.\n")
+        text = self.write()
+        self.assertIn("carries 0.957", text)
+        self.assertIn("| mlp | 1.040 x communication alone | 1.05 | met |", text)
+        self.assertEqual(text.count("communication alone"), 1)
+        self.assertLess(text.index("of 1 Gbit/s"), text.index("of 10 Gbit/s"))
+
+
+class Drawing(unittest.TestCase):
+    def test_ticks_are_round_and_inside(self):
+        self.assertEqual(list(svg.ticks(0, 10, 5)), [0, 2, 4, 6, 8, 10])
+        self.assertEqual(list(svg.ticks(130, 700, 6)), [200, 300, 400, 500, 600, 700])
+
+    def test_spans_at_the_same_time_lie_in_lanes(self):
+        spans = [("a", 0, 4, 0), ("b", 1, 2, 0), ("c", 2, 6, 0), ("d", 4, 5, 0), ("e", 5, 6, 0)]
+        self.assertEqual(svg.lanes_of(spans), [0, 1, 1, 0, 0])
+        self.assertEqual(svg.lanes_of([("a", 0, 1, 0), ("b", 1, 2, 0)]), [0, 0])
+
+    def test_names_are_escaped(self):
+        chart = svg.line_chart("a < b & c", ["1"], [("<x>", [1.0])], "x", "y")
+        xml.etree.ElementTree.fromstring(chart)
+
+
+class Verdict(unittest.TestCase):
+    def test_a_ratio_at_its_target_meets_it(self):
+        self.assertEqual(tables.verdict(1.04, 1.04), "met")
+        self.assertEqual(tables.verdict(1.0816, 1.04), "missed by 4.0%")
+
+
+unittest.main()
