@@ -124,11 +124,14 @@ together() { # COMMAND_OF_0 -- COMMAND_OF_1
   running=($!)
   ip netns exec "${spaces[1]}" "$@" >&2 &
   running+=($!)
-  for _ in 0 1; do
-    wait -n "${running[@]}" || status=$?
-    ((status == 0)) || break
+  local started=("${running[@]}") program
+  wait -n "${started[@]}" || {
+    status=$?
+    stop_running
+  }
+  for program in "${started[@]}"; do
+    wait "$program" || status=$((status ? status : $?))
   done
-  ((status == 0)) || stop_running
   running=()
   return "$status"
 }
@@ -147,7 +150,8 @@ check_rate() { # RATE FOLDER
   say "$(cat "$2/rate.txt")"
 }
 
-# A rank's environment. Gloo is told which interface to use: the host's name may lead elsewhere.
+# A rank's environment. Gloo is told which interface to use: the host's name may lead elsewhere. That
+# no name service answers in a namespace, c10d says in a warning.
 rank() { # SIDE COMMAND...
   command=(env "RANK=$1" WORLD_SIZE=2 "LOCAL_RANK=0" LOCAL_WORLD_SIZE=1
     "MASTER_ADDR=${addresses[0]}" MASTER_PORT=29500 "GLOO_SOCKET_IFNAME=link$1"
