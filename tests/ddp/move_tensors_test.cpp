@@ -3,6 +3,19 @@
 
 #include "support/catch.h"
 
+namespace photos {
+
+struct Batch {
+  at::Tensor images;
+  std::string name;
+};
+
+Batch move_tensors(const Batch& batch, const ddp::TensorMove& to) {
+  return {to(batch.images), batch.name};
+}
+
+}  // namespace photos
+
 namespace ddp {
 namespace {
 
@@ -40,6 +53,14 @@ TEST_CASE("tensors are moved in any nesting, and nothing else is touched", "[pur
   CHECK(map.at("hidden")[0].second);
   CHECK(moved(std::unordered_map<int, at::Tensor>{{3, t}}).at(3).is_meta());
   CHECK(t.is_cpu());
+}
+
+TEST_CASE("a type that says how is moved, also inside of others", "[pure][ddp]") {
+  const photos::Batch batch{torch::ones({2}), "beach"};
+  CHECK(moved(batch).images.is_meta());
+  CHECK(moved(batch).name == "beach");
+  CHECK(moved(std::vector<photos::Batch>{batch, batch})[1].images.is_meta());
+  CHECK_FALSE(moved(photos::Batch()).images.defined());
 }
 
 TEST_CASE("what holds no tensor is no business of the mover", "[pure][ddp]") {

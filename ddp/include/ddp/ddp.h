@@ -24,6 +24,7 @@
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
 #include <ddp/output_tensors.h>
+#include <ddp/prefetch.h>
 #include <ddp/process_group.h>
 #include <ddp/reducer.h>
 #include <ddp/sampler.h>

@@ -52,8 +52,9 @@ struct DistributedDataParallelOptions {
   /// The ranks to train with. Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
   /// The one CUDA device this rank's module lives on; arguments of `forward` are moved there:
-  /// tensors, and copies of vectors, arrays, pairs, tuples, maps and optionals of them, nested in
-  /// any way (what `forward` writes into such an argument is lost).
+  /// tensors, and copies of vectors, arrays, pairs, tuples, maps and optionals of them and of types
+  /// with a `move_tensors` (see move_tensors.h), nested in any way (what `forward` writes into such
+  /// an argument is lost).
   /// Default: none, arguments stay where they are
   TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
   /// Broadcast rank 0's buffers before each training forward (BatchNorm's statistics). Default:

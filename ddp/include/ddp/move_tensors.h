@@ -12,53 +12,76 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
+#include <ddp/output_tensors.h>
 
-namespace ddp::detail {
+namespace ddp {
 
-/// How a `T` that holds tensors is copied to another device; the general case holds none.
+/// Gives the tensor that takes another's place elsewhere; an undefined one stays undefined.
+using TensorMove = c10::function_ref<at::Tensor(const at::Tensor&)>;
+
+namespace detail {
+
+template <typename T>
+using MoveTensors =
+    decltype(move_tensors(std::declval<const T&>(), std::declval<const TensorMove&>()));
+
+/// How a `T` that holds tensors is copied to another device. In the general case it holds none,
+/// unless it is a user's type, with a function declared beside it:
+/// ```
+/// MyBatch move_tensors(const MyBatch& batch, const ddp::TensorMove& to) {
+///   return {to(batch.images), to(batch.labels), batch.names};
+/// }
+/// ```
 template <typename T>
 struct Mover {
-  static constexpr bool holds_tensors = false;
+  static constexpr bool holds_tensors = has<MoveTensors, T>;
+  static T move(const TensorMove& to, const T& value) { return move_tensors(value, to); }
 };
 
-/// Whether `moved_to` knows `T`, and `T` holds tensors.
+/// Whether `T` holds tensors, and they can be moved.
 template <typename T>
 constexpr bool can_move = Mover<T>::holds_tensors;
 
-/// A copy of `value` with its tensors on `device`; parts that hold none are copied as they are. A
-/// tensor that is there already is not copied.
+/// A copy of `value` in which `to` has replaced the tensors; parts that hold none are copied as
+/// they are.
 template <typename T>
-T moved_to(c10::Device device, const T& value) {
+T moved_by(const TensorMove& to, const T& value) {
   if constexpr (can_move<T>) {
-    return Mover<T>::move(device, value);
+    return Mover<T>::move(to, value);
   } else {
     return value;
   }
 }
 
+/// The same to `device`; a tensor that is there already is not copied.
+template <typename T>
+T moved_to(c10::Device device, const T& value) {
+  const auto to = [device](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
+  return moved_by(to, value);
+}
+
 template <>
 struct Mover<at::Tensor> {
   static constexpr bool holds_tensors = true;
-  static at::Tensor move(c10::Device device, const at::Tensor& t) {
-    return t.defined() ? t.to(device) : t;
-  }
+  static at::Tensor move(const TensorMove& to, const at::Tensor& t) { return to(t); }
 };
 
 template <typename T>
 struct Mover<std::optional<T>> {
   static constexpr bool holds_tensors = can_move<T>;
-  static std::optional<T> move(c10::Device device, const std::optional<T>& value) {
-    return value ? std::optional<T>(moved_to(device, *value)) : std::nullopt;
+  static std::optional<T> move(const TensorMove& to, const std::optional<T>& value) {
+    return value ? std::optional<T>(moved_by(to, *value)) : std::nullopt;
   }
 };
 
 template <typename T>
 struct Mover<std::vector<T>> {
   static constexpr bool holds_tensors = can_move<T>;
-  static std::vector<T> move(c10::Device device, const std::vector<T>& values) {
+  static std::vector<T> move(const TensorMove& to, const std::vector<T>& values) {
     std::vector<T> moved;
     moved.reserve(values.size());
-    for (const auto& value : values) moved.push_back(moved_to(device, value));
+    for (const auto& value : values) moved.push_back(moved_by(to, value));
     return moved;
   }
 };
@@ -68,9 +91,8 @@ template <typename Product, typename... Parts>
 struct ProductMover {
   static constexpr bool holds_tensors =
       (can_move<Parts> || ...) && (std::is_copy_constructible_v<Parts> && ...);
-  static Product move(c10::Device device, const Product& value) {
-    return std::apply(
-        [&](const auto&... parts) { return Product{moved_to(device, parts)...}; }, value);
+  static Product move(const TensorMove& to, const Product& value) {
+    return std::apply([&](const auto&... parts) { return Product{moved_by(to, parts)...}; }, value);
   }
 };
 template <typename A, typename B>
@@ -83,9 +105,9 @@ struct Mover<std::array<T, n>> : ProductMover<std::array<T, n>, T> {};
 template <typename Map>
 struct MapMover {
   static constexpr bool holds_tensors = can_move<typename Map::mapped_type>;
-  static Map move(c10::Device device, const Map& values) {
+  static Map move(const TensorMove& to, const Map& values) {
     Map moved;
-    for (const auto& [key, value] : values) moved.emplace(key, moved_to(device, value));
+    for (const auto& [key, value] : values) moved.emplace(key, moved_by(to, value));
     return moved;
   }
 };
@@ -94,4 +116,5 @@ struct Mover<std::map<T...>> : MapMover<std::map<T...>> {};
 template <typename... T>
 struct Mover<std::unordered_map<T...>> : MapMover<std::unordered_map<T...>> {};
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

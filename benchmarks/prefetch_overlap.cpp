@@ -1,0 +1,213 @@
+// What prefetching is worth: training steps of a small network whose batches come out of a slow
+// transform, without a prefetching loader and with one of 1 and of 2 workers, which take turns.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/prefetch.h>
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+
+#include "median.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Batch = torch::data::Example<>;
+
+struct Sizes {
+  int batch = 32;
+  int image = 224;  // pixels a side, as stored
+  int crop = 64;    // as the network sees them
+  int channels = 16;
+  int steps = 30;
+  int rounds = 9;
+};
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Noise in bytes, as decoded images are; every batch is drawn anew from the same ones.
+struct Images : torch::data::datasets::BatchDataset<Images, Batch> {
+  explicit Images(const Sizes& sizes)
+      : count(static_cast<size_t>(sizes.batch) * sizes.steps),
+        stored(torch::randint(0, 256, {256, 3, sizes.image, sizes.image}, torch::kByte)) {}
+  Batch get_batch(c10::ArrayRef<size_t> indices) override {
+    std::vector<int64_t> rows(indices.begin(), indices.end());
+    for (auto& row : rows) row %= stored.size(0);
+    const auto which = torch::tensor(rows);
+    return {stored.index_select(0, which), which % 10};
+  }
+  std::optional<size_t> size() const override { return count; }
+
+  size_t count;
+  at::Tensor stored;
+};
+
+// A random crop of every image, flipped or not, scaled and normalized.
+Batch augmented(const Batch& batch, int crop) {
+  namespace F = torch::nn::functional;
+  const int64_t full = batch.data.size(3);
+  const auto resize = F::InterpolateFuncOptions()
+                          .size(std::vector<int64_t>{crop, crop})
+                          .mode(torch::kBilinear)
+                          .align_corners(false)
+                          .antialias(true);
+  std::vector<at::Tensor> images;
+  for (const auto& image : batch.data.unbind()) {
+    const int64_t side = full / 2 + torch::randint(full / 2, {1}).item<int64_t>();
+    const int64_t top = torch::randint(full - side + 1, {1}).item<int64_t>();
+    const int64_t left = torch::randint(full - side + 1, {1}).item<int64_t>();
+    auto cut = image.narrow(1, top, side).narrow(2, left, side).to(torch::kFloat);
+    if (torch::randint(2, {1}).item<int64_t>()) cut = cut.flip(2);
+    images.push_back(F::interpolate(cut.unsqueeze(0), resize).sub_(127.5).div_(64));
+  }
+  return {torch::cat(images), batch.target};
+}
+
+class Training {
+ public:
+  explicit Training(int channels)
+      : net_(
+            conv(3, channels), torch::nn::ReLU(), conv(channels, 2 * channels), torch::nn::ReLU(),
+            torch::nn::AdaptiveAvgPool2d(1), torch::nn::Flatten(),
+            torch::nn::Linear(2 * channels, 10)),
+        optimizer_(net_->parameters(), 0.01) {}
+
+  void step(const Batch& batch) {
+    optimizer_.zero_grad();
+    torch::nn::functional::cross_entropy(net_->forward(batch.data), batch.target).backward();
+    optimizer_.step();
+  }
+
+ private:
+  static torch::nn::Conv2d conv(int from, int to) {
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 3).stride(2).padding(1));
+  }
+
+  torch::nn::Sequential net_;
+  torch::optim::SGD optimizer_;
+};
+
+// Whole passes, with the start and the end of threads: milliseconds a step.
+class Comparison {
+ public:
+  explicit Comparison(const Sizes& sizes)
+      : sizes_(sizes), images_(sizes), training_(sizes.channels), prepared_(augmented_first()) {}
+
+  double compute() {
+    const auto start = Clock::now();
+    for (int i = 0; i < sizes_.steps; ++i) training_.step(prepared_);
+    return milliseconds_since(start) / sizes_.steps;
+  }
+
+  double transform() {
+    auto loader = inner();
+    const auto start = Clock::now();
+    for (const auto& batch : *loader) augmented(batch, sizes_.crop);
+    return milliseconds_since(start) / sizes_.steps;
+  }
+
+  double plain() {
+    auto loader = inner();
+    const auto start = Clock::now();
+    for (const auto& batch : *loader) training_.step(augmented(batch, sizes_.crop));
+    return milliseconds_since(start) / sizes_.steps;
+  }
+
+  double prefetch(int workers) {
+    auto loader = ddp::make_prefetch_loader(
+        inner(), [crop = sizes_.crop](const Batch& batch) { return augmented(batch, crop); },
+        ddp::PrefetchOptions().workers(workers));
+    const auto start = Clock::now();
+    for (const auto& batch : *loader) training_.step(batch);
+    return milliseconds_since(start) / sizes_.steps;
+  }
+
+ private:
+  using Sampler = torch::data::samplers::RandomSampler;
+
+  std::unique_ptr<torch::data::StatelessDataLoader<Images, Sampler>> inner() const {
+    return torch::data::make_data_loader<Sampler>(
+        images_, torch::data::DataLoaderOptions(sizes_.batch));
+  }
+
+  Batch augmented_first() {
+    auto loader = inner();
+    return augmented(*loader->begin(), sizes_.crop);
+  }
+
+  Sizes sizes_;
+  Images images_;
+  Training training_;
+  Batch prepared_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Sizes sizes;
+  CLI::App app(
+      "Time of a training step with batches out of a slow transform (random crops, flips, "
+      "bilinear\n"
+      "resizing), without and with ddp::make_prefetch_loader. The loop and each worker compute on\n"
+      "one thread. Prints a line of JSON for each way: the median over rounds of the milliseconds\n"
+      "a step of a whole pass takes, threads' start and first wait included. `over_limit` is that\n"
+      "over max(compute, transform), which one worker can reach on a core of its own; with n\n"
+      "workers the limit is max(compute, transform / n), on as many cores.");
+  app.add_option("--batch", sizes.batch, "Images in a batch")->check(CLI::Range(1, 4096));
+  app.add_option("--image", sizes.image, "Pixels a side of an image before the transform")
+      ->check(CLI::Range(8, 2048));
+  app.add_option("--crop", sizes.crop, "Pixels a side after it")->check(CLI::Range(4, 1024));
+  app.add_option("--channels", sizes.channels, "Width of the network: the time of the computation")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--steps", sizes.steps, "Steps of a pass")->check(CLI::Range(2, 100000));
+  app.add_option("--rounds", sizes.rounds, "Passes of each way, which take turns")
+      ->check(CLI::Range(1, 100000));
+  app.get_formatter()->column_width(30);
+  CLI11_PARSE(app, argc, argv);
+
+  at::set_num_threads(1);
+  torch::manual_seed(0);
+  Comparison comparison(sizes);
+
+  struct Way {
+    const char* name;
+    std::function<double()> pass;
+    std::vector<double> times;
+  };
+  std::vector<Way> ways{
+      {"compute", [&] { return comparison.compute(); }, {}},
+      {"transform", [&] { return comparison.transform(); }, {}},
+      {"plain", [&] { return comparison.plain(); }, {}},
+      {"prefetch 1", [&] { return comparison.prefetch(1); }, {}},
+      {"prefetch 2", [&] { return comparison.prefetch(2); }, {}},
+  };
+  for (int round = -1; round < sizes.rounds; ++round) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
+      auto& way = ways[round % 2 ? ways.size() - 1 - i : i];
+      const double ms = way.pass();
+      if (round >= 0) way.times.push_back(ms);
+    }
+  }
+
+  const double compute = benchmarks::median(ways[0].times);
+  const double transform = benchmarks::median(ways[1].times);
+  const double plain = benchmarks::median(ways[2].times);
+  for (size_t i = 2; i < ways.size(); ++i) {
+    const double ms = benchmarks::median(ways[i].times);
+    std::printf(
+        "{\"mode\": \"%s\", \"ms_per_step\": %.3f, \"compute_ms\": %.3f, \"transform_ms\": %.3f, "
+        "\"over_limit\": %.3f, \"speedup\": %.3f, \"steps\": %d, \"rounds\": %d}\n",
+        ways[i].name, ms, compute, transform, ms / std::max(compute, transform), plain / ms,
+        sizes.steps, sizes.rounds);
+  }
+  return 0;
+}

@@ -1,0 +1,89 @@
+#include "ordered_workers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp {
+
+OrderedWorkers::OrderedWorkers(size_t workers, size_t depth, Draw draw)
+    : depth_(depth), draw_(std::move(draw)) {
+  try {
+    for (size_t i = 0; i < std::min(workers, depth); ++i) {
+      threads_.emplace_back([this] { work_until_drained(); });
+    }
+  } catch (...) {  // the system has no thread left to give; those that run would outlive this
+    stop();
+    throw;
+  }
+}
+
+void OrderedWorkers::work_until_drained() {
+  while (auto ticket = draw_next()) {
+    Outcome outcome;
+    try {
+      ticket->work->run();
+      outcome.work = std::move(ticket->work);
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
+    finish(ticket->number, std::move(outcome));
+  }
+}
+
+std::optional<OrderedWorkers::Ticket> OrderedWorkers::draw_next() {
+  const std::lock_guard<std::mutex> turn(turn_);
+  Ticket ticket;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    room_.wait(lock, [&] { return state_ != State::Drawing || drawn_ - taken_ < depth_; });
+    if (state_ != State::Drawing) return std::nullopt;
+    ticket.number = drawn_++;
+  }
+  try {
+    ticket.work = draw_();
+    if (ticket.work) return ticket;
+    finish(ticket.number, Outcome());
+  } catch (...) {
+    finish(ticket.number, Outcome{nullptr, std::current_exception()});
+  }
+  return std::nullopt;
+}
+
+void OrderedWorkers::finish(size_t number, Outcome outcome) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!outcome.work && state_ == State::Drawing) state_ = State::Drained;
+    outcomes_.emplace(number, std::move(outcome));
+  }
+  finished_.notify_one();
+}
+
+std::unique_ptr<Work> OrderedWorkers::next() {
+  Outcome outcome;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (state_ == State::Stopped) return nullptr;
+    finished_.wait(lock, [&] { return !outcomes_.empty() && outcomes_.begin()->first == taken_; });
+    outcome = std::move(outcomes_.begin()->second);
+    outcomes_.erase(outcomes_.begin());
+    ++taken_;
+  }
+  room_.notify_one();
+  if (outcome.work) return std::move(outcome.work);
+  stop();
+  if (outcome.error) std::rethrow_exception(outcome.error);
+  return nullptr;
+}
+
+void OrderedWorkers::stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_ = State::Stopped;
+  }
+  room_.notify_one();
+  for (auto& thread : threads_) thread.join();
+  threads_.clear();
+  outcomes_.clear();
+}
+
+}  // namespace ddp
