@@ -158,9 +158,9 @@ int main(int argc, char** argv) {
       "bilinear\n"
       "resizing), without and with ddp::make_prefetch_loader. The loop and each worker compute on\n"
       "one thread. Prints a line of JSON for each way: the median over rounds of the milliseconds\n"
-      "a step of a whole pass takes, threads' start and first wait included. `over_limit` is that\n"
-      "over max(compute, transform), which one worker can reach on a core of its own; with n\n"
-      "workers the limit is max(compute, transform / n), on as many cores.");
+      "a step of a whole pass takes, threads' start and first wait included. `over_limit` is the\n"
+      "median over rounds of that over max(compute, transform), which one worker can reach on a\n"
+      "core of its own; `speedup` is that of plain over it.");
   app.add_option("--batch", sizes.batch, "Images in a batch")->check(CLI::Range(1, 4096));
   app.add_option("--image", sizes.image, "Pixels a side of an image before the transform")
       ->check(CLI::Range(8, 2048));
@@ -198,15 +198,20 @@ int main(int argc, char** argv) {
     }
   }
 
-  const double compute = benchmarks::median(ways[0].times);
-  const double transform = benchmarks::median(ways[1].times);
-  const double plain = benchmarks::median(ways[2].times);
+  // Round by round: the machine's speed drifts between them.
+  const auto ratio = [&](const auto& of, const auto& to) {
+    std::vector<double> ratios;
+    for (int round = 0; round < sizes.rounds; ++round) ratios.push_back(of(round) / to(round));
+    return benchmarks::median(std::move(ratios));
+  };
+  const auto time_of = [&](size_t way) { return [&, way](int r) { return ways[way].times[r]; }; };
+  const auto limit = [&](int r) { return std::max(ways[0].times[r], ways[1].times[r]); };
   for (size_t i = 2; i < ways.size(); ++i) {
-    const double ms = benchmarks::median(ways[i].times);
     std::printf(
         "{\"mode\": \"%s\", \"ms_per_step\": %.3f, \"compute_ms\": %.3f, \"transform_ms\": %.3f, "
         "\"over_limit\": %.3f, \"speedup\": %.3f, \"steps\": %d, \"rounds\": %d}\n",
-        ways[i].name, ms, compute, transform, ms / std::max(compute, transform), plain / ms,
+        ways[i].name, benchmarks::median(ways[i].times), benchmarks::median(ways[0].times),
+        benchmarks::median(ways[1].times), ratio(time_of(i), limit), ratio(time_of(2), time_of(i)),
         sizes.steps, sizes.rounds);
   }
   return 0;
