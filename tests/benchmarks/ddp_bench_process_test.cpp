@@ -80,7 +80,7 @@ void check_all_modes(const std::string& model, double bytes) {
     CAPTURE(model, modes[i]);
     CHECK(result.at("model") == '"' + model + '"');
     CHECK(result.at("mode") == '"' + modes[i] + '"');
-    CHECK(result.at("backend") == "\"gloo\"");
+    CHECK(result.at("backend") == "\"shm\"");
     CHECK(result.at("world") == "2");
     CHECK(result.at("bucket_cap_mb") == "null");
     CHECK(0 < value(result, "step_ms_p10"));

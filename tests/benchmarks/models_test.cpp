@@ -1,5 +1,6 @@
 #include "benchmarks/ddp_bench/models.h"
 
+#include <cmath>
 #include <map>
 
 #include <torch/torch.h>
