@@ -313,6 +313,41 @@ TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][
   for (const double difference : outputs) CHECK(difference < 1e-4);
 }
 
+TEST_CASE("buckets are rebuilt in the order of a rank that still has input", "[ranks][join]") {
+  // Registered first, used last: its gradient is ready first, against what is expected.
+  struct Reversed : torch::nn::Module {
+    torch::nn::Linear last{nullptr}, first{nullptr};
+    Reversed() {
+      const auto options = torch::nn::LinearOptions(64, 64).bias(false);
+      last = register_module("last", torch::nn::Linear(options));
+      first = register_module("first", torch::nn::Linear(options));
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return last(first(x)); }
+  };
+  struct Seen {
+    std::vector<std::vector<size_t>> buckets;
+    bool rebuilt;
+    bool rebuilt_before_it_joined;
+  };
+  const auto seen = run_ranks<Seen>(3, [](const Rank& self) {
+    DistributedDataParallel model(std::make_shared<Reversed>(), in(self).bucket_cap_mb(0.01));
+    bool before = false;
+    model->join([&] {
+      for (int i = 0; i < (self.rank == 1 ? 3 : 1); ++i) {
+        model->zero_grad();
+        model->forward(torch::ones({2, 64})).sum().backward();
+      }
+      before = model->reducer().has_rebuilt_buckets();
+    });
+    return Seen{model->reducer().bucket_indices(), model->reducer().has_rebuilt_buckets(), before};
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(seen[rank].buckets == std::vector<std::vector<size_t>>{{0}, {1}});
+    CHECK(seen[rank].rebuilt);
+    CHECK(seen[rank].rebuilt_before_it_joined == (rank == 1));
+  }
+}
+
 TEST_CASE("two models in one join", "[ranks][join]") {
   const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
     DistributedDataParallel first(make_linear(), in(self));
