@@ -189,6 +189,7 @@ TEST_CASE("length groups: each sample once, in steps of like lengths", "[sampler
 
   // A bucket of 320 of 1009 lengths: the 16 samples of a step span about 1009 / 20.
   int64_t spans = 0;
+  std::vector<int64_t> shortest_of_step;
   const size_t full_steps = kSize / (kBatch * kReplicas);
   for (size_t step = 0; step < full_steps; ++step) {
     int64_t shortest = 1009;
@@ -200,9 +201,13 @@ TEST_CASE("length groups: each sample once, in steps of like lengths", "[sampler
       }
     }
     spans += longest - shortest;
+    shortest_of_step.push_back(shortest);
   }
   const auto mean_span = spans / static_cast<int64_t>(full_steps);
   CAPTURE(mean_span);
+  // The steps of a bucket rise in length, unless they are shuffled.
+  const auto first = shortest_of_step.begin();
+  CHECK(std::is_sorted(first, first + 20) == !shuffle);
   CHECK(mean_span > 20);
   CHECK(mean_span < 80);
 }

@@ -144,6 +144,14 @@ TEST_CASE("an archive of one rank serves the others", "[sampler][pure]") {
   CHECK(epoch_of(other) == Indices{6, 1});
 }
 
+TEST_CASE("saved at its end, an epoch that was evened out is over", "[sampler][pure]") {
+  DistributedSampler saver(10, of_rank(1, 3));
+  CHECK(epoch_of(saver).size() == 4);  // 12 of 10
+  DistributedSampler other(10, of_rank(0, 2));
+  load(other, saved(saver));
+  CHECK(epoch_of(other).empty());
+}
+
 TEST_CASE("saved after set_epoch, the new epoch starts at its front", "[sampler][pure]") {
   DistributedSampler saver(10, of_rank(0, 3));
   epoch_of(saver);
