@@ -13,4 +13,16 @@ inline std::string text_of(const std::exception& error) {
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
+/// What `body` throws, of a std::exception's kind; "" when it does not. For errors that all ranks
+/// shall hear of before anybody throws.
+template <typename Body>
+std::string problem_of(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return text_of(error);
+  }
+  return "";
+}
+
 }  // namespace ddp

@@ -24,18 +24,15 @@ constexpr auto kLastWords = std::chrono::seconds(2);
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices) {
-  std::string problem;
-  try {
-    return backends::make_gloo(setup, devices);
-  } catch (const std::exception& error) {
-    problem = text_of(error);
-  }
+  BackendPtr gloo;
+  const auto problem = problem_of([&] { gloo = backends::make_gloo(setup, devices); });
   TORCH_CHECK(
-      false, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(devices), " within ",
       setup.connect_by.timeout().count(),
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
+  return gloo;
 }
 
 BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
@@ -98,12 +95,7 @@ ProcessGroup connect(
 // then, and may be in the process of a rank that is done, or that had nothing to connect.
 ProcessGroup connect_all(RollCall roll, const std::function<ProcessGroup()>& connect_own) {
   ProcessGroup group;
-  std::string problem;
-  try {
-    group = connect_own();
-  } catch (const std::exception& error) {
-    problem = text_of(error);
-  }
+  const auto problem = problem_of([&] { group = connect_own(); });
   // Those that fail at the deadline still have to say so.
   roll.deadline = roll.deadline.and_then(kLastWords);
   call_roll(roll, "connected", problem);

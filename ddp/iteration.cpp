@@ -37,7 +37,8 @@ class DistributedDataParallelBase::Shadow : public JoinHook {
 
 std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& /*options*/) {
   // Evaluations in the join, which share nothing, shall be of one model.
-  share_pending_buffers();
+  prepare_and_share_buffers(/*with_grad=*/false);
+  buffers_may_differ_ = false;
   return std::make_unique<Shadow>(*this);
 }
 
@@ -68,11 +69,7 @@ void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples)
     begin_iteration(round);
     scale_ = scale_in(round, samples_);
   } else {
-    const auto buffers = wants_buffers() ? buffers_->find() : std::vector<at::Tensor>();
-    // Also an evaluation that gets buffers comes here first, since ranks that do not evaluate will
-    // have both collectives in this order.
-    if (with_grad || !buffers.empty()) reducer_->prepare_for_forward();
-    broadcast_buffers(0, buffers);
+    prepare_and_share_buffers(with_grad);
     scale_ = options_.reduction() == Reduction::Sum ? std::optional<double>(1) : std::nullopt;
   }
   if (!trains()) return;
@@ -115,12 +112,12 @@ std::optional<double> DistributedDataParallelBase::scale_in(
   return {};
 }
 
-void DistributedDataParallelBase::share_pending_buffers() {
-  if (!wants_buffers()) return;
-  const auto buffers = buffers_->find();
-  if (!buffers.empty()) reducer_->prepare_for_forward();
+void DistributedDataParallelBase::prepare_and_share_buffers(bool with_grad) {
+  const auto buffers = wants_buffers() ? buffers_->find() : std::vector<at::Tensor>();
+  // Also an evaluation that gets buffers comes here first, since ranks that do not evaluate will
+  // have both collectives in this order.
+  if (with_grad || !buffers.empty()) reducer_->prepare_for_forward();
   broadcast_buffers(0, buffers);
-  buffers_may_differ_ = false;
 }
 
 void DistributedDataParallelBase::count_own_samples(std::optional<int64_t> found) {

@@ -5,7 +5,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "replicas.h"
 #include "shard_cursor.h"
 
 namespace ddp {
@@ -23,15 +22,11 @@ std::shared_ptr<ShardCursor> cursor_for(
       options.batches_per_bucket() >= 1, kGroupedName, ": expected batches_per_bucket >= 1, got ",
       options.batches_per_bucket(), ". Pass how many batches to sort at a time, such as 50.");
 
-  ShardCursor::Options cursor;
-  cursor.name = kGroupedName;
+  auto cursor = cursor_options(kGroupedName, options);
   cursor.order =
       length_grouped_order(std::move(lengths), options.batches_per_bucket(), options.shuffle());
-  cursor.shard = shard_of_rank(kGroupedName, options.num_replicas(), options.rank());
   cursor.shard.tail = options.drop_last() ? Tail::kDrop : Tail::kRepeat;
   cursor.shard.batch_size = options.batch_size();
-  cursor.seed = options.seed();
-  cursor.advance_epoch = options.advance_epoch();
   return std::make_shared<ShardCursor>(cursor);
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -4,33 +4,17 @@
 
 #include <c10/util/Exception.h>
 
-#include "replicas.h"
 #include "shard_cursor.h"
 
 namespace ddp {
 namespace {
 
-std::shared_ptr<ShardCursor> cursor_for(
-    size_t dataset_size, const DistributedSamplerOptions& options) {
-  ShardCursor::Options cursor;
-  cursor.name = "DistributedSampler";
+template <typename SamplerOptions>
+std::shared_ptr<ShardCursor> permuted_cursor(
+    const char* name, size_t dataset_size, const SamplerOptions& options, Tail tail) {
+  auto cursor = cursor_options(name, options);
   cursor.order = permuted_order(static_cast<int64_t>(dataset_size), options.shuffle());
-  cursor.shard = shard_of_rank("DistributedSampler", options.num_replicas(), options.rank());
-  cursor.shard.tail = options.drop_last() ? Tail::kDrop : Tail::kRepeat;
-  cursor.seed = options.seed();
-  cursor.advance_epoch = options.advance_epoch();
-  return std::make_shared<ShardCursor>(cursor);
-}
-
-std::shared_ptr<ShardCursor> cursor_for(
-    size_t dataset_size, const DistributedEvalSamplerOptions& options) {
-  ShardCursor::Options cursor;
-  cursor.name = "DistributedEvalSampler";
-  cursor.order = permuted_order(static_cast<int64_t>(dataset_size), options.shuffle());
-  cursor.shard = shard_of_rank("DistributedEvalSampler", options.num_replicas(), options.rank());
-  cursor.shard.tail = Tail::kUneven;
-  cursor.seed = options.seed();
-  cursor.advance_epoch = options.advance_epoch();
+  cursor.shard.tail = tail;
   return std::make_shared<ShardCursor>(cursor);
 }
 
@@ -51,11 +35,14 @@ DistributedEvalSamplerOptions for_evaluation(const DistributedSamplerOptions& op
 
 DistributedSampler::DistributedSampler(
     size_t dataset_size, const DistributedSamplerOptions& options)
-    : ShardedSampler(cursor_for(dataset_size, options)) {}
+    : ShardedSampler(permuted_cursor(
+          "DistributedSampler", dataset_size, options,
+          options.drop_last() ? Tail::kDrop : Tail::kRepeat)) {}
 
 DistributedEvalSampler::DistributedEvalSampler(
     size_t dataset_size, const DistributedEvalSamplerOptions& options)
-    : ShardedSampler(cursor_for(dataset_size, options)) {}
+    : ShardedSampler(
+          permuted_cursor("DistributedEvalSampler", dataset_size, options, Tail::kUneven)) {}
 
 DistributedEvalSampler::DistributedEvalSampler(
     size_t dataset_size, const DistributedSamplerOptions& options)

@@ -10,6 +10,7 @@
 #include <torch/serialize/archive.h>
 
 #include "order.h"
+#include "replicas.h"
 #include "shard.h"
 
 namespace ddp {
@@ -79,5 +80,18 @@ class ShardCursor {
   bool warned_ = false;
   mutable std::mutex mutex_;
 };
+
+/// What the options of every sampler say alike; the rest (order, tail, ...) is the sampler's own.
+///
+/// \throws c10::Error  as shard_of_rank.
+template <typename SamplerOptions>
+ShardCursor::Options cursor_options(const char* name, const SamplerOptions& options) {
+  ShardCursor::Options cursor;
+  cursor.name = name;
+  cursor.shard = shard_of_rank(name, options.num_replicas(), options.rank());
+  cursor.seed = options.seed();
+  cursor.advance_epoch = options.advance_epoch();
+  return cursor;
+}
 
 }  // namespace ddp

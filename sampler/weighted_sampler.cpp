@@ -7,7 +7,6 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
-#include "replicas.h"
 #include "shard_cursor.h"
 
 namespace ddp {
@@ -48,13 +47,9 @@ std::shared_ptr<ShardCursor> cursor_for(
       ", the number of weights above 0, because replacement is off; got ", num_samples,
       ". Set num_samples() or replacement(true).");
 
-  ShardCursor::Options cursor;
-  cursor.name = kWeightedName;
+  auto cursor = cursor_options(kWeightedName, options);
   cursor.order = weighted_order(at::tensor(weights), num_samples, options.replacement());
-  cursor.shard = shard_of_rank(kWeightedName, options.num_replicas(), options.rank());
   cursor.shard.tail = options.drop_last() ? Tail::kDrop : Tail::kRepeat;
-  cursor.seed = options.seed();
-  cursor.advance_epoch = options.advance_epoch();
   return std::make_shared<ShardCursor>(cursor);
 }
 

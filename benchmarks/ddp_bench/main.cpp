@@ -5,31 +5,12 @@
 
 #include <c10/util/Exception.h>
 #include <ddp/process_group.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "examples/common/default_group.h"
 #include "options.h"
 #include "run.h"
 
 namespace {
-
-/// The default group, for as long as it lives.
-class DefaultGroup {
- public:
-  explicit DefaultGroup(const std::string& backend) {
-    auto options = ddp::ProcessGroupOptions().backend(backend);
-    if (!ddp::is_launched()) {
-      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
-    }
-    try {
-      ddp::init_process_group(options);
-    } catch (const c10::ValueError& error) {  // of the arguments or the environment
-      throw ddp_bench::UsageError(error.what_without_backtrace());
-    }
-  }
-  ~DefaultGroup() { ddp::destroy_process_group(); }
-  DefaultGroup(const DefaultGroup&) = delete;
-  DefaultGroup& operator=(const DefaultGroup&) = delete;
-};
 
 int fail(const char* message, int status) {
   std::cerr << "ddp_bench: " << message << std::endl;
@@ -50,7 +31,7 @@ void keep_freed_memory() {
 
 int measure(const ddp_bench::Options& options) {
   keep_freed_memory();
-  const DefaultGroup group(options.backend);
+  const examples::DefaultGroup group(options.backend);
   NoWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(
       ddp::get_rank() == 0 ? c10::WarningUtils::get_warning_handler() : &quiet);

@@ -6,6 +6,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "examples/common/command_line.h"
+
 #include "models.h"
 #include "modes.h"
 
@@ -153,14 +155,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.option_defaults()->always_capture_default();
   add_measurement(app, options);
   add_wrapper(app, options, flags);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    help << app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string(error.what()) + " (ddp_bench --help lists the options)");
-  }
+  if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
   options.wrapper = flags.options();
   check_together(options);
   return options;

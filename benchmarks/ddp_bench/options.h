@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
+
+#include "examples/common/usage_error.h"
 
 namespace ddp_bench {
 
@@ -27,10 +28,7 @@ struct Options {
   std::string timeline;                         // a file for a step's; empty: none
 };
 
-/// A command line that cannot be; `what()` is one line.
-struct UsageError : std::invalid_argument {
-  using std::invalid_argument::invalid_argument;
-};
+using examples::UsageError;
 
 /// Reads the command line.
 ///

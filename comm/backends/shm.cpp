@@ -79,13 +79,14 @@ Place parse_place(const std::string& text) {
 /// The ranks' answers to one question, by rank.
 std::vector<std::string> ask_all(
     const Setup& setup, const std::string& question, const std::string& answer) {
-  const auto key = [&](int rank) { return c10::str(question, "/", rank); };
-  setup.store->set(key(setup.rank), answer);
-  std::vector<std::string> answers;
+  std::vector<std::string> keys;
   for (int rank = 0; rank < setup.world_size; ++rank) {
-    setup.store->wait({key(rank)}, setup.connect_by.left());
-    answers.push_back(setup.store->get_to_str(key(rank)));
+    keys.push_back(c10::str(question, "/", rank));
   }
+  setup.store->set(keys[static_cast<size_t>(setup.rank)], answer);
+  setup.store->wait(keys, setup.connect_by.left());
+  std::vector<std::string> answers;
+  for (const auto& key : keys) answers.push_back(setup.store->get_to_str(key));
   return answers;
 }
 
@@ -93,16 +94,6 @@ std::vector<std::string> ask_all(
 std::string first_problem(const std::vector<std::string>& problems) {
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     if (!problems[rank].empty()) return c10::str("rank ", rank, ": ", problems[rank]);
-  }
-  return "";
-}
-
-template <typename Body>
-std::string problem_of(Body&& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return text_of(error);
   }
   return "";
 }

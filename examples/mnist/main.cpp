@@ -8,31 +8,12 @@
 
 #include <c10/util/Exception.h>
 #include <ddp/process_group.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "../common/default_group.h"
 #include "../common/on_all_ranks.h"
 #include "run.h"
 
 namespace {
-
-/// The default group, for as long as it lives.
-class DefaultGroup {
- public:
-  explicit DefaultGroup(const std::string& backend) {
-    auto options = ddp::ProcessGroupOptions().backend(backend);
-    if (!ddp::is_launched()) {
-      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
-    }
-    try {
-      ddp::init_process_group(options);
-    } catch (const c10::ValueError& error) {  // of the arguments or the environment
-      throw mnist::UsageError(error.what_without_backtrace());
-    }
-  }
-  ~DefaultGroup() { ddp::destroy_process_group(); }
-  DefaultGroup(const DefaultGroup&) = delete;
-  DefaultGroup& operator=(const DefaultGroup&) = delete;
-};
 
 int fail(const char* message, int status) {
   std::cerr << "mnist: " << message << std::endl;
@@ -40,7 +21,7 @@ int fail(const char* message, int status) {
 }
 
 int train(const mnist::Options& options) {
-  const DefaultGroup group(options.backend);
+  const examples::DefaultGroup group(options.backend);
   examples::Progress progress(
       std::cout, examples::Progress::choose(ddp::get_rank(), STDOUT_FILENO));
   mnist::run(options, progress);

@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "../common/command_line.h"
+
 namespace mnist {
 namespace {
 
@@ -51,14 +53,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.add_option("--data", options.data, "Folder with MNIST's four files, unpacked");
   app.add_option("--save", options.save, "File for the trained parameters");
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    help << app.help();
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string(error.what()) + " (mnist --help lists the options)");
-  }
+  if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
   return options;
 }
 

@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
-#include <stdexcept>
 #include <string>
+
+#include "../common/usage_error.h"
 
 namespace mnist {
 
@@ -22,10 +23,7 @@ struct Options {
   std::string save;  // empty: do not
 };
 
-/// A command line that cannot be; `what()` is one line.
-struct UsageError : std::invalid_argument {
-  using std::invalid_argument::invalid_argument;
-};
+using examples::UsageError;
 
 /// Reads the command line.
 ///

@@ -22,16 +22,12 @@ const Lines kFields = {"model",   "mode",        "backend",     "world",      "b
                        "step_ms", "step_ms_p10", "step_ms_p90", "compute_ms", "comm_ms",
                        "overlap", "bytes",       "checksum"};
 
-ProcessOptions two_minutes() {
-  ProcessOptions options;
-  options.timeout = std::chrono::minutes(2);
-  return options;
-}
+const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
 
 JobEnded bench(Lines arguments) {
   arguments.insert(arguments.begin(), DDP_BENCH_PROGRAM);
   for (const char* argument : {"--iters", "2", "--rounds", "1"}) arguments.emplace_back(argument);
-  return ddp::testing::run_job(2, arguments, two_minutes());
+  return ddp::testing::run_job(2, arguments, kTwoMinutes);
 }
 
 /// A line's fields, as it spells them; checks that they are all there, in their order.

@@ -1,6 +1,7 @@
 // What is special to shared memory; that its collectives are right is tested with all backends'.
 #include <chrono>
 #include <future>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -30,6 +31,28 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const Rank& self) {
   return self.group->getBackend(at::kCPU);
 }
 
+/// Another group of the same ranks.
+ddp::ProcessGroup group_beside(const Rank& self, const std::string& backend) {
+  return ddp::make_process_group(
+      ddp::ProcessGroupOptions()
+          .backend(backend)
+          .store(c10::make_intrusive<c10d::PrefixStore>("beside", self.store))
+          .rank(self.rank)
+          .world_size(self.size)
+          .timeout(20s));
+}
+
+/// Two sums of tens of ones, begun one behind the other.
+struct TwoSums {
+  explicit TwoSums(const Rank& self)
+      : first(ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group)),
+        second(ddp::all_reduce_async(u, c10d::ReduceOp::SUM, self.group)) {}
+
+  at::Tensor t = at::ones(10);
+  at::Tensor u = at::ones(10);
+  WorkPtr first, second;
+};
+
 at::Tensor mine(const Rank& self, int64_t numel, int64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed * 100 + self.rank);
   return at::randn({numel}, generator);
@@ -41,12 +64,7 @@ TEST_CASE("the default backend on one host is shared memory", "[shm][ranks]") {
   const auto names = run_ranks<std::string>(
       3,
       [](const Rank& self) {
-        const auto group = ddp::make_process_group(
-            ddp::ProcessGroupOptions()
-                .store(c10::make_intrusive<c10d::PrefixStore>("again", self.store))
-                .rank(self.rank)
-                .world_size(self.size)
-                .timeout(20s));
+        const auto group = group_beside(self, "");
         auto t = at::ones(3);
         ddp::all_reduce(t, c10d::ReduceOp::SUM, group);
         return group->getBackend(at::kCPU)->getBackendName() +
@@ -186,16 +204,13 @@ TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
-        auto t = at::ones(10);
-        auto u = at::ones(10);
-        const auto first = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
-        const auto second = ddp::all_reduce_async(u, c10d::ReduceOp::SUM, self.group);
+        TwoSums sums(self);
         std::promise<float> sum;
-        first->getFuture()->addCallback([&](c10::ivalue::Future&) {
-          second->wait();  // behind this one
+        sums.first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+          sums.second->wait();  // behind this one
           auto v = at::ones(10);
           ddp::all_reduce(v, c10d::ReduceOp::SUM, self.group);
-          sum.set_value((t + u + v).sum().item<float>());
+          sum.set_value((sums.t + sums.u + v).sum().item<float>());
         });
         return sum.get_future().get();  // without a wait that would drive them
       },
@@ -207,18 +222,15 @@ TEST_CASE("a callback that throws leaves the others alone", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
-        auto t = at::ones(10);
-        auto u = at::ones(10);
-        const auto first = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
-        const auto second = ddp::all_reduce_async(u, c10d::ReduceOp::SUM, self.group);
+        TwoSums sums(self);
         try {
-          first->getFuture()->addCallback(
+          sums.first->getFuture()->addCallback(
               [](c10::ivalue::Future&) { throw std::runtime_error("boom"); });
         } catch (const std::runtime_error&) {
           // It was over already, and the callback ran here.
         }
-        second->wait();
-        return u.sum().item<float>();
+        sums.second->wait();
+        return sums.u.sum().item<float>();
       },
       over_shm());
   CHECK(results == std::vector<float>{20, 20});
@@ -228,13 +240,7 @@ TEST_CASE("a callback may hold and drop the last of a group", "[shm][ranks]") {
   const auto results = run_ranks<int>(
       2,
       [](const Rank& self) {
-        auto group = ddp::make_process_group(
-            ddp::ProcessGroupOptions()
-                .backend("shm")
-                .store(c10::make_intrusive<c10d::PrefixStore>("own", self.store))
-                .rank(self.rank)
-                .world_size(self.size)
-                .timeout(20s));
+        auto group = group_beside(self, "shm");
         auto t = at::ones(10);
         std::promise<void> dropped;
         {
@@ -280,13 +286,7 @@ TEST_CASE("two groups and two threads of a rank do not disturb each other", "[sh
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
-        const auto other = ddp::make_process_group(
-            ddp::ProcessGroupOptions()
-                .backend("shm")
-                .store(c10::make_intrusive<c10d::PrefixStore>("other", self.store))
-                .rank(self.rank)
-                .world_size(self.size)
-                .timeout(20s));
+        const auto other = group_beside(self, "shm");
         const auto sums = [](const ddp::ProcessGroup& group) {
           float total = 0;
           for (int i = 0; i < 200; ++i) {

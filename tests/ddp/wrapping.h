@@ -2,11 +2,10 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
-#include <string>
 
 #include <ddp/distributed_data_parallel.h>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
@@ -14,18 +13,6 @@ namespace ddp::testing {
 /// Options for a wrapper over a rank-thread's own group.
 inline DistributedDataParallelOptions in(const Rank& self) {
   return DistributedDataParallelOptions().process_group(self.group);
-}
-
-/// What `f` throws, without a backtrace; "" for nothing.
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// Far beyond the 5 s in which ranks have to learn of each other's errors: what tests of those see

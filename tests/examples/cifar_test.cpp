@@ -9,16 +9,17 @@
 #include <torch/torch.h>
 
 #include "examples/common/image_dataset.h"
-#include "examples/error_of.h"
 #include "examples/temporary_folder.h"
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 namespace {
 
+using ddp::testing::error_of;
 using examples::CifarLabels;
 using examples::read_cifar10;
 using examples::read_cifar100;
-using examples::testing::error_of;
 using examples::testing::TemporaryFolder;
 
 constexpr int64_t kImageBytes = 3072;
@@ -143,59 +144,64 @@ TEST_CASE("a missing CIFAR file is named, with what to do", "[examples][errors]"
 
   SECTION("none of them is there") {
     CHECK(
-        error_of(read10) == missing10 +
-                                "Pass a folder with the binary version of CIFAR-10, as "
-                                "scripts/download_cifar.sh makes it.");
+        error_of<c10::ValueError>(read10) ==
+        missing10 +
+            "Pass a folder with the binary version of CIFAR-10, as "
+            "scripts/download_cifar.sh makes it.");
     CHECK(
-        error_of(read100) == missing100 +
-                                 "Pass a folder with the binary version of CIFAR-100, as "
-                                 "scripts/download_cifar.sh --100 makes it.");
+        error_of<c10::ValueError>(read100) ==
+        missing100 +
+            "Pass a folder with the binary version of CIFAR-100, as "
+            "scripts/download_cifar.sh --100 makes it.");
   }
   SECTION("a later batch is not there") {
     write_cifar10_train(folder);
     const auto fourth = folder.file("data_batch_4.bin");
     REQUIRE(std::remove(fourth.c_str()) == 0);
     CHECK_THAT(
-        error_of(read10), ContainsText(fourth + ": expected a file of CIFAR-10, found none"));
+        error_of<c10::ValueError>(read10),
+        ContainsText(fourth + ": expected a file of CIFAR-10, found none"));
   }
   SECTION("a folder has its name") {
     const auto taken = folder.file("data_batch_1.bin");
     REQUIRE(mkdir(taken.c_str(), 0700) == 0);
     CHECK_THAT(
-        error_of(read10),
+        error_of<c10::ValueError>(read10),
         ContainsText(taken + ": expected a file of CIFAR-10, found none (Is a directory)"));
   }
   SECTION("the archive was not unpacked") {
     const auto ten = folder.write("cifar-10-binary.tar.gz", "packed");
     CHECK(
-        error_of(read10) == missing10 + "Unpack " + ten + " with tar -xzf " + ten + " -C " +
-                                folder.path() + " and pass " + folder.file("cifar-10-batches-bin") +
-                                ".");
+        error_of<c10::ValueError>(read10) == missing10 + "Unpack " + ten + " with tar -xzf " + ten +
+                                                 " -C " + folder.path() + " and pass " +
+                                                 folder.file("cifar-10-batches-bin") + ".");
     const auto hundred = folder.write("cifar-100-binary.tar.gz", "packed");
     CHECK(
-        error_of(read100) == missing100 + "Unpack " + hundred + " with tar -xzf " + hundred +
-                                 " -C " + folder.path() + " and pass " +
-                                 folder.file("cifar-100-binary") + ".");
+        error_of<c10::ValueError>(read100) == missing100 + "Unpack " + hundred + " with tar -xzf " +
+                                                  hundred + " -C " + folder.path() + " and pass " +
+                                                  folder.file("cifar-100-binary") + ".");
   }
   SECTION("the archive was unpacked there") {
     folder.write("cifar-10-binary.tar.gz", "packed");
     REQUIRE(mkdir(folder.file("cifar-10-batches-bin").c_str(), 0700) == 0);
     folder.write("cifar-10-batches-bin/data_batch_1.bin", "");
     CHECK(
-        error_of(read10) ==
+        error_of<c10::ValueError>(read10) ==
         missing10 + "Pass " + folder.file("cifar-10-batches-bin") + ", which has it.");
   }
   SECTION("the folder holds the other data set") {
     folder.write("test_batch.bin", "");
     CHECK(
-        error_of(read100) == missing100 +
-                                 "The folder has test_batch.bin, a name of CIFAR-10's files: read "
-                                 "it as that, or pass one of CIFAR-100.");
+        error_of<c10::ValueError>(read100) ==
+        missing100 +
+            "The folder has test_batch.bin, a name of CIFAR-10's files: read "
+            "it as that, or pass one of CIFAR-100.");
     folder.write("train.bin", "");
     CHECK(
-        error_of(read10) == missing10 +
-                                "The folder has train.bin, a name of CIFAR-100's files: read it "
-                                "as that, or pass one of CIFAR-10.");
+        error_of<c10::ValueError>(read10) ==
+        missing10 +
+            "The folder has train.bin, a name of CIFAR-100's files: read it "
+            "as that, or pass one of CIFAR-10.");
   }
 }
 
@@ -203,7 +209,7 @@ TEST_CASE("an empty CIFAR file is refused", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto ten = folder.write("test_batch.bin", "");
   CHECK(
-      error_of([&] { read_cifar10(folder.path(), "test"); }) ==
+      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
       ten +
           ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found an "
           "empty file. Fetch it again with scripts/download_cifar.sh.");
@@ -213,14 +219,14 @@ TEST_CASE("a CIFAR file that ends within a record is refused", "[examples][error
   const TemporaryFolder folder;
   const auto ten = folder.write("test_batch.bin", records({one(1), one(2)}).substr(0, 6145));
   CHECK(
-      error_of([&] { read_cifar10(folder.path(), "test"); }) ==
+      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
       ten +
           ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found "
           "6145 bytes: 1 records and 3072 bytes more. The file is cut short or too long: fetch it "
           "again with scripts/download_cifar.sh.");
   const auto hundred = folder.write("test.bin", records({coarse_and_fine(1, 2)}) + "more");
   CHECK(
-      error_of([&] { read_cifar100(folder.path(), "test"); }) ==
+      error_of<c10::ValueError>([&] { read_cifar100(folder.path(), "test"); }) ==
       hundred +
           ": expected records of 3074 bytes (CIFAR-100: a coarse label, a fine label and 3072 "
           "bytes of pixels), found 3078 bytes: 1 records and 4 bytes more. The file is cut short "
@@ -232,14 +238,14 @@ TEST_CASE("a file of the other CIFAR is known by its size", "[examples][errors]"
   const auto ten =
       folder.write("test_batch.bin", records({coarse_and_fine(1, 2), coarse_and_fine(3, 4)}));
   CHECK(
-      error_of([&] { read_cifar10(folder.path(), "test"); }) ==
+      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
       ten +
           ": expected records of 3073 bytes (CIFAR-10: a label and 3072 bytes of pixels), found "
           "6148 bytes: 2 records of CIFAR-100 (3074 bytes: a coarse label, a fine label and 3072 "
           "bytes of pixels). Read it as that, or fetch CIFAR-10 with scripts/download_cifar.sh.");
   folder.write("test.bin", records({one(1), one(2), one(3)}));
   CHECK_THAT(
-      error_of([&] { read_cifar100(folder.path(), "test"); }),
+      error_of<c10::ValueError>([&] { read_cifar100(folder.path(), "test"); }),
       ContainsText("found 9219 bytes: 3 records of CIFAR-10 (3073 bytes: a label and 3072 bytes of "
                    "pixels). Read it as that, or fetch CIFAR-100 with scripts/download_cifar.sh "
                    "--100."));
@@ -249,7 +255,7 @@ TEST_CASE("a CIFAR label out of range is named with its position", "[examples][e
   const TemporaryFolder folder;
   const auto ten = folder.write("test_batch.bin", records({one(9), one(0), one(10)}));
   CHECK(
-      error_of([&] { read_cifar10(folder.path(), "test"); }) ==
+      error_of<c10::ValueError>([&] { read_cifar10(folder.path(), "test"); }) ==
       ten +
           ": expected labels from 0 to 9, found 10 at position 2. The file is damaged or not of "
           "CIFAR-10: fetch it again with scripts/download_cifar.sh.");
@@ -260,24 +266,26 @@ TEST_CASE("a CIFAR label out of range is named with its position", "[examples][e
   const auto hundred = folder.file("test.bin");
   folder.write("test.bin", records({coarse_and_fine(19, 99), coarse_and_fine(0, 100)}));
   CHECK(
-      error_of(read100) ==
+      error_of<c10::ValueError>(read100) ==
       hundred +
           ": expected fine labels from 0 to 99, found 100 at position 1. The file is damaged or "
           "not of CIFAR-100: fetch it again with scripts/download_cifar.sh --100.");
   folder.write("test.bin", records({coarse_and_fine(20, 0)}));
   CHECK_THAT(
-      error_of(read100),
+      error_of<c10::ValueError>(read100),
       ContainsText(hundred + ": expected coarse labels from 0 to 19, found 20 at position 0. The"));
   folder.write("test.bin", records({coarse_and_fine(0, 255)}));
-  CHECK_THAT(error_of(read100), ContainsText("expected fine labels from 0 to 99, found 255"));
+  CHECK_THAT(
+      error_of<c10::ValueError>(read100),
+      ContainsText("expected fine labels from 0 to 99, found 255"));
 }
 
 TEST_CASE("a split that CIFAR does not have is refused", "[examples][errors]") {
   const TemporaryFolder folder;
-  CHECK(error_of([&] {
+  CHECK(error_of<c10::ValueError>([&] {
           read_cifar10(folder.path(), "t10k");
         }) == "CIFAR-10: expected the split \"train\" or \"test\", found \"t10k\".");
   CHECK_THAT(
-      error_of([&] { read_cifar100(folder.path(), ""); }),
+      error_of<c10::ValueError>([&] { read_cifar100(folder.path(), ""); }),
       ContainsText("CIFAR-100: expected the split \"train\" or \"test\", found \"\"."));
 }

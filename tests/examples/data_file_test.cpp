@@ -4,14 +4,15 @@
 
 #include <torch/torch.h>
 
-#include "examples/error_of.h"
 #include "examples/temporary_folder.h"
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 namespace {
 
+using ddp::testing::error_of;
 using examples::DataFile;
-using examples::testing::error_of;
 using examples::testing::TemporaryFolder;
 
 }  // namespace
@@ -32,7 +33,7 @@ TEST_CASE("a data file that got shorter since it was opened is refused", "[examp
   const auto path = folder.write("data", "12345");
   DataFile file(path, "a file", "");
   folder.write("data", "123");
-  CHECK(error_of([&] {
+  CHECK(error_of<c10::ValueError>([&] {
           file.read_tensor({5});
         }) == path + ": expected to read 5 bytes, found 3. Is another program writing it?");
 }
@@ -47,9 +48,11 @@ TEST_CASE("what is no file does not count as one", "[examples][pure]") {
 TEST_CASE("a label below zero is out of range too", "[examples][errors]") {
   const auto labels = torch::tensor({0, 9, -1, 10});
   CHECK(
-      error_of([&] {
+      error_of<c10::ValueError>([&] {
         examples::check_labels(labels, 10, "labels.bin", "fine labels", " Fetch it again.");
       }) ==
       "labels.bin: expected fine labels from 0 to 9, found -1 at position 2. Fetch it again.");
-  CHECK(error_of([&] { examples::check_labels(labels.slice(0, 0, 2), 10, "labels.bin"); }).empty());
+  CHECK(error_of<c10::ValueError>([&] {
+          examples::check_labels(labels.slice(0, 0, 2), 10, "labels.bin");
+        }).empty());
 }

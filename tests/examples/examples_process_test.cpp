@@ -16,20 +16,14 @@
 namespace {
 
 using ddp::testing::JobEnded;
-using ddp::testing::ProcessOptions;
 using examples::testing::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
-// Ends a program that hangs before CTest would end the test.
-ProcessOptions two_minutes() {
-  ProcessOptions options;
-  options.timeout = std::chrono::minutes(2);
-  return options;
-}
+const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
 
 JobEnded mnist_on_two_ranks(Lines arguments) {
   arguments.insert(arguments.begin(), MNIST_PROGRAM);
-  return ddp::testing::run_job(2, arguments, two_minutes());
+  return ddp::testing::run_job(2, arguments, kTwoMinutes);
 }
 
 int count(const Lines& lines, const std::string& text) {
@@ -87,7 +81,7 @@ TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {
   for (const auto& word : command) line += word + " ";
   // script runs it on a terminal of its own, and hands on what that shows.
   const auto ended =
-      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, two_minutes());
+      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, kTwoMinutes);
   INFO(ended.out);
   CHECK(ended.code == 0);
   CHECK_THAT(ended.out, ContainsText("\r\033[Kepoch 1/1 [##############################] 23/23"));
@@ -96,7 +90,7 @@ TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {
 
 TEST_CASE("without a launcher mnist trains on one process", "[examples][process]") {
   const auto ended =
-      ddp::testing::run({MNIST_PROGRAM, "--epochs", "1", "--threads", "2"}, two_minutes());
+      ddp::testing::run({MNIST_PROGRAM, "--epochs", "1", "--threads", "2"}, kTwoMinutes);
   INFO(ended.out);
   CHECK(ended.code == 0);
   CHECK(ended.err.empty());
@@ -159,7 +153,7 @@ TEST_CASE("a file that cannot be saved is told before training", "[examples][pro
 }
 
 TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
-  const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, two_minutes());
+  const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, kTwoMinutes);
   INFO(job.output);
   CHECK(job.code == 0);
   std::smatch match;

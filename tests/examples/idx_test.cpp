@@ -6,16 +6,17 @@
 
 #include <torch/torch.h>
 
-#include "examples/error_of.h"
 #include "examples/temporary_folder.h"
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 namespace {
 
+using ddp::testing::error_of;
 using examples::read_idx_images;
 using examples::read_idx_labels;
 using examples::read_mnist;
-using examples::testing::error_of;
 using examples::testing::TemporaryFolder;
 
 constexpr uint32_t kImages = 0x00000803;
@@ -61,7 +62,7 @@ TEST_CASE("a missing file is named, with what to do", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto path = folder.file("train-images-idx3-ubyte");
   CHECK(
-      error_of([&] { read_idx_images(path); }) ==
+      error_of<c10::ValueError>([&] { read_idx_images(path); }) ==
       path +
           ": expected an IDX file, found none (No such file or directory). Pass a folder with "
           "MNIST's four files, as scripts/download_mnist.sh makes it.");
@@ -69,12 +70,12 @@ TEST_CASE("a missing file is named, with what to do", "[examples][errors]") {
   SECTION("a packed one beside it is found") {
     folder.write("train-images-idx3-ubyte.gz", "packed");
     CHECK_THAT(
-        error_of([&] { read_idx_images(path); }),
+        error_of<c10::ValueError>([&] { read_idx_images(path); }),
         ContainsText("Unpack " + path + ".gz with gunzip."));
   }
   SECTION("a folder is no file") {
     CHECK_THAT(
-        error_of([&] { read_idx_images(folder.path()); }),
+        error_of<c10::ValueError>([&] { read_idx_images(folder.path()); }),
         ContainsText(folder.path() + ": expected an IDX file, found none (Is a directory)"));
   }
 }
@@ -83,19 +84,19 @@ TEST_CASE("another magic number is refused", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto labels = folder.write("labels", header({kLabels, 20}) + elements(20));
   CHECK(
-      error_of([&] { read_idx_images(labels); }) ==
+      error_of<c10::ValueError>([&] { read_idx_images(labels); }) ==
       labels +
           ": expected the magic number 0x00000803 (unsigned bytes, 3 dimensions), found "
           "0x00000801.");
   const auto images = folder.write("images", header({kImages, 2, 3, 4}) + elements(24));
   CHECK(
-      error_of([&] { read_idx_labels(images, 10); }) ==
+      error_of<c10::ValueError>([&] { read_idx_labels(images, 10); }) ==
       images +
           ": expected the magic number 0x00000801 (unsigned bytes, 1 dimension), found "
           "0x00000803.");
   const auto packed = folder.write("packed", "\x1f\x8b\x08\x08 and so on: more than a header");
   CHECK_THAT(
-      error_of([&] { read_idx_images(packed); }),
+      error_of<c10::ValueError>([&] { read_idx_images(packed); }),
       ContainsText("found 0x1f8b0808. It is a gzip file: unpack it with gunzip."));
 }
 
@@ -103,13 +104,13 @@ TEST_CASE("a file shorter than its header is refused", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto images = folder.write("images", header({kImages, 2, 3}));
   CHECK(
-      error_of([&] { read_idx_images(images); }) ==
+      error_of<c10::ValueError>([&] { read_idx_images(images); }) ==
       images +
           ": expected a header of 16 bytes, found a file of 12. The file is cut short: fetch "
           "it again.");
   const auto labels = folder.write("labels", "");
   CHECK_THAT(
-      error_of([&] { read_idx_labels(labels, 10); }),
+      error_of<c10::ValueError>([&] { read_idx_labels(labels, 10); }),
       ContainsText("expected a header of 8 bytes, found a file of 0"));
 }
 
@@ -117,25 +118,27 @@ TEST_CASE("a length that the header contradicts is refused", "[examples][errors]
   const TemporaryFolder folder;
   const auto cut = folder.write("cut", header({kImages, 2, 3, 4}) + elements(23));
   CHECK(
-      error_of([&] { read_idx_images(cut); }) ==
+      error_of<c10::ValueError>([&] { read_idx_images(cut); }) ==
       cut +
           ": expected 2 x 3 x 4 = 24 bytes behind the header, found 23. The file is cut short: "
           "fetch it again.");
   const auto extra = folder.write("long", header({kLabels, 10}) + elements(11));
   CHECK(
-      error_of([&] { read_idx_labels(extra, 10); }) ==
+      error_of<c10::ValueError>([&] { read_idx_labels(extra, 10); }) ==
       extra +
           ": expected 10 = 10 bytes behind the header, found 11. The file is too long: fetch "
           "it again.");
   // 2^96 elements: the product must not wrap around to something that fits.
   const auto huge = folder.write("huge", header({kImages, 1u << 31, 1u << 31, 4}));
-  CHECK_THAT(error_of([&] { read_idx_images(huge); }), ContainsText("found 0. The file is cut"));
+  CHECK_THAT(
+      error_of<c10::ValueError>([&] { read_idx_images(huge); }),
+      ContainsText("found 0. The file is cut"));
 }
 
 TEST_CASE("an empty dimension is refused", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto path = folder.write("images", header({kImages, 2, 0, 4}));
-  CHECK(error_of([&] {
+  CHECK(error_of<c10::ValueError>([&] {
           read_idx_images(path);
         }) == path + ": expected sizes of at least 1, found 2 x 0 x 4.");
 }
@@ -143,10 +146,10 @@ TEST_CASE("an empty dimension is refused", "[examples][errors]") {
 TEST_CASE("a label out of range is named with its position", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto path = folder.write("labels", header({kLabels, 4}) + "\x01\x09\x0a\x02");
-  CHECK(error_of([&] {
+  CHECK(error_of<c10::ValueError>([&] {
           read_idx_labels(path, 10);
         }) == path + ": expected labels from 0 to 9, found 10 at position 2.");
-  CHECK(error_of([&] { read_idx_labels(path, 11); }).empty());
+  CHECK(error_of<c10::ValueError>([&] { read_idx_labels(path, 11); }).empty());
 }
 
 TEST_CASE("images and labels must be equally many", "[examples][errors]") {
@@ -154,7 +157,7 @@ TEST_CASE("images and labels must be equally many", "[examples][errors]") {
   const auto images =
       folder.write("train-images-idx3-ubyte", header({kImages, 3, 1, 1}) + elements(3));
   const auto labels = folder.write("train-labels-idx1-ubyte", header({kLabels, 2}) + elements(2));
-  CHECK(error_of([&] {
+  CHECK(error_of<c10::ValueError>([&] {
           read_mnist(folder.path(), "train");
         }) == labels + ": expected 3 labels, as many as images in " + images + ", found 2.");
 

@@ -5,14 +5,15 @@
 
 #include <torch/torch.h>
 
-#include "examples/error_of.h"
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 namespace {
 
+using ddp::testing::error_of;
 using examples::ImageDataset;
 using examples::PixelStatistics;
-using examples::testing::error_of;
 
 at::Tensor bytes(const std::vector<int64_t>& values, at::IntArrayRef shape) {
   return torch::tensor(values).to(torch::kByte).view(shape);
@@ -107,12 +108,13 @@ TEST_CASE("grey images with and without a dimension for it are the same", "[exam
 TEST_CASE("statistics of another number of channels are refused", "[examples][errors]") {
   const auto colour = bytes({1, 2, 3}, {1, 3, 1, 1});
   CHECK(
-      error_of([&] { examples::prepare_images(colour, PixelStatistics{}, 1); }) ==
+      error_of<c10::ValueError>([&] { examples::prepare_images(colour, PixelStatistics{}, 1); }) ==
       "prepare_images: expected statistics of 3 channels, as the images have, got 1. "
       "measure_channels measures them.");
   const auto grey = bytes({1, 2, 3}, {3, 1, 1});
   CHECK_THAT(
-      error_of([&] { examples::prepare_images(grey, examples::measure_channels(colour), 1); }),
+      error_of<c10::ValueError>(
+          [&] { examples::prepare_images(grey, examples::measure_channels(colour), 1); }),
       ContainsText("expected statistics of 1 channels, as the images have, got 3"));
 }
 

@@ -11,6 +11,9 @@
 #include <ddp/sharded_sampler.h>
 #include <torch/serialize/archive.h>
 
+#include "support/error_of.h"
+
+using ddp::testing::error_of;
 using Indices = std::vector<size_t>;
 
 /// What is left of the epoch.
@@ -25,16 +28,6 @@ inline Indices rest(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
 inline Indices epoch_of(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
   sampler.reset();
   return rest(sampler, batch_size);
-}
-
-template <typename Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 inline std::stringstream saved(const ddp::ShardedSampler& sampler) {

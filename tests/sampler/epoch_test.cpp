@@ -185,7 +185,7 @@ TEST_CASE("the position is what was consumed, once something is", "[sampler][pur
   }
   SECTION("and never more than was handed out") {
     CHECK(
-        error_of([&] { sampler.consume(1); }) ==
+        error_of<c10::Error>([&] { sampler.consume(1); }) ==
         "DistributedSampler::consume: expected at most the 0 samples that rank 0 was handed out in "
         "this epoch and has not consumed, got 1. Count each sample once, before the next epoch "
         "begins.");
@@ -214,13 +214,14 @@ TEST_CASE("a damaged position is refused", "[sampler][errors]") {
     return file;
   };
   DistributedSampler sampler(20, first_of_two());
-  CHECK(error_of([&] { load(sampler, archive_with("none", 0)); }).empty());
+  CHECK(error_of<c10::Error>([&] { load(sampler, archive_with("none", 0)); }).empty());
   CHECK(epoch_of(sampler).size() == 8);
   for (const auto& [key, value] : std::vector<std::pair<const char*, int64_t>>{
            {"epoch", -1}, {"position", -2}, {"position", 21}, {"step_size", 0}}) {
     CAPTURE(key, value);
     CHECK_THAT(
-        error_of([&, key = key, value = value] { load(sampler, archive_with(key, value)); }),
+        error_of<c10::Error>(
+            [&, key = key, value = value] { load(sampler, archive_with(key, value)); }),
         ContainsText("The archive is damaged"));
   }
 }

@@ -71,7 +71,7 @@ TEST_CASE("DistributedEvalSampler takes DistributedSampler's options", "[sampler
   DistributedEvalSampler last(10, ddp::DistributedSamplerOptions(options).rank(2));
   CHECK(epoch_of(last) == Indices{7, 9, 6});
   CHECK_THAT(
-      error_of([&] {
+      error_of<c10::Error>([&] {
         DistributedEvalSampler(10, ddp::DistributedSamplerOptions(options).drop_last(true));
       }),
       ContainsText("expected drop_last=false"));
@@ -124,13 +124,14 @@ TEST_CASE("a weighted sampler's position holds for its weights only", "[sampler]
   other_weights[4] = 0.5;
   DistributedWeightedSampler other(other_weights, weighted());
   CHECK_THAT(
-      error_of([&] { load(other, saved(saver)); }),
+      error_of<c10::Error>([&] { load(other, saved(saver)); }),
       ContainsText("DistributedWeightedSampler::load: expected fingerprint="));
   DistributedLengthGroupedSampler lengths(random_lengths(30), grouped(2));
   auto longer = random_lengths(30);
   longer[7] += 1;
   DistributedLengthGroupedSampler others(longer, grouped(2));
-  CHECK_THAT(error_of([&] { load(others, saved(lengths)); }), ContainsText("fingerprint="));
+  CHECK_THAT(
+      error_of<c10::Error>([&] { load(others, saved(lengths)); }), ContainsText("fingerprint="));
   DistributedWeightedSampler without(kWeights, weighted().num_samples(8).replacement(true));
   load(without, saved(saver));
   CHECK(epoch_of(without) == rest(saver));
@@ -140,7 +141,7 @@ TEST_CASE("weights that cannot be are refused", "[sampler][errors]") {
   const auto refused = [](const std::vector<double>& weights,
                           const DistributedWeightedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedWeightedSampler(weights, options), c10::ValueError);
-    return error_of([&] { DistributedWeightedSampler(weights, options); });
+    return error_of<c10::Error>([&] { DistributedWeightedSampler(weights, options); });
   };
   const std::string name = "DistributedWeightedSampler: ";
   CHECK(
@@ -163,7 +164,7 @@ TEST_CASE("weights that cannot be are refused", "[sampler][errors]") {
   DistributedWeightedSampler sampler(kWeights, weighted().num_samples(20));
   sampler.reset(8);
   CHECK(
-      error_of([&] { sampler.reset(9); }) ==
+      error_of<c10::Error>([&] { sampler.reset(9); }) ==
       "DistributedWeightedSampler::reset: expected a dataset of the 8 samples that the sampler was "
       "constructed for, got 9. Construct another for a dataset of another size.");
 }
@@ -238,7 +239,7 @@ TEST_CASE("length groups drop the step that is not full", "[sampler][pure]") {
 TEST_CASE("options of length groups that cannot be are refused", "[sampler][errors]") {
   const auto refused = [](const DistributedLengthGroupedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedLengthGroupedSampler({1, 2}, options), c10::ValueError);
-    return error_of([&] { DistributedLengthGroupedSampler({1, 2}, options); });
+    return error_of<c10::Error>([&] { DistributedLengthGroupedSampler({1, 2}, options); });
   };
   CHECK(
       refused(grouped(0)) ==
@@ -249,7 +250,7 @@ TEST_CASE("options of length groups that cannot be are refused", "[sampler][erro
       ContainsText("expected batches_per_bucket >= 1, got 0"));
   DistributedLengthGroupedSampler sampler({1, 2}, grouped(2));
   CHECK(
-      error_of([&] { sampler.next(3); }) ==
+      error_of<c10::Error>([&] { sampler.next(3); }) ==
       "DistributedLengthGroupedSampler::next: expected the batch size 2 that the sampler groups "
       "for, got 3. Pass the same to the data loader and to the sampler.");
 }

@@ -169,14 +169,14 @@ TEST_CASE("load refuses an archive whose position means something else", "[sampl
   DistributedSampler other(11, of_rank(0, 3));
   CHECK_THROWS_AS(load(other, saved(saver)), c10::ValueError);
   CHECK(
-      error_of([&] { load(other, saved(saver)); }) ==
+      error_of<c10::Error>([&] { load(other, saved(saver)); }) ==
       "DistributedSampler::load: expected dataset_size=10 as when it was saved, got 11. Construct "
       "the sampler as it was, or call set_epoch() instead of load() to start that epoch over.");
   CHECK(epoch_of(other).size() == 4);
 
   const auto refused = [&](const DistributedSamplerOptions& options, size_t size) {
     DistributedSampler sampler(size, options);
-    return error_of([&] { load(sampler, saved(saver)); });
+    return error_of<c10::Error>([&] { load(sampler, saved(saver)); });
   };
   CHECK_THAT(refused(of_rank(0, 3).shuffle(false), 10), ContainsText("shuffle=1"));
   CHECK_THAT(refused(of_rank(0, 3).seed(9), 10), ContainsText("seed=0"));
@@ -192,7 +192,7 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
   std::stringstream file;
   archive.save_to(file);
   CHECK(
-      error_of([&] { load(sampler, std::move(file)); }) ==
+      error_of<c10::Error>([&] { load(sampler, std::move(file)); }) ==
       "DistributedSampler::load: expected an integer named \"dataset_size\", got none or something "
       "else. "
       "Pass an archive that DistributedSampler::save wrote.");
@@ -201,7 +201,7 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
 TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
   const auto refused = [](const DistributedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedSampler(10, options), c10::ValueError);
-    return error_of([&] { DistributedSampler(10, options); });
+    return error_of<c10::Error>([&] { DistributedSampler(10, options); });
   };
   CHECK(
       refused(of_rank(3, 3)) ==
@@ -213,16 +213,19 @@ TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
       "DistributedSampler: expected num_replicas >= 1 and below 2^31, got 0. Pass the number of "
       "ranks that share the dataset.");
   DistributedSampler sampler(10, of_rank(0, 3));
-  CHECK_THAT(error_of([&] { sampler.next(0); }), ContainsText("expected batch_size >= 1, got 0"));
+  CHECK_THAT(
+      error_of<c10::Error>([&] { sampler.next(0); }),
+      ContainsText("expected batch_size >= 1, got 0"));
 }
 
 TEST_CASE("unset options come from the default group", "[sampler][errors]") {
   CHECK(
-      error_of([] { DistributedSampler(10, DistributedSamplerOptions().rank(0)); }) ==
+      error_of<c10::Error>([] { DistributedSampler(10, DistributedSamplerOptions().rank(0)); }) ==
       "DistributedSampler: expected num_replicas in the options or a default process group, got "
       "neither. Call ddp::init_process_group() first, or set num_replicas() and rank().");
   CHECK_THAT(
-      error_of([] { DistributedSampler(10, DistributedSamplerOptions().num_replicas(2)); }),
+      error_of<c10::Error>(
+          [] { DistributedSampler(10, DistributedSamplerOptions().num_replicas(2)); }),
       ContainsText("expected rank in the options or a default process group"));
 
   // This thread is rank 1 of the default group; its peer only has to be there.

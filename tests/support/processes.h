@@ -29,6 +29,13 @@ struct ProcessOptions {
   std::chrono::milliseconds timeout = kPatience;  // of wait()
 };
 
+/// Options that end a program that hangs before CTest would end the test.
+inline ProcessOptions within(std::chrono::milliseconds timeout) {
+  ProcessOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
 class Process {
  public:
   explicit Process(const std::vector<std::string>& command, const ProcessOptions& options = {});

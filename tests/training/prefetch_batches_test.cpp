@@ -8,6 +8,8 @@
 
 #include <torch/torch.h>
 
+#include "support/error_of.h"
+
 #include "support/catch.h"
 
 namespace photos {
@@ -47,16 +49,6 @@ std::pair<Batch, size_t> moved_and_counted(const Batch& batch) {
   for (auto& moved : *loader) got.push_back(std::move(moved));
   REQUIRE(got.size() == 1);
   return {got[0], samples};
-}
-
-template <typename Body>
-std::string refused(Body&& body) {
-  try {
-    body();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 const std::vector<at::Tensor> kTensors{at::Tensor()};
@@ -127,7 +119,7 @@ TEST_CASE("what a transform returns is moved, and what it got is counted", "[pur
 
 TEST_CASE("options that cannot be are refused", "[errors][prefetch]") {
   const auto with = [](const PrefetchOptions& options) {
-    return refused([&] { make_prefetch_loader(kTensors, options); });
+    return testing::error_of<c10::ValueError>([&] { make_prefetch_loader(kTensors, options); });
   };
   CHECK(
       with(PrefetchOptions().workers(0)) ==
@@ -150,7 +142,8 @@ TEST_CASE("options that cannot be are refused", "[errors][prefetch]") {
 
 TEST_CASE("a null pointer is no loader", "[errors][prefetch]") {
   CHECK(
-      refused([] { make_prefetch_loader(std::unique_ptr<std::vector<at::Tensor>>()); }) ==
+      testing::error_of<c10::ValueError>(
+          [] { make_prefetch_loader(std::unique_ptr<std::vector<at::Tensor>>()); }) ==
       "make_prefetch_loader: expected a loader to draw batches from, got a null pointer. Pass what "
       "torch::data::make_data_loader returned.");
 }
@@ -158,23 +151,26 @@ TEST_CASE("a null pointer is no loader", "[errors][prefetch]") {
 TEST_CASE("batches of which too little is known are refused", "[errors][prefetch]") {
   const std::vector<photos::Opaque> batches(1);
   CHECK(
-      refused([&] { make_prefetch_loader(batches, PrefetchOptions().device(kElsewhere)); }) ==
+      testing::error_of<c10::ValueError>(
+          [&] { make_prefetch_loader(batches, PrefetchOptions().device(kElsewhere)); }) ==
       "PrefetchOptions: expected batches whose tensors can be found, to copy them to meta, got "
       "photos::Opaque. Declare `T move_tensors(const T& batch, const ddp::TensorMove& to)` beside "
       "that type, or leave device unset and copy in the loop.");
   const auto count = PrefetchOptions().on_consumed([](size_t) {});
   CHECK(
-      refused([&] { make_prefetch_loader(batches, count); }) ==
+      testing::error_of<c10::ValueError>([&] { make_prefetch_loader(batches, count); }) ==
       "PrefetchOptions: expected batches whose samples can be counted for on_consumed, got "
       "photos::Opaque. Declare `size_t batch_size(const T& batch)` beside that type, or leave "
       "on_consumed unset.");
   // The inner loader's batches are counted and the loop's are moved, not the other way round.
   const auto opened = [](const photos::Opaque& batch) { return batch.images; };
   const auto wrapped = [](const at::Tensor& batch) { return photos::Opaque{batch}; };
-  CHECK(refused([&] {
+  CHECK(testing::error_of<c10::ValueError>([&] {
           make_prefetch_loader(batches, opened, PrefetchOptions().device(kElsewhere));
         }).empty());
-  CHECK(refused([&] { make_prefetch_loader(kTensors, wrapped, count); }).empty());
+  CHECK(testing::error_of<c10::ValueError>([&] {
+          make_prefetch_loader(kTensors, wrapped, count);
+        }).empty());
 }
 
 }  // namespace ddp

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 
 #include <c10/util/FunctionRef.h>
 

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include "../../error_text.h"
 #include "bell.h"
 
 namespace ddp::backends::shm {
@@ -47,10 +48,8 @@ std::exception_ptr backend_error(const std::string& text) {
 std::string text_of_current_exception() {
   try {
     throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return text_of(error);
   } catch (...) {
     return "an exception of another kind";
   }
@@ -182,6 +181,13 @@ bool Exchange::has_left(int rank, uint64_t number) const {
   return board.left.load() != 0 && board.left_at.load() <= number;
 }
 
+bool Exchange::somebody_left(uint64_t number) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_ && has_left(rank, number)) return true;
+  }
+  return false;
+}
+
 bool Exchange::can_progress() const {
   if (broken_) return true;
   const auto& own = board_of(rank_);
@@ -204,9 +210,8 @@ Exchange::PendingPtr Exchange::progress_locked() {
     }
     if (front != nullptr && least(&RankBoard::done) > front->number) {
       // Looked at behind everybody's part: who had not left by then still held the memory.
-      const auto left = trouble(*front);
-      if (!left.empty()) {
-        break_off_locked(what_failed(*front, left), kGaveUp);
+      if (somebody_left(front->number)) {
+        break_off_locked(what_failed(*front, trouble(*front)), kGaveUp);
         return nullptr;
       }
       try {
@@ -232,8 +237,10 @@ Exchange::PendingPtr Exchange::progress_locked() {
 }
 
 void Exchange::do_part(Pending& pending) {
-  auto problem = trouble(pending);
-  if (problem.empty()) {
+  std::string problem;
+  if (somebody_left(pending.number)) {
+    problem = trouble(pending);
+  } else {
     if (const auto text = mismatch(pending); !text.empty()) {
       pending.error = backend_error(text);
       return;
@@ -275,15 +282,17 @@ std::string Exchange::trouble(const Pending& pending) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const auto& process = *peers_[rank].process;
-    const auto name = c10::str("rank ", rank, " (process ", process.pid(), ") ");
+    const auto named = [&](const char* what) {
+      return c10::str("rank ", rank, " (process ", process.pid(), ") ", what);
+    };
     if (has_left(rank, pending.number)) {
       const bool gave_up = board_of(rank).left.load() == kGaveUp;
-      return name + (gave_up ? "has given up" : "has left the process group");
+      return named(gave_up ? "has given up" : "has left the process group");
     }
     // Asked in this order: it may have done its part before it ended, and its memory is still here.
     if (process.has_ended() && board_of(rank).done.load() <= pending.number &&
         !has_left(rank, UINT64_MAX)) {
-      return name + "has ended";
+      return named("has ended");
     }
   }
   return "";

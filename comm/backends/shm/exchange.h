@@ -105,6 +105,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   RankBoard& board_of(int rank) const { return board_->of(rank); }
   uint64_t least(std::atomic<uint64_t> RankBoard::*count) const;
   bool has_left(int rank, uint64_t number) const;
+  bool somebody_left(uint64_t number) const;
   bool can_progress() const;
   PendingPtr progress_locked();
   void do_part(Pending& pending);

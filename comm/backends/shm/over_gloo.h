@@ -17,8 +17,6 @@ class OverGloo : public c10d::Backend {
   OverGloo(int rank, int world_size, c10::intrusive_ptr<c10d::Backend> gloo)
       : c10d::Backend(rank, world_size), gloo_(std::move(gloo)) {}
 
-  c10d::Backend& gloo() { return *gloo_; }
-
   c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
@@ -95,7 +93,6 @@ class OverGloo : public c10d::Backend {
   WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
   WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
   WorkPtr recvAnysource(Tensors& t, int tag) override { return gloo_->recvAnysource(t, tag); }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return gloo_->barrier(o); }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     gloo_->monitoredBarrier(o, wait_all_ranks);
   }

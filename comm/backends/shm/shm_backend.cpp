@@ -105,10 +105,10 @@ void ShmBackend::abort() {
 }
 
 // `tensor` itself where the other ranks see it, else a copy where they do.
-at::Tensor ShmBackend::shared(const Tensor& tensor, bool copy_in) {
+at::Tensor ShmBackend::shared(const Tensor& tensor) {
   if (tensor.is_contiguous() && arena_->offset_of(tensor)) return tensor;
   auto copy = arena_->allocate(tensor.numel(), tensor.scalar_type(), Arena::Afterwards::kKeep);
-  if (copy_in) assign(copy, flat(tensor));
+  assign(copy, flat(tensor));
   return copy;
 }
 
@@ -134,7 +134,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
     return OverGloo::allreduce(tensors, options);
   }
   const auto tensor = tensors[0];
-  const auto memory = shared(tensor, /*copy_in=*/true);
+  const auto memory = shared(tensor);
   Call call;
   call.timeout = options.timeout;
   call.descriptor = describe(Kind::kAllReduce, memory);
@@ -158,7 +158,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   Call call;
   call.timeout = options.timeout;
   // Who receives does not show its own memory to anybody.
-  const auto memory = root == rank_ ? shared(tensor, /*copy_in=*/true) : tensor;
+  const auto memory = root == rank_ ? shared(tensor) : tensor;
   call.descriptor = describe(Kind::kBroadcast, memory);
   call.descriptor.root = root;
   if (root != rank_) {
@@ -173,7 +173,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 ShmBackend::WorkPtr ShmBackend::gather_to(
     Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout) {
-  const auto memory = shared(input, /*copy_in=*/true);
+  const auto memory = shared(input);
   Call call;
   call.timeout = timeout;
   call.descriptor = describe(Kind::kAllGather, memory);
@@ -204,9 +204,10 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
   TORCH_CHECK_VALUE(
       output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
       output.strides(), " on rank ", rank_, ".");
+  const auto all = flat(output);
   Tensors parts;
   for (int rank = 0; rank < size_; ++rank) {
-    parts.push_back(flat(output).narrow(0, rank * input.numel(), input.numel()));
+    parts.push_back(all.narrow(0, rank * input.numel(), input.numel()));
   }
   return gather_to(std::move(parts), input, options.timeout);
 }
@@ -252,7 +253,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
       is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
       input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
   if (!ours) return OverGloo::_reduce_scatter_base(output, input, options);
-  return reduce_to(output, shared(input, /*copy_in=*/true), options);
+  return reduce_to(output, shared(input), options);
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {

@@ -44,7 +44,7 @@ class ShmBackend : public OverGloo {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  Tensor shared(const Tensor& tensor, bool copy_in);
+  Tensor shared(const Tensor& tensor);
   Descriptor describe(Kind kind, const Tensor& shared) const;
   WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_to(

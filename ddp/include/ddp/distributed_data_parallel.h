@@ -166,7 +166,7 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   void count_own_samples(std::optional<int64_t> found);
   int64_t samples_of_forward(std::optional<int64_t> found);
   bool wants_buffers() const;
-  void share_pending_buffers();
+  void prepare_and_share_buffers(bool with_grad);
   void broadcast_buffers(int source, const std::vector<at::Tensor>& buffers);
   void broadcast_state(int source);
   void wait_in_join(c10d::Work& work) override;

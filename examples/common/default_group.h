@@ -1,0 +1,35 @@
+// Header only, so that benchmarks can use it without the examples.
+#pragma once
+
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "usage_error.h"
+
+namespace examples {
+
+/// The default group, for as long as it lives: of the ranks that were launched, or of this process
+/// alone where nobody launched it.
+class DefaultGroup {
+ public:
+  /// \throws UsageError  for what the backend or the environment says.
+  explicit DefaultGroup(const std::string& backend) {
+    auto options = ddp::ProcessGroupOptions().backend(backend);
+    if (!ddp::is_launched()) {
+      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
+    }
+    try {
+      ddp::init_process_group(options);
+    } catch (const c10::ValueError& error) {
+      throw UsageError(error.what_without_backtrace());
+    }
+  }
+  ~DefaultGroup() { ddp::destroy_process_group(); }
+  DefaultGroup(const DefaultGroup&) = delete;
+  DefaultGroup& operator=(const DefaultGroup&) = delete;
+};
+
+}  // namespace examples
