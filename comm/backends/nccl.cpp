@@ -36,7 +36,8 @@ OwnGpu find_gpu(const std::optional<Setting>& local_rank) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup) {
-  auto options = c10d::ProcessGroupNCCL::Options::create();
+  // Or kernels of the computation that are queued already would go first, and hold a bucket up.
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = setup.timeout;
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;

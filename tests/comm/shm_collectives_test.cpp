@@ -122,6 +122,39 @@ TEST_CASE("sums are those of the rank order, bit for bit, however they are cut",
   }
 }
 
+TEST_CASE("tensors reduced together are one flat tensor", "[shm][ranks]") {
+  const auto op = GENERATE(c10d::ReduceOp::SUM, c10d::ReduceOp::AVG);
+  const int size = GENERATE(2, 3);
+  CAPTURE(size);
+  const auto results = run_ranks<at::Tensor>(
+      size,
+      [&](const Rank& self) {
+        // As long as a part of a rank, nothing, without order, one element of a view.
+        const auto flat = mine(self, 2000, 1);
+        std::vector<at::Tensor> tensors{
+            flat.narrow(0, 0, 700).clone(), at::empty({0}),
+            flat.narrow(0, 700, 1200).view({30, 40}).t().contiguous().t(),
+            flat.narrow(0, 1900, 100)[7].clone(), flat.narrow(0, 1910, 90).clone()};
+        TORCH_CHECK(!tensors[2].is_contiguous());
+        c10d::AllreduceCoalescedOptions options;
+        options.reduceOp = op;
+        self.group->allreduce_coalesced(tensors, options)->wait();
+        std::vector<at::Tensor> parts;
+        for (const auto& t : tensors) parts.push_back(t.reshape({-1}));
+        return at::cat(parts);
+      },
+      over_shm());
+  const float share = op == c10d::ReduceOp::AVG ? 1.0F / static_cast<float>(size) : 1.0F;
+  at::Tensor expected;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto t = mine(Rank{rank, size, {}, {}}, 2000, 1) * share;
+    expected = rank == 0 ? t : expected + t;
+  }
+  expected = at::cat(
+      {expected.narrow(0, 0, 1900), expected.narrow(0, 1907, 1), expected.narrow(0, 1910, 90)});
+  for (const auto& result : results) CHECK(at::equal(result, expected));
+}
+
 TEST_CASE("more collectives in flight than there are places for", "[shm][ranks]") {
   const auto results = run_ranks<int64_t>(
       2,

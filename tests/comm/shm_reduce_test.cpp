@@ -89,6 +89,31 @@ TEST_CASE("a destination may be a source", "[shm][pure]") {
   CHECK(at::equal(a, b));
 }
 
+TEST_CASE("an average is the sum of divided parts, to the bit", "[shm][pure]") {
+  const auto type = GENERATE(at::kFloat, at::kDouble);
+  constexpr int64_t kCount = 5000;
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < 3; ++rank) parts.push_back(at::randn({kCount}, type));
+  const auto share = type == at::kFloat ? at::tensor(1.0F / 3, type) : at::tensor(1.0 / 3, type);
+  const auto expected = parts[0] * share + parts[1] * share + parts[2] * share;
+  const auto result = at::empty({kCount}, type);
+  reduce_elements(
+      type, ReduceOp(ReduceOp::AVG), {data_of(parts[0]), data_of(parts[1]), data_of(parts[2])},
+      {data_of(result)}, 0, kCount);
+  CHECK(at::equal(result, expected));
+}
+
+TEST_CASE("an average does not overflow where the sum would", "[shm][pure]") {
+  const auto type = GENERATE(at::kFloat, at::kHalf, at::kBFloat16);
+  const double large = type == at::kHalf ? 60000 : 3e38;
+  const auto a = at::full({3000}, large, type);
+  const auto b = at::full({3000}, large, type);
+  const auto result = at::empty({3000}, type);
+  reduce_elements(
+      type, ReduceOp(ReduceOp::AVG), {data_of(a), data_of(b)}, {data_of(result)}, 0, 3000);
+  CHECK(at::equal(result, a));
+}
+
 TEST_CASE("not a number stays one in minima and maxima", "[shm][pure]") {
   for (const auto op : {ReduceOp::MIN, ReduceOp::MAX}) {
     auto a = at::tensor({NAN, 1.0F});
@@ -100,7 +125,7 @@ TEST_CASE("not a number stays one in minima and maxima", "[shm][pure]") {
 
 TEST_CASE("what has no meaning or no kernel is not claimed", "[shm][pure]") {
   CHECK_FALSE(can_reduce(at::kFloat, ReduceOp(ReduceOp::BAND)));
-  CHECK_FALSE(can_reduce(at::kFloat, ReduceOp(ReduceOp::AVG)));
+  CHECK_FALSE(can_reduce(at::kInt, ReduceOp(ReduceOp::AVG)));
   CHECK_FALSE(can_reduce(at::kComplexFloat, ReduceOp(ReduceOp::SUM)));
   CHECK_FALSE(can_reduce(at::kBool, ReduceOp(ReduceOp::SUM)));
 }

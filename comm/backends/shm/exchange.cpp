@@ -381,7 +381,7 @@ void Exchange::keep_going() {
       ++idle_keepers_;
       something_pending_.wait(lock, [this] { return closing_ || !pending_.empty(); });
       --idle_keepers_;
-    } else if (serves_futures_) {
+    } else if (futures_ > 0) {
       lock.unlock();
       sleep_until(
           *board_, [this] { return can_progress(); }, kLookIn);

@@ -72,9 +72,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// \return whether it is, after at most `at_most`.
   bool wait(uint64_t number, std::chrono::milliseconds at_most);
 
-  /// Somebody waits for a future, and not here: the threads look in as soon as there is something
-  /// to do, from now on.
-  void serve_futures() { serves_futures_ = true; }
+  /// Counts futures that somebody may wait for, and not here: as long as there are any, the threads
+  /// look in as soon as there is something to do.
+  void count_future(int change) { futures_ += change; }
 
   /// Fails what is under way, and tells the other ranks that this one is gone. To be called before
   /// the last reference goes; again, it does nothing.
@@ -125,7 +125,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const std::vector<Peer> peers_;
   const std::shared_ptr<Arena> arena_;
   std::atomic<std::chrono::milliseconds> timeout_;
-  std::atomic<bool> serves_futures_{false};
+  std::atomic<int> futures_{0};
 
   std::mutex begin_mutex_;          // one collective begins at a time
   std::mutex work_mutex_;           // one thread works at a time

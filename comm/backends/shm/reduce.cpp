@@ -36,6 +36,9 @@ struct Sum {
     return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
   }
 };
+// A sum of parts that are divided before they are added, so that it does not overflow where the
+// average would not; bit for bit what ranks get that divide on their own.
+struct Average : Sum {};
 struct Product {
   template <typename T>
   static T combine(T a, T b) {
@@ -93,6 +96,8 @@ struct Job {
   const std::vector<std::byte*>& destinations;
   size_t begin;
   size_t end;
+
+  double share() const { return 1.0 / static_cast<double>(sources.size()); }
 };
 
 template <typename T>
@@ -103,13 +108,22 @@ const T* at(const std::byte* memory, size_t element) {
 template <typename T, typename Op>
 void reduce_block(const Job& job, size_t first, size_t count) {
   using Accumulator = typename AccumulatorOf<T>::Type;
+  const auto share = static_cast<Accumulator>(job.share());
+  const auto part = [share](T element) {
+    const auto wide = static_cast<Accumulator>(element);
+    // Rounded, as a rank would have to before it sends.
+    if constexpr (std::is_same_v<Op, Average>) {
+      return static_cast<Accumulator>(static_cast<T>(wide * share));
+    }
+    return wide;
+  };
   std::array<Accumulator, kBlock> sums;
   const T* source = at<T>(job.sources[0], first);
-  for (size_t i = 0; i < count; ++i) sums[i] = static_cast<Accumulator>(source[i]);
+  for (size_t i = 0; i < count; ++i) sums[i] = part(source[i]);
   for (size_t s = 1; s < job.sources.size(); ++s) {
     source = at<T>(job.sources[s], first);
     for (size_t i = 0; i < count; ++i) {
-      sums[i] = Op::template combine<Accumulator>(sums[i], static_cast<Accumulator>(source[i]));
+      sums[i] = Op::template combine<Accumulator>(sums[i], part(source[i]));
     }
   }
 
@@ -139,6 +153,8 @@ void reduce_as(ReduceOp::RedOpType op, const Job& job) {
     if (op == ReduceOp::BAND) return reduce_all<T, And>(job);
     if (op == ReduceOp::BOR) return reduce_all<T, Or>(job);
     if (op == ReduceOp::BXOR) return reduce_all<T, Xor>(job);
+  } else {
+    if (op == ReduceOp::AVG) return reduce_all<T, Average>(job);
   }
   switch (op) {
     case ReduceOp::SUM:
@@ -162,8 +178,8 @@ bool can_reduce(at::ScalarType type, const ReduceOp& op) {
     case at::kDouble:
     case at::kHalf:
     case at::kBFloat16:
-      return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || op == ReduceOp::MIN ||
-             op == ReduceOp::MAX;
+      return op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PRODUCT ||
+             op == ReduceOp::MIN || op == ReduceOp::MAX;
     case at::kChar:
     case at::kByte:
     case at::kInt:

@@ -10,6 +10,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include "pieces.h"
 #include "reduce.h"
 #include "shm_work.h"
 
@@ -52,6 +53,12 @@ at::Tensor at_buffer(std::byte* buffer, const at::Tensor& like) {
 
 bool is_plain(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.device().is_cpu() && !t.is_conj() && !t.is_neg();
+}
+
+bool are_plain(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
+    return is_plain(t) && t.scalar_type() == tensors[0].scalar_type();
+  });
 }
 
 bool all_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
@@ -133,20 +140,78 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
       !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
     return OverGloo::allreduce(tensors, options);
   }
-  const auto tensor = tensors[0];
-  const auto memory = shared(tensor);
+  const auto& tensor = tensors[0];
+  const bool visible = tensor.is_contiguous() && arena_->offset_of(tensor);
+  return visible ? reduce_in_place(tensor, options) : reduce_pieces({tensor}, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  const bool ours = !tensors.empty() && are_plain(tensors) &&
+                    can_reduce(tensors[0].scalar_type(), options.reduceOp);
+  return ours ? reduce_pieces(tensors, options) : OverGloo::allreduce_coalesced(tensors, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_in_place(
+    const Tensor& tensor, const c10d::AllreduceOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kAllReduce, tensor);
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto numel = static_cast<size_t>(tensor.numel());
+  const size_t begin = part_begin(numel, rank_, size_);
+  const size_t end = part_begin(numel, rank_ + 1, size_);
+  call.part = [=, type = tensor.scalar_type(), op = options.reduceOp](const auto& buffers) {
+    reduce_elements(type, op, as_sources(buffers), buffers, begin, end);
+  };
+  call.finish = [tensor] {};  // it lives until all have written to it
+  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", {tensor});
+}
+
+// Each rank shows the others only what they sum up, and sums its own part where that lies.
+ShmBackend::WorkPtr ShmBackend::reduce_pieces(
+    Tensors tensors, const c10d::AllreduceOptions& options) {
+  Tensors contiguous;
+  for (const auto& t : tensors) {
+    contiguous.push_back(t.is_contiguous() ? t : at::empty_like(t, at::MemoryFormat::Contiguous));
+    assign(contiguous.back(), t);
+  }
+  const auto pieces = std::make_shared<Pieces>(std::move(contiguous));
+  const auto type = tensors[0].scalar_type();
+  const auto memory =
+      arena_->allocate(static_cast<int64_t>(pieces->numel()), type, Arena::Afterwards::kKeep);
+  const auto others = [pieces, begin = part_begin(pieces->numel(), rank_, size_),
+                       end = part_begin(pieces->numel(), rank_ + 1, size_)](const auto& body) {
+    pieces->each(0, begin, body);
+    pieces->each(end, pieces->numel(), body);
+  };
+  const size_t size = pieces->element_size();
+  others([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
+    std::memcpy(shown + first * size, own, count * size);
+  });
+
   Call call;
   call.timeout = options.timeout;
   call.descriptor = describe(Kind::kAllReduce, memory);
   call.descriptor.reduction = options.reduceOp.op_;
-  const auto numel = static_cast<size_t>(memory.numel());
-  const size_t begin = part_begin(numel, rank_, size_);
-  const size_t end = part_begin(numel, rank_ + 1, size_);
-  call.part = [=, type = memory.scalar_type(), op = options.reduceOp](const auto& buffers) {
-    reduce_elements(type, op, as_sources(buffers), buffers, begin, end);
+  call.part = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp,
+               begin = part_begin(pieces->numel(), rank_, size_),
+               end = part_begin(pieces->numel(), rank_ + 1, size_)](auto buffers) {
+    auto sources = as_sources(buffers);
+    pieces->each(begin, end, [&](std::byte* own, size_t first, size_t count) {
+      // As if all of them lay there: reduce_elements() goes to the elements it is told.
+      buffers[rank] = own - first * size;
+      sources[rank] = buffers[rank];
+      reduce_elements(type, op, sources, buffers, first, first + count);
+    });
   };
-  call.finish = [tensor, memory] { assign(tensor, memory); };
-  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", {tensor});
+  call.finish = [=] {
+    others([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
+      std::memcpy(own, shown + first * size, count * size);
+    });
+    for (size_t i = 0; i < tensors.size(); ++i) assign(tensors[i], pieces->tensors()[i]);
+  };
+  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", tensors);
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

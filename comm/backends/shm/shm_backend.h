@@ -13,7 +13,8 @@ namespace ddp::backends::shm {
 /// not do itself (point-to-point, rooted and uneven collectives, other dtypes) is Gloo's.
 ///
 /// Sums are taken in rank order, element by element: the result does not depend on sizes, timing or
-/// the run. A tensor from `allocateTensor` is reduced where it lies; others are copied in and out.
+/// the run. A tensor from `allocateTensor` is reduced where it lies. Of others, what another rank
+/// sums up is copied in and out, and what this one does is not.
 class ShmBackend : public OverGloo {
  public:
   ShmBackend(
@@ -30,6 +31,8 @@ class ShmBackend : public OverGloo {
   void abort() override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allgather(
       std::vector<Tensors>& outputs, Tensors& inputs,
@@ -46,6 +49,8 @@ class ShmBackend : public OverGloo {
  private:
   Tensor shared(const Tensor& tensor);
   Descriptor describe(Kind kind, const Tensor& shared) const;
+  WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
+  WorkPtr reduce_pieces(Tensors tensors, const c10d::AllreduceOptions& options);
   WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_to(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);

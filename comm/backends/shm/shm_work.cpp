@@ -40,7 +40,11 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
-  exchange_->serve_futures();
+  const std::lock_guard lock(mutex_);
+  if (!completed_ && !counts_future_) {
+    counts_future_ = true;
+    exchange_->count_future(1);
+  }
   return future_;
 }
 
@@ -48,6 +52,10 @@ void ShmWork::abort() { exchange_->close(); }
 
 void ShmWork::end(std::exception_ptr error) {
   finish(error);
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(counts_future_, false)) exchange_->count_future(-1);
+  }
   if (error) {
     future_->setError(std::move(error));
   } else {

@@ -37,6 +37,7 @@ class ShmWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::string name_;
   uint64_t number_ = 0;
+  bool counts_future_ = false;  // with the base class's mutex_
 };
 
 }  // namespace ddp::backends::shm
