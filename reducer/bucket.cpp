@@ -3,14 +3,17 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
 
 #include "gradient_copy.h"
 
 namespace ddp {
 namespace {
+
+// Bytes of a gradient that are copied in the time that it takes to move the tensor, about.
+constexpr size_t kWorthMoving = size_t{16} << 10;
 
 // Aliases `flat` without being an autograd view of it: optimizers call `detach_()` on gradients in
 // `zero_grad()`, which a view refuses.
@@ -26,6 +29,25 @@ at::Tensor alias(
 at::Tensor twin(const at::Tensor& view) {
   return at::Tensor(view.unsafeGetTensorImpl()->shallow_copy_and_detach(
       c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+}
+
+// Puts `t` where `place` lies: it stays the same tensor, for whoever has it.
+void relocate(const at::Tensor& t, const at::Tensor& place) {
+  auto* tensor = t.unsafeGetTensorImpl();
+  tensor->set_allow_tensor_metadata_change(true);
+  tensor->set_storage_keep_dtype(place.storage());
+  tensor->set_storage_offset(place.storage_offset());
+}
+
+bool is_like(const at::Tensor& a, const at::Tensor& b) {
+  return a.layout() == b.layout() && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.sizes() == b.sizes();
+}
+
+// Behind autograd's back: whoever saved this gradient has to notice.
+void overwrite(const at::Tensor& grad, const at::Tensor& reduced) {
+  copy_scaled(grad, reduced, 1.0);
+  grad.unsafeGetTensorImpl()->bump_version();
 }
 
 // A gradient as an embedding makes it, rows with an index each, of none. Ranks have to agree which
@@ -47,15 +69,17 @@ std::string describe(const at::Tensor& t) {
 
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-    MakeStorage make_storage)
-    : indices_(std::move(indices)) {
-  int64_t total = 0;
+    Living living, MakeStorage make_storage)
+    : living_(living),
+      make_storage_(std::move(make_storage)),
+      indices_(std::move(indices)),
+      tail_numel_(tail) {
   for (const size_t index : indices_) {
     const auto& parameter = parameters.at(index);
     names_.push_back(parameter.name);
     parameters_.push_back(parameter.tensor);
-    offsets_.push_back(total);
-    total += parameter.tensor.numel();
+    offsets_.push_back(numel_);
+    numel_ += parameter.tensor.numel();
     sparse_ = sparse_ || parameter.expect_sparse;
   }
   TORCH_INTERNAL_ASSERT(!indices_.empty() && (!sparse_ || indices_.size() == 1));
@@ -63,20 +87,34 @@ Bucket::Bucket(
   const auto options = at::TensorOptions()
                            .dtype(parameters_.front().scalar_type())
                            .device(parameters_.front().device());
-  storage_ = make_storage(total + tail, options).zero_();
-  gradients_ = storage_.narrow(0, 0, total);
-  tail_ = storage_.narrow(0, total, tail);
+  lay_out(make_storage_(numel_ + tail_numel_, options));
+  remembered_.resize(views_.size());
+}
+
+void Bucket::lay_out(const at::Tensor& storage) {
+  storage_ = storage;
+  gradients_ = storage_.narrow(0, 0, numel_);
+  tail_ = storage_.narrow(0, numel_, tail_numel_);
+  // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
+  wire_ = storage_.is_complex() ? at::view_as_real(storage_) : storage_;
+  views_.clear();
+  addresses_.clear();
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
-    views_.push_back(make_view(storage_, parameters_[slot], offsets_[slot]));
+    views_.push_back(make_view(storage_, slot));
     addresses_.push_back(views_.back().const_data_ptr());
   }
-  remembered_.resize(views_.size());
+  own_tensors_ = static_cast<size_t>(storage_.storage().use_count());
 }
 
 Bucket::Bucket(Bucket&& other) noexcept
     : pending(other.pending.load()),
+      averages(other.averages),
+      reduced(std::move(other.reduced)),
       work(std::move(other.work)),
       future(std::move(other.future)),
+      living_(other.living_),
+      keeps_out_(other.keeps_out_),
+      make_storage_(std::move(other.make_storage_)),
       indices_(std::move(other.indices_)),
       names_(std::move(other.names_)),
       parameters_(std::move(other.parameters_)),
@@ -84,23 +122,64 @@ Bucket::Bucket(Bucket&& other) noexcept
       offsets_(std::move(other.offsets_)),
       addresses_(std::move(other.addresses_)),
       remembered_(std::move(other.remembered_)),
+      numel_(other.numel_),
+      tail_numel_(other.tail_numel_),
+      own_tensors_(other.own_tensors_),
       storage_(std::move(other.storage_)),
       gradients_(std::move(other.gradients_)),
       tail_(std::move(other.tail_)),
+      wire_(std::move(other.wire_)),
       sparse_(other.sparse_) {}
 
-at::Tensor Bucket::make_view(
-    const at::Tensor& flat, const at::Tensor& parameter, int64_t offset) const {
+at::Tensor Bucket::make_view(const at::Tensor& flat, size_t slot) const {
+  const auto& parameter = parameters_[slot];
   if (parameter.is_non_overlapping_and_dense()) {
-    return alias(flat, offset, parameter.sizes(), parameter.strides());
+    return alias(flat, offsets_[slot], parameter.sizes(), parameter.strides());
   }
-  return alias(flat, offset, parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
+  return alias(flat, offsets_[slot], parameter.sizes(), c10::contiguous_strides(parameter.sizes()));
 }
 
 // Looks at the view last: in most cases its address, which is near at hand, tells.
 bool Bucket::holds(size_t slot, const at::Tensor& grad) const {
   if (grad.layout() != at::kStrided || grad.const_data_ptr() != addresses_[slot]) return false;
   return grad.strides() == views_[slot].strides() && grad.sizes() == views_[slot].sizes();
+}
+
+// Counts tensors, not references to them: a gradient that a parameter and somebody else have is
+// one, and both see what becomes of it.
+bool Bucket::lies_here(const at::Tensor& t) const {
+  return t.layout() == at::kStrided &&
+         t.storage().unsafeGetStorageImpl() == storage_.storage().unsafeGetStorageImpl();
+}
+
+bool Bucket::has_visitors() const {
+  return !sparse_ && living_ == Living::Visitors &&
+         static_cast<size_t>(storage_.storage().use_count()) > own_tensors_;
+}
+
+// Those of which somebody has a view, or may have, stay with it.
+bool Bucket::move_out() {
+  if (!has_visitors()) return true;
+  std::vector<size_t> visitors;
+  for (size_t slot = 0; slot < views_.size(); ++slot) {
+    const at::Tensor& grad = parameters_[slot].mutable_grad();
+    if (grad.defined() && lies_here(grad)) visitors.push_back(slot);
+  }
+  if (static_cast<size_t>(storage_.storage().use_count()) > own_tensors_ + visitors.size()) {
+    return false;
+  }
+  for (const size_t slot : visitors) {
+    relocate(parameters_[slot].mutable_grad(), views_[slot].clone());
+  }
+  return true;
+}
+
+bool Bucket::clear_out() {
+  if (!has_visitors()) return false;
+  keeps_out_ = true;
+  if (move_out()) return false;
+  lay_out(make_storage_(numel_ + tail_numel_, storage_.options()));
+  return true;
 }
 
 std::vector<std::string> Bucket::gather(
@@ -118,10 +197,19 @@ std::vector<std::string> Bucket::gather(
     }
     return problems;
   }
+  using When = ScaledCopies::When;
+  ScaledCopies copies(scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together);
   for (size_t slot = 0; slot < views_.size(); ++slot) {
     if (!is_used(slot)) set_aside(slot, unused);
-    if (is_used(slot) || unused == Unused::Remember) note(gather_one(slot, scale));
+    if (!is_used(slot) && unused == Unused::Zero) continue;
+    // A rank that has no say (no samples) has none with infinities either.
+    if (scale == 0) {
+      views_[slot].zero_();
+    } else {
+      note(gather_one(slot, copies));
+    }
   }
+  copies.finish();
   return problems;
 }
 
@@ -132,27 +220,33 @@ void Bucket::set_aside(size_t slot, Unused unused) {
   if (unused == Unused::Zero) view.zero_();
 }
 
-std::string Bucket::gather_one(size_t slot, double scale) {
+std::string Bucket::gather_one(size_t slot, ScaledCopies& copies) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
-  // A rank that has no say (no samples) has none with infinities either.
-  if (!grad.defined() || scale == 0) {
+  if (!grad.defined()) {
     view.zero_();
     return {};
   }
   if (holds(slot, grad)) {
-    scale_in_place(view, scale);
+    copies.scale(view);
     return {};
   }
-  if (grad.scalar_type() == view.scalar_type() && grad.device() == view.device() &&
-      grad.layout() == view.layout() && grad.sizes() == view.sizes()) {
-    copy_scaled(view, grad, scale);
+  if (is_like(grad, view)) {
+    copies.copy(view, grad);
     return {};
   }
   view.zero_();
   return c10::str(
       "expected the gradient of ", names_[slot], " to be ", describe(view), ", as its bucket, got ",
       describe(grad));
+}
+
+// Not from memory that other tensors have too, nor from what is not torch's, where somebody wants
+// to find the average, nor with a graph (create_graph).
+bool Bucket::can_move_in(size_t slot, const at::Tensor& grad) const {
+  return grad.nbytes() >= kWorthMoving && grad.strides() == views_[slot].strides() &&
+         grad.storage().use_count() == 1 && grad.storage().resizable() && !grad.requires_grad() &&
+         !grad.is_neg() && !grad.is_conj();
 }
 
 std::string Bucket::gather_sparse(double scale) {
@@ -170,37 +264,48 @@ std::string Bucket::gather_sparse(double scale) {
              : std::string();
 }
 
-void Bucket::scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep) {
+void Bucket::scatter(const at::Tensor& reduced, const std::vector<char>& keep) {
   if (sparse_) {
     if (keep.empty() || !keep[indices_.front()]) scatter_sparse(reduced);
     return;
   }
   const bool elsewhere = reduced.const_data_ptr() != storage_.const_data_ptr();
-  if (elsewhere && as_views) gradients_.copy_(reduced);
-  const bool copy_from_reduced = elsewhere && !as_views;
+  if (elsewhere && living_ == Living::Residents) gradients_.copy_(reduced);
   for (size_t slot = 0; slot < views_.size(); ++slot) {
     if (!keep.empty() && keep[indices_[slot]]) {
       if (remembered_[slot].defined()) copy_scaled(views_[slot], remembered_[slot], 1.0);
-      continue;
-    }
-    at::Tensor& grad = parameters_[slot].mutable_grad();
-    const auto& view = views_[slot];
-    if (grad.defined() && holds(slot, grad)) continue;
-    // With create_graph a gradient has a graph of its own, which an alias would cut off.
-    if (as_views && !(grad.defined() && grad.requires_grad())) {
-      grad = twin(view);
-      continue;
-    }
-    if (!grad.defined()) grad = at::empty_strided(view.sizes(), view.strides(), view.options());
-    if (copy_from_reduced) {
-      copy_scaled(grad, make_view(reduced, parameters_[slot], offsets_[slot]), 1.0);
+    } else if (living_ == Living::Residents) {
+      scatter_resident(slot);
     } else {
-      copy_scaled(grad, view, 1.0);
+      scatter_visitor(slot, elsewhere ? make_view(reduced, slot) : views_[slot]);
     }
-    // Written behind autograd's back: whoever saved this gradient has to notice.
-    grad.unsafeGetTensorImpl()->bump_version();
   }
   remembered_.assign(views_.size(), at::Tensor());
+}
+
+void Bucket::scatter_resident(size_t slot) {
+  at::Tensor& grad = parameters_[slot].mutable_grad();
+  if (grad.defined() && holds(slot, grad)) return;
+  // With create_graph a gradient has a graph of its own, which an alias would cut off.
+  if (grad.defined() && grad.requires_grad() && is_like(grad, views_[slot])) {
+    overwrite(grad, views_[slot]);
+  } else {
+    grad = twin(views_[slot]);
+  }
+}
+
+void Bucket::scatter_visitor(size_t slot, const at::Tensor& reduced) {
+  at::Tensor& grad = parameters_[slot].mutable_grad();
+  const bool is_here = lies_here(reduced) && !keeps_out_;
+  if (!grad.defined() || !is_like(grad, reduced)) {
+    // One of another kind was a problem, and counted as zeros.
+    grad = is_here ? twin(reduced) : reduced.clone();
+  } else if (is_here && can_move_in(slot, grad)) {
+    relocate(grad, reduced);
+    grad.unsafeGetTensorImpl()->bump_version();
+  } else {
+    overwrite(grad, reduced);
+  }
 }
 
 void Bucket::scatter_sparse(const at::Tensor& reduced) {

@@ -1,16 +1,18 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/FunctionRef.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {
+
+class ScaledCopies;
 
 /// The gradients that travel in one collective: flat storage, one view into it per parameter, and
 /// what is in flight. Knows nothing of autograd, hooks or other buckets.
@@ -18,6 +20,13 @@ namespace ddp {
 /// A dense bucket packs its gradients without gaps in `storage()`. A view has its parameter's
 /// strides where those are dense, else it is contiguous: autograd's gradient layout contract. A
 /// bucket of one sparse parameter has no storage: the gradient itself is sent.
+///
+/// Large gradients are not copied out: scatter() moves their tensors into the storage. With
+/// `Living::Visitors` their values are those of gradients with memory of their own: one that has
+/// another view is copied to instead; gradients that are still there when the next pass gathers
+/// move out first; and storage in which somebody else holds an older gradient is left to them. What
+/// shows is where the memory lies: a raw pointer into a gradient is good until the end of the pass,
+/// and `storage()` is the whole bucket's.
 ///
 /// Threads: `pending` may be counted down from several autograd threads, everything else belongs
 /// to the thread that launches or finishes the bucket.
@@ -29,8 +38,14 @@ class Bucket {
     Zero,      // this rank only stands in for one that has no input: zeros
   };
 
+  /// Where gradients are between two passes, and what a user may do with that.
+  enum class Living {
+    Visitors,   // nothing: it is as if they had memory of their own
+    Residents,  // rely on their memory being the storage's (gradient_as_bucket_view)
+  };
+
   /// Makes the storage of `numel` elements, 1-D: where a backend can reduce it in place.
-  using MakeStorage = c10::function_ref<at::Tensor(int64_t numel, const at::TensorOptions&)>;
+  using MakeStorage = std::function<at::Tensor(int64_t numel, const at::TensorOptions&)>;
 
   Bucket() = default;
 
@@ -38,7 +53,7 @@ class Bucket {
   /// \param tail  extra elements of storage behind the gradients, sent along with them.
   Bucket(
       const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-      MakeStorage make_storage);
+      Living living, MakeStorage make_storage);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
   Bucket(Bucket&& other) noexcept;
@@ -50,12 +65,26 @@ class Bucket {
   bool is_sparse() const { return sparse_; }
   /// The gradients, 1-D, without the tail; of a sparse bucket what gather() found.
   const at::Tensor& gradients() const { return gradients_; }
-  /// Gradients and tail, 1-D: what is sent.
+  /// Gradients and tail, 1-D.
   const at::Tensor& storage() const { return storage_; }
+  /// The same as it is sent: in real numbers.
+  const at::Tensor& wire() const { return wire_; }
   /// The extra elements, 1-D.
   const at::Tensor& tail() const { return tail_; }
   /// Of a dense bucket's gradients; 0 for a sparse one, whose size changes.
   int64_t bytes() const { return sparse_ ? 0 : static_cast<int64_t>(gradients_.nbytes()); }
+
+  /// From now on, gradients are copied out: somebody else sees the storage.
+  void keep_out() { keeps_out_ = true; }
+  /// Gradients that are visitors get memory of their own, if nobody else has tensors here.
+  ///
+  /// \return whether nothing is left but the bucket's own.
+  bool move_out();
+  /// To be called before gather(): what would not move out keeps the storage, and the bucket takes
+  /// another. If there was anybody, gradients are copied out from then on.
+  ///
+  /// \return whether it did; its tail is another then.
+  bool clear_out();
 
   /// Brings every parameter's `.grad`, times `scale`, into the storage: zeros for an undefined
   /// one, in place for one that already lives there.
@@ -70,10 +99,9 @@ class Bucket {
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
   /// \param reduced  1-D, what came back; usually gradients() itself.
-  /// \param as_views  `.grad` shall alias the storage rather than be copied to.
   /// \param keep  by parameter, over all buckets: leave its `.grad` as it was before gather().
   ///        Empty: none.
-  void scatter(const at::Tensor& reduced, bool as_views, const std::vector<char>& keep = {});
+  void scatter(const at::Tensor& reduced, const std::vector<char>& keep = {});
 
   /// Moves the gradients there are, which alias an older bucket's storage, into this one's.
   void adopt_gradients();
@@ -81,18 +109,34 @@ class Bucket {
   /// Parameters whose gradient is not there yet in this backward pass.
   std::atomic<size_t> pending{0};
 
+  /// The collective can divide by the world size.
+  bool averages = false;
+
+  /// What came back and was not handed over yet.
+  at::Tensor reduced;
+
   /// In flight: one of the two once launched, none before and after.
   c10::intrusive_ptr<c10d::Work> work;
   c10::intrusive_ptr<c10::ivalue::Future> future;
 
  private:
+  bool has_visitors() const;
+  void lay_out(const at::Tensor& storage);
+  bool lies_here(const at::Tensor& t) const;
   bool holds(size_t slot, const at::Tensor& grad) const;
-  std::string gather_one(size_t slot, double scale);
+  bool can_move_in(size_t slot, const at::Tensor& grad) const;
+  std::string gather_one(size_t slot, ScaledCopies& copies);
   void set_aside(size_t slot, Unused unused);
   std::string gather_sparse(double scale);
   void scatter_sparse(const at::Tensor& reduced);
-  at::Tensor make_view(const at::Tensor& flat, const at::Tensor& parameter, int64_t offset) const;
+  at::Tensor make_view(const at::Tensor& flat, size_t slot) const;
+  void scatter_resident(size_t slot);
+  void scatter_visitor(size_t slot, const at::Tensor& reduced);
 
+  Living living_ = Living::Visitors;
+  // Gradients stay outside: where they outlive passes that costs less than to move them out.
+  bool keeps_out_ = false;
+  MakeStorage make_storage_;
   std::vector<size_t> indices_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
@@ -100,9 +144,13 @@ class Bucket {
   std::vector<int64_t> offsets_;
   std::vector<const void*> addresses_;  // of the views' first elements
   std::vector<at::Tensor> remembered_;  // gradients in place here that scatter() may restore
+  int64_t numel_ = 0;                   // of the gradients
+  int64_t tail_numel_ = 0;
+  size_t own_tensors_ = 0;  // that lie in the storage
   at::Tensor storage_;
   at::Tensor gradients_;
   at::Tensor tail_;
+  at::Tensor wire_;
   bool sparse_ = false;
 };
 

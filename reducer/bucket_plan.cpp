@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/reducer.h>
 
 namespace ddp {
 namespace {
@@ -48,11 +49,16 @@ int64_t bytes_of_cap(double mb, const char* option) {
       std::isfinite(bytes) && bytes >= 1, "DistributedDataParallelOptions: expected ", option,
       " to be a positive number of MiB (2^20 bytes), got ", mb,
       ". Typical values are 1 to 100; leave it unset for 1 MiB, then 25 MiB.");
-  return bytes < static_cast<double>(kUnlimitedBytes) ? static_cast<int64_t>(bytes)
-                                                      : kUnlimitedBytes;
+  return bytes_of_mb(mb);
 }
 
 }  // namespace
+
+int64_t bytes_of_mb(double mb) {
+  const double bytes = mb * 1024 * 1024;
+  return bytes < static_cast<double>(kUnlimitedBytes) ? static_cast<int64_t>(bytes)
+                                                      : kUnlimitedBytes;
+}
 
 BucketPlan plan_buckets(
     const std::vector<ParameterExtent>& parameters, const std::vector<int64_t>& caps,
@@ -118,7 +124,7 @@ std::vector<int64_t> bucket_caps_bytes(
     for (const double mb : cap_mb_list) caps.push_back(bytes_of_cap(mb, "bucket_cap_mb_list"));
     return caps;
   }
-  if (cap_mb) return {bytes_of_cap(*cap_mb, "bucket_cap_mb")};
+  if (cap_mb && *cap_mb != kTuneBucketCap) return {bytes_of_cap(*cap_mb, "bucket_cap_mb")};
   return {kDefaultFirstBucketBytes, kDefaultBucketCapBytes};
 }
 

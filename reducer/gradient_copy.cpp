@@ -4,13 +4,20 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/mul.h>
+
+#include "streaming_copy.h"
 
 namespace ddp {
 namespace {
 
 // Elements below which a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
+
+// Bytes of which little would be left in a cache when somebody reads them.
+constexpr size_t kStreamed = size_t{1} << 20;
 
 // at::parallel_for, without its fixed cost for the many small gradients.
 template <typename Body>
@@ -24,7 +31,8 @@ void for_range(int64_t count, int64_t grain, const Body& body) {
 
 // Same memory order in both, without gaps: element k of one is element k of the other.
 bool same_dense_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.strides() == b.strides() && a.is_non_overlapping_and_dense();
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.is_non_overlapping_and_dense();
 }
 
 bool is_plain_cpu(const at::Tensor& t) {
@@ -60,7 +68,12 @@ bool copy_in_memory(const at::Tensor& dst, const at::Tensor& src) {
   auto* to = static_cast<char*>(dst.data_ptr());
   const auto* from = static_cast<const char*>(src.const_data_ptr());
   for_range(static_cast<int64_t>(src.nbytes()), kGrain * 4, [=](int64_t begin, int64_t end) {
-    std::memcpy(to + begin, from + begin, end - begin);
+    const auto bytes = static_cast<size_t>(end - begin);
+    if (bytes >= kStreamed) {
+      streaming_copy(to + begin, from + begin, bytes);
+    } else {
+      std::memcpy(to + begin, from + begin, bytes);
+    }
   });
   return true;
 }
@@ -81,6 +94,26 @@ void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale) {
 void scale_in_place(const at::Tensor& t, double scale) {
   if (scale == 1.0 || t.numel() == 0) return;
   if (!multiply_in_memory(t, t, scale)) t.mul_(scale);
+}
+
+void ScaledCopies::copy(const at::Tensor& dst, const at::Tensor& src) {
+  if (when_ == When::AtOnce) return copy_scaled(dst, src, scale_);
+  destinations_.push_back(dst);
+  sources_.push_back(src);
+  scale(dst);
+}
+
+void ScaledCopies::scale(const at::Tensor& t) {
+  if (when_ == When::AtOnce) return scale_in_place(t, scale_);
+  if (scale_ != 1.0) scaled_.push_back(t);
+}
+
+void ScaledCopies::finish() {
+  if (!destinations_.empty()) at::_foreach_copy_(destinations_, sources_);
+  if (!scaled_.empty()) at::_foreach_mul_(scaled_, scale_);
+  destinations_.clear();
+  sources_.clear();
+  scaled_.clear();
 }
 
 }  // namespace ddp

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 namespace ddp {
@@ -15,5 +17,26 @@ void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
 
 /// t *= scale, in place; nothing when `scale` is 1.
 void scale_in_place(const at::Tensor& t, double scale);
+
+/// Many copies, times one scale: on the CPU each at once, on a device all together in finish(), in
+/// one kernel for many tensors instead of one for each.
+class ScaledCopies {
+ public:
+  enum class When { AtOnce, Together };
+  ScaledCopies(double scale, When when) : scale_(scale), when_(when) {}
+
+  /// As copy_scaled.
+  void copy(const at::Tensor& dst, const at::Tensor& src);
+  /// As scale_in_place.
+  void scale(const at::Tensor& t);
+  void finish();
+
+ private:
+  double scale_;
+  When when_;
+  std::vector<at::Tensor> destinations_;
+  std::vector<at::Tensor> sources_;
+  std::vector<at::Tensor> scaled_;
+};
 
 }  // namespace ddp

@@ -3,25 +3,30 @@
 #include <ddp/reducer.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <ddp/abilities.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "bucket.h"
 #include "bucket_plan.h"
+#include "bucket_tuner.h"
 #include "forward_outputs.h"
 #include "graph_search.h"
 #include "peer_notes.h"
 #include "problem_report.h"
 #include "reducer_hooks.h"
 #include "status_board.h"
+#include "step_recorder.h"
 
 namespace ddp {
 namespace {
@@ -35,9 +40,6 @@ std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& param
   }
   return extents;
 }
-
-// Backends sum real numbers; a sum of complex numbers is the sum of their parts.
-at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
 
 // From the backend where it has memory of its own to reduce in, without copies in and out.
 at::Tensor make_storage(
@@ -60,7 +62,12 @@ bool names_each_once(std::vector<size_t> order) {
   return true;
 }
 
-const std::vector<NamedParameter>& checked(const std::vector<NamedParameter>& parameters) {
+bool tunes(const ReducerOptions& options) {
+  return options.bucket_cap_mb() == kTuneBucketCap && options.bucket_cap_mb_list().empty();
+}
+
+const std::vector<NamedParameter>& checked(
+    const std::vector<NamedParameter>& parameters, const ReducerOptions& options) {
   TORCH_CHECK_VALUE(
       !parameters.empty(),
       "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
@@ -69,6 +76,15 @@ const std::vector<NamedParameter>& checked(const std::vector<NamedParameter>& pa
         p.tensor.defined() && p.tensor.is_leaf() && p.tensor.requires_grad(),
         "Reducer: expected leaf tensors that require a gradient, got \"", p.name,
         p.tensor.defined() ? "\", which does not." : "\", which is undefined.");
+    TORCH_CHECK_VALUE(
+        p.tensor.is_cpu() || !tunes(options),
+        "Reducer: expected parameters on the CPU for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\" on ", p.tensor.device(),
+        ". The host, which takes the times, runs ahead of a device: set a number of MiB.");
+    TORCH_CHECK_VALUE(
+        !p.expect_sparse || !tunes(options),
+        "Reducer: expected dense gradients for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\", whose are sparse and take another time in each step. Set a number of MiB.");
   }
   return parameters;
 }
@@ -83,25 +99,28 @@ Reducer::Reducer(
       caps_(bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list())),
       self_(std::make_shared<Reducer*>(this)),
       outputs_(std::make_unique<ForwardOutputs>()),
-      slots_(checked(parameters_).size()),
+      slots_(checked(parameters_, options).size()),
       ready_order_(parameters_.size()),
       status_(std::make_unique<StatusBoard>(
           parameters_.size(), options.find_unused_parameters() || options.static_graph())),
       notes_(std::make_unique<PeerNotes>(group_)),
+      recorder_(std::make_unique<StepRecorder>(
+          group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0)),
       used_(parameters_.size(), 0),
       known_unused_(parameters_.size(), 0) {
   const bool dynamic = options_.find_unused_parameters() && !options_.static_graph();
   if (dynamic) order_ = Order::Kept;
-  if (options_.static_graph()) passes_to_record_ = 2;  // the first one counts
+  if (tunes(options_) && group_->getSize() > 1) {
+    tuner_ = std::make_unique<BucketTuner>(group_, parameters_.size());
+    passes_to_record_ = BucketTuner::kPasses;
+  }
+  if (options_.static_graph()) ++passes_to_record_;  // the first one counts
+  std::iota(ready_order_.begin(), ready_order_.end(), size_t{0});
   // Until it is known in which order gradients become ready, small buckets would mostly wait for
   // each other: as c10d, everything goes together in the first backward pass, unless the buckets
   // have to last.
-  const bool lasting = dynamic || !options_.bucket_cap_mb_list().empty();
-  auto plan = plan_buckets(
-      extents_of(parameters_), lasting ? caps_ : std::vector<int64_t>{kUnlimitedBytes});
-  // Gradients come roughly in reverse registration order.
-  std::reverse(plan.buckets.begin(), plan.buckets.end());
-  build_buckets(std::move(plan.buckets));
+  const bool lasting = (dynamic && !tuner_) || !options_.bucket_cap_mb_list().empty();
+  build_buckets(plan_under(lasting ? caps_ : std::vector<int64_t>{kUnlimitedBytes}, {}).buckets);
   register_hooks();
   if (dynamic) search_ = std::make_unique<GraphSearch>(accumulators_);
   start_pass();
@@ -123,16 +142,22 @@ void Reducer::register_hooks() {
 
 void Reducer::build_buckets(std::vector<std::vector<size_t>> plan) {
   const at::NoGradGuard no_grad;
+  const auto living =
+      options_.gradient_as_bucket_view() ? Bucket::Living::Residents : Bucket::Living::Visitors;
   buckets_.clear();
   buckets_.reserve(plan.size());
   for (size_t b = 0; b < plan.size(); ++b) {
     for (const size_t index : plan[b]) slots_[index].bucket = b;
     const bool last = b + 1 == plan.size();
     buckets_.emplace_back(
-        parameters_, std::move(plan[b]), last ? status_->size() : 0,
-        [this](int64_t numel, const at::TensorOptions& options) {
-          return make_storage(*group_, numel, options);
+        parameters_, std::move(plan[b]), last ? status_->size() : 0, living,
+        [group = group_](int64_t numel, const at::TensorOptions& options) {
+          return make_storage(*group, numel, options);
         });
+    auto& bucket = buckets_.back();
+    if (comm_hook_) bucket.keep_out();
+    bucket.averages = group_->getSize() > 1 && !bucket.is_sparse() &&
+                      ddp::averages_in_collective(*group_, bucket.storage().device());
   }
   choose_status_storage();
 }
@@ -146,6 +171,18 @@ void Reducer::choose_status_storage() {
   status_->use(
       status_in_last_bucket_ ? last.tail()
                              : at::zeros({status_->size()}, at::dtype(at::kFloat).device(device)));
+}
+
+ReductionStats Reducer::stats() const {
+  ReductionStats stats;
+  stats.steps = recorder_->steps();
+  stats.rebuilds = rebuilds_;
+  for (const auto& bucket : buckets_) {
+    if (!bucket.is_sparse()) stats.bucket_bytes += static_cast<int64_t>(bucket.storage().nbytes());
+  }
+  stats.tuning = tuning_;
+  if (tuning_) stats.tuning->measured_ms = recorder_->median_step_ms(/*after=*/tuned_at_);
+  return stats;
 }
 
 std::vector<std::vector<size_t>> Reducer::bucket_indices() const {
@@ -163,19 +200,71 @@ void Reducer::register_comm_hook(CommHook hook) {
   TORCH_CHECK(
       pass_ == 1 && phase_ != Phase::Reducing,
       "register_comm_hook: expected to be called before the first backward pass.");
+  TORCH_CHECK(
+      !tuner_,
+      "register_comm_hook: expected buckets that stay the same from the second iteration on, but "
+      "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   comm_hook_ = std::move(hook);
+  for (auto& bucket : buckets_) bucket.keep_out();
   choose_status_storage();
+}
+
+void Reducer::when_reduced(WhenReduced act) {
+  TORCH_CHECK(
+      !when_reduced_,
+      "Reducer: expected one function to call with reduced gradients, got another.");
+  when_reduced_ = std::move(act);
 }
 
 void Reducer::prepare_for_forward(int source) {
   if (torch::autograd::get_current_node()) return;
   if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
-  if (order_ == Order::Recorded) rebuild_buckets(source);
+  recorder_->begin_forward(pass_);
+  if (rebuild_is_due()) rebuild_buckets(source);
 }
 
+bool Reducer::rebuild_is_due() const {
+  return order_ == Order::Recorded || (tuner_ && passes_to_record_ == 0);
+}
+
+BucketPlan Reducer::plan_under(
+    const std::vector<int64_t>& caps, const std::vector<size_t>& order) const {
+  if (!order.empty() && order_ != Order::Kept) {
+    return plan_buckets(extents_of(parameters_), caps, order);
+  }
+  auto plan = plan_buckets(extents_of(parameters_), caps);
+  // Gradients come roughly in reverse registration order.
+  std::reverse(plan.buckets.begin(), plan.buckets.end());
+  std::reverse(plan.limits.begin(), plan.limits.end());
+  return plan;
+}
+
+// \return  the cap in bytes that this rank would choose; what it measured is the ranks' together.
+int64_t Reducer::tune() {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) bytes += bucket.bytes();
+  LinkCost cost;
+  or_break_off(
+      [] { return std::string("measuring what the link costs"); },
+      [&] {
+        cost = tuner_->link_cost(bytes, buckets_.size(), [&](c10d::Work& work) {
+          wait_for(work, [] { return std::string("the link's cost"); });
+        });
+      });
+  // This rank's input ended early, or all ranks' did.
+  if (!tuner_->has_enough() || !std::isfinite(cost.ms_per_byte)) return kDefaultBucketCapBytes;
+  tuning_ = choose_bucket_cap(
+      extents_of(parameters_), [&](int64_t cap) { return plan_under({cap}, ready_order_); },
+      tuner_->step_times(), cost);
+  return bytes_of_mb(tuning_->cap_mb);
+}
+
+// The order in which all ranks send, and with it the cap.
 void Reducer::rebuild_buckets(int source) {
+  RECORD_FUNCTION("ddp::rebuild_buckets", c10::ArrayRef<const c10::IValue>());
   std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
+  if (tuner_) mine.push_back(tune());
   auto order = at::tensor(mine, at::kLong).to(parameters_.front().tensor.device());
   std::vector<at::Tensor> tensors{order};
   or_break_off(
@@ -189,19 +278,27 @@ void Reducer::rebuild_buckets(int source) {
       });
   order = order.cpu();
   const auto* begin = order.const_data_ptr<int64_t>();
-  const std::vector<size_t> agreed(begin, begin + order.numel());
+  const std::vector<size_t> agreed(begin, begin + parameters_.size());
   if (!names_each_once(agreed)) {
     break_off(c10::str(
         rank_text(),
         " did not get an order of the buckets: a rank communicates out of turn. Every rank "
         "has to run the same forward passes"));
   }
-  build_buckets(plan_buckets(extents_of(parameters_), caps_, agreed).buckets);
+  if (tuner_) {
+    caps_ = {begin[parameters_.size()]};
+    if (tuning_) tuning_->choose(caps_.front());
+    tuner_.reset();
+    tuned_at_ = pass_;
+  }
+  for (auto& bucket : buckets_) bucket.move_out();
+  build_buckets(plan_under(caps_, agreed).buckets);
   if (options_.gradient_as_bucket_view()) {
     const at::NoGradGuard no_grad;
     for (auto& bucket : buckets_) bucket.adopt_gradients();
   }
-  order_ = Order::Rebuilt;
+  if (order_ != Order::Kept) order_ = Order::Rebuilt;
+  ++rebuilds_;
   start_pass();
 }
 
@@ -213,8 +310,9 @@ void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
   const bool counts = outcome.training || reduces_in_evaluation_;
   if (counts) ++training_forwards_;
   armed_by_evaluation_ = !counts && (alone || armed_by_evaluation_);
-  scale_ = outcome.scale.value_or(1.0 / group_->getSize());
+  scale_ = outcome.scale;
   start_pass();
+  recorder_->expect(buckets_.size());
   if (alone) outputs_->clear();
   const auto nodes = outputs_->add(outcome.outputs, outcome.outputs_complete);
   if (search_ && alone && outcome.outputs_complete) mark_unused(nodes);
@@ -234,6 +332,7 @@ void Reducer::start_pass() {
     slot.ready = slot.expected == 0;
   }
   for (auto& bucket : buckets_) {
+    bucket.reduced.reset();
     size_t pending = 0;
     for (const size_t index : bucket.indices()) pending += slots_[index].ready ? 0 : 1;
     bucket.pending = pending;
@@ -313,6 +412,8 @@ void Reducer::on_gradient(size_t index, bool defined) {
 void Reducer::begin_backward() {
   if (callback_queued_.load(std::memory_order_relaxed) || callback_queued_.exchange(true)) return;
   phase_ = Phase::Reducing;
+  recorder_->begin_backward();
+  if (tuner_) tuner_->begin_backward();
   reduces_in_evaluation_ = reduces_in_evaluation_ || armed_by_evaluation_;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this, abandonment = std::make_shared<Abandonment>(self_)] {
@@ -337,8 +438,11 @@ void Reducer::count_gradient(size_t index) {
 void Reducer::mark_ready(size_t index) {
   auto& slot = slots_[index];
   slot.ready = true;
+  if (tuner_) tuner_->ready(index);
   if (order_ == Order::Expected) ready_order_[ready_count_.fetch_add(1)] = index;
-  if (buckets_[slot.bucket].pending.fetch_sub(1) == 1) launch_ready_buckets();
+  if (buckets_[slot.bucket].pending.fetch_sub(1) != 1) return;
+  recorder_->ready(slot.bucket);
+  launch_ready_buckets();
 }
 
 void Reducer::note_extra_gradient(size_t index) {
@@ -371,6 +475,7 @@ void Reducer::note_extra_gradient(size_t index) {
 // Takes no lock: a thread that finds another one launching leaves it a request, and that one looks
 // again before it goes.
 void Reducer::launch_ready_buckets() {
+  if (tuner_) return;  // which measures both apart
   if (launch_requests_.fetch_add(1) > 0) return;
   uint32_t served = 1;
   do {
@@ -381,21 +486,35 @@ void Reducer::launch_ready_buckets() {
 }
 
 void Reducer::launch(size_t index) {
+  RECORD_FUNCTION(c10::str("ddp::launch_bucket ", index), c10::ArrayRef<const c10::IValue>());
   const at::NoGradGuard no_grad;
   auto& bucket = buckets_[index];
   const bool last = index + 1 == buckets_.size();
   const auto* used = status_->tracks_usage() || shadowing_ ? &used_ : nullptr;
   const auto unused = shadowing_ ? Bucket::Unused::Zero : Bucket::Unused::Remember;
-  for (auto& what : bucket.gather(comm_hook_ ? 1.0 : scale_, used, unused)) {
-    report_problem(std::move(what), "Convert it in a hook on the parameter, or the parameter.");
-  }
   or_break_off(
       [&] { return c10::str("starting bucket ", index); },
       [&] {
+        if (bucket.clear_out() && last) choose_status_storage();
+        for (auto& what : bucket.gather(scale_in_gather(bucket), used, unused)) {
+          report_problem(
+              std::move(what), "Convert it in a hook on the parameter, or the parameter.");
+        }
         if (last && status_in_last_bucket_) send_status();
+        recorder_->launched(index, bucket.bytes());
         start_reducing(index);
         if (last && !status_in_last_bucket_) send_status();
       });
+}
+
+// The mean; `scale_` is unset on all ranks or on none.
+bool Reducer::averages_in_collective(const Bucket& bucket) const {
+  return !scale_ && bucket.averages && !comm_hook_;
+}
+
+double Reducer::scale_in_gather(const Bucket& bucket) const {
+  if (comm_hook_ || averages_in_collective(bucket)) return 1;
+  return scale_.value_or(1.0 / group_->getSize());
 }
 
 void Reducer::start_reducing(size_t index) {
@@ -405,10 +524,15 @@ void Reducer::start_reducing(size_t index) {
     GradBucket view(index, last, bucket.gradients(), bucket.views(), bucket.parameters());
     bucket.future = comm_hook_(view);
     TORCH_CHECK(bucket.future, "the communication hook returned no future");
+    if (on_cpu()) recorder_->watch(index, *bucket.future);
   } else if (group_->getSize() > 1) {
-    std::vector<at::Tensor> wire{
-        bucket.is_sparse() ? bucket.gradients() : as_real(bucket.storage())};
-    bucket.work = group_->allreduce(wire);
+    c10d::AllreduceOptions options;
+    if (averages_in_collective(bucket)) options.reduceOp = c10d::ReduceOp::AVG;
+    std::vector<at::Tensor> wire{bucket.is_sparse() ? bucket.gradients() : bucket.wire()};
+    bucket.work = group_->allreduce(wire, options);
+    if (on_cpu()) recorder_->watch(index, *bucket.work);  // NCCL's is complete when it is queued
+  } else {
+    recorder_->waited(index);
   }
 }
 

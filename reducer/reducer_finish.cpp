@@ -7,14 +7,17 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "bucket.h"
+#include "bucket_tuner.h"
 #include "peer_notes.h"
 #include "problem_report.h"
 #include "status_board.h"
+#include "step_recorder.h"
 
 namespace ddp {
 namespace {
@@ -76,7 +79,7 @@ void Reducer::shadow_backward(std::optional<double> scale) {
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   const at::NoGradGuard no_grad;
   start_pass();
-  scale_ = scale.value_or(1.0 / group_->getSize());
+  scale_ = scale;
   training_forwards_ = 1;
   shadowing_ = true;
   phase_ = Phase::Reducing;
@@ -85,8 +88,12 @@ void Reducer::shadow_backward(std::optional<double> scale) {
 
 // From here on it does not matter whether this rank had a backward pass of its own.
 void Reducer::finish_pass() {
+  when_reduced_threw_ = nullptr;
+  recorder_->autograd_done();
+  if (tuner_) tuner_->autograd_done();
   while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
-  const auto reduced = wait_for_buckets();
+  wait_for_buckets();
+  if (tuner_ && !shadowing_) tuner_->end_pass();
   const auto status = status_->read();
   ++pass_;
   const bool shadowed = std::exchange(shadowing_, false);
@@ -103,12 +110,28 @@ void Reducer::finish_pass() {
   if (status.problems || !status.same_forwards) throw_problems();
 
   if (is_counting() && !shadowed) end_static_count();
-  if (order_ == Order::Expected && --passes_to_record_ == 0) record_order();
+  const bool records = order_ == Order::Expected || tuner_;
+  if (records && --passes_to_record_ == 0 && order_ == Order::Expected) record_order();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].scatter(reduced[b], options_.gradient_as_bucket_view(), status.unused);
+    if (buckets_[b].reduced.defined()) hand_over(b, status.unused, shadowed);
   }
   std::fill(used_.begin(), used_.end(), 0);
+  shadowed ? recorder_->drop() : recorder_->end();
   start_pass();
+  if (const auto threw = std::exchange(when_reduced_threw_, nullptr)) std::rethrow_exception(threw);
+}
+
+// Gradients of a bucket are final.
+void Reducer::hand_over(size_t index, const std::vector<char>& unused, bool shadowed) {
+  auto& bucket = buckets_[index];
+  bucket.scatter(std::exchange(bucket.reduced, {}), unused);
+  if (!when_reduced_ || shadowed || when_reduced_threw_) return;
+  try {
+    when_reduced_(bucket.parameters(), index + 1 == buckets_.size());
+  } catch (...) {
+    // The other ranks count on this one's part of the pass.
+    when_reduced_threw_ = std::current_exception();
+  }
 }
 
 // Parameters that were not seen to become ready come last.
@@ -127,8 +150,10 @@ void Reducer::end_static_count() {
   counted_ = true;
 }
 
-std::vector<at::Tensor> Reducer::wait_for_buckets() {
-  std::vector<at::Tensor> reduced;
+void Reducer::wait_for_buckets() {
+  RECORD_FUNCTION("ddp::wait_for_buckets", c10::ArrayRef<const c10::IValue>());
+  // Where a pass may skip parameters, the last bucket says which gradients are to be left alone.
+  const bool early = when_reduced_ && !shadowing_ && !status_->tracks_usage() && !tuner_;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     auto& bucket = buckets_[b];
     or_break_off(
@@ -137,7 +162,9 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
               "reducing bucket ", b, " of ", buckets_.size(), " (", bucket.bytes(),
               " bytes: ", join_names(bucket.names()), ")");
         },
-        [&] { reduced.push_back(wait_for(bucket, b)); });
+        [&] { bucket.reduced = wait_for(bucket, b); });
+    recorder_->waited(b);
+    if (early && b + 1 < buckets_.size()) hand_over(b, {}, /*shadowed=*/false);
   }
   or_break_off(
       [] { return std::string("exchanging the ranks' status"); },
@@ -145,7 +172,6 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
         if (const auto work = std::exchange(status_work_, {}))
           wait_for(*work, [] { return std::string("the status"); });
       });
-  return reduced;
 }
 
 at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
@@ -178,7 +204,7 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
 
 void Reducer::wait_for(c10d::Work& work, c10::function_ref<std::string()> place) {
   while (!work.isCompleted()) {
-    if (!wait_a_little(work, parameters_.front().tensor.is_cpu())) look_after_peers(place());
+    if (!wait_a_little(work, on_cpu())) look_after_peers(place());
   }
   or_tell_arrivals(place, [&] { work.wait(); });
 }

@@ -8,8 +8,9 @@
 
 namespace ddp {
 
-/// What each rank tells the others with a reduced backward pass, summed over ranks: a few numbers
-/// that travel for nothing behind the gradients of the last bucket.
+/// What each rank tells the others with a reduced backward pass, summed or averaged over ranks
+/// (what counts is which numbers are above zero): a few numbers that travel for nothing behind the
+/// gradients of the last bucket.
 ///
 /// Layout, in elements: whether the rank met problems; its count of training forwards modulo 4 and
 /// modulo 5, each one-hot, so that any sum tells whether all agree, in any dtype; then, where usage

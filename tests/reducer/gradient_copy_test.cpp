@@ -1,7 +1,12 @@
 #include "reducer/gradient_copy.h"
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include <torch/torch.h>
 
+#include "reducer/streaming_copy.h"
 #include "support/catch.h"
 
 namespace ddp {
@@ -50,6 +55,51 @@ TEST_CASE("a conjugate view is copied by value", "[pure][gradient_copy]") {
   auto dst = torch::empty({5}, at::kComplexFloat);
   copy_scaled(dst, src, 1.0);
   CHECK(torch::equal(dst, src.resolve_conj()));
+}
+
+TEST_CASE("copies together are copies one by one", "[pure]") {
+  const double scale = GENERATE(1.0, 0.5, 1.0 / 3);
+  std::vector<at::Tensor> one_by_one, together;
+  for (const auto when : {ScaledCopies::When::AtOnce, ScaledCopies::When::Together}) {
+    auto& results = when == ScaledCopies::When::AtOnce ? one_by_one : together;
+    ScaledCopies copies(scale, when);
+    torch::manual_seed(1);
+    for (const auto* layout : {"contiguous", "channels last", "transposed", "with gaps"}) {
+      const auto source = random_tensor(layout, at::kFloat);
+      results.push_back(torch::empty_like(source));
+      copies.copy(results.back(), source);
+      results.push_back(source.clone());
+      copies.scale(results.back());
+    }
+    copies.finish();
+  }
+  REQUIRE(together.size() == 8);
+  for (size_t i = 0; i < together.size(); ++i) CHECK(torch::equal(together[i], one_by_one[i]));
+}
+
+TEST_CASE("streaming copies every byte and no other", "[pure]") {
+  std::vector<unsigned char> source(400), destination(400);
+  std::iota(source.begin(), source.end(), static_cast<unsigned char>(0));
+  for (size_t from = 0; from < 17; ++from) {
+    for (size_t to = 0; to < 17; ++to) {
+      for (const size_t bytes : {0, 1, 15, 16, 63, 64, 65, 130, 300}) {
+        std::fill(destination.begin(), destination.end(), static_cast<unsigned char>(7));
+        streaming_copy(destination.data() + to, source.data() + from, bytes);
+        std::vector<unsigned char> expected(400, 7);
+        std::copy_n(
+            source.begin() + static_cast<std::ptrdiff_t>(from), bytes,
+            expected.begin() + static_cast<std::ptrdiff_t>(to));
+        REQUIRE(destination == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("large gradients are copied whole", "[pure]") {
+  const auto source = torch::randn({1 << 20});
+  const auto destination = torch::empty({1 << 20});
+  copy_scaled(destination, source, 1.0);
+  CHECK(torch::equal(destination, source));
 }
 
 }  // namespace ddp

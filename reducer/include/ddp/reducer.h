@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <c10/util/FunctionRef.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/process_group.h>
+#include <ddp/reduction_stats.h>
 #include <torch/arg.h>
 
 namespace torch::autograd {
@@ -23,12 +25,18 @@ struct Node;
 namespace ddp {
 
 class Bucket;
+class BucketTuner;
 class ForwardOutputs;
 class GraphSearch;
 class PeerNotes;
+class StepRecorder;
 class StatusBoard;
+struct BucketPlan;
 struct Problem;
 struct Whereabouts;
+
+/// As a bucket cap: measure the first steps, and choose the cap with the least predicted step time.
+constexpr double kTuneBucketCap = std::numeric_limits<double>::lowest();
 
 /// A parameter and the name a user knows it by.
 struct NamedParameter {
@@ -40,7 +48,8 @@ struct NamedParameter {
 
 /// Options of a `Reducer`; DistributedDataParallelOptions says what each means to a user.
 struct ReducerOptions {
-  /// Soft size of a bucket in MiB (2^20 bytes). Default: unset, 1 MiB and then 25 MiB
+  /// Soft size of a bucket in MiB (2^20 bytes), or kTuneBucketCap. Default: unset, 1 MiB and then
+  /// 25 MiB
   TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
   /// Soft sizes of the first, second, ... bucket in MiB, the last repeating. Default: none
   TORCH_ARG(std::vector<double>, bucket_cap_mb_list) = {};
@@ -50,6 +59,8 @@ struct ReducerOptions {
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
   /// Every iteration uses the same parameters as often as the first. Default: false
   TORCH_ARG(bool, static_graph) = false;
+  /// Take the times of the first ten steps and then of every so many; 0: of none. Default: 100
+  TORCH_ARG(int64_t, stats_every) = 100;
 };
 
 /// What a forward pass led to, as far as the reducer cares.
@@ -59,9 +70,9 @@ struct ForwardOutcome {
   /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
   /// backward ends although a parameter in it cannot get a gradient.
   bool outputs_complete = false;
-  /// What this rank's gradients are multiplied by before they are summed; unset: one over the
-  /// world size, which gives the mean. Of several forwards before a backward, the last one's holds.
-  /// A communication hook sees them unscaled.
+  /// What this rank's gradients are multiplied by before they are summed; unset, on all ranks or on
+  /// none: one over the world size, which gives the mean. Of several forwards before a backward,
+  /// the last one's holds. A communication hook sees them unscaled.
   std::optional<double> scale = {};
   /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
   /// that left out a backward. An evaluation does not, unless backward passes come from those.
@@ -102,7 +113,8 @@ class Reducer {
   /// \param parameters  in registration order, each once; at least one; the same on every rank.
   /// \param group  the ranks to average over, with a backend for the parameters' devices.
   /// \throws c10::ValueError  for no parameters, an undefined one or one that needs no gradient,
-  ///         and for bucket caps that are not positive.
+  ///         for bucket caps that are not positive, and for kTuneBucketCap where parameters are
+  ///         not on the CPU or have sparse gradients.
   Reducer(
       std::vector<NamedParameter> parameters, ProcessGroup group,
       const ReducerOptions& options = {});
@@ -117,7 +129,8 @@ class Reducer {
   /// the
   ///         same place on every rank. Waits for the other ranks to say so.
   ///
-  /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter).
+  /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter; where the cap
+  /// is tuned, a few tiny all-reduces before it).
   ///
   /// Does nothing inside a backward pass (a checkpoint that runs forward again).
   ///
@@ -171,7 +184,9 @@ class Reducer {
 
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
-  /// \throws c10::Error  when a hook is there already, or a backward pass was reduced.
+  /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the bucket
+  /// cap
+  ///         is kTuneBucketCap.
   void register_comm_hook(CommHook hook);
 
   /// Explains a parameter that got no gradient, for the error text; "" where there is nothing to
@@ -180,8 +195,23 @@ class Reducer {
     explain_missing_ = std::move(explain);
   }
 
+  /// Of a bucket's parameters; and whether it is the last bucket.
+  using WhenReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
+
+  /// Calls `act` for a bucket once its gradients are final, while later buckets may still be on
+  /// their way; where a pass may skip parameters, when all are there. Not in shadow_backward().
+  /// What it throws comes out of that backward pass, on this rank alone. A pass that fails may have
+  /// called it for all buckets but the last: for the same ones on every rank.
+  ///
+  /// \throws c10::Error  when there is one already.
+  void when_reduced(WhenReduced act);
+
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+
   /// Parameter indices per bucket, in launch order.
   std::vector<std::vector<size_t>> bucket_indices() const;
+  /// What was measured so far; see ReducerOptions::stats_every.
+  ReductionStats stats() const;
   /// Whether the buckets are in the order in which gradients become ready.
   bool has_rebuilt_buckets() const { return order_ == Order::Rebuilt; }
 
@@ -217,7 +247,10 @@ class Reducer {
 
   void register_hooks();
   void build_buckets(std::vector<std::vector<size_t>> plan);
+  bool rebuild_is_due() const;
+  BucketPlan plan_under(const std::vector<int64_t>& caps, const std::vector<size_t>& order) const;
   void rebuild_buckets(int source);
+  int64_t tune();
   void record_order();
   void choose_status_storage();
   void settle_failed_pass();
@@ -233,6 +266,8 @@ class Reducer {
   void note_extra_gradient(size_t index);
   void launch_ready_buckets();
   void launch(size_t index);
+  bool averages_in_collective(const Bucket& bucket) const;
+  double scale_in_gather(const Bucket& bucket) const;
   void start_reducing(size_t index);
   void send_status();
 
@@ -243,13 +278,15 @@ class Reducer {
   std::string why_detached(size_t index) const;
   std::string why_missing(size_t index, const std::vector<char>& reached) const;
   void end_static_count();
-  std::vector<at::Tensor> wait_for_buckets();
+  void wait_for_buckets();
+  void hand_over(size_t index, const std::vector<char>& unused, bool shadowed);
   at::Tensor wait_for(Bucket& bucket, size_t index);
   void wait_for(c10d::Work& work, c10::function_ref<std::string()> place);
   void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
   Whereabouts whereabouts(const std::string& place) const;
   void look_after_peers(const std::string& place);
   [[noreturn]] void throw_problems();
+  bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
   bool is_counting() const { return options_.static_graph() && !counted_; }
 
   // Runs `step`; when it throws, breaks off with a text that says what it was doing.
@@ -261,7 +298,7 @@ class Reducer {
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
   const ReducerOptions options_;
-  const std::vector<int64_t> caps_;
+  std::vector<int64_t> caps_;
   std::function<std::string(const NamedParameter&)> explain_missing_;
 
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // by parameter
@@ -269,6 +306,8 @@ class Reducer {
   std::shared_ptr<Reducer*> self_;  // for hooks on nodes that may outlive this; emptied at the end
   std::unique_ptr<GraphSearch> search_;
   CommHook comm_hook_;
+  WhenReduced when_reduced_;
+  std::exception_ptr when_reduced_threw_;  // in this pass; it calls no more then
 
   std::atomic<Phase> phase_{Phase::Local};
   std::atomic<bool> callback_queued_{false};
@@ -276,7 +315,7 @@ class Reducer {
   int64_t pass_ = 1;  // the reduced backward pass that comes or goes on
   std::unique_ptr<ForwardOutputs> outputs_;
   uint64_t training_forwards_ = 0;
-  double scale_ = 1;                    // of this pass
+  std::optional<double> scale_;         // of this pass, as in ForwardOutcome
   bool shadowing_ = false;              // this pass is the other ranks'
   bool armed_by_evaluation_ = false;    // and by nothing else
   bool reduces_in_evaluation_ = false;  // as fine-tuning in eval() mode does
@@ -296,6 +335,11 @@ class Reducer {
   bool status_in_last_bucket_ = false;
   c10::intrusive_ptr<c10d::Work> status_work_;  // when no bucket carries it
   std::unique_ptr<PeerNotes> notes_;
+  std::unique_ptr<StepRecorder> recorder_;
+  std::unique_ptr<BucketTuner> tuner_;  // until the caps are chosen
+  std::optional<BucketCapTuning> tuning_;
+  int64_t rebuilds_ = 0;
+  int64_t tuned_at_ = 0;    // the pass before which they were
   std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
   std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;

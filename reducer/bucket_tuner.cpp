@@ -1,0 +1,84 @@
+#include "bucket_tuner.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+namespace ddp {
+namespace {
+
+double milliseconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+double BucketTuner::since_begin_ms() const { return milliseconds(Clock::now() - begin_); }
+
+void BucketTuner::begin_backward() {
+  begin_ = Clock::now();
+  if (last_end_ != Clock::time_point{}) now_.rest_ms = milliseconds(begin_ - last_end_);
+}
+
+void BucketTuner::end_pass() {
+  last_end_ = Clock::now();
+  now_.communication_ms = since_begin_ms() - now_.backward_ms;
+  passes_.push_back(now_);
+  // A parameter that is not used in the next pass has its gradient from the beginning.
+  std::fill(now_.ready_ms.begin(), now_.ready_ms.end(), 0);
+}
+
+double BucketTuner::median_of(c10::function_ref<double(const Pass&)> value) const {
+  std::vector<double> values;
+  for (size_t i = kWarmUp; i < passes_.size(); ++i) values.push_back(value(passes_[i]));
+  return median(std::move(values));
+}
+
+// The rank that came last to a pass did not wait for another one: its time is the link's.
+LinkCost BucketTuner::link_cost(
+    int64_t bytes, size_t messages, c10::function_ref<void(c10d::Work&)> wait) const {
+  // Of as many on every rank; one whose input ended has measured fewer.
+  std::vector<double> mine(kPasses - kWarmUp, std::numeric_limits<double>::infinity());
+  for (size_t i = kWarmUp; i < std::min(passes_.size(), kPasses); ++i) {
+    mine[i - kWarmUp] = passes_[i].communication_ms;
+  }
+  std::vector<at::Tensor> least{at::tensor(mine, at::kDouble)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MIN;
+  std::vector<double> latencies;
+  for (size_t trial = 0; trial < kPasses; ++trial) {
+    const auto begin = Clock::now();
+    wait(*group_->allreduce(least, options));
+    if (trial >= kWarmUp) latencies.push_back(milliseconds(Clock::now() - begin));
+  }
+  const auto* times = least[0].const_data_ptr<double>();
+  LinkCost cost;
+  cost.latency_ms = median(std::move(latencies));
+  const double whole = median({times, times + least[0].numel()});
+  cost.ms_per_byte = bytes > 0
+                         ? std::max(whole - static_cast<double>(messages) * cost.latency_ms, 0.0) /
+                               static_cast<double>(bytes)
+                         : 0;
+  return cost;
+}
+
+StepTimes BucketTuner::step_times() const {
+  StepTimes times;
+  for (size_t i = 0; i < now_.ready_ms.size(); ++i) {
+    times.ready_ms.push_back(median_of([i](const Pass& pass) { return pass.ready_ms[i]; }));
+  }
+  times.backward_ms = median_of([](const Pass& pass) { return pass.backward_ms; });
+  times.rest_ms = median_of([](const Pass& pass) { return pass.rest_ms; });
+  return times;
+}
+
+}  // namespace ddp

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+#include <ddp/process_group.h>
+
+#include "bucket_tuning.h"
+
+namespace ddp {
+
+/// Takes the times that a bucket cap is chosen by, in the first steps, while everything is reduced
+/// behind backward, in one piece for each dtype: nothing that is sent slows the computation down,
+/// and how long that takes is what the link costs.
+///
+/// Threads: ready() on autograd's, one per parameter at a time; the rest as the Reducer.
+class BucketTuner {
+ public:
+  BucketTuner(ProcessGroup group, size_t parameters) : group_(std::move(group)), now_(parameters) {}
+
+  void begin_backward();
+  void ready(size_t parameter) { now_.ready_ms[parameter] = since_begin_ms(); }
+  void autograd_done() { now_.backward_ms = since_begin_ms(); }
+  /// Everything has come back; what is not called so does not count.
+  void end_pass();
+
+  /// Whether there is something to go by.
+  bool has_enough() const { return passes_.size() > kWarmUp; }
+
+  /// \param bytes  of all gradients.
+  /// \param messages  in which they were sent.
+  /// \param wait  for a collective.
+  ///
+  /// Collective: a few small all-reduces, of the times that ranks measured and to take their own.
+  LinkCost link_cost(
+      int64_t bytes, size_t messages, c10::function_ref<void(c10d::Work&)> wait) const;
+  /// Medians over the passes, if there are enough.
+  StepTimes step_times() const;
+
+  /// The first are slow: memory is new, and caches are cold.
+  static constexpr size_t kWarmUp = 2;
+  static constexpr size_t kPasses = 7;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Pass {
+    explicit Pass(size_t parameters) : ready_ms(parameters) {}
+    std::vector<double> ready_ms;
+    double backward_ms = 0;
+    double communication_ms = 0;
+    double rest_ms = 0;  // before it
+  };
+
+  double since_begin_ms() const;
+  double median_of(c10::function_ref<double(const Pass&)> value) const;
+
+  ProcessGroup group_;
+  Clock::time_point begin_{};
+  Clock::time_point last_end_{};
+  Pass now_;
+  std::vector<Pass> passes_;
+};
+
+}  // namespace ddp

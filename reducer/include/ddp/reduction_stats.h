@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// One bucket in one step. Times are milliseconds since the step began; -1 where a step did not
+/// come so far.
+struct BucketStats {
+  int64_t bytes = 0;
+  double ready_ms = -1;     // its last gradient was there
+  double launched_ms = -1;  // its collective began, once those before it had
+  double done_ms = -1;      // it was seen to be over
+};
+
+/// One step: from the forward pass that armed the reducer to the end of the reduced backward pass.
+struct StepStats {
+  int rank = 0;
+  int64_t step = 0;       // counts reduced backward passes, from 1
+  double begin_us = 0;    // on the host's monotonic clock, for ranks of one host to compare
+  double step_ms = 0;     // since the end of the step before; 0 for the first
+  double forward_ms = 0;  // to the first thing that backward did
+  double compute_ms = 0;  // to the end of autograd's work: forward and backward
+  double total_ms = 0;    // to the end of the backward pass
+  /// While at least one bucket was under way, and of that, after autograd was done.
+  double communication_ms = 0;
+  double exposed_ms = 0;
+  int64_t bytes = 0;                 // of all buckets
+  std::vector<BucketStats> buckets;  // in launch order
+
+  /// The part of the communication that was hidden behind the computation, 0 to 1; 1 where there
+  /// was none.
+  double overlap() const { return communication_ms > 0 ? 1 - exposed_ms / communication_ms : 1; }
+};
+
+/// How `bucket_cap_mb(kTuneBucketCap)` came to its choice.
+struct BucketCapTuning {
+  struct Candidate {
+    double cap_mb = 0;        // MiB
+    double predicted_ms = 0;  // of a step
+  };
+  std::vector<Candidate> candidates;  // by size
+  double cap_mb = 0;                  // the choice
+  double predicted_ms = 0;            // of a step with it; 0 where this rank has no prediction
+  double measured_ms = 0;             // median of the steps sampled since; 0 before the first
+  double latency_ms = 0;              // of an all-reduce, however small
+  double ms_per_mb = 0;               // and of each MiB in it
+
+  /// Takes a choice over, another rank's say.
+  void choose(int64_t cap_bytes);
+};
+
+/// What a reducer measured, all on the host. On CUDA, where the host runs ahead of the device,
+/// these are the times at which work was handed over.
+struct ReductionStats {
+  std::vector<StepStats> steps;  // the last ones that were sampled, oldest first, at most 128
+  int64_t rebuilds = 0;          // of the buckets
+  int64_t bucket_bytes = 0;      // of memory that the buckets hold
+  /// Once it was tuned.
+  std::optional<BucketCapTuning> tuning = {};
+};
+
+/// Brings together what all ranks measured.
+///
+/// \return the steps of all ranks, by rank; rebuilds and bucket_bytes as on this rank.
+///
+/// Collective: yes. Blocks: host.
+ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
+
+/// One line for people: step time, share of communication, overlap, and a hint when the overlap is
+/// below 0.7 and communication matters; and what was tuned. Medians over the steps; "" when there
+/// are none.
+std::string summary(const ReductionStats& stats);
+
+/// Writes the steps as a trace that chrome://tracing and ui.perfetto.dev show: a process a rank,
+/// with a track for its computation and one for each bucket under way.
+///
+/// \throws c10::Error  when the file cannot be written.
+void write_trace(const std::string& path, const ReductionStats& stats);
+
+}  // namespace ddp

@@ -1,0 +1,166 @@
+#include <ddp/reduction_stats.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <locale>
+#include <sstream>
+
+#include <c10/util/Exception.h>
+#include <ddp/all_gather_strings.h>
+
+namespace ddp {
+namespace {
+
+// Numbers in the order of the fields: 17 digits are exact.
+void write_step(std::ostream& out, const StepStats& step) {
+  out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.step_ms << ' '
+      << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms << ' '
+      << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
+      << step.buckets.size();
+  for (const auto& bucket : step.buckets) {
+    out << ' ' << bucket.bytes << ' ' << bucket.ready_ms << ' ' << bucket.launched_ms << ' '
+        << bucket.done_ms;
+  }
+  out << '\n';
+}
+
+bool read_step(std::istream& in, StepStats& step) {
+  size_t buckets = 0;
+  in >> step.rank >> step.step >> step.begin_us >> step.step_ms >> step.forward_ms >>
+      step.compute_ms >> step.total_ms >> step.communication_ms >> step.exposed_ms >> step.bytes >>
+      buckets;
+  if (!in) return false;
+  step.buckets.resize(buckets);
+  for (auto& bucket : step.buckets) {
+    in >> bucket.bytes >> bucket.ready_ms >> bucket.launched_ms >> bucket.done_ms;
+  }
+  return static_cast<bool>(in);
+}
+
+double median_of(
+    const std::vector<StepStats>& steps, const std::function<double(const StepStats&)>& value) {
+  std::vector<double> values;
+  for (const auto& step : steps) values.push_back(value(step));
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// The list of a trace's events.
+class TraceEvents {
+ public:
+  explicit TraceEvents(std::ostream& out) : out_(out) {}
+
+  void name(const char* what, int rank, size_t track, const std::string& name) {
+    next() << R"({"ph":"M","name":")" << what << R"(","pid":)" << rank << R"(,"tid":)" << track
+           << R"(,"args":{"name":")" << name << R"("}})";
+  }
+
+  void span(
+      const std::string& name, int rank, size_t track, double begin_us, double end_us,
+      int64_t bytes) {
+    next() << R"({"ph":"X","name":")" << name << R"(","pid":)" << rank << R"(,"tid":)" << track
+           << R"(,"ts":)" << begin_us << R"(,"dur":)" << std::max(end_us - begin_us, 0.0)
+           << R"(,"args":{"bytes":)" << bytes << "}}";
+  }
+
+ private:
+  std::ostream& next() {
+    out_ << (first_ ? "\n" : ",\n");
+    first_ = false;
+    return out_;
+  }
+
+  std::ostream& out_;
+  bool first_ = true;
+};
+
+void add_step(TraceEvents& events, const StepStats& step) {
+  const auto at = [&](double ms) { return step.begin_us + ms * 1000; };
+  const auto span = [&](const std::string& name, size_t track, double begin, double end,
+                        int64_t bytes) {
+    events.span(name, step.rank, track, at(begin), at(end), bytes);
+  };
+  const auto number = " " + std::to_string(step.step);
+  span("forward" + number, 0, 0, step.forward_ms, 0);
+  span("backward" + number, 0, step.forward_ms, step.compute_ms, 0);
+  span("wait for buckets" + number, 0, step.compute_ms, step.total_ms, step.bytes);
+  for (size_t b = 0; b < step.buckets.size(); ++b) {
+    const auto& bucket = step.buckets[b];
+    if (bucket.launched_ms < 0) continue;
+    span("bucket " + std::to_string(b), b + 1, bucket.launched_ms, bucket.done_ms, bucket.bytes);
+  }
+}
+
+std::string summary_of_tuning(const ReductionStats& stats) {
+  if (!stats.tuning) return "";
+  const auto& tuning = *stats.tuning;
+  char text[200];
+  std::snprintf(
+      text, sizeof text, "; bucket_cap_mb tuned to %.3g: step predicted %.1f ms, measured %.1f ms",
+      tuning.cap_mb, tuning.predicted_ms, tuning.measured_ms);
+  return text;
+}
+
+}  // namespace
+
+ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text.precision(17);
+  for (const auto& step : stats.steps) write_step(text, step);
+  ReductionStats all = stats;
+  all.steps.clear();
+  for (const auto& of_rank : all_gather_strings(text.str(), group)) {
+    std::istringstream lines(of_rank);
+    lines.imbue(std::locale::classic());
+    for (StepStats step; read_step(lines, step);) all.steps.push_back(step);
+  }
+  return all;
+}
+
+std::string summary(const ReductionStats& stats) {
+  if (stats.steps.empty()) return "";
+  const auto& steps = stats.steps;
+  const double step =
+      median_of(steps, [](const auto& s) { return s.step_ms > 0 ? s.step_ms : s.total_ms; });
+  const double exposed = median_of(steps, [](const auto& s) { return s.exposed_ms; });
+  const double communication = median_of(steps, [](const auto& s) { return s.communication_ms; });
+  const double overlap = median_of(steps, [](const auto& s) { return s.overlap(); });
+  const double share = step > 0 ? exposed / step : 0;
+  char text[200];
+  std::snprintf(
+      text, sizeof text,
+      "step %.1f ms, communication %.1f ms of it (%.0f%% of the step not hidden), overlap %.2f",
+      step, communication, 100 * share, overlap);
+  // Where it costs next to nothing, there is nothing to gain.
+  const bool matters = share > 0.05;
+  return std::string(text) +
+         (overlap < 0.7 && matters ? "; try another bucket_cap_mb, or larger batches" : "") +
+         summary_of_tuning(stats);
+}
+
+void write_trace(const std::string& path, const ReductionStats& stats) {
+  std::ofstream out(path);
+  out.imbue(std::locale::classic());
+  out.precision(17);
+  out << R"({"displayTimeUnit":"ms","traceEvents":[)";
+  TraceEvents events(out);
+  std::vector<int> named;
+  for (const auto& step : stats.steps) {
+    if (std::find(named.begin(), named.end(), step.rank) == named.end()) {
+      named.push_back(step.rank);
+      events.name("process_name", step.rank, 0, "rank " + std::to_string(step.rank));
+      events.name("thread_name", step.rank, 0, "computation");
+    }
+    add_step(events, step);
+  }
+  out << "\n]}\n";
+  out.close();
+  TORCH_CHECK(
+      out, "write_trace: expected to write ", path, ", but could not. Is the folder there?");
+}
+
+}  // namespace ddp

@@ -1,0 +1,116 @@
+#include "step_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace ddp {
+namespace {
+
+constexpr size_t kKept = 128;
+
+// The time that at least one interval covers, from `after` on. Buckets launch in order, so the
+// intervals come sorted by their beginnings.
+double covered_ms(const std::vector<BucketStats>& buckets, double after) {
+  double covered = 0;
+  double until = after;
+  for (const auto& bucket : buckets) {
+    if (bucket.launched_ms < 0) continue;
+    const double begin = std::max(bucket.launched_ms, until);
+    covered += std::max(bucket.done_ms - begin, 0.0);
+    until = std::max(until, bucket.done_ms);
+  }
+  return covered;
+}
+
+}  // namespace
+
+void StepRecorder::begin_forward(int64_t step) {
+  sample_.reset();
+  if (every_ == 0 || (step > first_ && step % every_ != 0)) return;
+  sample_ = std::make_shared<Sample>();
+  sample_->begin = Clock::now();
+  sample_->stats.rank = rank_;
+  sample_->stats.step = step;
+  sample_->stats.begin_us =
+      std::chrono::duration<double, std::micro>(sample_->begin.time_since_epoch()).count();
+}
+
+void StepRecorder::begin_backward() {
+  if (sample_) sample_->stats.forward_ms = sample_->now_ms();
+}
+
+void StepRecorder::note_ready(size_t bucket) {
+  const std::lock_guard lock(sample_->mutex);
+  auto& buckets = sample_->stats.buckets;
+  // Another thread may have launched it in between.
+  if (bucket >= buckets.size() || buckets[bucket].launched_ms >= 0) return;
+  buckets[bucket].ready_ms = sample_->now_ms();
+}
+
+void StepRecorder::note_launched(size_t bucket, int64_t bytes) {
+  const std::lock_guard lock(sample_->mutex);
+  auto& stats = sample_->stats;
+  if (bucket >= stats.buckets.size()) return;
+  auto& launched = stats.buckets[bucket];
+  launched.launched_ms = sample_->now_ms();
+  if (launched.ready_ms < 0) launched.ready_ms = launched.launched_ms;  // no gradient to wait for
+  launched.bytes = bytes;
+  stats.bytes += bytes;
+}
+
+void StepRecorder::note_done(Sample& sample, size_t bucket) {
+  const double now = sample.now_ms();
+  const std::lock_guard lock(sample.mutex);
+  auto& buckets = sample.stats.buckets;
+  if (bucket < buckets.size() && buckets[bucket].done_ms < 0) buckets[bucket].done_ms = now;
+}
+
+void StepRecorder::note_end_of(size_t bucket, c10d::Work& work) {
+  try {
+    note_end_of(bucket, *work.getFuture());
+  } catch (const c10::Error&) {
+    // A backend without futures: waited() tells.
+  }
+}
+
+void StepRecorder::note_end_of(size_t bucket, c10::ivalue::Future& future) {
+  future.addCallback(
+      [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket); });
+}
+
+double StepRecorder::median_step_ms(int64_t after) const {
+  std::vector<double> times;
+  for (const auto& step : steps_) {
+    if (step.step > after) times.push_back(step.step_ms);
+  }
+  if (times.empty()) return 0;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+void StepRecorder::autograd_done() {
+  if (sample_) sample_->stats.compute_ms = sample_->now_ms();
+}
+
+void StepRecorder::end() {
+  if (every_ == 0) return;
+  const auto now = Clock::now();
+  const auto before = std::exchange(last_end_, now);
+  const auto sample = std::exchange(sample_, nullptr);
+  if (!sample) return;
+  const std::lock_guard lock(sample->mutex);
+  auto& stats = sample->stats;
+  stats.total_ms = sample->now_ms();
+  if (before != Clock::time_point{}) {
+    stats.step_ms = std::chrono::duration<double, std::milli>(now - before).count();
+  }
+  stats.communication_ms = covered_ms(stats.buckets, 0);
+  stats.exposed_ms = covered_ms(stats.buckets, stats.compute_ms);
+  steps_.push_back(std::move(stats));
+  if (steps_.size() > kKept) steps_.pop_front();
+}
+
+}  // namespace ddp

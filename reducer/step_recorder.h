@@ -1,0 +1,90 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ddp/reduction_stats.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+/// Takes the times of sampled steps. In steps that are not, a call is one look at a pointer, but
+/// for those at the beginning and the end.
+///
+/// Threads: those that run a reducer; and whichever one completes a collective.
+class StepRecorder {
+ public:
+  /// \param every  sample the first ten steps and then of every so many; 0: none.
+  /// \param more  of the first ones that are sampled.
+  StepRecorder(int rank, int64_t every, int64_t more = 0)
+      : rank_(rank), every_(every), first_(kFirst + more) {}
+
+  /// A forward pass begins: the step is the one from the last of these before a reduced backward.
+  void begin_forward(int64_t step);
+  /// Its backward pass will have so many buckets.
+  void expect(size_t buckets) {
+    if (sample_) sample_->stats.buckets.assign(buckets, {});
+  }
+  void begin_backward();
+  void ready(size_t bucket) {
+    if (sample_) note_ready(bucket);
+  }
+  void launched(size_t bucket, int64_t bytes) {
+    if (sample_) note_launched(bucket, bytes);
+  }
+  /// Learns the end of the bucket's collective from itself where that can tell.
+  void watch(size_t bucket, c10d::Work& work) {
+    if (sample_) note_end_of(bucket, work);
+  }
+  void watch(size_t bucket, c10::ivalue::Future& future) {
+    if (sample_) note_end_of(bucket, future);
+  }
+  /// The bucket was waited for.
+  void waited(size_t bucket) {
+    if (sample_) note_done(*sample_, bucket);
+  }
+  void autograd_done();
+  /// The step is over, and counts.
+  void end();
+  /// The step is over, and does not.
+  void drop() { sample_.reset(); }
+
+  /// Of the steps behind number `after`; 0 when none was sampled.
+  double median_step_ms(int64_t after) const;
+
+  std::vector<StepStats> steps() const { return {steps_.begin(), steps_.end()}; }
+
+ private:
+  static constexpr int64_t kFirst = 10;
+  using Clock = std::chrono::steady_clock;
+
+  /// Outlives the step in callbacks of collectives.
+  struct Sample {
+    Clock::time_point begin;
+    std::mutex mutex;  // guards what is in `stats.buckets`
+    StepStats stats;
+    double now_ms() const {
+      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+    }
+  };
+
+  static void note_done(Sample& sample, size_t bucket);
+  void note_ready(size_t bucket);
+  void note_launched(size_t bucket, int64_t bytes);
+  void note_end_of(size_t bucket, c10d::Work& work);
+  void note_end_of(size_t bucket, c10::ivalue::Future& future);
+
+  int rank_;
+  int64_t every_;
+  int64_t first_;
+  std::shared_ptr<Sample> sample_;  // of the step that goes on, if it is sampled
+  Clock::time_point last_end_{};
+  std::deque<StepStats> steps_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,264 @@
+// Where gradients lie is the reducer's business: by default nobody can tell from `.grad`.
+#include <chrono>
+#include <thread>
+
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "reducer/passes.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::parameter;
+using testing::Rank;
+using testing::reduced_backward;
+using testing::run_ranks;
+
+/// Elements of a gradient that is not copied out.
+constexpr int64_t kLarge = 8192;
+
+/// A reducer of two parameters, whose gradients are `factor` times rank + 1. After the first step
+/// each has a bucket of its own, one of which leaves while backward goes on.
+struct Pair {
+  explicit Pair(const Rank& self)
+      : rank(self.rank), reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(1e-6)) {}
+
+  void step(double factor) {
+    reduced_backward(
+        reducer, [&] { return (first.sum() + second.sum()) * (factor * (rank + 1.0)); });
+  }
+  void zero(bool set_to_none) { torch::optim::SGD({first, second}, 0).zero_grad(set_to_none); }
+  void step_from_none(double factor) {
+    zero(/*set_to_none=*/true);
+    step(factor);
+  }
+
+  int rank;
+  at::Tensor first = parameter({kLarge});
+  at::Tensor second = parameter({kLarge});
+  std::vector<NamedParameter> parameters{{"first", first}, {"second", second}};
+  Reducer reducer;
+};
+
+/// Runs after the reducer's hook, when the bucket may be on its way.
+struct Look : torch::autograd::FunctionPostHook {
+  std::function<void()> look;
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*inputs*/) override {
+    look();
+    return outputs;
+  }
+};
+
+bool all_are(const at::Tensor& t, double value) {
+  return torch::equal(t, torch::full_like(t, value));
+}
+
+/// Of two ranks, what each found wrong, so that a test can compare it with nothing.
+std::vector<std::string> failures(const std::function<void(const Rank&)>& body) {
+  return testing::errors_of_ranks(2, body);
+}
+const std::vector<std::string> kNone(2, "");
+
+}  // namespace
+
+TEST_CASE("a gradient that somebody keeps stays as it was", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    std::vector<at::Tensor> kept;
+    for (int step = 1; step <= 4; ++step) {
+      pair.step_from_none(step);
+      // As the tensor, or as another one on its memory.
+      kept.push_back(step % 2 == 0 ? pair.first.grad() : pair.first.grad().detach());
+    }
+    for (int step = 1; step <= 4; ++step) TORCH_CHECK(all_are(kept[step - 1], 1.5 * step), step);
+    TORCH_CHECK(all_are(pair.second.grad(), 6));
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("a gradient stays the same tensor while it accumulates", "[ranks][reducer][memory]") {
+  const bool of_rebuilt = GENERATE(false, true);
+  const auto found = failures([&](const Rank& self) {
+    Pair pair(self);
+    pair.step_from_none(1);
+    if (of_rebuilt) pair.step_from_none(1);
+    const auto gradient = pair.first.grad();
+    const auto flat = gradient.view(-1);
+    for (int step = 2; step <= 5; ++step) {
+      pair.step(1);
+      TORCH_CHECK(pair.first.grad().is_same(gradient), step);
+      TORCH_CHECK(all_are(gradient, 1.5 + (step - 1) * 1.5), step, gradient);
+      TORCH_CHECK(torch::equal(gradient, flat), step, ": a view of it is left behind");
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("optimizers may zero gradients in place", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    torch::optim::SGD optimizer({pair.first, pair.second}, 0.5);
+    for (int step = 1; step <= 4; ++step) {
+      optimizer.zero_grad(/*set_to_none=*/false);
+      pair.step(1);
+      optimizer.step();
+      TORCH_CHECK(all_are(pair.first.grad(), 1.5) && all_are(pair.second.grad(), 1.5), step);
+    }
+    TORCH_CHECK(all_are(pair.first.detach(), 1 - 4 * 0.5 * 1.5));
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("averages arrive where a user put the gradients", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    const auto buffer = torch::zeros({2 * kLarge});
+    pair.first.mutable_grad() = buffer.narrow(0, 0, kLarge);
+    pair.second.mutable_grad() = buffer.narrow(0, kLarge, kLarge);
+    for (int step = 1; step <= 4; ++step) {
+      buffer.zero_();
+      pair.step(step);
+      TORCH_CHECK(all_are(buffer, 1.5 * step), step, buffer);
+      TORCH_CHECK(pair.first.grad().const_data_ptr() == buffer.const_data_ptr(), step);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("during backward a gradient is this rank's own", "[ranks][reducer][memory]") {
+  const bool set_to_none = GENERATE(false, true);
+  const auto found = failures([&](const Rank& self) {
+    Pair pair(self);
+    std::vector<double> seen;
+    std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+    for (const auto& p : pair.parameters) {
+      auto look = std::make_unique<Look>();
+      look->look = [&seen, tensor = p.tensor] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        seen.push_back(tensor.grad()[0].item<double>());
+      };
+      accumulators.push_back(torch::autograd::impl::grad_accumulator(p.tensor));
+      accumulators.back()->add_post_hook(std::move(look));
+    }
+    for (int step = 1; step <= 6; ++step) {
+      pair.zero(/*set_to_none=*/set_to_none || step <= 2);
+      pair.step(step);
+      TORCH_CHECK(seen == std::vector<double>(2, step * (self.rank + 1.0)), step, ": ", seen);
+      seen.clear();
+      TORCH_CHECK(all_are(pair.second.grad(), 1.5 * step), step);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("two gradients in one memory are both averaged once", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    const auto row = parameter({kLarge});
+    const auto column = parameter({kLarge, 1});
+    Reducer reducer({{"row", row}, {"column", column}}, self.group);
+    for (int step = 1; step <= 4; ++step) {
+      row.mutable_grad().reset();
+      column.mutable_grad().reset();
+      reduced_backward(
+          reducer, [&] { return (row + column.view(-1)).sum() * (step * (self.rank + 1.0)); });
+      TORCH_CHECK(all_are(row.grad(), 1.5 * step) && all_are(column.grad(), 1.5 * step), step);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("two reducers average the same gradient in one pass", "[ranks][reducer][memory]") {
+  const bool set_to_none = GENERATE(false, true);
+  const auto found = failures([&](const Rank& self) {
+    Pair pair(self);
+    Reducer other(pair.parameters, self.group, ReducerOptions().bucket_cap_mb(1e-6));
+    for (int step = 1; step <= 6; ++step) {
+      pair.zero(/*set_to_none=*/set_to_none || step <= 2);
+      other.prepare_for_forward();
+      other.prepare_for_backward();
+      pair.step(step);
+      TORCH_CHECK(all_are(pair.first.grad(), 1.5 * step), step, pair.first.grad());
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("by default gradients move into their buckets", "[ranks][reducer][memory]") {
+  const auto apart = run_ranks<int64_t>(2, [](const Rank& self) {
+    const auto a = parameter({kLarge}), b = parameter({kLarge});
+    Reducer reducer({{"a", a}, {"b", b}}, self.group);
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& p : {a, b}) p.mutable_grad().reset();
+      reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
+    }
+    return std::abs(a.grad().const_data_ptr<float>() - b.grad().const_data_ptr<float>());
+  });
+  CHECK(apart[0] == kLarge);  // neighbours
+}
+
+TEST_CASE("a kept gradient is safe beside an empty parameter", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    const auto w = parameter({kLarge}), empty = parameter({0});
+    Reducer reducer({{"w", w}, {"empty", empty}}, self.group);
+    std::vector<at::Tensor> kept;
+    for (int step = 1; step <= 5; ++step) {
+      for (const auto& p : {w, empty}) p.mutable_grad().reset();
+      reduced_backward(
+          reducer, [&] { return (w.sum() + empty.sum()) * (step * (self.rank + 1.0)); });
+      kept.push_back(w.grad());
+    }
+    for (int step = 1; step <= 5; ++step) TORCH_CHECK(all_are(kept[step - 1], 1.5 * step), step);
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("averages arrive in memory that is not torch's", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    std::vector<float> memory(kLarge);
+    pair.zero(/*set_to_none=*/true);
+    pair.first.mutable_grad() = at::from_blob(memory.data(), {kLarge});
+    for (int step = 1; step <= 4; ++step) {
+      std::fill(memory.begin(), memory.end(), 0.0F);
+      pair.second.mutable_grad().reset();
+      pair.step(step);
+      TORCH_CHECK(memory == std::vector<float>(kLarge, 1.5F * step), step, ": ", memory[0]);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("a hook may keep what it was given", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    std::vector<at::Tensor> buffers;
+    pair.reducer.register_comm_hook([&](GradBucket& bucket) {
+      buffers.push_back(bucket.buffer());
+      return hooks::all_reduce(self.group)(bucket);
+    });
+    for (int step = 1; step <= 4; ++step) {
+      pair.step_from_none(step);
+      for (const auto& buffer : buffers) buffer.zero_();
+      TORCH_CHECK(all_are(pair.first.grad(), 1.5 * step), step, pair.first.grad());
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("a gradient outlives its reducer and its group", "[ranks][reducer][memory]") {
+  const auto gradients = run_ranks<at::Tensor>(2, [](const Rank& self) {
+    Pair pair(self);
+    pair.step_from_none(2);
+    return pair.first.grad();
+  });
+  CHECK(all_are(gradients[0], 3));
+  CHECK(all_are(gradients[1], 3));
+}
+
+}  // namespace ddp

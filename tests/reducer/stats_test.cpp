@@ -1,0 +1,176 @@
+// What a reducer measures of its steps, and what is made of that.
+#include <ddp/reduction_stats.h>
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "reducer/step_recorder.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+StepStats step_of(double compute, double communication, double exposed) {
+  StepStats step;
+  step.step_ms = compute + exposed;
+  step.compute_ms = compute;
+  step.total_ms = compute + exposed;
+  step.communication_ms = communication;
+  step.exposed_ms = exposed;
+  return step;
+}
+
+/// A model of two layers, one bucket each, trained for `steps`.
+ReductionStats train(const Rank& self, int steps, int64_t every) {
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+  std::vector<NamedParameter> parameters;
+  for (const auto& p : net->named_parameters()) parameters.push_back({p.key(), p.value()});
+  Reducer reducer(
+      parameters, self.group, ReducerOptions().bucket_cap_mb_list({0.016}).stats_every(every));
+  for (int i = 0; i < steps; ++i) {
+    net->zero_grad();
+    reducer.prepare_for_forward();
+    const auto y = net->forward(torch::ones({4, 64})).sum();
+    reducer.prepare_for_backward({{y}, true});
+    y.backward();
+  }
+  return reducer.stats();
+}
+
+}  // namespace
+
+TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats]") {
+  const auto stats =
+      run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 12, /*every=*/6); });
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& steps = stats[rank].steps;
+    REQUIRE(steps.size() == 11);  // ten, and the twelfth
+    CHECK(steps.back().step == 12);
+    CHECK(stats[rank].rebuilds == 1);
+    CHECK(stats[rank].bucket_bytes >= 2 * 64 * 65 * 4);
+    for (const auto& step : steps) {
+      CHECK(step.rank == rank);
+      CHECK(step.bytes == 2 * 64 * 65 * 4);
+      CHECK(0 < step.forward_ms);
+      CHECK(step.forward_ms <= step.compute_ms);
+      CHECK(step.compute_ms <= step.total_ms);
+      CHECK(step.exposed_ms <= step.communication_ms);
+      CHECK(step.communication_ms <= step.total_ms);
+      REQUIRE(step.buckets.size() >= 2);
+      double before = 0;
+      for (const auto& bucket : step.buckets) {
+        CHECK(bucket.ready_ms >= step.forward_ms);
+        CHECK(bucket.ready_ms <= bucket.launched_ms);
+        CHECK(bucket.launched_ms < bucket.done_ms);
+        CHECK(bucket.launched_ms >= before);
+        CHECK(bucket.done_ms <= step.total_ms);
+        before = bucket.launched_ms;
+      }
+    }
+    CHECK(steps.front().step_ms == 0);
+    CHECK(steps[1].step_ms >= steps[1].total_ms);
+  }
+}
+
+TEST_CASE("nothing is measured when it is off, or for one rank's communication", "[ranks][stats]") {
+  const auto off =
+      run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 3, /*every=*/0); });
+  CHECK(off[0].steps.empty());
+  const auto alone =
+      run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 3, /*every=*/1); });
+  REQUIRE(alone[0].steps.size() == 3);
+  CHECK(alone[0].steps[1].communication_ms < 0.1);
+  CHECK(summary({}).empty());
+}
+
+TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pure][stats]") {
+  StepRecorder recorder(/*rank=*/3, /*every=*/1);
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  recorder.begin_forward(1);
+  recorder.expect(2);
+  recorder.begin_backward();
+  recorder.ready(0);
+  recorder.launched(0, 100);
+  pause();
+  recorder.ready(1);
+  recorder.launched(1, 50);
+  pause();
+  recorder.waited(0);
+  recorder.autograd_done();
+  pause();
+  recorder.waited(1);
+  recorder.waited(1);
+  recorder.end();
+  const auto steps = recorder.steps();
+  REQUIRE(steps.size() == 1);
+  const auto& step = steps[0];
+  CHECK(step.rank == 3);
+  CHECK(step.bytes == 150);
+  // From the first launch to the last end, once.
+  const double under_way = step.buckets[1].done_ms - step.buckets[0].launched_ms;
+  CHECK(step.communication_ms == Approx(under_way));
+  CHECK(step.exposed_ms == Approx(step.buckets[1].done_ms - step.compute_ms));
+  CHECK(step.overlap() == Approx(1 - step.exposed_ms / under_way));
+
+  recorder.begin_forward(2);
+  recorder.expect(1);
+  recorder.begin_backward();
+  recorder.drop();
+  recorder.end();
+  CHECK(recorder.steps().size() == 1);
+}
+
+TEST_CASE("a summary says what could be better", "[pure][stats]") {
+  CHECK(
+      summary({{step_of(80, 40, 20), step_of(80, 40, 20), step_of(70, 40, 0)}}) ==
+      "step 100.0 ms, communication 40.0 ms of it (20% of the step not hidden), overlap 0.50; try "
+      "another bucket_cap_mb, or larger batches");
+  CHECK(
+      summary({{step_of(90, 40, 10)}}) ==
+      "step 100.0 ms, communication 40.0 ms of it (10% of the step not hidden), overlap 0.75");
+  CHECK_THAT(summary({{step_of(100, 2, 2)}}), !ContainsText("bucket_cap_mb"));
+}
+
+TEST_CASE("ranks bring their steps together, and a trace shows them", "[ranks][stats]") {
+  const auto traces = run_ranks<std::string>(2, [](const Rank& self) {
+    const auto all = all_gather_stats(train(self, 2, 1), self.group);
+    TORCH_CHECK(all.steps.size() == 4 && all.steps[0].rank == 0 && all.steps[3].rank == 1);
+    TORCH_CHECK(all.steps[3].buckets.size() >= 2 && all.steps[3].buckets[0].done_ms > 0);
+    const std::string path = c10::str("/tmp/ddp-trace-", getpid(), "-", self.rank, ".json");
+    write_trace(path, all);
+    std::ifstream file(path);
+    std::stringstream text;
+    text << file.rdbuf();
+    std::remove(path.c_str());
+    return text.str();
+  });
+  CHECK(traces[0] == traces[1]);
+  CHECK_THAT(traces[0], ContainsText(R"("name":"rank 0")") && ContainsText(R"("name":"rank 1")"));
+  CHECK_THAT(traces[0], ContainsText(R"("name":"bucket 1")") && ContainsText(R"("ph":"X")"));
+  // Balanced, and no comma too many: as far as one can tell without a parser.
+  CHECK(
+      std::count(traces[0].begin(), traces[0].end(), '{') ==
+      std::count(traces[0].begin(), traces[0].end(), '}'));
+  CHECK(traces[0].find(",\n]") == std::string::npos);
+}
+
+TEST_CASE("a trace that cannot be written is an error", "[pure][stats]") {
+  CHECK_THROWS_WITH(
+      write_trace("/nowhere/at/all.json", {}),
+      ContainsText("expected to write /nowhere/at/all.json"));
+}
+
+}  // namespace ddp

@@ -1,0 +1,117 @@
+// bucket_cap_mb(kTuneBucketCap): what the Reducer does with the first steps.
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+
+#include "reducer/bucket_tuner.h"
+#include "reducer/passes.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::parameter;
+using testing::Rank;
+using testing::reduced_backward;
+using testing::run_ranks;
+
+struct Outcome {
+  ReductionStats stats;
+  std::vector<std::vector<size_t>> first, last;  // buckets
+  int rebuilt_in = 0;                            // the step, from 1
+  double gradient = 0;
+};
+
+/// Three parameters of 2 MiB and one small one, each step as good as the other.
+Outcome train(const Rank& self, ReducerOptions options, int steps) {
+  const int64_t numel = 1 << 19;
+  const std::vector<NamedParameter> parameters{
+      {"a", parameter({numel})},
+      {"b", parameter({numel})},
+      {"c", parameter({numel})},
+      {"d", parameter({3})}};
+  Reducer reducer(parameters, self.group, options.bucket_cap_mb(kTuneBucketCap));
+  Outcome outcome;
+  outcome.first = reducer.bucket_indices();
+  for (int step = 1; step <= steps; ++step) {
+    for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+    reduced_backward(reducer, [&] {
+      at::Tensor sum = torch::zeros({});
+      for (const auto& p : parameters) sum = sum + p.tensor.sum();
+      return sum * (self.rank + 1.0);
+    });
+    if (outcome.rebuilt_in == 0 && reducer.stats().tuning) outcome.rebuilt_in = step;
+  }
+  outcome.last = reducer.bucket_indices();
+  outcome.stats = reducer.stats();
+  outcome.gradient = parameters[0].tensor.grad()[7].item<double>();
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("a cap is chosen from the first steps, the same on all ranks", "[ranks][tuning]") {
+  const bool static_graph = GENERATE(false, true);
+  const bool find_unused = GENERATE(false, true);
+  CAPTURE(static_graph, find_unused);
+  const auto outcomes = run_ranks<Outcome>(2, [&](const Rank& self) {
+    return train(
+        self, ReducerOptions().static_graph(static_graph).find_unused_parameters(find_unused), 16);
+  });
+  for (const auto& outcome : outcomes) {
+    CHECK(outcome.gradient == 1.5);
+    CHECK(outcome.first.size() == 1);  // while it measures
+    REQUIRE(outcome.stats.tuning);
+    const auto& tuning = *outcome.stats.tuning;
+    CHECK(tuning.cap_mb == outcomes[0].stats.tuning->cap_mb);
+    CHECK(outcome.last == outcomes[0].last);
+    CHECK((outcome.last.size() == 1) == (tuning.cap_mb == 10));
+    CHECK(tuning.candidates.size() == 4);  // 1, 2, 5, 10 MiB
+    CHECK(tuning.latency_ms > 0);
+    CHECK(tuning.ms_per_mb > 0);
+    CHECK(tuning.predicted_ms > 0);
+    CHECK(tuning.measured_ms > 0);
+    CHECK(
+        outcome.rebuilt_in == static_cast<int>(BucketTuner::kPasses) + 1 + (static_graph ? 1 : 0));
+  }
+}
+
+TEST_CASE("alone there is nothing to tune", "[ranks][tuning]") {
+  const auto outcomes =
+      run_ranks<Outcome>(1, [](const Rank& self) { return train(self, ReducerOptions(), 10); });
+  CHECK_FALSE(outcomes[0].stats.tuning);
+  CHECK(outcomes[0].last.size() == 2);  // as when unset: "d" and "c" close the first MiB
+}
+
+TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
+  const auto outcomes = run_ranks<Outcome>(2, [](const Rank& self) {
+    return train(self, ReducerOptions().bucket_cap_mb_list({3}), 10);
+  });
+  CHECK_FALSE(outcomes[0].stats.tuning);
+  CHECK(outcomes[0].last.size() == 2);
+}
+
+TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
+  const auto caps = run_ranks<double>(2, [](const Rank& self) {
+    const std::vector<NamedParameter> parameters{{"a", parameter({1 << 19})}};
+    Reducer reducer(
+        parameters, self.group, ReducerOptions().bucket_cap_mb(kTuneBucketCap).stats_every(0));
+    for (int step = 1; step <= 12; ++step) {
+      parameters[0].tensor.mutable_grad().reset();
+      if (self.rank == 1 && step > 2) {
+        reducer.prepare_for_forward(/*source=*/0);
+        reducer.shadow_backward();
+        continue;
+      }
+      reduced_backward(reducer, [&] { return parameters[0].tensor.sum(); });
+    }
+    const auto stats = reducer.stats();
+    // The rank that ended early has nothing to predict from.
+    return stats.tuning ? stats.tuning->cap_mb : -1;
+  });
+  CHECK(caps[0] > 0);
+  CHECK(caps[1] == -1);
+}
+
+}  // namespace ddp
