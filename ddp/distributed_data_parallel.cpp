@@ -6,6 +6,7 @@
 
 #include "model_description.h"
 #include "module_state.h"
+#include "optimizer_in_backward.h"
 
 namespace ddp {
 namespace {
@@ -90,7 +91,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(
           .bucket_cap_mb_list(options_.bucket_cap_mb_list())
           .find_unused_parameters(options_.find_unused_parameters())
           .gradient_as_bucket_view(options_.gradient_as_bucket_view())
-          .static_graph(options_.static_graph()));
+          .static_graph(options_.static_graph())
+          .stats_every(options_.stats_every()));
   reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
   frozen_ = frozen_parameters(*wrapped_, ignored_);
   buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
@@ -124,6 +126,14 @@ void DistributedDataParallelBase::sync_initial_state(const std::exception_ptr& r
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
   }
   broadcast_from(0, tensors, group_, [](c10d::Work& work) { work.wait(); });
+}
+
+void DistributedDataParallelBase::step_in_backward(
+    std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& p : reducer_->parameters()) parameters.push_back(p.tensor);
+  auto stepper = std::make_shared<OptimizerInBackward>(std::move(optimizer), parameters);
+  reducer_->when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
 }
 
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {

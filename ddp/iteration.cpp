@@ -102,7 +102,8 @@ std::optional<double> DistributedDataParallelBase::scale_in(
     case Reduction::Mean: {
       const auto* join = join_context();
       const bool by_active = join && !join->options().divide_by_initial_world_size();
-      return 1.0 / (by_active ? round.active() : round.size());
+      if (by_active) return 1.0 / round.active();
+      return {};
     }
     case Reduction::Sum:
       return 1;

@@ -96,6 +96,7 @@ std::string describe_item_difference(
 
 std::string describe_caps(const DistributedDataParallelOptions& options) {
   if (!options.bucket_cap_mb_list().empty()) return c10::str(options.bucket_cap_mb_list());
+  if (options.bucket_cap_mb() == kTuneBucketCap) return "tuned";
   return options.bucket_cap_mb() ? c10::str(*options.bucket_cap_mb()) : "unset";
 }
 

@@ -44,14 +44,21 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   app.add_option(
       "--backend", options.backend,
       "gloo, shm (ranks of one host) or nccl (each rank on its own GPU); empty: the best there is");
-  app.add_option(
-         "--bucket-cap-mb", options.bucket_cap_mb,
-         "Size of a gradient bucket in MiB; unset: the library's choice")
-      ->check(kPositiveFinite);
+  auto* cap = app.add_option(
+                     "--bucket-cap-mb", options.bucket_cap_mb,
+                     "Size of a gradient bucket in MiB; unset: the library's choice")
+                  ->check(kPositiveFinite);
+  app.add_flag(
+         "--tune-bucket-cap", options.tune_bucket_cap,
+         "Choose that size by what the first steps take")
+      ->excludes(cap);
   app.add_option("--threads", options.threads, "Threads per rank; 0: as OMP_NUM_THREADS says")
       ->check(between(0, 1024));
   app.add_option("--data", options.data, "Folder with MNIST's four files, unpacked");
   app.add_option("--save", options.save, "File for the trained parameters");
+  app.add_option(
+      "--trace", options.trace,
+      "File for the times inside some steps of all ranks, for ui.perfetto.dev");
 
   if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
   return options;

@@ -18,9 +18,11 @@ struct Options {
   int64_t seed = 1;
   std::string backend;                  // empty: the library's choice
   std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
+  bool tune_bucket_cap = false;         // instead of it
   int threads = 0;                      // per rank; 0: what OMP_NUM_THREADS says
   std::string data = MNIST_DEFAULT_DATA;
-  std::string save;  // empty: do not
+  std::string save;   // empty: do not
+  std::string trace;  // empty: do not
 };
 
 using examples::UsageError;

@@ -11,6 +11,7 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
+#include <ddp/reduction_stats.h>
 #include <ddp/sampler.h>
 #include <torch/data/dataloader.h>
 #include <torch/optim/adam.h>
@@ -33,7 +34,8 @@ struct Data {
 };
 
 Data prepare(const Options& options, int rank) {
-  if (rank == 0 && !options.save.empty()) check_can_save(options.save);
+  if (rank == 0 && !options.save.empty()) check_can_write("--save", options.save);
+  if (rank == 0 && !options.trace.empty()) check_can_write("--trace", options.trace);
   return {examples::read_mnist(options.data, "train"), examples::read_mnist(options.data, "t10k")};
 }
 
@@ -47,7 +49,9 @@ Model make_model(const Options& options, c10::Device device, int rank) {
   torch::manual_seed(static_cast<uint64_t>(options.seed));
   Net net;
   net->to(device);
-  Model model(net, ddp::DistributedDataParallelOptions().bucket_cap_mb(options.bucket_cap_mb));
+  auto cap = options.bucket_cap_mb;
+  if (options.tune_bucket_cap) cap = ddp::kTuneBucketCap;
+  Model model(net, ddp::DistributedDataParallelOptions().bucket_cap_mb(cap));
   // From here on chance means dropout, which every rank draws for itself.
   torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + rank);
   return model;
@@ -117,6 +121,14 @@ void check_replicas(Net& net, int world_size, examples::Progress& progress) {
       c10::str("parameters: bitwise equal on ", world_size, world_size == 1 ? " rank" : " ranks"));
 }
 
+// Every rank's steps, in one file.
+void write_trace(const std::string& path, Model& model, int rank) {
+  const auto stats = ddp::all_gather_stats(model->stats());
+  examples::on_all_ranks([&] {
+    if (rank == 0) ddp::write_trace(path, stats);
+  });
+}
+
 }  // namespace
 
 void run(const Options& options, examples::Progress& progress) {
@@ -155,6 +167,11 @@ void run(const Options& options, examples::Progress& progress) {
     });
     progress.line("saved: " + options.save);
   }
+  if (!options.trace.empty()) {
+    write_trace(options.trace, model, rank);
+    progress.line("trace: " + options.trace);
+  }
+  progress.line("steps: " + ddp::summary(model->stats()));
   progress.line("test accuracy: " + tested.accuracy());
 }
 

@@ -27,13 +27,13 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
-void check_can_save(const std::string& path) {
+void check_can_write(const std::string& option, const std::string& path) {
   const std::string folder = folder_of(path);
   TORCH_CHECK_VALUE(
-      is_folder(folder) && access(folder.c_str(), W_OK) == 0, "--save ", path,
+      is_folder(folder) && access(folder.c_str(), W_OK) == 0, option, " ", path,
       ": expected a folder to write to, got ", folder, ". Create it, or choose another.");
   TORCH_CHECK_VALUE(
-      !is_folder(path), "--save ", path,
+      !is_folder(path), option, " ", path,
       ": expected the name of a file, got a folder. Add a name.");
 }
 

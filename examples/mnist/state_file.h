@@ -8,7 +8,9 @@ namespace mnist {
 
 /// \throws c10::ValueError  when no file can be made at `path`: its folder is missing, or it is a
 ///         folder itself. For a check before hours of training.
-void check_can_save(const std::string& path);
+///
+/// \param option  that asked for it, for the error text: "--save".
+void check_can_write(const std::string& option, const std::string& path);
 
 /// Saves the parameters of `net` under Python's names: "conv1.weight", "conv1.bias", ...
 ///

@@ -118,7 +118,7 @@ TEST_CASE("training in eval() mode is training", "[ranks][errors][ddp]") {
         ContainsText("rank 1 of 2 waits before its training forward number 2 since the last "
                      "reduced backward pass, and rank 0 in its backward pass after 1. Every rank "
                      "has to run as many") ||
-            ContainsText("rank 0 called all_reduce of 16 x Float, SUM and rank 1 broadcast of 1 x "
+            ContainsText("rank 0 called all_reduce of 16 x Float, AVG and rank 1 broadcast of 1 x "
                          "Long from rank 0"));
   }
 }

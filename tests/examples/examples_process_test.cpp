@@ -67,11 +67,34 @@ TEST_CASE("the defaults reach 97% on two ranks", "[examples][process]") {
   CHECK(count(lines, "epoch ") == 6);
   CHECK(count(lines, "parameters: bitwise equal on 2 ranks") == 1);
   CHECK(count(lines, "saved: " + file) == 1);
+  CHECK(count(lines, "steps: step ") == 1);
   CHECK(job.output.find('\r') == std::string::npos);
   const int correct = correct_of_360(lines);
   CHECK(correct >= 350);
   // The last evaluation on two ranks and this one agree, so the file holds what was trained.
   CHECK(correct_by_file(file) == correct);
+}
+
+TEST_CASE("bucket sizes are tuned, and a trace is written", "[examples][process]") {
+  const TemporaryFolder folder;
+  const auto file = folder.file("trace.json");
+  const auto job = mnist_on_two_ranks({"--epochs", "1", "--tune-bucket-cap", "--trace", file});
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK(count(job.ranks[0], "trace: " + file) == 1);
+  CHECK_THAT(job.output, ContainsText("; bucket_cap_mb tuned to "));
+  // A trace is JSON, which Python can tell.
+  const auto names = ddp::testing::run(
+      {"python3", "-c",
+       "import json, sys; events = json.load(open(sys.argv[1]))['traceEvents'];"
+       "print(sorted({(e['pid'], e['name'].rstrip(' 0123456789')) for e in events}))",
+       file});
+  INFO(names.err);
+  for (const auto* rank : {"0", "1"}) {
+    for (const auto* name : {"forward", "backward", "bucket", "wait for buckets"}) {
+      CHECK_THAT(names.out, ContainsText(std::string("(") + rank + ", '" + name + "')"));
+    }
+  }
 }
 
 TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {

@@ -59,11 +59,11 @@ TEST_CASE("a save that fails leaves the folder as it was", "[examples][errors]")
 
 TEST_CASE("a place where nothing can be saved is told before training", "[examples][errors]") {
   const TemporaryFolder folder;
-  CHECK_NOTHROW(mnist::check_can_save(folder.file("net.pt")));
+  CHECK_NOTHROW(mnist::check_can_write("--save", folder.file("net.pt")));
   CHECK_THROWS_WITH(
-      mnist::check_can_save(folder.file("missing/net.pt")),
+      mnist::check_can_write("--save", folder.file("missing/net.pt")),
       ContainsText("expected a folder to write to, got " + folder.file("missing")));
   CHECK_THROWS_WITH(
-      mnist::check_can_save(folder.path()),
+      mnist::check_can_write("--save", folder.path()),
       ContainsText("expected the name of a file, got a folder"));
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/join.h>
 #include <ddp/move_tensors.h>
@@ -20,6 +21,7 @@
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
 
 namespace ddp {
 
@@ -64,7 +66,10 @@ struct DistributedDataParallelOptions {
   /// Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
-  /// Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the others
+  /// kTuneBucketCap measures the first seven reduced steps, in which everything is sent in one
+  /// piece behind backward, and takes the size with the least predicted step time (on CPUs;
+  /// `stats()` tells). Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the
+  /// others
   TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
   /// Soft sizes of the first, second, ... bucket in MiB, the last repeating; instead of
   /// bucket_cap_mb. Default: none
@@ -74,14 +79,18 @@ struct DistributedDataParallelOptions {
   /// Let a backward pass skip parameters: one that no rank used keeps its gradient as it was, one
   /// that some ranks used gets the average with zeros from the others. Default: false
   TORCH_ARG(bool, find_unused_parameters) = false;
-  /// Let `.grad` share the buckets' memory, which saves the gradients' size in memory and a copy.
-  /// Default: false
+  /// Let `.grad` share the buckets' memory for good: its memory stays the same from pass to pass.
+  /// Without, a gradient is in there from the end of a pass to the next one if nobody can tell from
+  /// its values (its `storage()` is the bucket's then: save a clone). Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
   /// Every iteration uses the same parameters, each as often as in the first. Allows parameters
   /// that a rank never uses and ones that get several gradients in one backward pass (reentrant
   /// checkpointing) without looking for them each time. The first reduced backward pass only counts
   /// gradients, and is reduced at its end. Default: false
   TORCH_ARG(bool, static_graph) = false;
+  /// Take the times of the first ten steps and then of every so many, for `stats()`; 0: of none.
+  /// Default: 100
+  TORCH_ARG(int64_t, stats_every) = 100;
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
@@ -136,6 +145,25 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
   /// the first backward pass, and the same on every rank.
   void register_comm_hook(CommHook hook);
+
+  /// Steps the optimizer at the end of every averaged backward pass, bucket by bucket while later
+  /// buckets are still on their way, instead of `optimizer->step()` behind it: to the bit the same.
+  /// Set it once, the same kind on every rank, and go on calling zero_grad() before backward.
+  ///
+  /// For optimizers that update each parameter on its own, as LibTorch's but LBFGS do; a part of a
+  /// step is a call of `step()` with part of the parameters. Not where something is to happen to
+  /// the gradients in between (clipping, a GradScaler). When a backward pass throws, some
+  /// parameters may have been stepped, the same on every rank. Ranks without input in a join() do
+  /// not step.
+  ///
+  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together, and for an
+  /// optimizer
+  ///         without any of the parameters.
+  /// \throws c10::Error  when there is one already.
+  void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
+
+  /// What was measured so far: per step and per bucket; see `summary` and `write_trace`.
+  ReductionStats stats() const { return reducer_->stats(); }
 
   /// The engine that averages the gradients; for inspection.
   const Reducer& reducer() const { return *reducer_; }
@@ -269,6 +297,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   template <typename... Arguments>
   decltype(auto) forward_with(Arguments... arguments) {
     using Result = decltype(module_->forward(arguments.get()...));
+    RECORD_FUNCTION("DistributedDataParallel.forward", c10::ArrayRef<const c10::IValue>());
     before_forward(
         counts_samples() ? detail::rows_of_first_tensor(arguments.value()...) : std::nullopt);
     try {

@@ -1,0 +1,75 @@
+#include "optimizer_in_backward.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <torch/optim/lbfgs.h>
+
+namespace ddp {
+namespace {
+
+/// The optimizer has only these parameters while this lives.
+class Selection {
+ public:
+  Selection(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> selected)
+      : optimizer_(optimizer), others_(std::move(selected)) {
+    exchange();
+  }
+  ~Selection() { exchange(); }
+  Selection(const Selection&) = delete;
+  Selection& operator=(const Selection&) = delete;
+
+ private:
+  void exchange() {
+    auto& groups = optimizer_.param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), others_[g]);
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  std::vector<std::vector<at::Tensor>> others_;
+};
+
+}  // namespace
+
+OptimizerInBackward::OptimizerInBackward(
+    std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
+    : optimizer_(std::move(optimizer)) {
+  constexpr const char* kSubject = "step_in_backward: ";
+  TORCH_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
+  TORCH_CHECK_VALUE(
+      !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
+      "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
+      "after backward.");
+  for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
+  const auto& groups = optimizer_->param_groups();
+  TORCH_CHECK_VALUE(
+      std::any_of(
+          groups.begin(), groups.end(),
+          [&](const auto& group) {
+            return std::any_of(group.params().begin(), group.params().end(), [&](const auto& p) {
+              return reduced_.count(p.unsafeGetTensorImpl()) > 0;
+            });
+          }),
+      kSubject, "expected an optimizer of this model's parameters, got one that has none of them.");
+}
+
+// Asks the optimizer for its groups each time: parameters may be added while training.
+void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
+  std::unordered_set<const void*> wanted;
+  for (const auto& p : part) wanted.insert(p.unsafeGetTensorImpl());
+  std::vector<std::vector<at::Tensor>> selected;
+  for (const auto& group : optimizer_->param_groups()) {
+    auto& of_group = selected.emplace_back();
+    for (const auto& p : group.params()) {
+      const void* id = p.unsafeGetTensorImpl();
+      if (wanted.count(id) > 0 || (last && reduced_.count(id) == 0)) of_group.push_back(p);
+    }
+  }
+  const Selection selection(*optimizer_, std::move(selected));
+  optimizer_->step();
+}
+
+}  // namespace ddp
