@@ -5,8 +5,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-usage: scripts/bench.sh [--quick] [--models A,B,...] [--bin FOLDER] [--python PROGRAM]
-                        [--results FOLDER] [--output FOLDER]
+usage: scripts/bench.sh [--quick] [--models A,B,...] [--passes N] [--bin FOLDER]
+                        [--python PROGRAM] [--results FOLDER] [--output FOLDER]
 
 Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and
 writes RESULTS.md and its plots. Processes of C++ and Python take turns, in both orders. Takes most
@@ -14,6 +14,7 @@ of an hour on two cores, which should have nothing else to do; --quick takes min
 
   --quick             fewer steps, models and bucket sizes: shows that all works
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
+  --passes N          processes of each kind and model; default: 4, with --quick 2
   --bin FOLDER        with ddprun and ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
   --results FOLDER    for what is measured; default: build/release/bench
@@ -26,11 +27,11 @@ fail() {
   exit 1
 }
 
-quick=no models="" bin="" python=find results=$root/build/release/bench output=$root/benchmarks
+quick=no models="" passes="" bin="" python=find results=$root/build/release/bench output=$root/benchmarks
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
-    --models | --bin | --python | --results | --output)
+    --models | --passes | --bin | --python | --results | --output)
       (($# > 1)) || fail "$1 needs a value"
       declare "${1#--}=$2"
       shift
@@ -48,12 +49,13 @@ while (($# > 0)); do
 done
 
 if [[ $quick == yes ]]; then
-  models=${models:-mnist,mlp,small_params,resnet18} passes=2 rounds=2
+  models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=2
   sweep=1,5,25 sweep_models=mlp
 else
-  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=4 rounds=3
+  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=3
   sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
 fi
+[[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
 if [[ -z $bin ]]; then
   "$root/scripts/build.sh" ddprun ddp_bench
   bin=$root/build/release/bin
@@ -114,7 +116,7 @@ for part in steps sweep timeline; do
   mkdir -p "$results/$part"
 done
 describe_machine >"$results/machine.txt"
-all=none,naive,flat,c10d,ddp,ddp_view,ddp_unused,ddp_static
+all=none,naive,flat,c10d,ddp,ddp_view,ddp_unused,ddp_static,ddp_step,ddp_tuned
 all_python=none,py_ddp,py_ddp_view,py_ddp_unused,py_ddp_static
 IFS=, read -ra models <<<"$models"
 IFS=, read -ra sweep_models <<<"$sweep_models"

@@ -4,12 +4,25 @@
 
 namespace ddp_bench {
 
-DdpEngine::DdpEngine(Task given, const ddp::DistributedDataParallelOptions& options)
-    : Engine(std::move(given)), model_(task().net, options) {}
+DdpEngine::DdpEngine(
+    Task given, const ddp::DistributedDataParallelOptions& options, Optimize optimize)
+    : Engine(std::move(given)), when_(optimize), model_(task().net, options) {
+  if (when_ == Optimize::InBackward) model_->step_in_backward(optimizer());
+}
+
+void DdpEngine::optimize() {
+  if (when_ == Optimize::AfterBackward) Engine::optimize();
+}
+
+std::optional<double> DdpEngine::chosen_cap_mb() const {
+  const auto tuning = model_->stats().tuning;
+  return tuning ? std::optional<double>(tuning->cap_mb) : std::nullopt;
+}
 
 Messages DdpEngine::messages() const {
   const auto all_parameters = parameters();
   Messages messages;
+  messages.in_backend_memory = true;
   for (const auto& bucket : model_->reducer().bucket_indices()) {
     int64_t elements = 0;
     for (const size_t index : bucket) elements += all_parameters[index].numel();

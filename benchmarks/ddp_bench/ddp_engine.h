@@ -9,17 +9,24 @@ namespace ddp_bench {
 /// This library.
 class DdpEngine : public Engine {
  public:
-  DdpEngine(Task task, const ddp::DistributedDataParallelOptions& options);
+  enum class Optimize { AfterBackward, InBackward };
+
+  DdpEngine(
+      Task task, const ddp::DistributedDataParallelOptions& options,
+      Optimize optimize = Optimize::AfterBackward);
 
   Messages messages() const override;
+  std::optional<double> chosen_cap_mb() const override;
 
   /// Before the first step.
   void register_comm_hook(ddp::CommHook hook) { model_->register_comm_hook(std::move(hook)); }
 
  protected:
   at::Tensor forward(const at::Tensor& x) override { return model_->forward(x); }
+  void optimize() override;
 
  private:
+  Optimize when_;
   ddp::DistributedDataParallel<std::shared_ptr<Net>> model_;
 };
 

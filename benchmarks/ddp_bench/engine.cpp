@@ -13,18 +13,19 @@ constexpr double kLearningRate = 1e-3;
 }  // namespace
 
 Engine::Engine(Task task)
-    : task_(std::move(task)), optimizer_(task_.net->parameters(), kLearningRate) {}
+    : task_(std::move(task)),
+      optimizer_(std::make_shared<torch::optim::SGD>(task_.net->parameters(), kLearningRate)) {}
 
 StepTimes Engine::step() {
   StepTimes times;
   times.start = Clock::now();
-  optimizer_.zero_grad();
+  optimizer_->zero_grad();
   const auto loss = task_.loss(forward(task_.input), task_.target);
   times.forward = Clock::now();
   loss.backward();
   after_backward();
   times.backward = Clock::now();
-  optimizer_.step();
+  optimize();
   if (task_.input.is_cuda()) torch::cuda::synchronize();
   times.end = Clock::now();
   return times;

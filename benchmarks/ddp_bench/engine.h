@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,7 @@ inline double milliseconds(Clock::time_point from, Clock::time_point to) {
 struct StepTimes {
   Clock::time_point start;
   Clock::time_point forward;   // with the loss
-  Clock::time_point backward;  // gradients are what the optimizer will take
+  Clock::time_point backward;  // gradients are what the optimizer takes, or has taken
   Clock::time_point end;
 
   double total_ms() const { return milliseconds(start, end); }
@@ -30,8 +31,9 @@ struct StepTimes {
 
 /// What a step sends of gradients.
 struct Messages {
-  std::vector<int64_t> elements;  // of each, in float
-  bool one_by_one = false;        // each waits for the one before
+  std::vector<int64_t> elements;   // of each, in float
+  bool one_by_one = false;         // each waits for the one before
+  bool in_backend_memory = false;  // from allocateTensor, where the Reducer's is from there
 };
 
 /// One way to train: a replica of the model, its optimizer, and what makes the gradients of all
@@ -50,9 +52,11 @@ class Engine {
 
   /// Holds from the end of the warm-up on.
   virtual Messages messages() const = 0;
+  /// The size of buckets in MiB, where nobody but the engine chose it.
+  virtual std::optional<double> chosen_cap_mb() const { return {}; }
 
   /// Frees the gradients, as the next step would.
-  void rest() { optimizer_.zero_grad(); }
+  void rest() { optimizer_->zero_grad(); }
 
   std::vector<at::Tensor> parameters() const { return task_.net->parameters(); }
 
@@ -60,10 +64,12 @@ class Engine {
   const Task& task() const { return task_; }
   virtual at::Tensor forward(const at::Tensor& x) { return task_.net->forward(x); }
   virtual void after_backward() {}
+  virtual void optimize() { optimizer_->step(); }
+  const std::shared_ptr<torch::optim::SGD>& optimizer() const { return optimizer_; }
 
  private:
   Task task_;
-  torch::optim::SGD optimizer_;
+  std::shared_ptr<torch::optim::SGD> optimizer_;
 };
 
 }  // namespace ddp_bench

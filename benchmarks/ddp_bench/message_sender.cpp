@@ -10,16 +10,31 @@
 namespace ddp_bench {
 
 MessageSender::MessageSender(ddp::ProcessGroup group, c10::Device device)
-    : group_(std::move(group)), memory_(at::zeros({0}, at::dtype(at::kFloat).device(device))) {}
+    : group_(std::move(group)),
+      memory_(at::zeros({0}, at::dtype(at::kFloat).device(device))),
+      backend_memory_(memory_) {}
+
+at::Tensor& MessageSender::memory_for(const Messages& messages) {
+  const auto& sizes = messages.elements;
+  const auto elements = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const auto backend = group_->getBackend(memory_.device().type());
+  const bool from_backend = messages.in_backend_memory && memory_.is_cpu() &&
+                            backend->supportsTensorAlloc(memory_.device().index());
+  auto& memory = from_backend ? backend_memory_ : memory_;
+  if (memory.numel() < elements) {
+    memory = from_backend ? backend->allocateTensor(elements, memory_.options()).zero_()
+                          : at::zeros({elements}, memory_.options());
+  }
+  return memory;
+}
 
 double MessageSender::send(const Messages& messages) {
   const auto& sizes = messages.elements;
-  const auto elements = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  if (memory_.numel() < elements) memory_ = at::zeros({elements}, memory_.options());
+  const auto& memory = memory_for(messages);
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
   for (const int64_t size : sizes) {
-    parts.push_back(memory_.narrow(0, begin, size));
+    parts.push_back(memory.narrow(0, begin, size));
     begin += size;
   }
 
@@ -32,7 +47,7 @@ double MessageSender::send(const Messages& messages) {
   if (!messages.one_by_one) {
     for (const auto& work : under_way) work->wait();
   }
-  if (memory_.is_cuda()) torch::cuda::synchronize();
+  if (memory.is_cuda()) torch::cuda::synchronize();
   return milliseconds(start, Clock::now());
 }
 

@@ -20,8 +20,11 @@ class MessageSender {
   double send(const Messages& messages);
 
  private:
+  at::Tensor& memory_for(const Messages& messages);
+
   ddp::ProcessGroup group_;
-  at::Tensor memory_;  // for the largest step so far
+  at::Tensor memory_;          // for the largest step so far
+  at::Tensor backend_memory_;  // the same, from the backend
 };
 
 }  // namespace ddp_bench

@@ -20,7 +20,10 @@ const std::vector<Mode>& modes() {
       {"ddp", "this library", true, true},
       {"ddp_view", "with gradient_as_bucket_view", true, true},
       {"ddp_unused", "with find_unused_parameters", true, true},
-      {"ddp_static", "with static_graph", true, true}};
+      {"ddp_static", "with static_graph", true, true},
+      {"ddp_step", "with step_in_backward", true, true},
+      // Seven steps to measure, one more to rebuild.
+      {"ddp_tuned", "with bucket_cap_mb(kTuneBucketCap)", true, false, 10}};
   return all;
 }
 
@@ -36,6 +39,7 @@ ddp::DistributedDataParallelOptions options_of_mode(
   if (mode == "ddp_view") options.gradient_as_bucket_view(true);
   if (mode == "ddp_unused") options.find_unused_parameters(true);
   if (mode == "ddp_static") options.static_graph(true);
+  if (mode == "ddp_tuned") options.bucket_cap_mb(ddp::kTuneBucketCap);
   return options;
 }
 
@@ -46,7 +50,9 @@ std::unique_ptr<Engine> make_engine(
   if (mode == "naive") return make_naive(std::move(task), group);
   if (mode == "flat") return make_flat(std::move(task), group);
   if (mode == "c10d") return make_c10d(std::move(task), options);
-  return std::make_unique<DdpEngine>(std::move(task), options_of_mode(mode, options));
+  return std::make_unique<DdpEngine>(
+      std::move(task), options_of_mode(mode, options),
+      mode == "ddp_step" ? DdpEngine::Optimize::InBackward : DdpEngine::Optimize::AfterBackward);
 }
 
 }  // namespace ddp_bench

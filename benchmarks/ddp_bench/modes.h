@@ -15,7 +15,8 @@ struct Mode {
   std::string name;
   std::string help;
   bool communicates = true;
-  bool has_buckets = false;
+  bool has_buckets = false;  // whose size can be told
+  int fewest_warmup = 3;     // static_graph counts in the first step, rebuilds before the third
 };
 
 /// The mode that sends nothing: what the others' compute_ms is.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include <c10/util/StringUtil.h>
 #include <CLI/CLI.hpp>
 
 #include "examples/common/command_line.h"
@@ -13,9 +14,6 @@
 
 namespace ddp_bench {
 namespace {
-
-// static_graph counts in the first step and rebuilds the buckets before the third.
-constexpr int kFewestWarmUpSteps = 3;
 
 constexpr const char* kDescription =
     "Times training steps of one model in several ways of averaging gradients, which take turns, "
@@ -75,7 +73,7 @@ void add_measurement(CLI::App& app, Options& options) {
   app.add_option("--rounds", options.rounds, "Turns of each mode, in opposite order every other")
       ->check(within(1, 1000000));
   app.add_option("--warmup", options.warmup, "Steps before, past the rebuild of the buckets")
-      ->check(within(kFewestWarmUpSteps, 1000000));
+      ->check(within(1, 1000000));
   app.add_option("--threads", options.threads, "Threads per rank")->check(within(1, 1024));
   app.add_option("--seed", options.seed, "Of the parameters and the data")
       ->check(within<int64_t>(0, INT32_MAX));
@@ -137,6 +135,13 @@ void check_together(const Options& options) {
   const std::set<std::string> once(names.begin(), names.end());
   if (once.size() != names.size()) {
     throw UsageError("--modes: expected each mode once, got " + CLI::detail::join(names, ","));
+  }
+  for (const auto& name : names) {
+    const int fewest = find_mode(name).fewest_warmup;
+    if (options.warmup >= fewest) continue;
+    throw UsageError(c10::str(
+        "--warmup: expected at least ", fewest, " steps for mode ", name, ", got ",
+        options.warmup));
   }
   const auto has_buckets = [](const std::string& name) { return find_mode(name).has_buckets; };
   if (!options.sweep.empty() && std::none_of(names.begin(), names.end(), has_buckets)) {

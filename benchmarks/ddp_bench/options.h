@@ -19,7 +19,7 @@ struct Options {
   std::vector<std::string> modes = {"none", "c10d", "ddp"};
   int iters = 20;
   int rounds = 5;
-  int warmup = 5;
+  int warmup = 10;
   int threads = 1;  // per rank
   int64_t seed = 1;
   std::string backend;        // empty: the library's choice

@@ -96,6 +96,8 @@ class Benchmark {
       result.bucket_cap_mb =
           contestant.bucket_cap_mb ? contestant.bucket_cap_mb : options_.wrapper.bucket_cap_mb();
     }
+    const auto chosen = contestant.engine->chosen_cap_mb();
+    if (chosen) result.bucket_cap_mb = chosen;
     result.step_ms = quantile(contestant.step_ms, 0.5);
     result.step_ms_p10 = quantile(contestant.step_ms, 0.1);
     result.step_ms_p90 = quantile(contestant.step_ms, 0.9);

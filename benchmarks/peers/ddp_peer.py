@@ -246,7 +246,7 @@ def parse_options():
     parser.add_argument("--modes", type=modes_from, default=["none", "py_ddp"])
     parser.add_argument("--iters", type=int, default=20, help="steps of each mode in a round")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each mode")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before, at least 3")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before, at least 3")
     parser.add_argument("--threads", type=int, default=1, help="per rank")
     parser.add_argument("--seed", type=int, default=1, help="of the parameters and the data")
     parser.add_argument("--bucket-cap-mb", type=mebibytes, default=None)

@@ -10,6 +10,7 @@ TARGETS = {"mnist": 1.05, "mlp": 1.25, "small_params": 1.03, "resnet18": 1.04}
 LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("comm_ms", 1.05)}
 MODE_ORDER = [
     "none", "naive", "flat", "c10d", "ddp", "ddp_view", "ddp_unused", "ddp_static",
+    "ddp_step", "ddp_tuned",
     "py_ddp", "py_ddp_view", "py_ddp_unused", "py_ddp_static",
 ]
 # Sums over millions of parameters, of which each was rounded in another order.

@@ -64,8 +64,8 @@ double value(const std::map<std::string, std::string>& result, const std::string
 }
 
 void check_all_modes(const std::string& model, double bytes) {
-  const Lines modes = {"none", "naive",    "flat",       "c10d",
-                       "ddp",  "ddp_view", "ddp_unused", "ddp_static"};
+  const Lines modes = {"none",     "naive",      "flat",       "c10d",     "ddp",
+                       "ddp_view", "ddp_unused", "ddp_static", "ddp_step", "ddp_tuned"};
   std::string list;
   for (const auto& mode : modes) list += (list.empty() ? "" : ",") + mode;
   const auto results = results_of(bench({"--model", model, "--modes", list}));
@@ -78,7 +78,7 @@ void check_all_modes(const std::string& model, double bytes) {
     CHECK(result.at("mode") == '"' + modes[i] + '"');
     CHECK(result.at("backend") == "\"shm\"");
     CHECK(result.at("world") == "2");
-    CHECK(result.at("bucket_cap_mb") == "null");
+    CHECK((result.at("bucket_cap_mb") == "null") == (modes[i] != "ddp_tuned"));
     CHECK(0 < value(result, "step_ms_p10"));
     CHECK(value(result, "step_ms_p10") <= value(result, "step_ms"));
     CHECK(value(result, "step_ms") <= value(result, "step_ms_p90"));
