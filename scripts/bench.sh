@@ -127,7 +127,7 @@ for ((pass = 1; pass <= passes; ++pass)); do
 done
 for model in "${sweep_models[@]}"; do
   [[ " ${models[*]} " == *" $model "* ]] || continue
-  for pass in 1 2; do
+  for ((pass = 1; pass <= passes && pass <= 2; ++pass)); do
     take_turns sweep "$model" "$pass" none,c10d,ddp none,py_ddp --sweep "$sweep"
   done
 done
