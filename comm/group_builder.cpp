@@ -38,11 +38,14 @@ BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices
 BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
   const auto gloo = connect_gloo(setup, world.gloo_devices);
   if (setup.world_size == 1 && !world.backends_required) return gloo;
-  const auto shared = backends::make_shm(setup, gloo);
+  const auto shared = backends::make_shm(setup, gloo, [&](const backends::Setup& leaders) {
+    return connect_gloo(leaders, world.gloo_devices);
+  });
   TORCH_CHECK(
       shared.backend || !world.backends_required,
-      "backend shm: expected all ranks to map each other's memory, but ", shared.why_not,
-      ". Start them on one host and in one container as one user, or use backend(\"gloo\").");
+      "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
+      ". Start at least two of them on one host and in one container as one user, or use "
+      "backend(\"gloo\").");
   if (setup.rank == 0) {
     LOG(INFO) << "ddp: " << setup.group_name << " uses "
               << (shared.backend ? "shared memory" : "Gloo, for " + shared.why_not);
@@ -76,7 +79,8 @@ ProcessGroup connect(
            world.timeout,
            deadline,
            name,
-           {global_ranks.begin(), global_ranks.end()}});
+           {global_ranks.begin(), global_ranks.end()},
+           ""});
       instance->setSequenceNumberForGroup();
     }
     group->setBackend(

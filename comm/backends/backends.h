@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct Setup {
   Deadline connect_by{timeout};
   std::string group_name;
   std::vector<uint64_t> global_ranks;  // of the group's members, in group order
+  std::string host;                    // ranks with the same share memory; empty: found out
 };
 
 /// Connects all pairs of ranks before it returns.
@@ -35,12 +37,18 @@ struct Shared {
   std::string why_not;
 };
 
-/// Maps the ranks' memory into each other, if they are all on one host and may.
+using ConnectGloo = std::function<c10::intrusive_ptr<c10d::Backend>(const Setup&)>;
+
+/// Maps the memory of a host's ranks into each other, if there are any such and they may; over
+/// several hosts, their first ranks do the rest.
 ///
 /// \param gloo  for what shared memory is not made for.
+/// \param connect_gloo  makes the backend between hosts.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-Shared make_shm(const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo);
+Shared make_shm(
+    const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo,
+    const ConnectGloo& connect_gloo);
 
 /// The GPU that this process would use NCCL with, or why it cannot, such as that NCCL is not built
 /// in. Loads the CUDA driver.

@@ -29,6 +29,11 @@ class Gloo : public ProcessGroupGloo {
     return pollable(ProcessGroupGloo::recvAnysource(tensors, tag));
   }
 
+  // Which c10d's leaves to its base class, where it does nothing: what waits would wait on.
+  void abort() override {
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+
  private:
   WorkPtr pollable(WorkPtr work) {
     return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);

@@ -11,9 +11,11 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "../error_text.h"
 #include "backends/backends.h"
+#include "backends/shm/hosts_backend.h"
 #include "backends/shm/shm_backend.h"
 
 namespace ddp::backends {
@@ -23,12 +25,21 @@ using shm::Segment;
 
 /// What a rank tells the others of itself.
 struct Place {
-  std::string host;
   pid_t pid = 0;
   int arena_fd = -1;
-  int board_fd = -1;   // of rank 0's alone
-  size_t bytes = 0;    // of the arena
-  uint64_t token = 0;  // behind the arena, to know it by
+  int board_fds[2] = {-1, -1};  // of the host's leader
+  size_t bytes = 0;             // of the arena
+  uint64_t token = 0;           // behind the arena, to know it by
+};
+
+/// Who is where.
+struct Hosts {
+  std::vector<int> locals;   // the ranks of this rank's host; the first one leads
+  std::vector<int> leaders;  // of all hosts
+  int local_rank = 0;
+
+  int local_size() const { return static_cast<int>(locals.size()); }
+  bool leads() const { return local_rank == 0; }
 };
 
 // The page behind the arena, for the token.
@@ -65,14 +76,14 @@ uint64_t random_token() {
 
 std::string to_text(const Place& place) {
   return c10::str(
-      place.host, ' ', place.pid, ' ', place.arena_fd, ' ', place.board_fd, ' ', place.bytes, ' ',
-      place.token);
+      place.pid, ' ', place.arena_fd, ' ', place.board_fds[0], ' ', place.board_fds[1], ' ',
+      place.bytes, ' ', place.token);
 }
 
 Place parse_place(const std::string& text) {
   Place place;
-  std::istringstream(text) >> place.host >> place.pid >> place.arena_fd >> place.board_fd >>
-      place.bytes >> place.token;
+  std::istringstream(text) >> place.pid >> place.arena_fd >> place.board_fds[0] >>
+      place.board_fds[1] >> place.bytes >> place.token;
   return place;
 }
 
@@ -98,42 +109,57 @@ std::string first_problem(const std::vector<std::string>& problems) {
   return "";
 }
 
+Hosts find_hosts(const std::vector<std::string>& names, int rank) {
+  Hosts hosts;
+  for (size_t other = 0; other < names.size(); ++other) {
+    const auto first = std::find(names.begin(), names.end(), names[other]) - names.begin();
+    if (static_cast<size_t>(first) == other) hosts.leaders.push_back(static_cast<int>(other));
+    if (names[other] != names[static_cast<size_t>(rank)]) continue;
+    if (static_cast<int>(other) == rank) hosts.local_rank = hosts.local_size();
+    hosts.locals.push_back(static_cast<int>(other));
+  }
+  return hosts;
+}
+
 struct Memory {
   std::shared_ptr<Segment> own;
-  std::shared_ptr<Segment> board;
+  std::vector<std::shared_ptr<Segment>> boards;  // one, or over several hosts two
 };
 
-void make_memory(const Setup& setup, Memory& memory, Place& place) {
-  place.host = name_of_host();
+std::shared_ptr<Segment> make_board(int ranks) {
+  auto segment = Segment::make(shm::Board::bytes_for(ranks));
+  auto* board = new (segment->data()) shm::Board;
+  for (int rank = 0; rank < ranks; ++rank) new (&board->of(rank)) shm::RankBoard;
+  return segment;
+}
+
+void make_memory(const Hosts& hosts, size_t boards, Memory& memory, Place& place) {
   place.pid = ::getpid();
-  place.bytes = arena_bytes(setup.world_size);
+  place.bytes = arena_bytes(hosts.local_size());
   place.token = random_token();
   memory.own = Segment::make(place.bytes + kTokenPage);
   std::memcpy(memory.own->data() + place.bytes, &place.token, sizeof(place.token));
   place.arena_fd = memory.own->fd();
-  if (setup.rank == 0) {
-    memory.board = Segment::make(shm::Board::bytes_for(setup.world_size));
-    new (memory.board->data()) shm::Board;
-    for (int rank = 0; rank < setup.world_size; ++rank) {
-      new (&reinterpret_cast<shm::Board*>(memory.board->data())->of(rank)) shm::RankBoard;
-    }
-    place.board_fd = memory.board->fd();
+  for (size_t i = 0; hosts.leads() && i < boards; ++i) {
+    memory.boards.push_back(make_board(hosts.local_size()));
+    place.board_fds[i] = memory.boards.back()->fd();
   }
 }
 
 std::vector<shm::Peer> map_memory(
-    const Setup& setup, Memory& memory, const std::vector<Place>& places) {
-  if (!memory.board) {
-    memory.board =
-        Segment::open(places[0].pid, places[0].board_fd, shm::Board::bytes_for(setup.world_size));
+    const Hosts& hosts, size_t boards, Memory& memory, const std::vector<Place>& places) {
+  const auto& leader = places[static_cast<size_t>(hosts.locals[0])];
+  for (size_t i = memory.boards.size(); i < boards; ++i) {
+    memory.boards.push_back(
+        Segment::open(leader.pid, leader.board_fds[i], shm::Board::bytes_for(hosts.local_size())));
   }
   std::vector<shm::Peer> peers;
-  for (int rank = 0; rank < setup.world_size; ++rank) {
-    const auto& place = places[rank];
+  for (const int rank : hosts.locals) {
+    const auto& place = places[static_cast<size_t>(rank)];
+    const bool own = rank == hosts.locals[static_cast<size_t>(hosts.local_rank)];
     peers.push_back(
-        {std::make_shared<shm::ProcessWatch>(place.pid),
-         rank == setup.rank ? memory.own
-                            : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
+        {rank, std::make_shared<shm::ProcessWatch>(place.pid),
+         own ? memory.own : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
     uint64_t token = 0;
     std::memcpy(&token, peers.back().memory->data() + place.bytes, sizeof(token));
     TORCH_CHECK(
@@ -143,36 +169,76 @@ std::vector<shm::Peer> map_memory(
   return peers;
 }
 
+Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
+  auto leaders = setup;
+  leaders.store = c10::make_intrusive<c10d::PrefixStore>("leaders", setup.store);
+  leaders.rank = static_cast<int>(
+      std::find(hosts.leaders.begin(), hosts.leaders.end(), setup.rank) - hosts.leaders.begin());
+  leaders.world_size = static_cast<int>(hosts.leaders.size());
+  leaders.group_name += ", leaders of hosts";
+  leaders.global_ranks.clear();
+  for (const int rank : hosts.leaders) {
+    leaders.global_ranks.push_back(setup.global_ranks[static_cast<size_t>(rank)]);
+  }
+  return leaders;
+}
+
 }  // namespace
 
-Shared make_shm(const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo) {
+Shared make_shm(
+    const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo,
+    const ConnectGloo& connect_gloo) {
+  std::string name = setup.host;
+  auto why_not = first_problem(ask_all(setup, "named", problem_of([&] {
+                                         if (name.empty()) name = name_of_host();
+                                       })));
+  if (!why_not.empty()) return {nullptr, why_not};
+  const auto hosts = find_hosts(ask_all(setup, "host", name), setup.rank);
+  const bool several = hosts.leaders.size() > 1;
+  if (several && static_cast<int>(hosts.leaders.size()) == setup.world_size) {
+    return {nullptr, "no two ranks are on one host and in one container"};
+  }
+
+  const size_t boards = several ? 2 : 1;
   Memory memory;
   Place own;
-  auto why_not =
-      first_problem(ask_all(setup, "made", problem_of([&] { make_memory(setup, memory, own); })));
+  why_not = first_problem(
+      ask_all(setup, "made", problem_of([&] { make_memory(hosts, boards, memory, own); })));
   if (!why_not.empty()) return {nullptr, why_not};
-
   std::vector<Place> places;
-  for (const auto& text : ask_all(setup, "place", to_text(own))) {
+  for (const auto& text : ask_all(setup, "place", to_text(own)))
     places.push_back(parse_place(text));
-    const int rank = static_cast<int>(places.size()) - 1;
-    if (why_not.empty() && places.back().host != places.front().host) {
-      why_not = c10::str("rank ", rank, " is on another host than rank 0, or in another container");
-    }
-  }
-  if (!why_not.empty()) return {nullptr, why_not};
 
   std::vector<shm::Peer> peers;
-  why_not = first_problem(
-      ask_all(setup, "mapped", problem_of([&] { peers = map_memory(setup, memory, places); })));
+  why_not = first_problem(ask_all(
+      setup, "mapped", problem_of([&] { peers = map_memory(hosts, boards, memory, places); })));
+  if (!why_not.empty()) return {nullptr, why_not};
+  c10::intrusive_ptr<c10d::Backend> leaders;
+  const auto lead = [&] {
+    if (!several || !hosts.leads()) return;
+    leaders = connect_gloo(setup_of_leaders(setup, hosts));
+    // c10d's flight recorder makes a new group's entry without a lock in its first collective:
+    // here, where no other thread is at it.
+    leaders->barrier()->wait();
+  };
+  if (several) why_not = first_problem(ask_all(setup, "led", problem_of(lead)));
   if (!why_not.empty()) return {nullptr, why_not};
 
   auto arena = std::make_shared<shm::Arena>(memory.own, own.bytes);
-  auto collectives =
-      shm::Exchange::make(setup.rank, memory.board, std::move(peers), arena, setup.timeout);
+  const auto exchange_on = [&](size_t board) {
+    return shm::Exchange::make(hosts.local_rank, memory.boards[board], peers, arena, setup.timeout);
+  };
+  if (!several) {
+    return {
+        c10::make_intrusive<shm::ShmBackend>(
+            setup.rank, setup.world_size, arena, exchange_on(0), gloo),
+        ""};
+  }
   return {
-      c10::make_intrusive<shm::ShmBackend>(
-          setup.rank, setup.world_size, std::move(arena), std::move(collectives), gloo),
+      c10::make_intrusive<shm::HostsBackend>(
+          setup.rank, setup.world_size,
+          shm::Host{arena, exchange_on(0), exchange_on(1), hosts.local_rank, hosts.local_size()},
+          leaders, gloo),
       ""};
 }
 

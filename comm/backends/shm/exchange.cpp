@@ -24,13 +24,14 @@ constexpr int kKeepers = 2;
 constexpr uint32_t kDestroyed = 1;
 constexpr uint32_t kGaveUp = 2;
 
-std::string to_text(const Descriptor& d) {
+std::string to_text(const Descriptor& d, const std::vector<Peer>& peers) {
   const char* kinds[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
   const char* reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
   std::string text = kinds[static_cast<uint32_t>(d.kind)];
   if (d.kind == Kind::kBarrier) return text;
   text += c10::str(" of ", d.numel, " x ", static_cast<c10::ScalarType>(d.dtype));
-  if (d.kind == Kind::kBroadcast) text += c10::str(" from rank ", d.root);
+  if (d.kind == Kind::kBroadcast)
+    text += c10::str(" from rank ", peers[static_cast<size_t>(d.root)].rank);
   if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
     text += c10::str(", ", reductions[d.reduction]);
   }
@@ -80,11 +81,20 @@ Exchange::Exchange(
       arena_(std::move(arena)),
       timeout_(timeout) {}
 
+void Exchange::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(work_mutex_);
+    break_off_locked(why, kGaveUp);
+  }
+  while (auto failed = pop_broken()) tell(std::move(failed));
+}
+
 void Exchange::close() {
   {
     const std::lock_guard lock(queue_mutex_);
     if (std::exchange(closing_, true)) return;
   }
+  progress();  // what the others have done need not fail
   {
     const std::lock_guard lock(work_mutex_);
     break_off_locked("shm: the process group was destroyed.", kDestroyed);
@@ -101,13 +111,37 @@ void Exchange::close() {
 }
 
 uint64_t Exchange::begin(Call call) {
+  const uint64_t number = enter(std::move(call), Meanwhile::Drive);
+  progress();
+  if (over_.load() > number) return number;
+  const std::lock_guard lock(queue_mutex_);
+  if (idle_keepers_ > 0) something_pending_.notify_one();
+  return number;
+}
+
+uint64_t Exchange::announce(Call call) {
+  const uint64_t number = enter(std::move(call), Meanwhile::Sleep);
+  const std::lock_guard lock(queue_mutex_);
+  if (idle_keepers_ > 0) something_pending_.notify_one();
+  return number;
+}
+
+uint64_t Exchange::enter(Call call, Meanwhile meanwhile) {
   auto& own = board_of(rank_);
   std::unique_lock begin_lock(begin_mutex_);
   uint64_t number = own.begun.load();
   // The descriptor's place is free once all ranks are done with the one that was there.
-  while (least(&RankBoard::done) + kMostInFlight <= number && !broken_) {
+  const auto is_full = [&] {
+    return least(&RankBoard::done) + kMostInFlight <= number && !broken_;
+  };
+  while (is_full()) {
     begin_lock.unlock();  // what ends meanwhile may begin others
-    wait(number - kMostInFlight, kLookAfterPeers);
+    if (meanwhile == Meanwhile::Drive) {
+      wait(number - kMostInFlight, kLookAfterPeers);
+    } else {
+      sleep_until(
+          *board_, [&] { return !is_full(); }, kLookAfterPeers);
+    }
     begin_lock.lock();
     number = own.begun.load();
   }
@@ -123,10 +157,6 @@ uint64_t Exchange::begin(Call call) {
   own.begun.store(number + 1);
   begin_lock.unlock();
   ring(*board_);
-  progress();
-  if (over_.load() > number) return number;
-  const std::lock_guard lock(queue_mutex_);
-  if (idle_keepers_ > 0) something_pending_.notify_one();
   return number;
 }
 
@@ -270,7 +300,8 @@ std::string Exchange::mismatch(const Pending& pending) const {
     if (at(rank).matches(at(0))) continue;
     return c10::str(
         "shm: expected every rank to call the same collective number ", pending.number,
-        ", but rank 0 called ", to_text(at(0)), " and rank ", rank, " ", to_text(at(rank)),
+        ", but rank ", peers_[0].rank, " called ", to_text(at(0), peers_), " and rank ",
+        peers_[rank].rank, " ", to_text(at(rank), peers_),
         ". Call the same collectives with tensors of equal sizes and dtypes in the same order on "
         "all ranks.");
   }
@@ -283,7 +314,7 @@ std::string Exchange::trouble(const Pending& pending) const {
     if (rank == rank_) continue;
     const auto& process = *peers_[rank].process;
     const auto named = [&](const char* what) {
-      return c10::str("rank ", rank, " (process ", process.pid(), ") ", what);
+      return c10::str("rank ", peers_[rank].rank, " (process ", process.pid(), ") ", what);
     };
     if (has_left(rank, pending.number)) {
       const bool gave_up = board_of(rank).left.load() == kGaveUp;
@@ -303,7 +334,8 @@ std::string Exchange::missing(const Pending& pending) const {
   for (int rank = 0; rank < size(); ++rank) {
     const auto begun = board_of(rank).begun.load();
     if (begun > pending.number) continue;
-    text << (text.tellp() > 0 ? ", " : "") << "rank " << rank << " (at " << begun << ")";
+    text << (text.tellp() > 0 ? ", " : "") << "rank " << peers_[rank].rank << " (at " << begun
+         << ")";
   }
   const auto names = text.str();
   return names.empty() ? "a rank that came is not done" : names + " did not come";
@@ -311,8 +343,8 @@ std::string Exchange::missing(const Pending& pending) const {
 
 std::string Exchange::what_failed(const Pending& pending, const std::string& how) const {
   return c10::str(
-      "shm: collective number ", pending.number, " (", to_text(pending.call.descriptor),
-      ") on rank ", rank_, " of ", size(), ": ", how);
+      "shm: collective number ", pending.number, " (", to_text(pending.call.descriptor, peers_),
+      ") on rank ", peers_[rank_].rank, ": ", how);
 }
 
 void Exchange::look_after_peers() {

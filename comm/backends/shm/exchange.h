@@ -22,6 +22,7 @@ namespace ddp::backends::shm {
 
 /// What one rank has to know of another.
 struct Peer {
+  int rank = 0;  // in the group, for messages
   std::shared_ptr<ProcessWatch> process;
   std::shared_ptr<Segment> memory;
 };
@@ -64,6 +65,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// \throws c10::DistBackendError  after a collective failed for good.
   uint64_t begin(Call call);
 
+  /// As begin(), but does nothing for it, so that nobody's callback runs on this thread: whoever
+  /// drives the exchange will.
+  uint64_t announce(Call call);
+
   /// Does what can be done now.
   void progress();
 
@@ -75,6 +80,15 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// Counts futures that somebody may wait for, and not here: as long as there are any, the threads
   /// look in as soon as there is something to do.
   void count_future(int change) { futures_ += change; }
+
+  /// Does what can be done now, and looks whether the other ranks are still there.
+  void poll() {
+    progress();
+    look_after_peers();
+  }
+
+  /// Fails what is under way and what comes after it, on this rank, and with that on the others.
+  void fail(const std::string& why);
 
   /// Fails what is under way, and tells the other ranks that this one is gone. To be called before
   /// the last reference goes; again, it does nothing.
@@ -103,6 +117,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   int size() const { return static_cast<int>(peers_.size()); }
   RankBoard& board_of(int rank) const { return board_->of(rank); }
+  enum class Meanwhile { Drive, Sleep };
+  uint64_t enter(Call call, Meanwhile meanwhile);
   uint64_t least(std::atomic<uint64_t> RankBoard::*count) const;
   bool has_left(int rank, uint64_t number) const;
   bool somebody_left(uint64_t number) const;

@@ -93,6 +93,7 @@ class OverGloo : public c10d::Backend {
   WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
   WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
   WorkPtr recvAnysource(Tensors& t, int tag) override { return gloo_->recvAnysource(t, tag); }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override { return gloo_->barrier(o); }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     gloo_->monitoredBarrier(o, wait_all_ranks);
   }

@@ -96,8 +96,7 @@ struct Job {
   const std::vector<std::byte*>& destinations;
   size_t begin;
   size_t end;
-
-  double share() const { return 1.0 / static_cast<double>(sources.size()); }
+  double share;  // of a source in an average
 };
 
 template <typename T>
@@ -108,7 +107,7 @@ const T* at(const std::byte* memory, size_t element) {
 template <typename T, typename Op>
 void reduce_block(const Job& job, size_t first, size_t count) {
   using Accumulator = typename AccumulatorOf<T>::Type;
-  const auto share = static_cast<Accumulator>(job.share());
+  const auto share = static_cast<Accumulator>(job.share);
   const auto part = [share](T element) {
     const auto wide = static_cast<Accumulator>(element);
     // Rounded, as a rank would have to before it sends.
@@ -194,8 +193,10 @@ bool can_reduce(at::ScalarType type, const ReduceOp& op) {
 
 void reduce_elements(
     at::ScalarType type, const ReduceOp& op, const std::vector<const std::byte*>& sources,
-    const std::vector<std::byte*>& destinations, size_t begin, size_t end) {
-  const Job job{sources, destinations, begin, end};
+    const std::vector<std::byte*>& destinations, size_t begin, size_t end, double share) {
+  const Job job{
+      sources, destinations, begin, end,
+      share != 0 ? share : 1.0 / static_cast<double>(sources.size())};
   switch (type) {
     case at::kFloat:
       return reduce_as<float>(op.op_, job);

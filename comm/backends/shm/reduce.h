@@ -18,8 +18,9 @@ bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
 /// are summed as float and rounded once.
 ///
 /// \param op  one that can_reduce.
+/// \param share  what AVG multiplies each source by; 0: one over their number.
 void reduce_elements(
     at::ScalarType type, const c10d::ReduceOp& op, const std::vector<const std::byte*>& sources,
-    const std::vector<std::byte*>& destinations, size_t begin, size_t end);
+    const std::vector<std::byte*>& destinations, size_t begin, size_t end, double share = 0);
 
 }  // namespace ddp::backends::shm

@@ -1,15 +1,13 @@
 #include "shm_backend.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include "memory.h"
 #include "pieces.h"
 #include "reduce.h"
 #include "shm_work.h"
@@ -18,56 +16,6 @@ namespace ddp::backends::shm {
 namespace {
 
 using c10d::OpType;
-
-// Where rank r's part of `numel` elements begins: on a cache line, so that no two ranks write one.
-size_t part_begin(size_t numel, int rank, int ranks) {
-  constexpr size_t kLine = 64;
-  if (rank == ranks) return numel;
-  return numel / static_cast<size_t>(ranks) * static_cast<size_t>(rank) / kLine * kLine;
-}
-
-// Without autograd and its version counter: nothing that it saved depends on what a collective
-// brings, as with Gloo. On any thread, whatever mode that is in.
-void assign(const at::Tensor& to, const at::Tensor& from) {
-  if (to.is_same(from)) return;
-  if (to.is_contiguous() && from.is_contiguous()) {
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
-    return;
-  }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor(to).copy_(from.view(to.sizes()));
-}
-
-at::Tensor flat(const at::Tensor& t) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return t.reshape({-1});
-}
-
-std::vector<const std::byte*> as_sources(const std::vector<std::byte*>& buffers) {
-  return {buffers.begin(), buffers.end()};
-}
-
-at::Tensor at_buffer(std::byte* buffer, const at::Tensor& like) {
-  return at::from_blob(buffer, {like.numel()}, at::TensorOptions().dtype(like.scalar_type()));
-}
-
-bool is_plain(const at::Tensor& t) {
-  return t.layout() == at::kStrided && t.device().is_cpu() && !t.is_conj() && !t.is_neg();
-}
-
-bool are_plain(const std::vector<at::Tensor>& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
-    return is_plain(t) && t.scalar_type() == tensors[0].scalar_type();
-  });
-}
-
-bool all_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
-    return is_plain(t) && t.scalar_type() == like.scalar_type() && t.numel() == like.numel();
-  });
-}
-
-std::byte* bytes_of(const at::Tensor& t) { return static_cast<std::byte*>(t.mutable_data_ptr()); }
 
 }  // namespace
 
@@ -81,15 +29,7 @@ ShmBackend::ShmBackend(
 ShmBackend::~ShmBackend() { exchange_->close(); }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(
-      options.device().is_cpu(), "shm: expected to allocate memory of the CPU, got ",
-      options.device(), ".");
-  try {
-    return arena_->allocate(
-        size, c10::typeMetaToScalarType(options.dtype()), Arena::Afterwards::kDiscard);
-  } catch (const c10::OutOfMemoryError&) {
-    return at::empty({size}, options);  // is copied in and out then
-  }
+  return allocate_tensor(size, options, *arena_);
 }
 
 uint64_t ShmBackend::getSequenceNumberForGroup() {
@@ -109,23 +49,6 @@ void ShmBackend::shutdown() {
 void ShmBackend::abort() {
   exchange_->close();
   OverGloo::abort();
-}
-
-// `tensor` itself where the other ranks see it, else a copy where they do.
-at::Tensor ShmBackend::shared(const Tensor& tensor) {
-  if (tensor.is_contiguous() && arena_->offset_of(tensor)) return tensor;
-  auto copy = arena_->allocate(tensor.numel(), tensor.scalar_type(), Arena::Afterwards::kKeep);
-  assign(copy, flat(tensor));
-  return copy;
-}
-
-Descriptor ShmBackend::describe(Kind kind, const Tensor& shared) const {
-  Descriptor descriptor;
-  descriptor.kind = kind;
-  descriptor.dtype = static_cast<int32_t>(shared.scalar_type());
-  descriptor.numel = static_cast<uint64_t>(shared.numel());
-  descriptor.offset = arena_->offset_of(shared).value_or(0);
-  return descriptor;
 }
 
 ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
@@ -156,7 +79,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_in_place(
     const Tensor& tensor, const c10d::AllreduceOptions& options) {
   Call call;
   call.timeout = options.timeout;
-  call.descriptor = describe(Kind::kAllReduce, tensor);
+  call.descriptor = describe(Kind::kAllReduce, tensor, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
   const auto numel = static_cast<size_t>(tensor.numel());
   const size_t begin = part_begin(numel, rank_, size_);
@@ -192,7 +115,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_pieces(
 
   Call call;
   call.timeout = options.timeout;
-  call.descriptor = describe(Kind::kAllReduce, memory);
+  call.descriptor = describe(Kind::kAllReduce, memory, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
   call.part = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp,
                begin = part_begin(pieces->numel(), rank_, size_),
@@ -223,8 +146,8 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   Call call;
   call.timeout = options.timeout;
   // Who receives does not show its own memory to anybody.
-  const auto memory = root == rank_ ? shared(tensor) : tensor;
-  call.descriptor = describe(Kind::kBroadcast, memory);
+  const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
+  call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
   call.descriptor.root = root;
   if (root != rank_) {
     call.part = [tensor, root](const auto& buffers) {
@@ -238,10 +161,10 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 
 ShmBackend::WorkPtr ShmBackend::gather_to(
     Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout) {
-  const auto memory = shared(input);
+  const auto memory = shared(input, *arena_);
   Call call;
   call.timeout = timeout;
-  call.descriptor = describe(Kind::kAllGather, memory);
+  call.descriptor = describe(Kind::kAllGather, memory, *arena_);
   call.part = [outputs, memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       assign(outputs[rank], at_buffer(buffers[rank], memory));
@@ -254,7 +177,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const bool ours = inputs.size() == 1 && outputs.size() == 1 && is_plain(inputs[0]) &&
                     outputs[0].size() == static_cast<size_t>(size_) &&
-                    all_alike(outputs[0], inputs[0]);
+                    are_like(outputs[0], inputs[0]);
   if (!ours) return OverGloo::allgather(outputs, inputs, options);
   return gather_to(outputs[0], inputs[0], options.timeout);
 }
@@ -281,7 +204,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_to(
     const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
   Call call;
   call.timeout = options.timeout;
-  call.descriptor = describe(Kind::kReduceScatter, memory);
+  call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
   const auto result =
       output.is_contiguous() ? output : at::empty_like(output, at::MemoryFormat::Contiguous);
@@ -300,7 +223,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
   const bool ours = outputs.size() == 1 && inputs.size() == 1 && is_plain(outputs[0]) &&
                     inputs[0].size() == static_cast<size_t>(size_) &&
-                    all_alike(inputs[0], outputs[0]) &&
+                    are_like(inputs[0], outputs[0]) &&
                     can_reduce(outputs[0].scalar_type(), options.reduceOp);
   if (!ours) return OverGloo::reduce_scatter(outputs, inputs, options);
   const int64_t numel = outputs[0].numel();
@@ -318,7 +241,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
       is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
       input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
   if (!ours) return OverGloo::_reduce_scatter_base(output, input, options);
-  return reduce_to(output, shared(input), options);
+  return reduce_to(output, shared(input, *arena_), options);
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {

@@ -47,8 +47,6 @@ class ShmBackend : public OverGloo {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  Tensor shared(const Tensor& tensor);
-  Descriptor describe(Kind kind, const Tensor& shared) const;
   WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
   WorkPtr reduce_pieces(Tensors tensors, const c10d::AllreduceOptions& options);
   WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);

@@ -11,6 +11,7 @@ namespace gloo {
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
+  void closeConnections();
 };
 
 }  // namespace gloo

@@ -25,11 +25,12 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 ///                             .rank(rank).world_size(4));
 /// ```
 struct ProcessGroupOptions {
-  /// Who carries the tensors. "gloo" serves CPU and CUDA tensors; "shm" CPU tensors of ranks on one
-  /// host, through memory that they share; "nccl" CUDA tensors only; "cpu:X,cuda:Y" chooses per
-  /// device. "mpi" is known but not in LibTorch's binaries.
-  /// Default: "", which is shm for CPU tensors where all ranks are on one host, else gloo; and nccl
-  /// for CUDA tensors where every rank has NCCL and a GPU of its own. The ranks agree on which.
+  /// Who carries the tensors. "gloo" serves CPU and CUDA tensors; "shm" CPU tensors,
+  /// through memory that the ranks of a host share; over several hosts, one rank of each adds their
+  /// sums up over Gloo. "nccl" CUDA tensors only; "cpu:X,cuda:Y" chooses per device. "mpi" is known
+  /// but not in LibTorch's binaries.
+  /// Default: "", which is shm for CPU tensors where ranks share a host, else gloo; and nccl for
+  /// CUDA tensors where every rank has NCCL and a GPU of its own. The ranks agree on which.
   TORCH_ARG(std::string, backend) = "";
   /// How the ranks meet. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": there, where
   /// rank 0 listens; "file:///path": in a file that all ranks reach. tcp and file take

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace ddp::backends::shm {
+
+/// One thread that does jobs in the order in which they come.
+///
+/// Thread safety: push() from any thread. A job may end the conveyor.
+template <typename Job>
+class Conveyor {
+ public:
+  explicit Conveyor(std::function<void(Job)> act) : state_(std::make_shared<State>()) {
+    state_->act = std::move(act);
+    thread_ = std::thread([state = state_] { run(*state); });
+  }
+
+  /// Does what has come, and ends: before this returns, but where a job does it.
+  ~Conveyor() {
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->closing = true;
+    }
+    state_->changed.notify_one();
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+  Conveyor(const Conveyor&) = delete;
+  Conveyor& operator=(const Conveyor&) = delete;
+
+  void push(Job job) {
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->jobs.push_back(std::move(job));
+    }
+    state_->changed.notify_one();
+  }
+
+ private:
+  struct State {
+    std::function<void(Job)> act;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Job> jobs;
+    bool closing = false;
+  };
+
+  static void run(State& state) {
+    std::unique_lock lock(state.mutex);
+    while (true) {
+      state.changed.wait(lock, [&] { return state.closing || !state.jobs.empty(); });
+      if (state.jobs.empty()) return;
+      Job job = std::move(state.jobs.front());
+      state.jobs.pop_front();
+      lock.unlock();
+      state.act(std::move(job));
+      lock.lock();
+    }
+  }
+
+  std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+}  // namespace ddp::backends::shm

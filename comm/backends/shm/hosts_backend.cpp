@@ -1,0 +1,261 @@
+#include "hosts_backend.h"
+
+#include <future>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "../../error_text.h"
+#include "memory.h"
+#include "reduce.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+constexpr const char* kTitle = "shm:all_reduce";
+constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
+// The leader, who waits for the other hosts, is the one to say that it took too long.
+constexpr std::chrono::milliseconds kLongerThanTheLeader = std::chrono::hours(24 * 365);
+
+std::string text_of(const std::exception_ptr& error) {
+  return problem_of([&] { std::rethrow_exception(error); });
+}
+
+}  // namespace
+
+struct HostsBackend::Passage {
+  at::Tensor tensor;  // the caller's
+  at::Tensor memory;  // where the host's ranks see it
+  c10d::AllreduceOptions options;
+  c10::intrusive_ptr<RelayWork> work;
+  std::promise<std::exception_ptr> gathered;
+  uint64_t gather_number = 0;
+};
+
+/// A passage is begun by the caller, who gathers. Then the leader adds, on a thread that waits for
+/// the host, and spreads, on one that waits for the other hosts; so steps begin in the order of the
+/// calls, as on every other rank. Ends are told by those who drive `spread`, and failures by
+/// whoever meets them.
+class HostsBackend::Road : public std::enable_shared_from_this<Road> {
+ public:
+  Road(int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders)
+      : host_(std::move(host)), world_size_(world_size), leaders_(std::move(leaders)) {}
+
+  void open() {
+    if (!host_.is_led_by_this_rank()) return;
+    // The road keeps the threads, which so cannot keep the road.
+    adder_ = std::make_unique<Conveyor<PassagePtr>>([weak = weak_from_this()](auto passage) {
+      const auto road = weak.lock();
+      road ? road->add(passage) : passage->work->end(destroyed());
+    });
+    spreader_ = std::make_unique<Conveyor<Added>>([weak = weak_from_this()](auto added) {
+      const auto road = weak.lock();
+      road ? road->spread_when(added) : added.passage->work->end(destroyed());
+    });
+  }
+
+  const Host& host() const { return host_; }
+  c10d::Backend* leaders() const { return leaders_.get(); }
+
+  void begin(const PassagePtr& passage) {
+    ++under_way_;
+    try {
+      gather(passage);
+      if (adder_) {
+        adder_->push(passage);
+      } else {
+        spread(passage);
+      }
+    } catch (...) {
+      end(passage, std::current_exception());
+    }
+  }
+
+  /// What is under way fails on this host, and with that on the others.
+  void fail(const std::string& why) {
+    if (failed_.exchange(true)) return;
+    host_.gather->fail(why);
+    host_.spread->fail(why);
+    if (leaders_) leaders_->abort();
+  }
+
+  void close() {
+    if (closed_.exchange(true)) return;
+    host_.gather->progress();
+    host_.spread->progress();
+    if (under_way_ > 0) fail(kGroupDestroyed);
+    adder_.reset();
+    spreader_.reset();
+    host_.gather->close();
+    host_.spread->close();
+  }
+
+ private:
+  struct Added {
+    PassagePtr passage;
+    WorkPtr work;
+  };
+
+  void gather(const PassagePtr& passage) {
+    const auto& memory = passage->memory;
+    Call call;
+    call.name = kTitle;
+    call.timeout = passage->options.timeout;
+    call.descriptor = describe(Kind::kAllReduce, memory, *host_.arena);
+    call.descriptor.reduction = passage->options.reduceOp.op_;
+    const auto numel = static_cast<size_t>(memory.numel());
+    // Each rank adds up its part of the host's tensors, in the leader's memory.
+    call.part = [type = memory.scalar_type(), op = passage->options.reduceOp,
+                 begin = part_begin(numel, host_.local_rank, host_.local_size),
+                 end = part_begin(numel, host_.local_rank + 1, host_.local_size),
+                 share = 1.0 / world_size_](const auto& buffers) {
+      reduce_elements(type, op, as_sources(buffers), {buffers[0]}, begin, end, share);
+    };
+    call.tell = [road = shared_from_this(), passage](const std::exception_ptr& error) {
+      passage->gathered.set_value(error);
+      if (error) road->fail(text_of(error));
+    };
+    passage->gather_number = host_.gather->begin(std::move(call));
+  }
+
+  // The leaders add up the hosts' sums.
+  void add(const PassagePtr& passage) {
+    auto gathered = passage->gathered.get_future();
+    while (gathered.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      host_.gather->wait(passage->gather_number, std::chrono::milliseconds(50));
+    }
+    try {
+      if (const auto error = gathered.get()) std::rethrow_exception(error);
+      TORCH_CHECK_WITH(DistBackendError, !failed_, "shm: an all-reduce before this one failed.");
+      std::vector<at::Tensor> tensors{passage->memory};
+      auto options = passage->options;
+      // Shares were taken within the hosts.
+      if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
+      spreader_->push({passage, leaders_->allreduce(tensors, options)});
+    } catch (...) {
+      end(passage, std::current_exception());
+    }
+  }
+
+  void spread_when(const Added& added) {
+    try {
+      added.work->wait();
+      spread(added.passage);
+    } catch (...) {
+      end(added.passage, std::current_exception());
+    }
+  }
+
+  // Everybody copies from the leader.
+  void spread(const PassagePtr& passage) {
+    const bool leads = host_.is_led_by_this_rank();
+    Call call;
+    call.name = kTitle;
+    call.timeout = leads ? passage->options.timeout : kLongerThanTheLeader;
+    call.descriptor = describe(Kind::kBroadcast, passage->memory, *host_.arena);
+    if (leads) {
+      call.finish = [passage] { assign(passage->tensor, passage->memory); };
+    } else {
+      call.part = [passage](const auto& buffers) {
+        assign(passage->tensor, at_buffer(buffers[0], passage->tensor));
+      };
+    }
+    call.tell = [road = shared_from_this(), passage](const std::exception_ptr& error) {
+      road->end(passage, error);
+    };
+    host_.spread->announce(std::move(call));
+  }
+
+  void end(const PassagePtr& passage, const std::exception_ptr& error) {
+    if (error) fail(text_of(error));
+    --under_way_;
+    passage->work->end(error);
+  }
+
+  static std::exception_ptr destroyed() {
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, kGroupDestroyed));
+  }
+
+  const Host host_;
+  const int world_size_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> closed_{false};
+  std::atomic<int> under_way_{0};
+  c10::intrusive_ptr<c10d::Backend> leaders_;
+  std::unique_ptr<Conveyor<Added>> spreader_;
+  std::unique_ptr<Conveyor<PassagePtr>> adder_;
+};
+
+HostsBackend::HostsBackend(
+    int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+    c10::intrusive_ptr<c10d::Backend> gloo)
+    : OverGloo(rank, world_size, std::move(gloo)),
+      road_(std::make_shared<Road>(world_size, std::move(host), std::move(leaders))),
+      latest_(c10::intrusive_ptr<RelayWork>()) {
+  road_->open();
+}
+
+HostsBackend::~HostsBackend() { road_->close(); }
+
+at::Tensor HostsBackend::allocateTensor(long size, at::TensorOptions options) {
+  return allocate_tensor(size, options, *road_->host().arena);
+}
+
+void HostsBackend::setTimeout(std::chrono::milliseconds timeout) {
+  OverGloo::setTimeout(timeout);
+  road_->host().gather->set_timeout(timeout);
+  road_->host().spread->set_timeout(timeout);
+  if (auto* leaders = road_->leaders()) leaders->setTimeout(timeout);
+}
+
+uint64_t HostsBackend::getSequenceNumberForGroup() {
+  return OverGloo::getSequenceNumberForGroup() + road_->host().gather->begun();
+}
+
+void HostsBackend::shutdown() {
+  road_->close();
+  OverGloo::shutdown();
+}
+
+void HostsBackend::abort() {
+  road_->fail("shm: the process group was aborted.");
+  OverGloo::abort();
+}
+
+HostsBackend::WorkPtr HostsBackend::allreduce(
+    Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return OverGloo::allreduce(tensors, options);
+  }
+  const auto& host = road_->host();
+  const auto passage = std::make_shared<Passage>();
+  passage->tensor = tensors[0];
+  passage->memory = shared(tensors[0], *host.arena);
+  passage->options = options;
+  passage->work = c10::make_intrusive<RelayWork>(
+      std::vector<std::shared_ptr<Exchange>>{host.gather, host.spread}, rank_,
+      c10d::OpType::ALLREDUCE, kTitle, tensors);
+  const auto work = passage->work;
+  {
+    const std::lock_guard lock(latest_mutex_);
+    latest_ = work;
+  }
+  road_->begin(passage);
+  return work;
+}
+
+// Of all that was begun before, as Gloo's of its own.
+HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options) {
+  c10::intrusive_ptr<RelayWork> latest;
+  {
+    const std::lock_guard lock(latest_mutex_);
+    latest = latest_.lock();
+  }
+  if (latest) latest->wait();
+  return OverGloo::barrier(options);
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,63 @@
+#include "relay_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+namespace ddp::backends::shm {
+namespace {
+
+// The exchanges' own threads see to them; this is for when those are in callbacks that wait.
+constexpr std::chrono::milliseconds kPoll{20};
+
+}  // namespace
+
+RelayWork::RelayWork(
+    std::vector<std::shared_ptr<Exchange>> exchanges, int rank, c10d::OpType type,
+    const char* title, std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, type, title, outputs),
+      exchanges_(std::move(exchanges)),
+      outputs_(std::move(outputs)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
+  for (const auto& exchange : exchanges_) exchange->count_future(1);
+}
+
+bool RelayWork::wait(std::chrono::milliseconds timeout) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  while (!completed_) {
+    auto patience = kPoll;
+    if (timeout != kNoTimeout) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+          begin + timeout - std::chrono::steady_clock::now());
+      TORCH_CHECK_WITH(
+          DistBackendError, left.count() > 0, "shm: all_reduce is not over after the ",
+          timeout.count(), " ms that wait() was given.");
+      patience = std::min(patience, left);
+    }
+    if (cv_.wait_for(lock, patience, [this] { return completed_; })) break;
+    lock.unlock();
+    for (const auto& exchange : exchanges_) exchange->poll();
+    lock.lock();
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void RelayWork::end(const std::exception_ptr& error) noexcept {
+  for (const auto& exchange : exchanges_) exchange->count_future(-1);
+  finish(error);
+  try {
+    if (error) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+  } catch (const std::exception& thrown) {
+    TORCH_WARN("shm: a callback threw: ", thrown.what());
+  }
+}
+
+}  // namespace ddp::backends::shm
