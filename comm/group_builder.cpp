@@ -7,11 +7,11 @@
 #include <sstream>
 
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/backends.h"
 #include "collective_checks.h"
-#include "error_text.h"
 #include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"

@@ -8,12 +8,12 @@
 #include <exception>
 
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "await_listener.h"
-#include "error_text.h"
 #include "init_method.h"
 
 namespace ddp {

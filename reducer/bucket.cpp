@@ -145,13 +145,13 @@ bool Bucket::holds(size_t slot, const at::Tensor& grad) const {
   return grad.strides() == views_[slot].strides() && grad.sizes() == views_[slot].sizes();
 }
 
-// Counts tensors, not references to them: a gradient that a parameter and somebody else have is
-// one, and both see what becomes of it.
 bool Bucket::lies_here(const at::Tensor& t) const {
   return t.layout() == at::kStrided &&
          t.storage().unsafeGetStorageImpl() == storage_.storage().unsafeGetStorageImpl();
 }
 
+// Counts tensors, not references to them: a gradient that a parameter and somebody else have is
+// one, and both see what becomes of it.
 bool Bucket::has_visitors() const {
   return !sparse_ && living_ == Living::Visitors &&
          static_cast<size_t>(storage_.storage().use_count()) > own_tensors_;

@@ -4,23 +4,11 @@
 #include <limits>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include "times.h"
+
 namespace ddp {
-namespace {
-
-double milliseconds(std::chrono::steady_clock::duration time) {
-  return std::chrono::duration<double, std::milli>(time).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-}  // namespace
 
 double BucketTuner::since_begin_ms() const { return milliseconds(Clock::now() - begin_); }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,6 @@ struct Problem {
 
 /// How many names an error text lists.
 constexpr size_t kMostNames = 10;
-
-/// An exception's own words, without a backtrace.
-std::string text_of(const std::exception_ptr& exception);
 
 /// "a, b, c", and "and k more" beyond kMostNames.
 std::string join_names(const std::vector<std::string>& names);

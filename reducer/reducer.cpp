@@ -1,19 +1,15 @@
-// The way in: construction, arming, and what happens while autograd runs. The end of a backward
-// pass is in reducer_finish.cpp, what goes wrong in reducer_errors.cpp.
+// The way in: construction, arming, and what happens while autograd runs. The buckets are in
+// reducer_buckets.cpp, the end of a backward pass in reducer_finish.cpp, what goes wrong in
+// reducer_errors.cpp.
 #include <ddp/reducer.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/abilities.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -30,37 +26,6 @@
 
 namespace ddp {
 namespace {
-
-std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<ParameterExtent> extents;
-  for (const auto& p : parameters) {
-    extents.push_back(
-        {static_cast<int64_t>(p.tensor.nbytes()), p.tensor.scalar_type(), p.tensor.device(),
-         p.expect_sparse});
-  }
-  return extents;
-}
-
-// From the backend where it has memory of its own to reduce in, without copies in and out.
-at::Tensor make_storage(
-    c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  // Not NCCL's: its pool needs a communicator, which there is not before the first collective.
-  if (group.getSize() > 1 && options.device().is_cpu()) {
-    const auto backend = group.getBackend(options.device().type());
-    if (backend->supportsTensorAlloc(options.device().index())) {
-      return backend->allocateTensor(numel, options);
-    }
-  }
-  return at::empty({numel}, options);
-}
-
-bool names_each_once(std::vector<size_t> order) {
-  std::sort(order.begin(), order.end());
-  for (size_t i = 0; i < order.size(); ++i) {
-    if (order[i] != i) return false;
-  }
-  return true;
-}
 
 bool tunes(const ReducerOptions& options) {
   return options.bucket_cap_mb() == kTuneBucketCap && options.bucket_cap_mb_list().empty();
@@ -140,39 +105,6 @@ void Reducer::register_hooks() {
   }
 }
 
-void Reducer::build_buckets(std::vector<std::vector<size_t>> plan) {
-  const at::NoGradGuard no_grad;
-  const auto living =
-      options_.gradient_as_bucket_view() ? Bucket::Living::Residents : Bucket::Living::Visitors;
-  buckets_.clear();
-  buckets_.reserve(plan.size());
-  for (size_t b = 0; b < plan.size(); ++b) {
-    for (const size_t index : plan[b]) slots_[index].bucket = b;
-    const bool last = b + 1 == plan.size();
-    buckets_.emplace_back(
-        parameters_, std::move(plan[b]), last ? status_->size() : 0, living,
-        [group = group_](int64_t numel, const at::TensorOptions& options) {
-          return make_storage(*group, numel, options);
-        });
-    auto& bucket = buckets_.back();
-    if (comm_hook_) bucket.keep_out();
-    bucket.averages = group_->getSize() > 1 && !bucket.is_sparse() &&
-                      ddp::averages_in_collective(*group_, bucket.storage().device());
-  }
-  choose_status_storage();
-}
-
-// The status travels for nothing behind the last bucket, where that one is summed as real numbers;
-// a communication hook may do anything with a bucket, so beside one it travels alone.
-void Reducer::choose_status_storage() {
-  const auto& last = buckets_.back();
-  status_in_last_bucket_ = !comm_hook_ && !last.is_sparse() && !last.storage().is_complex();
-  const auto device = parameters_.front().tensor.device();
-  status_->use(
-      status_in_last_bucket_ ? last.tail()
-                             : at::zeros({status_->size()}, at::dtype(at::kFloat).device(device)));
-}
-
 ReductionStats Reducer::stats() const {
   ReductionStats stats;
   stats.steps = recorder_->steps();
@@ -222,84 +154,6 @@ void Reducer::prepare_for_forward(int source) {
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   recorder_->begin_forward(pass_);
   if (rebuild_is_due()) rebuild_buckets(source);
-}
-
-bool Reducer::rebuild_is_due() const {
-  return order_ == Order::Recorded || (tuner_ && passes_to_record_ == 0);
-}
-
-BucketPlan Reducer::plan_under(
-    const std::vector<int64_t>& caps, const std::vector<size_t>& order) const {
-  if (!order.empty() && order_ != Order::Kept) {
-    return plan_buckets(extents_of(parameters_), caps, order);
-  }
-  auto plan = plan_buckets(extents_of(parameters_), caps);
-  // Gradients come roughly in reverse registration order.
-  std::reverse(plan.buckets.begin(), plan.buckets.end());
-  std::reverse(plan.limits.begin(), plan.limits.end());
-  return plan;
-}
-
-// \return  the cap in bytes that this rank would choose; what it measured is the ranks' together.
-int64_t Reducer::tune() {
-  int64_t bytes = 0;
-  for (const auto& bucket : buckets_) bytes += bucket.bytes();
-  LinkCost cost;
-  or_break_off(
-      [] { return std::string("measuring what the link costs"); },
-      [&] {
-        cost = tuner_->link_cost(bytes, buckets_.size(), [&](c10d::Work& work) {
-          wait_for(work, [] { return std::string("the link's cost"); });
-        });
-      });
-  // This rank's input ended early, or all ranks' did.
-  if (!tuner_->has_enough() || !std::isfinite(cost.ms_per_byte)) return kDefaultBucketCapBytes;
-  tuning_ = choose_bucket_cap(
-      extents_of(parameters_), [&](int64_t cap) { return plan_under({cap}, ready_order_); },
-      tuner_->step_times(), cost);
-  return bytes_of_mb(tuning_->cap_mb);
-}
-
-// The order in which all ranks send, and with it the cap.
-void Reducer::rebuild_buckets(int source) {
-  RECORD_FUNCTION("ddp::rebuild_buckets", c10::ArrayRef<const c10::IValue>());
-  std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
-  if (tuner_) mine.push_back(tune());
-  auto order = at::tensor(mine, at::kLong).to(parameters_.front().tensor.device());
-  std::vector<at::Tensor> tensors{order};
-  or_break_off(
-      [] { return std::string("agreeing on the order of the buckets"); },
-      [&] {
-        if (group_->getSize() == 1) return;
-        c10d::BroadcastOptions options;
-        options.rootRank = source;
-        wait_for(
-            *group_->broadcast(tensors, options), [] { return std::string("the buckets' order"); });
-      });
-  order = order.cpu();
-  const auto* begin = order.const_data_ptr<int64_t>();
-  const std::vector<size_t> agreed(begin, begin + parameters_.size());
-  if (!names_each_once(agreed)) {
-    break_off(c10::str(
-        rank_text(),
-        " did not get an order of the buckets: a rank communicates out of turn. Every rank "
-        "has to run the same forward passes"));
-  }
-  if (tuner_) {
-    caps_ = {begin[parameters_.size()]};
-    if (tuning_) tuning_->choose(caps_.front());
-    tuner_.reset();
-    tuned_at_ = pass_;
-  }
-  for (auto& bucket : buckets_) bucket.move_out();
-  build_buckets(plan_under(caps_, agreed).buckets);
-  if (options_.gradient_as_bucket_view()) {
-    const at::NoGradGuard no_grad;
-    for (auto& bucket : buckets_) bucket.adopt_gradients();
-  }
-  if (order_ != Order::Kept) order_ = Order::Rebuilt;
-  ++rebuilds_;
-  start_pass();
 }
 
 void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {

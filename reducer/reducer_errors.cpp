@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>

@@ -10,6 +10,8 @@
 #include <c10/util/Exception.h>
 #include <ddp/all_gather_strings.h>
 
+#include "times.h"
+
 namespace ddp {
 namespace {
 
@@ -43,9 +45,7 @@ double median_of(
     const std::vector<StepStats>& steps, const std::function<double(const StepStats&)>& value) {
   std::vector<double> values;
   for (const auto& step : steps) values.push_back(value(step));
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  return median(std::move(values));
 }
 
 /// The list of a trace's events.

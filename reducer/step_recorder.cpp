@@ -85,10 +85,7 @@ double StepRecorder::median_step_ms(int64_t after) const {
   for (const auto& step : steps_) {
     if (step.step > after) times.push_back(step.step_ms);
   }
-  if (times.empty()) return 0;
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median(std::move(times));
 }
 
 void StepRecorder::autograd_done() {
@@ -105,7 +102,7 @@ void StepRecorder::end() {
   auto& stats = sample->stats;
   stats.total_ms = sample->now_ms();
   if (before != Clock::time_point{}) {
-    stats.step_ms = std::chrono::duration<double, std::milli>(now - before).count();
+    stats.step_ms = milliseconds(now - before);
   }
   stats.communication_ms = covered_ms(stats.buckets, 0);
   stats.exposed_ms = covered_ms(stats.buckets, stats.compute_ms);

@@ -11,6 +11,8 @@
 #include <ddp/reduction_stats.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "times.h"
+
 namespace ddp {
 
 /// Takes the times of sampled steps. In steps that are not, a call is one look at a pointer, but
@@ -68,9 +70,7 @@ class StepRecorder {
     Clock::time_point begin;
     std::mutex mutex;  // guards what is in `stats.buckets`
     StepStats stats;
-    double now_ms() const {
-      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-    }
+    double now_ms() const { return milliseconds(Clock::now() - begin); }
   };
 
   static void note_done(Sample& sample, size_t bucket);

@@ -11,9 +11,9 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "../error_text.h"
 #include "backends/backends.h"
 #include "backends/shm/hosts_backend.h"
 #include "backends/shm/shm_backend.h"

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "comm/error_text.h"
+#include <ddp/error_text.h>
 
 namespace ddp::testing {
 

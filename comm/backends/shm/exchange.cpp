@@ -7,8 +7,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/error_text.h>
 
-#include "../../error_text.h"
 #include "bell.h"
 
 namespace ddp::backends::shm {
@@ -36,24 +36,6 @@ std::string to_text(const Descriptor& d, const std::vector<Peer>& peers) {
     text += c10::str(", ", reductions[d.reduction]);
   }
   return text;
-}
-
-std::exception_ptr backend_error(const std::string& text) {
-  try {
-    TORCH_CHECK_WITH(DistBackendError, false, text);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
-std::string text_of_current_exception() {
-  try {
-    throw;
-  } catch (const std::exception& error) {
-    return text_of(error);
-  } catch (...) {
-    return "an exception of another kind";
-  }
 }
 
 }  // namespace
@@ -97,7 +79,7 @@ void Exchange::close() {
   progress();  // what the others have done need not fail
   {
     const std::lock_guard lock(work_mutex_);
-    break_off_locked("shm: the process group was destroyed.", kDestroyed);
+    break_off_locked(kGroupDestroyed, kDestroyed);
   }
   while (auto failed = pop_broken()) tell(std::move(failed));
   something_pending_.notify_all();
@@ -114,16 +96,19 @@ uint64_t Exchange::begin(Call call) {
   const uint64_t number = enter(std::move(call), Meanwhile::Drive);
   progress();
   if (over_.load() > number) return number;
-  const std::lock_guard lock(queue_mutex_);
-  if (idle_keepers_ > 0) something_pending_.notify_one();
+  wake_keeper();
   return number;
 }
 
 uint64_t Exchange::announce(Call call) {
   const uint64_t number = enter(std::move(call), Meanwhile::Sleep);
+  wake_keeper();
+  return number;
+}
+
+void Exchange::wake_keeper() {
   const std::lock_guard lock(queue_mutex_);
   if (idle_keepers_ > 0) something_pending_.notify_one();
-  return number;
 }
 
 uint64_t Exchange::enter(Call call, Meanwhile meanwhile) {
@@ -284,7 +269,7 @@ void Exchange::do_part(Pending& pending) {
       if (pending.call.part) pending.call.part(buffers);
       return;
     } catch (...) {
-      problem = text_of_current_exception();
+      problem = text_of(std::current_exception());
     }
   }
   // Others count on this part.
@@ -401,7 +386,7 @@ void Exchange::tell(PendingPtr ended) {
     ended->call.tell(ended->error);
   } catch (...) {
     // A callback of the user's on a future. Nobody can be told but the log, and others wait.
-    TORCH_WARN("shm: a callback threw: ", text_of_current_exception());
+    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
   }
 }
 

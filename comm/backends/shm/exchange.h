@@ -20,6 +20,9 @@
 
 namespace ddp::backends::shm {
 
+/// What collectives fail with that their rank's end cut off.
+constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
+
 /// What one rank has to know of another.
 struct Peer {
   int rank = 0;  // in the group, for messages
@@ -119,6 +122,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   RankBoard& board_of(int rank) const { return board_->of(rank); }
   enum class Meanwhile { Drive, Sleep };
   uint64_t enter(Call call, Meanwhile meanwhile);
+  void wake_keeper();
   uint64_t least(std::atomic<uint64_t> RankBoard::*count) const;
   bool has_left(int rank, uint64_t number) const;
   bool somebody_left(uint64_t number) const;

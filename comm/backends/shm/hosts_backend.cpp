@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 
-#include "../../error_text.h"
 #include "memory.h"
 #include "reduce.h"
 
@@ -14,13 +14,8 @@ namespace ddp::backends::shm {
 namespace {
 
 constexpr const char* kTitle = "shm:all_reduce";
-constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
 // The leader, who waits for the other hosts, is the one to say that it took too long.
 constexpr std::chrono::milliseconds kLongerThanTheLeader = std::chrono::hours(24 * 365);
-
-std::string text_of(const std::exception_ptr& error) {
-  return problem_of([&] { std::rethrow_exception(error); });
-}
 
 }  // namespace
 
@@ -47,11 +42,11 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     // The road keeps the threads, which so cannot keep the road.
     adder_ = std::make_unique<Conveyor<PassagePtr>>([weak = weak_from_this()](auto passage) {
       const auto road = weak.lock();
-      road ? road->add(passage) : passage->work->end(destroyed());
+      road ? road->add(passage) : passage->work->end(backend_error(kGroupDestroyed));
     });
     spreader_ = std::make_unique<Conveyor<Added>>([weak = weak_from_this()](auto added) {
       const auto road = weak.lock();
-      road ? road->spread_when(added) : added.passage->work->end(destroyed());
+      road ? road->spread_when(added) : added.passage->work->end(backend_error(kGroupDestroyed));
     });
   }
 
@@ -173,11 +168,6 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     passage->work->end(error);
   }
 
-  static std::exception_ptr destroyed() {
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__}, kGroupDestroyed));
-  }
-
   const Host host_;
   const int world_size_;
   std::atomic<bool> failed_{false};
@@ -191,17 +181,13 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 HostsBackend::HostsBackend(
     int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
     c10::intrusive_ptr<c10d::Backend> gloo)
-    : OverGloo(rank, world_size, std::move(gloo)),
+    : InArena(rank, world_size, host.arena, std::move(gloo)),
       road_(std::make_shared<Road>(world_size, std::move(host), std::move(leaders))),
       latest_(c10::intrusive_ptr<RelayWork>()) {
   road_->open();
 }
 
 HostsBackend::~HostsBackend() { road_->close(); }
-
-at::Tensor HostsBackend::allocateTensor(long size, at::TensorOptions options) {
-  return allocate_tensor(size, options, *road_->host().arena);
-}
 
 void HostsBackend::setTimeout(std::chrono::milliseconds timeout) {
   OverGloo::setTimeout(timeout);
@@ -233,7 +219,7 @@ HostsBackend::WorkPtr HostsBackend::allreduce(
   const auto& host = road_->host();
   const auto passage = std::make_shared<Passage>();
   passage->tensor = tensors[0];
-  passage->memory = shared(tensors[0], *host.arena);
+  passage->memory = shared(tensors[0], *arena_);
   passage->options = options;
   passage->work = c10::make_intrusive<RelayWork>(
       std::vector<std::shared_ptr<Exchange>>{host.gather, host.spread}, rank_,

@@ -9,7 +9,7 @@
 #include "arena.h"
 #include "conveyor.h"
 #include "exchange.h"
-#include "over_gloo.h"
+#include "in_arena.h"
 #include "relay_work.h"
 
 namespace ddp::backends::shm {
@@ -32,7 +32,7 @@ struct Host {
 ///
 /// Sums are taken in rank order within a host, and between hosts as Gloo does. What fails anywhere
 /// fails the group: also a call that does not match the others', which on one host alone would not.
-class HostsBackend : public OverGloo {
+class HostsBackend : public InArena {
  public:
   /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
   HostsBackend(
@@ -40,9 +40,6 @@ class HostsBackend : public OverGloo {
       c10::intrusive_ptr<c10d::Backend> gloo);
   ~HostsBackend() override;
 
-  const std::string getBackendName() const override { return "shm"; }
-  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
-  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 
 namespace ddp::backends::shm {
 namespace {
@@ -17,10 +17,7 @@ constexpr std::chrono::milliseconds kPoll{20};
 RelayWork::RelayWork(
     std::vector<std::shared_ptr<Exchange>> exchanges, int rank, c10d::OpType type,
     const char* title, std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, type, title, outputs),
-      exchanges_(std::move(exchanges)),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
+    : ToldWork(rank, type, title, std::move(outputs)), exchanges_(std::move(exchanges)) {
   for (const auto& exchange : exchanges_) exchange->count_future(1);
 }
 
@@ -50,13 +47,9 @@ void RelayWork::end(const std::exception_ptr& error) noexcept {
   for (const auto& exchange : exchanges_) exchange->count_future(-1);
   finish(error);
   try {
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(c10::IValue(outputs_));
-    }
-  } catch (const std::exception& thrown) {
-    TORCH_WARN("shm: a callback threw: ", thrown.what());
+    complete_future(error);
+  } catch (...) {
+    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
   }
 }
 

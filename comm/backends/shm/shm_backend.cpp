@@ -13,24 +13,16 @@
 #include "shm_work.h"
 
 namespace ddp::backends::shm {
-namespace {
 
 using c10d::OpType;
-
-}  // namespace
 
 ShmBackend::ShmBackend(
     int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<Exchange> exchange,
     c10::intrusive_ptr<c10d::Backend> gloo)
-    : OverGloo(rank, world_size, std::move(gloo)),
-      arena_(std::move(arena)),
+    : InArena(rank, world_size, std::move(arena), std::move(gloo)),
       exchange_(std::move(exchange)) {}
 
 ShmBackend::~ShmBackend() { exchange_->close(); }
-
-at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
-  return allocate_tensor(size, options, *arena_);
-}
 
 uint64_t ShmBackend::getSequenceNumberForGroup() {
   return OverGloo::getSequenceNumberForGroup() + exchange_->begun();
@@ -103,8 +95,9 @@ ShmBackend::WorkPtr ShmBackend::reduce_pieces(
   const auto type = tensors[0].scalar_type();
   const auto memory =
       arena_->allocate(static_cast<int64_t>(pieces->numel()), type, Arena::Afterwards::kKeep);
-  const auto others = [pieces, begin = part_begin(pieces->numel(), rank_, size_),
-                       end = part_begin(pieces->numel(), rank_ + 1, size_)](const auto& body) {
+  const size_t begin = part_begin(pieces->numel(), rank_, size_);
+  const size_t end = part_begin(pieces->numel(), rank_ + 1, size_);
+  const auto others = [=](const auto& body) {
     pieces->each(0, begin, body);
     pieces->each(end, pieces->numel(), body);
   };
@@ -117,9 +110,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_pieces(
   call.timeout = options.timeout;
   call.descriptor = describe(Kind::kAllReduce, memory, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
-  call.part = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp,
-               begin = part_begin(pieces->numel(), rank_, size_),
-               end = part_begin(pieces->numel(), rank_ + 1, size_)](auto buffers) {
+  call.part = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp](auto buffers) {
     auto sources = as_sources(buffers);
     pieces->each(begin, end, [&](std::byte* own, size_t first, size_t count) {
       // As if all of them lay there: reduce_elements() goes to the elements it is told.

@@ -5,7 +5,7 @@
 
 #include "arena.h"
 #include "exchange.h"
-#include "over_gloo.h"
+#include "in_arena.h"
 
 namespace ddp::backends::shm {
 
@@ -15,16 +15,13 @@ namespace ddp::backends::shm {
 /// Sums are taken in rank order, element by element: the result does not depend on sizes, timing or
 /// the run. A tensor from `allocateTensor` is reduced where it lies. Of others, what another rank
 /// sums up is copied in and out, and what this one does is not.
-class ShmBackend : public OverGloo {
+class ShmBackend : public InArena {
  public:
   ShmBackend(
       int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<Exchange> exchange,
       c10::intrusive_ptr<c10d::Backend> gloo);
   ~ShmBackend() override;
 
-  const std::string getBackendName() const override { return "shm"; }
-  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
-  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;
@@ -54,7 +51,6 @@ class ShmBackend : public OverGloo {
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
-  std::shared_ptr<Arena> arena_;
   std::shared_ptr<Exchange> exchange_;
 };
 

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
 namespace ddp::backends::shm {
@@ -11,10 +9,7 @@ namespace ddp::backends::shm {
 ShmWork::ShmWork(
     std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
     std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, type, title, outputs),
-      exchange_(std::move(exchange)),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
+    : ToldWork(rank, type, title, std::move(outputs)), exchange_(std::move(exchange)) {}
 
 void ShmWork::start(Call call) {
   name_ = call.name;
@@ -45,7 +40,7 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     counts_future_ = true;
     exchange_->count_future(1);
   }
-  return future_;
+  return ToldWork::getFuture();
 }
 
 void ShmWork::abort() { exchange_->close(); }
@@ -56,11 +51,7 @@ void ShmWork::end(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(counts_future_, false)) exchange_->count_future(-1);
   }
-  if (error) {
-    future_->setError(std::move(error));
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
-  }
+  complete_future(error);
 }
 
 }  // namespace ddp::backends::shm

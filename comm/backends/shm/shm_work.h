@@ -3,16 +3,14 @@
 #include <memory>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include "exchange.h"
+#include "told_work.h"
 
 namespace ddp::backends::shm {
 
 /// The handle of one collective. Whoever waits or polls drives the Exchange.
-class ShmWork : public c10d::Work {
+class ShmWork : public ToldWork {
  public:
-  /// \param outputs  what `result()` and the future give.
   ShmWork(
       std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
       std::vector<at::Tensor> outputs);
@@ -25,7 +23,6 @@ class ShmWork : public c10d::Work {
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
-  std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return number_; }
 
@@ -33,8 +30,6 @@ class ShmWork : public c10d::Work {
   void end(std::exception_ptr error);
 
   std::shared_ptr<Exchange> exchange_;
-  std::vector<at::Tensor> outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::string name_;
   uint64_t number_ = 0;
   bool counts_future_ = false;  // with the base class's mutex_

@@ -13,6 +13,25 @@ inline std::string text_of(const std::exception& error) {
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
+inline std::string text_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    return text_of(error);
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+/// A backend's error with that text, to be thrown elsewhere.
+inline std::exception_ptr backend_error(const std::string& text) {
+  try {
+    TORCH_CHECK_WITH(DistBackendError, false, text);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 /// What `body` throws, of a std::exception's kind; "" when it does not. For errors that all ranks
 /// shall hear of before anybody throws.
 template <typename Body>
