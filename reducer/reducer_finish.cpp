@@ -111,7 +111,7 @@ void Reducer::finish_pass() {
   if (status.problems || !status.same_forwards) throw_problems();
 
   if (is_counting() && !shadowed) end_static_count();
-  const bool records = order_ == Order::Expected || tuner_;
+  const bool records = passes_to_record_ > 0 && (order_ == Order::Expected || tuner_);
   if (records && --passes_to_record_ == 0 && order_ == Order::Expected) record_order();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].reduced.defined()) hand_over(b, status.unused, shadowed);

@@ -44,17 +44,6 @@ struct Pair {
   Reducer reducer;
 };
 
-/// Runs after the reducer's hook, when the bucket may be on its way.
-struct Look : torch::autograd::FunctionPostHook {
-  std::function<void()> look;
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& /*inputs*/) override {
-    look();
-    return outputs;
-  }
-};
-
 bool all_are(const at::Tensor& t, double value) {
   return torch::equal(t, torch::full_like(t, value));
 }
@@ -138,13 +127,10 @@ TEST_CASE("during backward a gradient is this rank's own", "[ranks][reducer][mem
     std::vector<double> seen;
     std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
     for (const auto& p : pair.parameters) {
-      auto look = std::make_unique<Look>();
-      look->look = [&seen, tensor = p.tensor] {
+      accumulators.push_back(testing::after_gradient(p.tensor, [&seen, tensor = p.tensor] {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         seen.push_back(tensor.grad()[0].item<double>());
-      };
-      accumulators.push_back(torch::autograd::impl::grad_accumulator(p.tensor));
-      accumulators.back()->add_post_hook(std::move(look));
+      }));
     }
     for (int step = 1; step <= 6; ++step) {
       pair.zero(/*set_to_none=*/set_to_none || step <= 2);

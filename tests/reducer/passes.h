@@ -1,6 +1,10 @@
 // What the tests of the Reducer train: single parameters, one pass at a time.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <utility>
+
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 
@@ -18,6 +22,26 @@ void reduced_backward(Reducer& reducer, const Loss& loss) {
   const at::Tensor value = loss();
   reducer.prepare_for_backward({{value}, true});
   value.backward();
+}
+
+/// Calls `act` whenever `tensor` has its gradient: before the hook of a reducer that is made later,
+/// after that of one there is, whose bucket may then be on its way.
+/// \return  what keeps the hook alive.
+inline std::shared_ptr<torch::autograd::Node> after_gradient(
+    const at::Tensor& tensor, std::function<void()> act) {
+  struct Hook : torch::autograd::FunctionPostHook {
+    explicit Hook(std::function<void()> f) : act(std::move(f)) {}
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& outputs,
+        const torch::autograd::variable_list& /*inputs*/) override {
+      act();
+      return outputs;
+    }
+    std::function<void()> act;
+  };
+  auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+  accumulator->add_post_hook(std::make_unique<Hook>(std::move(act)));
+  return accumulator;
 }
 
 }  // namespace ddp::testing

@@ -84,6 +84,31 @@ TEST_CASE("alone there is nothing to tune", "[ranks][tuning]") {
   CHECK(outcomes[0].last.size() == 2);  // as when unset: "d" and "c" close the first MiB
 }
 
+TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
+  const auto chosen_before_and_after = run_ranks<std::vector<bool>>(2, [](const Rank& self) {
+    const auto p = parameter({1 << 19});
+    Reducer reducer(
+        {{"p", p}}, self.group,
+        ReducerOptions().bucket_cap_mb(kTuneBucketCap).find_unused_parameters(true));
+    const auto backward = [&] {
+      const at::Tensor loss = p.sum();
+      reducer.prepare_for_backward({{loss}, true});
+      loss.backward();
+    };
+    for (size_t pass = 0; pass < BucketTuner::kPasses; ++pass) {
+      reducer.prepare_for_forward();
+      backward();
+    }
+    backward();  // of an earlier forward pass
+    const bool before = reducer.stats().tuning.has_value();
+    reducer.prepare_for_forward();
+    return std::vector<bool>{before, reducer.stats().tuning.has_value()};
+  });
+  for (const auto& chosen : chosen_before_and_after) {
+    CHECK(chosen == std::vector<bool>{false, true});
+  }
+}
+
 TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
   const auto outcomes = run_ranks<Outcome>(2, [](const Rank& self) {
     return train(self, ReducerOptions().bucket_cap_mb_list({3}), 10);

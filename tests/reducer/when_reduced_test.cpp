@@ -117,22 +117,10 @@ TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][when
   const bool shorter = GENERATE(false, true);
   const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
     const auto a = parameter(), b = parameter();
-    const auto accumulator = torch::autograd::impl::grad_accumulator(b);
-    struct Replace : torch::autograd::FunctionPostHook {
-      std::function<void()> act;
-      torch::autograd::variable_list operator()(
-          const torch::autograd::variable_list& outputs,
-          const torch::autograd::variable_list& /*gradients*/) override {
-        act();
-        return outputs;
-      }
-    };
-    auto replace = std::make_unique<Replace>();  // before the reducer's
-    replace->act = [&] {
+    const auto replaced_first = testing::after_gradient(b, [&] {
       if (self.rank == 0) return;
       b.mutable_grad() = shorter ? torch::ones({1}) : torch::ones({3}, at::kHalf);
-    };
-    accumulator->add_post_hook(std::move(replace));
+    });
     Reducer reducer({{"a", a}, {"b", b}}, self.group, ReducerOptions().bucket_cap_mb_list({1e-6}));
     std::string told;
     reducer.when_reduced([&](const std::vector<at::Tensor>& reduced, bool) {
