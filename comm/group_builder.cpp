@@ -35,6 +35,19 @@ BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices
   return gloo;
 }
 
+// What `backend("")` came to is told once a job, as it decides how fast the job is.
+void tell_choice(const backends::Setup& setup, const backends::Shared& shared) {
+  if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
+  if (shared.backend) {
+    TORCH_WARN_ONCE(
+        "CPU tensors go through memory that the ranks of a host share: backend(\"\") chose "
+        "\"shm\".");
+  } else {
+    TORCH_WARN_ONCE(
+        "CPU tensors go over sockets: backend(\"\") chose \"gloo\", for ", shared.why_not, ".");
+  }
+}
+
 BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
   const auto gloo = connect_gloo(setup, world.gloo_devices);
   if (setup.world_size == 1 && !world.backends_required) return gloo;
@@ -46,10 +59,7 @@ BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
-  if (setup.rank == 0) {
-    LOG(INFO) << "ddp: " << setup.group_name << " uses "
-              << (shared.backend ? "shared memory" : "Gloo, for " + shared.why_not);
-  }
+  if (!world.backends_required) tell_choice(setup, shared);
   return shared.backend ? shared.backend : gloo;
 }
 

@@ -61,9 +61,9 @@ std::string name_of_host() {
 }
 
 // As much as the host has, for untouched pages take no memory; but each rank maps all the others',
-// and addresses have 47 bits.
+// and the 47 bits of an address have to do for many groups.
 size_t arena_bytes(int ranks) {
-  constexpr size_t kOfAllRanks = size_t{1} << 44;
+  constexpr size_t kOfAllRanks = size_t{1} << 42;
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
   return std::min(host, kOfAllRanks / static_cast<size_t>(ranks)) / kTokenPage * kTokenPage;

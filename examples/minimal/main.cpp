@@ -31,8 +31,8 @@ int main() {
   }
 
   if (ddp::get_rank() == 0) {
-    std::cout << "y = " << line->weight.item<float>() << " x + " << line->bias.item<float>()
-              << '\n';
+    std::cout << "y = " << line->weight.item<float>() << " x + " << line->bias.item<float>() << '\n'
+              << ddp::summary(model->stats()) << '\n';
   }
   ddp::destroy_process_group();
 }

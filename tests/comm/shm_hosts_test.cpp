@@ -158,6 +158,16 @@ TEST_CASE("what a host's ranks do alone is Gloo's", "[shm][hosts][ranks]") {
   for (const auto& result : results) CHECK(at::equal(result, at::full({5}, 2.0)));
 }
 
+TEST_CASE("a barrier comes after the sums begun before it", "[shm][hosts][ranks]") {
+  const auto over = run_ranks<int>(3, [](const Rank& self) -> int {
+    const auto backend = backend_of(self, "aab");
+    const auto work = start(backend, at::ones({1 << 23}), c10d::ReduceOp::SUM);
+    backend->barrier()->wait();
+    return work->isCompleted();
+  });
+  CHECK(over == std::vector<int>(3, 1));
+}
+
 TEST_CASE("where each rank has a host of its own, nothing is shared", "[shm][hosts][ranks]") {
   const auto reasons =
       run_ranks<std::string>(3, [](const Rank& self) { return make(self, "abc").why_not; });

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -15,34 +16,50 @@ using ddp::testing::ProcessOptions;
 
 namespace {
 
+constexpr int kSize = 3;
+
 ProcessOptions of_rank(int rank) {
   ProcessOptions options;
   options.environment = {
-      "RANK=" + std::to_string(rank), "WORLD_SIZE=2", "LOCAL_RANK=" + std::to_string(rank)};
+      "RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(kSize),
+      "LOCAL_RANK=" + std::to_string(rank)};
   return options;
 }
 
 }  // namespace
 
-TEST_CASE("a rank that is killed is noticed within a second, and named", "[shm][process][errors]") {
+TEST_CASE(
+    "a rank that is killed is noticed within a second, and named by all",
+    "[shm][process][errors]") {
+  const int victim = GENERATE(0, 1, 2);
   std::string file = "/tmp/ddp-shm-XXXXXX";
   const int descriptor = mkstemp(file.data());
   REQUIRE(descriptor >= 0);
   close(descriptor);
   unlink(file.c_str());  // the ranks make it
 
-  Process first({WORLD_PROGRAM, "kill", file}, of_rank(0));
-  Process second({WORLD_PROGRAM, "kill", file}, of_rank(1));
-  const auto killed = second.wait();
-  const auto survivor = first.wait();
+  std::deque<Process> ranks;
+  for (int rank = 0; rank < kSize; ++rank) {
+    ranks.emplace_back(
+        std::vector<std::string>{WORLD_PROGRAM, "kill", std::to_string(victim), file},
+        of_rank(rank));
+  }
+  const auto dead = "rank " + std::to_string(victim) + " (process " +
+                    std::to_string(ranks[static_cast<size_t>(victim)].pid()) + ") has ended";
+  for (int rank = 0; rank < kSize; ++rank) {
+    const auto end = ranks[static_cast<size_t>(rank)].wait();
+    CAPTURE(victim, rank, end.out, end.err);
+    if (rank == victim) {
+      CHECK(end.code == -9);
+      continue;
+    }
+    CHECK(end.code == 0);
+    CHECK(numbers_after(end.out, "after ").at(0) < 1000);
+    CHECK_THAT(
+        end.out, ContainsText(
+                     "collective number 1 (all_reduce of 1 x Float, SUM) on rank " +
+                     std::to_string(rank) + ": rank ") &&
+                     ContainsText(dead));
+  }
   unlink(file.c_str());
-  CAPTURE(survivor.out, survivor.err, killed.err);
-  CHECK(killed.code == -9);
-  REQUIRE(survivor.code == 0);
-  CHECK(numbers_after(survivor.out, "after ").at(0) < 1000);
-  CHECK_THAT(
-      survivor.out, ContainsText(
-                        "collective number 1 (all_reduce of 1 x Float, SUM) on rank 0: "
-                        "rank 1 (process " +
-                        std::to_string(second.pid()) + ") has ended"));
 }

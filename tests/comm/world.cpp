@@ -65,13 +65,13 @@ void check_world() {
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
-int lose_a_rank(const std::string& file) {
+int lose_rank(int victim, const std::string& file) {
   ddp::init_process_group(ddp::ProcessGroupOptions()
                               .backend("shm")
                               .init_method("file://" + file)
                               .timeout(std::chrono::seconds(20)));
   sum_of_ranks({});
-  if (ddp::get_rank() == 1) std::raise(SIGKILL);
+  if (ddp::get_rank() == victim) std::raise(SIGKILL);
   const auto start = std::chrono::steady_clock::now();
   try {
     sum_of_ranks({});
@@ -86,7 +86,9 @@ int lose_a_rank(const std::string& file) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc == 3 && std::strcmp(argv[1], "kill") == 0) return lose_a_rank(argv[2]);
+  if (argc == 4 && std::strcmp(argv[1], "kill") == 0) {
+    return lose_rank(std::atoi(argv[2]), argv[3]);
+  }
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");

@@ -184,4 +184,7 @@ TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
       std::regex_search(job.output, match, std::regex(R"(y = ([-0-9.e]+) x \+ ([-0-9.e]+)\n)")));
   CHECK(std::stod(match[1]) == Approx(3).margin(0.02));
   CHECK(std::stod(match[2]) == Approx(-1).margin(0.02));
+  const auto lines = ddp::testing::lines_of(job.output);
+  CHECK(count(lines, "step ") == 1);
+  CHECK(count(lines, R"(backend("") chose "shm")") == 1);
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace ddp::backends::shm {
 
@@ -28,6 +29,18 @@ struct Descriptor {
 /// How many collectives a rank may be ahead of the slowest.
 constexpr size_t kMostInFlight = 256;
 
+/// Why a rank takes part no longer, for the others to repeat: cut to fit, and ended by a zero.
+class Cause {
+ public:
+  void write(const std::string& text) {
+    text.copy(text_.data(), text_.size() - 1);  // what is behind is zero from the start
+  }
+  std::string read() const { return text_.data(); }
+
+ private:
+  std::array<char, 512> text_{};
+};
+
 /// One rank's side; only that rank writes it.
 struct alignas(64) RankBoard {
   /// How many collectives it has begun. Descriptor i is there once this is above i.
@@ -38,6 +51,7 @@ struct alignas(64) RankBoard {
   /// after those it has given up, whatever it has done for it.
   alignas(64) std::atomic<uint32_t> left{0};
   std::atomic<uint64_t> left_at{0};
+  Cause cause;  // written once, before `left`
   std::array<Descriptor, kMostInFlight> descriptors;
 };
 

@@ -66,7 +66,7 @@ Exchange::Exchange(
 void Exchange::fail(const std::string& why) {
   {
     const std::lock_guard lock(work_mutex_);
-    break_off_locked(why, kGaveUp);
+    break_off_locked(why, kGaveUp, why);
   }
   while (auto failed = pop_broken()) tell(std::move(failed));
 }
@@ -79,7 +79,7 @@ void Exchange::close() {
   progress();  // what the others have done need not fail
   {
     const std::lock_guard lock(work_mutex_);
-    break_off_locked(kGroupDestroyed, kDestroyed);
+    break_off_locked(kGroupDestroyed, kDestroyed, "");
   }
   while (auto failed = pop_broken()) tell(std::move(failed));
   something_pending_.notify_all();
@@ -226,7 +226,7 @@ Exchange::PendingPtr Exchange::progress_locked() {
     if (front != nullptr && least(&RankBoard::done) > front->number) {
       // Looked at behind everybody's part: who had not left by then still held the memory.
       if (somebody_left(front->number)) {
-        break_off_locked(what_failed(*front, trouble(*front)), kGaveUp);
+        give_up_locked(*front, trouble(*front));
         return nullptr;
       }
       try {
@@ -252,7 +252,7 @@ Exchange::PendingPtr Exchange::progress_locked() {
 }
 
 void Exchange::do_part(Pending& pending) {
-  std::string problem;
+  Trouble problem;
   if (somebody_left(pending.number)) {
     problem = trouble(pending);
   } else {
@@ -269,11 +269,11 @@ void Exchange::do_part(Pending& pending) {
       if (pending.call.part) pending.call.part(buffers);
       return;
     } catch (...) {
-      problem = text_of(std::current_exception());
+      problem.what = text_of(std::current_exception());
+      problem.cause = c10::str(problem.what, " on rank ", peers_[rank_].rank);
     }
   }
-  // Others count on this part.
-  break_off_locked(what_failed(pending, problem), kGaveUp);
+  give_up_locked(pending, problem);  // others count on this part
 }
 
 // All ranks see the same descriptors, and so say the same.
@@ -294,7 +294,7 @@ std::string Exchange::mismatch(const Pending& pending) const {
 }
 
 // Ranks without which `pending` cannot end, and that will not come any more.
-std::string Exchange::trouble(const Pending& pending) const {
+Exchange::Trouble Exchange::trouble(const Pending& pending) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const auto& process = *peers_[rank].process;
@@ -302,16 +302,21 @@ std::string Exchange::trouble(const Pending& pending) const {
       return c10::str("rank ", peers_[rank].rank, " (process ", process.pid(), ") ", what);
     };
     if (has_left(rank, pending.number)) {
-      const bool gave_up = board_of(rank).left.load() == kGaveUp;
-      return named(gave_up ? "has given up" : "has left the process group");
+      if (board_of(rank).left.load() == kGaveUp) {
+        const auto cause = board_of(rank).cause.read();
+        return {named("has given up: ") + cause, cause};
+      }
+      const auto text = named("has left the process group");
+      return {text, text};
     }
     // Asked in this order: it may have done its part before it ended, and its memory is still here.
     if (process.has_ended() && board_of(rank).done.load() <= pending.number &&
         !has_left(rank, UINT64_MAX)) {
-      return named("has ended");
+      const auto text = named("has ended");
+      return {text, text};
     }
   }
-  return "";
+  return {};
 }
 
 std::string Exchange::missing(const Pending& pending) const {
@@ -336,30 +341,37 @@ void Exchange::look_after_peers() {
   {
     const std::lock_guard lock(work_mutex_);
     if (broken_) return;
-    std::string why;
+    const Pending* failed = nullptr;  // stays as long as work_mutex_ is held
+    Trouble why;
     {
       const std::lock_guard queue_lock(queue_mutex_);
       if (pending_.empty()) return;
-      const auto what = trouble(*pending_.front());
-      if (!what.empty()) why = what_failed(*pending_.front(), what);
+      why = trouble(*pending_.front());
+      if (!why.what.empty()) failed = pending_.front().get();
       for (const auto& pending : pending_) {
-        if (!why.empty()) break;
+        if (failed != nullptr) break;
         if (Clock::now() <= pending->deadline) continue;
-        why = what_failed(
-            *pending,
-            c10::str("timed out after ", pending->timeout.count(), " ms, ", missing(*pending)));
+        failed = pending.get();
+        why.what =
+            c10::str("timed out after ", pending->timeout.count(), " ms, ", missing(*pending));
+        why.cause = c10::str(why.what, " on rank ", peers_[rank_].rank);
       }
     }
-    if (!why.empty()) break_off_locked(why, kGaveUp);
+    if (failed != nullptr) give_up_locked(*failed, why);
   }
   while (auto failed = pop_broken()) tell(std::move(failed));
 }
 
-void Exchange::break_off_locked(const std::string& why, uint32_t how) {
+void Exchange::give_up_locked(const Pending& pending, const Trouble& trouble) {
+  break_off_locked(what_failed(pending, trouble.what), kGaveUp, trouble.cause);
+}
+
+void Exchange::break_off_locked(const std::string& why, uint32_t how, const std::string& cause) {
   arena_->freeze();
   auto& own = board_of(rank_);
   if (own.left.load() == 0) {
     own.left_at.store(over_.load());
+    own.cause.write(cause);
     own.left.store(how);
   }
   {

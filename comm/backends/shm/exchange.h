@@ -114,6 +114,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   };
   using PendingPtr = std::unique_ptr<Pending>;
 
+  struct Trouble {
+    std::string what;   // as this rank sees it
+    std::string cause;  // where it began, which may be elsewhere
+  };
+
   Exchange(
       int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers,
       std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
@@ -130,11 +135,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   PendingPtr progress_locked();
   void do_part(Pending& pending);
   std::string mismatch(const Pending& pending) const;
-  std::string trouble(const Pending& pending) const;
+  Trouble trouble(const Pending& pending) const;
   std::string missing(const Pending& pending) const;
   std::string what_failed(const Pending& pending, const std::string& how) const;
   void look_after_peers();
-  void break_off_locked(const std::string& why, uint32_t how);
+  void give_up_locked(const Pending& pending, const Trouble& trouble);
+  void break_off_locked(const std::string& why, uint32_t how, const std::string& cause);
   PendingPtr pop_broken();
   static void tell(PendingPtr ended);
   void keep_going();

@@ -240,7 +240,7 @@ HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options)
     const std::lock_guard lock(latest_mutex_);
     latest = latest_.lock();
   }
-  if (latest) latest->wait();
+  if (latest) latest->wait(options.timeout.count() < 0 ? kNoTimeout : options.timeout);
   return OverGloo::barrier(options);
 }
 
