@@ -105,6 +105,10 @@ std::vector<NamedParameter> DistributedDataParallelBase::checked_parameters() {
   TORCH_CHECK_VALUE(
       wrapped_,
       "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
+  TORCH_CHECK_VALUE(
+      options_.stats_every() >= 0,
+      "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
+      options_.stats_every(), ".");
   check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
   auto parameters = trained_parameters(*wrapped_, ignored_);
   TORCH_CHECK_VALUE(

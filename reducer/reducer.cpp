@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <ddp/abilities.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -18,6 +19,7 @@
 #include "bucket_tuner.h"
 #include "forward_outputs.h"
 #include "graph_search.h"
+#include "past_pass.h"
 #include "peer_notes.h"
 #include "problem_report.h"
 #include "reducer_hooks.h"
@@ -36,6 +38,10 @@ const std::vector<NamedParameter>& checked(
   TORCH_CHECK_VALUE(
       !parameters.empty(),
       "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
+  TORCH_CHECK_VALUE(
+      options.stats_every() >= 0,
+      "Reducer: expected a number of steps, or 0 for none, for stats_every, got ",
+      options.stats_every(), ".");
   for (const auto& p : parameters) {
     TORCH_CHECK_VALUE(
         p.tensor.defined() && p.tensor.is_leaf() && p.tensor.requires_grad(),
@@ -54,6 +60,12 @@ const std::vector<NamedParameter>& checked(
   return parameters;
 }
 
+// Whether nothing but the status makes the host wait for the end of a pass on the device.
+bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
+  if (group.getSize() == 1) return !parameter.is_cpu();
+  return waits_on_stream(group, parameter.device());
+}
+
 }  // namespace
 
 Reducer::Reducer(
@@ -68,6 +80,7 @@ Reducer::Reducer(
       ready_order_(parameters_.size()),
       status_(std::make_unique<StatusBoard>(
           parameters_.size(), options.find_unused_parameters() || options.static_graph())),
+      runs_ahead_(!status_->tracks_usage() && can_run_ahead(*group_, parameters_.front().tensor)),
       notes_(std::make_unique<PeerNotes>(group_)),
       recorder_(std::make_unique<StepRecorder>(
           group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0)),
@@ -92,6 +105,12 @@ Reducer::Reducer(
 }
 
 Reducer::~Reducer() {
+  // Nobody comes to hear of it any more.
+  if (past_ && !past_->problems.empty()) {
+    std::vector<std::vector<Problem>> by_rank(group_->getSize());
+    by_rank[group_->getRank()] = std::move(past_->problems);
+    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
+  }
   notes_->report_end(pass_);
   *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
@@ -133,7 +152,7 @@ void Reducer::register_comm_hook(CommHook hook) {
       pass_ == 1 && phase_ != Phase::Reducing,
       "register_comm_hook: expected to be called before the first backward pass.");
   TORCH_CHECK(
-      !tuner_,
+      !tunes(options_),
       "register_comm_hook: expected buckets that stay the same from the second iteration on, but "
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   comm_hook_ = std::move(hook);
@@ -357,6 +376,7 @@ void Reducer::launch(size_t index) {
         if (last && status_in_last_bucket_) send_status();
         recorder_->launched(index, bucket.bytes());
         start_reducing(index);
+        recorder_->let_go(index);
         if (last && !status_in_last_bucket_) send_status();
       });
 }
@@ -392,7 +412,11 @@ void Reducer::start_reducing(size_t index) {
 
 void Reducer::send_status() {
   const auto forwards = shadowing_ ? std::nullopt : std::optional<uint64_t>(training_forwards_);
-  status_->write(problems_.size(), forwards, used_);
+  {
+    const std::lock_guard<std::mutex> lock(problems_mutex_);
+    sent_problems_ = std::exchange(problems_, {});
+  }
+  status_->write(sent_problems_.size(), forwards, used_);
   if (!status_in_last_bucket_ && group_->getSize() > 1) {
     std::vector<at::Tensor> wire{status_->storage()};
     status_work_ = group_->allreduce(wire);

@@ -145,6 +145,7 @@ void Reducer::settle_failed_pass() {
     status_work_ = {};
   }
   problems_.clear();
+  works_.clear();
   std::fill(used_.begin(), used_.end(), 0);
   training_forwards_ = 0;
   ++pass_;
@@ -189,13 +190,13 @@ void Reducer::on_abandoned(int64_t pass, const std::exception_ptr& cause) noexce
   }
 }
 
-void Reducer::throw_problems() {
+void Reducer::throw_problems(std::vector<Problem> met) {
   start_pass();
   std::fill(used_.begin(), used_.end(), 0);
   std::string text;
   or_break_off(
       [] { return std::string("gathering the ranks' errors"); },
-      [&] { text = gather_problems(std::exchange(problems_, {}), group_); });
+      [&] { text = gather_problems(met, group_); });
   TORCH_CHECK(false, text);
 }
 

@@ -15,6 +15,7 @@
 
 #include "bucket.h"
 #include "bucket_tuner.h"
+#include "past_pass.h"
 #include "peer_notes.h"
 #include "problem_report.h"
 #include "status_board.h"
@@ -37,7 +38,17 @@ at::Tensor tensor_of(const c10::IValue& value) {
   return value.toTensor();
 }
 
-// Whether `work` was over within kPatience, well or not.
+// Whether it was over within kPatience. What is on a device wakes nobody.
+bool poll_a_little(c10::function_ref<bool()> is_over) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!is_over()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kPollEvery);
+  }
+  return true;
+}
+
+// The same for `work`, well or not.
 bool wait_a_little(c10d::Work& work, bool on_cpu) {
   if (on_cpu) {
     try {
@@ -48,12 +59,7 @@ bool wait_a_little(c10d::Work& work, bool on_cpu) {
     return work.isCompleted();
   }
   // On a device wait() is a matter of streams.
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!work.isCompleted()) {
-    if (std::chrono::steady_clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(kPollEvery);
-  }
-  return true;
+  return poll_a_little([&] { return work.isCompleted(); });
 }
 
 }  // namespace
@@ -95,31 +101,62 @@ void Reducer::finish_pass() {
   while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
   wait_for_buckets();
   if (tuner_ && !shadowing_) tuner_->end_pass();
-  const auto status = status_->read();
+  const auto past = past_pass();
+  if (past) wait_for(*past);
   ++pass_;
   const bool shadowed = std::exchange(shadowing_, false);
   phase_ = shadowed ? Phase::Local : Phase::Done;
-  if (!status.same_forwards) {
-    report_problem(
-        c10::str(
-            training_forwards_,
-            " training forward passes came since the last reduced backward pass"),
-        "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
-        "under torch::NoGradGuard.");
-  }
   training_forwards_ = 0;
-  if (status.problems || !status.same_forwards) throw_problems();
-
+  const auto unused = past ? agreed_unused(*past) : std::vector<char>();
   if (is_counting() && !shadowed) end_static_count();
   const bool records = passes_to_record_ > 0 && (order_ == Order::Expected || tuner_);
   if (records && --passes_to_record_ == 0 && order_ == Order::Expected) record_order();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (buckets_[b].reduced.defined()) hand_over(b, status.unused, shadowed);
+    if (buckets_[b].reduced.defined()) hand_over(b, unused, shadowed);
   }
   std::fill(used_.begin(), used_.end(), 0);
   shadowed ? recorder_->drop() : recorder_->end();
   start_pass();
   if (const auto threw = std::exchange(when_reduced_threw_, nullptr)) std::rethrow_exception(threw);
+}
+
+// The pass whose status is to be looked at now: this one, or where the host runs ahead the one
+// before, by now over on the device too. Which one does not depend on timing, so it is the same on
+// every rank.
+std::unique_ptr<PastPass> Reducer::past_pass() {
+  auto past = std::make_unique<PastPass>(PastPass{
+      std::exchange(works_, {}), status_->fetch(), std::exchange(sent_problems_, {}),
+      training_forwards_});
+  if (runs_ahead_) std::swap(past, past_);
+  return past;
+}
+
+void Reducer::wait_for(const PastPass& past) {
+  const auto place = [] { return std::string("the status"); };
+  or_break_off(
+      [] { return std::string("exchanging the ranks' status"); },
+      [&] {
+        while (!poll_a_little([&] { return past.status.is_here(); })) look_after_peers(place());
+        for (const auto& work : past.works) {
+          or_tell_arrivals(place, [&] {
+            if (work->isCompleted() && work->exception()) std::rethrow_exception(work->exception());
+          });
+        }
+      });
+}
+
+// \return  the parameters without a gradient on any rank; empty where that is not asked.
+std::vector<char> Reducer::agreed_unused(PastPass& past) {
+  auto status = past.status.read();
+  if (!status.same_forwards) {
+    past.problems.push_back(
+        {c10::str(
+             past.forwards, " training forward passes came since the last reduced backward pass"),
+         "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
+         "under torch::NoGradGuard."});
+  }
+  if (status.problems || !status.same_forwards) throw_problems(std::move(past.problems));
+  return std::move(status.unused);
 }
 
 // Gradients of a bucket are final.
@@ -170,14 +207,18 @@ void Reducer::wait_for_buckets() {
   or_break_off(
       [] { return std::string("exchanging the ranks' status"); },
       [&] {
-        if (const auto work = std::exchange(status_work_, {}))
-          wait_for(*work, [] { return std::string("the status"); });
+        const auto work = std::exchange(status_work_, {});
+        if (work) wait_for(*work, [] { return std::string("the status"); });
+        if (work && runs_ahead_) works_.push_back(work);
       });
 }
 
 at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
   const auto place = [&] { return c10::str("bucket ", index); };
-  if (const auto work = std::exchange(bucket.work, {})) wait_for(*work, place);
+  if (const auto work = std::exchange(bucket.work, {})) {
+    wait_for(*work, place);
+    if (runs_ahead_) works_.push_back(work);
+  }
   const auto future = std::exchange(bucket.future, {});
   if (!future) return bucket.gradients();
   if (!future->completed() && bucket.parameters().front().is_cpu()) {
@@ -204,7 +245,9 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
 }
 
 void Reducer::wait_for(c10d::Work& work, c10::function_ref<std::string()> place) {
-  while (!work.isCompleted()) {
+  // Who takes the times has to see the end.
+  const bool sees_end = !runs_ahead_ || recorder_->is_sampling();
+  while (sees_end && !work.isCompleted()) {
     if (!wait_a_little(work, on_cpu())) look_after_peers(place());
   }
   or_tell_arrivals(place, [&] { work.wait(); });

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace ddp {
 namespace {
@@ -11,6 +13,11 @@ namespace {
 // Counts that agree modulo both agree, or are 20 apart.
 constexpr int64_t kModuli[] = {4, 5};
 constexpr int64_t kFirstFlag = 1 + kModuli[0] + kModuli[1];
+
+// Of the host, that a device copies to and from on its own.
+at::Tensor staged_as(const at::Tensor& t) {
+  return at::empty(t.sizes(), at::dtype(t.scalar_type()).device(at::kCPU).pinned_memory(true));
+}
 
 }  // namespace
 
@@ -27,15 +34,30 @@ void StatusBoard::write(
     if (forwards) head[first + *forwards % modulus] = 1;
     first += modulus;
   }
-  storage_.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
-  if (!tracks_usage_) return;
-  auto* flags = const_cast<char*>(used.data());  // from_blob takes no const; it is only read
-  const auto count = static_cast<int64_t>(parameters_);
-  storage_.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
+  const bool on_cpu = storage_.is_cpu();
+  const auto host = on_cpu ? storage_ : staged_as(storage_);
+  host.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
+  if (tracks_usage_) {
+    auto* flags = const_cast<char*>(used.data());  // from_blob takes no const; it is only read
+    const auto count = static_cast<int64_t>(parameters_);
+    host.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
+  }
+  if (!on_cpu) storage_.copy_(host, /*non_blocking=*/true);
 }
 
-StatusBoard::Sum StatusBoard::read() const {
-  const auto host = storage_.to(at::kCPU, at::kDouble);
+StatusBoard::Arrival StatusBoard::fetch() const {
+  if (storage_.is_cpu()) return Arrival(storage_.to(at::kDouble, false, /*copy=*/true));
+  Arrival arrival(staged_as(storage_));
+  arrival.host_.copy_(storage_, /*non_blocking=*/true);
+  arrival.event_.emplace(storage_.device().type());
+  const c10::impl::VirtualGuardImpl device(storage_.device().type());
+  arrival.event_->record(device.getStream(storage_.device()));
+  return arrival;
+}
+
+StatusBoard::Sum StatusBoard::Arrival::read() const {
+  if (event_) event_->synchronize();
+  const auto host = host_.to(at::kDouble);
   const auto* words = host.const_data_ptr<double>();
   Sum sum;
   sum.problems = words[0] > 0;
@@ -45,9 +67,8 @@ StatusBoard::Sum StatusBoard::read() const {
     sum.same_forwards = sum.same_forwards && different <= 1;
     word += modulus;
   }
-  if (!tracks_usage_) return sum;
-  sum.unused.reserve(parameters_);
-  for (size_t i = 0; i < parameters_; ++i) sum.unused.push_back(words[kFirstFlag + i] == 0);
+  sum.unused.reserve(static_cast<size_t>(host.numel() - kFirstFlag));
+  for (int64_t i = kFirstFlag; i < host.numel(); ++i) sum.unused.push_back(words[i] == 0);
   return sum;
 }
 

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 namespace ddp {
 
@@ -23,6 +25,21 @@ class StatusBoard {
     std::vector<char> unused;   // by parameter: on no rank; empty where usage is not tracked
   };
 
+  /// A sum on its way to the host.
+  class Arrival {
+   public:
+    bool is_here() const { return !event_ || event_->query(); }
+    /// Waits for it.
+    Sum read() const;
+
+   private:
+    friend class StatusBoard;
+    explicit Arrival(at::Tensor host) : host_(std::move(host)) {}
+
+    at::Tensor host_;
+    std::optional<c10::Event> event_;  // none where it was there at once
+  };
+
   StatusBoard(size_t parameters, bool tracks_usage)
       : parameters_(parameters), tracks_usage_(tracks_usage) {}
 
@@ -35,11 +52,14 @@ class StatusBoard {
   void use(at::Tensor storage) { storage_ = std::move(storage); }
   const at::Tensor& storage() const { return storage_; }
 
+  /// Does not wait for a device: it is written behind what the current stream has to do.
+  ///
   /// \param forwards  empty: this rank stands in for one, and has no count to compare.
   void write(
       size_t problems, const std::optional<uint64_t>& forwards, const std::vector<char>& used);
-  /// What came back. Waits for the device, where the storage is on one.
-  Sum read() const;
+  /// What came back, once the current stream has done what it has to do. The storage may be
+  /// written to again.
+  Arrival fetch() const;
 
  private:
   size_t parameters_;

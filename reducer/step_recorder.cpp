@@ -60,6 +60,15 @@ void StepRecorder::note_launched(size_t bucket, int64_t bytes) {
   stats.bytes += bytes;
 }
 
+void StepRecorder::note_let_go(size_t bucket) {
+  const std::lock_guard lock(sample_->mutex);
+  const auto& stats = sample_->stats;
+  if (bucket >= stats.buckets.size() || stats.compute_ms > 0) return;
+  const auto& launched = stats.buckets[bucket];
+  const double end = launched.done_ms < 0 ? sample_->now_ms() : launched.done_ms;
+  sample_->held_up_ms += end - launched.launched_ms;
+}
+
 void StepRecorder::note_done(Sample& sample, size_t bucket) {
   const double now = sample.now_ms();
   const std::lock_guard lock(sample.mutex);
@@ -105,7 +114,7 @@ void StepRecorder::end() {
     stats.step_ms = milliseconds(now - before);
   }
   stats.communication_ms = covered_ms(stats.buckets, 0);
-  stats.exposed_ms = covered_ms(stats.buckets, stats.compute_ms);
+  stats.exposed_ms = sample->held_up_ms + covered_ms(stats.buckets, stats.compute_ms);
   steps_.push_back(std::move(stats));
   if (steps_.size() > kKept) steps_.pop_front();
 }

@@ -28,6 +28,7 @@ class StepRecorder {
 
   /// A forward pass begins: the step is the one from the last of these before a reduced backward.
   void begin_forward(int64_t step);
+  bool is_sampling() const { return sample_ != nullptr; }
   /// Its backward pass will have so many buckets.
   void expect(size_t buckets) {
     if (sample_) sample_->stats.buckets.assign(buckets, {});
@@ -38,6 +39,10 @@ class StepRecorder {
   }
   void launched(size_t bucket, int64_t bytes) {
     if (sample_) note_launched(bucket, bytes);
+  }
+  /// The call that launched it came back: until then its thread had nothing else to do.
+  void let_go(size_t bucket) {
+    if (sample_) note_let_go(bucket);
   }
   /// Learns the end of the bucket's collective from itself where that can tell.
   void watch(size_t bucket, c10d::Work& work) {
@@ -70,12 +75,14 @@ class StepRecorder {
     Clock::time_point begin;
     std::mutex mutex;  // guards what is in `stats.buckets`
     StepStats stats;
+    double held_up_ms = 0;  // of autograd's time, by calls that launch
     double now_ms() const { return milliseconds(Clock::now() - begin); }
   };
 
   static void note_done(Sample& sample, size_t bucket);
   void note_ready(size_t bucket);
   void note_launched(size_t bucket, int64_t bytes);
+  void note_let_go(size_t bucket);
   void note_end_of(size_t bucket, c10d::Work& work);
   void note_end_of(size_t bucket, c10::ivalue::Future& future);
 

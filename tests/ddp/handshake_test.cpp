@@ -221,6 +221,14 @@ TEST_CASE("unusable modules and options are refused", "[ranks][errors][ddp]") {
       }),
       ContainsText("bucket_cap_mb") && ContainsText("-1"));
   CHECK_THAT(
+      common_error(
+          2,
+          [](BagImpl& bag, const Rank& self, auto& options) {
+            bag.register_parameter("w", torch::ones({1}));
+            if (self.rank == 1) options.stats_every(-1);
+          }),
+      ContainsText("stats_every") && ContainsText("-1"));
+  CHECK_THAT(
       refused([](BagImpl& bag, const Rank&, auto& options) {
         bag.register_parameter("w", torch::ones({1}));
         options.parameters_to_ignore({"v"});

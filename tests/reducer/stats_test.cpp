@@ -1,6 +1,7 @@
 // What a reducer measures of its steps, and what is made of that.
 #include <ddp/reduction_stats.h>
 
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -51,6 +52,34 @@ ReductionStats train(const Rank& self, int steps, int64_t every) {
 }
 
 }  // namespace
+
+TEST_CASE("communication in the call that launches hides behind nothing", "[ranks][stats]") {
+  const auto stats = run_ranks<ReductionStats>(1, [](const Rank& self) {
+    const auto a = torch::ones({3}).set_requires_grad(true);
+    const auto b = torch::ones({3}).set_requires_grad(true);
+    Reducer reducer({{"a", a}, {"b", b}}, self.group, ReducerOptions().bucket_cap_mb_list({1e-6}));
+    reducer.register_comm_hook([](GradBucket& bucket) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->markCompleted(bucket.buffer());
+      return future;
+    });
+    reducer.prepare_for_forward();
+    const auto loss = a.sum() + b.sum();
+    reducer.prepare_for_backward({{loss}, true});
+    loss.backward();
+    return reducer.stats();
+  });
+  const auto& step = stats[0].steps.at(0);
+  CHECK(step.exposed_ms >= 40);  // one bucket while autograd was at work, one after it
+  CHECK(step.exposed_ms <= step.communication_ms);
+}
+
+TEST_CASE("steps are not sampled a negative number of times", "[ranks][stats]") {
+  const auto errors =
+      testing::errors_of_ranks(1, [](const Rank& self) { train(self, 1, /*every=*/-1); });
+  CHECK_THAT(errors[0], ContainsText("stats_every") && ContainsText("-1"));
+}
 
 TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats]") {
   const auto stats =

@@ -109,6 +109,18 @@ TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
   }
 }
 
+TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors]") {
+  const int size = GENERATE(1, 2);
+  const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
+    Reducer reducer(
+        {{"p", parameter()}}, self.group, ReducerOptions().bucket_cap_mb(kTuneBucketCap));
+    reducer.register_comm_hook(hooks::all_reduce(self.group));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("register_comm_hook") && ContainsText("kTuneBucketCap"));
+  }
+}
+
 TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
   const auto outcomes = run_ranks<Outcome>(2, [](const Rank& self) {
     return train(self, ReducerOptions().bucket_cap_mb_list({3}), 10);

@@ -32,6 +32,7 @@ class PeerNotes;
 class StepRecorder;
 class StatusBoard;
 struct BucketPlan;
+struct PastPass;
 struct Problem;
 struct Whereabouts;
 
@@ -94,10 +95,12 @@ struct ForwardOutcome {
 ///
 /// Errors that one rank meets during a backward pass (a parameter without gradient, a gradient of
 /// the wrong dtype) do not stop its collectives: its part counts as zeros, and at the end of that
-/// same backward every rank throws the same text. `.grad` is then unspecified, and the reducer can
-/// be used again. A rank that cannot go on (an exception in its forward or backward, a broken
-/// connection) leaves a note in the group's store, and the others stop with that note's text within
-/// a few seconds. The reducer recovers from that only if every rank met it in the same place.
+/// same backward every rank throws the same text. (Over NCCL, unless passes may skip parameters, of
+/// the next one: the host does not wait for the device.) `.grad` is then unspecified, and the
+/// reducer can be used again. A rank that cannot go on (an exception in its forward or backward, a
+/// broken connection) leaves a note in the group's store, and the others stop with that note's text
+/// within a few seconds. The reducer recovers from that only if every rank met it in the same
+/// place.
 ///
 /// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
 /// Threads: hooks run on autograd's threads, one per device; everything else is called from the
@@ -279,13 +282,16 @@ class Reducer {
   std::string why_missing(size_t index, const std::vector<char>& reached) const;
   void end_static_count();
   void wait_for_buckets();
+  std::unique_ptr<PastPass> past_pass();
+  void wait_for(const PastPass& past);
+  std::vector<char> agreed_unused(PastPass& past);
   void hand_over(size_t index, const std::vector<char>& unused, bool shadowed);
   at::Tensor wait_for(Bucket& bucket, size_t index);
   void wait_for(c10d::Work& work, c10::function_ref<std::string()> place);
   void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
   Whereabouts whereabouts(const std::string& place) const;
   void look_after_peers(const std::string& place);
-  [[noreturn]] void throw_problems();
+  [[noreturn]] void throw_problems(std::vector<Problem> met);
   bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
   bool is_counting() const { return options_.static_graph() && !counted_; }
 
@@ -333,7 +339,10 @@ class Reducer {
 
   std::unique_ptr<StatusBoard> status_;
   bool status_in_last_bucket_ = false;
-  c10::intrusive_ptr<c10d::Work> status_work_;  // when no bucket carries it
+  c10::intrusive_ptr<c10d::Work> status_work_;         // when no bucket carries it
+  const bool runs_ahead_;                              // the host, of the device
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;  // of this pass, where it does
+  std::unique_ptr<PastPass> past_;                     // the last one, where it does
   std::unique_ptr<PeerNotes> notes_;
   std::unique_ptr<StepRecorder> recorder_;
   std::unique_ptr<BucketTuner> tuner_;  // until the caps are chosen
@@ -343,7 +352,8 @@ class Reducer {
   std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
   std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;
-  std::vector<Problem> problems_;
+  std::vector<Problem> problems_;       // for the next status
+  std::vector<Problem> sent_problems_;  // with this pass's
 };
 
 }  // namespace ddp

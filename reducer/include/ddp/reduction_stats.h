@@ -28,7 +28,8 @@ struct StepStats {
   double forward_ms = 0;  // to the first thing that backward did
   double compute_ms = 0;  // to the end of autograd's work: forward and backward
   double total_ms = 0;    // to the end of the backward pass
-  /// While at least one bucket was under way, and of that, after autograd was done.
+  /// While at least one bucket was under way; and of that, when no computation went on beside it:
+  /// after autograd was done, or while the call that launches held its thread up.
   double communication_ms = 0;
   double exposed_ms = 0;
   int64_t bytes = 0;                 // of all buckets
@@ -57,7 +58,7 @@ struct BucketCapTuning {
 };
 
 /// What a reducer measured, all on the host. On CUDA, where the host runs ahead of the device,
-/// these are the times at which work was handed over.
+/// computation counts until it was handed over; for the ends of collectives a sampled step waits.
 struct ReductionStats {
   std::vector<StepStats> steps;  // the last ones that were sampled, oldest first, at most 128
   int64_t rebuilds = 0;          // of the buckets

@@ -1,0 +1,189 @@
+// Over a backend that, as NCCL, holds up the stream and not the host: here one that says it does.
+#include <atomic>
+
+#include <ddp/reducer.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm/backends/shm/over_gloo.h"
+#include "reducer/passes.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::errors_of_ranks;
+using testing::parameter;
+using testing::Rank;
+using testing::run_ranks;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Counts how often somebody looks whether it is over.
+class WatchedWork : public c10d::Work {
+ public:
+  WatchedWork(WorkPtr work, std::shared_ptr<std::atomic<int>> looks)
+      : work_(std::move(work)), looks_(std::move(looks)) {}
+  bool isCompleted() override {
+    ++*looks_;
+    return work_->isCompleted();
+  }
+  std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
+
+  std::exception_ptr failure;  // what the device met, as only exception() tells
+
+ private:
+  WorkPtr work_;
+  std::shared_ptr<std::atomic<int>> looks_;
+};
+
+class LikeNccl : public backends::shm::OverGloo {
+ public:
+  using OverGloo::OverGloo;
+  const std::string getBackendName() const override { return "nccl"; }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    auto sums = options;
+    if (options.reduceOp == c10d::ReduceOp::AVG) {
+      tensors[0].div_(getSize());
+      sums.reduceOp = c10d::ReduceOp::SUM;
+    }
+    latest = c10::make_intrusive<WatchedWork>(OverGloo::allreduce(tensors, sums), looks);
+    return latest;
+  }
+
+  std::shared_ptr<std::atomic<int>> looks = std::make_shared<std::atomic<int>>(0);
+  c10::intrusive_ptr<WatchedWork> latest;
+};
+
+/// Two parameters and what averages their gradients.
+struct Trainer {
+  explicit Trainer(const Rank& self, ReducerOptions options = ReducerOptions().stats_every(0))
+      : rank(self.rank),
+        backend(
+            c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU))),
+        reducer({{"a", a}, {"b", b}}, group_of(self), options) {}
+
+  ProcessGroup group_of(const Rank& self) const {
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(
+        c10::make_intrusive<c10d::PrefixStore>("ahead", self.store), self.rank, self.size);
+    group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
+    group->setDefaultBackend("nccl");
+    group->setGroupName("ahead");
+    return group;
+  }
+
+  /// \return  what it throws; "" for nothing.
+  std::string step(bool skip_b = false) {
+    a.mutable_grad().reset();
+    b.mutable_grad().reset();
+    try {
+      testing::reduced_backward(reducer, [&] {
+        const auto loss = skip_b ? a.sum() : a.sum() + b.sum();
+        return loss * (rank + 1.0);
+      });
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  }
+
+  int rank;
+  at::Tensor a = parameter(), b = parameter();
+  c10::intrusive_ptr<LikeNccl> backend;
+  Reducer reducer;
+};
+
+}  // namespace
+
+TEST_CASE("the host runs ahead of the device, which averages all the same", "[ranks][ahead]") {
+  const bool as_views = GENERATE(false, true);
+  const double cap_mb = GENERATE(1e-6, 25.0);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Trainer trainer(
+        self,
+        ReducerOptions().stats_every(0).bucket_cap_mb(cap_mb).gradient_as_bucket_view(as_views));
+    for (int step = 1; step <= 5; ++step) {
+      const auto error = trainer.step();
+      TORCH_CHECK(error.empty(), error);
+      TORCH_CHECK(torch::equal(trainer.a.grad(), torch::full({3}, 1.5)), trainer.a.grad());
+      TORCH_CHECK(torch::equal(trainer.b.grad(), torch::full({3}, 1.5)), trainer.b.grad());
+    }
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("nobody waits for what the device does in this step", "[ranks][ahead]") {
+  const int64_t every = GENERATE(0, 1);
+  const auto looks = run_ranks<int>(2, [&](const Rank& self) {
+    Trainer trainer(self, ReducerOptions().stats_every(every));
+    for (int step = 0; step < 3; ++step) trainer.step();
+    const int before = *trainer.backend->looks;
+    trainer.step();
+    return *trainer.backend->looks - before;
+  });
+  // The last step's one bucket, which is over. Who takes the times waits for this one's as well.
+  for (const int count : looks) CHECK((every == 0 ? count == 1 : count > 1));
+}
+
+TEST_CASE("what one rank meets all are told in the next pass, and go on", "[ranks][ahead]") {
+  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    Trainer trainer(self);
+    std::vector<std::string> errors;
+    for (int step = 1; step <= 5; ++step) {
+      errors.push_back(trainer.step(/*skip_b=*/self.rank == 1 && step == 2));
+    }
+    TORCH_CHECK(torch::equal(trainer.b.grad(), torch::full({3}, 1.5)));
+    return errors;
+  });
+  CHECK(told[0] == told[1]);
+  for (const size_t fine : {0, 1, 3, 4}) CHECK(told[0][fine] == "");
+  CHECK_THAT(
+      told[0][2], ContainsText("rank 1") && ContainsText("without gradients for 1 of 2") &&
+                      ContainsText("b: not used in forward"));
+}
+
+TEST_CASE("passes that do not match are told in the next one", "[ranks][ahead]") {
+  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    Trainer trainer(self);
+    trainer.step();
+    if (self.rank == 1) trainer.reducer.prepare_for_backward({{trainer.a.sum()}, true});
+    const auto first = trainer.step();
+    return std::vector<std::string>{first, trainer.step(), trainer.step()};
+  });
+  CHECK(told[0] == told[1]);
+  CHECK(told[0][0] == "");
+  CHECK_THAT(told[0][1], ContainsText("2 training forward passes came since"));
+  CHECK(told[0][2] == "");
+}
+
+TEST_CASE("where a pass may skip parameters, it tells itself", "[ranks][ahead]") {
+  const auto told = run_ranks<std::string>(2, [](const Rank& self) {
+    Trainer trainer(self, ReducerOptions().find_unused_parameters(true));
+    trainer.step(/*skip_b=*/true);
+    TORCH_CHECK(!trainer.b.grad().defined());
+    trainer.reducer.report_problem("something: is wrong on one rank", "Mend it.");
+    return trainer.step();
+  });
+  for (const auto& text : told) CHECK_THAT(text, ContainsText("something: is wrong"));
+}
+
+TEST_CASE("what the device met comes out of the next pass", "[ranks][ahead]") {
+  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    Trainer trainer(self);
+    const auto first = trainer.step();
+    trainer.backend->latest->failure = std::make_exception_ptr(std::runtime_error("a broken link"));
+    const auto second = trainer.step();
+    return std::vector<std::string>{first, second, trainer.step()};
+  });
+  for (const auto& rank : told) {
+    CHECK(rank[0] == "");
+    CHECK_THAT(
+        rank[1], ContainsText("exchanging the ranks' status") && ContainsText("broken link"));
+    CHECK_THAT(rank[2], ContainsText("broken link"));
+  }
+}
+
+}  // namespace ddp
