@@ -8,14 +8,16 @@ usage() {
 usage: scripts/bench.sh [--quick] [--models A,B,...] [--passes N] [--bin FOLDER]
                         [--python PROGRAM] [--results FOLDER] [--output FOLDER]
 
-Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and
-writes RESULTS.md and its plots. Processes of C++ and Python take turns, in both orders. Takes most
-of an hour on two cores, which should have nothing else to do; --quick takes minutes.
+Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and the
+reducer alone on one, and writes RESULTS.md and its plots. Processes of C++ and Python take turns, in
+both orders. Takes an hour or two on two cores, which should have nothing else to do; --quick takes
+minutes.
 
   --quick             fewer steps, models and bucket sizes: shows that all works
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
-  --passes N          processes of each kind and model; default: 4, with --quick 2
-  --bin FOLDER        with ddprun and ddp_bench; builds nothing then
+  --passes N          processes of each kind and model, for all modes and again for a sweep of bucket
+                      sizes; default: 4 and 2, with --quick 2 and 2
+  --bin FOLDER        with ddprun, ddp_bench and reducer_overhead; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
   --results FOLDER    for what is measured; default: build/release/bench
   --output FOLDER     for RESULTS.md and plots/; default: benchmarks
@@ -48,46 +50,49 @@ while (($# > 0)); do
   shift
 done
 
+sweep_passes=${passes:-2} # a sweep takes longer than all modes
 if [[ $quick == yes ]]; then
   models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=2
   sweep=1,5,25 sweep_models=mlp
 else
-  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=3
+  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=9
   sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
 fi
 [[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
 if [[ -z $bin ]]; then
-  "$root/scripts/build.sh" ddprun ddp_bench
+  "$root/scripts/build.sh" ddprun ddp_bench reducer_overhead
   bin=$root/build/release/bin
 fi
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
 [[ -n $python ]] || echo "bench: no Python with torch, so there will be no peers in the results" >&2
-[[ -x $bin/ddp_bench && -x $bin/ddprun ]] || fail "expected ddprun and ddp_bench in $bin"
+for program in ddprun ddp_bench reducer_overhead; do
+  [[ -x $bin/$program ]] || fail "expected $program in $bin"
+done
 export OMP_NUM_THREADS=1
 
-# How many steps a mode gets in a turn, by how long they take.
+# How many steps a mode gets in a turn, by how long they take. Short turns, so that what the machine
+# does meanwhile meets all modes alike.
 iters_of() { # MODEL
   local iters
   case $1 in
-    resnet18) iters=6 ;;
-    transformer | mlp) iters=12 ;;
-    *) iters=20 ;;
+    resnet18) iters=2 ;;
+    transformer | mlp) iters=4 ;;
+    *) iters=7 ;;
   esac
-  [[ $quick == no ]] || iters=$((iters / 4 + 1))
   echo "$iters"
 }
 
 # One process of either kind; its lines go to a file of its own.
 run_cpp() { # FOLDER MODEL PASS ARGUMENTS...
-  echo "bench: $1, $2, C++, pass $3 of $passes"
+  echo "bench: $1, $2, C++, pass $3"
   "$bin/ddprun" -n 2 --no-prefix "$bin/ddp_bench" --model "$2" "${@:4}" \
     --iters "$(iters_of "$2")" --rounds "$rounds" >"$results/$1/$2-$3-cpp.jsonl"
 }
 run_python() { # FOLDER MODEL PASS ARGUMENTS...
   [[ -n $python ]] || return 0
-  echo "bench: $1, $2, Python, pass $3 of $passes"
+  echo "bench: $1, $2, Python, pass $3"
   "$bin/ddprun" -n 2 --no-prefix "$python" "$root/benchmarks/peers/ddp_peer.py" --model "$2" \
     "${@:4}" --iters "$(iters_of "$2")" --rounds "$rounds" >"$results/$1/$2-$3-py.jsonl"
 }
@@ -111,7 +116,7 @@ describe_machine() {
     "Two ranks of one thread. $([[ $quick == no ]] || echo 'A quick run: few steps.')"
 }
 
-for part in steps sweep timeline; do
+for part in steps overhead sweep timeline; do
   rm -rf "${results:?}/$part"
   mkdir -p "$results/$part"
 done
@@ -124,11 +129,13 @@ for ((pass = 1; pass <= passes; ++pass)); do
   for model in "${models[@]}"; do
     take_turns steps "$model" "$pass" "$all" "$all_python"
   done
+  echo "bench: overhead, pass $pass"
+  "$bin/reducer_overhead" >"$results/overhead/$pass.txt"
 done
 for model in "${sweep_models[@]}"; do
   [[ " ${models[*]} " == *" $model "* ]] || continue
-  for ((pass = 1; pass <= passes && pass <= 2; ++pass)); do
-    take_turns sweep "$model" "$pass" none,c10d,ddp none,py_ddp --sweep "$sweep"
+  for ((pass = 1; pass <= sweep_passes; ++pass)); do
+    take_turns sweep "$model" "$pass" none,c10d,ddp,ddp_tuned none,py_ddp --sweep "$sweep"
   done
 done
 for model in "${models[@]}"; do

@@ -15,7 +15,7 @@ void DdpEngine::optimize() {
 }
 
 std::optional<double> DdpEngine::chosen_cap_mb() const {
-  const auto tuning = model_->stats().tuning;
+  const auto tuning = stats().tuning;
   return tuning ? std::optional<double>(tuning->cap_mb) : std::nullopt;
 }
 

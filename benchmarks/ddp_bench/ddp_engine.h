@@ -18,8 +18,7 @@ class DdpEngine : public Engine {
   Messages messages() const override;
   std::optional<double> chosen_cap_mb() const override;
 
-  /// Before the first step.
-  void register_comm_hook(ddp::CommHook hook) { model_->register_comm_hook(std::move(hook)); }
+  ddp::ReductionStats stats() const { return model_->stats(); }
 
  protected:
   at::Tensor forward(const at::Tensor& x) override { return model_->forward(x); }

@@ -143,6 +143,13 @@ void check_together(const Options& options) {
         "--warmup: expected at least ", fewest, " steps for mode ", name, ", got ",
         options.warmup));
   }
+  const bool tunes = once.count("ddp_tuned") > 0;
+  if (tunes && !options.wrapper.bucket_cap_mb_list().empty()) {
+    throw UsageError(
+        "--bucket-cap-mb-list: expected modes without ddp_tuned, which would not tune, got "
+        "--modes " +
+        CLI::detail::join(names, ","));
+  }
   const auto has_buckets = [](const std::string& name) { return find_mode(name).has_buckets; };
   if (!options.sweep.empty() && std::none_of(names.begin(), names.end(), has_buckets)) {
     throw UsageError(

@@ -1,12 +1,8 @@
 #include "timeline.h"
 
 #include <cstdio>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <utility>
 
-#include <ATen/core/jit_type.h>
 #include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
@@ -15,58 +11,6 @@
 
 namespace ddp_bench {
 namespace {
-
-/// When buckets left and came back. Filled in from autograd's threads and the backend's.
-class BucketLog {
- public:
-  void launched(size_t index, int64_t bytes) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    buckets_[index] = {Clock::now(), Clock::now(), bytes};
-  }
-  void done(size_t index) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    buckets_[index].done = Clock::now();
-  }
-  void clear() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    buckets_.clear();
-  }
-  std::vector<Span> spans(Clock::time_point start) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<Span> spans;
-    for (const auto& [index, bucket] : buckets_) {
-      spans.push_back(
-          {"communication", "bucket " + std::to_string(index), milliseconds(start, bucket.launched),
-           milliseconds(start, bucket.done), bucket.bytes});
-    }
-    return spans;
-  }
-
- private:
-  struct Bucket {
-    Clock::time_point launched;
-    Clock::time_point done;
-    int64_t bytes;
-  };
-
-  mutable std::mutex mutex_;
-  std::map<size_t, Bucket> buckets_;
-};
-
-// The reducer waits for what this returns, so a bucket's end is in the log when backward ends.
-ddp::CommHook logged(ddp::CommHook hook, std::shared_ptr<BucketLog> log) {
-  return [hook = std::move(hook), log = std::move(log)](ddp::GradBucket& bucket) {
-    const size_t index = bucket.index();
-    log->launched(index, static_cast<int64_t>(bucket.buffer().nbytes()));
-    return hook(bucket)->then(
-        [log, index](c10::ivalue::Future& done) {
-          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-          log->done(index);
-          return done.value();
-        },
-        c10::TensorType::get());
-  };
-}
 
 std::string span_json(const Span& span) {
   char numbers[128];
@@ -85,13 +29,9 @@ std::string joined(const std::vector<std::string>& items) {
 
 }  // namespace
 
-std::vector<Span> record_step(
-    Task task, const ddp::DistributedDataParallelOptions& options, int warmup) {
-  const auto log = std::make_shared<BucketLog>();
-  DdpEngine engine(std::move(task), options);
-  engine.register_comm_hook(logged(ddp::hooks::all_reduce(options.process_group()), log));
+std::vector<Span> record_step(Task task, ddp::DistributedDataParallelOptions options, int warmup) {
+  DdpEngine engine(std::move(task), options.stats_every(1));
   for (int step = 0; step < warmup; ++step) engine.step();
-  log->clear();
   ddp::barrier(options.process_group());
   const auto times = engine.step();
 
@@ -100,7 +40,15 @@ std::vector<Span> record_step(
       {"compute", "forward", 0, at(times.forward)},
       {"compute", "backward", at(times.forward), at(times.backward)},
       {"compute", "optimizer", at(times.backward), at(times.end)}};
-  for (auto& span : log->spans(times.start)) spans.push_back(std::move(span));
+  const auto seen = engine.stats().steps.back();
+  // The wrapper's step begins in its forward, on the same clock.
+  const double begin = seen.begin_us / 1000 - milliseconds({}, times.start);
+  for (size_t i = 0; i < seen.buckets.size(); ++i) {
+    const auto& bucket = seen.buckets[i];
+    spans.push_back(
+        {"communication", "bucket " + std::to_string(i), begin + bucket.launched_ms,
+         begin + bucket.done_ms, bucket.bytes});
+  }
   return spans;
 }
 

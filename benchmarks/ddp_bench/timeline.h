@@ -21,14 +21,13 @@ struct Span {
 
 /// What one step of mode ddp did when, on this rank, from the start of the step on: forward,
 /// backward (to the last gradient's average) and optimizer, and each bucket's way from its launch
-/// to its average.
+/// to its average, in launch order.
 ///
-/// The buckets are watched through a communication hook around the averaging all-reduce, so the
-/// step is that of a wrapper with one. It follows `warmup` others.
+/// The times of buckets are the wrapper's own, from its `stats()`: it takes those of every step,
+/// and is otherwise as `options` have it. The step follows `warmup` others.
 ///
 /// Collective: yes.
-std::vector<Span> record_step(
-    Task task, const ddp::DistributedDataParallelOptions& options, int warmup);
+std::vector<Span> record_step(Task task, ddp::DistributedDataParallelOptions options, int warmup);
 
 /// All ranks' spans as one line of JSON: {"model", "mode", "world", "ranks": [[span, ...], ...]},
 /// where a span's keys are its fields' names.

@@ -2,8 +2,9 @@
 
 usage: report.py RESULTS_FOLDER OUTPUT_FOLDER
 
-RESULTS_FOLDER holds steps/*.jsonl, sweep/*.jsonl, link_<rate>/*.jsonl (a file for each process),
-timeline/<model>.json, machine.txt and link_<rate>/rate.txt; what is not there is left out.
+RESULTS_FOLDER holds steps/*.jsonl, sweep/*.jsonl, link_<rate>/*.jsonl and overhead/*.txt (a file for
+each process), timeline/<model>.json, machine.txt and link_<rate>/rate.txt; what is not there is
+left out.
 """
 
 import json
@@ -19,6 +20,10 @@ Written by `scripts/bench.sh`{link}; [README.md](README.md) says how each column
 on the machine and on what else it does: judge the ratios. Each is of one process, whose modes take
 turns; processes of C++ and Python took turns as well, in both orders.
 """
+
+OVERHEAD = """## The reducer alone
+
+What it adds to a step of forward and backward: one rank, 800 small parameters, nothing to send."""
 
 
 def read(path):
@@ -87,13 +92,20 @@ class Report:
             self.parts.append("## Targets\n\n" + table)
         self.parts += step_sections(lines)
 
+    def add_overhead(self):
+        table = tables.overhead_table(self.results / "overhead")
+        if table:
+            self.parts += [OVERHEAD, table]
+
     def add_sweeps(self):
-        lines = tables.read_lines(self.results / "sweep")
-        for index, model in enumerate(tables.models_of(lines)):
-            if index == 0:
-                self.parts.append("## Bucket sizes")
-            chart = sweep_chart(lines, model)
+        swept = tables.read_lines(self.results / "sweep")
+        tuned = tables.tuning_table(tables.read_lines(self.results / "steps") + swept)
+        if swept or tuned:
+            self.parts.append("## Bucket sizes")
+        for model in tables.models_of(swept):
+            chart = sweep_chart(swept, model)
             self.picture(f"sweep_{model}.svg", chart, f"step time of {model} by bucket size")
+        self.parts.append(tuned)
 
     def add_timelines(self):
         for index, path in enumerate(sorted((self.results / "timeline").glob("*.json"))):
@@ -113,8 +125,8 @@ class Report:
             title = f"## One rank a host, over a link of {rate:g} Gbit/s"
             self.parts.append(f"{title}\n\n{read(folder / 'rate.txt')}".strip())
             if rate == 1:
-                table = tables.target_table(lines, tables.LINK_TARGETS)
-                self.parts += [table] if table else []
+                self.parts.append(tables.target_table(lines, tables.LINK_TARGETS))
+            self.parts.append(tables.tuning_table(lines))
             self.parts += [part.replace("## ", "### ", 1) for part in step_sections(lines)]
 
     def write(self):
@@ -122,6 +134,7 @@ class Report:
         foreword = FOREWORD.format(link=" and `scripts/bench_link.sh`" if has_link else "")
         self.parts = [foreword.strip(), read(self.results / "machine.txt")]
         self.add_steps()
+        self.add_overhead()
         self.add_sweeps()
         self.add_timelines()
         self.add_links()

@@ -7,7 +7,12 @@ import statistics
 # What mode ddp shall come to at most (issue 6): step_ms over compute_ms, two ranks on one host.
 TARGETS = {"mnist": 1.05, "mlp": 1.25, "small_params": 1.03, "resnet18": 1.04}
 # On a link of 1 Gbit/s: over which field, and at most.
-LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("comm_ms", 1.05)}
+LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("alone_ms", 1.05)}
+# What ddp_tuned shall come to at most, over the best bucket size of a sweep.
+TUNED_TARGET = 1.03
+# What engines of reducer_overhead shall add to a step at most, in ms.
+OVERHEAD_TARGETS = {"ddp": 0.4, "ddp, unused": 0.8}
+TUNED = "ddp_tuned"
 MODE_ORDER = [
     "none", "naive", "flat", "c10d", "ddp", "ddp_view", "ddp_unused", "ddp_static",
     "ddp_step", "ddp_tuned",
@@ -18,15 +23,25 @@ SAME = 1e-6
 
 
 def read_lines(folder):
-    """All lines of a folder's files; a file is what one process printed."""
+    """All lines of a folder's files; a file is what one process printed.
+
+    Their alone_ms is communication alone in that process: one all-reduce of all gradients, which is
+    what mode flat sends; None where flat did not run.
+    """
     lines = []
     for path in sorted(pathlib.Path(folder).glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            record["process"] = path.stem
-            record["by"] = "Python" if path.stem.endswith("-py") else "C++"
-            lines.append(record)
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        by = "Python" if path.stem.endswith("-py") else "C++"
+        alone = next((r["comm_ms"] for r in records if r["mode"] == "flat"), None)
+        for record in records:
+            record.update(process=str(path), by=by, alone_ms=alone)
+        lines += records
     return lines
+
+
+def told_cap(record):
+    """The bucket size that a mode was given; ddp_tuned chooses one, and not the same every time."""
+    return None if record["mode"] == TUNED else record["bucket_cap_mb"]
 
 
 class Row:
@@ -34,7 +49,7 @@ class Row:
 
     def __init__(self, records):
         first = records[0]
-        self.mode, self.cap, self.by = first["mode"], first["bucket_cap_mb"], first["by"]
+        self.mode, self.cap, self.by = first["mode"], told_cap(first), first["by"]
         self.records = records
 
     def median(self, field):
@@ -42,22 +57,27 @@ class Row:
 
     def ratios(self, field="compute_ms"):
         """Of the step to that field of the same process; only these can be compared."""
-        return [r["step_ms"] / r[field] for r in self.records if r[field] > 0]
+        return [r["step_ms"] / r[field] for r in self.records if r[field]]
 
     def ratio(self, field="compute_ms"):
         ratios = self.ratios(field)
         return statistics.median(ratios) if ratios else None
 
+    def caps(self):
+        """Told or chosen: "25 MiB", "5 or 10 MiB"; "" where no process names one."""
+        caps = {record["bucket_cap_mb"] for record in self.records} - {None}
+        return " or ".join(f"{cap:g}" for cap in sorted(caps)) + " MiB" if caps else ""
+
     def name(self):
         name = f"{self.mode}, Python" if self.mode == "none" and self.by == "Python" else self.mode
-        return name if self.cap is None else f"{name}, {self.cap:g} MiB"
+        return ", ".join(filter(None, [name, self.caps()]))
 
 
 def rows_of(lines, model):
     groups = {}
     for record in lines:
         if record["model"] == model:
-            key = record["by"], record["mode"], record["bucket_cap_mb"]
+            key = record["by"], record["mode"], told_cap(record)
             groups.setdefault(key, []).append(record)
     rows = [Row(records) for records in groups.values()]
     return sorted(rows, key=lambda row: (row.by, MODE_ORDER.index(row.mode), row.cap or 0))
@@ -73,26 +93,36 @@ def span(values, form):
     return low if low == high else f"{low}-{high}"
 
 
+def table(columns, rows):
+    """In Markdown; "" without rows."""
+    if not rows:
+        return ""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
 def step_table(rows):
-    text = [
-        "| mode | step ms | p10-p90 | / none | of each process | comm ms | / comm | overlap |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        communicates = row.median("bytes") > 0
-        over_comm = row.ratio("comm_ms")
-        cells = [
+    def cells(row):
+        timed = [
             row.name(),
             f"{row.median('step_ms'):.1f}",
             f"{row.median('step_ms_p10'):.1f}-{row.median('step_ms_p90'):.1f}",
             f"{row.ratio():.3f}",
             span(row.ratios(), "{:.3f}"),
-            f"{row.median('comm_ms'):.1f}" if communicates else "",
-            f"{over_comm:.3f}" if communicates and over_comm else "",
-            f"{row.median('overlap'):.2f}" if communicates else "",
         ]
-        text.append("| " + " | ".join(cells) + " |")
-    return "\n".join(text)
+        if row.median("bytes") == 0:
+            return timed + ["", "", ""]
+        over_alone = row.ratio("alone_ms")
+        return timed + [
+            f"{row.median('comm_ms'):.1f}",
+            f"{over_alone:.3f}" if over_alone else "-",
+            f"{row.median('overlap'):.2f}",
+        ]
+
+    columns = [
+        "mode", "step ms", "p10-p90", "/ none", "of each process", "comm ms", "/ comm", "overlap",
+    ]
+    return table(columns, [cells(row) for row in rows])
 
 
 def verdict(value, target):
@@ -103,17 +133,66 @@ def verdict(value, target):
 
 def target_table(lines, targets):
     """How mode ddp, with its own bucket sizes, does against what it shall come to at most."""
-    text = ["| model | ddp | at most | |", "|---|---|---|---|"]
+    rows = []
     for model, (field, target) in targets.items():
         row = next(
             (r for r in rows_of(lines, model) if r.mode == "ddp" and r.cap is None), None
         )
         if row is None:
             continue
-        over = {"compute_ms": "none", "comm_ms": "communication alone"}[field]
+        over = {"compute_ms": "none", "alone_ms": "communication alone"}[field]
         value = row.ratio(field)
-        text.append(f"| {model} | {value:.3f} x {over} | {target} | {verdict(value, target)} |")
-    return "\n".join(text) if len(text) > 2 else ""
+        reached = [f"{value:.3f} x {over}", verdict(value, target)] if value else ["-", ""]
+        rows.append([model, reached[0], f"{target}", reached[1]])
+    return table(["model", "ddp", "at most", ""], rows)
+
+
+def tuning_table(lines):
+    """What ddp_tuned chose and came to, beside the best of the bucket sizes that ddp was told."""
+    rows = []
+    for model in models_of(lines):
+        tuned = [r for r in lines if r["model"] == model and r["mode"] == TUNED]
+        if not tuned:
+            continue
+        swept = [r for r in rows_of(lines, model) if r.mode == "ddp" and r.cap is not None]
+        # Where it ran in processes of the sweep, only those count: the two took turns there.
+        processes = {record["process"] for row in swept for record in row.records}
+        tuned = Row([r for r in tuned if r["process"] in processes] or tuned)
+        of_sweep = ["-", "-", "-", ""]
+        if swept:
+            best = min(swept, key=Row.ratio)
+            apart = tuned.ratio() / best.ratio()
+            of_sweep = [
+                best.caps(),
+                f"{best.ratio():.3f}",
+                f"{100 * (apart - 1):+.1f}%",
+                verdict(apart, TUNED_TARGET),
+            ]
+        rows.append([model, tuned.caps(), f"{tuned.ratio():.3f}", *of_sweep])
+    columns = [
+        "model", "ddp_tuned chose", "/ none", "best of a sweep", "/ none", "difference",
+        f"at most {100 * (TUNED_TARGET - 1):.0f}%",
+    ]
+    return table(columns, rows)
+
+
+def overhead_table(folder):
+    """From what reducer_overhead printed, a file for each process."""
+    engines = {}
+    for path in sorted(pathlib.Path(folder).glob("*.txt")):
+        for line in path.read_text().splitlines()[1:]:
+            name, step, above, _ = line.rsplit(maxsplit=3)
+            engines.setdefault(name, []).append((float(step), float(above)))
+    rows = []
+    for name, times in engines.items():
+        steps, above = zip(*times)
+        value, target = statistics.median(above), OVERHEAD_TARGETS.get(name)
+        timed = [name, f"{statistics.median(steps):.2f}"]
+        added = [f"{value:.3f}", span(above, "{:.3f}")] if name != "none" else ["", ""]
+        judged = [f"{target}", verdict(value, target)] if target else ["", ""]
+        rows.append(timed + added + judged)
+    columns = ["engine", "step ms", "ms above none", "of each process", "at most", ""]
+    return table(columns, rows)
 
 
 def agreement(lines, model):

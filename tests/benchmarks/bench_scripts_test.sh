@@ -17,23 +17,37 @@ stand_in "$work/bin/ddprun" <<'END'
 #!/usr/bin/env bash
 set -euo pipefail
 echo "$* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
+caps=null
 while (($# > 0)); do
   case $1 in
     --model) model=$2 ;;
     --modes) modes=$2 ;;
+    --sweep) caps=${2//,/ } ;;
     --timeline) timeline=$2 ;;
   esac
   shift
 done
 for mode in ${modes//,/ }; do
-  echo "{\"model\":\"$model\",\"mode\":\"$mode\",\"backend\":\"gloo\",\"world\":2,\"bucket_cap_mb\":null,\
+  case $mode in
+    c10d | ddp | py_ddp) of_mode=$caps ;;
+    ddp_tuned) of_mode=8 ;;
+    *) of_mode=null ;;
+  esac
+  for cap in $of_mode; do
+    echo "{\"model\":\"$model\",\"mode\":\"$mode\",\"backend\":\"gloo\",\"world\":2,\"bucket_cap_mb\":$cap,\
 \"step_ms\":12,\"step_ms_p10\":11,\"step_ms_p90\":13,\"compute_ms\":10,\"comm_ms\":4,\"overlap\":0.5,\
 \"bytes\":8,\"checksum\":1.5}"
+  done
 done
 [[ -z ${timeline-} ]] || echo "{\"model\":\"$model\",\"mode\":\"ddp\",\"world\":2,\"ranks\":[[\
 {\"track\":\"compute\",\"name\":\"forward\",\"start_ms\":0,\"end_ms\":1,\"bytes\":0}]]}" >"$timeline"
 END
 stand_in "$work/bin/ddp_bench" </dev/null
+stand_in "$work/bin/reducer_overhead" <<'END'
+#!/usr/bin/env bash
+echo "engine            step ms   above none us / parameter"
+echo "ddp, unused        20.000        0.880          1.100"
+END
 
 fail() {
   echo "FAILED: $*"
@@ -48,8 +62,15 @@ $3"
 
 export CALLS=$work/calls
 mkdir "$work/out"
-"$root/scripts/bench.sh" --quick --models mnist,small_params --bin "$work/bin" --python "$work/python" \
-  --results "$work/results" --output "$work/out" >"$work/log" 2>&1 || fail "$(cat "$work/log")"
+bench() { # ARGUMENTS...
+  : >"$CALLS"
+  "$root/scripts/bench.sh" "$@" --bin "$work/bin" --python "$work/python" \
+    --results "$work/results" --output "$work/out" >"$work/log" 2>&1 || fail "$(cat "$work/log")"
+}
+calls_with() { # PATTERN
+  grep -c -e "$1" "$CALLS" || true
+}
+bench --quick --models mnist,small_params
 
 # Who runs when: C++ before Python in the first pass, after it in the second.
 order=$(sed -n "s|.*/\(ddp_bench\) --model \([a-z_]*\) --modes none.*|\1 \2|p
@@ -65,10 +86,22 @@ ddp_bench small_params" "$order"
 expect "calls without one thread for each rank" "" "$(grep -v OMP_NUM_THREADS=1 "$CALLS" || true)"
 results=$(cat "$work/out/RESULTS.md")
 for text in "## mnist" "| small_params | 1.200 x none | 1.03 | missed by 16.5% |" \
-  "| py_ddp_static |" "plots/timeline_mnist.svg" "A quick run"; do
+  "| py_ddp_static |" "plots/timeline_mnist.svg" "A quick run" \
+  "| ddp, unused | 20.00 | 0.880 | 0.880 | 0.8 | missed by 10.0% |" "| mnist | 8 MiB | 1.200 | - |"; do
   [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
 $results"
 done
+
+bench --models mlp
+expect "processes with all modes" 4 "$(calls_with 'ddp_bench .*--modes none,naive')"
+expect "sweeps" 2 "$(calls_with 'ddp_bench .*--modes none,c10d,ddp,ddp_tuned --sweep')"
+results=$(cat "$work/out/RESULTS.md")
+[[ $results == *"| mlp | 8 MiB | 1.200 | 1 MiB | 1.200 | +0.0% | met |"* ]] ||
+  fail "RESULTS.md: expected the size that was tuned beside the best of the sweep in
+$results"
+bench --models mlp --passes 3
+expect "processes with all modes and --passes 3" 3 "$(calls_with 'ddp_bench .*--modes none,naive')"
+expect "sweeps with --passes 3" 3 "$(calls_with 'ddp_bench .*--sweep')"
 
 status=0
 output=$("$root/scripts/bench.sh" --quik 2>&1) || status=$?

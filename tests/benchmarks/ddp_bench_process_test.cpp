@@ -103,13 +103,18 @@ TEST_CASE("each mode ends as a line, and all with the same parameters", "[benchm
 
 TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]") {
   const auto results = results_of(bench(
-      {"--model", "small_params", "--modes", "ddp,flat,c10d", "--sweep", "0.1,25", "--seed", "3"}));
+      {"--model", "small_params", "--modes", "ddp,flat,c10d,ddp_tuned", "--sweep", "0.1,25",
+       "--seed", "3"}));
   Lines seen;
   for (const auto& result : results) {
     seen.push_back(result.at("mode") + " " + result.at("bucket_cap_mb"));
     // `none` ran as well, though nobody asked for it.
     CHECK(value(result, "compute_ms") > 0);
   }
+  REQUIRE(seen.size() == 6);
+  CHECK(seen.back() != "\"ddp_tuned\" null");  // once, with a size of its own
+  CHECK(results.back().at("mode") == "\"ddp_tuned\"");
+  seen.pop_back();
   CHECK(seen == Lines{"\"ddp\" 0.1", "\"ddp\" 25", "\"flat\" null", "\"c10d\" 0.1", "\"c10d\" 25"});
 }
 
@@ -124,6 +129,26 @@ TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
   std::string json;
   std::getline(std::ifstream(file), json);
   CHECK_THAT(json, ContainsText("\"bucket 0\"") && ContainsText("\"optimizer\""));
+}
+
+// RESULTS.md has a table of it (benchmarks/report/tables.py).
+TEST_CASE("reducer_overhead ends as a line for each engine", "[benchmarks][process]") {
+  const auto ended =
+      ddp::testing::run({REDUCER_OVERHEAD_PROGRAM, "--blocks", "2", "--rounds", "3"}, kTwoMinutes);
+  INFO(ended.out << ended.err);
+  CHECK(ended.code == 0);
+  const auto lines = ddp::testing::lines_of(ended.out);
+  Lines engines;
+  static const std::regex kLine(R"(([a-z].*[a-z0-9]) +[0-9.]+ +-?[0-9.]+ +-?[0-9.]+)");
+  for (size_t i = 1; i < lines.size(); ++i) {
+    std::smatch found;
+    CAPTURE(lines[i]);
+    REQUIRE(std::regex_match(lines[i], found, kLine));
+    engines.push_back(found[1]);
+  }
+  CHECK(
+      engines ==
+      Lines{"none", "ddp", "ddp, views", "ddp, unused", "ddp, static", "c10d", "c10d, unused"});
 }
 
 TEST_CASE("every rank tells what is wrong with the command line", "[benchmarks][process][errors]") {

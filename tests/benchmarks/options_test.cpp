@@ -99,6 +99,8 @@ TEST_CASE("a command line that cannot be is told in one line", "[benchmarks][pur
            {{"--modes", "none,flat", "--sweep", "1"}, "--sweep: expected a mode with buckets"},
            {{"--sweep", "1", "--bucket-cap-mb", "5"}, "--sweep"},
            {{"--bucket-cap-mb", "5", "--bucket-cap-mb-list", "5"}, "--bucket-cap-mb"},
+           {{"--modes", "none,ddp_tuned", "--bucket-cap-mb-list", "1,2"},
+            "--bucket-cap-mb-list: expected modes without ddp_tuned"},
            {{"--reduction", "sum"}, "--reduction: expected one of mean, sample_weighted"},
            {{"--iters", "0"}, "--iters"},
            {{"--rounds", "x"}, "--rounds"},

@@ -58,10 +58,13 @@ class Written(unittest.TestCase):
         self.results.mkdir()
         self.output.mkdir()
 
-    def put(self, name, *records):
+    def put_text(self, name, text):
         path = self.results / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        path.write_text(text)
+
+    def put(self, name, *records):
+        self.put_text(name, "".join(json.dumps(record) + "\n" for record in records))
 
     def write(self):
         report.Report(self.results, self.output).write()
@@ -76,7 +79,7 @@ class Written(unittest.TestCase):
         slow = {"compute_ms": 200.0, "comm_ms": 100.0}
         self.put("steps/mlp-2-cpp.jsonl", line("none", 200.0, **slow), line("ddp", 280.0, **slow))
         text = self.write()
-        self.assertIn("| ddp | 200.0 | 199.0-201.0 | 1.300 | 1.200-1.400 | 75.0 | 2.600 |", text)
+        self.assertIn("| ddp | 200.0 | 199.0-201.0 | 1.300 | 1.200-1.400 | 75.0 | - |", text)
         self.assertIn("| mlp | 1.300 x none | 1.25 | missed by 4.0% |", text)
 
     def test_a_target_that_is_met(self):
@@ -125,14 +128,75 @@ class Written(unittest.TestCase):
         self.assertEqual(titles.count("bucket 0: 2.00 to 4.00 ms"), 2)
 
     def test_links_have_targets_of_their_own(self):
-        self.put("link_10/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
-        self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 52.0))
-        (self.results / "link_1/rate.txt").write_text("One TCP connection carries 0.957 Gbit/s.\n")
+        # Communication alone is flat's one message, not the buckets of ddp itself.
+        flat = line("flat", 90.0, comm_ms=50.0)
+        self.put("link_10/mlp-1-cpp.jsonl", line("none", 100.0), flat, line("ddp", 125.0))
+        ddp = line("ddp", 52.0, comm_ms=40.0)
+        self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), flat, ddp)
+        self.put_text("link_1/rate.txt", "One TCP connection carries 0.957 Gbit/s.\n")
         text = self.write()
         self.assertIn("carries 0.957", text)
         self.assertIn("| mlp | 1.040 x communication alone | 1.05 | met |", text)
         self.assertEqual(text.count("communication alone"), 1)
+        self.assertIn("| ddp | 52.0 | 51.0-53.0 | 0.520 | 0.520 | 40.0 | 1.040 |", text)
         self.assertLess(text.index("of 1 Gbit/s"), text.index("of 10 Gbit/s"))
+
+    def test_without_flat_there_is_no_communication_alone(self):
+        self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 52.0))
+        # Another process's says nothing about this one.
+        self.put("link_1/mlp-2-cpp.jsonl", line("none", 100.0), line("flat", 90.0))
+        self.assertIn("| mlp | - | 1.05 |  |", self.write())
+
+    def test_tuning_is_compared_with_the_sweep_of_the_same_process(self):
+        caps = [line("ddp", 100.0 + cap, bucket_cap_mb=cap) for cap in (20.0, 10.0, 25.0)]
+        # Alone it came to more, on a machine that did something else: no word about the sweep.
+        alone = line("ddp_tuned", 150.0, bucket_cap_mb=50.0)
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), alone)
+        tuned = line("ddp_tuned", 112.2, bucket_cap_mb=12.5)
+        self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *caps, tuned)
+        text = self.write()
+        self.assertIn("| mlp | 12.5 MiB | 1.122 | 10 MiB | 1.100 | +2.0% | met |", text)
+        self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *caps)
+        text = self.write()
+        self.assertIn("| mlp | 50 MiB | 1.500 | 10 MiB | 1.100 | +36.4% | missed by 32.4% |", text)
+        # A choice is no point of the sweep.
+        lines = self.picture("sweep_mlp.svg").findall("{*}polyline")
+        self.assertEqual([len(one.get("points").split()) for one in lines], [3])
+
+    def test_links_have_sweeps_of_their_own(self):
+        told = line("ddp", 120.0, bucket_cap_mb=5.0)
+        for rate, step in (("1", 120.0), ("10", 132.0)):
+            tuned = line("ddp_tuned", step, bucket_cap_mb=5.0)
+            self.put(f"link_{rate}/mlp-sweep-cpp.jsonl", line("none", 100.0), told, tuned)
+        text = self.write()
+        self.assertIn("| mlp | 5 MiB | 1.200 | 5 MiB | 1.200 | +0.0% | met |", text)
+        self.assertIn("| mlp | 5 MiB | 1.320 | 5 MiB | 1.200 | +10.0% | missed by 6.8% |", text)
+
+    def test_what_is_tuned_is_one_mode_whatever_it_chose(self):
+        for index, (cap, step) in enumerate(((10.0, 120.0), (5.0, 130.0), (10.0, 140.0))):
+            tuned = line("ddp_tuned", step, bucket_cap_mb=cap)
+            self.put(f"steps/mlp-{index}-cpp.jsonl", line("none", 100.0), tuned)
+        text = self.write()
+        self.assertIn("| ddp_tuned, 5 or 10 MiB | 130.0 |", text)
+        self.assertEqual(text.count("| ddp_tuned,"), 1)
+        self.assertIn("| mlp | 5 or 10 MiB | 1.300 | - | - | - |  |", text)
+
+    def test_overhead_is_of_all_processes(self):
+        header = "engine            step ms   above none us / parameter\n"
+        for process, (plain, unused) in {"1": (0.3, 0.9), "2": (0.5, 0.7), "3": (0.4, 1.0)}.items():
+            self.put_text(
+                f"overhead/{process}.txt",
+                f"{header}none               12.000        0.000          0.000\n"
+                f"ddp                12.400 {plain:12.3f}          0.500\n"
+                f"ddp, unused        12.900 {unused:12.3f}          1.125\n"
+                f"c10d               13.000        1.000          1.250\n",
+            )
+        text = self.write()
+        self.assertIn("## The reducer alone", text)
+        self.assertIn("| none | 12.00 |  |  |  |  |", text)
+        self.assertIn("| ddp | 12.40 | 0.400 | 0.300-0.500 | 0.4 | met |", text)
+        self.assertIn("| ddp, unused | 12.90 | 0.900 | 0.700-1.000 | 0.8 | missed by 12.5% |", text)
+        self.assertIn("| c10d | 13.00 | 1.000 | 1.000 |  |  |", text)
 
 
 class Drawing(unittest.TestCase):
