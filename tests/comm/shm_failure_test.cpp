@@ -71,17 +71,17 @@ TEST_CASE("a rank that does not come is named when the time is over", "[shm][err
       [](const Rank& self) {
         sum_of_ones(self);
         if (self.rank == 1) {
-          std::this_thread::sleep_for(1500ms);
+          std::this_thread::sleep_for(6s);
         } else {
           sum_of_ones(self);
         }
       },
-      over_shm(500ms));
+      over_shm(2s));
   CHECK(errors[1].empty());
   for (const int rank : {0, 2}) {
     CAPTURE(errors[rank]);
     // Who did not notice first is told by the one who did.
-    CHECK_THAT(errors[rank], ContainsText("timed out after 500 ms, rank 1 (at 1) did not come"));
+    CHECK_THAT(errors[rank], ContainsText("timed out after 2000 ms, rank 1 (at 1) did not come"));
     CHECK_THAT(errors[rank], ContainsText("collective number 1 (all_reduce of 10 x Float, SUM)"));
   }
 }

@@ -117,6 +117,37 @@ TEST_CASE("sums go over all hosts", "[shm][hosts][ranks]") {
   }
 }
 
+TEST_CASE("an element's sum does not depend on its place", "[shm][hosts][ranks]") {
+  const std::string hosts = GENERATE("aabc", "aabbccdd");
+  CAPTURE(hosts);
+  constexpr int64_t kNumel = 1000;
+  const auto of_rank = [](int rank) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + rank);
+    return at::randn({kNumel}, generator, at::dtype(at::kFloat));
+  };
+  const auto results =
+      run_ranks<std::vector<at::Tensor>>(static_cast<int>(hosts.size()), [&](const Rank& self) {
+        const auto backend = backend_of(self, hosts);
+        const auto whole = of_rank(self.rank), cut = of_rank(self.rank);
+        start(backend, whole, c10d::ReduceOp::SUM)->wait();
+        for (const auto& piece : cut.split(70)) {
+          start(backend, piece, c10d::ReduceOp::SUM)->wait();
+        }
+        return std::vector<at::Tensor>{whole, cut};
+      });
+  at::Tensor expected, of_host;
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    const auto t = of_rank(static_cast<int>(rank));
+    of_host = rank > 0 && hosts[rank] == hosts[rank - 1] ? of_host + t : t;
+    const bool last = rank + 1 == hosts.size() || hosts[rank + 1] != hosts[rank];
+    if (last) expected = expected.defined() ? expected + of_host : of_host;
+  }
+  for (const auto& result : results) {
+    CHECK(at::equal(result[0], expected));
+    CHECK(at::equal(result[1], expected));
+  }
+}
+
 TEST_CASE("averages divide by all ranks", "[shm][hosts][ranks]") {
   const auto results = run_ranks<at::Tensor>(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aaab");
@@ -201,13 +232,14 @@ TEST_CASE("a rank that does not come is named on its host", "[shm][hosts][errors
 }
 
 TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][errors]") {
+  const std::string hosts = GENERATE("aabb", "aabc");
   const int who = GENERATE(0, 1, 2, 3);
   const bool gives_up = GENERATE(false, true);  // or goes
-  CAPTURE(who, gives_up);
+  CAPTURE(hosts, who, gives_up);
   std::vector<BackendPtr> kept(4);
   std::vector<double> took(4);
   const auto errors = errors_of_ranks(4, [&](const Rank& self) {
-    auto backend = backend_of(self, "aabb", 30s);
+    auto backend = backend_of(self, hosts, 30s);
     start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait();
     if (self.rank == who) {
       std::this_thread::sleep_for(200ms);
@@ -231,9 +263,10 @@ TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][er
 }
 
 TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][ranks]") {
+  const std::string hosts = GENERATE("aaabb", "aabbc");
   for (int round = 0; round < 20; ++round) {
     const auto errors = errors_of_ranks(5, [&](const Rank& self) {
-      auto backend = backend_of(self, "aaabb");
+      auto backend = backend_of(self, hosts);
       const auto t = at::ones({1000});
       const auto work = start(backend, t, c10d::ReduceOp::SUM);
       if (round % 2 == 0) work->wait();

@@ -3,9 +3,8 @@
 //
 // world                as said
 // world fail-once      rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
-// world kill FILE      meets in FILE, over shared memory; then rank 1 kills itself, and rank 0
-// prints
-//                      what it gets to know of that, and after how many milliseconds
+// world kill RANK FILE  meets in FILE, over shared memory; then RANK kills itself, and the others
+//                      print what they get to know of that, and after how many milliseconds
 #include <chrono>
 #include <csignal>
 #include <cstdio>

@@ -8,6 +8,7 @@
 #include <ddp/error_text.h>
 
 #include "memory.h"
+#include "ordered_reduction.h"
 #include "reduce.h"
 
 namespace ddp::backends::shm {
@@ -89,7 +90,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
  private:
   struct Added {
     PassagePtr passage;
-    WorkPtr work;
+    std::shared_ptr<OrderedReduction> sum;
   };
 
   void gather(const PassagePtr& passage) {
@@ -123,11 +124,12 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     try {
       if (const auto error = gathered.get()) std::rethrow_exception(error);
       TORCH_CHECK_WITH(DistBackendError, !failed_, "shm: an all-reduce before this one failed.");
-      std::vector<at::Tensor> tensors{passage->memory};
       auto options = passage->options;
       // Shares were taken within the hosts.
       if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
-      spreader_->push({passage, leaders_->allreduce(tensors, options)});
+      const auto sum = std::make_shared<OrderedReduction>(*leaders_, passage->memory, options);
+      sum->combine();
+      spreader_->push({passage, sum});
     } catch (...) {
       end(passage, std::current_exception());
     }
@@ -135,7 +137,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   void spread_when(const Added& added) {
     try {
-      added.work->wait();
+      added.sum->finish();
       spread(added.passage);
     } catch (...) {
       end(added.passage, std::current_exception());

@@ -30,8 +30,9 @@ struct Host {
 /// leader. So the network carries each element once a host, and not once a rank. All else is
 /// Gloo's.
 ///
-/// Sums are taken in rank order within a host, and between hosts as Gloo does. What fails anywhere
-/// fails the group: also a call that does not match the others', which on one host alone would not.
+/// Sums are taken in rank order within a host, and then in the order of the hosts' first ranks.
+/// What fails anywhere fails the group: also a call that does not match the others', which on one
+/// host alone would not.
 class HostsBackend : public InArena {
  public:
   /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
