@@ -47,7 +47,7 @@ c10::Device DistributedDataParallelBase::join_device() const {
 }
 
 void DistributedDataParallelBase::wait_in_join(c10d::Work& work) {
-  reducer_->wait_before_forward(work, "what the ranks will do");
+  reducer_->wait_before_forward(work, "what the ranks will do", /*host_reads=*/true);
 }
 
 void DistributedDataParallelBase::join_failed() noexcept {
@@ -186,7 +186,8 @@ bool DistributedDataParallelBase::wants_buffers() const {
 void DistributedDataParallelBase::broadcast_buffers(
     int source, const std::vector<at::Tensor>& buffers) {
   broadcast_from(source, buffers, group_, [&](c10d::Work& work) {
-    reducer_->wait_before_forward(work, c10::str("the buffers of rank ", source));
+    reducer_->wait_before_forward(
+        work, c10::str("the buffers of rank ", source), /*host_reads=*/false);
   });
 }
 
@@ -196,7 +197,8 @@ void DistributedDataParallelBase::broadcast_state(int source) {
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
   }
   broadcast_from(source, tensors, group_, [&](c10d::Work& work) {
-    reducer_->wait_before_forward(work, c10::str("the model of rank ", source));
+    reducer_->wait_before_forward(
+        work, c10::str("the model of rank ", source), /*host_reads=*/false);
   });
   buffers_may_differ_ = true;
 }

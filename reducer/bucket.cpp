@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include "gradient_copy.h"
@@ -33,6 +34,11 @@ at::Tensor twin(const at::Tensor& view) {
 
 // Puts `t` where `place` lies: it stays the same tensor, for whoever has it.
 void relocate(const at::Tensor& t, const at::Tensor& place) {
+  // On a device what reads the old memory may still be to come, on a stream that is not its own.
+  if (!t.is_cpu()) {
+    const c10::impl::VirtualGuardImpl device(t.device().type());
+    device.recordDataPtrOnStream(t.storage().data_ptr(), device.getStream(t.device()));
+  }
   auto* tensor = t.unsafeGetTensorImpl();
   tensor->set_allow_tensor_metadata_change(true);
   tensor->set_storage_keep_dtype(place.storage());

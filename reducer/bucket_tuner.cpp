@@ -14,12 +14,13 @@ double BucketTuner::since_begin_ms() const { return milliseconds(Clock::now() - 
 
 void BucketTuner::begin_backward() {
   begin_ = Clock::now();
+  now_.copy_ms = 0;
   if (last_end_ != Clock::time_point{}) now_.rest_ms = milliseconds(begin_ - last_end_);
 }
 
 void BucketTuner::end_pass() {
   last_end_ = Clock::now();
-  now_.communication_ms = since_begin_ms() - now_.backward_ms;
+  now_.communication_ms = since_begin_ms() - now_.backward_ms - now_.copy_ms;
   passes_.push_back(now_);
   // A parameter that is not used in the next pass has its gradient from the beginning.
   std::fill(now_.ready_ms.begin(), now_.ready_ms.end(), 0);
@@ -61,10 +62,15 @@ LinkCost BucketTuner::link_cost(
 
 StepTimes BucketTuner::step_times() const {
   StepTimes times;
+  const auto with_copies = [](const Pass& pass, double ms) {
+    return pass.backward_ms > 0 ? ms * (pass.backward_ms + pass.copy_ms) / pass.backward_ms : ms;
+  };
   for (size_t i = 0; i < now_.ready_ms.size(); ++i) {
-    times.ready_ms.push_back(median_of([i](const Pass& pass) { return pass.ready_ms[i]; }));
+    times.ready_ms.push_back(
+        median_of([&](const Pass& pass) { return with_copies(pass, pass.ready_ms[i]); }));
   }
-  times.backward_ms = median_of([](const Pass& pass) { return pass.backward_ms; });
+  times.backward_ms =
+      median_of([&](const Pass& pass) { return with_copies(pass, pass.backward_ms); });
   times.rest_ms = median_of([](const Pass& pass) { return pass.rest_ms; });
   return times;
 }

@@ -23,6 +23,9 @@ class BucketTuner {
   void begin_backward();
   void ready(size_t parameter) { now_.ready_ms[parameter] = since_begin_ms(); }
   void autograd_done() { now_.backward_ms = since_begin_ms(); }
+  /// Gradients go to their bucket, which takes time from autograd later.
+  void begin_copy() { copy_began_ms_ = since_begin_ms(); }
+  void end_copy() { now_.copy_ms += since_begin_ms() - copy_began_ms_; }
   /// Everything has come back; what is not called so does not count.
   void end_pass();
 
@@ -36,7 +39,8 @@ class BucketTuner {
   /// Collective: a few small all-reduces, of the times that ranks measured and to take their own.
   LinkCost link_cost(
       int64_t bytes, size_t messages, c10::function_ref<void(c10d::Work&)> wait) const;
-  /// Medians over the passes, if there are enough.
+  /// Medians over the passes, if there are enough. Backward is as long as with its copies, spread
+  /// evenly over it.
   StepTimes step_times() const;
 
   /// The first are slow: memory is new, and caches are cold.
@@ -50,6 +54,7 @@ class BucketTuner {
     explicit Pass(size_t parameters) : ready_ms(parameters) {}
     std::vector<double> ready_ms;
     double backward_ms = 0;
+    double copy_ms = 0;
     double communication_ms = 0;
     double rest_ms = 0;  // before it
   };
@@ -60,6 +65,7 @@ class BucketTuner {
   ProcessGroup group_;
   Clock::time_point begin_{};
   Clock::time_point last_end_{};
+  double copy_began_ms_ = 0;
   Pass now_;
   std::vector<Pass> passes_;
 };

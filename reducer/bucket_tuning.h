@@ -19,7 +19,7 @@ struct LinkCost {
 /// What a step takes that no bucket cap changes.
 struct StepTimes {
   std::vector<double> ready_ms;  // by parameter: since backward began, when its gradient was there
-  double backward_ms = 0;        // of autograd's work
+  double backward_ms = 0;        // of autograd's work, and of the copies into buckets
   double rest_ms = 0;            // from the end of one backward pass to the beginning of the next
 };
 
@@ -27,7 +27,7 @@ struct StepTimes {
 ///
 /// A bucket leaves when its last gradient is there and the one before it has come back; the last
 /// one, which carries the rank's status, not before autograd is done. The processor time that
-/// copying and sending take from autograd is not seen. A sparse parameter counts as nothing.
+/// sending takes from autograd is not seen. A sparse parameter counts as nothing.
 double predict_backward_ms(
     const BucketPlan& plan, const std::vector<ParameterExtent>& parameters, const StepTimes& times,
     const LinkCost& link);

@@ -105,15 +105,22 @@ Reducer::Reducer(
 }
 
 Reducer::~Reducer() {
-  // Nobody comes to hear of it any more.
-  if (past_ && !past_->problems.empty()) {
-    std::vector<std::vector<Problem>> by_rank(group_->getSize());
-    by_rank[group_->getRank()] = std::move(past_->problems);
-    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
-  }
+  warn_of_last_pass();
   notes_->report_end(pass_);
   *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+}
+
+// What nobody comes to hear of in an error any more.
+void Reducer::warn_of_last_pass() const noexcept {
+  if (!past_ || past_->problems.empty() || phase_ == Phase::Broken) return;
+  try {
+    std::vector<std::vector<Problem>> by_rank(group_->getSize());
+    by_rank[group_->getRank()] = past_->problems;
+    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
+  } catch (const std::exception&) {
+    // A warning handler that throws.
+  }
 }
 
 void Reducer::register_hooks() {
@@ -369,14 +376,17 @@ void Reducer::launch(size_t index) {
       [&] { return c10::str("starting bucket ", index); },
       [&] {
         if (bucket.clear_out() && last) choose_status_storage();
-        for (auto& what : bucket.gather(scale_in_gather(bucket), used, unused)) {
+        if (tuner_) tuner_->begin_copy();
+        auto problems = bucket.gather(scale_in_gather(bucket), used, unused);
+        if (tuner_) tuner_->end_copy();
+        for (auto& what : problems) {
           report_problem(
               std::move(what), "Convert it in a hook on the parameter, or the parameter.");
         }
         if (last && status_in_last_bucket_) send_status();
         recorder_->launched(index, bucket.bytes());
         start_reducing(index);
-        recorder_->let_go(index);
+        if (on_cpu()) recorder_->let_go(index);
         if (last && !status_in_last_bucket_) send_status();
       });
 }

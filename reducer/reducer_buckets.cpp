@@ -15,6 +15,7 @@
 #include "bucket.h"
 #include "bucket_plan.h"
 #include "bucket_tuner.h"
+#include "past_pass.h"
 #include "status_board.h"
 
 namespace ddp {
@@ -125,6 +126,10 @@ int64_t Reducer::tune() {
 // The order in which all ranks send, and with it the cap.
 void Reducer::rebuild_buckets(int source) {
   RECORD_FUNCTION("ddp::rebuild_buckets", c10::ArrayRef<const c10::IValue>());
+  if (past_) {
+    or_break_off([] { return std::string(kExchangingStatus); }, [&] { wait_for(*past_); });
+    past_->works.clear();  // they keep the old buckets' memory
+  }
   std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
   if (tuner_) mine.push_back(tune());
   auto order = at::tensor(mine, at::kLong).to(parameters_.front().tensor.device());

@@ -101,8 +101,7 @@ void Reducer::finish_pass() {
   while (next_bucket_ < buckets_.size()) launch(next_bucket_++);
   wait_for_buckets();
   if (tuner_ && !shadowing_) tuner_->end_pass();
-  const auto past = past_pass();
-  if (past) wait_for(*past);
+  auto past = past_pass();
   ++pass_;
   const bool shadowed = std::exchange(shadowing_, false);
   phase_ = shadowed ? Phase::Local : Phase::Done;
@@ -121,28 +120,41 @@ void Reducer::finish_pass() {
 }
 
 // The pass whose status is to be looked at now: this one, or where the host runs ahead the one
-// before, by now over on the device too. Which one does not depend on timing, so it is the same on
-// every rank.
+// before, which it waits for on the device too. Which one does not depend on timing, so it is the
+// same on every rank.
 std::unique_ptr<PastPass> Reducer::past_pass() {
-  auto past = std::make_unique<PastPass>(PastPass{
-      std::exchange(works_, {}), status_->fetch(), std::exchange(sent_problems_, {}),
-      training_forwards_});
-  if (runs_ahead_) std::swap(past, past_);
+  std::unique_ptr<PastPass> past;
+  or_break_off(
+      [] { return std::string(kExchangingStatus); },
+      [&] {
+        past = std::make_unique<PastPass>(PastPass{
+            pass_, std::exchange(works_, {}), status_->fetch(), std::exchange(sent_problems_, {}),
+            training_forwards_});
+        if (runs_ahead_) std::swap(past, past_);
+        if (past) wait_for(*past);
+      });
   return past;
 }
 
 void Reducer::wait_for(const PastPass& past) {
   const auto place = [] { return std::string("the status"); };
-  or_break_off(
-      [] { return std::string("exchanging the ranks' status"); },
-      [&] {
-        while (!poll_a_little([&] { return past.status.is_here(); })) look_after_peers(place());
-        for (const auto& work : past.works) {
-          or_tell_arrivals(place, [&] {
-            if (work->isCompleted() && work->exception()) std::rethrow_exception(work->exception());
-          });
-        }
-      });
+  const auto is_over = [&] {
+    bool over = past.status.is_here();
+    for (const auto& work : past.works) {
+      if (!work->isCompleted()) {
+        over = false;
+      } else if (work->exception()) {
+        or_tell_arrivals(place, [&] { std::rethrow_exception(work->exception()); });
+      }
+    }
+    return over;
+  };
+  // Whoever is in trouble is so in that pass, and looks for this rank there.
+  const auto pass = std::exchange(pass_, past.number);
+  const auto forwards = std::exchange(training_forwards_, past.forwards);
+  while (!poll_a_little(is_over)) look_after_peers(place());
+  pass_ = pass;
+  training_forwards_ = forwards;
 }
 
 // \return  the parameters without a gradient on any rank; empty where that is not asked.
@@ -205,20 +217,16 @@ void Reducer::wait_for_buckets() {
     if (early && b + 1 < buckets_.size()) hand_over(b, {}, /*shadowed=*/false);
   }
   or_break_off(
-      [] { return std::string("exchanging the ranks' status"); },
+      [] { return std::string(kExchangingStatus); },
       [&] {
-        const auto work = std::exchange(status_work_, {});
-        if (work) wait_for(*work, [] { return std::string("the status"); });
-        if (work && runs_ahead_) works_.push_back(work);
+        if (const auto work = std::exchange(status_work_, {}))
+          follow(work, [] { return std::string("the status"); });
       });
 }
 
 at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
   const auto place = [&] { return c10::str("bucket ", index); };
-  if (const auto work = std::exchange(bucket.work, {})) {
-    wait_for(*work, place);
-    if (runs_ahead_) works_.push_back(work);
-  }
+  if (const auto work = std::exchange(bucket.work, {})) follow(work, place);
   const auto future = std::exchange(bucket.future, {});
   if (!future) return bucket.gradients();
   if (!future->completed() && bucket.parameters().front().is_cpu()) {
@@ -245,12 +253,18 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
 }
 
 void Reducer::wait_for(c10d::Work& work, c10::function_ref<std::string()> place) {
-  // Who takes the times has to see the end.
-  const bool sees_end = !runs_ahead_ || recorder_->is_sampling();
-  while (sees_end && !work.isCompleted()) {
+  while (!work.isCompleted()) {
     if (!wait_a_little(work, on_cpu())) look_after_peers(place());
   }
   or_tell_arrivals(place, [&] { work.wait(); });
+}
+
+// A part of the pass, which the host need not see the end of, but to take the time.
+void Reducer::follow(
+    const c10::intrusive_ptr<c10d::Work>& work, c10::function_ref<std::string()> place) {
+  if (!runs_ahead_ || recorder_->is_sampling()) return wait_for(*work, place);
+  or_tell_arrivals(place, [&] { work->wait(); });
+  works_.push_back(work);
 }
 
 void Reducer::or_tell_arrivals(
@@ -266,10 +280,16 @@ void Reducer::or_tell_arrivals(
   }
 }
 
-void Reducer::wait_before_forward(c10d::Work& work, const std::string& what) {
+void Reducer::wait_before_forward(c10d::Work& work, const std::string& what, bool host_reads) {
   or_break_off(
       [&] { return "getting " + what + " before forward"; },
-      [&] { wait_for(work, [&] { return what; }); });
+      [&] {
+        if (runs_ahead_ && !host_reads) {
+          work.wait();
+        } else {
+          wait_for(work, [&] { return what; });
+        }
+      });
 }
 
 }  // namespace ddp

@@ -31,8 +31,11 @@ class WatchedWork : public c10d::Work {
   }
   std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
-  bool wait(std::chrono::milliseconds timeout) override { return work_->wait(timeout); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    return on_stream ? true : work_->wait(timeout);
+  }
 
+  bool on_stream = false;      // else what is waited for is there, as behind a stream that waited
   std::exception_ptr failure;  // what the device met, as only exception() tells
 
  private:
@@ -51,11 +54,13 @@ class LikeNccl : public backends::shm::OverGloo {
       sums.reduceOp = c10d::ReduceOp::SUM;
     }
     latest = c10::make_intrusive<WatchedWork>(OverGloo::allreduce(tensors, sums), looks);
+    latest->on_stream = on_stream;
     return latest;
   }
 
   std::shared_ptr<std::atomic<int>> looks = std::make_shared<std::atomic<int>>(0);
   c10::intrusive_ptr<WatchedWork> latest;
+  bool on_stream = false;
 };
 
 /// Two parameters and what averages their gradients.
@@ -168,6 +173,55 @@ TEST_CASE("where a pass may skip parameters, it tells itself", "[ranks][ahead]")
     return trainer.step();
   });
   for (const auto& text : told) CHECK_THAT(text, ContainsText("something: is wrong"));
+}
+
+TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][errors]") {
+  testing::RanksOptions options;
+  options.collective_timeout = std::chrono::seconds(8);
+  std::vector<std::vector<std::string>> told(2);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        Trainer trainer(self);
+        for (int step = 0; step < 2; ++step) trainer.step();
+        trainer.backend->on_stream = true;
+        if (self.rank == 1) {
+          try {
+            throw std::runtime_error("index 7 is out of bounds");
+          } catch (const std::exception&) {
+            trainer.reducer.report_failed_forward();
+          }
+        } else {
+          told[0].push_back(trainer.step());
+        }
+        told[static_cast<size_t>(self.rank)].push_back(trainer.step());
+      },
+      options);
+  CHECK(errors == std::vector<std::string>(2));
+  REQUIRE(told[0].size() == 2);
+  CHECK(told[0][0] == "");
+  CHECK_THAT(told[0][1], ContainsText("forward threw on rank 1") && ContainsText("index 7"));
+  CHECK(told[1].at(0) == told[0][1]);
+}
+
+TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {
+  struct Warnings : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  };
+  const auto warned = run_ranks<std::string>(2, [](const Rank& self) {
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    {
+      Trainer trainer(self);
+      trainer.step();
+      trainer.step(/*skip_b=*/self.rank == 1);
+    }
+    return warnings.text;
+  });
+  CHECK(warned[0] == "");
+  CHECK_THAT(
+      warned[1], ContainsText("last reduced backward pass") && ContainsText("b: not used in"));
 }
 
 TEST_CASE("what the device met comes out of the next pass", "[ranks][ahead]") {

@@ -1,4 +1,7 @@
 // bucket_cap_mb(kTuneBucketCap): what the Reducer does with the first steps.
+#include <chrono>
+#include <thread>
+
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 
@@ -74,6 +77,34 @@ TEST_CASE("a cap is chosen from the first steps, the same on all ranks", "[ranks
     CHECK(tuning.measured_ms > 0);
     CHECK(
         outcome.rebuilt_in == static_cast<int>(BucketTuner::kPasses) + 1 + (static_graph ? 1 : 0));
+  }
+}
+
+TEST_CASE("copies into buckets are backward's, and not the link's", "[ranks][tuning]") {
+  const auto pause = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  struct Seen {
+    StepTimes times;
+    double link_ms;
+  };
+  const auto seen = run_ranks<Seen>(2, [&](const Rank& self) {
+    BucketTuner tuner(self.group, 1);
+    for (size_t pass = 0; pass < BucketTuner::kPasses; ++pass) {
+      tuner.begin_backward();
+      pause(4);
+      tuner.ready(0);
+      tuner.autograd_done();
+      tuner.begin_copy();
+      pause(40);
+      tuner.end_copy();
+      tuner.end_pass();
+    }
+    const auto cost = tuner.link_cost(1000, 1, [](c10d::Work& work) { work.wait(); });
+    return Seen{tuner.step_times(), 1000 * cost.ms_per_byte};
+  });
+  for (const auto& [times, link_ms] : seen) {
+    CHECK(times.backward_ms >= 44);
+    CHECK(times.ready_ms.at(0) > 4 + 40 * 0.1);  // stretched as backward was
+    CHECK(link_ms < 40);
   }
 }
 

@@ -108,16 +108,16 @@ struct ForwardOutcome {
 /// Collective: construction is not; the backward that prepare_for_backward() armed is, and so is
 ///   the one rebuild in prepare_for_forward().
 /// Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv:2006.15704), and the behaviour of
-///   c10d::Reducer, torch 2.11.0. Unlike there, errors come at the backward that caused them, with
-///   names, on every rank; a second backward pass is never left out silently; and static_graph
-///   works with passes that are not reduced in between.
+///   c10d::Reducer, torch 2.11.0. Unlike there, errors come with names, on every rank, and without
+///   NCCL at the backward that caused them; a second backward pass is never left out silently; and
+///   static_graph works with passes that are not reduced in between.
 class Reducer {
  public:
   /// \param parameters  in registration order, each once; at least one; the same on every rank.
   /// \param group  the ranks to average over, with a backend for the parameters' devices.
   /// \throws c10::ValueError  for no parameters, an undefined one or one that needs no gradient,
-  ///         for bucket caps that are not positive, and for kTuneBucketCap where parameters are
-  ///         not on the CPU or have sparse gradients.
+  ///         for bucket caps that are not positive or a `stats_every` that is negative, and for
+  ///         kTuneBucketCap where parameters are not on the CPU or have sparse gradients.
   Reducer(
       std::vector<NamedParameter> parameters, ProcessGroup group,
       const ReducerOptions& options = {});
@@ -144,8 +144,9 @@ class Reducer {
   /// says that it failed and will not come to it.
   ///
   /// \param what  what the collective brings, for the error text.
+  /// \param host_reads  the host will read it. Else, over NCCL, only the current stream waits.
   /// \throws c10::Error  when it fails; the reducer is broken then.
-  void wait_before_forward(c10d::Work& work, const std::string& what);
+  void wait_before_forward(c10d::Work& work, const std::string& what, bool host_reads);
 
   /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
   void prepare_for_backward(const ForwardOutcome& outcome = {});
@@ -288,6 +289,7 @@ class Reducer {
   void hand_over(size_t index, const std::vector<char>& unused, bool shadowed);
   at::Tensor wait_for(Bucket& bucket, size_t index);
   void wait_for(c10d::Work& work, c10::function_ref<std::string()> place);
+  void follow(const c10::intrusive_ptr<c10d::Work>& work, c10::function_ref<std::string()> place);
   void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
   Whereabouts whereabouts(const std::string& place) const;
   void look_after_peers(const std::string& place);
@@ -300,6 +302,7 @@ class Reducer {
   [[noreturn]] void break_off(const std::string& text);
   void on_abandoned(int64_t pass, const std::exception_ptr& cause) noexcept;
   std::string rank_text() const;
+  void warn_of_last_pass() const noexcept;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
