@@ -55,7 +55,7 @@ if [[ $quick == yes ]]; then
   models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=2
   sweep=1,5,25 sweep_models=mlp
 else
-  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=9
+  models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=5
   sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
 fi
 [[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
@@ -77,9 +77,9 @@ export OMP_NUM_THREADS=1
 iters_of() { # MODEL
   local iters
   case $1 in
-    resnet18) iters=2 ;;
-    transformer | mlp) iters=4 ;;
-    *) iters=7 ;;
+    resnet18) iters=3 ;;
+    transformer | mlp) iters=6 ;;
+    *) iters=10 ;;
   esac
   echo "$iters"
 }

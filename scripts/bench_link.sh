@@ -177,7 +177,7 @@ run_python() { # FOLDER MODEL PASS ARGUMENTS...
 }
 
 measure() { # FOLDER MODEL
-  local steps=(--iters 2 --rounds 9) sweep=1,5,10,25,50
+  local steps=(--iters 3 --rounds 5) sweep=1,5,10,25,50
   [[ $quick == no ]] || steps=(--iters 2 --rounds 2) sweep=10
   run_cpp "$1" "$2" 1 --modes none,flat,c10d,ddp,ddp_view,ddp_step,ddp_tuned "${steps[@]}"
   run_python "$1" "$2" 1 --modes none,py_ddp "${steps[@]}"

@@ -23,8 +23,8 @@ struct Span {
 /// backward (to the last gradient's average) and optimizer, and each bucket's way from its launch
 /// to its average, in launch order.
 ///
-/// The times of buckets are the wrapper's own, from its `stats()`: it takes those of every step,
-/// and is otherwise as `options` have it. The step follows `warmup` others.
+/// The times of buckets are the wrapper's own, from its `stats()`: it takes those of every step
+/// (for which it waits for a device), and is otherwise as `options` have it. The step follows `warmup` others.
 ///
 /// Collective: yes.
 std::vector<Span> record_step(Task task, ddp::DistributedDataParallelOptions options, int warmup);
