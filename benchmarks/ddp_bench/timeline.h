@@ -24,7 +24,8 @@ struct Span {
 /// to its average, in launch order.
 ///
 /// The times of buckets are the wrapper's own, from its `stats()`: it takes those of every step
-/// (for which it waits for a device), and is otherwise as `options` have it. The step follows `warmup` others.
+/// (for which it waits for a device), and is otherwise as `options` have it. The step follows
+/// `warmup` others.
 ///
 /// Collective: yes.
 std::vector<Span> record_step(Task task, ddp::DistributedDataParallelOptions options, int warmup);

@@ -204,6 +204,37 @@ TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][e
   CHECK(told[1].at(0) == told[0][1]);
 }
 
+TEST_CASE("a rank that throws does not wait for one that is through", "[ranks][ahead][errors]") {
+  testing::RanksOptions options;
+  options.collective_timeout = std::chrono::seconds(8);
+  std::vector<std::string> told(2);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        Trainer trainer(self);
+        for (int step = 0; step < 2; ++step) trainer.step();
+        trainer.backend->on_stream = true;
+        if (self.rank == 1) {
+          trainer.reducer.prepare_for_forward();
+          try {
+            throw std::runtime_error("index 7 is out of bounds");
+          } catch (const std::exception&) {
+            trainer.reducer.report_failed_forward();
+          }
+          told[1] = trainer.step();
+          const auto took = std::chrono::steady_clock::now() - begin;
+          TORCH_CHECK(took < options.collective_timeout, "it waited");
+        } else {
+          told[0] = trainer.step();
+        }
+      },
+      options);
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK(told[0] == "");
+  CHECK_THAT(told[1], ContainsText("index 7"));
+}
+
 TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {
   struct Warnings : c10::WarningHandler {
     void process(const c10::Warning& warning) override { text += warning.msg(); }
