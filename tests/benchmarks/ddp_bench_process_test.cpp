@@ -53,7 +53,7 @@ std::vector<std::map<std::string, std::string>> results_of(const JobEnded& job) 
   CHECK(job.ddprun.empty());
   std::vector<std::map<std::string, std::string>> results;
   for (const auto& line : job.ranks[0]) {
-    if (line.find("Warning: find_unused_parameters") != std::string::npos) continue;
+    if (line.find("Warning: ") != std::string::npos) continue;
     results.push_back(fields_of(line));
   }
   return results;

@@ -41,8 +41,11 @@ void check_gone(const std::vector<int>& pids) {
 }  // namespace
 
 TEST_CASE("a job's lines come apart by rank", "[process]") {
-  const JobEnded job =
-      run_job(2, {"sh", "-c", "echo; echo $RANK of $0 >&2; [ $RANK = 0 ] || exit 7", "it"});
+  // Rank 1's end would cut rank 0 off: it waits for a file, named after the parent they share.
+  const auto script =
+      "echo; echo $RANK of $0 >&2; done=/tmp/ddp-test-$PPID; [ $RANK = 1 ] || exec touch $done; "
+      "until [ -e $done ]; do sleep 0.01; done; rm $done; exit 7";
+  const JobEnded job = run_job(2, {"sh", "-c", script, "it"});
   CHECK(job.code == 7);
   REQUIRE(job.ranks.size() == 2);
   CHECK(job.ranks[0] == Lines{"", "0 of it"});
