@@ -92,6 +92,7 @@ struct WrapperFlags {
   bool unused = false;
   bool views = false;
   bool static_graph = false;
+  int64_t stats_every = ddp::DistributedDataParallelOptions().stats_every();
 
   ddp::DistributedDataParallelOptions options() const {
     return ddp::DistributedDataParallelOptions()
@@ -102,7 +103,8 @@ struct WrapperFlags {
         .init_sync(!no_init_sync)
         .find_unused_parameters(unused)
         .gradient_as_bucket_view(views)
-        .static_graph(static_graph);
+        .static_graph(static_graph)
+        .stats_every(stats_every);
   }
 };
 
@@ -128,6 +130,9 @@ void add_wrapper(CLI::App& app, Options& options, WrapperFlags& flags) {
   app.add_flag("--find-unused-parameters", flags.unused, "In all ddp modes");
   app.add_flag("--gradient-as-bucket-view", flags.views, "In all ddp modes");
   app.add_flag("--static-graph", flags.static_graph, "In all ddp modes");
+  app.add_option(
+         "--stats-every", flags.stats_every, "Steps from sample to sample; 0: none, ddp modes")
+      ->check(within<int64_t>(0, INT32_MAX));
 }
 
 void check_together(const Options& options) {

@@ -61,10 +61,11 @@ TEST_CASE("the wrapper's options come from the command line", "[benchmarks][pure
 
   const auto given = parse({"--bucket-cap-mb", "5", "--reduction", "sample_weighted",
                             "--no-broadcast-buffers", "--no-init-sync", "--find-unused-parameters",
-                            "--gradient-as-bucket-view", "--static-graph"})
+                            "--gradient-as-bucket-view", "--static-graph", "--stats-every", "7"})
                          .wrapper;
   CHECK(given.bucket_cap_mb() == 5);
   CHECK(given.reduction() == ddp::Reduction::SampleWeighted);
+  CHECK(given.stats_every() == 7);
   CHECK_FALSE(given.broadcast_buffers());
   CHECK_FALSE(given.init_sync());
   CHECK(given.find_unused_parameters());
@@ -102,6 +103,7 @@ TEST_CASE("a command line that cannot be is told in one line", "[benchmarks][pur
            {{"--modes", "none,ddp_tuned", "--bucket-cap-mb-list", "1,2"},
             "--bucket-cap-mb-list: expected modes without ddp_tuned"},
            {{"--reduction", "sum"}, "--reduction: expected one of mean, sample_weighted"},
+           {{"--stats-every", "-1"}, "--stats-every"},
            {{"--iters", "0"}, "--iters"},
            {{"--rounds", "x"}, "--rounds"},
            {{"--warmup", "2"}, "--warmup"},

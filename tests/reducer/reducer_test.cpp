@@ -1,3 +1,4 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -50,6 +51,38 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer]") {
   // A third of an integer is rounded, three times.
   for (const auto& gradient : gradients) CHECK(torch::allclose(gradient, expected, 1e-6));
   if (size < 3) CHECK(torch::equal(gradients[0], expected));
+}
+
+TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
+  testing::RanksOptions options;
+  options.backend = "shm";
+  const auto gradients = run_ranks<std::vector<at::Tensor>>(
+      3,
+      [](const Rank& self) {
+        std::vector<at::Tensor> by_cap;
+        for (const double cap_mb : {1e-6, 2e-3, 25.0}) {
+          const std::vector<NamedParameter> parameters{
+              {"a", parameter({500})}, {"b", parameter({700})}, {"c", parameter({31, 17})}};
+          Reducer reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(cap_mb));
+          for (int step = 0; step < 3; ++step) {
+            for (const auto& p : parameters) p.tensor.mutable_grad().reset();
+            reduced_backward(reducer, [&] {
+              at::Tensor sum = torch::zeros({});
+              auto seed = at::make_generator<at::CPUGeneratorImpl>(self.rank);
+              for (const auto& p : parameters) {
+                sum = sum + (p.tensor * at::randn(p.tensor.sizes(), seed, at::kFloat)).sum();
+              }
+              return sum;
+            });
+          }
+          by_cap.push_back(flat_gradients(parameters));
+        }
+        return by_cap;
+      },
+      options);
+  for (const auto& by_cap : gradients) {
+    for (const auto& gradient : by_cap) CHECK(torch::equal(gradient, gradients[0][0]));
+  }
 }
 
 TEST_CASE("dtypes and layouts travel together and keep theirs", "[ranks][reducer]") {

@@ -66,6 +66,29 @@ TEST_CASE("each bucket is told once its gradients are final", "[ranks][when_redu
   CHECK(told[1] == told[0]);
 }
 
+TEST_CASE("a bucket is told while a later one is on its way", "[ranks][when_reduced]") {
+  const auto told = run_ranks<int>(1, [](const Rank& self) {
+    const auto a = parameter(), b = parameter();
+    Reducer reducer({{"a", a}, {"b", b}}, self.group, ReducerOptions().bucket_cap_mb_list({1e-6}));
+    c10::intrusive_ptr<c10::ivalue::Future> later;
+    at::Tensor sum;
+    reducer.register_comm_hook([&](GradBucket& bucket) {
+      later = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      sum = bucket.buffer();
+      if (!bucket.is_last()) later->markCompleted(sum);
+      return later;
+    });
+    int calls = 0;
+    reducer.when_reduced([&](const std::vector<at::Tensor>&, bool last) {
+      ++calls;
+      if (!last) later->markCompleted(sum);  // else the pass would wait for it for good
+    });
+    testing::reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
+    return calls;
+  });
+  CHECK(told[0] == 2);
+}
+
 TEST_CASE("where a pass may skip parameters, too", "[ranks][when_reduced]") {
   const auto told = run_ranks<std::string>(2, [](const Rank& self) {
     Two two(self, ReducerOptions().find_unused_parameters(true));
