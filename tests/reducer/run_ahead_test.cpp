@@ -93,11 +93,34 @@ struct Trainer {
     return "";
   }
 
+  /// Until the buckets are as they stay; from then on collectives hold up the stream alone.
+  void begin() {
+    for (int i = 0; i < 2; ++i) step();
+    backend->on_stream = true;
+  }
+
+  /// A forward pass that throws.
+  void fail_forward() {
+    reducer.prepare_for_forward();
+    try {
+      throw std::runtime_error("index 7 is out of bounds");
+    } catch (const std::exception&) {
+      reducer.report_failed_forward();
+    }
+  }
+
   int rank;
   at::Tensor a = parameter(), b = parameter();
   c10::intrusive_ptr<LikeNccl> backend;
   Reducer reducer;
 };
+
+/// What is left under way at the end of a test holds it up for so long.
+testing::RanksOptions impatient() {
+  testing::RanksOptions options;
+  options.collective_timeout = std::chrono::seconds(8);
+  return options;
+}
 
 }  // namespace
 
@@ -175,21 +198,15 @@ TEST_CASE("where a pass may skip parameters, it tells itself", "[ranks][ahead]")
 }
 
 TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][errors]") {
-  testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(8);
+  const auto options = impatient();
   std::vector<std::vector<std::string>> told(2);
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
         Trainer trainer(self);
-        for (int step = 0; step < 2; ++step) trainer.step();
-        trainer.backend->on_stream = true;
+        trainer.begin();
         if (self.rank == 1) {
-          try {
-            throw std::runtime_error("index 7 is out of bounds");
-          } catch (const std::exception&) {
-            trainer.reducer.report_failed_forward();
-          }
+          trainer.fail_forward();
         } else {
           told[0].push_back(trainer.step());
         }
@@ -204,23 +221,16 @@ TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][e
 }
 
 TEST_CASE("a rank that throws does not wait for one that is through", "[ranks][ahead][errors]") {
-  testing::RanksOptions options;
-  options.collective_timeout = std::chrono::seconds(8);
+  const auto options = impatient();
   std::vector<std::string> told(2);
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
         Trainer trainer(self);
-        for (int step = 0; step < 2; ++step) trainer.step();
-        trainer.backend->on_stream = true;
+        trainer.begin();
         if (self.rank == 1) {
-          trainer.reducer.prepare_for_forward();
-          try {
-            throw std::runtime_error("index 7 is out of bounds");
-          } catch (const std::exception&) {
-            trainer.reducer.report_failed_forward();
-          }
+          trainer.fail_forward();
           told[1] = trainer.step();
           const auto took = std::chrono::steady_clock::now() - begin;
           TORCH_CHECK(took < options.collective_timeout, "it waited");
