@@ -23,7 +23,8 @@ turns; processes of C++ and Python took turns as well, in both orders.
 
 OVERHEAD = """## The reducer alone
 
-What it adds to a step of forward and backward: one rank, 800 small parameters, nothing to send."""
+What it adds to a step of forward and backward: one rank, 800 small parameters, nothing to send. What
+it may add at most is a share of what c10d's adds in the same process."""
 
 
 def read(path):

@@ -184,19 +184,24 @@ class Written(unittest.TestCase):
     def test_overhead_is_of_all_processes(self):
         header = "engine            step ms   above none us / parameter\n"
         for process, (plain, unused) in {"1": (0.3, 0.9), "2": (0.5, 0.7), "3": (0.4, 1.0)}.items():
+            # The second machine is half as fast.
+            pace = 2 if process == "2" else 1
             self.put_text(
                 f"overhead/{process}.txt",
                 f"{header}none               12.000        0.000          0.000\n"
                 f"ddp                12.400 {plain:12.3f}          0.500\n"
                 f"ddp, unused        12.900 {unused:12.3f}          1.125\n"
-                f"c10d               13.000        1.000          1.250\n",
+                f"c10d               16.000 {4.0 * pace:12.3f}          5.000\n"
+                f"c10d, unused       17.000        5.000          6.250\n",
             )
         text = self.write()
         self.assertIn("## The reducer alone", text)
-        self.assertIn("| none | 12.00 |  |  |  |  |", text)
-        self.assertIn("| ddp | 12.40 | 0.400 | 0.300-0.500 | 0.4 | met |", text)
-        self.assertIn("| ddp, unused | 12.90 | 0.900 | 0.700-1.000 | 0.8 | missed by 12.5% |", text)
-        self.assertIn("| c10d | 13.00 | 1.000 | 1.000 |  |  |", text)
+        self.assertIn("| none | 12.00 |  |  |  |  |  |", text)
+        self.assertIn("| ddp | 12.40 | 0.400 | 0.300-0.500 | 0.075 | 0.11 | met |", text)
+        self.assertIn(
+            "| ddp, unused | 12.90 | 0.900 | 0.700-1.000 | 0.180 | 0.15 | missed by 17.0% |", text
+        )
+        self.assertIn("| c10d | 16.00 | 4.000 | 4.000-8.000 |  |  |  |", text)
 
 
 class Drawing(unittest.TestCase):
