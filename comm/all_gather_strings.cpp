@@ -18,31 +18,35 @@ at::Device carrier_device(const ProcessGroup& group) {
   return devices.front();
 }
 
-std::vector<at::Tensor> gather_equal(const at::Tensor& mine, const ProcessGroup& group) {
+std::vector<at::Tensor> gather_equal(
+    const at::Tensor& mine, const ProcessGroup& group, const WaitForWork& wait) {
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (int rank = 0; rank < group->getSize(); ++rank) outputs[0].push_back(at::empty_like(mine));
   std::vector<at::Tensor> inputs{mine};
-  group->allgather(outputs, inputs)->wait();
+  wait(*group->allgather(outputs, inputs));
   return outputs[0];
 }
 
 }  // namespace
 
-std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group_arg) {
+std::vector<std::string> all_gather_strings(
+    const std::string& text, const GroupArg& group_arg, const WaitForWork& wait) {
   const auto group = group_arg.get();
   if (group->getSize() == 1) return {text};
   const auto device = carrier_device(group);
 
   std::vector<int64_t> lengths;
   const auto mine = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
-  for (const auto& length : gather_equal(mine, group)) lengths.push_back(length.item<int64_t>());
+  for (const auto& length : gather_equal(mine, group, wait)) {
+    lengths.push_back(length.item<int64_t>());
+  }
 
   auto bytes = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
   if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   if (bytes.numel() == 0) return std::vector<std::string>(lengths.size());
 
   std::vector<std::string> texts;
-  for (const auto& gathered : gather_equal(bytes.to(device), group)) {
+  for (const auto& gathered : gather_equal(bytes.to(device), group, wait)) {
     const auto host = gathered.cpu();
     texts.emplace_back(
         static_cast<const char*>(host.const_data_ptr()),

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace ddp {
 
@@ -71,7 +72,16 @@ void FinishingWork::finish_once() {
   std::call_once(finished_, [this] {
     at::NoGradGuard no_grad;
     finish_();
+    if (outputs_.empty() || outputs_.front().is_cpu()) return;
+    finished_on_device_.emplace(outputs_.front().device().type());
+    finished_on_device_->record(current_stream());
   });
+  if (finished_on_device_) finished_on_device_->block(current_stream());
+}
+
+c10::Stream FinishingWork::current_stream() const {
+  const auto device = outputs_.front().device();
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 }  // namespace ddp

@@ -2,8 +2,10 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {
@@ -14,7 +16,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 ///
 /// The step runs once: in the first `wait()`, in `isCompleted()` when it finds everything done, or
 /// in a callback of `getFuture()`. It copies out of buffers that a backend needed in place of the
-/// caller's tensors, so it must own what it touches.
+/// caller's tensors, so it must own what it touches. On a device it is queued on the stream of
+/// whoever runs it; streams of others wait for it.
 class FinishingWork : public c10d::Work {
  public:
   /// \param parts  not empty.
@@ -33,11 +36,13 @@ class FinishingWork : public c10d::Work {
 
  private:
   void finish_once();
+  c10::Stream current_stream() const;
 
   std::vector<WorkPtr> parts_;
   std::function<void()> finish_;
   std::vector<at::Tensor> outputs_;
   std::once_flag finished_;
+  std::optional<c10::Event> finished_on_device_;
 };
 
 }  // namespace ddp

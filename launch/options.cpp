@@ -63,6 +63,13 @@ CLI::Validator seconds() {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator host() {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("expected a host, got ''") : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
 /// CLI11's, with a usage line that knows of the program.
 class HelpFormatter : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -86,98 +93,119 @@ std::vector<std::string> take_command(std::vector<std::string> rest) {
   return rest;
 }
 
-}  // namespace
-
-ParsedOptions parse_options(
-    int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
-  LaunchOptions options;
+/// Options as they were given, where LaunchOptions does not say whether they were.
+struct Given {
   bool standalone = false;
   bool no_prefix = false;
-  int omp_threads = 0;
-  double grace_seconds = 0;
+  std::optional<std::string> master_addr;
+  std::optional<int> master_port;
+  std::optional<int> omp_threads;
+  std::optional<double> grace_seconds;
+};
 
-  CLI::App app(kDescription, "ddprun");
-  app.formatter(std::make_shared<HelpFormatter>());
-  app.footer(kDetails);
-  app.prefix_command();
-  app.set_version_flag("--version", "ddprun " DDP_VERSION);
+void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option("-n,--nproc-per-node", options.local_ranks, "Ranks to run on this host")
       ->required()
       ->check(whole_number(1, kMaxLocalRanks))
       ->type_name("RANKS");
   app.add_flag(
-      "--standalone", standalone, "One host, on a free port that ddprun reserves (the default)");
+      "--standalone", given.standalone,
+      "One host, on a free port that ddprun reserves (the default)");
   app.add_option("--nnodes", options.nodes, "Hosts in the job. Default: 1")
       ->check(whole_number(1, kMaxNodes))
       ->type_name("N");
   app.add_option("--node-rank", options.node_rank, "Which of them this is. Default: 0")
       ->check(whole_number(0, kMaxNodes - 1))
       ->type_name("R");
-  auto* master_addr = app.add_option(
-                             "--master-addr", options.master_addr,
-                             "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
-                          ->type_name("HOST");
-  auto* master_port = app.add_option(
-                             "--master-port", options.master_port,
-                             "Rank 0's port. Default with one host: ddprun reserves one")
-                          ->check(whole_number(1, 65535))
-                          ->type_name("PORT");
-  auto* threads = app.add_option(
-                         "--omp-threads", omp_threads,
-                         "OMP_NUM_THREADS of each rank. Default: as it is set;\n"
-                         "otherwise the host's cores / RANKS, at least 1")
-                      ->check(whole_number(1, 65536))
-                      ->type_name("N");
-  auto* grace = app.add_option(
-                       "--grace", grace_seconds,
-                       "How long the ranks may take to end before SIGKILL.\n"
-                       "Default: 3 when a rank failed, 5 when ddprun got a signal")
-                    ->check(seconds())
-                    ->type_name("SECONDS");
-  app.add_flag(
-      "--no-prefix", no_prefix,
-      "The ranks write to ddprun's own output: a terminal stays a terminal");
+  app.add_option(
+         "--master-addr", given.master_addr,
+         "Rank 0's host, as all hosts reach it. Default: 127.0.0.1")
+      ->check(host())
+      ->type_name("HOST");
+  app.add_option(
+         "--master-port", given.master_port,
+         "Rank 0's port. Default with one host: ddprun reserves one")
+      ->check(whole_number(1, 65535))
+      ->type_name("PORT");
+}
 
+void add_ranks(CLI::App& app, Given& given) {
+  app.add_option(
+         "--omp-threads", given.omp_threads,
+         "OMP_NUM_THREADS of each rank. Default: as it is set;\n"
+         "otherwise the host's cores / RANKS, at least 1")
+      ->check(whole_number(1, 65536))
+      ->type_name("N");
+  app.add_option(
+         "--grace", given.grace_seconds,
+         "How long the ranks may take to end before SIGKILL.\n"
+         "Default: 3 when a rank failed, 5 when ddprun got a signal")
+      ->check(seconds())
+      ->type_name("SECONDS");
+  app.add_flag(
+      "--no-prefix", given.no_prefix,
+      "The ranks write to ddprun's own output: a terminal stays a terminal");
+}
+
+void check_hosts(const LaunchOptions& options, const Given& given) {
+  const auto nnodes = "--nnodes " + std::to_string(options.nodes);
+  if (given.standalone && options.nodes > 1) {
+    throw CLI::ValidationError(
+        nnodes + ": expected no --standalone beside it, which means one host");
+  }
+  const auto refuse_beside_standalone = [&](const char* name, bool is_given) {
+    if (!given.standalone || !is_given) return;
+    throw CLI::ValidationError(
+        std::string(name) + ": expected no --standalone beside it, which has its own");
+  };
+  refuse_beside_standalone("--master-addr", given.master_addr.has_value());
+  refuse_beside_standalone("--master-port", given.master_port.has_value());
+  if (options.nodes > 1 && (!given.master_addr || !given.master_port)) {
+    throw CLI::ValidationError(
+        nnodes + ": expected --master-addr and --master-port, the same on every host");
+  }
+  if (options.node_rank >= options.nodes) {
+    throw CLI::ValidationError(
+        "--node-rank: expected less than --nnodes (" + std::to_string(options.nodes) + "), got " +
+        std::to_string(options.node_rank));
+  }
+}
+
+LaunchOptions completed(LaunchOptions options, const Given& given) {
+  options.prefix = !given.no_prefix;
+  options.omp_threads = given.omp_threads;
+  if (given.master_addr) options.master_addr = *given.master_addr;
+  if (given.master_port) options.master_port = *given.master_port;
+  if (given.grace_seconds) {
+    options.grace = std::chrono::milliseconds(static_cast<int64_t>(*given.grace_seconds * 1000));
+  }
+  return options;
+}
+
+}  // namespace
+
+ParsedOptions parse_options(
+    int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  LaunchOptions options;
+  Given given;
+  CLI::App app(kDescription, "ddprun");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer(kDetails);
+  app.prefix_command();
+  app.set_version_flag("--version", "ddprun " DDP_VERSION);
+  add_hosts(app, options, given);
+  add_ranks(app, given);
   try {
     app.parse(argc, argv);
     options.command = take_command(app.remaining());
-    if (standalone && options.nodes > 1) {
-      throw CLI::ValidationError(
-          "--nnodes " + std::to_string(options.nodes) +
-          ": expected no --standalone beside it, which means one host");
-    }
-    for (const auto* option : {master_addr, master_port}) {
-      if (standalone && *option) {
-        throw CLI::ValidationError(
-            option->get_name() + ": expected no --standalone beside it, which has its own");
-      }
-    }
-    if (options.nodes > 1 && (!*master_addr || !*master_port)) {
-      throw CLI::ValidationError(
-          "--nnodes " + std::to_string(options.nodes) +
-          ": expected --master-addr and --master-port, the same on every host");
-    }
-    if (options.node_rank >= options.nodes) {
-      throw CLI::ValidationError(
-          "--node-rank: expected less than --nnodes (" + std::to_string(options.nodes) + "), got " +
-          std::to_string(options.node_rank));
-    }
-    if (options.master_addr.empty()) {
-      throw CLI::ValidationError("--master-addr: expected a host, got ''");
-    }
+    check_hosts(options, given);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
   } catch (const CLI::ParseError& error) {
     err << "ddprun: " << error.what() << "\nRun ddprun --help for more information.\n";
     return {std::nullopt, kBadUsage};
   }
-
-  options.prefix = !no_prefix;
-  if (*threads) options.omp_threads = omp_threads;
-  if (*grace) {
-    options.grace = std::chrono::milliseconds(static_cast<int64_t>(grace_seconds * 1000));
-  }
-  return {std::move(options), 0};
+  return {completed(std::move(options), given), 0};
 }
 
 }  // namespace ddp::launch

@@ -163,13 +163,16 @@ bool Bucket::has_visitors() const {
          static_cast<size_t>(storage_.storage().use_count()) > own_tensors_;
 }
 
-// Those of which somebody has a view, or may have, stay with it.
+// Those of which somebody has a view, or may have, stay with it; so do all where one lies in
+// another's place, put there by hand.
 bool Bucket::move_out() {
   if (!has_visitors()) return true;
   std::vector<size_t> visitors;
   for (size_t slot = 0; slot < views_.size(); ++slot) {
     const at::Tensor& grad = parameters_[slot].mutable_grad();
-    if (grad.defined() && lies_here(grad)) visitors.push_back(slot);
+    if (!grad.defined() || !lies_here(grad)) continue;
+    if (!holds(slot, grad)) return false;
+    visitors.push_back(slot);
   }
   if (static_cast<size_t>(storage_.storage().use_count()) > own_tensors_ + visitors.size()) {
     return false;

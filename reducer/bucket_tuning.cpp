@@ -10,11 +10,11 @@ constexpr double kAsGood = 1.01;
 
 }  // namespace
 
-void BucketCapTuning::choose(int64_t cap_bytes) {
-  cap_mb = static_cast<double>(cap_bytes) / kBytesPerMb;
-  predicted_ms = 0;
-  for (const auto& candidate : candidates) {
-    if (candidate.cap_mb == cap_mb) predicted_ms = candidate.predicted_ms;
+void choose(BucketCapTuning& tuning, int64_t cap_bytes) {
+  tuning.cap_mb = static_cast<double>(cap_bytes) / kBytesPerMb;
+  tuning.predicted_ms = 0;
+  for (const auto& candidate : tuning.candidates) {
+    if (candidate.cap_mb == tuning.cap_mb) tuning.predicted_ms = candidate.predicted_ms;
   }
 }
 

@@ -45,4 +45,7 @@ BucketCapTuning choose_bucket_cap(
     const std::function<BucketPlan(int64_t cap)>& plan_for, const StepTimes& times,
     const LinkCost& link);
 
+/// Takes a choice over, another rank's say.
+void choose(BucketCapTuning& tuning, int64_t cap_bytes);
+
 }  // namespace ddp

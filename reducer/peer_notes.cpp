@@ -17,13 +17,14 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string serialize(const Whereabouts& here) {
-  return c10::str(here.pass, " ", here.forwards, " ", here.in_backward, " ", here.place);
+  return c10::str(
+      here.pass, " ", here.forwards, " ", here.in_backward, " ", here.waits, " ", here.place);
 }
 
 Whereabouts parse_whereabouts(const std::string& text) {
   Whereabouts there;
   std::istringstream words(text);
-  words >> there.pass >> there.forwards >> there.in_backward;
+  words >> there.pass >> there.forwards >> there.in_backward >> there.waits;
   std::getline(words >> std::ws, there.place);
   return there;
 }
@@ -46,6 +47,9 @@ std::string PeerNotes::key(const std::string& what) const {
 }
 
 std::string PeerNotes::failure_key(int64_t pass) const { return key(c10::str("failure/", pass)); }
+std::string PeerNotes::failed_key(int64_t pass, int rank) const {
+  return key(c10::str("failed/", pass, "/", rank));
+}
 std::string PeerNotes::place_key(int rank) const { return key(c10::str("place/", rank)); }
 
 std::optional<std::string> PeerNotes::get(const std::string& key) const {
@@ -92,6 +96,11 @@ void PeerNotes::report(const Whereabouts& here) const noexcept {
   }
 }
 
+void PeerNotes::report_passed(Whereabouts here) const noexcept {
+  here.waits = false;
+  report(here);
+}
+
 std::optional<Whereabouts> PeerNotes::whereabouts(int rank) const {
   const auto note = get(place_key(rank));
   if (!note) return {};
@@ -121,20 +130,31 @@ std::string PeerNotes::arrivals(const Whereabouts& here) const noexcept {
   }
 }
 
-bool PeerNotes::all_arrive(const Whereabouts& here) const noexcept {
+std::string PeerNotes::fail_alike(int64_t pass, const std::string& place) const noexcept {
+  const char* not_all = "not on every rank";
   try {
-    if (!store_) return true;
+    if (!store_) return {};
+    store_->set(failed_key(pass, group_->getRank()), bytes(place));
     const auto deadline = std::chrono::steady_clock::now() + store_->getTimeout();
-    while (!ranks_not_at(here).empty()) {
-      // One that runs ahead of its device ends in a later pass than this.
-      if (ended_before(std::numeric_limits<int64_t>::max()) ||
-          std::chrono::steady_clock::now() >= deadline)
-        return false;
-      std::this_thread::sleep_for(kPollEvery);
+    for (int rank = 0; rank < group_->getSize(); ++rank) {
+      while (true) {
+        // In this order: a rank says that it failed in a pass before it says that it is in the
+        // next.
+        const auto there = whereabouts(rank);
+        const auto failed = get(failed_key(pass, rank));
+        if (failed && *failed == place) break;
+        if (failed) return c10::str("in another place on rank ", rank);
+        // One that runs ahead of its device ends in a later pass than this.
+        if ((there && there->pass > pass) || ended_before(std::numeric_limits<int64_t>::max()) ||
+            std::chrono::steady_clock::now() >= deadline) {
+          return not_all;
+        }
+        std::this_thread::sleep_for(kPollEvery);
+      }
     }
-    return true;
+    return {};
   } catch (const std::exception&) {
-    return false;
+    return not_all;
   }
 }
 
@@ -142,7 +162,8 @@ std::string PeerNotes::mismatch(const Whereabouts& here) const noexcept {
   try {
     for (int rank = 0; rank < group_->getSize(); ++rank) {
       const auto other = whereabouts(rank);
-      if (!other || other->pass != here.pass || other->in_backward == here.in_backward) continue;
+      if (!other || !other->waits || other->pass != here.pass) continue;
+      if (other->in_backward == here.in_backward) continue;
       const bool i_am_ahead = here.in_backward;
       const auto& backward = i_am_ahead ? here : *other;
       const auto& forward = i_am_ahead ? *other : here;

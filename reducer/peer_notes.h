@@ -16,6 +16,7 @@ struct Whereabouts {
   uint64_t forwards = 0;     // that count, since the last pass
   bool in_backward = false;  // or before one more forward
   std::string place;         // "bucket 3"
+  bool waits = true;         // still
 
   bool operator==(const Whereabouts& other) const {
     return pass == other.pass && in_backward == other.in_backward && place == other.place;
@@ -51,16 +52,21 @@ class PeerNotes {
   /// Tells the others that this rank waits, or waited, there.
   void report(const Whereabouts& here) const noexcept;
 
+  /// Tells the others that this rank waits there no longer.
+  void report_passed(Whereabouts here) const noexcept;
+
   /// Which ranks said that they were there too, and which did not: "ranks 0, 2 had arrived, rank 1
   /// had not"; "" when nobody said so.
   std::string arrivals(const Whereabouts& here) const noexcept;
 
-  /// Whether all ranks say, before the store's timeout, that they are there too; false as soon as
-  /// one gave up.
-  bool all_arrive(const Whereabouts& here) const noexcept;
+  /// Tells the others that `pass` failed on this rank, and where, and waits until all say so.
+  ///
+  /// \return "" when all ranks failed there; else, as soon as that cannot be any more or after the
+  ///         store's timeout, where not: "not on every rank".
+  std::string fail_alike(int64_t pass, const std::string& place) const noexcept;
 
-  /// How another rank's forwards and backwards cannot match this one's any more, so that both would
-  /// wait for ever; "" when they can.
+  /// How the forwards and backwards of another rank that waits cannot match this one's any more, so
+  /// that both would wait for ever; "" when they can.
   std::string mismatch(const Whereabouts& here) const noexcept;
 
   /// Tells the others that this rank will not come to `pass` or any later one, since its reducer is
@@ -73,6 +79,7 @@ class PeerNotes {
  private:
   std::string key(const std::string& what) const;
   std::string failure_key(int64_t pass) const;
+  std::string failed_key(int64_t pass, int rank) const;
   std::string place_key(int rank) const;
   std::optional<Whereabouts> whereabouts(int rank) const;
   std::vector<int> ranks_not_at(const Whereabouts& here) const;

@@ -69,9 +69,10 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank) 
   return text;
 }
 
-std::string gather_problems(const std::vector<Problem>& mine, const ProcessGroup& group) {
+std::string gather_problems(
+    const std::vector<Problem>& mine, const ProcessGroup& group, const WaitForWork& wait) {
   std::vector<std::vector<Problem>> by_rank;
-  for (const auto& text : all_gather_strings(serialize(mine), group)) {
+  for (const auto& text : all_gather_strings(serialize(mine), group, wait)) {
     by_rank.push_back(parse_problems(text));
   }
   return describe_problems(by_rank);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/all_gather_strings.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -28,6 +29,7 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank);
 /// The same text on every rank, of what all ranks met.
 ///
 /// Collective: yes, every rank calls it, also one without problems. Blocks: host.
-std::string gather_problems(const std::vector<Problem>& mine, const ProcessGroup& group);
+std::string gather_problems(
+    const std::vector<Problem>& mine, const ProcessGroup& group, const WaitForWork& wait);
 
 }  // namespace ddp

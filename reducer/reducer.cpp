@@ -135,11 +135,12 @@ ReductionStats Reducer::stats() const {
   ReductionStats stats;
   stats.steps = recorder_->steps();
   stats.rebuilds = rebuilds_;
+  stats.rebuilt_at = rebuilt_at_;
   for (const auto& bucket : buckets_) {
     if (!bucket.is_sparse()) stats.bucket_bytes += static_cast<int64_t>(bucket.storage().nbytes());
   }
   stats.tuning = tuning_;
-  if (tuning_) stats.tuning->measured_ms = recorder_->median_step_ms(/*after=*/tuned_at_);
+  if (tuning_) stats.tuning->measured_ms = recorder_->median_step_ms(/*after=*/rebuilt_at_);
   return stats;
 }
 
@@ -176,7 +177,7 @@ void Reducer::when_reduced(WhenReduced act) {
 
 void Reducer::prepare_for_forward(int source) {
   if (torch::autograd::get_current_node()) return;
-  if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
+  settle();
   TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   recorder_->begin_forward(pass_);
   if (rebuild_is_due()) rebuild_buckets(source);

@@ -15,6 +15,7 @@
 #include "bucket.h"
 #include "bucket_plan.h"
 #include "bucket_tuner.h"
+#include "bucket_tuning.h"
 #include "past_pass.h"
 #include "status_board.h"
 
@@ -155,18 +156,23 @@ void Reducer::rebuild_buckets(int source) {
   }
   if (tuner_) {
     caps_ = {begin[parameters_.size()]};
-    if (tuning_) tuning_->choose(caps_.front());
+    if (!tuning_) tuning_.emplace();
+    choose(*tuning_, caps_.front());
     tuner_.reset();
-    tuned_at_ = pass_;
   }
-  for (auto& bucket : buckets_) bucket.move_out();
-  build_buckets(plan_under(caps_, agreed).buckets);
-  if (options_.gradient_as_bucket_view()) {
-    const at::NoGradGuard no_grad;
-    for (auto& bucket : buckets_) bucket.adopt_gradients();
-  }
+  // Out of memory, say: the others go on to the next collective.
+  or_break_off(
+      [] { return std::string("rebuilding the buckets"); },
+      [&] {
+        for (auto& bucket : buckets_) bucket.move_out();
+        build_buckets(plan_under(caps_, agreed).buckets);
+        if (!options_.gradient_as_bucket_view()) return;
+        const at::NoGradGuard no_grad;
+        for (auto& bucket : buckets_) bucket.adopt_gradients();
+      });
   if (order_ != Order::Kept) order_ = Order::Rebuilt;
   ++rebuilds_;
+  rebuilt_at_ = pass_;
   start_pass();
 }
 

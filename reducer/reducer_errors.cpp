@@ -13,6 +13,7 @@
 #include "bucket.h"
 #include "forward_outputs.h"
 #include "graph_search.h"
+#include "past_pass.h"
 #include "peer_notes.h"
 #include "problem_report.h"
 
@@ -107,10 +108,18 @@ Whereabouts Reducer::whereabouts(const std::string& place) const {
   return {pass_, training_forwards_, phase_ == Phase::Reducing, place};
 }
 
+// `look` at the notes of the passes that another rank may be in: who runs ahead is through with one
+// that the others have not come to the end of.
+std::optional<std::string> Reducer::look_up(NoteOfPass look) const {
+  std::optional<std::string> note;
+  if (past_) note = (*notes_.*look)(past_->number);
+  return note ? note : (*notes_.*look)(pass_);
+}
+
 void Reducer::look_after_peers(const std::string& place) {
   const auto here = whereabouts(place);
   notes_->report(here);
-  const auto failure = notes_->failure(pass_);
+  const auto failure = look_up(&PeerNotes::failure);
   TORCH_CHECK(!failure, *failure);
   const auto gone = notes_->ended_before(pass_);
   TORCH_CHECK(
@@ -119,6 +128,23 @@ void Reducer::look_after_peers(const std::string& place) {
       ". Every rank has to run as many");
   const auto mismatch = notes_->mismatch(here);
   TORCH_CHECK(mismatch.empty(), mismatch);
+}
+
+// `wait` waits a little, and says whether that is over.
+void Reducer::look_out_until(
+    c10::function_ref<bool()> wait, c10::function_ref<std::string()> place) {
+  bool noted = false;
+  while (!wait()) {
+    look_after_peers(place());
+    noted = true;
+  }
+  // Or the others would take it for what this rank does now.
+  if (noted) notes_->report_passed(whereabouts(place()));
+}
+
+void Reducer::settle() {
+  if (torch::autograd::get_current_node()) return;
+  if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
 }
 
 void Reducer::settle_failed_pass() {
@@ -130,12 +156,13 @@ void Reducer::settle_failed_pass() {
   callback_queued_ = false;
   const auto failed_pass = pass_;
   if (group_->getSize() > 1) {
-    const auto here = whereabouts(c10::str("failed after ", next_bucket_.load(), " buckets"));
-    notes_->report(here);
-    if (!notes_->all_arrive(here)) {
+    const auto place = c10::str("failed after ", next_bucket_.load(), " buckets");
+    notes_->report(whereabouts(place));
+    const auto difference = notes_->fail_alike(pass_, place);
+    if (!difference.empty()) {
       break_off(c10::str(
-          "backward pass ", pass_, " ended in an exception on ", rank_text(),
-          ", and not on every rank"));
+          "backward pass ", pass_, " ended in an exception on ", rank_text(), ", and ",
+          difference));
     }
     // Every rank sent as many buckets: those collectives are whole, and nobody wants them.
     for (size_t b = 0; b < next_bucket_; ++b) {
@@ -167,7 +194,8 @@ void Reducer::report_failed_forward(bool training) noexcept {
 }
 
 void Reducer::report_failure(const std::string& where) noexcept {
-  if (phase_ == Phase::Broken || phase_ == Phase::Reducing) return;
+  // One that failed before has said so, and what it sent is still to be waited for.
+  if (phase_ == Phase::Broken || phase_ == Phase::Reducing || phase_ == Phase::Failed) return;
   try {
     start_pass();
     phase_ = Phase::Failed;
@@ -196,7 +224,11 @@ void Reducer::throw_problems(std::vector<Problem> met) {
   std::string text;
   or_break_off(
       [] { return std::string("gathering the ranks' errors"); },
-      [&] { text = gather_problems(met, group_); });
+      [&] {
+        text = gather_problems(met, group_, [&](c10d::Work& work) {
+          wait_for(work, [] { return std::string("the ranks' errors"); });
+        });
+      });
   TORCH_CHECK(false, text);
 }
 
@@ -207,8 +239,8 @@ void Reducer::or_break_off(c10::function_ref<std::string()> doing, c10::function
   } catch (...) {
     const auto cause = text_of(std::current_exception());
     // A rank that failed has said why before its connections broke.
-    auto known = notes_->failure(pass_);
-    if (!known) known = notes_->suspicion(pass_);
+    auto known = look_up(&PeerNotes::failure);
+    if (!known) known = look_up(&PeerNotes::suspicion);
     break_off(known.value_or(c10::str(doing(), " failed on ", rank_text(), ": ", cause)));
   }
 }

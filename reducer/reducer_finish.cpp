@@ -152,7 +152,7 @@ void Reducer::wait_for(const PastPass& past) {
   // Whoever is in trouble is so in that pass, and looks for this rank there.
   const auto pass = std::exchange(pass_, past.number);
   const auto forwards = std::exchange(training_forwards_, past.forwards);
-  while (!poll_a_little(is_over)) look_after_peers(place());
+  look_out_until([&] { return poll_a_little(is_over); }, place);
   pass_ = pass;
   training_forwards_ = forwards;
 }
@@ -233,7 +233,7 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
     const auto arrived = std::make_shared<std::promise<void>>();
     future->addCallback([arrived](c10::ivalue::Future&) { arrived->set_value(); });
     auto arrival = arrived->get_future();
-    while (arrival.wait_for(kPatience) != std::future_status::ready) look_after_peers(place());
+    look_out_until([&] { return arrival.wait_for(kPatience) == std::future_status::ready; }, place);
   }
   or_tell_arrivals(place, [&] { future->waitAndThrow(); });
   const auto result = tensor_of(future->value());
@@ -253,9 +253,7 @@ at::Tensor Reducer::wait_for(Bucket& bucket, size_t index) {
 }
 
 void Reducer::wait_for(c10d::Work& work, c10::function_ref<std::string()> place) {
-  while (!work.isCompleted()) {
-    if (!wait_a_little(work, on_cpu())) look_after_peers(place());
-  }
+  look_out_until([&] { return work.isCompleted() || wait_a_little(work, on_cpu()); }, place);
   or_tell_arrivals(place, [&] { work.wait(); });
 }
 
@@ -281,6 +279,7 @@ void Reducer::or_tell_arrivals(
 }
 
 void Reducer::wait_before_forward(c10d::Work& work, const std::string& what, bool host_reads) {
+  settle();  // a failed pass is over, and those that it failed on may come to this at any time
   or_break_off(
       [&] { return "getting " + what + " before forward"; },
       [&] {

@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <locale>
+#include <map>
 #include <sstream>
 
 #include <c10/util/Exception.h>
@@ -77,6 +79,11 @@ class TraceEvents {
   bool first_ = true;
 };
 
+// The computation has the first track, and each bucket one.
+std::string name_of_track(size_t track) {
+  return track == 0 ? "computation" : "bucket " + std::to_string(track - 1);
+}
+
 void add_step(TraceEvents& events, const StepStats& step) {
   const auto at = [&](double ms) { return step.begin_us + ms * 1000; };
   const auto span = [&](const std::string& name, size_t track, double begin, double end,
@@ -90,18 +97,37 @@ void add_step(TraceEvents& events, const StepStats& step) {
   for (size_t b = 0; b < step.buckets.size(); ++b) {
     const auto& bucket = step.buckets[b];
     if (bucket.launched_ms < 0) continue;
-    span("bucket " + std::to_string(b), b + 1, bucket.launched_ms, bucket.done_ms, bucket.bytes);
+    span(name_of_track(b + 1), b + 1, bucket.launched_ms, bucket.done_ms, bucket.bytes);
   }
 }
 
-std::string summary_of_tuning(const ReductionStats& stats) {
-  if (!stats.tuning) return "";
-  const auto& tuning = *stats.tuning;
-  char text[200];
-  std::snprintf(
-      text, sizeof text, "; bucket_cap_mb tuned to %.3g: step predicted %.1f ms, measured %.1f ms",
-      tuning.cap_mb, tuning.predicted_ms, tuning.measured_ms);
+// One number, as printf() has it.
+std::string format(const char* form, double value) {
+  char text[100];
+  std::snprintf(text, sizeof text, form, value);
   return text;
+}
+
+std::string summary_of_tuning(const BucketCapTuning& tuning) {
+  auto text = format("; bucket_cap_mb tuned to %.3g", tuning.cap_mb);
+  const char* before = ": step";
+  const auto add = [&](const char* form, double ms) {
+    if (ms <= 0) return;
+    text += before + format(form, ms);
+    before = ",";
+  };
+  add(" predicted %.1f ms", tuning.predicted_ms);
+  add(" measured %.1f ms", tuning.measured_ms);
+  return text;
+}
+
+// Those before had other buckets, or were sent in one piece to be measured.
+std::vector<StepStats> steps_as_they_are_now(const ReductionStats& stats) {
+  std::vector<StepStats> steps;
+  std::copy_if(
+      stats.steps.begin(), stats.steps.end(), std::back_inserter(steps),
+      [&](const StepStats& step) { return step.step > stats.rebuilt_at; });
+  return steps.empty() ? stats.steps : steps;
 }
 
 }  // namespace
@@ -123,23 +149,23 @@ ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& gro
 
 std::string summary(const ReductionStats& stats) {
   if (stats.steps.empty()) return "";
-  const auto& steps = stats.steps;
+  const auto steps = steps_as_they_are_now(stats);
   const double step =
       median_of(steps, [](const auto& s) { return s.step_ms > 0 ? s.step_ms : s.total_ms; });
   const double exposed = median_of(steps, [](const auto& s) { return s.exposed_ms; });
   const double communication = median_of(steps, [](const auto& s) { return s.communication_ms; });
   const double overlap = median_of(steps, [](const auto& s) { return s.overlap(); });
   const double share = step > 0 ? exposed / step : 0;
-  char text[200];
-  std::snprintf(
-      text, sizeof text,
-      "step %.1f ms, communication %.1f ms of it (%.0f%% of the step not hidden), overlap %.2f",
-      step, communication, 100 * share, overlap);
+  auto text =
+      format("step %.1f ms", step) + format(", communication %.1f ms of it", communication) +
+      format(" (%.0f%% of the step not hidden)", 100 * share) + format(", overlap %.2f", overlap);
   // Where it costs next to nothing, there is nothing to gain.
-  const bool matters = share > 0.05;
-  return std::string(text) +
-         (overlap < 0.7 && matters ? "; try another bucket_cap_mb, or larger batches" : "") +
-         summary_of_tuning(stats);
+  if (overlap < 0.7 && share > 0.05) {
+    text +=
+        stats.tuning ? "; try larger batches" : "; try another bucket_cap_mb, or larger batches";
+  }
+  if (stats.tuning) text += summary_of_tuning(*stats.tuning);
+  return text;
 }
 
 void write_trace(const std::string& path, const ReductionStats& stats) {
@@ -148,12 +174,12 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
   out.precision(17);
   out << R"({"displayTimeUnit":"ms","traceEvents":[)";
   TraceEvents events(out);
-  std::vector<int> named;
+  std::map<int, size_t> tracks;  // by rank: how many have a name
   for (const auto& step : stats.steps) {
-    if (std::find(named.begin(), named.end(), step.rank) == named.end()) {
-      named.push_back(step.rank);
-      events.name("process_name", step.rank, 0, "rank " + std::to_string(step.rank));
-      events.name("thread_name", step.rank, 0, "computation");
+    auto& named = tracks[step.rank];
+    if (named == 0) events.name("process_name", step.rank, 0, "rank " + std::to_string(step.rank));
+    for (; named <= step.buckets.size(); ++named) {
+      events.name("thread_name", step.rank, named, name_of_track(named));
     }
     add_step(events, step);
   }

@@ -10,7 +10,7 @@ usage: scripts/bench_link.sh [--quick] [--models A,B,...] [--bin FOLDER] [--pyth
 
 Runs one rank of ddp_bench, and of its peer in Python, in each of two network namespaces that a
 link of RATE Gbit/s joins (default: 1 and 10), and writes RESULTS.md. Needs root, ip and tc. The
-namespaces and all that runs in them are gone when it ends, however it ends.
+namespaces and all that runs in them are gone when it ends, but by SIGKILL.
 
   --quick             fewer steps and bucket sizes
   --models A,B,...    of ddp_bench; default: mlp,resnet18

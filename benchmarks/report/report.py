@@ -105,7 +105,7 @@ class Report:
             self.parts.append("## Bucket sizes")
         for model in tables.models_of(swept):
             chart = sweep_chart(swept, model)
-            self.picture(f"sweep_{model}.svg", chart, f"step time of {model} by bucket size")
+            self.picture(f"sweep_{model}.svg", chart, f"steps of {model} over none, by bucket size")
         self.parts.append(tuned)
 
     def add_timelines(self):

@@ -4,7 +4,7 @@ import json
 import pathlib
 import statistics
 
-# What mode ddp shall come to at most (issue 6): step_ms over compute_ms, two ranks on one host.
+# What mode ddp shall come to at most: step_ms over compute_ms, two ranks on one host.
 TARGETS = {"mnist": 1.05, "mlp": 1.25, "small_params": 1.03, "resnet18": 1.04}
 # On a link of 1 Gbit/s: over which field, and at most.
 LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("alone_ms", 1.05)}

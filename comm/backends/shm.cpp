@@ -238,7 +238,7 @@ Shared make_shm(
       c10::make_intrusive<shm::HostsBackend>(
           setup.rank, setup.world_size,
           shm::Host{arena, exchange_on(0), exchange_on(1), hosts.local_rank, hosts.local_size()},
-          leaders, gloo),
+          leaders, gloo, setup.timeout),
       ""};
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ddp_peer_test.sh REPOSITORY DDPRUN DDP_BENCH: runs benchmarks/peers/ddp_peer.py beside ddp_bench and
-# checks that its lines of JSON have the same keys.
+# checks that its lines of JSON have the same keys, and that both train each model to the same sum.
 # Exit code: 0 as expected, 1 not, 77 skipped because there is no Python with torch.
 set -euo pipefail
 root=$1 ddprun=$2 bench=$3
@@ -9,11 +9,17 @@ python=$("$root/scripts/python_with_torch.sh") || {
   exit 77
 }
 
-lines_of() { # PROGRAM...
-  "$ddprun" -n 2 --no-prefix "$@" --model mnist --warmup 3 --iters 1 --rounds 1
+lines_of() { # MODEL PROGRAM...
+  "$ddprun" -n 2 --no-prefix "${@:2}" --model "$1" --warmup 3 --iters 1 --rounds 1
+}
+values_of() { # KEY LINES
+  sed -nE "s/.*\"$1\": *\"?([^\",}]+).*/\1/p" <<<"$2"
+}
+are_alike() { # CHECKSUM CHECKSUM; but for rounding: another parameter or sample changes more
+  awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && (a - b)^2 < (1e-10 * a)^2) }'
 }
 keys_of() { # LINES
-  sed -E 's/("[a-z0-9_]+"): *("[^"]*"|[^,}]+)/\1/g; s/, /,/g' <<<"$1"
+  sed -E 's/("[a-z0-9_]+"): *("[^"]*"|[^,}]+)/\1/g; s/, /,/g' <<<"$1" | sort -u
 }
 expect() { # WHAT EXPECTED GOT
   [[ $2 == "$3" ]] || {
@@ -25,8 +31,17 @@ $3"
   }
 }
 
-ours=$(lines_of "$bench" --modes none,ddp)
-peers=$(lines_of "$python" "$root/benchmarks/peers/ddp_peer.py" --modes none,py_ddp)
-expect "the peer's modes" $'none\npy_ddp' "$(sed -E 's/.*"mode": "([^"]*)".*/\1/' <<<"$peers")"
-expect "the peer's keys" "$(keys_of "$ours")" "$(keys_of "$peers")"
-echo "ddp_peer.py: the keys of ddp_bench"
+all=py_ddp,py_ddp_view,py_ddp_unused,py_ddp_static
+for model in mnist mlp small_params transformer; do # resnet18 takes too long here
+  modes=py_ddp
+  [[ $model != mnist ]] || modes=$all
+  ours=$(lines_of "$model" "$bench" --modes ddp)
+  peers=$(lines_of "$model" "$python" "$root/benchmarks/peers/ddp_peer.py" --modes "$modes")
+  expect "the peer's modes" "${modes//,/$'\n'}" "$(values_of mode "$peers")"
+  expect "the peer's keys" "$(keys_of "$ours")" "$(keys_of "$peers")"
+  for checksum in $(values_of checksum "$peers"); do
+    are_alike "$checksum" "$(values_of checksum "$ours")" ||
+      expect "the checksum of $model" "$(values_of checksum "$ours")" "$checksum"
+  done
+done
+echo "ddp_peer.py: trains as ddp_bench"

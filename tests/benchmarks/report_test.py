@@ -112,7 +112,7 @@ class Written(unittest.TestCase):
         records = [line("ddp", 110.0 + cap, bucket_cap_mb=cap) for cap in caps]
         records += [line("c10d", 150.0, bucket_cap_mb=cap) for cap in caps[:2]]
         self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *records)
-        self.assertIn("![step time of mlp by bucket size](plots/sweep_mlp.svg)", self.write())
+        self.assertIn("![steps of mlp over none, by bucket size](plots/sweep_mlp.svg)", self.write())
         lines = self.picture("sweep_mlp.svg").findall("{*}polyline")
         self.assertEqual([len(one.get("points").split()) for one in lines], [2, 3])
 

@@ -65,6 +65,40 @@ TEST_CASE(
       "tensors of equal sizes and dtypes in the same order on all ranks.");
 }
 
+TEST_CASE("a call that shared memory carries on one rank alone is told at once", "[shm][errors]") {
+  // Gloo sums up several tensors of a rank; of 16-bit integers it has no sum, which counts less.
+  const bool refused = GENERATE(false, true);
+  std::vector<double> waited(3);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        sum_of_ones(self);
+        const auto backend = self.group->getBackend(at::kCPU);
+        std::vector<at::Tensor> tensors{at::ones(10)};
+        if (self.rank == 1 && refused) tensors[0] = tensors[0].to(at::kShort);
+        if (self.rank == 1 && !refused) tensors.push_back(at::ones(10));
+        std::string text;
+        waited[self.rank] = seconds([&] {
+          try {
+            backend->allreduce(tensors)->wait();
+          } catch (const std::exception& error) {
+            const auto* ours = dynamic_cast<const c10::Error*>(&error);
+            text = ours ? ours->what_without_backtrace() : error.what();
+          }
+        });
+        TORCH_CHECK(text.empty(), text);
+      },
+      over_shm(4s));  // for which rank 1 waits in Gloo at the end
+  for (int rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank, errors[rank]);
+    CHECK(waited[rank] < 2);
+    CHECK_THAT(
+        errors[rank], ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 "
+                                   "all_reduce of ") &&
+                          ContainsText("(through Gloo)"));
+  }
+}
+
 TEST_CASE("a rank that does not come is named when the time is over", "[shm][errors]") {
   const auto errors = errors_of_ranks(
       3,

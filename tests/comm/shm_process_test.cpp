@@ -1,4 +1,5 @@
-// Ranks that are processes, without a launcher that would end them: one dies.
+// Ranks that are processes, without a launcher that would end them: one ends, or stops.
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -16,15 +17,38 @@ using ddp::testing::ProcessOptions;
 
 namespace {
 
-constexpr int kSize = 3;
+/// Ranks that meet in a file of their own.
+class FailingWorld {
+ public:
+  /// \param hosts  empty: they find out that they are on one.
+  FailingWorld(const char* what, int victim, int size, const std::string& hosts = "") {
+    const int descriptor = mkstemp(file_.data());
+    REQUIRE(descriptor >= 0);
+    close(descriptor);
+    unlink(file_.c_str());  // the ranks make it
+    std::vector<std::string> command{FAILING_WORLD_PROGRAM, what, std::to_string(victim), file_};
+    if (!hosts.empty()) command.push_back(hosts);
+    for (int rank = 0; rank < size; ++rank) {
+      const auto text = std::to_string(rank);
+      ProcessOptions options;
+      options.environment = {
+          "RANK=" + text, "WORLD_SIZE=" + std::to_string(size), "LOCAL_RANK=" + text};
+      ranks_.emplace_back(command, options);
+    }
+  }
+  ~FailingWorld() { unlink(file_.c_str()); }
 
-ProcessOptions of_rank(int rank) {
-  ProcessOptions options;
-  options.environment = {
-      "RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(kSize),
-      "LOCAL_RANK=" + std::to_string(rank)};
-  return options;
-}
+  Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+
+  std::string name(int rank) {
+    return "rank " + std::to_string(rank) + " (process " + std::to_string(this->rank(rank).pid()) +
+           ")";
+  }
+
+ private:
+  std::string file_ = "/tmp/ddp-shm-XXXXXX";
+  std::deque<Process> ranks_;
+};
 
 }  // namespace
 
@@ -32,22 +56,9 @@ TEST_CASE(
     "a rank that is killed is noticed within a second, and named by all",
     "[shm][process][errors]") {
   const int victim = GENERATE(0, 1, 2);
-  std::string file = "/tmp/ddp-shm-XXXXXX";
-  const int descriptor = mkstemp(file.data());
-  REQUIRE(descriptor >= 0);
-  close(descriptor);
-  unlink(file.c_str());  // the ranks make it
-
-  std::deque<Process> ranks;
-  for (int rank = 0; rank < kSize; ++rank) {
-    ranks.emplace_back(
-        std::vector<std::string>{WORLD_PROGRAM, "kill", std::to_string(victim), file},
-        of_rank(rank));
-  }
-  const auto dead = "rank " + std::to_string(victim) + " (process " +
-                    std::to_string(ranks[static_cast<size_t>(victim)].pid()) + ") has ended";
-  for (int rank = 0; rank < kSize; ++rank) {
-    const auto end = ranks[static_cast<size_t>(rank)].wait();
+  FailingWorld world("kill", victim, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto end = world.rank(rank).wait();
     CAPTURE(victim, rank, end.out, end.err);
     if (rank == victim) {
       CHECK(end.code == -9);
@@ -59,7 +70,49 @@ TEST_CASE(
         end.out, ContainsText(
                      "collective number 1 (all_reduce of 1 x Float, SUM) on rank " +
                      std::to_string(rank) + ": rank ") &&
-                     ContainsText(dead));
+                     ContainsText(world.name(victim) + " has ended"));
   }
-  unlink(file.c_str());
+}
+
+TEST_CASE(
+    "a rank that is killed is noticed on all hosts within a second, and named on its own",
+    "[shm][hosts][process][errors]") {
+  const int victim = GENERATE(0, 1, 2, 3);
+  const std::string hosts = "aabb";
+  FailingWorld world("kill", victim, 4, hosts);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto end = world.rank(rank).wait();
+    CAPTURE(victim, rank, end.out, end.err);
+    if (rank == victim) continue;
+    CHECK(end.code == 0);
+    CHECK(numbers_after(end.out, "after ").at(0) < 1000);
+    if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(victim)]) {
+      CHECK_THAT(end.out, ContainsText(world.name(victim) + " has ended"));
+    }
+  }
+}
+
+TEST_CASE(
+    "a leader that stops does not hold its host up for ever", "[shm][hosts][process][errors]") {
+  FailingWorld world("stop", 0, 3, "aab");
+  const auto end = world.rank(1).wait();
+  CAPTURE(end.out, end.err);
+  CHECK(end.code == 0);
+  CHECK_THAT(end.out, ContainsText("timed out after 4000 ms, rank 0 (at 1) did not come"));
+}
+
+TEST_CASE("nothing stays behind when all ranks are killed", "[shm][process][errors]") {
+  FailingWorld world("wait", -1, 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    world.rank(rank).read_until("waiting");
+    // Memory without a name in a file system, which goes with the last process that has it.
+    const auto& out = world.rank(rank).out();
+    CAPTURE(out);
+    CHECK_THAT(out, ContainsText("/memfd:ddp"));
+    for (const auto& line : ddp::testing::lines_of(out)) {
+      if (line.rfind("shares ", 0) == 0) CHECK_THAT(line, ContainsText("/memfd:"));
+    }
+  }
+  for (int rank = 0; rank < 2; ++rank) world.rank(rank).send(SIGKILL);
+  for (int rank = 0; rank < 2; ++rank) CHECK(world.rank(rank).wait().code == -SIGKILL);
 }

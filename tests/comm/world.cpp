@@ -1,15 +1,11 @@
 // One rank of a world of at least three: does in real processes what ranks on threads cannot, for
 // they have no default group each. Exits with 0 when all went as it should.
 //
-// world                as said
-// world fail-once      rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
-// world kill RANK FILE  meets in FILE, over shared memory; then RANK kills itself, and the others
-//                      print what they get to know of that, and after how many milliseconds
+// world            as said
+// world fail-once  rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <string>
 
@@ -64,30 +60,9 @@ void check_world() {
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
-int lose_rank(int victim, const std::string& file) {
-  ddp::init_process_group(ddp::ProcessGroupOptions()
-                              .backend("shm")
-                              .init_method("file://" + file)
-                              .timeout(std::chrono::seconds(20)));
-  sum_of_ranks({});
-  if (ddp::get_rank() == victim) std::raise(SIGKILL);
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    sum_of_ranks({});
-  } catch (const c10::Error& error) {
-    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-    std::printf("after %.0f ms: %s\n", time.count(), error.what_without_backtrace());
-    return EXIT_SUCCESS;
-  }
-  return EXIT_FAILURE;
-}
-
 }  // namespace
 
-int main(int argc, char** argv) try {
-  if (argc == 4 && std::strcmp(argv[1], "kill") == 0) {
-    return lose_rank(std::atoi(argv[2]), argv[3]);
-  }
+int main(int argc, char** /*argv*/) try {
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");

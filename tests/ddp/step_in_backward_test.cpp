@@ -59,7 +59,7 @@ std::vector<at::Tensor> train(
   DistributedDataParallel model(net, options.process_group(self.group));
   if (when == When::InBackward) model->step_in_backward(optimizer);
   auto chance = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);  // a rank is a thread
-  for (int step = 0; step < 6; ++step) {
+  for (int step = 0; step < 10; ++step) {  // more than it takes to tune
     optimizer->zero_grad();
     const auto x = torch::randn({5, 8}, chance);
     if (step == 3) {  // accumulates; nothing is stepped
@@ -96,6 +96,54 @@ TEST_CASE("stepping in backward is stepping behind it", "[ranks][step]") {
       CHECK(torch::equal(results[0][1][i], results[0][0][i]));
       CHECK(torch::equal(results[0][1][i], results[1][1][i]));
     }
+  }
+}
+
+TEST_CASE("so it is where buckets are handed over at the end", "[ranks][step]") {
+  const bool tuned = GENERATE(false, true);
+  const bool is_static = !tuned || GENERATE(false, true);
+  CAPTURE(tuned, is_static);
+  auto options = DistributedDataParallelOptions().static_graph(is_static);
+  if (tuned) options.bucket_cap_mb(kTuneBucketCap);
+  const auto results = run_ranks<std::vector<std::vector<at::Tensor>>>(2, [&](const Rank& self) {
+    return std::vector<std::vector<at::Tensor>>{
+        train(self, "adam", When::After, options), train(self, "adam", When::InBackward, options)};
+  });
+  for (size_t i = 0; i < results[0][0].size(); ++i) {
+    CHECK(torch::equal(results[0][1][i], results[0][0][i]));
+    CHECK(torch::equal(results[0][1][i], results[1][1][i]));
+  }
+}
+
+TEST_CASE("ranks are stepped alike also where a pass throws", "[ranks][step][errors]") {
+  struct Outcome {
+    std::string error;
+    std::vector<at::Tensor> parameters;
+  };
+  const auto outcomes = run_ranks<Outcome>(2, [](const Rank& self) {
+    auto net = make_net();
+    DistributedDataParallel model(net, in(self).bucket_cap_mb(0.0003));
+    model->step_in_backward(std::make_shared<torch::optim::SGD>(net->parameters(), 0.1));
+    Outcome outcome;
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      const auto y = model->forward(torch::ones({5, 8}));
+      // In the third step, rank 1's loss leads to the first layer alone.
+      const bool astray = step == 2 && self.rank == 1;
+      try {
+        (astray ? net->parameters()[0].sum() + 0 * y.detach().sum() : y.square().sum()).backward();
+      } catch (const c10::Error& error) {
+        outcome.error = error.what_without_backtrace();
+      }
+    }
+    for (const auto& p : net->parameters()) outcome.parameters.push_back(p.detach().clone());
+    return outcome;
+  });
+  CHECK_THAT(
+      outcomes[0].error, ContainsText("without gradients for 5 of 6") && ContainsText("rank 1"));
+  CHECK(outcomes[0].error == outcomes[1].error);
+  for (size_t i = 0; i < outcomes[0].parameters.size(); ++i) {
+    CHECK(torch::equal(outcomes[0].parameters[i], outcomes[1].parameters[i]));
   }
 }
 

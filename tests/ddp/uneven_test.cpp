@@ -32,13 +32,17 @@ class HeadsImpl : public torch::nn::Module {
       y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "backward boom"); });
     }
     if (!both) return {y.sum()};
-    return {y.sum(), right->forward(x).sum()};
+    const auto z = right->forward(x);
+    if (throw_in_right) {
+      z.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "right boom"); });
+    }
+    return {y.sum(), z.sum()};
   }
   void replace_right() {
     right = replace_module("right", torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)));
   }
   torch::nn::Linear left{nullptr}, right{nullptr};
-  bool throw_in_backward = false;
+  bool throw_in_backward = false, throw_in_right = false;
 };
 TORCH_MODULE(Heads);
 
@@ -137,17 +141,87 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks that all threw may be far apart in time", "[ranks][errors][ddp]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+  struct Case {
+    Reduction reduction;
+    bool joined;
+    std::chrono::seconds apart;  // one saves a checkpoint
+  };
+  const auto c = GENERATE(
+      Case{Reduction::Mean, false, std::chrono::seconds(6)},
+      Case{Reduction::SampleWeighted, false, std::chrono::seconds(2)},
+      Case{Reduction::Mean, true, std::chrono::seconds(2)});
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Heads net;
-    DistributedDataParallel model(net, in(self));
-    step(model);
-    net->throw_in_backward = true;
-    TORCH_CHECK(!error_of([&] { step(model); }).empty());
-    net->throw_in_backward = false;
-    if (self.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(6));  // saves a checkpoint
-    step(model);
+    DistributedDataParallel model(net, in(self).reduction(c.reduction));
+    const auto train = [&] {
+      step(model);
+      net->throw_in_backward = true;
+      TORCH_CHECK(!error_of([&] { step(model); }).empty());
+      net->throw_in_backward = false;
+      if (self.rank == 0) std::this_thread::sleep_for(c.apart);
+      step(model);
+    };
+    c.joined ? model->join(train) : train();
   });
   CHECK(errors == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("ranks that threw in different places are told so at once", "[ranks][errors][ddp]") {
+  const bool joined = GENERATE(false, true);
+  struct Seen {
+    std::string error;
+    double seconds = 0;
+  };
+  const auto seen = run_ranks<Seen>(
+      2,
+      [&](const Rank& self) {
+        Heads net;
+        DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
+        for (int i = 0; i < 2; ++i) step(model);
+        // The right one comes first in backward: behind it, a bucket is on its way.
+        (self.rank == 0 ? net->throw_in_backward : net->throw_in_right) = true;
+        const auto boom =
+            error_of([&] { joined ? model->join([&] { step(model); }) : step(model); });
+        TORCH_CHECK(boom.find("boom") != std::string::npos, boom);
+        net->throw_in_backward = net->throw_in_right = false;
+        const auto start = std::chrono::steady_clock::now();
+        const auto error = error_of([&] { step(model); });
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        return Seen{error, passed.count()};
+      },
+      kLongTimeout);
+  for (const auto& [error, seconds] : seen) {
+    CHECK_THAT(error, ContainsText("backward threw on rank") && ContainsText("out of step"));
+    CHECK(seconds < 5);
+  }
+}
+
+TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors][ddp]") {
+  const auto errors = errors_of_ranks(3, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self));
+    for (int i = 0; i < 20; ++i) {
+      TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+    }
+    step(model);
+  });
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("a wait that is over is no sign of trouble", "[ranks][ddp]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+    net->eval();  // as in fine-tuning: these forwards do not count, and their buffers are shared
+    DistributedDataParallel model(net, in(self));
+    const auto pause = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+    for (int i = 0; i < 2; ++i) {
+      if (self.rank == 0) pause(900);  // so long the other one waits for the buffers, and says so
+      const auto loss = model->forward(torch::ones({4, 2})).sum();
+      if (self.rank == 1) pause(1500);  // and this one for its gradients
+      loss.backward();
+    }
+  });
+  CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("any number of backward passes left out is noticed", "[ranks][errors][ddp]") {

@@ -101,7 +101,7 @@ TEST_CASE("a link without cost leaves the largest cap", "[pure][tuning]") {
 
 TEST_CASE("a choice can be another rank's", "[pure][tuning]") {
   auto tuning = Model(10, kMb, 100).choose({1, 5.0 / kMb});
-  tuning.choose(10 * kMb);
+  choose(tuning, 10 * kMb);
   CHECK(tuning.cap_mb == 10);
   CHECK(tuning.predicted_ms == Approx(151));
 }

@@ -71,6 +71,27 @@ TEST_CASE("a gradient that somebody keeps stays as it was", "[ranks][reducer][me
   CHECK(found == kNone);
 }
 
+TEST_CASE("gradients that were exchanged stay so", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    const auto first = parameter({kLarge}), second = parameter({kLarge});
+    Reducer reducer({{"first", first}, {"second", second}}, self.group);  // in one bucket
+    const auto step = [&](double factor) {
+      reduced_backward(
+          reducer, [&] { return (first.sum() + 4 * second.sum()) * (factor * (self.rank + 1.0)); });
+    };
+    for (int i = 0; i < 3; ++i) {
+      first.mutable_grad().reset();
+      second.mutable_grad().reset();
+      step(1);
+    }
+    std::swap(first.mutable_grad(), second.mutable_grad());
+    step(10);
+    TORCH_CHECK(all_are(first.grad(), 6 + 15), first.grad()[0]);
+    TORCH_CHECK(all_are(second.grad(), 1.5 + 60), second.grad()[0]);
+  });
+  CHECK(found == kNone);
+}
+
 TEST_CASE("a gradient stays the same tensor while it accumulates", "[ranks][reducer][memory]") {
   const bool of_rebuilt = GENERATE(false, true);
   const auto found = failures([&](const Rank& self) {

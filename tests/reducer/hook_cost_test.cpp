@@ -31,6 +31,7 @@ namespace {
 
 struct Setting {
   bool as_views, find_unused, static_graph;
+  int64_t stats_every;
 };
 
 // Autograd keeps the gradients of a node with hooks for them, in a vector a node.
@@ -56,7 +57,8 @@ long allocations_in_backward(int count, const Setting* setting, const testing::R
         ReducerOptions()
             .gradient_as_bucket_view(setting->as_views)
             .find_unused_parameters(setting->find_unused)
-            .static_graph(setting->static_graph));
+            .static_graph(setting->static_graph)
+            .stats_every(setting->stats_every));
   }
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
   for (size_t i = 0; !reducer && i < parameters.size(); ++i) {
@@ -81,8 +83,9 @@ long allocations_in_backward(int count, const Setting* setting, const testing::R
 TEST_CASE("in steady state hooks allocate nothing", "[ranks][cost]") {
   const bool as_views = GENERATE(false, true);
   const int mode = GENERATE(0, 1, 2);
-  const Setting setting{as_views, mode == 1, mode == 2};
-  CAPTURE(as_views, mode);
+  const int64_t stats_every = GENERATE(0, 100);
+  const Setting setting{as_views, mode == 1, mode == 2, stats_every};
+  CAPTURE(as_views, mode, stats_every);
   struct Seen {
     long few, many;
   };

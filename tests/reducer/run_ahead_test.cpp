@@ -1,5 +1,6 @@
 // Over a backend that, as NCCL, holds up the stream and not the host: here one that says it does.
 #include <atomic>
+#include <thread>
 
 #include <ddp/reducer.h>
 #include <torch/torch.h>
@@ -242,6 +243,45 @@ TEST_CASE("a rank that throws does not wait for one that is through", "[ranks][a
   CHECK(errors == std::vector<std::string>(2));
   CHECK(told[0] == "");
   CHECK_THAT(told[1], ContainsText("index 7"));
+}
+
+TEST_CASE(
+    "what the host waits for ends when a rank threw a pass before", "[ranks][ahead][errors]") {
+  class NeverOver : public c10d::Work {
+   public:
+    bool isCompleted() override { return false; }
+    bool wait(std::chrono::milliseconds timeout) override {
+      std::this_thread::sleep_for(timeout);
+      return false;
+    }
+  };
+  const auto options = impatient();
+  std::vector<std::string> told(2);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        Trainer trainer(self);
+        trainer.begin();
+        if (self.rank == 1) {
+          trainer.fail_forward();
+          told[1] = trainer.step();
+          return;
+        }
+        told[0] = trainer.step();
+        NeverOver work;
+        try {
+          trainer.reducer.wait_before_forward(work, "what the ranks will do", /*host_reads=*/true);
+        } catch (const c10::Error& error) {
+          told[0] += error.what_without_backtrace();
+        }
+      },
+      options);
+  CHECK(errors == std::vector<std::string>(2));
+  CHECK(std::chrono::steady_clock::now() - begin < options.collective_timeout);
+  for (const auto& text : told) {
+    CHECK_THAT(text, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
+  }
 }
 
 TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {

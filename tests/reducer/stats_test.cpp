@@ -89,6 +89,7 @@ TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats
     REQUIRE(steps.size() == 11);  // ten, and the twelfth
     CHECK(steps.back().step == 12);
     CHECK(stats[rank].rebuilds == 1);
+    CHECK(stats[rank].rebuilt_at == 2);
     CHECK(stats[rank].bucket_bytes >= 2 * 64 * 65 * 4);
     for (const auto& step : steps) {
       CHECK(step.rank == rank);
@@ -173,6 +174,33 @@ TEST_CASE("a summary says what could be better", "[pure][stats]") {
   CHECK_THAT(summary({{step_of(100, 2, 2)}}), !ContainsText("bucket_cap_mb"));
 }
 
+TEST_CASE("a summary is of the buckets as they are now", "[pure][stats]") {
+  ReductionStats stats;
+  for (int64_t step = 1; step <= 5; ++step) {
+    stats.steps.push_back(step < 5 ? step_of(80, 40, 40) : step_of(80, 40, 4));
+    stats.steps.back().step = step;
+  }
+  CHECK_THAT(summary(stats), ContainsText("step 120.0 ms"));
+  stats.rebuilt_at = 4;
+  CHECK_THAT(summary(stats), ContainsText("step 84.0 ms") && ContainsText("overlap 0.90"));
+  stats.rebuilt_at = 5;  // and none since
+  CHECK_THAT(summary(stats), ContainsText("step 120.0 ms"));
+}
+
+TEST_CASE("a summary tells what was tuned, as far as that is known", "[pure][stats]") {
+  ReductionStats stats{{step_of(80, 40, 20)}};
+  stats.tuning.emplace();
+  stats.tuning->cap_mb = 5;
+  const std::string hint = "overlap 0.50; try larger batches; bucket_cap_mb tuned to 5";
+  CHECK_THAT(summary(stats), Catch::Matchers::EndsWith(hint));
+  stats.tuning->measured_ms = 100;
+  CHECK_THAT(summary(stats), Catch::Matchers::EndsWith(hint + ": step measured 100.0 ms"));
+  stats.tuning->predicted_ms = 90.04;
+  CHECK_THAT(
+      summary(stats),
+      Catch::Matchers::EndsWith(hint + ": step predicted 90.0 ms, measured 100.0 ms"));
+}
+
 TEST_CASE("ranks bring their steps together, and a trace shows them", "[ranks][stats]") {
   const auto traces = run_ranks<std::string>(2, [](const Rank& self) {
     const auto all = all_gather_stats(train(self, 2, 1), self.group);
@@ -189,6 +217,12 @@ TEST_CASE("ranks bring their steps together, and a trace shows them", "[ranks][s
   CHECK(traces[0] == traces[1]);
   CHECK_THAT(traces[0], ContainsText(R"("name":"rank 0")") && ContainsText(R"("name":"rank 1")"));
   CHECK_THAT(traces[0], ContainsText(R"("name":"bucket 1")") && ContainsText(R"("ph":"X")"));
+  for (const char* rank : {"0", "1"}) {
+    CHECK_THAT(
+        traces[0], ContainsText(c10::str(
+                       R"({"ph":"M","name":"thread_name","pid":)", rank,
+                       R"(,"tid":2,"args":{"name":"bucket 1"}})")));
+  }
   // Balanced, and no comma too many: as far as one can tell without a parser.
   CHECK(
       std::count(traces[0].begin(), traces[0].end(), '{') ==

@@ -161,7 +161,7 @@ TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
 }
 
 TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
-  const auto caps = run_ranks<double>(2, [](const Rank& self) {
+  const auto tunings = run_ranks<BucketCapTuning>(2, [](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({1 << 19})}};
     Reducer reducer(
         parameters, self.group, ReducerOptions().bucket_cap_mb(kTuneBucketCap).stats_every(0));
@@ -175,11 +175,13 @@ TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
       reduced_backward(reducer, [&] { return parameters[0].tensor.sum(); });
     }
     const auto stats = reducer.stats();
-    // The rank that ended early has nothing to predict from.
-    return stats.tuning ? stats.tuning->cap_mb : -1;
+    TORCH_CHECK(stats.tuning, "nothing was tuned");
+    return *stats.tuning;
   });
-  CHECK(caps[0] > 0);
-  CHECK(caps[1] == -1);
+  CHECK(tunings[0].cap_mb > 0);
+  CHECK(tunings[0].predicted_ms > 0);
+  CHECK(tunings[1].cap_mb == tunings[0].cap_mb);
+  CHECK(tunings[1].predicted_ms == 0);  // who ended early has nothing to predict from
 }
 
 }  // namespace ddp

@@ -11,9 +11,13 @@ namespace ddp::backends::shm {
 
 enum class Kind : uint32_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
 
+/// Who moves the bytes of a collective.
+enum class Carrier : uint32_t { kMemory, kGloo };
+
 /// One collective, as one rank calls it. Two calls belong together when all but `offset` is equal.
 struct Descriptor {
   Kind kind = Kind::kBarrier;
+  Carrier carrier = Carrier::kMemory;
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
   int32_t root = 0;       // of a broadcast
@@ -21,8 +25,8 @@ struct Descriptor {
   uint64_t offset = 0;    // where this rank's lies in its segment, in bytes
 
   bool matches(const Descriptor& other) const {
-    return kind == other.kind && dtype == other.dtype && reduction == other.reduction &&
-           root == other.root && numel == other.numel;
+    return kind == other.kind && carrier == other.carrier && dtype == other.dtype &&
+           reduction == other.reduction && root == other.root && numel == other.numel;
   }
 };
 

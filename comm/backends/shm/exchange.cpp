@@ -29,7 +29,9 @@ std::string to_text(const Descriptor& d, const std::vector<Peer>& peers) {
   const char* reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
   std::string text = kinds[static_cast<uint32_t>(d.kind)];
   if (d.kind == Kind::kBarrier) return text;
-  text += c10::str(" of ", d.numel, " x ", static_cast<c10::ScalarType>(d.dtype));
+  const auto dtype = static_cast<c10::ScalarType>(d.dtype);
+  if (d.carrier == Carrier::kGloo) return c10::str(text, " of ", dtype, " (through Gloo)");
+  text += c10::str(" of ", d.numel, " x ", dtype);
   if (d.kind == Kind::kBroadcast)
     text += c10::str(" from rank ", peers[static_cast<size_t>(d.root)].rank);
   if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
@@ -132,10 +134,10 @@ uint64_t Exchange::enter(Call call, Meanwhile meanwhile) {
   }
 
   const auto timeout = call.timeout.count() < 0 ? timeout_.load() : call.timeout;
-  own.descriptors[number % kMostInFlight] = call.descriptor;
   {
     const std::lock_guard lock(queue_mutex_);
     TORCH_CHECK_WITH(DistBackendError, broken_because_.empty(), broken_because_);
+    own.descriptors[number % kMostInFlight] = call.descriptor;
     pending_.push_back(std::make_unique<Pending>(
         Pending{number, timeout, Clock::now() + timeout, std::move(call), nullptr}));
   }
@@ -238,6 +240,7 @@ Exchange::PendingPtr Exchange::progress_locked() {
       auto ended = std::move(pending_.front());
       pending_.pop_front();
       --parts_done_;
+      if (!pending_.empty()) pending_.front()->deadline = Clock::now() + pending_.front()->timeout;
       over_.fetch_add(1);
       return ended;
     }
@@ -341,23 +344,18 @@ void Exchange::look_after_peers() {
   {
     const std::lock_guard lock(work_mutex_);
     if (broken_) return;
-    const Pending* failed = nullptr;  // stays as long as work_mutex_ is held
-    Trouble why;
+    const Pending* first = nullptr;  // stays as long as work_mutex_ is held
     {
       const std::lock_guard queue_lock(queue_mutex_);
       if (pending_.empty()) return;
-      why = trouble(*pending_.front());
-      if (!why.what.empty()) failed = pending_.front().get();
-      for (const auto& pending : pending_) {
-        if (failed != nullptr) break;
-        if (Clock::now() <= pending->deadline) continue;
-        failed = pending.get();
-        why.what =
-            c10::str("timed out after ", pending->timeout.count(), " ms, ", missing(*pending));
-        why.cause = c10::str(why.what, " on rank ", peers_[rank_].rank);
-      }
+      first = pending_.front().get();
     }
-    if (failed != nullptr) give_up_locked(*failed, why);
+    auto why = trouble(*first);
+    if (why.what.empty() && Clock::now() > first->deadline) {
+      why.what = c10::str("timed out after ", first->timeout.count(), " ms, ", missing(*first));
+      why.cause = c10::str(why.what, " on rank ", peers_[rank_].rank);
+    }
+    if (!why.what.empty()) give_up_locked(*first, why);
   }
   while (auto failed = pop_broken()) tell(std::move(failed));
 }

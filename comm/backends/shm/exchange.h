@@ -34,7 +34,8 @@ struct Peer {
 struct Call {
   const char* name = "";  // for messages
   Descriptor descriptor;
-  std::chrono::milliseconds timeout{-1};  // below 0: the group's
+  /// Counts from when those before it are over. Below 0: the group's.
+  std::chrono::milliseconds timeout{-1};
   /// This rank's part of the work. buffers[r] is rank r's memory at its descriptor's offset.
   std::function<void(const std::vector<std::byte*>& buffers)> part;
   /// When all ranks have done theirs: copies results out of shared memory.

@@ -1,26 +1,38 @@
 #include "hosts_backend.h"
 
+#include <atomic>
+#include <exception>
 #include <future>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <ddp/error_text.h>
 
+#include "../../finishing_work.h"
 #include "memory.h"
 #include "ordered_reduction.h"
 #include "reduce.h"
+#include "relay_work.h"
 
 namespace ddp::backends::shm {
 namespace {
 
-constexpr const char* kTitle = "shm:all_reduce";
-// The leader, who waits for the other hosts, is the one to say that it took too long.
-constexpr std::chrono::milliseconds kLongerThanTheLeader = std::chrono::hours(24 * 365);
+const char* title_of(Kind kind) {
+  return kind == Kind::kBarrier ? "shm:barrier" : "shm:all_reduce";
+}
+
+// The leader, who waits for the other hosts, is the one to say that it took too long: it may wait
+// that often for the group's timeout, for its host to gather, for the two collectives of an
+// OrderedReduction, and to spread.
+constexpr int kWaitsOfTheLeader = 4;
 
 }  // namespace
 
 struct HostsBackend::Passage {
+  Kind kind;
   at::Tensor tensor;  // the caller's
   at::Tensor memory;  // where the host's ranks see it
   c10d::AllreduceOptions options;
@@ -52,7 +64,12 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   }
 
   const Host& host() const { return host_; }
-  c10d::Backend* leaders() const { return leaders_.get(); }
+
+  void set_timeout(std::chrono::milliseconds timeout) {
+    host_.gather->set_timeout(timeout);
+    host_.spread->set_timeout(leaders_ ? timeout : kWaitsOfTheLeader * timeout);
+    if (leaders_) leaders_->setTimeout(timeout);
+  }
 
   void begin(const PassagePtr& passage) {
     ++under_way_;
@@ -96,9 +113,9 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   void gather(const PassagePtr& passage) {
     const auto& memory = passage->memory;
     Call call;
-    call.name = kTitle;
+    call.name = title_of(passage->kind);
     call.timeout = passage->options.timeout;
-    call.descriptor = describe(Kind::kAllReduce, memory, *host_.arena);
+    call.descriptor = describe(passage->kind, memory, *host_.arena);
     call.descriptor.reduction = passage->options.reduceOp.op_;
     const auto numel = static_cast<size_t>(memory.numel());
     // Each rank adds up its part of the host's tensors, in the leader's memory.
@@ -148,8 +165,8 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   void spread(const PassagePtr& passage) {
     const bool leads = host_.is_led_by_this_rank();
     Call call;
-    call.name = kTitle;
-    call.timeout = leads ? passage->options.timeout : kLongerThanTheLeader;
+    call.name = title_of(passage->kind);
+    call.timeout = leads ? passage->options.timeout : kWaitsOfTheLeader * passage->options.timeout;
     call.descriptor = describe(Kind::kBroadcast, passage->memory, *host_.arena);
     if (leads) {
       call.finish = [passage] { assign(passage->tensor, passage->memory); };
@@ -182,10 +199,11 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
 HostsBackend::HostsBackend(
     int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
-    c10::intrusive_ptr<c10d::Backend> gloo)
+    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
     : InArena(rank, world_size, host.arena, std::move(gloo)),
       road_(std::make_shared<Road>(world_size, std::move(host), std::move(leaders))),
-      latest_(c10::intrusive_ptr<RelayWork>()) {
+      latest_(WorkPtr()) {
+  road_->set_timeout(timeout);
   road_->open();
 }
 
@@ -193,9 +211,7 @@ HostsBackend::~HostsBackend() { road_->close(); }
 
 void HostsBackend::setTimeout(std::chrono::milliseconds timeout) {
   OverGloo::setTimeout(timeout);
-  road_->host().gather->set_timeout(timeout);
-  road_->host().spread->set_timeout(timeout);
-  if (auto* leaders = road_->leaders()) leaders->setTimeout(timeout);
+  road_->set_timeout(timeout);
 }
 
 uint64_t HostsBackend::getSequenceNumberForGroup() {
@@ -218,32 +234,45 @@ HostsBackend::WorkPtr HostsBackend::allreduce(
       !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
     return OverGloo::allreduce(tensors, options);
   }
-  const auto& host = road_->host();
-  const auto passage = std::make_shared<Passage>();
-  passage->tensor = tensors[0];
-  passage->memory = shared(tensors[0], *arena_);
-  passage->options = options;
-  passage->work = c10::make_intrusive<RelayWork>(
-      std::vector<std::shared_ptr<Exchange>>{host.gather, host.spread}, rank_,
-      c10d::OpType::ALLREDUCE, kTitle, tensors);
-  const auto work = passage->work;
+  return pass(Kind::kAllReduce, tensors[0], options);
+}
+
+// As a sum, of next to nothing. It ends behind those before it, which may still be about to say so.
+HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options) {
+  WorkPtr before;
   {
     const std::lock_guard lock(latest_mutex_);
-    latest_ = work;
+    before = latest_.lock();
+  }
+  c10d::AllreduceOptions as_sum;
+  as_sum.timeout = options.timeout;
+  const auto barrier = pass(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum);
+  if (!before) return barrier;
+  const auto nothing_more = [] {};
+  return c10::make_intrusive<FinishingWork>(
+      std::vector<WorkPtr>{before, barrier}, nothing_more, Tensors{});
+}
+
+HostsBackend::WorkPtr HostsBackend::pass(
+    Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
+  const auto& host = road_->host();
+  const bool reduces = kind == Kind::kAllReduce;
+  const auto work = c10::make_intrusive<RelayWork>(
+      std::vector<std::shared_ptr<Exchange>>{host.gather, host.spread}, rank_,
+      reduces ? c10d::OpType::ALLREDUCE : c10d::OpType::BARRIER, title_of(kind),
+      reduces ? Tensors{tensor} : Tensors{});
+  const auto passage = std::make_shared<Passage>();
+  passage->kind = kind;
+  passage->tensor = tensor;
+  passage->memory = shared(tensor, *arena_);
+  passage->options = options;
+  passage->work = work;
+  {
+    const std::lock_guard lock(latest_mutex_);
+    latest_ = WorkPtr(work);
   }
   road_->begin(passage);
   return work;
-}
-
-// Of all that was begun before, as Gloo's of its own.
-HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options) {
-  c10::intrusive_ptr<RelayWork> latest;
-  {
-    const std::lock_guard lock(latest_mutex_);
-    latest = latest_.lock();
-  }
-  if (latest) latest->wait(options.timeout.count() < 0 ? kNoTimeout : options.timeout);
-  return OverGloo::barrier(options);
 }
 
 }  // namespace ddp::backends::shm

@@ -4,12 +4,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+
+#include <c10/util/Exception.h>
+
 namespace ddp::backends::shm {
 
 ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
+  if (pid == ::getpid()) return;
 #ifdef SYS_pidfd_open
-  if (pid != ::getpid()) descriptor_ = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  descriptor_ = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+#else
+  errno = ENOSYS;
 #endif
+  TORCH_CHECK(
+      descriptor_ >= 0, "expected to watch process ", pid,
+      " with pidfd_open, but could not: ", std::strerror(errno));
 }
 
 ProcessWatch::~ProcessWatch() {

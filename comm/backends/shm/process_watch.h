@@ -7,7 +7,11 @@ namespace ddp::backends::shm {
 /// Tells when another process has ended.
 class ProcessWatch {
  public:
-  /// Watches nothing where `pid` is this process, or the system cannot (before Linux 5.3).
+  /// Watches nothing where `pid` is this process.
+  ///
+  /// \throws c10::Error  where there is none, or the system does not let it be watched (before
+  /// Linux
+  ///         5.3, or in some containers).
   explicit ProcessWatch(pid_t pid);
   ~ProcessWatch();
   ProcessWatch(const ProcessWatch&) = delete;

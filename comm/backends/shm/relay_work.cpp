@@ -17,7 +17,9 @@ constexpr std::chrono::milliseconds kPoll{20};
 RelayWork::RelayWork(
     std::vector<std::shared_ptr<Exchange>> exchanges, int rank, c10d::OpType type,
     const char* title, std::vector<at::Tensor> outputs)
-    : ToldWork(rank, type, title, std::move(outputs)), exchanges_(std::move(exchanges)) {
+    : ToldWork(rank, type, title, std::move(outputs)),
+      title_(title),
+      exchanges_(std::move(exchanges)) {
   for (const auto& exchange : exchanges_) exchange->count_future(1);
 }
 
@@ -30,8 +32,8 @@ bool RelayWork::wait(std::chrono::milliseconds timeout) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(
           begin + timeout - std::chrono::steady_clock::now());
       TORCH_CHECK_WITH(
-          DistBackendError, left.count() > 0, "shm: all_reduce is not over after the ",
-          timeout.count(), " ms that wait() was given.");
+          DistBackendError, left.count() > 0, title_, " is not over after the ", timeout.count(),
+          " ms that wait() was given.");
       patience = std::min(patience, left);
     }
     if (cv_.wait_for(lock, patience, [this] { return completed_; })) break;

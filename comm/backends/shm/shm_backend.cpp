@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
+#include "../../finishing_work.h"
 #include "memory.h"
 #include "pieces.h"
 #include "reduce.h"
@@ -50,10 +51,30 @@ ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title,
   return work;
 }
 
+// What Gloo carries is announced here, too, and first: ranks that call something else learn it at
+// once, and so does this one. What it began in Gloo by then is over when the timeout is.
+ShmBackend::WorkPtr ShmBackend::by_gloo(
+    Kind kind, const Tensors& tensors, std::chrono::milliseconds timeout,
+    c10::function_ref<WorkPtr()> start_gloo) {
+  Call call;
+  call.timeout = timeout;
+  call.descriptor.kind = kind;
+  call.descriptor.carrier = Carrier::kGloo;
+  if (!tensors.empty()) call.descriptor.dtype = static_cast<int32_t>(tensors[0].scalar_type());
+  const auto announced = start(std::move(call), OpType::UNKNOWN, "shm:announced", {});
+  if (announced->isCompleted() && announced->exception()) return announced;
+  const auto work = start_gloo();
+  const auto nothing_more = [] {};
+  return c10::make_intrusive<FinishingWork>(
+      std::vector<WorkPtr>{announced, work}, nothing_more, tensors);
+}
+
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() != 1 || !is_plain(tensors[0]) ||
       !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return OverGloo::allreduce(tensors, options);
+    return by_gloo(Kind::kAllReduce, tensors, options.timeout, [&] {
+      return OverGloo::allreduce(tensors, options);
+    });
   }
   const auto& tensor = tensors[0];
   const bool visible = tensor.is_contiguous() && arena_->offset_of(tensor);
@@ -64,7 +85,10 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const bool ours = !tensors.empty() && are_plain(tensors) &&
                     can_reduce(tensors[0].scalar_type(), options.reduceOp);
-  return ours ? reduce_pieces(tensors, options) : OverGloo::allreduce_coalesced(tensors, options);
+  if (ours) return reduce_pieces(tensors, options);
+  return by_gloo(Kind::kAllReduce, tensors, options.timeout, [&] {
+    return OverGloo::allreduce_coalesced(tensors, options);
+  });
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_in_place(
@@ -131,7 +155,9 @@ ShmBackend::WorkPtr ShmBackend::reduce_pieces(
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto root = static_cast<int>(options.rootRank);
   if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_) {
-    return OverGloo::broadcast(tensors, options);
+    return by_gloo(Kind::kBroadcast, tensors, options.timeout, [&] {
+      return OverGloo::broadcast(tensors, options);
+    });
   }
   const auto tensor = tensors[0];
   Call call;
@@ -169,7 +195,11 @@ ShmBackend::WorkPtr ShmBackend::allgather(
   const bool ours = inputs.size() == 1 && outputs.size() == 1 && is_plain(inputs[0]) &&
                     outputs[0].size() == static_cast<size_t>(size_) &&
                     are_like(outputs[0], inputs[0]);
-  if (!ours) return OverGloo::allgather(outputs, inputs, options);
+  if (!ours) {
+    return by_gloo(Kind::kAllGather, inputs, options.timeout, [&] {
+      return OverGloo::allgather(outputs, inputs, options);
+    });
+  }
   return gather_to(outputs[0], inputs[0], options.timeout);
 }
 
@@ -178,7 +208,11 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
   const bool ours = is_plain(input) && is_plain(output) &&
                     output.scalar_type() == input.scalar_type() &&
                     output.numel() == input.numel() * size_;
-  if (!ours) return OverGloo::_allgather_base(output, input, options);
+  if (!ours) {
+    return by_gloo(Kind::kAllGather, {input}, options.timeout, [&] {
+      return OverGloo::_allgather_base(output, input, options);
+    });
+  }
   // Not Gloo's to refuse: this rank would be there alone.
   TORCH_CHECK_VALUE(
       output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
@@ -216,7 +250,11 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
                     inputs[0].size() == static_cast<size_t>(size_) &&
                     are_like(inputs[0], outputs[0]) &&
                     can_reduce(outputs[0].scalar_type(), options.reduceOp);
-  if (!ours) return OverGloo::reduce_scatter(outputs, inputs, options);
+  if (!ours) {
+    return by_gloo(Kind::kReduceScatter, outputs, options.timeout, [&] {
+      return OverGloo::reduce_scatter(outputs, inputs, options);
+    });
+  }
   const int64_t numel = outputs[0].numel();
   const auto memory =
       arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::Afterwards::kKeep);
@@ -231,7 +269,11 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
   const bool ours =
       is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
       input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
-  if (!ours) return OverGloo::_reduce_scatter_base(output, input, options);
+  if (!ours) {
+    return by_gloo(Kind::kReduceScatter, {output}, options.timeout, [&] {
+      return OverGloo::_reduce_scatter_base(output, input, options);
+    });
+  }
   return reduce_to(output, shared(input, *arena_), options);
 }
 

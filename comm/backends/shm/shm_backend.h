@@ -3,6 +3,8 @@
 #include <memory>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "arena.h"
 #include "exchange.h"
 #include "in_arena.h"
@@ -49,6 +51,9 @@ class ShmBackend : public InArena {
   WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_to(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
+  WorkPtr by_gloo(
+      Kind kind, const Tensors& tensors, std::chrono::milliseconds timeout,
+      c10::function_ref<WorkPtr()> start_gloo);
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
   std::shared_ptr<Exchange> exchange_;

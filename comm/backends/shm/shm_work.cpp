@@ -28,8 +28,8 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
   const auto at_most = timeout == kNoTimeout ? kLongerThanTheGroups : timeout;
   if (!Work::isCompleted()) {
     TORCH_CHECK_WITH(
-        DistBackendError, exchange_->wait(number_, at_most), "shm: ", name_, " (collective number ",
-        number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
+        DistBackendError, exchange_->wait(number_, at_most), name_, " (collective number ", number_,
+        ") is not over after the ", timeout.count(), " ms that wait() was given.");
   }
   return Work::wait(timeout);  // whoever ended it may still be about to say so
 }

@@ -67,9 +67,9 @@ struct DistributedDataParallelOptions {
   TORCH_ARG(bool, init_sync) = true;
   /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
   /// kTuneBucketCap measures the first seven reduced steps, in which everything is sent in one
-  /// piece behind backward, and takes the size with the least predicted step time (on CPUs;
-  /// `stats()` tells). Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the
-  /// others
+  /// piece behind backward, and takes the size with the least predicted step time; `stats()` tells.
+  /// It is for dense gradients on CPUs without a communication hook, and changes nothing on one
+  /// rank. Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the others
   TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
   /// Soft sizes of the first, second, ... bucket in MiB, the last repeating; instead of
   /// bucket_cap_mb. Default: none
@@ -150,14 +150,16 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// buckets are still on their way, instead of `optimizer->step()` behind it: to the bit the same.
   /// Set it once, the same kind on every rank, and go on calling zero_grad() before backward.
   ///
+  /// With find_unused_parameters or static_graph, and while kTuneBucketCap measures, every bucket
+  /// is stepped when all are back: the last one says which gradients stay as they were.
+  ///
   /// For optimizers that update each parameter on its own, as LibTorch's but LBFGS do; a part of a
   /// step is a call of `step()` with part of the parameters. Not where something is to happen to
   /// the gradients in between (clipping, a GradScaler). When a backward pass throws, some
   /// parameters may have been stepped, the same on every rank. Ranks without input in a join() do
   /// not step.
   ///
-  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together, and for an
-  /// optimizer
+  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together; for an optimizer
   ///         without any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);

@@ -128,9 +128,8 @@ class Reducer {
   /// Called before a forward pass whose backward may be reduced. Once, when a reduced backward has
   /// shown in which order gradients become ready, it rebuilds the buckets in one rank's order.
   ///
-  /// \throws c10::Error  when the last backward pass did not come to its end, unless it threw at
-  /// the
-  ///         same place on every rank. Waits for the other ranks to say so.
+  /// \throws c10::Error  when the last backward pass did not come to its end, unless it threw in
+  ///         the same place on every rank. Waits for the other ranks to say so.
   ///
   /// Collective: in the one call that rebuilds (a broadcast of 8 bytes a parameter; where the cap
   /// is tuned, a few tiny all-reduces before it).
@@ -188,9 +187,8 @@ class Reducer {
 
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
-  /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the bucket
-  /// cap
-  ///         is kTuneBucketCap.
+  /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the cap of
+  ///         buckets is kTuneBucketCap.
   void register_comm_hook(CommHook hook);
 
   /// Explains a parameter that got no gradient, for the error text; "" where there is nothing to
@@ -203,7 +201,8 @@ class Reducer {
   using WhenReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
 
   /// Calls `act` for a bucket once its gradients are final, while later buckets may still be on
-  /// their way; where a pass may skip parameters, when all are there. Not in shadow_backward().
+  /// their way; where a pass may skip parameters (find_unused_parameters, static_graph), and while
+  /// the cap is tuned, when all are there. Not in shadow_backward().
   /// What it throws comes out of that backward pass, on this rank alone. A pass that fails may have
   /// called it for all buckets but the last: for the same ones on every rank.
   ///
@@ -257,6 +256,7 @@ class Reducer {
   int64_t tune();
   void record_order();
   void choose_status_storage();
+  void settle();
   void settle_failed_pass();
 
   void start_pass();
@@ -292,7 +292,10 @@ class Reducer {
   void follow(const c10::intrusive_ptr<c10d::Work>& work, c10::function_ref<std::string()> place);
   void or_tell_arrivals(c10::function_ref<std::string()> place, c10::function_ref<void()> wait);
   Whereabouts whereabouts(const std::string& place) const;
+  using NoteOfPass = std::optional<std::string> (PeerNotes::*)(int64_t pass) const noexcept;
+  std::optional<std::string> look_up(NoteOfPass look) const;
   void look_after_peers(const std::string& place);
+  void look_out_until(c10::function_ref<bool()> wait, c10::function_ref<std::string()> place);
   [[noreturn]] void throw_problems(std::vector<Problem> met);
   bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
   bool is_counting() const { return options_.static_graph() && !counted_; }
@@ -351,7 +354,7 @@ class Reducer {
   std::unique_ptr<BucketTuner> tuner_;  // until the caps are chosen
   std::optional<BucketCapTuning> tuning_;
   int64_t rebuilds_ = 0;
-  int64_t tuned_at_ = 0;    // the pass before which they were
+  int64_t rebuilt_at_ = 0;  // the pass before which they last were
   std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
   std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;

@@ -48,13 +48,10 @@ struct BucketCapTuning {
   };
   std::vector<Candidate> candidates;  // by size
   double cap_mb = 0;                  // the choice
-  double predicted_ms = 0;            // of a step with it; 0 where this rank has no prediction
+  double predicted_ms = 0;            // of a step with it; 0: this rank has no prediction
   double measured_ms = 0;             // median of the steps sampled since; 0 before the first
   double latency_ms = 0;              // of an all-reduce, however small
   double ms_per_mb = 0;               // and of each MiB in it
-
-  /// Takes a choice over, another rank's say.
-  void choose(int64_t cap_bytes);
 };
 
 /// What a reducer measured, all on the host. On CUDA, where the host runs ahead of the device,
@@ -62,6 +59,7 @@ struct BucketCapTuning {
 struct ReductionStats {
   std::vector<StepStats> steps;  // the last ones that were sampled, oldest first, at most 128
   int64_t rebuilds = 0;          // of the buckets
+  int64_t rebuilt_at = 0;        // the step before which they last were; 0: none yet
   int64_t bucket_bytes = 0;      // of memory that the buckets hold
   /// Once it was tuned.
   std::optional<BucketCapTuning> tuning = {};
@@ -69,14 +67,15 @@ struct ReductionStats {
 
 /// Brings together what all ranks measured.
 ///
-/// \return the steps of all ranks, by rank; rebuilds and bucket_bytes as on this rank.
+/// \return the steps of all ranks, by rank; what else there is as on this rank.
 ///
 /// Collective: yes. Blocks: host.
 ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
 
 /// One line for people: step time, share of communication, overlap, and a hint when the overlap is
-/// below 0.7 and communication matters; and what was tuned. Medians over the steps; "" when there
-/// are none.
+/// below 0.7 and more than 5% of the step is communication that is not hidden; and what was tuned.
+/// Medians over the steps with the buckets as they are now, or over all while there is none; ""
+/// when there are no steps.
 std::string summary(const ReductionStats& stats);
 
 /// Writes the steps as a trace that chrome://tracing and ui.perfetto.dev show: a process a rank,

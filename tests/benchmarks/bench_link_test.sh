@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# bench_link_test.sh REPOSITORY: runs scripts/bench_link.sh over a real link, with stand-ins for the
+# programs, and looks what it leaves behind.
+# Exit code: 0 as expected, 1 not, 77 skipped because no network namespace can be made.
+set -euo pipefail
+root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+  echo "FAILED: $*"
+  exit 1
+}
+
+probe=ddp_probe_$$
+ip netns add "$probe" 2>/dev/null || {
+  echo "skipped: no network namespaces here"
+  exit 77
+}
+ip netns del "$probe"
+
+mkdir "$work/bin" "$work/out"
+export CALLS=$work/calls
+link() { # sets `script`
+  status=0
+  "$root/scripts/bench_link.sh" --quick --models mlp --bin "$work/bin" --python "" \
+    --results "$work/results" --output "$work/out" 1 >"$work/log" 2>&1 &
+  script=$!
+}
+ended() { # sets `status` and `log`
+  wait "$script" || status=$?
+  log=$(cat "$work/log")
+}
+expect_nothing_left() { # AFTER_WHAT
+  local left
+  left=$(ip netns list | grep "ddp_bench_${script}_" || true)
+  [[ -z $left ]] || fail "after $1, there still is $left"
+  left=$(pgrep -f "$work/bin/ddp_bench" || true)
+  [[ -z $left ]] || fail "after $1, there still run $left"
+}
+
+cp "$root/tests/benchmarks/bench_stand_in.sh" "$work/bin/ddp_bench"
+link
+ended
+[[ $status == 0 ]] || fail "$log"
+expect_nothing_left "success"
+calls=$(grep -c -- "--backend gloo --model mlp --modes none,flat" "$CALLS")
+[[ $calls == 4 ]] || fail "expected two ranks of two processes with all modes, got $calls"
+results=$(cat "$work/out/RESULTS.md")
+for text in "over a link of 1 Gbit/s" "| mlp | 3.000 x communication alone | 1.05 |" \
+  "One TCP connection carries 0."; do
+  [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
+$results"
+done
+
+cat >"$work/bin/ddp_bench" <<'END'
+#!/usr/bin/env bash
+[[ $RANK == 0 ]] || exit 3
+sleep 60
+END
+link
+ended
+[[ $status == 3 ]] || fail "expected the exit code of the rank that failed, 3, got $status: $log"
+expect_nothing_left "a rank that failed"
+
+cat >"$work/bin/ddp_bench" <<'END'
+#!/usr/bin/env bash
+touch "$CALLS.running"
+sleep 60
+END
+link
+for ((i = 0; i < 200; ++i)); do
+  [[ ! -e $CALLS.running ]] || break
+  sleep 0.1
+done
+kill -TERM "$script"
+ended
+[[ $status == 143 ]] || fail "expected 143 after SIGTERM, got $status: $log"
+expect_nothing_left "SIGTERM"
+
+echo "bench_link.sh: leaves nothing behind"

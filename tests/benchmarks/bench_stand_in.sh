@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Stands in for ddp_bench and its peer, or for a ddprun that starts them: notes in the file CALLS what
+# it was asked to run and speaks for it, as rank 0: a line for each mode, or a timeline.
+set -euo pipefail
+echo "$* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
+[[ ${RANK:-0} == 0 ]] || exit 0
+caps=null
+while (($# > 0)); do
+  case $1 in
+    --model) model=$2 ;;
+    --modes) modes=$2 ;;
+    --sweep) caps=${2//,/ } ;;
+    --timeline) timeline=$2 ;;
+  esac
+  shift
+done
+for mode in ${modes//,/ }; do
+  case $mode in
+    c10d | ddp | py_ddp) of_mode=$caps ;;
+    ddp_tuned) of_mode=8 ;;
+    *) of_mode=null ;;
+  esac
+  for cap in $of_mode; do
+    echo "{\"model\":\"$model\",\"mode\":\"$mode\",\"backend\":\"gloo\",\"world\":2,\"bucket_cap_mb\":$cap,\
+\"step_ms\":12,\"step_ms_p10\":11,\"step_ms_p90\":13,\"compute_ms\":10,\"comm_ms\":4,\"overlap\":0.5,\
+\"bytes\":8,\"checksum\":1.5}"
+  done
+done
+[[ -z ${timeline-} ]] || echo "{\"model\":\"$model\",\"mode\":\"ddp\",\"world\":2,\"ranks\":[[\
+{\"track\":\"compute\",\"name\":\"forward\",\"start_ms\":0,\"end_ms\":1,\"bytes\":0}]]}" >"$timeline"

@@ -1,0 +1,127 @@
+// One rank, RANK of WORLD_SIZE, of a world in which one goes wrong: a process, which others can
+// watch, and which can end or stop.
+//
+// failing_world kill VICTIM FILE [HOSTS]  meets in FILE, over shared memory; then VICTIM kills
+// itself,
+//                                         and the others print what they get to know of that, and
+//                                         after how many milliseconds
+// failing_world stop VICTIM FILE HOSTS    VICTIM stops itself in the middle of an all-reduce that
+// the
+//                                         last rank does not come to; the others do the same
+// failing_world wait VICTIM FILE          nobody goes wrong: they print what memory they share, and
+// wait
+//
+// HOSTS has a letter for each rank: who has the same shares memory, as on one host.
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm/backends/backends.h"
+
+using namespace std::chrono_literals;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+namespace {
+
+int number_of(const char* variable) { return std::atoi(std::getenv(variable)); }
+
+// As the library does it on one host.
+BackendPtr on_this_host(const std::string& file) {
+  const auto group = ddp::init_process_group(
+      ddp::ProcessGroupOptions().backend("shm").init_method("file://" + file).timeout(20s));
+  return group->getBackend(at::kCPU);
+}
+
+BackendPtr on_hosts(const std::string& file, const std::string& hosts) {
+  constexpr auto kTimeout = 1s;
+  namespace backends = ddp::backends;
+  const int rank = number_of("RANK"), size = number_of("WORLD_SIZE");
+  const auto store = c10::make_intrusive<c10d::FileStore>(file, size);
+  backends::Setup setup{
+      c10::make_intrusive<c10d::PrefixStore>("hosts", store),
+      rank,
+      size,
+      kTimeout,
+      ddp::Deadline(20s),
+      "test",
+      {},
+      hosts.substr(static_cast<size_t>(rank), 1)};
+  for (int other = 0; other < size; ++other) setup.global_ranks.push_back(other);
+  const auto connect = [](const backends::Setup& of) {
+    return backends::make_gloo(of, {{}, "127.0.0.1"});
+  };
+  auto gloo_setup = setup;
+  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+  auto shared = backends::make_shm(setup, connect(gloo_setup), connect);
+  TORCH_CHECK(shared.backend, shared.why_not);
+  return shared.backend;
+}
+
+c10::intrusive_ptr<c10d::Work> start_sum(const BackendPtr& backend) {
+  std::vector<at::Tensor> tensors{at::ones({1})};
+  return backend->allreduce(tensors, {});
+}
+
+int print_failure_of_sum(const BackendPtr& backend) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    start_sum(backend)->wait();
+  } catch (const std::exception& error) {
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    std::printf(
+        "after %.0f ms: %s\n", time.count(), ours ? ours->what_without_backtrace() : error.what());
+    return EXIT_SUCCESS;
+  }
+  return EXIT_FAILURE;
+}
+
+void print_shared_memory() {
+  const auto maps = "/proc/" + std::to_string(getpid()) + "/maps";
+  std::FILE* file = std::fopen(maps.c_str(), "r");
+  char line[512];
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::string(line).find(" rw-s ") != std::string::npos) std::printf("shares %s", line);
+  }
+  std::fclose(file);
+  std::printf("waiting\n");
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  TORCH_CHECK(argc == 4 || argc == 5, "expected what to do, a rank, a file and maybe hosts");
+  const std::string what = argv[1];
+  const int rank = number_of("RANK");
+  const bool is_victim = rank == std::atoi(argv[2]);
+  const auto backend = argc == 4 ? on_this_host(argv[3]) : on_hosts(argv[3], argv[4]);
+  start_sum(backend)->wait();
+  if (what == "wait") {
+    print_shared_memory();
+    std::this_thread::sleep_for(60s);
+  }
+  if (what == "kill" && is_victim) std::raise(SIGKILL);
+  if (what == "stop" && is_victim) {
+    const auto sum = start_sum(backend);
+    std::this_thread::sleep_for(300ms);  // until its host has gathered
+    std::raise(SIGSTOP);
+  }
+  if (what == "stop" && rank == number_of("WORLD_SIZE") - 1) std::this_thread::sleep_for(60s);
+  return print_failure_of_sum(backend);
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "failing_world: %s\n", error.what());
+  return EXIT_FAILURE;
+}

@@ -1,0 +1,24 @@
+// A model of one weight, 1, whose gradients are easy to tell.
+#pragma once
+
+#include <ddp/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+namespace ddp::testing {
+
+inline torch::nn::Linear make_linear() {
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  const torch::NoGradGuard no_grad;
+  net->weight.fill_(1);
+  return net;
+}
+
+/// The gradient of w * x is x, on this rank.
+/// \return the average.
+inline float step(DistributedDataParallel<torch::nn::Linear>& model, double x) {
+  model->zero_grad();
+  model->forward(torch::full({1, 1}, x)).sum().backward();
+  return model->module()->weight.grad().item<float>();
+}
+
+}  // namespace ddp::testing
