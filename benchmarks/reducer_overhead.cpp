@@ -73,6 +73,28 @@ class Wrapped : public Engine {
   ddp::DistributedDataParallel<torch::nn::Sequential> model_;
 };
 
+// A hook on every parameter, as a reducer's, that does nothing: what autograd takes for it.
+class Hooked : public Engine {
+ public:
+  Hooked(std::string name, const torch::nn::Sequential& net) : Engine(std::move(name), net) {
+    for (const auto& p : net->parameters()) {
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(p));
+      accumulators_.back()->add_post_hook(std::make_unique<Hook>());
+    }
+  }
+
+ private:
+  class Hook : public torch::autograd::FunctionPostHook {
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& outputs,
+        const torch::autograd::variable_list& /*gradients*/) override {
+      return outputs;
+    }
+  };
+
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+};
+
 // c10d's Reducer in the sequence in which Python's wrapper drives it.
 class C10d : public Engine {
  public:
@@ -136,6 +158,7 @@ int main(int argc, char** argv) {
     engines.push_back(std::make_unique<Wrapped>(name, make_net(blocks), options));
   };
   engines.push_back(std::make_unique<Engine>("none", make_net(blocks)));
+  engines.push_back(std::make_unique<Hooked>("empty hooks", make_net(blocks)));
   wrapped("ddp", Options());
   wrapped("ddp, views", Options().gradient_as_bucket_view(true));
   wrapped("ddp, unused", Options().find_unused_parameters(true));

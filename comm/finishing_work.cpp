@@ -17,6 +17,8 @@ FinishingWork::FinishingWork(
       outputs_(std::move(outputs)) {}
 
 bool FinishingWork::isCompleted() {
+  const auto has_failed = [](const auto& part) { return part->isCompleted() && part->exception(); };
+  if (std::any_of(parts_.begin(), parts_.end(), has_failed)) return true;
   const bool done = std::all_of(
       parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
   if (done && isSuccess()) synchronize();

@@ -78,6 +78,7 @@ void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples)
 }
 
 JoinRound DistributedDataParallelBase::exchange(const RankEntry& mine) {
+  if (mine.active) reducer_->settle();  // or ranks that failed would not all send the same next
   auto* join = join_context();
   if (join && join->counts(*this)) {
     // The joined ranks began the round before they called any hook.

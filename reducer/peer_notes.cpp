@@ -130,11 +130,18 @@ std::string PeerNotes::arrivals(const Whereabouts& here) const noexcept {
   }
 }
 
+void PeerNotes::report_failed(int64_t pass, const std::string& place) const noexcept {
+  try {
+    if (store_) store_->set(failed_key(pass, group_->getRank()), bytes(place));
+  } catch (const std::exception&) {
+  }
+}
+
 std::string PeerNotes::fail_alike(int64_t pass, const std::string& place) const noexcept {
   const char* not_all = "not on every rank";
   try {
     if (!store_) return {};
-    store_->set(failed_key(pass, group_->getRank()), bytes(place));
+    report_failed(pass, place);
     const auto deadline = std::chrono::steady_clock::now() + store_->getTimeout();
     for (int rank = 0; rank < group_->getSize(); ++rank) {
       while (true) {

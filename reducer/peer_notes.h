@@ -59,7 +59,10 @@ class PeerNotes {
   /// had not"; "" when nobody said so.
   std::string arrivals(const Whereabouts& here) const noexcept;
 
-  /// Tells the others that `pass` failed on this rank, and where, and waits until all say so.
+  /// Tells the others that `pass` failed on this rank, and where.
+  void report_failed(int64_t pass, const std::string& place) const noexcept;
+
+  /// The same, and waits until all say so.
   ///
   /// \return "" when all ranks failed there; else, as soon as that cannot be any more or after the
   ///         store's timeout, where not: "not on every rank".

@@ -119,7 +119,8 @@ std::optional<std::string> Reducer::look_up(NoteOfPass look) const {
 void Reducer::look_after_peers(const std::string& place) {
   const auto here = whereabouts(place);
   notes_->report(here);
-  const auto failure = look_up(&PeerNotes::failure);
+  // All ranks know of the failure that they are getting over.
+  const auto failure = phase_ == Phase::Failed ? std::nullopt : look_up(&PeerNotes::failure);
   TORCH_CHECK(!failure, *failure);
   const auto gone = notes_->ended_before(pass_);
   TORCH_CHECK(
@@ -147,6 +148,10 @@ void Reducer::settle() {
   if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
 }
 
+std::string Reducer::failed_place() const {
+  return c10::str("failed after ", next_bucket_.load(), " buckets", failed_again_);
+}
+
 void Reducer::settle_failed_pass() {
   // An autograd thread may still be about to say that the pass threw.
   for (int i = 0; i < 100 && phase_ == Phase::Reducing; ++i) {
@@ -156,7 +161,7 @@ void Reducer::settle_failed_pass() {
   callback_queued_ = false;
   const auto failed_pass = pass_;
   if (group_->getSize() > 1) {
-    const auto place = c10::str("failed after ", next_bucket_.load(), " buckets");
+    const auto place = failed_place();
     notes_->report(whereabouts(place));
     const auto difference = notes_->fail_alike(pass_, place);
     if (!difference.empty()) {
@@ -171,6 +176,7 @@ void Reducer::settle_failed_pass() {
     }
     status_work_ = {};
   }
+  failed_again_.clear();
   problems_.clear();
   works_.clear();
   std::fill(used_.begin(), used_.end(), 0);
@@ -194,9 +200,15 @@ void Reducer::report_failed_forward(bool training) noexcept {
 }
 
 void Reducer::report_failure(const std::string& where) noexcept {
-  // One that failed before has said so, and what it sent is still to be waited for.
-  if (phase_ == Phase::Broken || phase_ == Phase::Reducing || phase_ == Phase::Failed) return;
+  if (phase_ == Phase::Broken || phase_ == Phase::Reducing) return;
   try {
+    if (phase_ == Phase::Failed) {
+      // It has said so, and what it sent is still to be waited for. But the others may be about to
+      // get over that.
+      failed_again_ = ", and then " + where + " threw";
+      notes_->report_failed(pass_, failed_place());
+      return;
+    }
     start_pass();
     phase_ = Phase::Failed;
     notes_->report_failure(

@@ -78,7 +78,10 @@ stop_running() {
 clean_up() {
   stop_running
   wait
+  local left
   for space in "${spaces[@]}"; do
+    left=$(ip netns pids "$space" 2>/dev/null) || true # what the programs have started
+    [[ -z $left ]] || kill -KILL $left 2>/dev/null || true
     ip netns del "$space" 2>/dev/null || true # its end of the link goes with it
   done
 }

@@ -35,7 +35,7 @@ expect_nothing_left() { # AFTER_WHAT
   local left
   left=$(ip netns list | grep "ddp_bench_${script}_" || true)
   [[ -z $left ]] || fail "after $1, there still is $left"
-  left=$(pgrep -f "$work/bin/ddp_bench" || true)
+  left=$(grep -lE "$work/bin/ddp_bench|60\.5711" /proc/[0-9]*/cmdline 2>/dev/null || true)
   [[ -z $left ]] || fail "after $1, there still run $left"
 }
 
@@ -56,7 +56,7 @@ done
 cat >"$work/bin/ddp_bench" <<'END'
 #!/usr/bin/env bash
 [[ $RANK == 0 ]] || exit 3
-sleep 60
+sleep 60.5711
 END
 link
 ended
@@ -66,7 +66,7 @@ expect_nothing_left "a rank that failed"
 cat >"$work/bin/ddp_bench" <<'END'
 #!/usr/bin/env bash
 touch "$CALLS.running"
-sleep 60
+sleep 60.5711
 END
 link
 for ((i = 0; i < 200; ++i)); do

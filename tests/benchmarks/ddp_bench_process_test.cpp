@@ -147,8 +147,9 @@ TEST_CASE("reducer_overhead ends as a line for each engine", "[benchmarks][proce
     engines.push_back(found[1]);
   }
   CHECK(
-      engines ==
-      Lines{"none", "ddp", "ddp, views", "ddp, unused", "ddp, static", "c10d", "c10d, unused"});
+      engines == Lines{
+                     "none", "empty hooks", "ddp", "ddp, views", "ddp, unused", "ddp, static",
+                     "c10d", "c10d, unused"});
 }
 
 TEST_CASE("every rank tells what is wrong with the command line", "[benchmarks][process][errors]") {

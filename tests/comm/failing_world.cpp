@@ -45,7 +45,7 @@ BackendPtr on_this_host(const std::string& file) {
 }
 
 BackendPtr on_hosts(const std::string& file, const std::string& hosts) {
-  constexpr auto kTimeout = 1s;
+  constexpr auto kTimeout = 2s;
   namespace backends = ddp::backends;
   const int rank = number_of("RANK"), size = number_of("WORLD_SIZE");
   const auto store = c10::make_intrusive<c10d::FileStore>(file, size);
@@ -116,7 +116,7 @@ int main(int argc, char** argv) try {
   if (what == "kill" && is_victim) std::raise(SIGKILL);
   if (what == "stop" && is_victim) {
     const auto sum = start_sum(backend);
-    std::this_thread::sleep_for(300ms);  // until its host has gathered
+    std::this_thread::sleep_for(1s);  // until its host has gathered
     std::raise(SIGSTOP);
   }
   if (what == "stop" && rank == number_of("WORLD_SIZE") - 1) std::this_thread::sleep_for(60s);

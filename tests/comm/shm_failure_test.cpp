@@ -86,6 +86,13 @@ TEST_CASE("a call that shared memory carries on one rank alone is told at once",
             text = ours ? ours->what_without_backtrace() : error.what();
           }
         });
+        std::string then;
+        try {
+          sum_of_ones(self);
+        } catch (const c10::Error& error) {
+          then = error.what_without_backtrace();
+        }
+        TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it goes on: ", then);
         TORCH_CHECK(text.empty(), text);
       },
       over_shm(4s));  // for which rank 1 waits in Gloo at the end

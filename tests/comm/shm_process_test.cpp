@@ -98,7 +98,7 @@ TEST_CASE(
   const auto end = world.rank(1).wait();
   CAPTURE(end.out, end.err);
   CHECK(end.code == 0);
-  CHECK_THAT(end.out, ContainsText("timed out after 4000 ms, rank 0 (at 1) did not come"));
+  CHECK_THAT(end.out, ContainsText("timed out after 8000 ms, rank 0 (at 1) did not come"));
 }
 
 TEST_CASE("nothing stays behind when all ranks are killed", "[shm][process][errors]") {

@@ -168,6 +168,7 @@ TEST_CASE("ranks that all threw may be far apart in time", "[ranks][errors][ddp]
 
 TEST_CASE("ranks that threw in different places are told so at once", "[ranks][errors][ddp]") {
   const bool joined = GENERATE(false, true);
+  const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
   struct Seen {
     std::string error;
     double seconds = 0;
@@ -176,7 +177,7 @@ TEST_CASE("ranks that threw in different places are told so at once", "[ranks][e
       2,
       [&](const Rank& self) {
         Heads net;
-        DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
+        DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6).reduction(reduction));
         for (int i = 0; i < 2; ++i) step(model);
         // The right one comes first in backward: behind it, a bucket is on its way.
         (self.rank == 0 ? net->throw_in_backward : net->throw_in_right) = true;
@@ -194,6 +195,60 @@ TEST_CASE("ranks that threw in different places are told so at once", "[ranks][e
     CHECK_THAT(error, ContainsText("backward threw on rank") && ContainsText("out of step"));
     CHECK(seconds < 5);
   }
+}
+
+TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks][errors][ddp]") {
+  struct Seen {
+    std::string error;
+    double seconds = 0;
+  };
+  const auto seen = run_ranks<Seen>(
+      2,
+      [](const Rank& self) {
+        Heads net;
+        DistributedDataParallel model(net, in(self));
+        const auto start = std::chrono::steady_clock::now();
+        const auto error = error_of([&] {
+          model->join([&] {
+            step(model);
+            net->throw_in_backward = true;
+            TORCH_CHECK(!error_of([&] { step(model); }).empty());
+            net->throw_in_backward = false;
+            if (self.rank == 1) throw std::runtime_error("no such file");
+            step(model);
+          });
+        });
+        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+        // The one that left still has its model, but no use for it.
+        if (self.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+        return Seen{error, passed.count()};
+      },
+      kLongTimeout);
+  CHECK(seen[1].error == "no such file");
+  CHECK_THAT(seen[0].error, ContainsText("out of step"));
+  CHECK(seen[0].seconds < 5);
+}
+
+TEST_CASE("buckets of a failed pass may take their time", "[ranks][errors][ddp]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Heads net;
+    DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
+    bool is_slow = false;
+    model->register_comm_hook([&](GradBucket& bucket) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      std::thread([future, buffer = bucket.buffer(), is_slow] {
+        if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        future->markCompleted(buffer);
+      }).detach();
+      return future;
+    });
+    for (int i = 0; i < 2; ++i) step(model);
+    is_slow = net->throw_in_backward = true;  // behind the right one's bucket
+    TORCH_CHECK(!error_of([&] { step(model); }).empty());
+    is_slow = net->throw_in_backward = false;
+    step(model);
+  });
+  CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors][ddp]") {

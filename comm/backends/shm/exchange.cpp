@@ -261,12 +261,13 @@ void Exchange::do_part(Pending& pending) {
   } else {
     if (const auto text = mismatch(pending); !text.empty()) {
       pending.error = backend_error(text);
+      // The ranks' next collectives in Gloo would not be each other's.
+      if (is_in_gloo(pending)) break_off_locked(text, kGaveUp, text);
       return;
     }
     std::vector<std::byte*> buffers;
     for (int rank = 0; rank < size(); ++rank) {
-      const auto& descriptor = board_of(rank).descriptors[pending.number % kMostInFlight];
-      buffers.push_back(peers_[rank].memory->data() + descriptor.offset);
+      buffers.push_back(peers_[rank].memory->data() + descriptor_of(rank, pending).offset);
     }
     try {
       if (pending.call.part) pending.call.part(buffers);
@@ -279,11 +280,21 @@ void Exchange::do_part(Pending& pending) {
   give_up_locked(pending, problem);  // others count on this part
 }
 
+const Descriptor& Exchange::descriptor_of(int rank, const Pending& pending) const {
+  return board_of(rank).descriptors[pending.number % kMostInFlight];
+}
+
+bool Exchange::is_in_gloo(const Pending& pending) const {
+  bool any = false;
+  for (int rank = 0; rank < size(); ++rank) {
+    any = any || descriptor_of(rank, pending).carrier == Carrier::kGloo;
+  }
+  return any;
+}
+
 // All ranks see the same descriptors, and so say the same.
 std::string Exchange::mismatch(const Pending& pending) const {
-  const auto at = [&](int rank) -> const Descriptor& {
-    return board_of(rank).descriptors[pending.number % kMostInFlight];
-  };
+  const auto at = [&](int rank) -> const Descriptor& { return descriptor_of(rank, pending); };
   for (int rank = 1; rank < size(); ++rank) {
     if (at(rank).matches(at(0))) continue;
     return c10::str(

@@ -135,7 +135,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool can_progress() const;
   PendingPtr progress_locked();
   void do_part(Pending& pending);
+  const Descriptor& descriptor_of(int rank, const Pending& pending) const;
   std::string mismatch(const Pending& pending) const;
+  bool is_in_gloo(const Pending& pending) const;
   Trouble trouble(const Pending& pending) const;
   std::string missing(const Pending& pending) const;
   std::string what_failed(const Pending& pending, const std::string& how) const;

@@ -237,7 +237,8 @@ HostsBackend::WorkPtr HostsBackend::allreduce(
   return pass(Kind::kAllReduce, tensors[0], options);
 }
 
-// As a sum, of next to nothing. It ends behind those before it, which may still be about to say so.
+// As a sum, of next to nothing. It ends behind those before it, which may still be about to say so,
+// and behind what Gloo carries.
 HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options) {
   WorkPtr before;
   {
@@ -247,10 +248,10 @@ HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options)
   c10d::AllreduceOptions as_sum;
   as_sum.timeout = options.timeout;
   const auto barrier = pass(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum);
-  if (!before) return barrier;
+  std::vector<WorkPtr> parts{barrier, OverGloo::barrier(options)};
+  if (before) parts.push_back(before);
   const auto nothing_more = [] {};
-  return c10::make_intrusive<FinishingWork>(
-      std::vector<WorkPtr>{before, barrier}, nothing_more, Tensors{});
+  return c10::make_intrusive<FinishingWork>(std::move(parts), nothing_more, Tensors{});
 }
 
 HostsBackend::WorkPtr HostsBackend::pass(

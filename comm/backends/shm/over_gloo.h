@@ -98,6 +98,9 @@ class OverGloo : public c10d::Backend {
     gloo_->monitoredBarrier(o, wait_all_ranks);
   }
 
+ protected:
+  const c10::intrusive_ptr<c10d::Backend>& gloo() const { return gloo_; }
+
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;
 };

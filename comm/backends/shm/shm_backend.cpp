@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 
 #include "../../finishing_work.h"
 #include "memory.h"
@@ -16,6 +17,16 @@
 namespace ddp::backends::shm {
 
 using c10d::OpType;
+
+namespace {
+
+std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+}  // namespace
 
 ShmBackend::ShmBackend(
     int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<Exchange> exchange,
@@ -52,27 +63,33 @@ ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title,
 }
 
 // What Gloo carries is announced here, too, and first: ranks that call something else learn it at
-// once, and so does this one. What it began in Gloo by then is over when the timeout is.
+// once, and so does this one. Gloo numbers its collectives as each rank calls them, so that it is
+// of no use after that, and what this rank began there by then ends with the timeout.
 ShmBackend::WorkPtr ShmBackend::by_gloo(
-    Kind kind, const Tensors& tensors, std::chrono::milliseconds timeout,
-    c10::function_ref<WorkPtr()> start_gloo) {
+    const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo) {
   Call call;
-  call.timeout = timeout;
-  call.descriptor.kind = kind;
+  call.timeout = given.timeout;
+  call.descriptor.kind = given.kind;
   call.descriptor.carrier = Carrier::kGloo;
-  if (!tensors.empty()) call.descriptor.dtype = static_cast<int32_t>(tensors[0].scalar_type());
-  const auto announced = start(std::move(call), OpType::UNKNOWN, "shm:announced", {});
+  if (!given.tensors.empty()) {
+    call.descriptor.dtype = static_cast<int32_t>(given.tensors[0].scalar_type());
+  }
+  const auto announced = start(std::move(call), given.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
   const auto work = start_gloo();
+  announced->getFuture()->addCallback([gloo = gloo()](c10::ivalue::Future& all_came) {
+    if (!all_came.hasError()) return;
+    if (text_of(all_came.exception_ptr()) != kGroupDestroyed) gloo->abort();
+  });
   const auto nothing_more = [] {};
   return c10::make_intrusive<FinishingWork>(
-      std::vector<WorkPtr>{announced, work}, nothing_more, tensors);
+      std::vector<WorkPtr>{announced, work}, nothing_more, given.results);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() != 1 || !is_plain(tensors[0]) ||
       !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
-    return by_gloo(Kind::kAllReduce, tensors, options.timeout, [&] {
+    return by_gloo({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
       return OverGloo::allreduce(tensors, options);
     });
   }
@@ -86,7 +103,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
   const bool ours = !tensors.empty() && are_plain(tensors) &&
                     can_reduce(tensors[0].scalar_type(), options.reduceOp);
   if (ours) return reduce_pieces(tensors, options);
-  return by_gloo(Kind::kAllReduce, tensors, options.timeout, [&] {
+  return by_gloo({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
     return OverGloo::allreduce_coalesced(tensors, options);
   });
 }
@@ -155,7 +172,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_pieces(
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto root = static_cast<int>(options.rootRank);
   if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_) {
-    return by_gloo(Kind::kBroadcast, tensors, options.timeout, [&] {
+    return by_gloo({Kind::kBroadcast, OpType::BROADCAST, tensors, tensors, options.timeout}, [&] {
       return OverGloo::broadcast(tensors, options);
     });
   }
@@ -196,9 +213,9 @@ ShmBackend::WorkPtr ShmBackend::allgather(
                     outputs[0].size() == static_cast<size_t>(size_) &&
                     are_like(outputs[0], inputs[0]);
   if (!ours) {
-    return by_gloo(Kind::kAllGather, inputs, options.timeout, [&] {
-      return OverGloo::allgather(outputs, inputs, options);
-    });
+    return by_gloo(
+        {Kind::kAllGather, OpType::ALLGATHER, inputs, joined(outputs), options.timeout},
+        [&] { return OverGloo::allgather(outputs, inputs, options); });
   }
   return gather_to(outputs[0], inputs[0], options.timeout);
 }
@@ -209,9 +226,9 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
                     output.scalar_type() == input.scalar_type() &&
                     output.numel() == input.numel() * size_;
   if (!ours) {
-    return by_gloo(Kind::kAllGather, {input}, options.timeout, [&] {
-      return OverGloo::_allgather_base(output, input, options);
-    });
+    return by_gloo(
+        {Kind::kAllGather, OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout},
+        [&] { return OverGloo::_allgather_base(output, input, options); });
   }
   // Not Gloo's to refuse: this rank would be there alone.
   TORCH_CHECK_VALUE(
@@ -251,9 +268,9 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
                     are_like(inputs[0], outputs[0]) &&
                     can_reduce(outputs[0].scalar_type(), options.reduceOp);
   if (!ours) {
-    return by_gloo(Kind::kReduceScatter, outputs, options.timeout, [&] {
-      return OverGloo::reduce_scatter(outputs, inputs, options);
-    });
+    return by_gloo(
+        {Kind::kReduceScatter, OpType::REDUCE_SCATTER, outputs, outputs, options.timeout},
+        [&] { return OverGloo::reduce_scatter(outputs, inputs, options); });
   }
   const int64_t numel = outputs[0].numel();
   const auto memory =
@@ -270,9 +287,9 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
       is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
       input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
   if (!ours) {
-    return by_gloo(Kind::kReduceScatter, {output}, options.timeout, [&] {
-      return OverGloo::_reduce_scatter_base(output, input, options);
-    });
+    return by_gloo(
+        {Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, {output}, {output}, options.timeout},
+        [&] { return OverGloo::_reduce_scatter_base(output, input, options); });
   }
   return reduce_to(output, shared(input, *arena_), options);
 }

@@ -51,9 +51,15 @@ class ShmBackend : public InArena {
   WorkPtr gather_to(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_to(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
-  WorkPtr by_gloo(
-      Kind kind, const Tensors& tensors, std::chrono::milliseconds timeout,
-      c10::function_ref<WorkPtr()> start_gloo);
+  /// A collective that Gloo carries.
+  struct GlooCall {
+    Kind kind;
+    c10d::OpType type;
+    Tensors tensors;  // that say what it is
+    Tensors results;
+    std::chrono::milliseconds timeout;
+  };
+  WorkPtr by_gloo(const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo);
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
   std::shared_ptr<Exchange> exchange_;

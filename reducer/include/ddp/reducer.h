@@ -139,6 +139,12 @@ class Reducer {
   /// \param source  the rank whose order of gradients all ranks take, if it is time to.
   void prepare_for_forward(int source = 0);
 
+  /// Where the last backward pass failed, waits until all ranks say so, and gets over it, as
+  /// prepare_for_forward() does: before other collectives of an iteration begin.
+  ///
+  /// \throws c10::Error  as prepare_for_forward().
+  void settle();
+
   /// Waits for a collective of a forward pass as for a bucket: until it is done, or another rank
   /// says that it failed and will not come to it.
   ///
@@ -256,7 +262,7 @@ class Reducer {
   int64_t tune();
   void record_order();
   void choose_status_storage();
-  void settle();
+  std::string failed_place() const;
   void settle_failed_pass();
 
   void start_pass();
@@ -354,8 +360,9 @@ class Reducer {
   std::unique_ptr<BucketTuner> tuner_;  // until the caps are chosen
   std::optional<BucketCapTuning> tuning_;
   int64_t rebuilds_ = 0;
-  int64_t rebuilt_at_ = 0;  // the pass before which they last were
-  std::vector<char> used_;  // by parameter: had a gradient since the last reduced backward pass
+  std::string failed_again_;  // what came behind the failure of this pass
+  int64_t rebuilt_at_ = 0;    // the pass before which they last were
+  std::vector<char> used_;    // by parameter: had a gradient since the last reduced backward pass
   std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;
   std::vector<Problem> problems_;       // for the next status
