@@ -190,10 +190,12 @@ TEST_CASE("what a host's ranks do alone is Gloo's", "[shm][hosts][ranks]") {
 }
 
 TEST_CASE("a barrier comes after the sums begun before it", "[shm][hosts][ranks]") {
-  const auto over = run_ranks<int>(3, [](const Rank& self) -> int {
+  const int64_t of_sum = GENERATE(1 << 23, 10);
+  const int64_t of_broadcast = of_sum == 10 ? 1 << 25 : 10;  // which Gloo carries
+  const auto over = run_ranks<int>(3, [&](const Rank& self) -> int {
     const auto backend = backend_of(self, "aab");
-    std::vector<at::Tensor> t{at::ones({1 << 23})};
-    const auto work = start(backend, at::ones({1 << 23}), c10d::ReduceOp::SUM);
+    std::vector<at::Tensor> t{at::ones({of_broadcast})};
+    const auto work = start(backend, at::ones({of_sum}), c10d::ReduceOp::SUM);
     const auto of_gloo = backend->broadcast(t);
     backend->barrier()->wait();
     return work->isCompleted() && of_gloo->isCompleted();
