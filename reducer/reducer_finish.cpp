@@ -279,7 +279,7 @@ void Reducer::or_tell_arrivals(
 }
 
 void Reducer::wait_before_forward(c10d::Work& work, const std::string& what, bool host_reads) {
-  settle();  // a failed pass is over, and those that it failed on may come to this at any time
+  settle();  // where another class of a join began its round before this one could
   or_break_off(
       [&] { return "getting " + what + " before forward"; },
       [&] {

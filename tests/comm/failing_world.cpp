@@ -1,15 +1,14 @@
 // One rank, RANK of WORLD_SIZE, of a world in which one goes wrong: a process, which others can
 // watch, and which can end or stop.
 //
-// failing_world kill VICTIM FILE [HOSTS]  meets in FILE, over shared memory; then VICTIM kills
-// itself,
-//                                         and the others print what they get to know of that, and
-//                                         after how many milliseconds
-// failing_world stop VICTIM FILE HOSTS    VICTIM stops itself in the middle of an all-reduce that
-// the
-//                                         last rank does not come to; the others do the same
-// failing_world wait VICTIM FILE          nobody goes wrong: they print what memory they share, and
-// wait
+// failing_world kill VICTIM FILE [HOSTS]
+//   meets in FILE, over shared memory; then VICTIM kills itself, and the others print what they get
+//   to know of that, and after how many milliseconds
+// failing_world stop VICTIM FILE HOSTS
+//   VICTIM stops itself in the middle of an all-reduce that the last rank does not come to; the
+//   others do the same
+// failing_world wait VICTIM FILE
+//   nobody goes wrong: they print what memory they share, and wait
 //
 // HOSTS has a letter for each rank: who has the same shares memory, as on one host.
 #include <unistd.h>
@@ -24,11 +23,11 @@
 
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/backends.h"
+#include "comm/hosts.h"
 
 using namespace std::chrono_literals;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -45,26 +44,8 @@ BackendPtr on_this_host(const std::string& file) {
 }
 
 BackendPtr on_hosts(const std::string& file, const std::string& hosts) {
-  constexpr auto kTimeout = 2s;
-  namespace backends = ddp::backends;
-  const int rank = number_of("RANK"), size = number_of("WORLD_SIZE");
-  const auto store = c10::make_intrusive<c10d::FileStore>(file, size);
-  backends::Setup setup{
-      c10::make_intrusive<c10d::PrefixStore>("hosts", store),
-      rank,
-      size,
-      kTimeout,
-      ddp::Deadline(20s),
-      "test",
-      {},
-      hosts.substr(static_cast<size_t>(rank), 1)};
-  for (int other = 0; other < size; ++other) setup.global_ranks.push_back(other);
-  const auto connect = [](const backends::Setup& of) {
-    return backends::make_gloo(of, {{}, "127.0.0.1"});
-  };
-  auto gloo_setup = setup;
-  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
-  auto shared = backends::make_shm(setup, connect(gloo_setup), connect);
+  const auto store = c10::make_intrusive<c10d::FileStore>(file, number_of("WORLD_SIZE"));
+  const auto shared = ddp::testing::share_on_hosts(store, number_of("RANK"), hosts, 2s, 20s);
   TORCH_CHECK(shared.backend, shared.why_not);
   return shared.backend;
 }
@@ -76,16 +57,11 @@ c10::intrusive_ptr<c10d::Work> start_sum(const BackendPtr& backend) {
 
 int print_failure_of_sum(const BackendPtr& backend) {
   const auto start = std::chrono::steady_clock::now();
-  try {
-    start_sum(backend)->wait();
-  } catch (const std::exception& error) {
-    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-    const auto* ours = dynamic_cast<const c10::Error*>(&error);
-    std::printf(
-        "after %.0f ms: %s\n", time.count(), ours ? ours->what_without_backtrace() : error.what());
-    return EXIT_SUCCESS;
-  }
-  return EXIT_FAILURE;
+  const auto text = ddp::problem_of([&] { start_sum(backend)->wait(); });
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  if (text.empty()) return EXIT_FAILURE;
+  std::printf("after %.0f ms: %s\n", time.count(), text.c_str());
+  return EXIT_SUCCESS;
 }
 
 void print_shared_memory() {

@@ -7,10 +7,12 @@
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
+using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::RanksOptions;
@@ -78,20 +80,9 @@ TEST_CASE("a call that shared memory carries on one rank alone is told at once",
         if (self.rank == 1 && refused) tensors[0] = tensors[0].to(at::kShort);
         if (self.rank == 1 && !refused) tensors.push_back(at::ones(10));
         std::string text;
-        waited[self.rank] = seconds([&] {
-          try {
-            backend->allreduce(tensors)->wait();
-          } catch (const std::exception& error) {
-            const auto* ours = dynamic_cast<const c10::Error*>(&error);
-            text = ours ? ours->what_without_backtrace() : error.what();
-          }
-        });
-        std::string then;
-        try {
-          sum_of_ones(self);
-        } catch (const c10::Error& error) {
-          then = error.what_without_backtrace();
-        }
+        waited[self.rank] =
+            seconds([&] { text = error_of([&] { backend->allreduce(tensors)->wait(); }); });
+        const auto then = error_of([&] { sum_of_ones(self); });
         TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it goes on: ", then);
         TORCH_CHECK(text.empty(), text);
       },

@@ -6,10 +6,9 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/backends.h"
 #include "comm/backends/shm/conveyor.h"
+#include "comm/hosts.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -26,22 +25,7 @@ namespace {
 /// \param hosts  a letter for each rank: who has the same is on the same host.
 ddp::backends::Shared make(
     const Rank& self, const std::string& hosts, std::chrono::milliseconds timeout = 20s) {
-  ddp::backends::Setup setup{
-      c10::make_intrusive<c10d::PrefixStore>("hosts", self.store),
-      self.rank,
-      self.size,
-      timeout,
-      ddp::Deadline(timeout),
-      "test",
-      {},
-      std::string(1, hosts[static_cast<size_t>(self.rank)])};
-  for (int rank = 0; rank < self.size; ++rank) setup.global_ranks.push_back(rank);
-  const auto connect = [](const ddp::backends::Setup& of) {
-    return ddp::backends::make_gloo(of, {{}, "127.0.0.1"});
-  };
-  auto gloo_setup = setup;
-  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("gloo", setup.store);
-  return ddp::backends::make_shm(setup, connect(gloo_setup), connect);
+  return ddp::testing::share_on_hosts(self.store, self.rank, hosts, timeout, timeout);
 }
 
 BackendPtr backend_of(

@@ -20,6 +20,8 @@ using testing::make_linear;
 using testing::Rank;
 using testing::run_ranks;
 using testing::step;
+using testing::timed_error_of;
+using testing::TimedError;
 
 // Counts iterations over all ranks: an all-reduce in each.
 class Counter : public Joinable {
@@ -182,16 +184,11 @@ TEST_CASE("enable(false) is no join", "[ranks][join]") {
 }
 
 TEST_CASE("an exception in the body is passed on, and stops the others", "[ranks][errors][join]") {
-  struct Seen {
-    std::string error;
-    double seconds;
-  };
-  const auto seen = run_ranks<Seen>(
+  const auto seen = run_ranks<TimedError>(
       3,
       [](const Rank& self) {
         DistributedDataParallel model(make_linear(), in(self));
-        const auto start = std::chrono::steady_clock::now();
-        const auto error = error_of([&] {
+        return timed_error_of([&] {
           model->join([&] {
             for (int i = 0; i < 2 + self.rank; ++i) {
               // Rank 0 is through, rank 2 goes on.
@@ -200,8 +197,6 @@ TEST_CASE("an exception in the body is passed on, and stops the others", "[ranks
             }
           });
         });
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-        return Seen{error, passed.count()};
       },
       kLongTimeout);
   CHECK(seen[1].error == "no such file");
@@ -218,8 +213,7 @@ TEST_CASE(
       [](const Rank& self) {
         Counter counter(self.group);
         DistributedDataParallel model(make_linear(), in(self));
-        const auto start = std::chrono::steady_clock::now();
-        const auto error = error_of([&] {
+        const auto seen = timed_error_of([&] {
           join({&counter, model.get()}, [&] {
             for (int i = 0; i < 3; ++i) {
               if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
@@ -228,9 +222,8 @@ TEST_CASE(
             }
           });
         });
-        TORCH_CHECK(error.find("no such file") != std::string::npos, error);
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-        return passed.count();
+        TORCH_CHECK(seen.error.find("no such file") != std::string::npos, seen.error);
+        return seen.seconds;
       },
       kLongTimeout);
   for (const double seconds : seen) CHECK(seconds < 5);

@@ -18,6 +18,8 @@ using testing::in;
 using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
+using testing::timed_error_of;
+using testing::TimedError;
 
 // Two heads, either of which may be left out.
 class HeadsImpl : public torch::nn::Module {
@@ -169,11 +171,7 @@ TEST_CASE("ranks that all threw may be far apart in time", "[ranks][errors][ddp]
 TEST_CASE("ranks that threw in different places are told so at once", "[ranks][errors][ddp]") {
   const bool joined = GENERATE(false, true);
   const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
-  struct Seen {
-    std::string error;
-    double seconds = 0;
-  };
-  const auto seen = run_ranks<Seen>(
+  const auto seen = run_ranks<TimedError>(
       2,
       [&](const Rank& self) {
         Heads net;
@@ -185,10 +183,7 @@ TEST_CASE("ranks that threw in different places are told so at once", "[ranks][e
             error_of([&] { joined ? model->join([&] { step(model); }) : step(model); });
         TORCH_CHECK(boom.find("boom") != std::string::npos, boom);
         net->throw_in_backward = net->throw_in_right = false;
-        const auto start = std::chrono::steady_clock::now();
-        const auto error = error_of([&] { step(model); });
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-        return Seen{error, passed.count()};
+        return timed_error_of([&] { step(model); });
       },
       kLongTimeout);
   for (const auto& [error, seconds] : seen) {
@@ -198,17 +193,12 @@ TEST_CASE("ranks that threw in different places are told so at once", "[ranks][e
 }
 
 TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks][errors][ddp]") {
-  struct Seen {
-    std::string error;
-    double seconds = 0;
-  };
-  const auto seen = run_ranks<Seen>(
+  const auto seen = run_ranks<TimedError>(
       2,
       [](const Rank& self) {
         Heads net;
         DistributedDataParallel model(net, in(self));
-        const auto start = std::chrono::steady_clock::now();
-        const auto error = error_of([&] {
+        const auto seen = timed_error_of([&] {
           model->join([&] {
             step(model);
             net->throw_in_backward = true;
@@ -218,10 +208,9 @@ TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks]
             step(model);
           });
         });
-        const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
         // The one that left still has its model, but no use for it.
         if (self.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
-        return Seen{error, passed.count()};
+        return seen;
       },
       kLongTimeout);
   CHECK(seen[1].error == "no such file");
@@ -297,23 +286,16 @@ TEST_CASE("any number of backward passes left out is noticed", "[ranks][errors][
 }
 
 TEST_CASE("a rank that ends its training early is named", "[ranks][errors][ddp]") {
-  struct Seen {
-    std::string error;
-    double seconds = 0;
-  };
-  const auto seen = run_ranks<Seen>(
+  const auto seen = run_ranks<TimedError>(
       3,
       [](const Rank& self) {
-        Seen seen;
+        TimedError seen;
         {
           Heads net;
           DistributedDataParallel model(net, in(self));
           for (int i = 0; i < 2; ++i) step(model);
           if (self.rank != 1) {
-            const auto start = std::chrono::steady_clock::now();
-            seen.error = error_of([&] { step(model); });
-            const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-            seen.seconds = passed.count();
+            seen = timed_error_of([&] { step(model); });
           }
         }
         if (self.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(7));  // alive

@@ -1,5 +1,6 @@
 // Over a backend that, as NCCL, holds up the stream and not the host: here one that says it does.
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include <ddp/reducer.h>
@@ -8,6 +9,7 @@
 
 #include "comm/backends/shm/over_gloo.h"
 #include "reducer/passes.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -15,6 +17,7 @@
 namespace ddp {
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
 using testing::parameter;
 using testing::Rank;
@@ -123,6 +126,35 @@ testing::RanksOptions impatient() {
   return options;
 }
 
+struct Told {
+  std::vector<std::string> texts;  // by rank
+  std::chrono::steady_clock::duration rank_1_after, all_after;
+};
+
+/// Rank 1's forward throws while rank 0 is about to go a pass ahead.
+/// \param rank_0  gives what rank 0 is told by what it does then.
+Told told_of_failure(const std::function<std::string(Trainer&)>& rank_0) {
+  Told told{std::vector<std::string>(2), {}, {}};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        Trainer trainer(self);
+        trainer.begin();
+        if (self.rank == 0) {
+          told.texts[0] = rank_0(trainer);
+          return;
+        }
+        trainer.fail_forward();
+        told.texts[1] = trainer.step();
+        told.rank_1_after = std::chrono::steady_clock::now() - begin;
+      },
+      impatient());
+  told.all_after = std::chrono::steady_clock::now() - begin;
+  CHECK(errors == std::vector<std::string>(2));
+  return told;
+}
+
 }  // namespace
 
 TEST_CASE("the host runs ahead of the device, which averages all the same", "[ranks][ahead]") {
@@ -222,27 +254,10 @@ TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][e
 }
 
 TEST_CASE("a rank that throws does not wait for one that is through", "[ranks][ahead][errors]") {
-  const auto options = impatient();
-  std::vector<std::string> told(2);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Trainer trainer(self);
-        trainer.begin();
-        if (self.rank == 1) {
-          trainer.fail_forward();
-          told[1] = trainer.step();
-          const auto took = std::chrono::steady_clock::now() - begin;
-          TORCH_CHECK(took < options.collective_timeout, "it waited");
-        } else {
-          told[0] = trainer.step();
-        }
-      },
-      options);
-  CHECK(errors == std::vector<std::string>(2));
-  CHECK(told[0] == "");
-  CHECK_THAT(told[1], ContainsText("index 7"));
+  const auto told = told_of_failure([](Trainer& trainer) { return trainer.step(); });
+  CHECK(told.texts[0] == "");
+  CHECK_THAT(told.texts[1], ContainsText("index 7"));
+  CHECK(told.rank_1_after < impatient().collective_timeout);
 }
 
 TEST_CASE(
@@ -255,31 +270,15 @@ TEST_CASE(
       return false;
     }
   };
-  const auto options = impatient();
-  std::vector<std::string> told(2);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Trainer trainer(self);
-        trainer.begin();
-        if (self.rank == 1) {
-          trainer.fail_forward();
-          told[1] = trainer.step();
-          return;
-        }
-        told[0] = trainer.step();
-        NeverOver work;
-        try {
-          trainer.reducer.wait_before_forward(work, "what the ranks will do", /*host_reads=*/true);
-        } catch (const c10::Error& error) {
-          told[0] += error.what_without_backtrace();
-        }
-      },
-      options);
-  CHECK(errors == std::vector<std::string>(2));
-  CHECK(std::chrono::steady_clock::now() - begin < options.collective_timeout);
-  for (const auto& text : told) {
+  const auto told = told_of_failure([](Trainer& trainer) {
+    NeverOver work;
+    return trainer.step() + error_of<c10::Error>([&] {
+             trainer.reducer.wait_before_forward(
+                 work, "what the ranks will do", /*host_reads=*/true);
+           });
+  });
+  CHECK(told.all_after < impatient().collective_timeout);
+  for (const auto& text : told.texts) {
     CHECK_THAT(text, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
   }
 }

@@ -285,11 +285,10 @@ const Descriptor& Exchange::descriptor_of(int rank, const Pending& pending) cons
 }
 
 bool Exchange::is_in_gloo(const Pending& pending) const {
-  bool any = false;
   for (int rank = 0; rank < size(); ++rank) {
-    any = any || descriptor_of(rank, pending).carrier == Carrier::kGloo;
+    if (descriptor_of(rank, pending).carrier == Carrier::kGloo) return true;
   }
-  return any;
+  return false;
 }
 
 // All ranks see the same descriptors, and so say the same.

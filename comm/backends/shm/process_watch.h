@@ -9,9 +9,8 @@ class ProcessWatch {
  public:
   /// Watches nothing where `pid` is this process.
   ///
-  /// \throws c10::Error  where there is none, or the system does not let it be watched (before
-  /// Linux
-  ///         5.3, or in some containers).
+  /// \throws c10::Error  where there is none, or the system does not let it be watched: before
+  ///         Linux 5.3, or in some containers.
   explicit ProcessWatch(pid_t pid);
   ~ProcessWatch();
   ProcessWatch(const ProcessWatch&) = delete;

@@ -360,8 +360,8 @@ class Reducer {
   std::unique_ptr<BucketTuner> tuner_;  // until the caps are chosen
   std::optional<BucketCapTuning> tuning_;
   int64_t rebuilds_ = 0;
-  std::string failed_again_;  // what came behind the failure of this pass
   int64_t rebuilt_at_ = 0;    // the pass before which they last were
+  std::string failed_again_;  // what came behind the failure of this pass
   std::vector<char> used_;    // by parameter: had a gradient since the last reduced backward pass
   std::vector<char> known_unused_;  // by parameter: was without a gradient before
   std::mutex problems_mutex_;
