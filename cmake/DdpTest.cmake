@@ -16,12 +16,16 @@ function(ddp_add_test name)
   ddp_use_pch(${name} PROGRAMS)
 endfunction()
 
-# ddp_also_over(<backend> <test>): runs the cases of <test>, whose ranks are threads, over that backend
-# too.
+# ddp_also_over(<backend> <test> [<cases>]): runs the cases of <test>, whose ranks are threads, over
+# that backend (of tests/support/ranks.h) too; by default all that are not about Gloo.
 function(ddp_also_over backend test)
+  set(cases ${ARGN})
+  if(NOT cases)
+    set(cases "~[gloo]")
+  endif()
   get_test_property(${test} LABELS labels)
   get_test_property(${test} TIMEOUT timeout)
-  add_test(NAME ${test}_over_${backend} COMMAND ${test} "~[gloo]")
+  add_test(NAME ${test}_over_${backend} COMMAND ${test} "${cases}")
   set_tests_properties(${test}_over_${backend} PROPERTIES
     LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS 2
     ENVIRONMENT "DDP_TEST_BACKEND=${backend};${DDP_TEST_ENVIRONMENT}")

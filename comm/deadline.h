@@ -11,7 +11,13 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
 
-  explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
+  explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(in(timeout)) {}
+
+  /// That far from now, or years away: more would be in the past, as the clock's numbers end.
+  static Clock::time_point in(Milliseconds timeout) {
+    constexpr auto kMost = std::chrono::hours(24 * 3650);
+    return Clock::now() + std::min<Milliseconds>(timeout, kMost);
+  }
 
   /// What the call was given, for messages.
   Milliseconds timeout() const { return timeout_; }

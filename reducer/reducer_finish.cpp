@@ -174,7 +174,9 @@ std::vector<char> Reducer::agreed_unused(PastPass& past) {
 // Gradients of a bucket are final.
 void Reducer::hand_over(size_t index, const std::vector<char>& unused, bool shadowed) {
   auto& bucket = buckets_[index];
-  bucket.scatter(std::exchange(bucket.reduced, {}), unused);
+  or_break_off(
+      [&] { return c10::str("writing the averages of bucket ", index); },
+      [&] { bucket.scatter(std::exchange(bucket.reduced, {}), unused); });
   if (!when_reduced_ || shadowed || when_reduced_threw_) return;
   try {
     when_reduced_(bucket.parameters(), index + 1 == buckets_.size());

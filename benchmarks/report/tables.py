@@ -10,6 +10,7 @@ TARGETS = {"mnist": 1.05, "mlp": 1.25, "small_params": 1.03, "resnet18": 1.04}
 LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("alone_ms", 1.05)}
 # What ddp_tuned shall come to at most, over the best bucket size of a sweep.
 TUNED_TARGET = 1.03
+FEWEST_SIZES = 3  # of a sweep that says which is best
 # What engines of reducer_overhead shall add to a step at most, in shares of what c10d's adds: 0.4 and
 # 0.8 ms where that took 3.7 and 5.2.
 OVERHEAD_TARGETS = {"ddp": 0.4 / 3.7, "ddp, unused": 0.8 / 5.2}
@@ -167,7 +168,7 @@ def tuning_table(lines):
                 best.caps(),
                 f"{best.ratio():.3f}",
                 f"{100 * (apart - 1):+.1f}%",
-                verdict(apart, TUNED_TARGET),
+                verdict(apart, TUNED_TARGET) if len(swept) >= FEWEST_SIZES else "",
             ]
         rows.append([model, tuned.caps(), f"{tuned.ratio():.3f}", *of_sweep])
     columns = [

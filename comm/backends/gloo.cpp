@@ -1,6 +1,12 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with gloo_shim/.
 #include <csignal>
+#include <limits>
+#include <mutex>
+#include <utility>
+#include <vector>
 
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/backends.h"
@@ -13,31 +19,133 @@ using c10d::ProcessGroupGloo;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Gloo's connections keep the timeout they were made with for sends and receives; these give each
-// the group's own, and can be polled.
+// c10d's flight recorder looks for a group's entry, and makes it, without a lock: of all groups of
+// a process one call at a time may begin. Some of them begin others.
+std::recursive_mutex& beginning() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+/// ProcessGroupGloo, but
+///   - threads may begin collectives in several groups at once
+///   - abort() ends what waits, and what would begin after it fails
+///   - sends and receives take the group's timeout, not the one they were connected with, and can
+///   be
+///     polled
 class Gloo : public ProcessGroupGloo {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  using Base = ProcessGroupGloo;
+  using Base::Base;
 
-  WorkPtr send(Tensors& tensors, int dst, int tag) override {
-    return pollable(ProcessGroupGloo::send(tensors, dst, tag));
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    return begin([&] { return Base::broadcast(t, o); });
   }
-  WorkPtr recv(Tensors& tensors, int src, int tag) override {
-    return pollable(ProcessGroupGloo::recv(tensors, src, tag));
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return begin([&] { return Base::allreduce(t, o); });
   }
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return pollable(ProcessGroupGloo::recvAnysource(tensors, tag));
+  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return begin([&] { return Base::allreduce_sparse(t, o); });
+  }
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
+    return begin([&] { return Base::allreduce_coalesced(t, o); });
+  }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
+    return begin([&] { return Base::reduce(t, o); });
+  }
+  WorkPtr allgather(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin([&] { return Base::allgather(to, from, o); });
+  }
+  WorkPtr _allgather_base(
+      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
+    return begin([&] { return Base::_allgather_base(to, from, o); });
+  }
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin([&] { return Base::allgather_coalesced(to, from, o); });
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin([&] { return Base::allgather_into_tensor_coalesced(to, from, o); });
+  }
+  WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
+    return begin([&] { return Base::gather(to, from, o); });
+  }
+  WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
+    return begin([&] { return Base::scatter(to, from, o); });
+  }
+  WorkPtr reduce_scatter(
+      Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
+    return begin([&] { return Base::reduce_scatter(to, from, o); });
+  }
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
+    return begin([&] { return Base::_reduce_scatter_base(to, from, o); });
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
+    return begin([&] { return Base::reduce_scatter_tensor_coalesced(to, from, o); });
+  }
+  WorkPtr alltoall_base(
+      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
+      std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
+    return begin([&] { return Base::alltoall_base(to, from, to_splits, from_splits, o); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override {
+    return begin([&] { return Base::barrier(o); });
   }
 
-  // Which c10d's leaves to its base class, where it does nothing: what waits would wait on.
+  WorkPtr send(Tensors& t, int dst, int tag) override {
+    return pollable(begin([&] { return Base::send(t, dst, tag); }));
+  }
+  WorkPtr recv(Tensors& t, int src, int tag) override {
+    return pollable(begin([&] { return Base::recv(t, src, tag); }));
+  }
+  WorkPtr recvAnysource(Tensors& t, int tag) override {
+    return pollable(begin([&] { return Base::recvAnysource(t, tag); }));
+  }
+
+  // Which c10d's leaves to its base class, where it does nothing.
   void abort() override {
-    for (const auto& context : contexts_) context->closeConnections();
+    const std::lock_guard lock(beginning());
+    if (std::exchange(aborted_, true)) return;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) give_up_on(peer);
+    }
   }
 
  private:
+  // What begins once the connections are closed would wait for its whole timeout.
+  template <typename Call>
+  WorkPtr begin(const Call& call) {
+    const std::lock_guard lock(beginning());
+    TORCH_CHECK_WITH(
+        DistBackendError, !aborted_,
+        "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
+        ", by abort() or after a failure that was reported before. Make a new group.");
+    return call();
+  }
+
+  // By a receive of what nobody sends. The first that times out makes Gloo give up all connections
+  // of its context, with what waits for them and what comes to it later. Closing them would end
+  // only the former, and a call that waits for one of Gloo's threads is not there yet.
+  void give_up_on(int peer) {
+    for (size_t i = 0; i < contexts_.size(); ++i) {
+      Tensors nothing{at::empty({1})};
+      const int tag = std::numeric_limits<int>::max() - static_cast<int>(i);
+      try {
+        Base::recv(nothing, peer, tag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // As it should.
+      }
+    }
+  }
+
   WorkPtr pollable(WorkPtr work) {
     return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);
   }
+
+  bool aborted_ = false;  // guarded by beginning()
 };
 
 // Gloo writes to sockets whose other end may be gone, which kills a process that has not said

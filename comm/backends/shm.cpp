@@ -217,9 +217,6 @@ Shared make_shm(
   const auto lead = [&] {
     if (!several || !hosts.leads()) return;
     leaders = connect_gloo(setup_of_leaders(setup, hosts));
-    // c10d's flight recorder makes a new group's entry without a lock in its first collective:
-    // here, where no other thread is at it.
-    leaders->barrier()->wait();
   };
   if (several) why_not = first_problem(ask_all(setup, "led", problem_of(lead)));
   if (!why_not.empty()) return {nullptr, why_not};

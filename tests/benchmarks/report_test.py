@@ -164,13 +164,19 @@ class Written(unittest.TestCase):
         self.assertEqual([len(one.get("points").split()) for one in lines], [3])
 
     def test_links_have_sweeps_of_their_own(self):
-        told = line("ddp", 120.0, bucket_cap_mb=5.0)
+        told = [line("ddp", 115.0 + cap, bucket_cap_mb=cap) for cap in (5.0, 10.0, 25.0)]
         for rate, step in (("1", 120.0), ("10", 132.0)):
             tuned = line("ddp_tuned", step, bucket_cap_mb=5.0)
-            self.put(f"link_{rate}/mlp-sweep-cpp.jsonl", line("none", 100.0), told, tuned)
+            self.put(f"link_{rate}/mlp-sweep-cpp.jsonl", line("none", 100.0), *told, tuned)
         text = self.write()
         self.assertIn("| mlp | 5 MiB | 1.200 | 5 MiB | 1.200 | +0.0% | met |", text)
         self.assertIn("| mlp | 5 MiB | 1.320 | 5 MiB | 1.200 | +10.0% | missed by 6.8% |", text)
+
+    def test_a_sweep_of_few_sizes_is_no_judge(self):
+        told = [line("ddp", 115.0 + cap, bucket_cap_mb=cap) for cap in (5.0, 10.0)]
+        tuned = line("ddp_tuned", 120.0, bucket_cap_mb=5.0)
+        self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *told, tuned)
+        self.assertIn("| mlp | 5 MiB | 1.200 | 5 MiB | 1.200 | +0.0% |  |", self.write())
 
     def test_what_is_tuned_is_one_mode_whatever_it_chose(self):
         for index, (cap, step) in enumerate(((10.0, 120.0), (5.0, 130.0), (10.0, 140.0))):

@@ -27,7 +27,7 @@
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "comm/hosts.h"
+#include "support/hosts.h"
 
 using namespace std::chrono_literals;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;

@@ -233,6 +233,24 @@ TEST_CASE("a broadcast leaves autograd's versions alone", "[shm][ranks]") {
   CHECK(versions == std::vector<int64_t>{0, 0});
 }
 
+TEST_CASE("a barrier comes after what Gloo carries", "[shm][ranks]") {
+  const auto over = run_ranks<int>(
+      2,
+      [](const Rank& self) -> int {
+        auto t = at::ones({1 << 24});
+        int over = 0;
+        for (int i = 0; i < 2; ++i) {
+          const auto work = ddp::reduce_async(t, 0, c10d::ReduceOp::SUM, self.group);
+          ddp::barrier(self.group);
+          over += work->isCompleted() ? 1 : 0;
+          ddp::barrier(self.group);
+        }
+        return over;
+      },
+      over_shm());
+  CHECK(over == std::vector<int>(2, 2));
+}
+
 TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,

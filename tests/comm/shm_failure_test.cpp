@@ -1,7 +1,9 @@
 // What goes wrong over shared memory: every rank learns, by name, in bounded time.
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -16,6 +18,7 @@ using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::RanksOptions;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
 namespace {
@@ -65,6 +68,69 @@ TEST_CASE(
       "shm: expected every rank to call the same collective number 1, but rank 0 called all_reduce "
       "of 10 x Float, SUM and rank 2 all_reduce of 11 x Float, SUM. Call the same collectives with "
       "tensors of equal sizes and dtypes in the same order on all ranks.");
+}
+
+TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm][errors]") {
+  // Seen in what a rank is told that did something else.
+  using Backend = c10d::Backend;
+  const std::vector<std::pair<std::string, std::function<WorkPtr(Backend&)>>> kinds{
+      {"all_reduce of 10 x Float, SUM",
+       [](Backend& backend) {
+         std::vector<at::Tensor> t{at::ones(10)};
+         return backend.allreduce(t);
+       }},
+      {"all_reduce of 20 x Float, SUM",
+       [](Backend& backend) {
+         std::vector<at::Tensor> t{at::ones(10), at::ones(10)};
+         return backend.allreduce_coalesced(t);
+       }},
+      {"broadcast of 10 x Float from rank 1",
+       [](Backend& backend) {
+         std::vector<at::Tensor> t{at::ones(10)};
+         return backend.broadcast(t, c10d::BroadcastOptions{1});
+       }},
+      {"all_gather of 10 x Float",
+       [](Backend& backend) {
+         std::vector<at::Tensor> from{at::ones(10)};
+         std::vector<std::vector<at::Tensor>> to{{at::empty(10), at::empty(10)}};
+         return backend.allgather(to, from);
+       }},
+      {"all_gather of 10 x Float",
+       [](Backend& backend) {
+         auto from = at::ones(10), to = at::empty(20);
+         return backend._allgather_base(to, from);
+       }},
+      {"reduce_scatter of 20 x Float, SUM",
+       [](Backend& backend) {
+         std::vector<at::Tensor> to{at::empty(10)};
+         std::vector<std::vector<at::Tensor>> from{{at::ones(10), at::ones(10)}};
+         return backend.reduce_scatter(to, from);
+       }},
+      {"reduce_scatter of 20 x Float, SUM",
+       [](Backend& backend) {
+         auto from = at::ones(20), to = at::empty(10);
+         return backend._reduce_scatter_base(to, from);
+       }},
+      {"barrier", [](Backend& backend) { return backend.barrier(); }},
+  };
+  const auto index = static_cast<size_t>(GENERATE(range(0, 8)));
+  const auto& name = kinds[index].first;
+  CAPTURE(name);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        auto& backend = *self.group->getBackend(at::kCPU);
+        std::vector<at::Tensor> t{at::ones(11)};
+        const auto work = self.rank == 0 ? kinds[index].second(backend) : backend.allreduce(t);
+        work->wait();
+      },
+      over_shm(20s));
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error,
+        ContainsText(
+            "but rank 0 called " + name + " and rank 1 all_reduce of 11 x Float, SUM. Call"));
+  }
 }
 
 TEST_CASE("a call that shared memory carries on one rank alone is told at once", "[shm][errors]") {

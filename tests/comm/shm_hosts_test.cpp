@@ -6,9 +6,10 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ddp/error_text.h>
 
 #include "comm/backends/shm/conveyor.h"
-#include "comm/hosts.h"
+#include "support/hosts.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -308,6 +309,36 @@ TEST_CASE("a call that does not match ends the group, and says why", "[shm][host
   CHECK_THAT(
       errors[0], ContainsText("rank 0 called all_reduce of 10 x Float, SUM and rank 1 all_reduce "
                               "of 11 x Float, SUM"));
+}
+
+TEST_CASE("what Gloo carries fails with the group over hosts", "[shm][hosts][errors]") {
+  std::vector<BackendPtr> kept(4);
+  std::vector<std::string> first(4), then(4);
+  std::vector<double> took(4);
+  const auto errors = errors_of_ranks(4, [&](const Rank& self) {
+    const auto rank = static_cast<size_t>(self.rank);
+    auto backend = backend_of(self, "aabb", 30s);
+    backend->barrier()->wait();
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<at::Tensor> t{at::ones({10})};
+    if (self.rank == 1) {  // who goes on, and does not come to the others' barrier in Gloo
+      error_of(start(backend, t[0], c10d::ReduceOp::SUM));
+      kept[rank] = backend;
+      return;
+    }
+    first[rank] = ddp::problem_of([&] { backend->barrier()->wait(); });
+    then[rank] = ddp::problem_of([&] { backend->broadcast(t)->wait(); });
+    backend.reset();
+    took[rank] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  });
+  CHECK(errors == std::vector<std::string>(4));
+  for (const size_t rank : {0, 2, 3}) {
+    CAPTURE(rank, first[rank], then[rank]);
+    CHECK_FALSE(first[rank].empty());
+    CHECK(first[rank].find("connections were closed") == std::string::npos);  // but why
+    CHECK_THAT(then[rank], ContainsText("its connections were closed on rank "));
+    CHECK(took[rank] < 5);
+  }
 }
 
 TEST_CASE("a conveyor does jobs in order, and those that have come before it ends", "[shm][pure]") {

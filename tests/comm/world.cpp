@@ -1,8 +1,9 @@
-// One rank of a world of at least three: does in real processes what ranks on threads cannot, for
-// they have no default group each. Exits with 0 when all went as it should.
+// One rank of a world of at least three (but as said below): does in real processes what ranks on
+// threads cannot, for they have no default group each. Exits with 0 when all went as it should.
 //
-// world            as said
-// world fail-once  rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
+// world               as said
+// world fail-once     rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
+// world backend NAME  any number of ranks: each only says what that came to for CPU tensors
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -62,12 +63,18 @@ void check_world() {
 
 }  // namespace
 
-int main(int argc, char** /*argv*/) try {
+int main(int argc, char** argv) try {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "backend") {
+    const auto group = ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[2]));
+    std::printf("uses %s\n", group->getBackend(c10::kCPU)->getBackendName().c_str());
+    return EXIT_SUCCESS;
+  }
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool first = restarts == nullptr || std::strcmp(restarts, "0") == 0;
-  if (argc == 2 && first && ddp::get_rank() == 1) return 3;
+  if (what == "fail-once" && first && ddp::get_rank() == 1) return 3;
   check_world();
   return EXIT_SUCCESS;
 } catch (const std::exception& error) {

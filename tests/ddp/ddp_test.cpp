@@ -60,7 +60,7 @@ at::Tensor flat_gradients(torch::nn::Module& module) {
 
 }  // namespace
 
-TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp]") {
+TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp][many]") {
   const int size = GENERATE(1, 2, 3, 4);
   const bool as_views = GENERATE(false, true);
   const double cap_mb = GENERATE(1e-4, 25.0);
@@ -99,7 +99,7 @@ TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp]") 
   }
 }
 
-TEST_CASE("rank 0's parameters and buffers are everybody's", "[ranks][ddp]") {
+TEST_CASE("rank 0's parameters and buffers are everybody's", "[ranks][ddp][many]") {
   const bool init_sync = GENERATE(true, false);
   const auto states = run_ranks<at::Tensor>(3, [&](const Rank& self) {
     NormNet net;

@@ -60,7 +60,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-TEST_CASE("a rank that throws stops the others with its message", "[ranks][errors][failure]") {
+TEST_CASE(
+    "a rank that throws stops the others with its message", "[ranks][errors][failure][many]") {
   const bool in_forward = GENERATE(true, false);
   const bool rebuilt = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
@@ -96,7 +97,8 @@ TEST_CASE("a rank that throws stops the others with its message", "[ranks][error
   for (const auto& rank : seen) CHECK(rank.next == text);
 }
 
-TEST_CASE("an exception on every rank leaves the wrapper usable", "[ranks][errors][failure]") {
+TEST_CASE(
+    "an exception on every rank leaves the wrapper usable", "[ranks][errors][failure][many]") {
   const bool in_forward = GENERATE(true, false);
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(1, 2, 3);
@@ -119,7 +121,7 @@ TEST_CASE("an exception on every rank leaves the wrapper usable", "[ranks][error
   for (const float gradient : seen) CHECK(gradient == Approx((size + 1) / 2.0));
 }
 
-TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failure]") {
+TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failure][many]") {
   const auto seen = run_ranks<Seen>(
       3,
       [&](const Rank& self) {
@@ -167,7 +169,7 @@ TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
   CHECK(errors == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][failure]") {
+TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][failure][many]") {
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(3);
   const bool rebuilt = GENERATE(false, true);
@@ -231,7 +233,7 @@ TEST_CASE(
           ContainsText("out of step"));
 }
 
-TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {
+TEST_CASE("a second backward pass is synchronised", "[ranks][failure][many]") {
   const bool as_views = GENERATE(false, true);
   const bool retain = GENERATE(false, true);
   const int size = GENERATE(1, 2);

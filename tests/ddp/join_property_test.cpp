@@ -195,7 +195,7 @@ std::string difference(const Outcome& rank, const Outcome& expected) {
 
 }  // namespace
 
-TEST_CASE("330 random schedules of uneven inputs train as one process", "[ranks][join]") {
+TEST_CASE("330 random schedules of uneven inputs train as one process", "[ranks][join][many]") {
   const int world = GENERATE(2, 3, 4);
   constexpr int kSchedules = 110;
   struct Result {

@@ -87,7 +87,7 @@ TEST_CASE("a rank whose input ended stands by, with zeros", "[ranks][join]") {
   CHECK(seen[1] == std::vector<float>{4, 4, alone, alone, alone, 3});
 }
 
-TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ranks][join]") {
+TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ranks][join][many]") {
   const int mode = GENERATE(0, 1, 2);
   const auto seen = run_ranks<std::vector<float>>(3, [&](const Rank& self) {
     auto net = make_linear();
@@ -113,7 +113,8 @@ TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ran
   for (const auto& values : seen) CHECK(values == std::vector<float>{-2, -5, -8, 2});
 }
 
-TEST_CASE("early termination throws on every rank, and the model stays usable", "[ranks][join]") {
+TEST_CASE(
+    "early termination throws on every rank, and the model stays usable", "[ranks][join][many]") {
   const auto seen = run_ranks<std::vector<std::string>>(3, [](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self));
     int steps = 0;
@@ -183,7 +184,8 @@ TEST_CASE("enable(false) is no join", "[ranks][join]") {
   for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{3, 3, 3});
 }
 
-TEST_CASE("an exception in the body is passed on, and stops the others", "[ranks][errors][join]") {
+TEST_CASE(
+    "an exception in the body is passed on, and stops the others", "[ranks][errors][join][many]") {
   const auto seen = run_ranks<TimedError>(
       3,
       [](const Rank& self) {
@@ -259,7 +261,7 @@ TEST_CASE("an error on all ranks leaves the models usable", "[ranks][errors][joi
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("second.weight"));
 }
 
-TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][join]") {
+TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][join][many]") {
   constexpr size_t kSamples = 7;
   const auto outputs = run_ranks<double>(3, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::BatchNorm1d(1));
@@ -295,7 +297,8 @@ TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][
   for (const double difference : outputs) CHECK(difference < 1e-4);
 }
 
-TEST_CASE("buckets are rebuilt in the order of a rank that still has input", "[ranks][join]") {
+TEST_CASE(
+    "buckets are rebuilt in the order of a rank that still has input", "[ranks][join][many]") {
   // Registered first, used last: its gradient is ready first, against what is expected.
   struct Reversed : torch::nn::Module {
     torch::nn::Linear last{nullptr}, first{nullptr};
@@ -330,7 +333,7 @@ TEST_CASE("buckets are rebuilt in the order of a rank that still has input", "[r
   }
 }
 
-TEST_CASE("two models in one join", "[ranks][join]") {
+TEST_CASE("two models in one join", "[ranks][join][many]") {
   const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
     DistributedDataParallel first(make_linear(), in(self));
     DistributedDataParallel second(make_linear(), in(self));
@@ -415,7 +418,7 @@ TEST_CASE("evaluations in a join are each rank's own", "[ranks][join]") {
   CHECK(seen[0] == seen[1]);
 }
 
-TEST_CASE("classes of the user's own take part", "[ranks][join]") {
+TEST_CASE("classes of the user's own take part", "[ranks][join][many]") {
   struct Seen {
     double total;
     int shadowed;

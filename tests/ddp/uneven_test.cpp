@@ -240,7 +240,7 @@ TEST_CASE("buckets of a failed pass may take their time", "[ranks][errors][ddp]"
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors][ddp]") {
+TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors][ddp][many]") {
   const auto errors = errors_of_ranks(3, [](const Rank& self) {
     Heads net;
     DistributedDataParallel model(net, in(self));
@@ -285,7 +285,7 @@ TEST_CASE("any number of backward passes left out is noticed", "[ranks][errors][
                      ContainsText(std::to_string(left_out + 1) + " training forward passes"));
 }
 
-TEST_CASE("a rank that ends its training early is named", "[ranks][errors][ddp]") {
+TEST_CASE("a rank that ends its training early is named", "[ranks][errors][ddp][many]") {
   const auto seen = run_ranks<TimedError>(
       3,
       [](const Rank& self) {

@@ -34,7 +34,7 @@ at::Tensor averaged_gradient(const Rank& self, const CommHook& hook, bool as_vie
 
 }  // namespace
 
-TEST_CASE("every built-in hook averages", "[ranks][comm_hooks]") {
+TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool as_views = GENERATE(false, true);
   const std::string name = GENERATE("none", "all_reduce", "fp16", "bf16");

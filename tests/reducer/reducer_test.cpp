@@ -25,7 +25,7 @@ at::Tensor flat_gradients(const std::vector<NamedParameter>& parameters) {
 
 }  // namespace
 
-TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer]") {
+TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool as_views = GENERATE(false, true);
   const double cap_mb = GENERATE(1e-6, 1e-3, 25.0);
@@ -53,7 +53,7 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer]") {
   if (size < 3) CHECK(torch::equal(gradients[0], expected));
 }
 
-TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
+TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer][many]") {
   testing::RanksOptions options;
   options.backend = "shm";
   const auto gradients = run_ranks<std::vector<at::Tensor>>(
@@ -189,7 +189,8 @@ TEST_CASE("a rebuild keeps accumulated bucket views", "[ranks][reducer]") {
   CHECK(torch::equal(gradients[0], torch::stack({once, once * 2})));
 }
 
-TEST_CASE("a parameter without a gradient is an error on every rank", "[ranks][errors][reducer]") {
+TEST_CASE(
+    "a parameter without a gradient is an error on every rank", "[ranks][errors][reducer][many]") {
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(1, 2, 3);
   const auto errors = run_ranks<std::vector<std::string>>(size, [&](const Rank& self) {
@@ -228,7 +229,7 @@ TEST_CASE("a parameter without a gradient is an error on every rank", "[ranks][e
   }
 }
 
-TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer]") {
+TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer][many]") {
   const bool as_views = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   const auto results = run_ranks<std::vector<at::Tensor>>(3, [&](const Rank& self) {
@@ -329,7 +330,8 @@ TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][erro
           ContainsText("[8] on rank 1 of 2"));
 }
 
-TEST_CASE("gradients that nobody computed stay as they were, to the bit", "[ranks][reducer]") {
+TEST_CASE(
+    "gradients that nobody computed stay as they were, to the bit", "[ranks][reducer][many]") {
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(2, 3);
   const auto gradients = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
@@ -410,7 +412,7 @@ TEST_CASE("unusable parameters are refused by name", "[ranks][errors][reducer]")
   CHECK_THAT(error_of({{"w", torch::ones({2})}}), ContainsText("require a gradient, got \"w\""));
 }
 
-TEST_CASE("gradients equal c10d::Reducer's", "[ranks][reducer]") {
+TEST_CASE("gradients equal c10d::Reducer's", "[ranks][reducer][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool as_views = GENERATE(false, true);
   CAPTURE(size, as_views);

@@ -39,7 +39,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
 
 }  // namespace
 
-TEST_CASE("static_graph averages from the first pass on", "[ranks][static_graph]") {
+TEST_CASE("static_graph averages from the first pass on", "[ranks][static_graph][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool as_views = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);

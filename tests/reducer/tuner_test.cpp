@@ -140,7 +140,7 @@ TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
   }
 }
 
-TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors]") {
+TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors][many]") {
   const int size = GENERATE(1, 2);
   const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
     Reducer reducer(

@@ -1,5 +1,6 @@
 #include "support/ranks.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,9 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "support/hosts.h"
 
 namespace ddp::testing {
 namespace {
@@ -49,29 +53,41 @@ class FinishLine {
   size_t count_ = 0;
 };
 
-// ProcessGroupGloo keeps a flight record of its calls in a map that belongs to the process and that
-// torch 2.11.0 does not guard: ranks that are threads would corrupt it. Read once, at first use.
-const bool without_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1) == 0;
-
 // The same tests hold for every backend that serves CPU tensors.
 std::string backend_of(const RanksOptions& options) {
   const char* of_all = std::getenv("DDP_TEST_BACKEND");
   return !options.backend.empty() ? options.backend : of_all != nullptr ? of_all : "gloo";
 }
 
+/// As if the ranks were on two hosts, the second half of them on the other one.
+void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
+  std::string hosts(static_cast<size_t>(self.size), 'a');
+  std::fill(hosts.begin() + (self.size + 1) / 2, hosts.end(), 'b');
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("two hosts", self.store);
+  const auto shared = share_on_hosts(store, self.rank, hosts, timeout, timeout);
+  TORCH_CHECK(shared.backend, shared.why_not);
+  shared.backend->setSequenceNumberForGroup();
+  const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
+  self.group->setBackend(c10::kCPU, type, shared.backend);
+  self.group->setDefaultBackend(type);
+}
+
 void run_one(
     const RanksOptions& options, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     const std::function<void(const Rank&)>& body) {
-  TORCH_INTERNAL_ASSERT(without_flight_recorder);
   // Otherwise every rank would start as many workers as there are cores.
   at::set_num_threads(1);
+  const auto backend = backend_of(options);
+  const bool two_hosts = backend == "two_hosts";
   const auto group = make_process_group(ProcessGroupOptions()
-                                            .backend(backend_of(options))
+                                            .backend(two_hosts ? "gloo" : backend)
                                             .store(store)
                                             .rank(rank)
                                             .world_size(size)
                                             .timeout(options.collective_timeout));
-  body(Rank{rank, size, group, store});
+  const Rank self{rank, size, group, store};
+  if (two_hosts && size > 2) put_on_two_hosts(self, options.collective_timeout);
+  body(self);
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ struct RanksOptions {
   /// After this the harness names the ranks that still run and ends the process: a stuck thread
   /// cannot be unwound, and the test's locals must not die under it.
   std::chrono::milliseconds stuck_after = std::chrono::seconds(60);
-  /// As in ProcessGroupOptions. Empty: DDP_TEST_BACKEND, or Gloo.
+  /// As in ProcessGroupOptions, or "two_hosts": shared memory on two that the ranks are told to be
+  /// on, where there are more than two ranks. Empty: DDP_TEST_BACKEND, or Gloo.
   std::string backend = "";
 };
 

@@ -1,4 +1,4 @@
-// What the ranks of a host write for each other to read: a few cache lines each, in one segment.
+// What the ranks of a host write for each other to read: some kilobytes each, in one segment.
 #pragma once
 
 #include <array>

@@ -9,6 +9,7 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 
+#include "../../deadline.h"
 #include "bell.h"
 
 namespace ddp::backends::shm {
@@ -139,7 +140,7 @@ uint64_t Exchange::enter(Call call, Meanwhile meanwhile) {
     TORCH_CHECK_WITH(DistBackendError, broken_because_.empty(), broken_because_);
     own.descriptors[number % kMostInFlight] = call.descriptor;
     pending_.push_back(std::make_unique<Pending>(
-        Pending{number, timeout, Clock::now() + timeout, std::move(call), nullptr}));
+        Pending{number, timeout, Deadline::in(timeout), std::move(call), nullptr}));
   }
   own.begun.store(number + 1);
   begin_lock.unlock();
@@ -164,7 +165,7 @@ void Exchange::progress() {
 }
 
 bool Exchange::wait(uint64_t number, std::chrono::milliseconds at_most) {
-  const auto end = Clock::now() + at_most;
+  const auto end = Deadline::in(at_most);
   while (true) {
     PendingPtr ended;
     {
@@ -240,7 +241,7 @@ Exchange::PendingPtr Exchange::progress_locked() {
       auto ended = std::move(pending_.front());
       pending_.pop_front();
       --parts_done_;
-      if (!pending_.empty()) pending_.front()->deadline = Clock::now() + pending_.front()->timeout;
+      if (!pending_.empty()) pending_.front()->deadline = Deadline::in(pending_.front()->timeout);
       over_.fetch_add(1);
       return ended;
     }

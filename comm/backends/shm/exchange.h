@@ -156,9 +156,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<int> futures_{0};
 
-  std::mutex begin_mutex_;          // one collective begins at a time
-  std::mutex work_mutex_;           // one thread works at a time
-  mutable std::mutex queue_mutex_;  // guards the five below; taken last
+  std::mutex begin_mutex_;  // one collective begins at a time
+  std::mutex work_mutex_;   // one thread works at a time
+  std::mutex queue_mutex_;  // guards the five below; taken last
   std::deque<PendingPtr> pending_;
   std::string broken_because_;
   bool closing_ = false;

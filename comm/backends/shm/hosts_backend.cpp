@@ -3,6 +3,7 @@
 #include <atomic>
 #include <exception>
 #include <future>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,8 +48,13 @@ struct HostsBackend::Passage {
 /// whoever meets them.
 class HostsBackend::Road : public std::enable_shared_from_this<Road> {
  public:
-  Road(int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders)
-      : host_(std::move(host)), world_size_(world_size), leaders_(std::move(leaders)) {}
+  Road(
+      int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+      c10::intrusive_ptr<c10d::Backend> gloo)
+      : host_(std::move(host)),
+        world_size_(world_size),
+        leaders_(std::move(leaders)),
+        gloo_(std::move(gloo)) {}
 
   void open() {
     if (!host_.is_led_by_this_rank()) return;
@@ -87,10 +93,23 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   /// What is under way fails on this host, and with that on the others.
   void fail(const std::string& why) {
-    if (failed_.exchange(true)) return;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failed_because_.empty()) return;
+      failed_because_ = why;
+      // Before anybody is told, also by a thread that comes here behind this one: nothing that is
+      // called after that shall begin.
+      gloo_->abort();
+      if (leaders_) leaders_->abort();
+    }
     host_.gather->fail(why);
     host_.spread->fail(why);
-    if (leaders_) leaders_->abort();
+  }
+
+  /// \throws c10::DistBackendError  after a failure, saying which.
+  void check() const {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK_WITH(DistBackendError, failed_because_.empty(), failed_because_);
   }
 
   void close() {
@@ -113,7 +132,6 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   void gather(const PassagePtr& passage) {
     const auto& memory = passage->memory;
     Call call;
-    call.name = title_of(passage->kind);
     call.timeout = passage->options.timeout;
     call.descriptor = describe(passage->kind, memory, *host_.arena);
     call.descriptor.reduction = passage->options.reduceOp.op_;
@@ -140,7 +158,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     }
     try {
       if (const auto error = gathered.get()) std::rethrow_exception(error);
-      TORCH_CHECK_WITH(DistBackendError, !failed_, "shm: an all-reduce before this one failed.");
+      check();
       auto options = passage->options;
       // Shares were taken within the hosts.
       if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
@@ -165,7 +183,6 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   void spread(const PassagePtr& passage) {
     const bool leads = host_.is_led_by_this_rank();
     Call call;
-    call.name = title_of(passage->kind);
     call.timeout = leads ? passage->options.timeout : kWaitsOfTheLeader * passage->options.timeout;
     call.descriptor = describe(Kind::kBroadcast, passage->memory, *host_.arena);
     if (leads) {
@@ -189,10 +206,12 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   const Host host_;
   const int world_size_;
-  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::string failed_because_;  // guarded by mutex_
   std::atomic<bool> closed_{false};
   std::atomic<int> under_way_{0};
   c10::intrusive_ptr<c10d::Backend> leaders_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // of all ranks
   std::unique_ptr<Conveyor<Added>> spreader_;
   std::unique_ptr<Conveyor<PassagePtr>> adder_;
 };
@@ -200,8 +219,9 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 HostsBackend::HostsBackend(
     int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
     c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
-    : InArena(rank, world_size, host.arena, std::move(gloo)),
-      road_(std::make_shared<Road>(world_size, std::move(host), std::move(leaders))),
+    : InArena(rank, world_size, host.arena, gloo),
+      road_(
+          std::make_shared<Road>(world_size, std::move(host), std::move(leaders), std::move(gloo))),
       latest_(WorkPtr()) {
   road_->set_timeout(timeout);
   road_->open();
@@ -248,7 +268,13 @@ HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options)
   c10d::AllreduceOptions as_sum;
   as_sum.timeout = options.timeout;
   const auto barrier = pass(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum);
-  std::vector<WorkPtr> parts{barrier, OverGloo::barrier(options)};
+  std::vector<WorkPtr> parts{barrier};
+  try {
+    parts.push_back(OverGloo::barrier(options));
+  } catch (const std::exception&) {
+    road_->check();  // why Gloo's connections are closed
+    throw;
+  }
   if (before) parts.push_back(before);
   const auto nothing_more = [] {};
   return c10::make_intrusive<FinishingWork>(std::move(parts), nothing_more, Tensors{});
@@ -258,6 +284,7 @@ HostsBackend::WorkPtr HostsBackend::pass(
     Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
   const auto& host = road_->host();
   const bool reduces = kind == Kind::kAllReduce;
+  const auto memory = shared(tensor, *arena_);  // first, as there may be none left
   const auto work = c10::make_intrusive<RelayWork>(
       std::vector<std::shared_ptr<Exchange>>{host.gather, host.spread}, rank_,
       reduces ? c10d::OpType::ALLREDUCE : c10d::OpType::BARRIER, title_of(kind),
@@ -265,7 +292,7 @@ HostsBackend::WorkPtr HostsBackend::pass(
   const auto passage = std::make_shared<Passage>();
   passage->kind = kind;
   passage->tensor = tensor;
-  passage->memory = shared(tensor, *arena_);
+  passage->memory = memory;
   passage->options = options;
   passage->work = work;
   {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -37,58 +38,60 @@ class OverGloo : public c10d::Backend {
   void abort() override { gloo_->abort(); }
 
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return gloo_->broadcast(t, o);
+    return collective().broadcast(t, o);
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return gloo_->allreduce(t, o);
+    return collective().allreduce(t, o);
   }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return gloo_->allreduce_sparse(t, o);
+    return collective().allreduce_sparse(t, o);
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return gloo_->allreduce_coalesced(t, o);
+    return collective().allreduce_coalesced(t, o);
   }
-  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override { return gloo_->reduce(t, o); }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
+    return collective().reduce(t, o);
+  }
   WorkPtr allgather(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return gloo_->allgather(to, from, o);
+    return collective().allgather(to, from, o);
   }
   WorkPtr _allgather_base(Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
-    return gloo_->_allgather_base(to, from, o);
+    return collective()._allgather_base(to, from, o);
   }
   WorkPtr allgather_coalesced(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return gloo_->allgather_coalesced(to, from, o);
+    return collective().allgather_coalesced(to, from, o);
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return gloo_->allgather_into_tensor_coalesced(to, from, o);
+    return collective().allgather_into_tensor_coalesced(to, from, o);
   }
   WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
-    return gloo_->gather(to, from, o);
+    return collective().gather(to, from, o);
   }
   WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
-    return gloo_->scatter(to, from, o);
+    return collective().scatter(to, from, o);
   }
   WorkPtr reduce_scatter(
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    return gloo_->reduce_scatter(to, from, o);
+    return collective().reduce_scatter(to, from, o);
   }
   WorkPtr _reduce_scatter_base(
       Tensor& to, Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return gloo_->_reduce_scatter_base(to, from, o);
+    return collective()._reduce_scatter_base(to, from, o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    return gloo_->reduce_scatter_tensor_coalesced(to, from, o);
+    return collective().reduce_scatter_tensor_coalesced(to, from, o);
   }
   WorkPtr alltoall_base(
       Tensor& to, Tensor& from, std::vector<int64_t>& to_splits, std::vector<int64_t>& from_splits,
       const c10d::AllToAllOptions& o) override {
-    return gloo_->alltoall_base(to, from, to_splits, from_splits, o);
+    return collective().alltoall_base(to, from, to_splits, from_splits, o);
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
-    return gloo_->alltoall(to, from, o);
+    return collective().alltoall(to, from, o);
   }
   WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
   WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
@@ -101,8 +104,18 @@ class OverGloo : public c10d::Backend {
  protected:
   const c10::intrusive_ptr<c10d::Backend>& gloo() const { return gloo_; }
 
+  /// Whether the other one was given a collective since this was last asked. Where the ranks' calls
+  /// match, so do the answers.
+  bool began_collectives() { return began_.exchange(false); }
+
  private:
+  c10d::Backend& collective() {
+    began_ = true;
+    return *gloo_;
+  }
+
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  std::atomic<bool> began_{false};
 };
 
 }  // namespace ddp::backends::shm

@@ -294,10 +294,15 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
   return reduce_to(output, shared(input, *arena_), options);
 }
 
+// Ends behind what Gloo carries, too, as Gloo's own does.
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.timeout = options.timeout;
-  return start(std::move(call), OpType::BARRIER, "shm:barrier", {});
+  const auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
+  if (!began_collectives()) return barrier;
+  const auto nothing_more = [] {};
+  return c10::make_intrusive<FinishingWork>(
+      std::vector<WorkPtr>{barrier, OverGloo::barrier(options)}, nothing_more, Tensors{});
 }
 
 }  // namespace ddp::backends::shm

@@ -11,7 +11,6 @@ namespace gloo {
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
-  void closeConnections();
 };
 
 }  // namespace gloo

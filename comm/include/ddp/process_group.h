@@ -43,7 +43,8 @@ struct ProcessGroupOptions {
   /// Default: -1, from the environment
   TORCH_ARG(int, world_size) = -1;
   /// For the group to be made, with all the steps of it together, and then for every single
-  /// collective, on the host. Default: 30 min
+  /// collective, on the host; four times that where shared memory on several hosts has to wait for
+  /// a rank that stopped, and stands for its host. Default: 30 min
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
 };
 

@@ -88,8 +88,8 @@ struct DistributedDataParallelOptions {
   /// checkpointing) without looking for them each time. The first reduced backward pass only counts
   /// gradients, and is reduced at its end. Default: false
   TORCH_ARG(bool, static_graph) = false;
-  /// Take the times of the first ten steps and then of every so many, for `stats()`; 0: of none.
-  /// Default: 100
+  /// Take the times of the first ten steps (17 with kTuneBucketCap) and then of every so many, for
+  /// `stats()`; 0: of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
@@ -156,8 +156,9 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// For optimizers that update each parameter on its own, as LibTorch's but LBFGS do; a part of a
   /// step is a call of `step()` with part of the parameters. Not where something is to happen to
   /// the gradients in between (clipping, a GradScaler). When a backward pass throws, some
-  /// parameters may have been stepped, the same on every rank. Ranks without input in a join() do
-  /// not step.
+  /// parameters may have been stepped, the same on every rank; over NCCL also with the gradients
+  /// of the pass before, where that was the one that failed. Ranks without input in a join() do not
+  /// step.
   ///
   /// \throws c10::ValueError  for LBFGS, which looks at all gradients together; for an optimizer
   ///         without any of the parameters.

@@ -60,7 +60,8 @@ struct ReducerOptions {
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
   /// Every iteration uses the same parameters as often as the first. Default: false
   TORCH_ARG(bool, static_graph) = false;
-  /// Take the times of the first ten steps and then of every so many; 0: of none. Default: 100
+  /// Take the times of the first ten steps (17 with kTuneBucketCap) and then of every so many; 0:
+  /// of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
 };
 
@@ -210,7 +211,8 @@ class Reducer {
   /// their way; where a pass may skip parameters (find_unused_parameters, static_graph), and while
   /// the cap is tuned, when all are there. Not in shadow_backward().
   /// What it throws comes out of that backward pass, on this rank alone. A pass that fails may have
-  /// called it for all buckets but the last: for the same ones on every rank.
+  /// called it for all buckets but the last: for the same ones on every rank. Where the host runs
+  /// ahead (NCCL) it was called for all of them, and may have been for the next pass's.
   ///
   /// \throws c10::Error  when there is one already.
   void when_reduced(WhenReduced act);
