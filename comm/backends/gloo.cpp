@@ -29,9 +29,7 @@ std::recursive_mutex& beginning() {
 /// ProcessGroupGloo, but
 ///   - threads may begin collectives in several groups at once
 ///   - abort() ends what waits, and what would begin after it fails
-///   - sends and receives take the group's timeout, not the one they were connected with, and can
-///   be
-///     polled
+///   - sends and receives take the group's timeout, not that of connecting, and can be polled
 class Gloo : public ProcessGroupGloo {
  public:
   using Base = ProcessGroupGloo;
