@@ -45,4 +45,9 @@ class FinishingWork : public c10d::Work {
   std::optional<c10::Event> finished_on_device_;
 };
 
+/// Several collectives that are one to the caller, with nothing to do after them.
+///
+/// \param parts, outputs  as FinishingWork's.
+WorkPtr together(std::vector<WorkPtr> parts, std::vector<at::Tensor> outputs = {});
+
 }  // namespace ddp

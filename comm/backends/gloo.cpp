@@ -113,7 +113,7 @@ class Gloo : public ProcessGroupGloo {
   }
 
  private:
-  // What begins once the connections are closed would wait for its whole timeout.
+  // What begins after abort() would fail, too, but with Gloo's words about some other call.
   template <typename Call>
   WorkPtr begin(const Call& call) {
     const std::lock_guard lock(beginning());

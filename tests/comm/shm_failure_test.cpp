@@ -18,6 +18,7 @@ using ddp::testing::error_of;
 using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::RanksOptions;
+using ddp::testing::timed_error_of;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using namespace std::chrono_literals;
 
@@ -35,13 +36,6 @@ void sum_of_ones(const Rank& self) {
   ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group);
 }
 
-template <typename Body>
-double seconds(Body&& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -52,11 +46,8 @@ TEST_CASE(
       [&](const Rank& self) {
         sum_of_ones(self);
         auto t = at::ones(self.rank == 2 ? 11 : 10);
-        try {
-          ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group);
-        } catch (const c10::Error& error) {
-          caught[self.rank] = error.what_without_backtrace();
-        }
+        caught[self.rank] =
+            error_of<c10::Error>([&] { ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group); });
         sum_of_ones(self);
       },
       over_shm(20s));
@@ -145,12 +136,11 @@ TEST_CASE("a call that shared memory carries on one rank alone is told at once",
         std::vector<at::Tensor> tensors{at::ones(10)};
         if (self.rank == 1 && refused) tensors[0] = tensors[0].to(at::kShort);
         if (self.rank == 1 && !refused) tensors.push_back(at::ones(10));
-        std::string text;
-        waited[self.rank] =
-            seconds([&] { text = error_of([&] { backend->allreduce(tensors)->wait(); }); });
+        const auto first = timed_error_of([&] { backend->allreduce(tensors)->wait(); });
+        waited[self.rank] = first.seconds;
         const auto then = error_of([&] { sum_of_ones(self); });
         TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it goes on: ", then);
-        TORCH_CHECK(text.empty(), text);
+        TORCH_CHECK(first.error.empty(), first.error);
       },
       over_shm(4s));  // for which rank 1 waits in Gloo at the end
   for (int rank = 0; rank < 3; ++rank) {
@@ -194,12 +184,7 @@ TEST_CASE("a rank that leaves is noticed at once", "[shm][errors]") {
           self.group->getBackend(at::kCPU)->shutdown();
           return;
         }
-        waited[0] = seconds([&] {
-          try {
-            sum_of_ones(self);
-          } catch (const c10::Error&) {
-          }
-        });
+        waited[0] = timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds;
         sum_of_ones(self);
       },
       over_shm(20s));
@@ -216,12 +201,7 @@ TEST_CASE("a wait that is given less time leaves the collective alone", "[shm][e
         auto t = at::ones(10);
         const auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
         if (self.rank == 0) {
-          std::string text;
-          try {
-            work->wait(20ms);
-          } catch (const c10::Error& error) {
-            text = error.what_without_backtrace();
-          }
+          const auto text = error_of<c10::Error>([&] { work->wait(20ms); });
           TORCH_CHECK(text.find("is not over after the 20 ms") != std::string::npos, text);
         }
         work->wait();
@@ -256,18 +236,8 @@ TEST_CASE("after a failure every further collective fails at once", "[shm][error
           std::this_thread::sleep_for(600ms);
           return;
         }
-        for (int i = 0; i < 3; ++i) {
-          try {
-            sum_of_ones(self);
-          } catch (const c10::Error&) {
-          }
-        }
-        TORCH_CHECK(seconds([&] {
-                      try {
-                        sum_of_ones(self);
-                      } catch (const c10::Error&) {
-                      }
-                    }) < 0.1);
+        for (int i = 0; i < 3; ++i) error_of<c10::Error>([&] { sum_of_ones(self); });
+        TORCH_CHECK(timed_error_of<c10::Error>([&] { sum_of_ones(self); }).seconds < 0.1);
         sum_of_ones(self);
       },
       over_shm(200ms));

@@ -9,6 +9,7 @@
 #include <ddp/error_text.h>
 
 #include "comm/backends/shm/conveyor.h"
+#include "support/error_of.h"
 #include "support/hosts.h"
 #include "support/ranks.h"
 
@@ -45,14 +46,7 @@ WorkPtr start(const BackendPtr& backend, const at::Tensor& t, c10d::ReduceOp op)
 
 /// What waiting for it throws; "" for nothing.
 std::string error_of(const WorkPtr& work) {
-  try {
-    work->wait();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return ddp::problem_of([&] { work->wait(); });
 }
 
 at::Tensor mine(int rank, int64_t numel, int64_t seed, at::ScalarType type) {
@@ -236,10 +230,9 @@ TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][er
       kept[static_cast<size_t>(self.rank)] = backend;
       return;
     }
-    const auto begin = std::chrono::steady_clock::now();
-    const auto text = error_of(start(backend, at::ones({10}), c10d::ReduceOp::SUM));
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    took[static_cast<size_t>(self.rank)] = time.count();
+    const auto [text, seconds] = ddp::testing::timed_error_of(
+        [&] { start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait(); });
+    took[static_cast<size_t>(self.rank)] = seconds;
     kept[static_cast<size_t>(self.rank)] = backend;  // who failed does not help by its end
     TORCH_CHECK(text.empty(), text);
   });

@@ -233,7 +233,7 @@ TEST_CASE(
           ContainsText("out of step"));
 }
 
-TEST_CASE("a second backward pass is synchronised", "[ranks][failure][many]") {
+TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {
   const bool as_views = GENERATE(false, true);
   const bool retain = GENERATE(false, true);
   const int size = GENERATE(1, 2);

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <string>
-#include <utility>
 
 #include <ddp/distributed_data_parallel.h>
 
@@ -15,19 +13,6 @@ namespace ddp::testing {
 /// Options for a wrapper over a rank-thread's own group.
 inline DistributedDataParallelOptions in(const Rank& self) {
   return DistributedDataParallelOptions().process_group(self.group);
-}
-
-/// What `body` throws, "" for nothing, and how long it took.
-struct TimedError {
-  std::string error;
-  double seconds = 0;
-};
-template <typename Body>
-TimedError timed_error_of(const Body& body) {
-  const auto start = std::chrono::steady_clock::now();
-  auto error = error_of(body);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  return {std::move(error), took.count()};
 }
 
 /// Far beyond the 5 s in which ranks have to learn of each other's errors: what tests of those see

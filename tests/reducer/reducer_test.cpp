@@ -53,7 +53,7 @@ TEST_CASE("every rank ends with the mean gradient", "[ranks][reducer][many]") {
   if (size < 3) CHECK(torch::equal(gradients[0], expected));
 }
 
-TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer][many]") {
+TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][reducer]") {
   testing::RanksOptions options;
   options.backend = "shm";
   const auto gradients = run_ranks<std::vector<at::Tensor>>(

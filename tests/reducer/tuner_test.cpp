@@ -140,7 +140,7 @@ TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
   }
 }
 
-TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors][many]") {
+TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors]") {
   const int size = GENERATE(1, 2);
   const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
     Reducer reducer(

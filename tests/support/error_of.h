@@ -1,8 +1,10 @@
 // What a piece of code throws, for tests whose subject is the text.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include <ddp/error_text.h>
 
@@ -17,6 +19,19 @@ std::string error_of(Body&& body) {
     return text_of(error);
   }
   return "";
+}
+
+/// What `body` throws, "" for nothing, and how long it took.
+struct TimedError {
+  std::string error;
+  double seconds = 0;
+};
+template <typename Error = std::exception, typename Body>
+TimedError timed_error_of(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  auto error = error_of<Error>(body);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  return {std::move(error), took.count()};
 }
 
 }  // namespace ddp::testing

@@ -9,6 +9,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -101,13 +102,7 @@ std::vector<std::string> errors_of_ranks(
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      try {
-        run_one(options, store, rank, size, body);
-      } catch (const c10::Error& error) {
-        errors[rank] = error.what_without_backtrace();
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-      }
+      errors[rank] = problem_of([&] { run_one(options, store, rank, size, body); });
       finish.arrive(rank);
     });
   }

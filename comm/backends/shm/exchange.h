@@ -32,7 +32,6 @@ struct Peer {
 
 /// One collective as this rank calls it.
 struct Call {
-  const char* name = "";  // for messages
   Descriptor descriptor;
   /// Counts from when those before it are over. Below 0: the group's.
   std::chrono::milliseconds timeout{-1};

@@ -276,8 +276,7 @@ HostsBackend::WorkPtr HostsBackend::barrier(const c10d::BarrierOptions& options)
     throw;
   }
   if (before) parts.push_back(before);
-  const auto nothing_more = [] {};
-  return c10::make_intrusive<FinishingWork>(std::move(parts), nothing_more, Tensors{});
+  return together(std::move(parts));
 }
 
 HostsBackend::WorkPtr HostsBackend::pass(

@@ -56,7 +56,6 @@ void ShmBackend::abort() {
 }
 
 ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
-  call.name = title;
   auto work = c10::make_intrusive<ShmWork>(exchange_, rank_, type, title, std::move(outputs));
   work->start(std::move(call));
   return work;
@@ -81,9 +80,7 @@ ShmBackend::WorkPtr ShmBackend::by_gloo(
     if (!all_came.hasError()) return;
     if (text_of(all_came.exception_ptr()) != kGroupDestroyed) gloo->abort();
   });
-  const auto nothing_more = [] {};
-  return c10::make_intrusive<FinishingWork>(
-      std::vector<WorkPtr>{announced, work}, nothing_more, given.results);
+  return together({announced, work}, given.results);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -300,9 +297,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   call.timeout = options.timeout;
   const auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
   if (!began_collectives()) return barrier;
-  const auto nothing_more = [] {};
-  return c10::make_intrusive<FinishingWork>(
-      std::vector<WorkPtr>{barrier, OverGloo::barrier(options)}, nothing_more, Tensors{});
+  return together({barrier, OverGloo::barrier(options)});
 }
 
 }  // namespace ddp::backends::shm

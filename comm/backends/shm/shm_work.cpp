@@ -9,10 +9,11 @@ namespace ddp::backends::shm {
 ShmWork::ShmWork(
     std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
     std::vector<at::Tensor> outputs)
-    : ToldWork(rank, type, title, std::move(outputs)), exchange_(std::move(exchange)) {}
+    : ToldWork(rank, type, title, std::move(outputs)),
+      title_(title),
+      exchange_(std::move(exchange)) {}
 
 void ShmWork::start(Call call) {
-  name_ = call.name;
   auto self = c10::intrusive_ptr<ShmWork>::unsafe_reclaim_from_nonowning(this);
   call.tell = [self](std::exception_ptr error) { self->end(std::move(error)); };
   number_ = exchange_->begin(std::move(call));
@@ -24,12 +25,12 @@ bool ShmWork::isCompleted() {
 }
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
-  constexpr std::chrono::hours kLongerThanTheGroups{24 * 365};
-  const auto at_most = timeout == kNoTimeout ? kLongerThanTheGroups : timeout;
+  // Without one the group's decides, which fails the collective.
+  const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
   if (!Work::isCompleted()) {
     TORCH_CHECK_WITH(
-        DistBackendError, exchange_->wait(number_, at_most), name_, " (collective number ", number_,
-        ") is not over after the ", timeout.count(), " ms that wait() was given.");
+        DistBackendError, exchange_->wait(number_, at_most), title_, " (collective number ",
+        number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
   }
   return Work::wait(timeout);  // whoever ended it may still be about to say so
 }
