@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/abilities.h>
 #include <ddp/error_text.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/autograd/function.h>
@@ -263,6 +264,10 @@ void Reducer::break_off(const std::string& text) {
   broken_because_ = "Reducer: " + because + kOutOfStep;
   phase_ = Phase::Broken;
   notes_->report_end(pass_);
+  // What is under way would hold up the end of the group until its timeout. What is on a device
+  // NCCL's own watchdog looks after.
+  const auto device = parameters_.front().tensor.device();
+  if (!waits_on_stream(*group_, device)) group_->getBackend(device.type())->abort();
   TORCH_CHECK_WITH(DistBackendError, false, broken_because_);
 }
 

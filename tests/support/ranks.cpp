@@ -32,6 +32,14 @@ class FinishLine {
     changed_.notify_all();
   }
 
+  /// Returns when every rank has arrived that does not wait here.
+  void wait_before_it() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return count_ + waiting_ >= arrived_.size(); });
+  }
+
   void wait_or_end_process(std::chrono::milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto all = [&] { return count_ == arrived_.size(); };
@@ -52,6 +60,7 @@ class FinishLine {
   std::condition_variable changed_;
   std::vector<char> arrived_;
   size_t count_ = 0;
+  size_t waiting_ = 0;  // stays: who waits may see the end later than others arrive
 };
 
 // The same tests hold for every backend that serves CPU tensors.
@@ -75,7 +84,7 @@ void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
 
 void run_one(
     const RanksOptions& options, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    const std::function<void(const Rank&)>& body) {
+    FinishLine& finish, const std::function<void(const Rank&)>& body) {
   // Otherwise every rank would start as many workers as there are cores.
   at::set_num_threads(1);
   const auto backend = backend_of(options);
@@ -86,7 +95,7 @@ void run_one(
                                             .rank(rank)
                                             .world_size(size)
                                             .timeout(options.collective_timeout));
-  const Rank self{rank, size, group, store};
+  const Rank self{rank, size, group, store, [&finish] { finish.wait_before_it(); }};
   if (two_hosts && size > 2) put_on_two_hosts(self, options.collective_timeout);
   body(self);
 }
@@ -102,7 +111,7 @@ std::vector<std::string> errors_of_ranks(
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      errors[rank] = problem_of([&] { run_one(options, store, rank, size, body); });
+      errors[rank] = problem_of([&] { run_one(options, store, rank, size, finish, body); });
       finish.arrive(rank);
     });
   }

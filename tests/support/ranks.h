@@ -18,6 +18,8 @@ struct Rank {
   int size;
   ProcessGroup group;                     // on the loopback device
   c10::intrusive_ptr<c10d::Store> store;  // shared by all ranks of the test
+  /// Returns once the others have ended, for a rank that is alive, but elsewhere.
+  std::function<void()> outlast_the_others = nullptr;
 };
 
 struct RanksOptions {

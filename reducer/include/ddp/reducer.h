@@ -101,7 +101,8 @@ struct ForwardOutcome {
 /// reducer can be used again. A rank that cannot go on (an exception in its forward or backward, a
 /// broken connection) leaves a note in the group's store, and the others stop with that note's text
 /// within a few seconds. The reducer recovers from that only if every rank met it in the same
-/// place.
+/// place. Otherwise the group is of no more use, and its backend, unless it is NCCL, is aborted:
+/// what waits in it fails, so that its destructor need not wait for a rank that does not come.
 ///
 /// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
 /// Threads: hooks run on autograd's threads, one per device; everything else is called from the
