@@ -17,7 +17,7 @@ size_t part_begin(size_t numel, int rank, int ranks) {
 }
 
 void assign(const at::Tensor& to, const at::Tensor& from) {
-  if (to.is_same(from)) return;
+  if (to.is_same(from) || to.numel() == 0) return;  // memcpy takes no null, which an empty one is
   if (to.is_contiguous() && from.is_contiguous()) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
     return;
