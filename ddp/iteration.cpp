@@ -36,6 +36,7 @@ class DistributedDataParallelBase::Shadow : public JoinHook {
 };
 
 std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& /*options*/) {
+  reducer_->settle();  // a rank without input comes to no forward pass that would
   // Evaluations in the join, which share nothing, shall be of one model.
   prepare_and_share_buffers(/*with_grad=*/false);
   buffers_may_differ_ = false;
@@ -78,7 +79,7 @@ void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples)
 }
 
 JoinRound DistributedDataParallelBase::exchange(const RankEntry& mine) {
-  if (mine.active) reducer_->settle();  // or ranks that failed would not all send the same next
+  reducer_->settle();  // or ranks that failed would not all send the same next
   auto* join = join_context();
   if (join && join->counts(*this)) {
     // The joined ranks began the round before they called any hook.

@@ -188,18 +188,19 @@ std::string PeerNotes::mismatch(const Whereabouts& here) const noexcept {
   return {};
 }
 
-void PeerNotes::report_end(int64_t pass) const noexcept {
+void PeerNotes::report_end(int64_t pass, const std::string& because) const noexcept {
   try {
-    if (store_) store_->set(key(c10::str("end/", group_->getRank())), bytes(std::to_string(pass)));
+    if (!store_) return;
+    store_->set(key(c10::str("end/", group_->getRank())), bytes(c10::str(pass, " ", because)));
   } catch (const std::exception&) {
   }
 }
 
-std::optional<int> PeerNotes::ended_before(int64_t pass) const noexcept {
+std::optional<PeerNotes::End> PeerNotes::ended_before(int64_t pass) const noexcept {
   try {
     for (int rank = 0; rank < group_->getSize(); ++rank) {
       const auto end = get(key(c10::str("end/", rank)));
-      if (end && std::stoll(*end) <= pass) return rank;
+      if (end && std::stoll(*end) <= pass) return End{rank, end->substr(end->find(' ') + 1)};
     }
   } catch (const std::exception&) {
   }

@@ -72,12 +72,17 @@ class PeerNotes {
   /// that both would wait for ever; "" when they can.
   std::string mismatch(const Whereabouts& here) const noexcept;
 
-  /// Tells the others that this rank will not come to `pass` or any later one, since its reducer is
-  /// gone, or is not usable any more.
-  void report_end(int64_t pass) const noexcept;
+  /// Tells the others that this rank will not come to `pass` or any later one.
+  ///
+  /// \param because  why its reducer is not usable any more; "": it is gone.
+  void report_end(int64_t pass, const std::string& because = "") const noexcept;
 
+  struct End {
+    int rank;
+    std::string because;
+  };
   /// A rank that said that it will not come to `pass`, if any.
-  std::optional<int> ended_before(int64_t pass) const noexcept;
+  std::optional<End> ended_before(int64_t pass) const noexcept;
 
  private:
   std::string key(const std::string& what) const;

@@ -106,7 +106,7 @@ Reducer::Reducer(
 
 Reducer::~Reducer() {
   warn_of_last_pass();
-  notes_->report_end(pass_);
+  if (phase_ != Phase::Broken) notes_->report_end(pass_);  // or it said why
   *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
 }
@@ -178,7 +178,6 @@ void Reducer::when_reduced(WhenReduced act) {
 void Reducer::prepare_for_forward(int source) {
   if (torch::autograd::get_current_node()) return;
   settle();
-  TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   recorder_->begin_forward(pass_);
   if (rebuild_is_due()) rebuild_buckets(source);
 }

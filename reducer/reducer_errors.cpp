@@ -124,9 +124,10 @@ void Reducer::look_after_peers(const std::string& place) {
   const auto failure = phase_ == Phase::Failed ? std::nullopt : look_up(&PeerNotes::failure);
   TORCH_CHECK(!failure, *failure);
   const auto gone = notes_->ended_before(pass_);
+  TORCH_CHECK(!gone || gone->because.empty(), gone->because);
   TORCH_CHECK(
-      !gone, "rank ", *gone, " of ", group_->getSize(), " ended its training after ", pass_ - 1,
-      " reduced backward passes or less, while ", rank_text(), " is in number ", pass_,
+      !gone, "rank ", gone->rank, " of ", group_->getSize(), " ended its training after ",
+      pass_ - 1, " reduced backward passes or less, while ", rank_text(), " is in number ", pass_,
       ". Every rank has to run as many");
   const auto mismatch = notes_->mismatch(here);
   TORCH_CHECK(mismatch.empty(), mismatch);
@@ -146,6 +147,7 @@ void Reducer::look_out_until(
 
 void Reducer::settle() {
   if (torch::autograd::get_current_node()) return;
+  TORCH_CHECK_WITH(DistBackendError, phase_ != Phase::Broken, broken_because_);
   if (phase_ == Phase::Reducing || phase_ == Phase::Failed) settle_failed_pass();
 }
 
@@ -254,6 +256,10 @@ void Reducer::or_break_off(c10::function_ref<std::string()> doing, c10::function
     // A rank that failed has said why before its connections broke.
     auto known = look_up(&PeerNotes::failure);
     if (!known) known = look_up(&PeerNotes::suspicion);
+    // It may have done so in a pass that went well here.
+    if (const auto gone = notes_->ended_before(pass_); !known && gone && !gone->because.empty()) {
+      known = gone->because;
+    }
     break_off(known.value_or(c10::str(doing(), " failed on ", rank_text(), ": ", cause)));
   }
 }
@@ -263,12 +269,21 @@ void Reducer::break_off(const std::string& text) {
   if (!because.empty() && because.back() == '.') because.pop_back();  // a backend's whole sentence
   broken_because_ = "Reducer: " + because + kOutOfStep;
   phase_ = Phase::Broken;
-  notes_->report_end(pass_);
-  // What is under way would hold up the end of the group until its timeout. What is on a device
-  // NCCL's own watchdog looks after.
-  const auto device = parameters_.front().tensor.device();
-  if (!waits_on_stream(*group_, device)) group_->getBackend(device.type())->abort();
+  notes_->report_end(pass_, because);
+  abort_group();
   TORCH_CHECK_WITH(DistBackendError, false, broken_because_);
+}
+
+// What is under way would hold up the end of the group until its timeout. What is on a device
+// NCCL's own watchdog looks after, and nothing holds up a group of one.
+void Reducer::abort_group() const noexcept {
+  if (group_->getSize() == 1) return;
+  try {
+    const auto device = parameters_.front().tensor.device();
+    if (!waits_on_stream(*group_, device)) group_->getBackend(device.type())->abort();
+  } catch (const std::exception&) {
+    // Of a backend of the user's own. Why the group broke matters more.
+  }
 }
 
 }  // namespace ddp

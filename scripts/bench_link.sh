@@ -168,7 +168,7 @@ run_ranks() { # FILE COMMAND...
   together "${first[@]}" -- "${command[@]}" >"$1"
 }
 
-# The two ranks share a host, and only a backend for sockets does not notice.
+# As on two hosts. The default would choose Gloo as well, for ranks in two networks.
 run_cpp() { # FOLDER MODEL PASS ARGUMENTS...
   say "${1##*/}, $2, C++, $3"
   run_ranks "$1/$2-$3-cpp.jsonl" "$bin/ddp_bench" --backend gloo --model "$2" "${@:4}"

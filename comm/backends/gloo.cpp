@@ -1,7 +1,11 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with gloo_shim/.
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <deque>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +22,7 @@ namespace {
 using c10d::ProcessGroupGloo;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using WeakWork = c10::weak_intrusive_ptr<c10d::Work>;
 
 // c10d's flight recorder looks for a group's entry, and makes it, without a lock: of all groups of
 // a process one call at a time may begin. Some of them begin others.
@@ -28,7 +33,7 @@ std::recursive_mutex& beginning() {
 
 /// ProcessGroupGloo, but
 ///   - threads may begin collectives in several groups at once
-///   - abort() ends what waits, and what would begin after it fails
+///   - abort() ends what waits, what would begin after it fails, and nobody waits for the end
 ///   - sends and receives take the group's timeout, not that of connecting, and can be polled
 class Gloo : public ProcessGroupGloo {
  public:
@@ -110,6 +115,7 @@ class Gloo : public ProcessGroupGloo {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) give_up_on(peer);
     }
+    outlive_what_is_under_way();
   }
 
  private:
@@ -121,7 +127,28 @@ class Gloo : public ProcessGroupGloo {
         DistBackendError, !aborted_,
         "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
         ", by abort() or after a failure that was reported before. Make a new group.");
-    return call();
+    auto work = call();
+    while (!under_way_.empty() && is_over(under_way_.front())) under_way_.pop_front();
+    under_way_.push_back(WeakWork(work));
+    return work;
+  }
+
+  static bool is_over(const WeakWork& weak) {
+    const auto work = weak.lock();
+    return !work || work->isCompleted();
+  }
+
+  // Gloo forgets a send whose connection breaks as it is being written (seen in its ring
+  // all-reduce): it ends with its timeout, and until then so does not the destructor.
+  void outlive_what_is_under_way() {
+    if (std::all_of(under_way_.begin(), under_way_.end(), is_over)) return;
+    auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    std::thread([self = std::move(self), under_way = std::move(under_way_)] {
+      constexpr std::chrono::milliseconds kPoll{10};
+      for (const auto& work : under_way) {
+        while (!is_over(work)) std::this_thread::sleep_for(kPoll);
+      }
+    }).detach();
   }
 
   // By a receive of what nobody sends. The first that times out makes Gloo give up all connections
@@ -143,7 +170,9 @@ class Gloo : public ProcessGroupGloo {
     return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);
   }
 
-  bool aborted_ = false;  // guarded by beginning()
+  // Guarded by beginning().
+  bool aborted_ = false;
+  std::deque<WeakWork> under_way_;  // and some that are over
 };
 
 // Gloo writes to sockets whose other end may be gone, which kills a process that has not said

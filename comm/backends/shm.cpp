@@ -234,7 +234,9 @@ Shared make_shm(
   return {
       c10::make_intrusive<shm::HostsBackend>(
           setup.rank, setup.world_size,
-          shm::Host{arena, exchange_on(0), exchange_on(1), hosts.local_rank, hosts.local_size()},
+          shm::Host{
+              arena, exchange_on(0), exchange_on(1), hosts.local_rank, hosts.local_size(),
+              hosts.leaders},
           leaders, gloo, setup.timeout),
       ""};
 }

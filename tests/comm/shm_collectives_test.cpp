@@ -9,13 +9,17 @@
 #include <ddp/collectives.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
 
+using ddp::testing::error_of;
+using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using ddp::testing::RanksOptions;
 using ddp::testing::run_ranks;
+using ddp::testing::timed_error_of;
 using namespace std::chrono_literals;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
@@ -267,6 +271,40 @@ TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
       },
       over_shm());
   CHECK(results == std::vector<float>{60, 60});
+}
+
+TEST_CASE("abort waits for no callback", "[shm][ranks][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        const auto sum = [&] {
+          auto t = at::ones(10);
+          return ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
+        };
+        if (self.rank == 1) {
+          self.store->wait({"rank 0 has a callback"});
+          sum()->wait();
+          return sum()->wait();
+        }
+        std::promise<void> begins, may_end;
+        const auto first = sum();
+        first->getFuture()->addCallback(
+            [&begins, end = may_end.get_future().share()](c10::ivalue::Future&) {
+              begins.set_value();
+              end.wait();
+            });
+        self.store->set("rank 0 has a callback", std::vector<uint8_t>{1});
+        begins.get_future().wait();
+        const auto aborted = timed_error_of([&] { backend_of(self)->abort(); });
+        const auto then = error_of<c10::Error>([&] { sum()->wait(); });
+        may_end.set_value();
+        TORCH_CHECK(aborted.error.empty() && aborted.seconds < 5, "abort() waited");
+        TORCH_CHECK(false, then);
+      },
+      over_shm());
+  CHECK(errors[0] == "shm: the process group was aborted.");
+  CHECK_THAT(
+      errors[1], ContainsText("rank 0") && ContainsText("shm: the process group was aborted."));
 }
 
 TEST_CASE("a callback that throws leaves the others alone", "[shm][ranks]") {

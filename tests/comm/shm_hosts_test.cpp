@@ -262,6 +262,17 @@ TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][
   }
 }
 
+TEST_CASE("the longest wait is no shorter one", "[shm][hosts][ranks]") {
+  const auto errors = errors_of_ranks(4, [](const Rank& self) {
+    const auto backend = backend_of(self, "aabb");
+    if (self.rank == 3) std::this_thread::sleep_for(100ms);
+    const auto t = at::ones({10});
+    start(backend, t, c10d::ReduceOp::SUM)->wait(std::chrono::milliseconds::max());
+    TORCH_CHECK(at::equal(t, at::full({10}, 4.0)));
+  });
+  CHECK(errors == std::vector<std::string>(4));
+}
+
 TEST_CASE("callbacks may wait for other sums, throw, or end the group", "[shm][hosts][ranks]") {
   const std::string hosts = GENERATE("aabb", "aaab");
   const auto errors = errors_of_ranks(4, [&](const Rank& self) {

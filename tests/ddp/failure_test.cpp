@@ -98,6 +98,35 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "a wrapper that broke says why at whatever comes first", "[ranks][errors][failure][many]") {
+  const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
+  const std::string next = GENERATE("step", "join", "join without input");
+  CAPTURE(next);
+  const auto seen = run_ranks<std::string>(
+      3,
+      [&](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self).reduction(reduction));
+        step(model);
+        net->throw_in_forward = self.rank == 1;
+        TORCH_CHECK(!error_of([&] { step(model); }).empty());
+        net->throw_in_forward = false;
+        return error_of([&] {
+          if (next == "step") step(model);
+          if (next == "join") model->join([&] { step(model); });
+          if (next == "join without input") model->join([] {});
+        });
+      },
+      kLongTimeout);
+  for (const auto& error : seen) {
+    CHECK(
+        error ==
+        "Reducer: forward threw on rank 1 of 3: forward boom. The ranks are out of step: end the "
+        "job, or make a new process group and wrapper.");
+  }
+}
+
+TEST_CASE(
     "an exception on every rank leaves the wrapper usable", "[ranks][errors][failure][many]") {
   const bool in_forward = GENERATE(true, false);
   const bool as_views = GENERATE(false, true);

@@ -1,7 +1,11 @@
+#include <chrono>
+
+#include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/reducer.h>
 #include <torch/torch.h>
 
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -153,6 +157,45 @@ TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][com
         error,
         ContainsText("to return 10 elements of Float on cpu, layout Strided, got 1 elements"));
   }
+}
+
+TEST_CASE("a hook's wrong result on one rank is told to all", "[ranks][errors][comm_hooks][many]") {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = testing::errors_of_ranks(
+      3,
+      [](const Rank& self) {
+        int calls = 0;
+        averaged_gradient(
+            self,
+            [&](GradBucket& bucket) {
+              const auto whole = hooks::all_reduce(self.group)(bucket);
+              if (self.rank != 0 || ++calls < 2) return whole;
+              whole->wait();  // so that the others' pass is a good one
+              auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+              future->markCompleted(bucket.buffer().slice(0, 0, 1));
+              return future;
+            },
+            false);
+        self.outlast_the_others();
+      },
+      {std::chrono::seconds(50), std::chrono::seconds(55)});
+  CHECK_THAT(
+      errors[0], ContainsText("reducing bucket 0 of 1 (40 bytes: v, w) failed on rank 0 of 3") &&
+                     ContainsText("got 1 elements") && ContainsText("out of step"));
+  for (const auto& error : errors) CHECK(error == errors[0]);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("a hook that fails breaks no group of one", "[ranks][errors][comm_hooks]") {
+  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+    const auto fails = [](GradBucket&) -> c10::intrusive_ptr<c10::ivalue::Future> {
+      TORCH_CHECK(false, "boom");
+    };
+    const auto error = testing::error_of([&] { averaged_gradient(self, fails, false); });
+    TORCH_CHECK(error.find("boom") != std::string::npos, error);
+    barrier(self.group);
+  });
+  CHECK(errors[0].empty());
 }
 
 }  // namespace ddp

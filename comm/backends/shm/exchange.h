@@ -22,6 +22,7 @@ namespace ddp::backends::shm {
 
 /// What collectives fail with that their rank's end cut off.
 constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
+constexpr const char* kGroupAborted = "shm: the process group was aborted.";
 
 /// What one rank has to know of another.
 struct Peer {

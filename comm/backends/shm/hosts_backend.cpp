@@ -1,5 +1,6 @@
 #include "hosts_backend.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <future>
@@ -10,6 +11,8 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 
 #include "../../finishing_work.h"
@@ -28,7 +31,10 @@ const char* title_of(Kind kind) {
 // The leader, who waits for the other hosts, is the one to say that it took too long: it may wait
 // that often for the group's timeout, for its host to gather, for the two collectives of an
 // OrderedReduction, and to spread.
-constexpr int kWaitsOfTheLeader = 4;
+std::chrono::milliseconds wait_for_the_leader(std::chrono::milliseconds timeout) {
+  constexpr int kWaitsOfTheLeader = 4;
+  return kWaitsOfTheLeader * std::min(timeout, timeout.max() / kWaitsOfTheLeader);
+}
 
 }  // namespace
 
@@ -73,7 +79,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   void set_timeout(std::chrono::milliseconds timeout) {
     host_.gather->set_timeout(timeout);
-    host_.spread->set_timeout(leaders_ ? timeout : kWaitsOfTheLeader * timeout);
+    host_.spread->set_timeout(leaders_ ? timeout : wait_for_the_leader(timeout));
     if (leaders_) leaders_->setTimeout(timeout);
   }
 
@@ -150,6 +156,17 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     passage->gather_number = host_.gather->begin(std::move(call));
   }
 
+  // Gloo names connections. By its leader one knows a host.
+  void between_hosts(c10::function_ref<void()> step) const {
+    try {
+      step();
+    } catch (const std::exception&) {
+      TORCH_CHECK_WITH(
+          DistBackendError, false, text_of(std::current_exception()),
+          " (between hosts, whose leaders are ranks ", c10::Join(", ", host_.leaders), ")");
+    }
+  }
+
   // The leaders add up the hosts' sums.
   void add(const PassagePtr& passage) {
     auto gathered = passage->gathered.get_future();
@@ -163,7 +180,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
       // Shares were taken within the hosts.
       if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
       const auto sum = std::make_shared<OrderedReduction>(*leaders_, passage->memory, options);
-      sum->combine();
+      between_hosts([&] { sum->combine(); });
       spreader_->push({passage, sum});
     } catch (...) {
       end(passage, std::current_exception());
@@ -172,7 +189,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   void spread_when(const Added& added) {
     try {
-      added.sum->finish();
+      between_hosts([&] { added.sum->finish(); });
       spread(added.passage);
     } catch (...) {
       end(added.passage, std::current_exception());
@@ -183,7 +200,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
   void spread(const PassagePtr& passage) {
     const bool leads = host_.is_led_by_this_rank();
     Call call;
-    call.timeout = leads ? passage->options.timeout : kWaitsOfTheLeader * passage->options.timeout;
+    call.timeout = leads ? passage->options.timeout : wait_for_the_leader(passage->options.timeout);
     call.descriptor = describe(Kind::kBroadcast, passage->memory, *host_.arena);
     if (leads) {
       call.finish = [passage] { assign(passage->tensor, passage->memory); };
@@ -243,10 +260,7 @@ void HostsBackend::shutdown() {
   OverGloo::shutdown();
 }
 
-void HostsBackend::abort() {
-  road_->fail("shm: the process group was aborted.");
-  OverGloo::abort();
-}
+void HostsBackend::abort() { road_->fail(kGroupAborted); }
 
 HostsBackend::WorkPtr HostsBackend::allreduce(
     Tensors& tensors, const c10d::AllreduceOptions& options) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "arena.h"
 #include "conveyor.h"
@@ -18,6 +19,7 @@ struct Host {
   std::shared_ptr<Exchange> spread;  // of the same
   int local_rank = 0;
   int local_size = 1;
+  std::vector<int> leaders = {};  // of all hosts, in their order
 
   bool is_led_by_this_rank() const { return local_rank == 0; }
 };

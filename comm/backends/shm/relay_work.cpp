@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 #include <ddp/error_text.h>
 
+#include "../../deadline.h"
+
 namespace ddp::backends::shm {
 namespace {
 
@@ -17,24 +19,20 @@ constexpr std::chrono::milliseconds kPoll{20};
 RelayWork::RelayWork(
     std::vector<std::shared_ptr<Exchange>> exchanges, int rank, c10d::OpType type,
     const char* title, std::vector<at::Tensor> outputs)
-    : ToldWork(rank, type, title, std::move(outputs)),
-      title_(title),
-      exchanges_(std::move(exchanges)) {
+    : ToldWork(rank, type, title, std::move(outputs)), exchanges_(std::move(exchanges)) {
   for (const auto& exchange : exchanges_) exchange->count_future(1);
 }
 
 bool RelayWork::wait(std::chrono::milliseconds timeout) {
-  const auto begin = std::chrono::steady_clock::now();
+  const Deadline deadline(timeout);
   std::unique_lock lock(mutex_);
   while (!completed_) {
     auto patience = kPoll;
     if (timeout != kNoTimeout) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-          begin + timeout - std::chrono::steady_clock::now());
       TORCH_CHECK_WITH(
-          DistBackendError, left.count() > 0, title_, " is not over after the ", timeout.count(),
+          DistBackendError, !deadline.passed(), title(), " is not over after the ", timeout.count(),
           " ms that wait() was given.");
-      patience = std::min(patience, left);
+      patience = std::min(patience, deadline.left());
     }
     if (cv_.wait_for(lock, patience, [this] { return completed_; })) break;
     lock.unlock();

@@ -23,7 +23,6 @@ class RelayWork : public ToldWork {
   void end(const std::exception_ptr& error) noexcept;
 
  private:
-  const char* title_;
   std::vector<std::shared_ptr<Exchange>> exchanges_;
 };
 

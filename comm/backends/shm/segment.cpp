@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -59,6 +60,14 @@ std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
   TORCH_CHECK(
       own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
       std::strerror(errno));
+  // Of another file that took its number, reading beyond the end would end the process by a signal.
+  struct stat file {};
+  if (::fstat(own, &file) != 0 || static_cast<size_t>(file.st_size) < bytes) {
+    ::close(own);
+    TORCH_CHECK(
+        false, "expected ", bytes, " bytes of memory of process ", pid, " at ", path,
+        ", but it has ", file.st_size, ": it is another's");
+  }
   return std::shared_ptr<Segment>(new Segment(own, bytes, /*owns=*/false));
 }
 

@@ -51,7 +51,7 @@ void ShmBackend::shutdown() {
 }
 
 void ShmBackend::abort() {
-  exchange_->close();
+  exchange_->fail(kGroupAborted);
   OverGloo::abort();
 }
 

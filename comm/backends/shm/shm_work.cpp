@@ -9,9 +9,7 @@ namespace ddp::backends::shm {
 ShmWork::ShmWork(
     std::shared_ptr<Exchange> exchange, int rank, c10d::OpType type, const char* title,
     std::vector<at::Tensor> outputs)
-    : ToldWork(rank, type, title, std::move(outputs)),
-      title_(title),
-      exchange_(std::move(exchange)) {}
+    : ToldWork(rank, type, title, std::move(outputs)), exchange_(std::move(exchange)) {}
 
 void ShmWork::start(Call call) {
   auto self = c10::intrusive_ptr<ShmWork>::unsafe_reclaim_from_nonowning(this);
@@ -29,7 +27,7 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
   const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
   if (!Work::isCompleted()) {
     TORCH_CHECK_WITH(
-        DistBackendError, exchange_->wait(number_, at_most), title_, " (collective number ",
+        DistBackendError, exchange_->wait(number_, at_most), title(), " (collective number ",
         number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
   }
   return Work::wait(timeout);  // whoever ended it may still be about to say so
@@ -44,7 +42,7 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   return ToldWork::getFuture();
 }
 
-void ShmWork::abort() { exchange_->close(); }
+void ShmWork::abort() { exchange_->fail(kGroupAborted); }
 
 void ShmWork::end(std::exception_ptr error) {
   finish(error);

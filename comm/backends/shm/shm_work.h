@@ -29,7 +29,6 @@ class ShmWork : public ToldWork {
  private:
   void end(std::exception_ptr error);
 
-  const char* title_;
   std::shared_ptr<Exchange> exchange_;
   uint64_t number_ = 0;
   bool counts_future_ = false;  // with the base class's mutex_

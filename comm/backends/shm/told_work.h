@@ -16,6 +16,7 @@ class ToldWork : public c10d::Work {
   /// \param outputs  what `result()` and the future give.
   ToldWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs)
       : c10d::Work(rank, type, title, outputs),
+        title_(title),
         outputs_(std::move(outputs)),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
 
@@ -23,6 +24,8 @@ class ToldWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  protected:
+  const char* title() const { return title_; }
+
   /// For those who ask for the future; runs their callbacks.
   void complete_future(const std::exception_ptr& error) {
     if (error) {
@@ -33,6 +36,7 @@ class ToldWork : public c10d::Work {
   }
 
  private:
+  const char* title_;
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -144,7 +144,7 @@ class Reducer {
   /// Where the last backward pass failed, waits until all ranks say so, and gets over it, as
   /// prepare_for_forward() does: before other collectives of an iteration begin.
   ///
-  /// \throws c10::Error  as prepare_for_forward().
+  /// \throws c10::Error  as prepare_for_forward(), and when the reducer is broken.
   void settle();
 
   /// Waits for a collective of a forward pass as for a bucket: until it is done, or another rank
@@ -312,6 +312,7 @@ class Reducer {
   // Runs `step`; when it throws, breaks off with a text that says what it was doing.
   void or_break_off(c10::function_ref<std::string()> doing, c10::function_ref<void()> step);
   [[noreturn]] void break_off(const std::string& text);
+  void abort_group() const noexcept;
   void on_abandoned(int64_t pass, const std::exception_ptr& cause) noexcept;
   std::string rank_text() const;
   void warn_of_last_pass() const noexcept;
