@@ -1,9 +1,9 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with gloo_shim/.
-#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
-#include <deque>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -22,7 +22,6 @@ namespace {
 using c10d::ProcessGroupGloo;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-using WeakWork = c10::weak_intrusive_ptr<c10d::Work>;
 
 // c10d's flight recorder looks for a group's entry, and makes it, without a lock: of all groups of
 // a process one call at a time may begin. Some of them begin others.
@@ -128,26 +127,22 @@ class Gloo : public ProcessGroupGloo {
         "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
         ", by abort() or after a failure that was reported before. Make a new group.");
     auto work = call();
-    while (!under_way_.empty() && is_over(under_way_.front())) under_way_.pop_front();
-    under_way_.push_back(WeakWork(work));
+    // Of others, which wait for these, the destructor does not wait.
+    if (dynamic_cast<AsyncWork*>(work.get())) {
+      ++*under_way_;
+      work->getFuture()->addCallback([count = under_way_](c10::ivalue::Future&) { --*count; });
+    }
     return work;
-  }
-
-  static bool is_over(const WeakWork& weak) {
-    const auto work = weak.lock();
-    return !work || work->isCompleted();
   }
 
   // Gloo forgets a send whose connection breaks as it is being written (seen in its ring
   // all-reduce): it ends with its timeout, and until then so does not the destructor.
   void outlive_what_is_under_way() {
-    if (std::all_of(under_way_.begin(), under_way_.end(), is_over)) return;
+    if (*under_way_ == 0) return;
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
-    std::thread([self = std::move(self), under_way = std::move(under_way_)] {
+    std::thread([self = std::move(self)] {
       constexpr std::chrono::milliseconds kPoll{10};
-      for (const auto& work : under_way) {
-        while (!is_over(work)) std::this_thread::sleep_for(kPoll);
-      }
+      while (*self->under_way_ > 0) std::this_thread::sleep_for(kPoll);
     }).detach();
   }
 
@@ -170,9 +165,9 @@ class Gloo : public ProcessGroupGloo {
     return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);
   }
 
-  // Guarded by beginning().
-  bool aborted_ = false;
-  std::deque<WeakWork> under_way_;  // and some that are over
+  bool aborted_ = false;  // guarded by beginning()
+  // Collectives. A reference to their handles would keep their tensors.
+  const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };
 
 // Gloo writes to sockets whose other end may be gone, which kills a process that has not said

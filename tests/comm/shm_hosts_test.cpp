@@ -285,8 +285,11 @@ TEST_CASE("callbacks may wait for other sums, throw, or end the group", "[shm][h
     });
     TORCH_CHECK(waited.get_future().get().empty());
     const auto second = start(backend, t.clone(), c10d::ReduceOp::SUM);
-    second->getFuture()->addCallback(
-        [](c10::ivalue::Future&) { throw std::runtime_error("boom"); });
+    const auto add = [&] {
+      second->getFuture()->addCallback(
+          [](c10::ivalue::Future&) { throw std::runtime_error("boom"); });
+    };
+    ddp::problem_of(add);  // throws here where the sum is over already
     second->wait();
     std::promise<void> ended;
     const auto third = start(backend, t.clone(), c10d::ReduceOp::SUM);
