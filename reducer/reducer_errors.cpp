@@ -257,8 +257,9 @@ void Reducer::or_break_off(c10::function_ref<std::string()> doing, c10::function
     auto known = look_up(&PeerNotes::failure);
     if (!known) known = look_up(&PeerNotes::suspicion);
     // It may have done so in a pass that went well here.
-    if (const auto gone = notes_->ended_before(pass_); !known && gone && !gone->because.empty()) {
-      known = gone->because;
+    if (!known) {
+      const auto gone = notes_->ended_before(pass_);
+      if (gone && !gone->because.empty()) known = gone->because;
     }
     break_off(known.value_or(c10::str(doing(), " failed on ", rank_text(), ": ", cause)));
   }

@@ -50,13 +50,9 @@ void step(DistributedDataParallel<Fragile>& model) {
 }
 
 struct Seen {
-  std::string error, next;
-  double seconds = 0;
+  testing::TimedError first;
+  std::string next;
 };
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 }  // namespace
 
@@ -75,9 +71,7 @@ TEST_CASE(
         for (int i = 0; rebuilt && i < 2; ++i) step(model);
         if (self.rank == 1) (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
         Seen seen;
-        const auto start = std::chrono::steady_clock::now();
-        seen.error = error_of([&] { step(model); });
-        seen.seconds = seconds_since(start);
+        seen.first = testing::timed_error_of([&] { step(model); });
         net->throw_in_forward = net->throw_in_backward = false;
         seen.next = error_of([&] { step(model); });
         return seen;
@@ -89,10 +83,10 @@ TEST_CASE(
   const std::string text =
       "Reducer: " + cause +
       ". The ranks are out of step: end the job, or make a new process group and wrapper.";
-  CHECK_THAT(seen[1].error, ContainsText("boom"));
+  CHECK_THAT(seen[1].first.error, ContainsText("boom"));
   for (const int rank : {0, 2}) {
-    CHECK(seen[rank].error == text);
-    CHECK(seen[rank].seconds < 5);
+    CHECK(seen[rank].first.error == text);
+    CHECK(seen[rank].first.seconds < 5);
   }
   for (const auto& rank : seen) CHECK(rank.next == text);
 }
@@ -159,7 +153,7 @@ TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failu
         step(model);
         if (self.rank == 2) model->forward(torch::ones({4}));
         Seen seen;
-        seen.error = error_of([&] { step(model); });
+        seen.first = testing::timed_error_of([&] { step(model); });
         seen.next = error_of([&] { step(model); });
         return seen;
       },
@@ -169,7 +163,7 @@ TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failu
       "torch::NoGradGuard.";
   for (const auto& rank : seen) {
     CHECK(
-        rank.error ==
+        rank.first.error ==
         "Reducer: 1 training forward passes came since the last reduced backward pass on ranks 0, "
         "1 "
         "of 3. " +

@@ -1,8 +1,6 @@
 // What tests of the wrapper share.
 #pragma once
 
-#include <chrono>
-
 #include <ddp/distributed_data_parallel.h>
 
 #include "support/error_of.h"
@@ -14,9 +12,5 @@ namespace ddp::testing {
 inline DistributedDataParallelOptions in(const Rank& self) {
   return DistributedDataParallelOptions().process_group(self.group);
 }
-
-/// Far beyond the 5 s in which ranks have to learn of each other's errors: what tests of those see
-/// is not this.
-const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
 }  // namespace ddp::testing

@@ -34,6 +34,10 @@ struct RanksOptions {
   std::string backend = "";
 };
 
+/// Far beyond the 5 s in which ranks have to learn of each other's errors: what tests of those see
+/// is not this.
+const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
+
 /// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for
 /// none) without their backtraces. For tests whose subject is the error.
 std::vector<std::string> errors_of_ranks(
