@@ -124,7 +124,7 @@ void DistributedDataParallelBase::sync_initial_state(const std::exception_ptr& r
   std::vector<StateTensor> state;
   if (!refusal) state = module_state(*wrapped_, ignored_);
   // First the comparison: a broadcast between different models would fail in the transport.
-  check_same_on_all_ranks(describe_model(state, options_), refusal, group_);
+  check_same_on_all_ranks(describe_model(state, options_, group_), refusal, group_);
   std::vector<at::Tensor> tensors;
   for (const auto& s : state) {
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
+#include <ddp/abilities.h>
 #include <ddp/all_gather_strings.h>
 
 namespace ddp {
@@ -143,7 +144,8 @@ const char* yes_no(bool value) { return value ? "true" : "false"; }
 }  // namespace
 
 std::vector<DescribedItem> describe_model(
-    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options) {
+    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options,
+    const ProcessGroup& group) {
   std::vector<DescribedItem> items;
   for (const auto& s : state) {
     items.push_back({s.is_parameter ? "parameter" : "buffer", printable(s.name), describe(s)});
@@ -157,6 +159,13 @@ std::vector<DescribedItem> describe_model(
   option("static_graph", yes_no(options.static_graph()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
   option("reduction", reductions[static_cast<int>(options.reduction())]);
+  const auto parameter =
+      std::find_if(state.begin(), state.end(), [](const StateTensor& s) { return s.is_parameter; });
+  if (parameter != state.end()) {
+    option(
+        "buckets in the backend's memory (DDP_DISABLE_COMM_MEM)",
+        yes_no(reduces_in_own_memory(*group, parameter->tensor.device())));
+  }
   return items;
 }
 

@@ -19,7 +19,8 @@ struct DescribedItem {
 
 /// What this rank's wrapper consists of, in the order in which it communicates.
 std::vector<DescribedItem> describe_model(
-    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options);
+    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options,
+    const ProcessGroup& group);
 
 /// How the first rank that differs from rank 0 differs, and which others do; "" when all agree.
 /// Pure: the same text wherever it is computed.

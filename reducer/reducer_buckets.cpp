@@ -35,13 +35,8 @@ std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& param
 // From the backend where it has memory of its own to reduce in, without copies in and out.
 at::Tensor make_storage(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  // Not NCCL's, which registers its pool: all ranks' buffers must lie at the same offsets then, and
-  // the pool, which reuses a block once the device is through with it, does not promise that.
-  if (group.getSize() > 1 && options.device().is_cpu()) {
-    const auto backend = group.getBackend(options.device().type());
-    if (backend->supportsTensorAlloc(options.device().index())) {
-      return backend->allocateTensor(numel, options);
-    }
+  if (group.getSize() > 1 && reduces_in_own_memory(group, options.device())) {
+    return group.getBackend(options.device().type())->allocateTensor(numel, options);
   }
   return at::empty({numel}, options);
 }

@@ -1,6 +1,4 @@
 // One rank in trouble: the others learn why, in bounded time, and nobody hangs.
-#include <thread>
-
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 

@@ -1,11 +1,10 @@
 // Ranks that do not hold the same model: every rank says so, in the same words.
-#include <thread>
-
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
 #include "ddp/model_description.h"
 #include "support/ranks.h"
+#include "support/recording_backend.h"
 
 #include "support/catch.h"
 
@@ -34,6 +33,29 @@ std::string common_error(int size, const Fill& fill) {
   });
   for (const auto& error : errors) CHECK(error == errors[0]);
   return errors[0];
+}
+
+// Lends its backend's gathers, and has memory to reduce in besides.
+class Memory : public c10d::Backend {
+ public:
+  explicit Memory(c10::intrusive_ptr<c10d::Backend> transport)
+      : Backend(transport->getRank(), transport->getSize()), transport_(std::move(transport)) {}
+
+  const std::string getBackendName() const override { return "memory"; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  c10::intrusive_ptr<c10d::Work> allgather(
+      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override {
+    return transport_->allgather(outputs, inputs, options);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> transport_;
+};
+
+ProcessGroup with_memory(const ProcessGroup& group) {
+  const auto transport = group->getBackend(c10::DeviceType::CPU);
+  return testing::group_over(c10::make_intrusive<Memory>(transport));
 }
 
 const std::string kSubject =
@@ -156,6 +178,19 @@ TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
             bag.register_parameter("w", torch::ones({1}));
             options.bucket_cap_mb(self.rank + 1);
           }) == kSubject + "option \"bucket_cap_mb\" is 1 on rank 0 and 2 on rank 1" + kRemedy);
+  }
+  SECTION("where the buckets lie") {
+    CHECK(
+        common_error(
+            2,
+            [](BagImpl& bag, const Rank& self, auto& options) {
+              bag.register_parameter("w", torch::ones({1}));
+              if (self.rank == 1) options.process_group(with_memory(self.group));
+            }) ==
+        kSubject +
+            "option \"buckets in the backend's memory (DDP_DISABLE_COMM_MEM)\" is false on rank 0 "
+            "and true on rank 1" +
+            kRemedy);
   }
 }
 

@@ -45,18 +45,21 @@ class RecordingBackend : public c10d::Backend {
   Events& events_;
 };
 
+/// A process group whose backend for CPU tensors is `backend`.
+inline c10::intrusive_ptr<c10d::ProcessGroup> group_over(
+    const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const auto backend_type = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::HashStore>(), backend->getRank(), backend->getSize());
+  group->setBackend(c10::DeviceType::CPU, backend_type, std::optional(backend));
+  group->setDefaultBackend(backend_type);
+  group->setGroupName(backend->getBackendName());
+  return group;
+}
+
 /// A process group of `size` ranks in which this process is `rank` and the others do not exist.
 inline c10::intrusive_ptr<c10d::ProcessGroup> recording_group(int rank, int size, Events& events) {
-  const auto backend_type = c10d::ProcessGroup::BackendType::CUSTOM;
-  auto group =
-      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), rank, size);
-  group->setBackend(
-      c10::DeviceType::CPU, backend_type,
-      std::optional<c10::intrusive_ptr<c10d::Backend>>(
-          c10::make_intrusive<RecordingBackend>(rank, size, events)));
-  group->setDefaultBackend(backend_type);
-  group->setGroupName("recording");
-  return group;
+  return group_over(c10::make_intrusive<RecordingBackend>(rank, size, events));
 }
 
 }  // namespace ddp::testing

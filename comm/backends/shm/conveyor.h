@@ -38,11 +38,12 @@ class Conveyor {
   Conveyor& operator=(const Conveyor&) = delete;
 
   void push(Job job) {
+    const auto state = state_;  // the job may end this before it is announced
     {
-      const std::lock_guard lock(state_->mutex);
-      state_->jobs.push_back(std::move(job));
+      const std::lock_guard lock(state->mutex);
+      state->jobs.push_back(std::move(job));
     }
-    state_->changed.notify_one();
+    state->changed.notify_one();
   }
 
  private:
