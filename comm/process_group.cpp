@@ -1,6 +1,9 @@
 #include <ddp/process_group.h>
 
+#include <unistd.h>
+
 #include <mutex>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -14,6 +17,15 @@ namespace {
 struct Default {
   std::mutex mutex;
   BuiltGroup built;
+  pid_t owner = 0;
+
+  ~Default() { keep_from_children(built); }
+
+  // A process that a rank forked is none. Were it to take the group apart, it would wait for
+  // threads that it has not, and leave the rank's place in memory that the ranks share.
+  void keep_from_children(BuiltGroup& last) const {
+    if (last.group && owner != getpid()) new BuiltGroup(std::exchange(last, {}));
+  }
 };
 
 Default& the_default() {
@@ -46,6 +58,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
   slot.built = std::move(built);
+  slot.owner = getpid();
   return slot.built.group;
 }
 
@@ -55,6 +68,7 @@ void destroy_process_group() {
     auto& slot = the_default();
     std::lock_guard<std::mutex> lock(slot.mutex);
     std::swap(last, slot.built);
+    slot.keep_from_children(last);
   }
   // NCCL warns of communicators that are only destroyed.
   if (last.group) last.group->shutdown();

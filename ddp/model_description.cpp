@@ -159,12 +159,13 @@ std::vector<DescribedItem> describe_model(
   option("static_graph", yes_no(options.static_graph()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
   option("reduction", reductions[static_cast<int>(options.reduction())]);
-  const auto parameter =
-      std::find_if(state.begin(), state.end(), [](const StateTensor& s) { return s.is_parameter; });
-  if (parameter != state.end()) {
+  const auto trained = std::find_if(state.begin(), state.end(), [](const StateTensor& s) {
+    return s.is_parameter && s.tensor.requires_grad();
+  });
+  if (trained != state.end()) {
     option(
         "buckets in the backend's memory (DDP_DISABLE_COMM_MEM)",
-        yes_no(reduces_in_own_memory(*group, parameter->tensor.device())));
+        yes_no(reduces_in_own_memory(*group, trained->tensor.device())));
   }
   return items;
 }

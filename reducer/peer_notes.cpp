@@ -188,19 +188,27 @@ std::string PeerNotes::mismatch(const Whereabouts& here) const noexcept {
   return {};
 }
 
-void PeerNotes::report_end(int64_t pass, const std::string& because) const noexcept {
+void PeerNotes::report_end(int64_t pass, int64_t waits, const std::string& because) const noexcept {
   try {
     if (!store_) return;
-    store_->set(key(c10::str("end/", group_->getRank())), bytes(c10::str(pass, " ", because)));
+    store_->set(
+        key(c10::str("end/", group_->getRank())), bytes(c10::str(pass, " ", waits, " ", because)));
   } catch (const std::exception&) {
   }
 }
 
-std::optional<PeerNotes::End> PeerNotes::ended_before(int64_t pass) const noexcept {
+std::optional<PeerNotes::End> PeerNotes::ended_before(int64_t pass, int64_t waits) const noexcept {
   try {
     for (int rank = 0; rank < group_->getSize(); ++rank) {
-      const auto end = get(key(c10::str("end/", rank)));
-      if (end && std::stoll(*end) <= pass) return End{rank, end->substr(end->find(' ') + 1)};
+      const auto note = get(key(c10::str("end/", rank)));
+      if (!note) continue;
+      std::istringstream fields(*note);
+      int64_t last_pass = 0, last_waits = 0;
+      fields >> last_pass >> last_waits;
+      fields.get();  // a space
+      End end{rank, {}};
+      std::getline(fields, end.because, '\0');
+      if (last_pass < pass || (last_pass == pass && last_waits <= waits)) return end;
     }
   } catch (const std::exception&) {
   }

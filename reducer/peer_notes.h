@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -74,15 +75,20 @@ class PeerNotes {
 
   /// Tells the others that this rank will not come to `pass` or any later one.
   ///
+  /// \param waits  how many collectives before forward it has seen the end of, in all passes.
   /// \param because  why its reducer is not usable any more; "": it is gone.
-  void report_end(int64_t pass, const std::string& because = "") const noexcept;
+  void report_end(int64_t pass, int64_t waits, const std::string& because = "") const noexcept;
 
   struct End {
     int rank;
     std::string because;
   };
   /// A rank that said that it will not come to `pass`, if any.
-  std::optional<End> ended_before(int64_t pass) const noexcept;
+  ///
+  /// \param waits  where this rank waits before forward: how many of those it has seen the end of.
+  ///   A rank that has seen that of more may end: what this one waits for is on its way.
+  std::optional<End> ended_before(
+      int64_t pass, int64_t waits = std::numeric_limits<int64_t>::max()) const noexcept;
 
  private:
   std::string key(const std::string& what) const;

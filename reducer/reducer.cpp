@@ -106,7 +106,7 @@ Reducer::Reducer(
 
 Reducer::~Reducer() {
   warn_of_last_pass();
-  if (phase_ != Phase::Broken) notes_->report_end(pass_);  // or it said why
+  if (phase_ != Phase::Broken) notes_->report_end(pass_, waits_before_forward_);  // or it said why
   *self_ = nullptr;
   for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
 }
@@ -161,7 +161,7 @@ void Reducer::register_comm_hook(CommHook hook) {
       "register_comm_hook: expected to be called before the first backward pass.");
   TORCH_CHECK(
       !tunes(options_),
-      "register_comm_hook: expected buckets that stay the same from the second iteration on, but "
+      "register_comm_hook: expected buckets that stay the same once they are rebuilt, but "
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   comm_hook_ = std::move(hook);
   for (auto& bucket : buckets_) bucket.keep_out();

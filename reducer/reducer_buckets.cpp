@@ -139,6 +139,7 @@ void Reducer::rebuild_buckets(int source) {
         options.rootRank = source;
         wait_for(
             *group_->broadcast(tensors, options), [] { return std::string("the buckets' order"); });
+        ++waits_before_forward_;
       });
   order = order.cpu();
   const auto* begin = order.const_data_ptr<int64_t>();

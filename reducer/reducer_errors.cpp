@@ -123,7 +123,8 @@ void Reducer::look_after_peers(const std::string& place) {
   // All ranks know of the failure that they are getting over.
   const auto failure = phase_ == Phase::Failed ? std::nullopt : look_up(&PeerNotes::failure);
   TORCH_CHECK(!failure, *failure);
-  const auto gone = notes_->ended_before(pass_);
+  const auto gone = phase_ == Phase::Reducing ? notes_->ended_before(pass_)
+                                              : notes_->ended_before(pass_, waits_before_forward_);
   TORCH_CHECK(!gone || gone->because.empty(), gone->because);
   TORCH_CHECK(
       !gone, "rank ", gone->rank, " of ", group_->getSize(), " ended its training after ",
@@ -270,7 +271,7 @@ void Reducer::break_off(const std::string& text) {
   if (!because.empty() && because.back() == '.') because.pop_back();  // a backend's whole sentence
   broken_because_ = "Reducer: " + because + kOutOfStep;
   phase_ = Phase::Broken;
-  notes_->report_end(pass_, because);
+  notes_->report_end(pass_, waits_before_forward_, because);
   abort_group();
   TORCH_CHECK_WITH(DistBackendError, false, broken_because_);
 }

@@ -291,6 +291,7 @@ void Reducer::wait_before_forward(c10d::Work& work, const std::string& what, boo
           wait_for(work, [&] { return what; });
         }
       });
+  ++waits_before_forward_;
 }
 
 }  // namespace ddp

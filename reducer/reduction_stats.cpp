@@ -155,12 +155,13 @@ std::string summary(const ReductionStats& stats) {
   const double exposed = median_of(steps, [](const auto& s) { return s.exposed_ms; });
   const double communication = median_of(steps, [](const auto& s) { return s.communication_ms; });
   const double overlap = median_of(steps, [](const auto& s) { return s.overlap(); });
-  const double share = step > 0 ? exposed / step : 0;
-  auto text =
-      format("step %.1f ms", step) + format(", communication %.1f ms of it", communication) +
-      format(" (%.0f%% of the step not hidden)", 100 * share) + format(", overlap %.2f", overlap);
+  const auto share_of_step = [&](double ms) { return step > 0 ? ms / step : 0; };
+  auto text = format("step %.1f ms", step) + format(", communication %.1f ms", communication) +
+              format(" (%.0f%% of the step", 100 * share_of_step(communication)) +
+              format(", %.0f%% not hidden)", 100 * share_of_step(exposed)) +
+              format(", overlap %.2f", overlap);
   // Where it costs next to nothing, there is nothing to gain.
-  if (overlap < 0.7 && share > 0.05) {
+  if (overlap < 0.7 && share_of_step(exposed) > 0.05) {
     text +=
         stats.tuning ? "; try larger batches" : "; try another bucket_cap_mb, or larger batches";
   }

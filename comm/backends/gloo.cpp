@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -140,10 +141,14 @@ class Gloo : public ProcessGroupGloo {
   void outlive_what_is_under_way() {
     if (*under_way_ == 0) return;
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
-    std::thread([self = std::move(self)] {
-      constexpr std::chrono::milliseconds kPoll{10};
-      while (*self->under_way_ > 0) std::this_thread::sleep_for(kPoll);
-    }).detach();
+    try {
+      std::thread([self = std::move(self)] {
+        constexpr std::chrono::milliseconds kPoll{10};
+        while (*self->under_way_ > 0) std::this_thread::sleep_for(kPoll);
+      }).detach();
+    } catch (const std::system_error&) {
+      // No more threads: then the destructor waits.
+    }
   }
 
   // By a receive of what nobody sends. The first that times out makes Gloo give up all connections

@@ -7,6 +7,8 @@
 // failing_world stop VICTIM FILE HOSTS
 //   VICTIM stops itself in the middle of an all-reduce that the last rank does not come to; the
 //   others do the same
+// failing_world pause VICTIM FILE
+//   VICTIM stops itself once it has called an all-reduce, which the others do then
 // failing_world wait VICTIM FILE
 //   nobody goes wrong: they print what memory they share, and wait
 //
@@ -37,9 +39,9 @@ namespace {
 int number_of(const char* variable) { return std::atoi(std::getenv(variable)); }
 
 // As the library does it on one host.
-BackendPtr on_this_host(const std::string& file) {
+BackendPtr on_this_host(const std::string& file, std::chrono::milliseconds timeout) {
   const auto group = ddp::init_process_group(
-      ddp::ProcessGroupOptions().backend("shm").init_method("file://" + file).timeout(20s));
+      ddp::ProcessGroupOptions().backend("shm").init_method("file://" + file).timeout(timeout));
   return group->getBackend(at::kCPU);
 }
 
@@ -83,7 +85,8 @@ int main(int argc, char** argv) try {
   const std::string what = argv[1];
   const int rank = number_of("RANK");
   const bool is_victim = rank == std::atoi(argv[2]);
-  const auto backend = argc == 4 ? on_this_host(argv[3]) : on_hosts(argv[3], argv[4]);
+  const auto timeout = what == "pause" ? 2s : 20s;
+  const auto backend = argc == 4 ? on_this_host(argv[3], timeout) : on_hosts(argv[3], argv[4]);
   start_sum(backend)->wait();
   if (what == "wait") {
     print_shared_memory();
@@ -96,6 +99,13 @@ int main(int argc, char** argv) try {
     std::raise(SIGSTOP);
   }
   if (what == "stop" && rank == number_of("WORLD_SIZE") - 1) std::this_thread::sleep_for(60s);
+  if (what == "pause") {
+    if (is_victim) {
+      const auto sum = start_sum(backend);
+      std::raise(SIGSTOP);
+    }
+    std::this_thread::sleep_for(500ms);  // until it has stopped
+  }
   return print_failure_of_sum(backend);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "failing_world: %s\n", error.what());

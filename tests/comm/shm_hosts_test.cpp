@@ -1,5 +1,7 @@
 // Shared memory on several hosts: ranks that are told different names of theirs.
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <future>
 #include <string>
 #include <thread>
@@ -125,6 +127,24 @@ TEST_CASE("an element's sum does not depend on its place", "[shm][hosts][ranks]"
     CHECK(at::equal(result[0], expected));
     CHECK(at::equal(result[1], expected));
   }
+}
+
+TEST_CASE("what is no number stays none, wherever it is", "[shm][hosts][ranks]") {
+  const std::string hosts = GENERATE("aab", "aabb", "aabc");
+  const auto op = GENERATE(c10d::ReduceOp::MIN, c10d::ReduceOp::MAX);
+  CAPTURE(hosts);
+  const int size = static_cast<int>(hosts.size());
+  constexpr int64_t kNumel = 1000;
+  const auto results = run_ranks<at::Tensor>(size, [&](const Rank& self) {
+    auto t = at::arange(kNumel, at::kFloat);
+    using at::indexing::Slice;
+    t.index_put_({Slice(self.rank, c10::nullopt, 10)}, NAN);
+    start(backend_of(self, hosts), t, op)->wait();
+    return t;
+  });
+  const auto number = at::arange(kNumel);
+  const auto expected = (number % 10) < size;  // one on every tenth place of each rank
+  for (const auto& result : results) CHECK(at::equal(at::isnan(result), expected));
 }
 
 TEST_CASE("averages divide by all ranks", "[shm][hosts][ranks]") {
@@ -358,6 +378,15 @@ TEST_CASE("a conveyor does jobs in order, and those that have come before it end
     for (const char job : {'a', 'b', 'c'}) conveyor.push(job);
   }
   CHECK(order == "abc");
+}
+
+TEST_CASE("a conveyor that closes takes no job", "[shm][pure]") {
+  std::atomic<int> done = 0;
+  ddp::backends::shm::Conveyor<int> conveyor([&](int) { ++done; });
+  CHECK(conveyor.push(1));
+  conveyor.close();
+  CHECK_FALSE(conveyor.push(2));
+  CHECK(done == 1);
 }
 
 TEST_CASE("a job may end its conveyor", "[shm][pure]") {

@@ -1,9 +1,13 @@
 // Ranks that are processes, without a launcher that would end them: one ends, or stops.
+#include <glob.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <deque>
+#include <fstream>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -49,6 +53,27 @@ class FailingWorld {
   std::string file_ = "/tmp/ddp-shm-XXXXXX";
   std::deque<Process> ranks_;
 };
+
+// Of a line of /proc/PID/maps: which file it maps, as the kernel knows it.
+std::string device_and_inode(const std::string& line) {
+  std::istringstream fields(line);
+  std::string addresses, permissions, offset, device, inode;
+  fields >> addresses >> permissions >> offset >> device >> inode;
+  return device + " " + inode;
+}
+
+// How often the processes of this machine map the file.
+int count_mappings(const std::string& file) {
+  glob_t all;
+  REQUIRE(glob("/proc/[0-9]*/maps", 0, nullptr, &all) == 0);
+  int count = 0;
+  for (size_t i = 0; i < all.gl_pathc; ++i) {
+    std::ifstream maps(all.gl_pathv[i]);
+    for (std::string line; std::getline(maps, line);) count += device_and_inode(line) == file;
+  }
+  globfree(&all);
+  return count;
+}
 
 }  // namespace
 
@@ -101,8 +126,22 @@ TEST_CASE(
   CHECK_THAT(end.out, ContainsText("timed out after 8000 ms, rank 0 (at 1) did not come"));
 }
 
+TEST_CASE("a rank that came and stopped then is named", "[shm][process][errors]") {
+  FailingWorld world("pause", 1, 3);
+  for (const int rank : {0, 2}) {
+    const auto end = world.rank(rank).wait();
+    CAPTURE(rank, end.out, end.err);
+    CHECK(end.code == 0);
+    // By the one whose time was over first; the other has it from there.
+    CHECK_THAT(
+        end.out,
+        ContainsText("timed out after 2000 ms, rank 1 (at 1) came and did not do its part"));
+  }
+}
+
 TEST_CASE("nothing stays behind when all ranks are killed", "[shm][process][errors]") {
   FailingWorld world("wait", -1, 2);
+  std::set<std::string> files;
   for (int rank = 0; rank < 2; ++rank) {
     world.rank(rank).read_until("waiting");
     // Memory without a name in a file system, which goes with the last process that has it.
@@ -110,9 +149,13 @@ TEST_CASE("nothing stays behind when all ranks are killed", "[shm][process][erro
     CAPTURE(out);
     CHECK_THAT(out, ContainsText("/memfd:ddp"));
     for (const auto& line : ddp::testing::lines_of(out)) {
-      if (line.rfind("shares ", 0) == 0) CHECK_THAT(line, ContainsText("/memfd:"));
+      if (line.rfind("shares ", 0) != 0) continue;
+      CHECK_THAT(line, ContainsText("/memfd:"));
+      files.insert(device_and_inode(line.substr(7)));
     }
   }
+  for (const auto& file : files) CHECK(count_mappings(file) > 0);
   for (int rank = 0; rank < 2; ++rank) world.rank(rank).send(SIGKILL);
   for (int rank = 0; rank < 2; ++rank) CHECK(world.rank(rank).wait().code == -SIGKILL);
+  for (const auto& file : files) CHECK(count_mappings(file) == 0);
 }

@@ -4,6 +4,10 @@
 // world               as said
 // world fail-once     rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
 // world backend NAME  any number of ranks: each only says what that came to for CPU tensors
+// world fork          any number of ranks: what one forks may exit
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -61,6 +65,26 @@ void check_world() {
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
+void check_fork() {
+  const int size = ddp::get_world_size();
+  const double sum = size * (size - 1) / 2.0;
+  TORCH_CHECK(sum_of_ranks({}) == sum);
+  for (const bool destroys : {true, false}) {
+    if (ddp::get_rank() != 1) continue;
+    const auto child = fork();
+    if (child == 0) {
+      alarm(20);
+      if (destroys) ddp::destroy_process_group();
+      std::exit(EXIT_SUCCESS);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    TORCH_CHECK(status == 0, "expected what was forked to exit with 0, got status ", status);
+  }
+  ddp::barrier();
+  TORCH_CHECK(sum_of_ranks({}) == sum);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -68,6 +92,11 @@ int main(int argc, char** argv) try {
   if (what == "backend") {
     const auto group = ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[2]));
     std::printf("uses %s\n", group->getBackend(c10::kCPU)->getBackendName().c_str());
+    return EXIT_SUCCESS;
+  }
+  if (what == "fork") {
+    ddp::init_process_group(ddp::ProcessGroupOptions().timeout(std::chrono::seconds(30)));
+    check_fork();
     return EXIT_SUCCESS;
   }
   ddp::init_process_group(

@@ -1,4 +1,6 @@
 // Any module, any signature, any result.
+#include <atomic>
+
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -105,6 +107,24 @@ TEST_CASE("the wrapper is a module like any other", "[ranks][ddp]") {
     TORCH_CHECK(same.get() == model.get());
     return 0;
   });
+}
+
+TEST_CASE("profilers see forward", "[ranks][ddp][profile]") {
+  static std::atomic<int> seen;
+  seen = 0;
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(
+      [](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
+        seen += std::string(range.name()) == "DistributedDataParallel.forward";
+        return nullptr;
+      }));
+  run_ranks<int>(2, [](const Rank& self) {
+    Odd odd;
+    DistributedDataParallel model(odd, in(self));
+    for (int i = 0; i < 3; ++i) model->forward(torch::ones({2}), 1, "").sum.backward();
+    return 0;
+  });
+  at::removeCallback(handle);
+  CHECK(seen == 6);
 }
 
 }  // namespace ddp

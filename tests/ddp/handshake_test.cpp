@@ -35,14 +35,16 @@ std::string common_error(int size, const Fill& fill) {
   return errors[0];
 }
 
-// Lends its backend's gathers, and has memory to reduce in besides.
+// Has another backend's gathers, and memory to reduce in or not.
 class Memory : public c10d::Backend {
  public:
-  explicit Memory(c10::intrusive_ptr<c10d::Backend> transport)
-      : Backend(transport->getRank(), transport->getSize()), transport_(std::move(transport)) {}
+  Memory(c10::intrusive_ptr<c10d::Backend> transport, bool has_memory)
+      : Backend(transport->getRank(), transport->getSize()),
+        transport_(std::move(transport)),
+        has_memory_(has_memory) {}
 
   const std::string getBackendName() const override { return "memory"; }
-  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return has_memory_; }
   c10::intrusive_ptr<c10d::Work> allgather(
       std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::AllgatherOptions& options) override {
@@ -51,11 +53,12 @@ class Memory : public c10d::Backend {
 
  private:
   c10::intrusive_ptr<c10d::Backend> transport_;
+  bool has_memory_;
 };
 
-ProcessGroup with_memory(const ProcessGroup& group) {
+ProcessGroup with_memory(const ProcessGroup& group, bool has_memory) {
   const auto transport = group->getBackend(c10::DeviceType::CPU);
-  return testing::group_over(c10::make_intrusive<Memory>(transport));
+  return testing::group_over(c10::make_intrusive<Memory>(transport, has_memory));
 }
 
 const std::string kSubject =
@@ -185,7 +188,7 @@ TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
             2,
             [](BagImpl& bag, const Rank& self, auto& options) {
               bag.register_parameter("w", torch::ones({1}));
-              if (self.rank == 1) options.process_group(with_memory(self.group));
+              options.process_group(with_memory(self.group, self.rank == 1));
             }) ==
         kSubject +
             "option \"buckets in the backend's memory (DDP_DISABLE_COMM_MEM)\" is false on rank 0 "

@@ -166,11 +166,11 @@ TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pu
 TEST_CASE("a summary says what could be better", "[pure][stats]") {
   CHECK(
       summary({{step_of(80, 40, 20), step_of(80, 40, 20), step_of(70, 40, 0)}}) ==
-      "step 100.0 ms, communication 40.0 ms of it (20% of the step not hidden), overlap 0.50; try "
+      "step 100.0 ms, communication 40.0 ms (40% of the step, 20% not hidden), overlap 0.50; try "
       "another bucket_cap_mb, or larger batches");
   CHECK(
       summary({{step_of(90, 40, 10)}}) ==
-      "step 100.0 ms, communication 40.0 ms of it (10% of the step not hidden), overlap 0.75");
+      "step 100.0 ms, communication 40.0 ms (40% of the step, 10% not hidden), overlap 0.75");
   CHECK_THAT(summary({{step_of(100, 2, 2)}}), !ContainsText("bucket_cap_mb"));
 }
 

@@ -47,10 +47,11 @@ class RecordingBackend : public c10d::Backend {
 
 /// A process group whose backend for CPU tensors is `backend`.
 inline c10::intrusive_ptr<c10d::ProcessGroup> group_over(
-    const c10::intrusive_ptr<c10d::Backend>& backend) {
+    const c10::intrusive_ptr<c10d::Backend>& backend,
+    const c10::intrusive_ptr<c10d::Store>& store = c10::make_intrusive<c10d::HashStore>()) {
   const auto backend_type = c10d::ProcessGroup::BackendType::CUSTOM;
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(
-      c10::make_intrusive<c10d::HashStore>(), backend->getRank(), backend->getSize());
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, backend->getRank(), backend->getSize());
   group->setBackend(c10::DeviceType::CPU, backend_type, std::optional(backend));
   group->setDefaultBackend(backend_type);
   group->setGroupName(backend->getBackendName());

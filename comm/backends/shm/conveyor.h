@@ -12,7 +12,7 @@ namespace ddp::backends::shm {
 
 /// One thread that does jobs in the order in which they come.
 ///
-/// Thread safety: push() from any thread. A job may end the conveyor.
+/// Thread safety: push() from any thread. A job may close the conveyor, or end it.
 template <typename Job>
 class Conveyor {
  public:
@@ -21,8 +21,12 @@ class Conveyor {
     thread_ = std::thread([state = state_] { run(*state); });
   }
 
-  /// Does what has come, and ends: before this returns, but where a job does it.
-  ~Conveyor() {
+  ~Conveyor() { close(); }
+  Conveyor(const Conveyor&) = delete;
+  Conveyor& operator=(const Conveyor&) = delete;
+
+  /// Does what has come, and ends: before this returns, but where a job calls it. By one thread.
+  void close() {
     {
       const std::lock_guard lock(state_->mutex);
       state_->closing = true;
@@ -30,20 +34,21 @@ class Conveyor {
     state_->changed.notify_one();
     if (thread_.get_id() == std::this_thread::get_id()) {
       thread_.detach();
-    } else {
+    } else if (thread_.joinable()) {
       thread_.join();
     }
   }
-  Conveyor(const Conveyor&) = delete;
-  Conveyor& operator=(const Conveyor&) = delete;
 
-  void push(Job job) {
+  /// \return  whether the job will be done: it is not once the conveyor closes.
+  bool push(Job job) {
     const auto state = state_;  // the job may end this before it is announced
     {
       const std::lock_guard lock(state->mutex);
+      if (state->closing) return false;
       state->jobs.push_back(std::move(job));
     }
     state->changed.notify_one();
+    return true;
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
@@ -43,6 +44,14 @@ std::string to_text(const Descriptor& d, const std::vector<Peer>& peers) {
 
 }  // namespace
 
+void warn_of_callback() noexcept {
+  try {
+    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
+  } catch (const std::exception&) {
+    // A warning handler that throws.
+  }
+}
+
 std::shared_ptr<Exchange> Exchange::make(
     int rank, std::shared_ptr<Segment> board, std::vector<Peer> peers, std::shared_ptr<Arena> arena,
     std::chrono::milliseconds timeout) {
@@ -50,8 +59,13 @@ std::shared_ptr<Exchange> Exchange::make(
       new Exchange(rank, std::move(board), std::move(peers), std::move(arena), timeout));
   // The threads own it until close() ends them: one may be in a callback that drops the last other
   // reference.
-  for (int i = 0; i < kKeepers; ++i) {
-    exchange->keepers_.emplace_back([exchange] { exchange->keep_going(); });
+  try {
+    for (int i = 0; i < kKeepers; ++i) {
+      exchange->keepers_.emplace_back([exchange] { exchange->keep_going(); });
+    }
+  } catch (const std::system_error&) {
+    exchange->close();
+    throw;
   }
   return exchange;
 }
@@ -334,15 +348,21 @@ Exchange::Trouble Exchange::trouble(const Pending& pending) const {
 }
 
 std::string Exchange::missing(const Pending& pending) const {
-  std::ostringstream text;
-  for (int rank = 0; rank < size(); ++rank) {
-    const auto begun = board_of(rank).begun.load();
-    if (begun > pending.number) continue;
-    text << (text.tellp() > 0 ? ", " : "") << "rank " << peers_[rank].rank << " (at " << begun
-         << ")";
-  }
-  const auto names = text.str();
-  return names.empty() ? "a rank that came is not done" : names + " did not come";
+  // At the number of the next one that it begins, or is to do its part of.
+  const auto those_at = [&](std::atomic<uint64_t> RankBoard::*counter) {
+    std::ostringstream text;
+    for (int rank = 0; rank < size(); ++rank) {
+      const auto number = (board_of(rank).*counter).load();
+      if (number > pending.number) continue;
+      text << (text.tellp() > 0 ? ", " : "") << "rank " << peers_[rank].rank << " (at " << number
+           << ")";
+    }
+    return text.str();
+  };
+  const auto absent = those_at(&RankBoard::begun);
+  if (!absent.empty()) return absent + " did not come";
+  const auto behind = those_at(&RankBoard::done);
+  return behind.empty() ? "a rank that came is not done" : behind + " came and did not do its part";
 }
 
 std::string Exchange::what_failed(const Pending& pending, const std::string& how) const {
@@ -406,8 +426,7 @@ void Exchange::tell(PendingPtr ended) {
   try {
     ended->call.tell(ended->error);
   } catch (...) {
-    // A callback of the user's on a future. Nobody can be told but the log, and others wait.
-    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
+    warn_of_callback();  // others wait
   }
 }
 

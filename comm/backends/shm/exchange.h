@@ -24,6 +24,9 @@ namespace ddp::backends::shm {
 constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
 constexpr const char* kGroupAborted = "shm: the process group was aborted.";
 
+/// Logs the exception of a callback of the user's on a future, of which nobody else can be told.
+void warn_of_callback() noexcept;
+
 /// What one rank has to know of another.
 struct Peer {
   int rank = 0;  // in the group, for messages

@@ -88,7 +88,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     try {
       gather(passage);
       if (adder_) {
-        adder_->push(passage);
+        hand_on(*adder_, passage);
       } else {
         spread(passage);
       }
@@ -123,8 +123,8 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     host_.gather->progress();
     host_.spread->progress();
     if (under_way_ > 0) fail(kGroupDestroyed);
-    adder_.reset();
-    spreader_.reset();
+    if (adder_) adder_->close();
+    if (spreader_) spreader_->close();
     host_.gather->close();
     host_.spread->close();
   }
@@ -156,11 +156,31 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
     passage->gather_number = host_.gather->begin(std::move(call));
   }
 
+  template <typename Job>
+  static void hand_on(Conveyor<Job>& conveyor, Job job) {
+    TORCH_CHECK_WITH(DistBackendError, conveyor.push(std::move(job)), kGroupDestroyed);
+  }
+
+  // Gloo may forget what it was told to give up on, and then knows no end but its timeout.
+  void wait_or_fail(c10d::Work& work) const {
+    constexpr std::chrono::milliseconds kLookIn{250};
+    while (!work.isCompleted()) {
+      try {
+        work.wait(kLookIn);
+      } catch (const std::exception&) {
+        // Late, or failed: the difference is whether it is over.
+      }
+      check();
+    }
+    work.wait();
+  }
+
   // Gloo names connections. By its leader one knows a host.
-  void between_hosts(c10::function_ref<void()> step) const {
+  void between_hosts(c10::function_ref<void(OrderedReduction::Wait)> step) const {
     try {
-      step();
+      step([this](c10d::Work& work) { wait_or_fail(work); });
     } catch (const std::exception&) {
+      check();
       TORCH_CHECK_WITH(
           DistBackendError, false, text_of(std::current_exception()),
           " (between hosts, whose leaders are ranks ", c10::Join(", ", host_.leaders), ")");
@@ -180,8 +200,8 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
       // Shares were taken within the hosts.
       if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
       const auto sum = std::make_shared<OrderedReduction>(*leaders_, passage->memory, options);
-      between_hosts([&] { sum->combine(); });
-      spreader_->push({passage, sum});
+      between_hosts([&](const auto& wait) { sum->combine(wait); });
+      hand_on(*spreader_, {passage, sum});
     } catch (...) {
       end(passage, std::current_exception());
     }
@@ -189,7 +209,7 @@ class HostsBackend::Road : public std::enable_shared_from_this<Road> {
 
   void spread_when(const Added& added) {
     try {
-      between_hosts([&] { added.sum->finish(); });
+      between_hosts([&](const auto& wait) { added.sum->finish(wait); });
       spread(added.passage);
     } catch (...) {
       end(added.passage, std::current_exception());

@@ -9,12 +9,20 @@
 #include "reduce.h"
 
 namespace ddp::backends::shm {
+namespace {
+
+// Gloo's minimum of two numbers is one of them by its place where the other is none.
+bool may_lose_nan(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  return tensor.is_floating_point() && (op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX);
+}
+
+}  // namespace
 
 OrderedReduction::OrderedReduction(
     c10d::Backend& backend, const at::Tensor& tensor, const c10d::AllreduceOptions& options)
     : backend_(backend), tensor_(flat(tensor)), options_(options) {
   const int64_t ranks = backend.getSize();
-  if (ranks == 2) {  // in one order or the other
+  if (ranks == 2 && !may_lose_nan(tensor, options.reduceOp)) {  // in one order or the other
     std::vector<at::Tensor> tensors{tensor_};
     work_ = backend.allreduce(tensors, options);
     return;
@@ -30,9 +38,9 @@ OrderedReduction::OrderedReduction(
   work_ = backend.alltoall_base(parts_, all_, equal, equal, to_all);
 }
 
-void OrderedReduction::combine() {
+void OrderedReduction::combine(Wait wait) {
   if (!parts_.defined()) return;
-  work_->wait();
+  wait(*work_);
   const int64_t part = parts_.numel() / backend_.getSize();
   std::vector<const std::byte*> sources;
   for (const auto& of_rank : parts_.split(part)) sources.push_back(bytes_of(of_rank));
@@ -45,8 +53,8 @@ void OrderedReduction::combine() {
   work_ = backend_._allgather_base(all_, mine, gather);
 }
 
-void OrderedReduction::finish() {
-  work_->wait();
+void OrderedReduction::finish(Wait wait) {
+  wait(*work_);
   if (all_.defined()) assign(tensor_, all_.narrow(0, 0, tensor_.numel()));
 }
 

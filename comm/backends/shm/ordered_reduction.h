@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace ddp::backends::shm {
@@ -18,10 +19,12 @@ class OrderedReduction {
   OrderedReduction(
       c10d::Backend& backend, const at::Tensor& tensor, const c10d::AllreduceOptions& options);
 
+  using Wait = c10::function_ref<void(c10d::Work&)>;
+
   /// Waits for the parts, combines them, and sends the result.
-  void combine();
+  void combine(Wait wait);
   /// Waits for the others' results.
-  void finish();
+  void finish(Wait wait);
 
  private:
   c10d::Backend& backend_;

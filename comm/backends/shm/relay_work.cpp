@@ -49,7 +49,7 @@ void RelayWork::end(const std::exception_ptr& error) noexcept {
   try {
     complete_future(error);
   } catch (...) {
-    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
+    warn_of_callback();
   }
 }
 

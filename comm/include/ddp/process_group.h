@@ -73,7 +73,8 @@ ProcessGroup make_process_group(const ProcessGroupOptions& options = {});
 
 /// Shuts the default group down and forgets it; without one, does nothing.
 ///
-/// Waits for no other rank. Wait for the handles of collectives under way before.
+/// Waits for no other rank. Wait for the handles of collectives under way before. A process that a
+/// rank forked only forgets the group, here and when it exits: it is not the rank.
 void destroy_process_group();
 
 /// Whether there is a default group.

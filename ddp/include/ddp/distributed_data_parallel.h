@@ -66,8 +66,9 @@ struct DistributedDataParallelOptions {
   /// Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
-  /// kTuneBucketCap measures the first seven reduced steps, in which everything is sent in one
-  /// piece behind backward, and takes the size with the least predicted step time; `stats()` tells.
+  /// kTuneBucketCap measures the first seven reduced steps (with static_graph eight), in which
+  /// everything is sent behind backward, in one piece for each dtype, and takes the size with the
+  /// least predicted step time; `stats()` tells.
   /// It is for dense gradients on CPUs without a communication hook, and changes nothing on one
   /// rank. Default: unset, 1 MiB for the bucket that is ready first and 25 MiB for the others
   TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
@@ -351,8 +352,9 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 /// Threads: to be used from one thread.
 /// Cost: construction sends each parameter and buffer once; a step, each gradient once.
 /// Source: torch.nn.parallel.DistributedDataParallel, torch 2.11.0. Different from there: errors
-///   of one rank come up on all, at the backward that caused them; the handshake compares names,
-///   dtypes and buffers too; two forwards before a backward work with BatchNorm.
+///   of one rank come up on all, at the backward that caused them (over NCCL at the next one); the
+///   handshake compares names, dtypes and buffers too; two forwards before a backward work with
+///   BatchNorm.
 template <typename M>
 class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataParallelImpl<M>> {
  public:

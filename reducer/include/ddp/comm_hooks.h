@@ -27,7 +27,8 @@ class GradBucket {
         parameters_(std::move(parameters)) {}
 
   /// Place in launch order, from 0. Buckets change once, when they are rebuilt in the order in
-  /// which gradients became ready: state kept per bucket holds from the second iteration on.
+  /// which gradients became ready: state kept per bucket holds from the second iteration on, with
+  /// static_graph from the third.
   size_t index() const { return index_; }
   /// Whether this is the last bucket of the backward pass.
   bool is_last() const { return is_last_; }

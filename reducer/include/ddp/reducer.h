@@ -99,10 +99,11 @@ struct ForwardOutcome {
 /// same backward every rank throws the same text. (Over NCCL, unless passes may skip parameters, of
 /// the next one: the host does not wait for the device.) `.grad` is then unspecified, and the
 /// reducer can be used again. A rank that cannot go on (an exception in its forward or backward, a
-/// broken connection) leaves a note in the group's store, and the others stop with that note's text
-/// within a few seconds. The reducer recovers from that only if every rank met it in the same
-/// place. Otherwise the group is of no more use, and its backend, unless it is NCCL, is aborted:
-/// what waits in it fails, so that its destructor need not wait for a rank that does not come.
+/// broken connection) leaves a note in the group's store, and the others, which look for
+/// notes twice a second while they wait, stop with its text. The reducer recovers from that only if
+/// every rank met it in the same place. Otherwise the group is of no more use, and its backend,
+/// unless it is NCCL, is aborted: what waits in it fails, so that its destructor need not wait for
+/// a rank that does not come.
 ///
 /// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
 /// Threads: hooks run on autograd's threads, one per device; everything else is called from the
@@ -337,6 +338,7 @@ class Reducer {
   int64_t pass_ = 1;  // the reduced backward pass that comes or goes on
   std::unique_ptr<ForwardOutputs> outputs_;
   uint64_t training_forwards_ = 0;
+  int64_t waits_before_forward_ = 0;    // that are over, in all passes
   std::optional<double> scale_;         // of this pass, as in ForwardOutcome
   bool shadowing_ = false;              // this pass is the other ranks'
   bool armed_by_evaluation_ = false;    // and by nothing else

@@ -36,7 +36,8 @@ struct StepStats {
   std::vector<BucketStats> buckets;  // in launch order
 
   /// The part of the communication that was hidden behind the computation, 0 to 1; 1 where there
-  /// was none.
+  /// was none. As it was seen within the step: ddp_bench's column of that name compares steps with
+  /// and without communication, so that what sending takes from computing counts there.
   double overlap() const { return communication_ms > 0 ? 1 - exposed_ms / communication_ms : 1; }
 };
 

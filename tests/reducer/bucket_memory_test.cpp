@@ -1,0 +1,60 @@
+// Where buckets lie: in memory that the backend allocates, if it does.
+#include <algorithm>
+
+#include "passes.h"
+#include "support/recording_backend.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+// Has memory of its own, and knows which tensors to reduce lie in it.
+class Allocating : public testing::RecordingBackend {
+ public:
+  using RecordingBackend::RecordingBackend;
+
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    made_.push_back(at::empty({size}, options));
+    return made_.back();
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    all_inside = all_inside && is_inside(tensors[0]);
+    return RecordingBackend::allreduce(tensors, options);
+  }
+
+  bool is_inside(const at::Tensor& tensor) const {
+    return std::any_of(made_.begin(), made_.end(), [&](const at::Tensor& memory) {
+      return tensor.is_alias_of(memory);
+    });
+  }
+
+  bool all_inside = true;
+
+ private:
+  std::vector<at::Tensor> made_;
+};
+
+}  // namespace
+
+TEST_CASE("buckets are reduced where the backend has memory for them", "[pure][reducer]") {
+  testing::Events events;
+  const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
+  const auto group = testing::group_over(backend);
+  const auto w = testing::parameter();
+  const auto v = testing::parameter();
+  Reducer reducer(
+      {{"w", w}, {"v", v}}, group,
+      ReducerOptions().bucket_cap_mb(1.0 / (1 << 20)).gradient_as_bucket_view(true));
+  for (int pass = 0; pass < 3; ++pass) {
+    testing::reduced_backward(reducer, [&] { return (w * v).sum(); });
+    CHECK(backend->is_inside(w.grad()));
+    CHECK(backend->is_inside(v.grad()));
+  }
+  CHECK(std::count(events.begin(), events.end(), "allreduce 3") == 2);  // rebuilt: a bucket each
+  CHECK(backend->all_inside);
+}
+
+}  // namespace ddp
