@@ -15,12 +15,13 @@ minutes.
 
   --quick             fewer steps, models and bucket sizes: shows that all works
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
-  --passes N          processes of each kind and model, for all modes and again for a sweep of bucket
-                      sizes; default: 4 and 2, with --quick 2 and 2
+  --passes N          processes of each kind and model, for all modes and again for each sweep of
+                      bucket sizes; default: 4 and 2, with --quick 2 and 2
   --bin FOLDER        with ddprun, ddp_bench and reducer_overhead; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
-  --results FOLDER    for what is measured; default: build/release/bench
-  --output FOLDER     for RESULTS.md and plots/; default: benchmarks
+  --results FOLDER    for what is measured; default: build/release/bench, with --quick
+                      build/release/bench_quick
+  --output FOLDER     for RESULTS.md and plots/; default: benchmarks, with --quick that of --results
 END
 }
 
@@ -29,7 +30,7 @@ fail() {
   exit 1
 }
 
-quick=no models="" passes="" bin="" python=find results=$root/build/release/bench output=$root/benchmarks
+quick=no models="" passes="" bin="" python=find results="" output=""
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
@@ -54,9 +55,11 @@ sweep_passes=${passes:-2} # a sweep takes longer than all modes
 if [[ $quick == yes ]]; then
   models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=2
   sweep=1,5,25 sweep_models=mlp
+  results=${results:-$root/build/release/bench_quick} output=${output:-$results}
 else
   models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=5
   sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
+  results=${results:-$root/build/release/bench} output=${output:-$root/benchmarks}
 fi
 [[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
 if [[ -z $bin ]]; then
@@ -116,7 +119,7 @@ describe_machine() {
     "Two ranks of one thread. $([[ $quick == no ]] || echo 'A quick run: few steps.')"
 }
 
-for part in steps overhead sweep timeline; do
+for part in steps overhead sweep loopback timeline; do
   rm -rf "${results:?}/$part"
   mkdir -p "$results/$part"
 done
@@ -136,6 +139,7 @@ for model in "${sweep_models[@]}"; do
   [[ " ${models[*]} " == *" $model "* ]] || continue
   for ((pass = 1; pass <= sweep_passes; ++pass)); do
     take_turns sweep "$model" "$pass" none,c10d,ddp,ddp_tuned none,py_ddp --sweep "$sweep"
+    run_cpp loopback "$model" "$pass" --modes none,c10d,ddp,ddp_tuned --sweep "$sweep" --backend gloo
   done
 done
 for model in "${models[@]}"; do

@@ -16,8 +16,10 @@ namespaces and all that runs in them are gone when it ends, but by SIGKILL.
   --models A,B,...    of ddp_bench; default: mlp,resnet18
   --bin FOLDER        with ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
-  --results FOLDER    for what is measured; default: build/release/bench
-  --output FOLDER     for RESULTS.md and plots/; default: benchmarks
+  --results FOLDER    for what is measured; what lies there of other rates and models, and of bench.sh,
+                      goes into RESULTS.md as well. Default: build/release/bench, with --quick
+                      build/release/bench_quick
+  --output FOLDER     for RESULTS.md and plots/; default: benchmarks, with --quick that of --results
 END
 }
 
@@ -28,7 +30,7 @@ fail() {
 }
 
 quick=no models=mlp,resnet18 bin="" python=find
-results=$root/build/release/bench output=$root/benchmarks rates=()
+results="" output="" rates=()
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
@@ -52,6 +54,11 @@ while (($# > 0)); do
   shift
 done
 ((${#rates[@]} > 0)) || rates=(1 10)
+if [[ $quick == yes ]]; then
+  results=${results:-$root/build/release/bench_quick} output=${output:-$results}
+else
+  results=${results:-$root/build/release/bench} output=${output:-$root/benchmarks}
+fi
 
 (($(id -u) == 0)) || fail "needs root, to make network namespaces"
 for program in ip tc; do
@@ -194,11 +201,11 @@ IFS=, read -ra models <<<"$models"
 make_link
 for rate in "${rates[@]}"; do
   folder=$results/link_$rate
-  rm -rf "$folder"
   mkdir -p "$folder"
   shape_link "$rate"
   check_rate "$rate" "$folder"
   for model in "${models[@]}"; do
+    rm -f "$folder/$model"-*.jsonl
     measure "$folder" "$model"
   done
 done

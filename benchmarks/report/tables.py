@@ -92,7 +92,8 @@ def models_of(lines):
 
 def span(values, form):
     low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low}-{high}"
+    dash = " to " if low.startswith("-") else "-"
+    return low if low == high else f"{low}{dash}{high}"
 
 
 def table(columns, rows):

@@ -40,10 +40,13 @@ expect_nothing_left() { # AFTER_WHAT
 }
 
 cp "$root/tests/benchmarks/bench_stand_in.sh" "$work/bin/ddp_bench"
+mkdir -p "$work/results/link_1"
+touch "$work/results/link_1/resnet18-1-cpp.jsonl" # of a run before
 link
 ended
 [[ $status == 0 ]] || fail "$log"
 expect_nothing_left "success"
+[[ -e $work/results/link_1/resnet18-1-cpp.jsonl ]] || fail "another model's results are gone"
 calls=$(grep -c -- "--backend gloo --model mlp --modes none,flat" "$CALLS")
 [[ $calls == 4 ]] || fail "expected two ranks of two processes with all modes, got $calls"
 results=$(cat "$work/out/RESULTS.md")

@@ -66,14 +66,21 @@ done
 
 bench --models mlp
 expect "processes with all modes" 4 "$(calls_with 'ddp_bench .*--modes none,naive')"
-expect "sweeps" 2 "$(calls_with 'ddp_bench .*--modes none,c10d,ddp,ddp_tuned --sweep')"
+expect "sweeps" 4 "$(calls_with 'ddp_bench .*--modes none,c10d,ddp,ddp_tuned --sweep')"
+expect "sweeps over Gloo" 2 "$(calls_with 'ddp_bench .*--sweep .*--backend gloo')"
 results=$(cat "$work/out/RESULTS.md")
 [[ $results == *"| mlp | 8 MiB | 1.200 | 1 MiB | 1.200 | +0.0% | met |"* ]] ||
   fail "RESULTS.md: expected the size that was tuned beside the best of the sweep in
 $results"
+[[ $results == *"## Over Gloo on one host"*"### mlp"* ]] || fail "RESULTS.md: no loopback in
+$results"
 bench --models mlp --passes 3
 expect "processes with all modes and --passes 3" 3 "$(calls_with 'ddp_bench .*--modes none,naive')"
-expect "sweeps with --passes 3" 3 "$(calls_with 'ddp_bench .*--sweep')"
+expect "sweeps with --passes 3" 6 "$(calls_with 'ddp_bench .*--sweep')"
+
+"$root/scripts/bench.sh" --quick --models mnist --bin "$work/bin" --python "" \
+  --results "$work/quick" >"$work/log" 2>&1 || fail "$(cat "$work/log")"
+[[ -s $work/quick/RESULTS.md ]] || fail "a quick run writes to the results, not over the full ones"
 
 status=0
 output=$("$root/scripts/bench.sh" --quik 2>&1) || status=$?

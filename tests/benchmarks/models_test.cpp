@@ -21,17 +21,23 @@ int64_t count_parameters(const ddp_bench::Task& task) {
 
 }  // namespace
 
-TEST_CASE("models have the sizes that the README states", "[benchmarks][pure]") {
-  const std::map<std::string, int64_t> sizes = {
-      {"mnist", 1199882},
-      {"mlp", 16785408},
-      {"small_params", 224000},
-      {"resnet18", 11173962},
-      {"transformer", 5268456}};
+TEST_CASE("models and batches have the sizes that the README states", "[benchmarks][pure]") {
+  struct Sizes {
+    int64_t parameters;
+    std::vector<int64_t> input;
+  };
+  const std::map<std::string, Sizes> sizes = {
+      {"mnist", {1199882, {32, 1, 28, 28}}},
+      {"mlp", {16785408, {32, 2048}}},
+      {"small_params", {224000, {8, 32}}},
+      {"resnet18", {11173962, {16, 3, 32, 32}}},
+      {"transformer", {5268456, {4, 64}}}};
   REQUIRE(ddp_bench::model_names().size() == sizes.size());
   for (const auto& name : ddp_bench::model_names()) {
     CAPTURE(name);
-    CHECK(count_parameters(make_task(name, 1, 0)) == sizes.at(name));
+    const auto task = make_task(name, 1, 0);
+    CHECK(count_parameters(task) == sizes.at(name).parameters);
+    CHECK(task.input.sizes() == at::IntArrayRef(sizes.at(name).input));
   }
   CHECK(make_task("small_params", 1, 0).net->parameters().size() == 800);
 }

@@ -107,6 +107,7 @@ TEST_CASE("a command line that cannot be is told in one line", "[benchmarks][pur
            {{"--iters", "0"}, "--iters"},
            {{"--rounds", "x"}, "--rounds"},
            {{"--warmup", "2"}, "--warmup"},
+           {{"--warmup", "9", "--modes", "ddp_tuned"}, "10 steps for mode ddp_tuned"},
            {{"--nonsense"}, "--nonsense"}}) {
     const auto message = refused(arguments);
     CAPTURE(arguments.front());

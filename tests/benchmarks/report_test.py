@@ -172,6 +172,15 @@ class Written(unittest.TestCase):
         self.assertIn("| mlp | 5 MiB | 1.200 | 5 MiB | 1.200 | +0.0% | met |", text)
         self.assertIn("| mlp | 5 MiB | 1.320 | 5 MiB | 1.200 | +10.0% | missed by 6.8% |", text)
 
+    def test_sweeps_over_loopback_stand_apart(self):
+        told = [line("ddp", 130.0 - cap, bucket_cap_mb=cap) for cap in (1, 5, 10)]
+        self.put("loopback/mlp-1-cpp.jsonl", line("none", 100.0), *told, line("ddp_tuned", 121.0))
+        text = self.write()
+        self.assertIn("## Over Gloo on one host", text)
+        self.assertIn("| mlp |  | 1.210 | 10 MiB | 1.200 | +0.8% | met |", text)
+        self.assertIn("### mlp", text)
+        self.assertNotIn("## Bucket sizes", text)
+
     def test_a_sweep_of_few_sizes_is_no_judge(self):
         told = [line("ddp", 115.0 + cap, bucket_cap_mb=cap) for cap in (5.0, 10.0)]
         tuned = line("ddp_tuned", 120.0, bucket_cap_mb=5.0)
@@ -186,6 +195,10 @@ class Written(unittest.TestCase):
         self.assertIn("| ddp_tuned, 5 or 10 MiB | 130.0 |", text)
         self.assertEqual(text.count("| ddp_tuned,"), 1)
         self.assertIn("| mlp | 5 or 10 MiB | 1.300 | - | - | - |  |", text)
+
+    def test_a_range_of_negative_numbers_can_be_read(self):
+        self.assertEqual(tables.span([-0.3, -0.1], "{:.1f}"), "-0.3 to -0.1")
+        self.assertEqual(tables.span([0.1, 0.3], "{:.1f}"), "0.1-0.3")
 
     def test_overhead_is_of_all_processes(self):
         header = "engine            step ms   above none us / parameter\n"

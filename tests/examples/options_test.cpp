@@ -32,7 +32,8 @@ std::string refused(const std::vector<const char*>& arguments) {
 TEST_CASE("each option reaches its field", "[examples][pure]") {
   const auto options = parse(
       {"--epochs", "3", "--batch-size=16", "--lr", "0.5", "--seed", "7", "--backend", "gloo",
-       "--bucket-cap-mb", "0.5", "--threads", "2", "--data", "/d", "--save", "net.pt"});
+       "--bucket-cap-mb", "0.5", "--threads", "2", "--data", "/d", "--save", "net.pt", "--trace",
+       "trace.json"});
   CHECK(options.epochs == 3);
   CHECK(options.batch_size == 16);
   CHECK(options.lr == 0.5);
@@ -42,6 +43,9 @@ TEST_CASE("each option reaches its field", "[examples][pure]") {
   CHECK(options.threads == 2);
   CHECK(options.data == "/d");
   CHECK(options.save == "net.pt");
+  CHECK(options.trace == "trace.json");
+  CHECK_FALSE(options.tune_bucket_cap);
+  CHECK(parse({"--tune-bucket-cap"}).tune_bucket_cap);
 }
 
 TEST_CASE("without options the defaults hold", "[examples][pure]") {
@@ -59,7 +63,7 @@ TEST_CASE("--help names every option and its default", "[examples][pure]") {
   CHECK_FALSE(parse({"--help"}, help).has_value());
   for (const char* option :
        {"--epochs", "--batch-size", "--lr", "--seed", "--backend", "--bucket-cap-mb", "--threads",
-        "--data", "--save"}) {
+        "--tune-bucket-cap", "--data", "--save", "--trace"}) {
     CHECK_THAT(help.str(), ContainsText(option));
   }
   CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // as CLI11's version has it
