@@ -29,7 +29,6 @@ it may add at most is a share of what c10d's adds in the same process: as much a
 search for unused parameters 0.8, where c10d's adds 3.7 and 5.2. The column in ms says how far those
 are reached here."""
 
-
 LOOPBACK = """## Over Gloo on one host
 
 The sweep again with `--backend gloo`, which is over the loopback device."""
@@ -39,10 +38,10 @@ def read(path):
     return path.read_text().strip() if path.exists() else ""
 
 
-def step_sections(lines):
+def step_sections(lines, level="##"):
     parts = []
     for model in tables.models_of(lines):
-        parts.append(f"## {model}\n\n" + tables.step_table(tables.rows_of(lines, model)))
+        parts.append(f"{level} {model}\n\n" + tables.step_table(tables.rows_of(lines, model)))
         agreement = tables.agreement(lines, model)
         if agreement:
             parts.append(agreement)
@@ -120,7 +119,7 @@ class Report:
         lines = tables.read_lines(self.results / "loopback")
         if lines:
             self.parts += [LOOPBACK, tables.tuning_table(lines)]
-            self.parts += [part.replace("## ", "### ", 1) for part in step_sections(lines)]
+            self.parts += step_sections(lines, level="###")
 
     def add_timelines(self):
         for index, path in enumerate(sorted((self.results / "timeline").glob("*.json"))):
@@ -142,7 +141,7 @@ class Report:
             if rate == 1:
                 self.parts.append(tables.target_table(lines, tables.LINK_TARGETS))
             self.parts.append(tables.tuning_table(lines))
-            self.parts += [part.replace("## ", "### ", 1) for part in step_sections(lines)]
+            self.parts += step_sections(lines, level="###")
 
     def write(self):
         has_link = any(self.results.glob("link_*"))
