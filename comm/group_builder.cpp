@@ -12,6 +12,7 @@
 
 #include "backends/backends.h"
 #include "collective_checks.h"
+#include "monitored_group.h"
 #include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"
@@ -74,7 +75,7 @@ ProcessGroup connect(
     const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
     int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
   std::string cpu_backend = "gloo";
   for (const auto& [device, backend] : world.backends) {
@@ -102,6 +103,11 @@ ProcessGroup connect(
   group->setDefaultBackend(is_used(world.backends, "nccl") ? "nccl" : cpu_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
+  const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
+  group->start_monitor(
+      c10::make_intrusive<c10d::PrefixStore>("monitor", store),
+      host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
+      world.timeout, world.gloo_devices);
   return group;
 }
 
@@ -165,6 +171,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   world.backends_required = !backend.empty();
   world.timeout = options.timeout();
   const auto met = rendezvous(options, environment, deadline);
+  world.store_host = met.store_host;
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "collective_checks.h"
+#include "monitored_work.h"
 #include "wire.h"
 
 namespace ddp {
@@ -65,10 +66,16 @@ WorkPtr all_gather_async(
   check_shape("all_gather", own, outputs[group->getRank()], input, *group);
   const auto output_wires = wires_of(outputs);
   const auto input_wire = wire_of(input);
-  if (!have_equal_shapes(outputs)) return all_gather_uneven(output_wires, input_wire, *group);
+  if (!have_equal_shapes(outputs)) {
+    return monitored("all_gather", *group, input.device(), [&] {
+      return all_gather_uneven(output_wires, input_wire, *group);
+    });
+  }
   std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
   std::vector<at::Tensor> from{input_wire.wire};
-  return deliver({group->allgather(to, from)}, output_wires);
+  return monitored("all_gather", *group, input.device(), [&] {
+    return deliver({group->allgather(to, from)}, output_wires);
+  });
 }
 
 WorkPtr gather_async(
@@ -90,7 +97,9 @@ WorkPtr gather_async(
   std::vector<at::Tensor> from{wire_of(input).wire};
   c10d::GatherOptions options;
   options.rootRank = dst;
-  return deliver({group->gather(to, from, options)}, output_wires);
+  return monitored("gather", *group, input.device(), [&] {
+    return deliver({group->gather(to, from, options)}, output_wires);
+  });
 }
 
 WorkPtr scatter_async(
@@ -112,7 +121,9 @@ WorkPtr scatter_async(
   std::vector<at::Tensor> to{output_wire.wire};
   c10d::ScatterOptions options;
   options.rootRank = src;
-  return deliver({group->scatter(to, from, options)}, {output_wire});
+  return monitored("scatter", *group, output.device(), [&] {
+    return deliver({group->scatter(to, from, options)}, {output_wire});
+  });
 }
 
 WorkPtr reduce_scatter_async(
@@ -130,7 +141,9 @@ WorkPtr reduce_scatter_async(
   for (const auto& input : inputs) from[0].push_back(number_wire_of(input).wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
-  return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+  return monitored("reduce_scatter", *group, output.device(), [&] {
+    return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+  });
 }
 
 WorkPtr all_to_all_async(
@@ -152,11 +165,15 @@ WorkPtr all_to_all_async(
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
   if (runs_gloo(inputs.front(), *group)) {
-    return all_to_all_flat(output_wires, input_wires, *group);
+    return monitored("all_to_all", *group, inputs.front().device(), [&] {
+      return all_to_all_flat(output_wires, input_wires, *group);
+    });
   }
   auto to = wire_tensors(output_wires);
   auto from = wire_tensors(input_wires);
-  return deliver({group->alltoall(to, from)}, output_wires);
+  return monitored("all_to_all", *group, inputs.front().device(), [&] {
+    return deliver({group->alltoall(to, from)}, output_wires);
+  });
 }
 
 void all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {
