@@ -1,8 +1,15 @@
+# The internal headers of all rooms, for tests.
+add_library(ddp_internal INTERFACE)
+
 # ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
 #
 # One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
 # the public headers of the rooms it USES and of no other, so an arrow the wrong way does not
 # compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>.
+#
+# A room may have <name>/internal/ddp/internal/*.h beside them, included as <ddp/internal/x.h>: for
+# the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Tests
+# link ddp_internal, which has those of all rooms.
 function(ddp_add_room name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;USES")
   if(arg_UNPARSED_ARGUMENTS)
@@ -15,6 +22,12 @@ function(ddp_add_room name)
   set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${room} PUBLIC cxx_std_17)
   target_include_directories(${room} PUBLIC ${room_dir}/include PRIVATE ${room_dir})
+  if(EXISTS ${room_dir}/internal)
+    add_library(${room}_internal INTERFACE)
+    target_include_directories(${room}_internal INTERFACE ${room_dir}/internal)
+    target_link_libraries(${room} PUBLIC ${room}_internal)
+    target_link_libraries(ddp_internal INTERFACE ${room}_internal)
+  endif()
   list(TRANSFORM arg_USES PREPEND ddp_)
   target_link_libraries(${room} PUBLIC torch ${arg_USES} PRIVATE $<BUILD_INTERFACE:ddp_warnings>)
   ddp_use_pch(${room} ROOMS)

@@ -12,7 +12,7 @@ find_package(Catch2 REQUIRED)
 function(ddp_add_test name)
   ddp_add_plain_test(${name} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE ddp::ddp ddp_test_support)
+  target_link_libraries(${name} PRIVATE ddp::ddp ddp_internal ddp_test_support)
   ddp_use_pch(${name} PROGRAMS)
 endfunction()
 

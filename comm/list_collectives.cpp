@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/capabilities.h>
 
 #include "collective_checks.h"
 #include "wire.h"
@@ -151,7 +152,7 @@ WorkPtr all_to_all_async(
       ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
-  if (runs_gloo(inputs.front(), *group)) {
+  if (capabilities_of(*group, inputs.front().device()).falls_back_to_gloo) {
     return all_to_all_flat(output_wires, input_wires, *group);
   }
   auto to = wire_tensors(output_wires);
