@@ -1,3 +1,6 @@
+# The internal headers of all rooms, for tests.
+add_library(ddp_internal INTERFACE)
+
 # ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
 #
 # One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
@@ -7,8 +10,6 @@
 # A room may have <name>/internal/ddp/internal/*.h beside them, included as <ddp/internal/x.h>: for
 # the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Tests
 # link ddp_internal, which has those of all rooms.
-add_library(ddp_internal INTERFACE)
-
 function(ddp_add_room name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;USES")
   if(arg_UNPARSED_ARGUMENTS)

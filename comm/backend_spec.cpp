@@ -1,21 +1,59 @@
 #include "backend_spec.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
+#include <vector>
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 namespace ddp {
 namespace {
 
-constexpr const char* kRemedy =
-    " Write gloo, shm, nccl or cpu:shm,cuda:nccl, or leave it out for what all ranks have.";
+using backends::Description;
 
-void check_known(const std::string& backend, const std::string& text) {
+// What a user may write, in a sentence.
+std::string remedy() {
+  std::string names;
+  for (const auto& backend : backends::all()) {
+    if (backend.make != nullptr) names += (names.empty() ? "" : ", ") + backend.name;
+  }
+  return " Write " + names + " or " + to_string(parse_backend("", /*gpus_are_usable=*/true)) +
+         ", or leave it out for what all ranks have.";
+}
+
+const Description& known(const std::string& backend, const std::string& text) {
+  const auto* description = backends::find(backend);
+  if (description != nullptr) return *description;
+  std::vector<std::string> names;
+  for (const auto& one : backends::all()) names.push_back(one.name);
   TORCH_CHECK_VALUE(
-      backend == "gloo" || backend == "shm" || backend == "nccl" || backend == "mpi",
-      "backend(): expected gloo, shm, nccl, mpi or cpu:X,cuda:Y with those, got \"", text, "\"",
-      backend == text ? "" : " with \"" + backend + "\"", ".", kRemedy);
+      false, "backend(): expected ", c10::Join(", ", names), " or cpu:X,cuda:Y with those, got \"",
+      text, "\"", backend == text ? "" : " with \"" + backend + "\"", ".", remedy());
+}
+
+bool serves(const Description& backend, const std::string& device) {
+  return std::count(backend.devices.begin(), backend.devices.end(), device) > 0;
+}
+
+std::string upper(std::string text) {
+  for (auto& letter : text) letter = static_cast<char>(std::toupper(letter));
+  return text;
+}
+
+void check_serves(const Description& backend, const std::string& device, const std::string& text) {
+  if (serves(backend, device)) return;
+  std::vector<std::string> others;
+  for (const auto& other : backends::all()) {
+    if (serves(other, device)) others.push_back(other.name);
+  }
+  const auto last = others.back();
+  others.pop_back();
+  TORCH_CHECK_VALUE(
+      false, "backend(): expected ", c10::Join(", ", others), " or ", last, " for ", device,
+      ", for ", backend.name, " serves ", upper(backend.devices.front()), " tensors only, got \"",
+      text, "\".", remedy());
 }
 
 void add(BackendSpec& spec, const std::string& part, const std::string& text) {
@@ -23,56 +61,55 @@ void add(BackendSpec& spec, const std::string& part, const std::string& text) {
   TORCH_CHECK_VALUE(
       colon != std::string::npos,
       "backend(): expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text,
-      "\" with \"", part, "\".", kRemedy);
+      "\" with \"", part, "\".", remedy());
   const auto device = part.substr(0, colon);
   const auto backend = part.substr(colon + 1);
   TORCH_CHECK_VALUE(
       device == "cpu" || device == "cuda", "backend(): expected the devices cpu and cuda, got \"",
-      text, "\" with \"", device, "\".", kRemedy);
-  check_known(backend, text);
-  TORCH_CHECK_VALUE(
-      !(backend == "nccl" && device == "cpu"),
-      "backend(): expected gloo, shm or mpi for cpu, for nccl serves CUDA tensors only, got \"",
-      text, "\".", kRemedy);
-  TORCH_CHECK_VALUE(
-      !(backend == "shm" && device == "cuda"),
-      "backend(): expected gloo, nccl or mpi for cuda, for shm serves CPU tensors only, got \"",
-      text, "\".", kRemedy);
+      text, "\" with \"", device, "\".", remedy());
+  check_serves(known(backend, text), device, text);
   TORCH_CHECK_VALUE(
       spec.emplace(device, backend).second, "backend(): expected each device once, got \"", text,
-      "\" with \"", device, "\" again.", kRemedy);
+      "\" with \"", device, "\" again.", remedy());
 }
 
 }  // namespace
 
-BackendSpec parse_backend(const std::string& text, bool nccl_is_usable) {
+BackendSpec parse_backend(const std::string& text, bool gpus_are_usable) {
   BackendSpec spec;
+  const auto serve_all = [&](const Description& backend) {
+    for (const auto& device : backend.devices) spec[device] = backend.name;
+  };
   if (text.empty()) {
-    spec["cpu"] = "shm";
-    if (nccl_is_usable) spec["cuda"] = "nccl";
+    for (const auto& backend : backends::all()) {
+      const bool usable = gpus_are_usable || backend.find_gpu == nullptr;
+      if (backend.is_default && usable) serve_all(backend);
+    }
   } else if (text.find_first_of(":,") == std::string::npos) {
-    check_known(text, text);
-    if (text != "nccl") spec["cpu"] = text;
-    if (text != "shm") spec["cuda"] = text;
+    serve_all(known(text, text));
   } else {
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) add(spec, part, text);
     TORCH_CHECK_VALUE(
         text.back() != ',', "backend(): expected no comma at the end, got \"", text, "\".",
-        kRemedy);
+        remedy());
   }
   return spec;
 }
 
 void check_built(const BackendSpec& spec) {
-  TORCH_CHECK(
-      !is_used(spec, "mpi"),
-      "backend mpi: LibTorch's binaries come without it. Use gloo or nccl, under mpirun too.");
+  for (const auto& [device, name] : spec) {
+    const auto& backend = *backends::find(name);
+    TORCH_CHECK(backend.make != nullptr, "backend ", name, ": ", backend.why_no_build);
+  }
 }
 
-bool is_used(const BackendSpec& spec, const std::string& backend) {
-  return std::any_of(
-      spec.begin(), spec.end(), [&](const auto& entry) { return entry.second == backend; });
+const Description* backend_of_own_gpus(const BackendSpec& spec) {
+  for (const auto& [device, name] : spec) {
+    const auto* backend = backends::find(name);
+    if (backend->find_gpu != nullptr) return backend;
+  }
+  return nullptr;
 }
 
 std::string to_string(const BackendSpec& spec) {

@@ -10,7 +10,7 @@
 #include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "backends/backends.h"
+#include "backends/registry.h"
 #include "collective_checks.h"
 #include "monitored_group.h"
 #include "own_gpu.h"
@@ -22,53 +22,7 @@ namespace {
 
 constexpr auto kLastWords = std::chrono::seconds(2);
 
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
-BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices) {
-  BackendPtr gloo;
-  const auto problem = problem_of([&] { gloo = backends::make_gloo(setup, devices); });
-  TORCH_CHECK(
-      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
-      " to connect to the others over ", to_string(devices), " within ",
-      setup.connect_by.timeout().count(),
-      " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
-      ")");
-  return gloo;
-}
-
-// What `backend("")` came to is told once a job, as it decides how fast the job is.
-void tell_choice(const backends::Setup& setup, const backends::Shared& shared) {
-  if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
-  if (shared.backend) {
-    TORCH_WARN_ONCE(
-        "CPU tensors go through memory that the ranks of a host share: backend(\"\") chose "
-        "\"shm\".");
-  } else {
-    TORCH_WARN_ONCE(
-        "CPU tensors go over sockets: backend(\"\") chose \"gloo\", for ", shared.why_not, ".");
-  }
-}
-
-BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
-  const auto gloo = connect_gloo(setup, world.gloo_devices);
-  if (setup.world_size == 1 && !world.backends_required) return gloo;
-  const auto shared = backends::make_shm(setup, gloo, [&](const backends::Setup& leaders) {
-    return connect_gloo(leaders, world.gloo_devices);
-  });
-  TORCH_CHECK(
-      shared.backend || !world.backends_required,
-      "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
-      ". Start at least two of them on one host and in one container as one user, or use "
-      "backend(\"gloo\").");
-  if (!world.backends_required) tell_choice(setup, shared);
-  return shared.backend ? shared.backend : gloo;
-}
-
-BackendPtr make_backend(const std::string& name, const World& world, const backends::Setup& setup) {
-  if (name == "nccl") return backends::make_nccl(setup);
-  if (name == "shm") return make_shm_or_gloo(world, setup);
-  return connect_gloo(setup, world.gloo_devices);
-}
+using backends::BackendPtr;
 
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
@@ -77,30 +31,32 @@ ProcessGroup connect(
   const int size = static_cast<int>(global_ranks.size());
   auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
-  std::string cpu_backend = "gloo";
+  // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
+  std::string default_backend;
   for (const auto& [device, backend] : world.backends) {
+    const auto& description = *backends::find(backend);
     auto& instance = made[backend];
     if (!instance) {
-      const auto own_store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
-      instance = make_backend(
-          backend, world,
-          {own_store,
+      instance = description.make(
+          {c10::make_intrusive<c10d::PrefixStore>(backend, store),
            rank,
            size,
            world.timeout,
            deadline,
            name,
            {global_ranks.begin(), global_ranks.end()},
-           ""});
+           world.gloo_devices,
+           world.backends_required});
       instance->setSequenceNumberForGroup();
     }
     group->setBackend(
         c10::Device(device).type(),
         c10d::ProcessGroup::strToBackendType(instance->getBackendName()), instance);
-    if (device == "cpu") cpu_backend = instance->getBackendName();
+    if (default_backend.empty() || description.find_gpu != nullptr) {
+      default_backend = instance->getBackendName();
+    }
   }
-  // c10d asks the default backend for what belongs to no tensor; as Python does, NCCL if it is in.
-  group->setDefaultBackend(is_used(world.backends, "nccl") ? "nccl" : cpu_backend);
+  group->setDefaultBackend(default_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
   const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
@@ -167,9 +123,10 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   BuiltGroup built;
   auto& world = built.world;
   const auto& backend = options.backend();
-  world.backends = parse_backend(backend, /*nccl_is_usable=*/true);
+  world.backends = parse_backend(backend, /*gpus_are_usable=*/true);
   world.backends_required = !backend.empty();
   world.timeout = options.timeout();
+  const auto* const on_gpus = backend_of_own_gpus(world.backends);
   const auto met = rendezvous(options, environment, deadline);
   world.store_host = met.store_host;
 
@@ -180,7 +137,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
     check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
     // Looking for GPUs loads the CUDA driver: not for those who chose Gloo.
-    if (is_used(world.backends, "nccl")) gpu = backends::find_gpu(environment.local_rank);
+    if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank);
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
@@ -193,16 +150,17 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
   const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
-  if (is_used(world.backends, "nccl")) {
+  bool uses_gpus = on_gpus != nullptr;
+  if (uses_gpus) {
     c10d::PrefixStore votes("votes", own_store);
-    const bool all = all_have_gpus(roll, votes, gpu, /*required=*/!backend.empty());
-    world.backends = parse_backend(backend, all);
+    uses_gpus = all_have_gpus(roll, votes, gpu, backend.empty() ? "" : on_gpus->name);
+    world.backends = parse_backend(backend, uses_gpus);
   }
 
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   built.group = connect_all(roll, [&] {
-    if (is_used(world.backends, "nccl") && gpu.device) backends::use_cuda_device(*gpu.device);
+    if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
     return connect(world, deadline, own_store, met.rank, ranks, "default_pg");
   });
   return built;

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/capabilities.h>
 
 #include "collective_checks.h"
 #include "monitored_work.h"
@@ -164,14 +165,15 @@ WorkPtr all_to_all_async(
       ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
-  if (runs_gloo(inputs.front(), *group)) {
-    return monitored("all_to_all", *group, inputs.front().device(), [&] {
+  const auto device = inputs.front().device();
+  if (capabilities_of(*group, device).falls_back_to_gloo) {
+    return monitored("all_to_all", *group, device, [&] {
       return all_to_all_flat(output_wires, input_wires, *group);
     });
   }
   auto to = wire_tensors(output_wires);
   auto from = wire_tensors(input_wires);
-  return monitored("all_to_all", *group, inputs.front().device(), [&] {
+  return monitored("all_to_all", *group, device, [&] {
     return deliver({group->alltoall(to, from)}, output_wires);
   });
 }

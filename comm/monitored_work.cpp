@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
-#include <ddp/abilities.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/group_monitor.h>
 
 #include "monitored_group.h"
@@ -67,7 +67,7 @@ WorkPtr monitored(
   const auto doing = [name] { return c10::str("starting ", name); };
   monitor->abort_on_error(doing, [&] { work = start(); });
   return c10::make_intrusive<MonitoredWork>(
-      std::move(work), monitor, name, waits_on_stream(group, device));
+      std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream);
 }
 
 }  // namespace ddp

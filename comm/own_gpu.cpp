@@ -38,12 +38,13 @@ OwnGpu choose_gpu(const std::optional<Setting>& local_rank, int visible_gpus) {
   return gpu;
 }
 
-bool all_have_gpus(const RollCall& roll, c10d::Store& votes, const OwnGpu& mine, bool required) {
+bool all_have_gpus(
+    const RollCall& roll, c10d::Store& votes, const OwnGpu& mine, const std::string& required_by) {
   auto why_not = mine.why_not;
   if (why_not.empty() && !mine.id.empty()) why_not = why_shared(roll, votes, mine.id);
   if (!why_not.empty()) votes.set("one has not", "1");
-  const bool is_problem = required && !why_not.empty();
-  call_roll(roll, "its GPU", is_problem ? "backend nccl: " + why_not + "." : "");
+  const bool is_problem = !required_by.empty() && !why_not.empty();
+  call_roll(roll, "its GPU", is_problem ? "backend " + required_by + ": " + why_not + "." : "");
   return !votes.check({"one has not"});
 }
 

@@ -28,11 +28,13 @@ OwnGpu choose_gpu(const std::optional<Setting>& local_rank, int visible_gpus);
 /// No rank can tell for the others: they may see other GPUs, or this very one.
 ///
 /// \param votes  a store that nothing else writes to.
-/// \param required  whether it is an error when one cannot.
+/// \param required_by  the backend that the user named, which makes it an error when one cannot;
+///        empty: it is none.
 /// \return  the same on all ranks.
 /// \throws c10::Error  on every rank, with the reason of one that cannot, when required.
 ///
 /// Collective: yes. Blocks: host, as `call_roll` does.
-bool all_have_gpus(const RollCall& roll, c10d::Store& votes, const OwnGpu& mine, bool required);
+bool all_have_gpus(
+    const RollCall& roll, c10d::Store& votes, const OwnGpu& mine, const std::string& required_by);
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/capabilities.h>
 
 #include "collective_checks.h"
 
@@ -74,11 +75,6 @@ Wire number_wire_of(const at::Tensor& tensor) {
   return {tensor, plain.scalar_type() == at::kBool ? as_bytes(plain) : plain};
 }
 
-bool runs_gloo(const at::Tensor& tensor, c10d::ProcessGroup& group) {
-  const auto name = group.getBackend(tensor.device().type())->getBackendName();
-  return name == "gloo" || name == "shm";
-}
-
 WireReduction wire_reduction(
     const char* call, c10d::ReduceOp op, const at::Tensor& tensor, c10d::ProcessGroup& group) {
   using c10d::ReduceOp;
@@ -97,10 +93,10 @@ WireReduction wire_reduction(
     if (op.op_ == ReduceOp::SUM) return {ReduceOp::MAX};
     if (op.op_ == ReduceOp::PRODUCT) return {ReduceOp::MIN};
   }
-  if (op.op_ == ReduceOp::AVG && runs_gloo(tensor, group)) {
-    return {ReduceOp::SUM, group.getSize()};
-  }
-  return {op};
+  // Which Gloo does not know.
+  const bool divides =
+      op.op_ == ReduceOp::AVG && capabilities_of(group, tensor.device()).falls_back_to_gloo;
+  return divides ? WireReduction{ReduceOp::SUM, group.getSize()} : WireReduction{op};
 }
 
 WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {

@@ -33,9 +33,6 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 /// For reductions: complex as pairs of real numbers, bool as uint8.
 Wire number_wire_of(const at::Tensor& tensor);
 
-/// Whether Gloo carries the tensor in this group: itself, or for what shared memory leaves to it.
-bool runs_gloo(const at::Tensor& tensor, c10d::ProcessGroup& group);
-
 /// How a reduction is put to the backend.
 struct WireReduction {
   c10d::ReduceOp op;

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
-#include <ddp/abilities.h>
 #include <ddp/all_gather_strings.h>
+#include <ddp/internal/capabilities.h>
 
 namespace ddp {
 namespace {
@@ -165,7 +165,7 @@ std::vector<DescribedItem> describe_model(
   if (trained != state.end()) {
     option(
         "buckets in the backend's memory (DDP_DISABLE_COMM_MEM)",
-        yes_no(reduces_in_own_memory(*group, trained->tensor.device())));
+        yes_no(capabilities_of(*group, trained->tensor.device()).reduces_in_own_memory));
   }
   return items;
 }

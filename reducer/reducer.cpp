@@ -10,7 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/abilities.h>
+#include <ddp/internal/capabilities.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -63,7 +63,7 @@ const std::vector<NamedParameter>& checked(
 // Whether nothing but the status makes the host wait for the end of a pass on the device.
 bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
   if (group.getSize() == 1) return !parameter.is_cpu();
-  return waits_on_stream(group, parameter.device());
+  return capabilities_of(group, parameter.device()).waits_on_stream;
 }
 
 }  // namespace

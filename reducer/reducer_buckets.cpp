@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/abilities.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/reducer.h>
 
 #include "bucket.h"
@@ -35,7 +35,7 @@ std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& param
 // From the backend where it has memory of its own to reduce in, without copies in and out.
 at::Tensor make_storage(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  if (group.getSize() > 1 && reduces_in_own_memory(group, options.device())) {
+  if (group.getSize() > 1 && capabilities_of(group, options.device()).reduces_in_own_memory) {
     return group.getBackend(options.device().type())->allocateTensor(numel, options);
   }
   return at::empty({numel}, options);
@@ -68,7 +68,7 @@ void Reducer::build_buckets(std::vector<std::vector<size_t>> plan) {
     auto& bucket = buckets_.back();
     if (comm_hook_) bucket.keep_out();
     bucket.averages = group_->getSize() > 1 && !bucket.is_sparse() &&
-                      ddp::averages_in_collective(*group_, bucket.storage().device());
+                      capabilities_of(*group_, bucket.storage().device()).averages;
   }
   choose_status_storage();
 }

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/abilities.h>
 #include <ddp/error_text.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/reducer.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -282,7 +282,8 @@ void Reducer::abort_group() const noexcept {
   if (group_->getSize() == 1) return;
   try {
     const auto device = parameters_.front().tensor.device();
-    if (!waits_on_stream(*group_, device)) group_->getBackend(device.type())->abort();
+    if (capabilities_of(*group_, device).waits_on_stream) return;
+    group_->getBackend(device.type())->abort();
   } catch (const std::exception&) {
     // Of a backend of the user's own. Why the group broke matters more.
   }

@@ -12,10 +12,12 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "backends/backends.h"
+#include "backends/gloo.h"
 #include "backends/gloo_point_to_point.h"
+#include "backends/registry.h"
 
 namespace ddp::backends {
 namespace {
@@ -184,21 +186,47 @@ void ignore_broken_pipes() {
   if (action.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-}  // namespace
-
-c10::intrusive_ptr<c10d::Backend> make_gloo(const Setup& setup, const GlooDevices& devices) {
-  ignore_broken_pipes();
+BackendPtr connect(const Setup& setup) {
   auto options = ProcessGroupGloo::Options::create(setup.connect_by.left());
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;
-  for (const auto& name : devices.interfaces) {
+  for (const auto& name : setup.gloo_devices.interfaces) {
     options->devices.push_back(ProcessGroupGloo::createDeviceForInterface(name));
   }
   if (options->devices.empty()) {
-    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(devices.address));
+    options->devices.push_back(
+        ProcessGroupGloo::createDeviceForHostname(setup.gloo_devices.address));
   }
   auto gloo = c10::make_intrusive<Gloo>(setup.store, setup.rank, setup.world_size, options);
   gloo->setTimeout(setup.timeout);
+  return gloo;
+}
+
+}  // namespace
+
+BackendPtr make_gloo(const Setup& setup) {
+  ignore_broken_pipes();
+  BackendPtr gloo;
+  const auto problem = problem_of([&] { gloo = connect(setup); });
+  TORCH_CHECK(
+      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      " to connect to the others over ", to_string(setup.gloo_devices), " within ",
+      setup.connect_by.timeout().count(),
+      " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
+      ")");
+  return gloo;
+}
+
+Description describe_gloo() {
+  Description gloo;
+  gloo.name = "gloo";
+  gloo.devices = {"cpu", "cuda"};
+  gloo.capabilities = [] {
+    BackendCapabilities capabilities;
+    capabilities.falls_back_to_gloo = true;
+    return capabilities;
+  };
+  gloo.make = make_gloo;
   return gloo;
 }
 

@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "backends/backends.h"
+#include "backends/nccl.h"
 
 namespace ddp::backends {
 namespace {
@@ -35,7 +35,7 @@ OwnGpu find_gpu(const std::optional<Setting>& local_rank) {
   return gpu;
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& setup) {
+BackendPtr make_nccl(const Setup& setup) {
   // Or kernels of the computation that are queued already would go first, and hold a bucket up.
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = setup.timeout;

@@ -1,7 +1,7 @@
 // Compiled instead of nccl.cpp where LibTorch has no CUDA part or nccl.h was not found.
 #include <c10/util/Exception.h>
 
-#include "backends/backends.h"
+#include "backends/nccl.h"
 
 namespace ddp::backends {
 namespace {
@@ -14,9 +14,7 @@ constexpr const char* kWhyNot =
 
 OwnGpu find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const Setup& /*setup*/) {
-  TORCH_CHECK(false, "backend nccl: ", kWhyNot, ".");
-}
+BackendPtr make_nccl(const Setup& /*setup*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 
 void use_cuda_device(int /*index*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 

@@ -14,7 +14,9 @@
 #include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "backends/backends.h"
+#include "backends/gloo.h"
+#include "backends/registry.h"
+#include "backends/shm.h"
 #include "backends/shm/hosts_backend.h"
 #include "backends/shm/shm_backend.h"
 
@@ -183,12 +185,36 @@ Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
   return leaders;
 }
 
+// What `backend("")` came to is told once a job, as it decides how fast the job is.
+void tell_choice(const Setup& setup, const Shared& shared) {
+  if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
+  if (shared.backend) {
+    TORCH_WARN_ONCE(
+        "CPU tensors go through memory that the ranks of a host share: backend(\"\") chose "
+        "\"shm\".");
+  } else {
+    TORCH_WARN_ONCE(
+        "CPU tensors go over sockets: backend(\"\") chose \"gloo\", for ", shared.why_not, ".");
+  }
+}
+
+BackendPtr make_shm_or_gloo(const Setup& setup) {
+  const auto gloo = make_gloo(setup);
+  if (setup.world_size == 1 && !setup.required) return gloo;
+  const auto shared = make_shm(setup, gloo);
+  TORCH_CHECK(
+      shared.backend || !setup.required,
+      "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
+      ". Start at least two of them on one host and in one container as one user, or use "
+      "backend(\"gloo\").");
+  if (!setup.required) tell_choice(setup, shared);
+  return shared.backend ? shared.backend : gloo;
+}
+
 }  // namespace
 
-Shared make_shm(
-    const Setup& setup, const c10::intrusive_ptr<c10d::Backend>& gloo,
-    const ConnectGloo& connect_gloo) {
-  std::string name = setup.host;
+Shared make_shm(const Setup& setup, const BackendPtr& gloo, const std::string& host) {
+  std::string name = host;
   auto why_not = first_problem(ask_all(setup, "named", problem_of([&] {
                                          if (name.empty()) name = name_of_host();
                                        })));
@@ -213,10 +239,10 @@ Shared make_shm(
   why_not = first_problem(ask_all(
       setup, "mapped", problem_of([&] { peers = map_memory(hosts, boards, memory, places); })));
   if (!why_not.empty()) return {nullptr, why_not};
-  c10::intrusive_ptr<c10d::Backend> leaders;
+  BackendPtr leaders;
   const auto lead = [&] {
     if (!several || !hosts.leads()) return;
-    leaders = connect_gloo(setup_of_leaders(setup, hosts));
+    leaders = make_gloo(setup_of_leaders(setup, hosts));
   };
   if (several) why_not = first_problem(ask_all(setup, "led", problem_of(lead)));
   if (!why_not.empty()) return {nullptr, why_not};
@@ -239,6 +265,21 @@ Shared make_shm(
               hosts.leaders},
           leaders, gloo, setup.timeout),
       ""};
+}
+
+Description describe_shm() {
+  Description shm;
+  shm.name = "shm";
+  shm.devices = {"cpu"};
+  shm.is_default = true;
+  shm.capabilities = [] {
+    BackendCapabilities capabilities;
+    capabilities.averages = true;
+    capabilities.falls_back_to_gloo = true;
+    return capabilities;
+  };
+  shm.make = make_shm_or_gloo;
+  return shm;
 }
 
 }  // namespace ddp::backends

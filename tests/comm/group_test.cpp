@@ -8,7 +8,7 @@
 #include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
-#include "comm/backends/backends.h"
+#include "comm/backends/nccl.h"
 #include "comm/group_builder.h"
 #include "support/ranks.h"
 

@@ -15,7 +15,7 @@ using ddp::Setting;
 namespace {
 
 /// What each rank of a world gets, "yes" or "no" or its error.
-std::vector<std::string> ask_all(const std::vector<OwnGpu>& gpus, bool required) {
+std::vector<std::string> ask_all(const std::vector<OwnGpu>& gpus, const std::string& required_by) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const int size = static_cast<int>(gpus.size());
   std::vector<std::future<std::string>> futures;
@@ -24,7 +24,7 @@ std::vector<std::string> ask_all(const std::vector<OwnGpu>& gpus, bool required)
       const ddp::RollCall roll{store, rank, size, ddp::Deadline(std::chrono::seconds(20)), "test"};
       c10d::PrefixStore votes("votes", store);
       try {
-        return std::string(ddp::all_have_gpus(roll, votes, gpus[rank], required) ? "yes" : "no");
+        return std::string(ddp::all_have_gpus(roll, votes, gpus[rank], required_by) ? "yes" : "no");
       } catch (const c10::Error& error) {
         return std::string(error.what_without_backtrace());
       }
@@ -68,20 +68,20 @@ TEST_CASE("without a GPU for the local rank the reason names both", "[comm][pure
 }
 
 TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]") {
-  CHECK(ask_all({kFirst}, false) == Answers{"yes"});
-  CHECK(ask_all({kFirst, kSecond, kElsewhere}, false) == Answers(3, "yes"));
-  CHECK(ask_all({kUnknown, kUnknown}, false) == Answers(2, "yes"));
-  CHECK(ask_all({kFirst, kNone, kSecond}, false) == Answers(3, "no"));
-  CHECK(ask_all({kFirst, kFirst}, false) == Answers(2, "no"));
-  CHECK(ask_all({kFirst, kSecond}, true) == Answers(2, "yes"));
+  CHECK(ask_all({kFirst}, "") == Answers{"yes"});
+  CHECK(ask_all({kFirst, kSecond, kElsewhere}, "") == Answers(3, "yes"));
+  CHECK(ask_all({kUnknown, kUnknown}, "") == Answers(2, "yes"));
+  CHECK(ask_all({kFirst, kNone, kSecond}, "") == Answers(3, "no"));
+  CHECK(ask_all({kFirst, kFirst}, "") == Answers(2, "no"));
+  CHECK(ask_all({kFirst, kSecond}, "nccl") == Answers(2, "yes"));
 }
 
 TEST_CASE("where NCCL is required all learn who has no GPU", "[comm][ranks][errors]") {
-  auto answers = ask_all({kFirst, kNone, kSecond}, true);
+  auto answers = ask_all({kFirst, kNone, kSecond}, "nccl");
   CHECK(answers == Answers(3, answers[0]));
   CHECK(answers[0] == "test on rank 1 of 3: backend nccl: " + kNone.why_not + ".");
 
-  answers = ask_all({kFirst, kFirst}, true);
+  answers = ask_all({kFirst, kFirst}, "nccl");
   CHECK(answers == Answers(2, answers[0]));
   CHECK_THAT(
       answers[0], ContainsText("backend nccl: expected a GPU for each rank, got the same one") &&

@@ -6,7 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/backends.h"
+#include "comm/backends/gloo.h"
+#include "comm/backends/shm.h"
 
 namespace ddp::testing {
 
@@ -17,23 +18,19 @@ inline backends::Shared share_on_hosts(
   const auto in = [&](const char* prefix) {
     return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
   };
-  const auto size = static_cast<int>(hosts.size());
-  backends::Setup setup{
-      in("hosts"),
-      rank,
-      size,
-      timeout,
-      Deadline(connect_within),
-      "test",
-      {},
-      hosts.substr(static_cast<size_t>(rank), 1)};
-  for (int other = 0; other < size; ++other) setup.global_ranks.push_back(other);
-  const auto connect = [](const backends::Setup& of) {
-    return backends::make_gloo(of, {{}, "127.0.0.1"});
-  };
+  backends::Setup setup;
+  setup.store = in("hosts");
+  setup.rank = rank;
+  setup.world_size = static_cast<int>(hosts.size());
+  setup.timeout = timeout;
+  setup.connect_by = Deadline(connect_within);
+  setup.group_name = "test";
+  for (int other = 0; other < setup.world_size; ++other) setup.global_ranks.push_back(other);
+  setup.gloo_devices = {{}, "127.0.0.1"};
   auto gloo_setup = setup;
   gloo_setup.store = in("hosts/gloo");
-  return backends::make_shm(setup, connect(gloo_setup), connect);
+  const auto host = hosts.substr(static_cast<size_t>(rank), 1);
+  return backends::make_shm(setup, backends::make_gloo(gloo_setup), host);
 }
 
 }  // namespace ddp::testing

@@ -1,0 +1,15 @@
+// MPI is known for its error to say what to use instead.
+#include "backends/registry.h"
+
+namespace ddp::backends {
+
+Description describe_mpi() {
+  Description mpi;
+  mpi.name = "mpi";
+  mpi.devices = {"cpu", "cuda"};
+  mpi.capabilities = [] { return BackendCapabilities(); };
+  mpi.why_no_build = "LibTorch's binaries come without it. Use gloo or nccl, under mpirun too.";
+  return mpi;
+}
+
+}  // namespace ddp::backends

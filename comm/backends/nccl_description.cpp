@@ -1,0 +1,36 @@
+// What is so of NCCL with it built in and without.
+#include "environment.h"
+
+#include "backends/nccl.h"
+#include "backends/registry.h"
+
+namespace ddp::backends {
+namespace {
+
+// In its own memory, which it registers, only where DDP_DISABLE_COMM_MEM is set, and not to 1, as
+// in PyTorch: NCCL wants the buffers of all ranks at the same offsets into what they registered. A
+// pool that reuses a block once the device is through with it does not promise that. Needs a
+// communicator, that is a collective before. Source: NCCL's guide, "User Buffer Registration".
+bool registers_memory() { return process_variable("DDP_DISABLE_COMM_MEM").value_or("1") != "1"; }
+
+}  // namespace
+
+Description describe_nccl() {
+  Description nccl;
+  nccl.name = "nccl";
+  nccl.devices = {"cuda"};
+  nccl.is_default = true;
+  nccl.capabilities = [] {
+    BackendCapabilities capabilities;
+    capabilities.averages = true;
+    capabilities.reduces_in_own_memory = registers_memory();
+    capabilities.waits_on_stream = true;
+    return capabilities;
+  };
+  nccl.make = make_nccl;
+  nccl.find_gpu = find_gpu;
+  nccl.use_gpu = use_cuda_device;
+  return nccl;
+}
+
+}  // namespace ddp::backends

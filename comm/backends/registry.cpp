@@ -1,0 +1,43 @@
+#include "backends/registry.h"
+
+#include <algorithm>
+
+namespace ddp {
+namespace backends {
+
+// One line a backend, and one file, which describes it.
+#define DDP_BACKENDS(BACKEND) \
+  BACKEND(gloo)               \
+  BACKEND(shm)                \
+  BACKEND(nccl)               \
+  BACKEND(mpi)
+
+#define DDP_DECLARE(name) Description describe_##name();
+DDP_BACKENDS(DDP_DECLARE)
+#undef DDP_DECLARE
+
+const std::vector<Description>& all() {
+#define DDP_DESCRIBE(name) describe_##name(),
+  static const std::vector<Description> descriptions{DDP_BACKENDS(DDP_DESCRIBE)};
+#undef DDP_DESCRIBE
+  return descriptions;
+}
+
+const Description* find(const std::string& name) {
+  const auto found = std::find_if(
+      all().begin(), all().end(), [&](const auto& backend) { return backend.name == name; });
+  return found == all().end() ? nullptr : &*found;
+}
+
+}  // namespace backends
+
+BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto backend = group.getBackend(device.type());
+  const auto* description = backends::find(backend->getBackendName());
+  auto capabilities = description != nullptr ? description->capabilities() : BackendCapabilities();
+  capabilities.reduces_in_own_memory =
+      capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
+  return capabilities;
+}
+
+}  // namespace ddp

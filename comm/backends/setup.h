@@ -1,0 +1,32 @@
+// What backends are made from.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "../deadline.h"
+#include "../interface.h"
+
+namespace ddp::backends {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// What every backend is made from.
+struct Setup {
+  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{0};  // of its collectives
+  Deadline connect_by{timeout};
+  std::string group_name;
+  std::vector<uint64_t> global_ranks;  // of the group's members, in group order
+  GlooDevices gloo_devices;
+  bool required = true;  // the user named the backend; else another one may stand in for it
+};
+
+}  // namespace ddp::backends

@@ -1,0 +1,87 @@
+// What backends can do, as the other rooms are told.
+#include <algorithm>
+#include <cstdlib>
+
+#include <ddp/internal/capabilities.h>
+
+#include "comm/backends/registry.h"
+#include "support/recording_backend.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using namespace ddp;
+
+class Named : public testing::RecordingBackend {
+ public:
+  Named(std::string name, bool allocates, testing::Events& events)
+      : RecordingBackend(0, 2, events), name_(std::move(name)), allocates_(allocates) {}
+
+  const std::string getBackendName() const override { return name_; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return allocates_; }
+
+ private:
+  std::string name_;
+  bool allocates_;
+};
+
+BackendCapabilities capabilities(const std::string& name, bool allocates = true) {
+  testing::Events events;
+  const auto group = testing::group_over(c10::make_intrusive<Named>(name, allocates, events));
+  return capabilities_of(*group, at::kCPU);
+}
+
+}  // namespace
+
+TEST_CASE("each backend says what it can do", "[capabilities][pure]") {
+  CHECK(capabilities("shm").averages);
+  CHECK(capabilities("shm").falls_back_to_gloo);
+  CHECK_FALSE(capabilities("shm").waits_on_stream);
+
+  CHECK_FALSE(capabilities("gloo").averages);
+  CHECK(capabilities("gloo").falls_back_to_gloo);
+  CHECK_FALSE(capabilities("gloo").waits_on_stream);
+
+  CHECK(capabilities("nccl").averages);
+  CHECK_FALSE(capabilities("nccl").falls_back_to_gloo);
+  CHECK(capabilities("nccl").waits_on_stream);
+}
+
+TEST_CASE("of a program's own backend nothing is expected", "[capabilities][pure]") {
+  const auto own = capabilities("own");
+  CHECK_FALSE(own.averages);
+  CHECK_FALSE(own.falls_back_to_gloo);
+  CHECK_FALSE(own.waits_on_stream);
+}
+
+TEST_CASE("buckets lie in the backend's memory where it has some", "[capabilities][pure]") {
+  const std::string name = GENERATE("shm", "own");
+  CHECK(capabilities(name, /*allocates=*/true).reduces_in_own_memory);
+  CHECK_FALSE(capabilities(name, /*allocates=*/false).reduces_in_own_memory);
+}
+
+TEST_CASE("NCCL's memory is for those who ask for it", "[capabilities][pure]") {
+  const char* const variable = "DDP_DISABLE_COMM_MEM";
+  const auto answer_under = [&](const char* value) {
+    setenv(variable, value, 1);
+    const bool answer = capabilities("nccl").reduces_in_own_memory;
+    unsetenv(variable);
+    return answer;
+  };
+  CHECK_FALSE(capabilities("nccl").reduces_in_own_memory);
+  CHECK_FALSE(answer_under("1"));
+  CHECK(answer_under("0"));
+}
+
+TEST_CASE("every backend in the registry is described in full", "[capabilities][pure]") {
+  CHECK(backends::find("none") == nullptr);
+  for (const auto& backend : backends::all()) {
+    CAPTURE(backend.name);
+    CHECK(backends::find(backend.name) == &backend);
+    CHECK_FALSE(backend.devices.empty());
+    CHECK(backend.capabilities != nullptr);
+    CHECK((backend.make == nullptr) == !backend.why_no_build.empty());
+    CHECK((backend.find_gpu == nullptr) == (backend.use_gpu == nullptr));
+  }
+}
