@@ -422,6 +422,7 @@ void GroupMonitor::begin_attempt() {
   const std::lock_guard lock(mutex_);
   ++attempts_;
   last_error_.clear();
+  last_error_is_agreed_ = false;
 }
 
 void GroupMonitor::fail_attempt(const std::string& why) noexcept {
@@ -449,13 +450,21 @@ void GroupMonitor::note_error(const std::string& why) noexcept {
   }
 }
 
+void GroupMonitor::throw_agreed(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    last_error_is_agreed_ = true;
+  }
+  throw AgreedError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+}
+
 void GroupMonitor::leave_by_exception() noexcept {
   if (!is_watching()) return;
   try {
     std::string why;
     {
       const std::lock_guard lock(mutex_);
-      if (aborted_) return;
+      if (aborted_ || last_error_is_agreed_) return;
       why = last_error_;
     }
     if (why.empty()) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -22,6 +23,13 @@ class StoreExecutor;
 /// What a rank waits for, in words that are the same on every rank: "reducing bucket 3 of 5". Asked
 /// only when the wait is late or fails.
 using WaitPoint = c10::function_ref<std::string()>;
+
+/// An error that every rank of the group throws at the same call, with the same text: no rank waits
+/// for another one because of it, and the group stays usable.
+class AgreedError : public c10::Error {
+ public:
+  using c10::Error::Error;
+};
 
 /// Sees to it that no rank of a process group waits for one that will not come.
 ///
@@ -101,6 +109,9 @@ class GroupMonitor {
   /// What threw on this rank without harm to the others, for the text of leave_by_exception().
   void note_error(const std::string& why) noexcept;
 
+  /// Throws `text`, which every rank throws now.
+  [[noreturn]] void throw_agreed(const std::string& text);
+
   /// This rank ends its part in the group while an exception unwinds the stack.
   void leave_by_exception() noexcept;
 
@@ -134,6 +145,7 @@ class GroupMonitor {
   uint64_t attempts_ = 0;
   std::vector<uint64_t> failed_attempts_;
   std::string last_error_;
+  bool last_error_is_agreed_ = false;
 };
 
 /// The monitor of a group that this library made; a new one for any other group, which every rank
