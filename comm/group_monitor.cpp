@@ -188,7 +188,6 @@ void GroupMonitor::report(const std::string& where) {
 /// Which ranks wait where this one does, and where the others do; "" when the store does not say.
 std::string GroupMonitor::arrivals(const std::string& where) {
   if (!setup_.store) return "";
-  report(where);
   std::vector<std::string> keys;
   for (int rank = 0; rank < setup_.size; ++rank) keys.push_back(report_key(rank));
   std::vector<std::string> reports;
@@ -251,6 +250,7 @@ std::string GroupMonitor::silent_store() const {
 /// be found out about the peers. Stays for a while, since a rank that fails may be about to say so.
 std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
   const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout);
+  report(where());  // for the others' texts, if they find no reason either
   std::string gone;
   while (true) {
     if (auto failure = look(kStorePatience)) return *failure;

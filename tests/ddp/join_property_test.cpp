@@ -129,7 +129,6 @@ Outcome replay(const Schedule& s) {
   std::vector<std::vector<at::Tensor>> pending(world, none);
   std::vector<double> samples(world, 0);
   std::vector<at::Tensor> buffers(world, torch::zeros({1}, at::kDouble));
-  bool synced_before = true;
   Outcome outcome;
   int last = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -138,9 +137,6 @@ Outcome replay(const Schedule& s) {
       if (s.inputs[rank] > round) active.push_back(rank);
     }
     last = active.back();
-    // The first pass after an averaged one gets the buffers of the last rank with input.
-    if (synced_before) buffers.assign(world, buffers[last]);
-    synced_before = reduces(s, round);
     for (const int rank : active) {
       net->passes.set_data(buffers[rank].clone());
       const auto loss = net->forward(batch(rank, round), skips(s, rank, round));
@@ -168,6 +164,13 @@ Outcome replay(const Schedule& s) {
     }
     pending.assign(world, none);
     samples.assign(world, 0);
+    // With the gradients travel the buffers of the last rank with input.
+    buffers.assign(world, buffers[last]);
+  }
+  // The ranks with the most averaged passes are the last ones, and the highest of them gives its
+  // model.
+  for (int rank = 0; rank < world; ++rank) {
+    if (s.inputs[rank] / s.accumulation == rounds / s.accumulation) last = rank;
   }
   for (const auto& w : weights) outcome.state.push_back(w.detach().clone());
   outcome.state.push_back(buffers[last]);
