@@ -12,7 +12,7 @@
 
 #include "backends/registry.h"
 #include "collective_checks.h"
-#include "own_gpu.h"
+#include "gpu_assignment.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -120,12 +120,12 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   world.backends = parse_backend(backend, /*gpus_are_usable=*/true);
   world.backends_required = !backend.empty();
   world.timeout = options.timeout();
-  const auto* const on_gpus = backend_of_own_gpus(world.backends);
+  const auto* const on_gpus = backend_of_gpus(world.backends);
   const auto met = rendezvous(options, environment, deadline);
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;
-  OwnGpu gpu;
+  GpuAssignment gpu;
   try {
     check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);

@@ -29,7 +29,7 @@ std::string id_of(int device) {
 
 }  // namespace
 
-OwnGpu find_gpu(const std::optional<Setting>& local_rank) {
+GpuAssignment find_gpu(const std::optional<Setting>& local_rank) {
   auto gpu = choose_gpu(local_rank, c10::cuda::device_count());
   if (gpu.device) gpu.id = id_of(*gpu.device);
   return gpu;

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 
-#include "comm/backends/shm/arena.h"
-#include "comm/backends/shm/segment.h"
+#include "comm/backends/shm/memory/arena.h"
+#include "comm/backends/shm/memory/segment.h"
 
 #include <unistd.h>
 
@@ -13,8 +13,8 @@ using ddp::backends::shm::Segment;
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr auto kDiscard = Arena::Afterwards::kDiscard;
-constexpr auto kKeep = Arena::Afterwards::kKeep;
+constexpr auto kDiscard = Arena::OnRelease::kDiscard;
+constexpr auto kKeep = Arena::OnRelease::kKeep;
 
 }  // namespace
 

@@ -225,7 +225,7 @@ TEST_CASE("what a rank gave up does not succeed on the others", "[shm][errors]")
       },
       over_shm(300ms));
   CHECK_THAT(errors[0], ContainsText("timed out after 300 ms, rank 1 (at 1) did not come"));
-  CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has given up"));
+  CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has aborted"));
 }
 
 TEST_CASE("after a failure every further collective fails at once", "[shm][errors]") {

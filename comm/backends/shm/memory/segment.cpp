@@ -1,0 +1,81 @@
+#include "segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace ddp::backends::shm {
+
+Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to map ", bytes, " bytes of shared memory, but ", std::strerror(error));
+  }
+  data_ = static_cast<std::byte*>(data);
+  // Else a core file would hold the memory of all ranks.
+  ::madvise(data_, bytes, MADV_DONTDUMP);
+  if (owns) return;
+  ::close(fd);  // the mapping needs none
+  fd_ = -1;
+}
+
+Segment::~Segment() {
+  ::munmap(data_, bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::shared_ptr<Segment> Segment::make(size_t bytes) {
+  // Beyond this limit the kernel ends the process with SIGXFSZ in ftruncate.
+  rlimit largest{};
+  TORCH_CHECK(
+      ::getrlimit(RLIMIT_FSIZE, &largest) != 0 || bytes <= largest.rlim_cur,
+      "expected to make shared memory of ", bytes, " bytes, but `ulimit -f` allows ",
+      largest.rlim_cur);
+  const int fd = ::memfd_create("ddp", MFD_CLOEXEC);
+  TORCH_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
+  }
+  return std::shared_ptr<Segment>(new Segment(fd, bytes, /*owns=*/true));
+}
+
+std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
+  const auto path = c10::str("/proc/", pid, "/fd/", fd);
+  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  TORCH_CHECK(
+      own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
+      std::strerror(errno));
+  // Of another file that took its number, reading beyond the end would end the process by a signal.
+  struct stat file {};
+  if (::fstat(own, &file) != 0 || static_cast<size_t>(file.st_size) < bytes) {
+    ::close(own);
+    TORCH_CHECK(
+        false, "expected ", bytes, " bytes of memory of process ", pid, " at ", path,
+        ", but it has ", file.st_size, ": it is another's");
+  }
+  return std::shared_ptr<Segment>(new Segment(own, bytes, /*owns=*/false));
+}
+
+void Segment::discard(size_t offset, size_t bytes) {
+  // A failure costs memory and nothing else.
+  (void)::fallocate(
+      fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+      static_cast<off_t>(bytes));
+}
+
+}  // namespace ddp::backends::shm
