@@ -13,6 +13,7 @@
 #include "backends/registry.h"
 #include "collective_checks.h"
 #include "gpu_assignment.h"
+#include "owned_process_group.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -28,7 +29,7 @@ ProcessGroup connect(
     const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
     int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  const auto group = OwnedProcessGroup::make(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
   std::string default_backend;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp::backends {
@@ -29,6 +30,7 @@ class GlooPointToPoint : public c10d::Work {
   bool claim();
   void finish_transfer(std::chrono::milliseconds timeout);
 
+  const OwnerProcess owner_;
   c10::intrusive_ptr<c10d::Work> work_;
   std::chrono::milliseconds timeout_;
   bool claimed_ = false;  // guarded by mutex_

@@ -47,7 +47,7 @@ WorkPtr start(const BackendPtr& backend, const at::Tensor& t, c10d::ReduceOp op)
 }
 
 /// What waiting for it throws; "" for nothing.
-std::string error_of(const WorkPtr& work) {
+std::string error_in(const WorkPtr& work) {
   return ddp::problem_of([&] { work->wait(); });
 }
 
@@ -221,8 +221,8 @@ TEST_CASE("a rank that does not come is named on its host", "[shm][hosts][errors
     }
     const auto first = start(backend, at::ones({10}), c10d::ReduceOp::SUM);
     const auto second = start(backend, at::ones({10}), c10d::ReduceOp::SUM);
-    const auto text = error_of(first);
-    TORCH_CHECK(!error_of(second).empty(), "the second did not fail");
+    const auto text = error_in(first);
+    TORCH_CHECK(!error_in(second).empty(), "the second did not fail");
     TORCH_CHECK(text.empty(), text);
   });
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
@@ -274,7 +274,7 @@ TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][
       if (round % 2 == 0) work->wait();
       backend.reset();
       // It is over, one way or the other; who waited for it has its result.
-      const auto text = error_of(work);
+      const auto text = error_in(work);
       TORCH_CHECK(text.empty() || round % 2 == 1, text);
       if (text.empty()) TORCH_CHECK(at::equal(t, at::full({1000}, 5.0)));
     });
@@ -301,7 +301,7 @@ TEST_CASE("callbacks may wait for other sums, throw, or end the group", "[shm][h
     std::promise<std::string> waited;
     const auto first = start(backend, t, c10d::ReduceOp::SUM);
     first->getFuture()->addCallback([&](c10::ivalue::Future&) {
-      waited.set_value(error_of(start(backend, t.clone(), c10d::ReduceOp::SUM)));
+      waited.set_value(error_in(start(backend, t.clone(), c10d::ReduceOp::SUM)));
     });
     TORCH_CHECK(waited.get_future().get().empty());
     const auto second = start(backend, t.clone(), c10d::ReduceOp::SUM);
@@ -329,7 +329,7 @@ TEST_CASE("a call that does not match ends the group, and says why", "[shm][host
   const auto errors = errors_of_ranks(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aabb");
     const auto text =
-        error_of(start(backend, at::ones({self.rank == 1 ? 11 : 10}), c10d::ReduceOp::SUM));
+        error_in(start(backend, at::ones({self.rank == 1 ? 11 : 10}), c10d::ReduceOp::SUM));
     TORCH_CHECK(text.empty(), text);
   });
   for (const auto& error : errors) CHECK_FALSE(error.empty());
@@ -349,7 +349,7 @@ TEST_CASE("what Gloo carries fails with the group over hosts", "[shm][hosts][err
     const auto begin = std::chrono::steady_clock::now();
     std::vector<at::Tensor> t{at::ones({10})};
     if (self.rank == 1) {  // who goes on, and does not come to the others' barrier in Gloo
-      error_of(start(backend, t[0], c10d::ReduceOp::SUM));
+      error_in(start(backend, t[0], c10d::ReduceOp::SUM));
       kept[rank] = backend;
       return;
     }

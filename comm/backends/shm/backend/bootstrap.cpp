@@ -17,19 +17,20 @@
 
 #include "../../gloo.h"
 #include "../../registry.h"
+#include "bootstrap_round.h"
 #include "hierarchical_backend.h"
 #include "shm_backend.h"
 
 namespace ddp::backends::shm {
 namespace {
 
-/// What a rank tells the others of itself.
+/// Where the other ranks of a host find a rank's memory.
 struct Place {
   pid_t pid = 0;
   int arena_fd = -1;
-  int control_fds[2] = {-1, -1};  // of the host's leader
+  int control_fds[2] = {-1, -1};  // of the host's leader alone
   size_t bytes = 0;               // of the arena
-  uint64_t token = 0;             // behind the arena, to know it by
+  uint64_t token = 0;             // random; stands behind the arena, to tell it from another job's
 };
 
 /// Who is where.
@@ -42,8 +43,12 @@ struct Hosts {
   bool leads() const { return local_rank == 0; }
 };
 
-// The page behind the arena, for the token.
-constexpr size_t kTokenPage = 4096;
+constexpr size_t kPage = 4096;
+// Behind the arena, for the token.
+constexpr size_t kTokenPage = kPage;
+// Each rank maps the arenas of all ranks of its host. The 47 bits of an address have to do for many
+// groups.
+constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
 
 std::string namespace_of(const char* kind) {
   struct stat info {};
@@ -60,13 +65,11 @@ std::string name_of_host() {
   return c10::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
-// As much as the host has, for untouched pages take no memory; but each rank maps all the others',
-// and the 47 bits of an address have to do for many groups.
+// As much as the host has: untouched pages take no memory.
 size_t arena_bytes(int ranks) {
-  constexpr size_t kOfAllRanks = size_t{1} << 42;
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
-  return std::min(host, kOfAllRanks / static_cast<size_t>(ranks)) / kTokenPage * kTokenPage;
+  return std::min(host, kBytesOfAllRanks / static_cast<size_t>(ranks)) / kPage * kPage;
 }
 
 uint64_t random_token() {
@@ -80,33 +83,20 @@ std::string to_text(const Place& place) {
       place.bytes, ' ', place.token);
 }
 
-Place parse_place(const std::string& text) {
-  Place place;
-  std::istringstream(text) >> place.pid >> place.arena_fd >> place.control_fds[0] >>
-      place.control_fds[1] >> place.bytes >> place.token;
-  return place;
-}
-
-/// The ranks' answers to one question, by rank.
-std::vector<std::string> ask_all(
-    const Setup& setup, const std::string& question, const std::string& answer) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < setup.world_size; ++rank) {
-    keys.push_back(c10::str(question, "/", rank));
+std::vector<Place> parse_places(const Round& round) {
+  std::vector<Place> places(round.entries.size());
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    auto& place = places[rank];
+    std::istringstream text(round.entries[rank]);
+    text >> place.pid >> place.arena_fd >> place.control_fds[0] >> place.control_fds[1] >>
+        place.bytes >> place.token;
+    const bool is_whole = text && text.peek() == std::istringstream::traits_type::eof();
+    const bool is_place = place.pid > 0 && place.arena_fd >= 0 && place.bytes > 0 &&
+                          place.bytes <= kBytesOfAllRanks && place.bytes % kPage == 0;
+    if (!is_whole || !is_place)
+      throw_malformed(round, rank, "a process id and where its memory is");
   }
-  setup.store->set(keys[static_cast<size_t>(setup.rank)], answer);
-  setup.store->wait(keys, setup.connect_by.left());
-  std::vector<std::string> answers;
-  for (const auto& key : keys) answers.push_back(setup.store->get_to_str(key));
-  return answers;
-}
-
-/// The first answer that is not empty, with its rank: the same on all ranks.
-std::string first_problem(const std::vector<std::string>& problems) {
-  for (size_t rank = 0; rank < problems.size(); ++rank) {
-    if (!problems[rank].empty()) return c10::str("rank ", rank, ": ", problems[rank]);
-  }
-  return "";
+  return places;
 }
 
 Hosts find_hosts(const std::vector<std::string>& names, int rank) {
@@ -133,9 +123,10 @@ std::shared_ptr<Segment> make_control(int ranks) {
   return segment;
 }
 
-void make_memory(const Hosts& hosts, size_t controls, Memory& memory, Place& place) {
+Place make_memory(const Hosts& hosts, size_t controls, size_t bytes, Memory& memory) {
+  Place place;
   place.pid = ::getpid();
-  place.bytes = arena_bytes(hosts.local_size());
+  place.bytes = bytes > 0 ? bytes : arena_bytes(hosts.local_size());
   place.token = random_token();
   memory.own = Segment::make(place.bytes + kTokenPage);
   std::memcpy(memory.own->data() + place.bytes, &place.token, sizeof(place.token));
@@ -144,6 +135,7 @@ void make_memory(const Hosts& hosts, size_t controls, Memory& memory, Place& pla
     memory.controls.push_back(make_control(hosts.local_size()));
     place.control_fds[i] = memory.controls.back()->fd();
   }
+  return place;
 }
 
 std::vector<Peer> map_memory(
@@ -196,15 +188,31 @@ void tell_choice(const Setup& setup, const BootstrapResult& shared) {
   }
 }
 
+BackendPtr make_backend(
+    const Setup& setup, const Hosts& hosts, const Memory& memory, const std::vector<Peer>& peers,
+    size_t arena_bytes, const BackendPtr& gloo, const BackendPtr& leaders) {
+  const auto arena = std::make_shared<Arena>(memory.own, arena_bytes);
+  const auto engine_on = [&](size_t control) {
+    return ProgressEngine::make(
+        hosts.local_rank, memory.controls[control], peers, arena, setup.timeout);
+  };
+  if (memory.controls.size() == 1) {
+    return c10::make_intrusive<ShmBackend>(setup.rank, setup.world_size, arena, engine_on(0), gloo);
+  }
+  return c10::make_intrusive<HierarchicalBackend>(
+      setup.rank, setup.world_size,
+      Host{arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(), hosts.leaders},
+      leaders, gloo, setup.timeout);
+}
+
 }  // namespace
 
-BootstrapResult bootstrap(const Setup& setup, const BackendPtr& gloo, const std::string& host) {
-  std::string name = host;
-  auto why_not = first_problem(ask_all(setup, "named", problem_of([&] {
-                                         if (name.empty()) name = name_of_host();
-                                       })));
-  if (!why_not.empty()) return {nullptr, why_not};
-  const auto hosts = find_hosts(ask_all(setup, "host", name), setup.rank);
+BootstrapResult bootstrap(
+    const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options) {
+  const auto named =
+      share(setup, "host", [&] { return options.host.empty() ? name_of_host() : options.host; });
+  if (!named.problem.empty()) return {nullptr, named.problem};
+  const auto hosts = find_hosts(named.entries, setup.rank);
   const bool several = hosts.leaders.size() > 1;
   if (several && static_cast<int>(hosts.leaders.size()) == setup.world_size) {
     return {nullptr, "no two ranks are on one host and in one container"};
@@ -212,44 +220,29 @@ BootstrapResult bootstrap(const Setup& setup, const BackendPtr& gloo, const std:
 
   const size_t controls = several ? 2 : 1;
   Memory memory;
-  Place own;
-  why_not = first_problem(
-      ask_all(setup, "made", problem_of([&] { make_memory(hosts, controls, memory, own); })));
-  if (!why_not.empty()) return {nullptr, why_not};
-  std::vector<Place> places;
-  for (const auto& text : ask_all(setup, "place", to_text(own)))
-    places.push_back(parse_place(text));
+  const auto made = share(setup, "memory", [&] {
+    return to_text(make_memory(hosts, controls, options.arena_bytes, memory));
+  });
+  if (!made.problem.empty()) return {nullptr, made.problem};
+  const auto places = parse_places(made);
 
   std::vector<Peer> peers;
-  why_not = first_problem(ask_all(
-      setup, "mapped", problem_of([&] { peers = map_memory(hosts, controls, memory, places); })));
-  if (!why_not.empty()) return {nullptr, why_not};
+  const auto mapped = share(setup, "mapped", [&] {
+    peers = map_memory(hosts, controls, memory, places);
+    return "";
+  });
+  if (!mapped.problem.empty()) return {nullptr, mapped.problem};
   BackendPtr leaders;
-  const auto lead = [&] {
-    if (!several || !hosts.leads()) return;
-    leaders = make_gloo(setup_of_leaders(setup, hosts));
-  };
-  if (several) why_not = first_problem(ask_all(setup, "led", problem_of(lead)));
-  if (!why_not.empty()) return {nullptr, why_not};
-
-  auto arena = std::make_shared<Arena>(memory.own, own.bytes);
-  const auto engine_on = [&](size_t control) {
-    return ProgressEngine::make(
-        hosts.local_rank, memory.controls[control], peers, arena, setup.timeout);
-  };
-  if (!several) {
-    return {
-        c10::make_intrusive<ShmBackend>(setup.rank, setup.world_size, arena, engine_on(0), gloo),
-        ""};
+  if (several) {
+    const auto led = share(setup, "led", [&] {
+      if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
+      return "";
+    });
+    if (!led.problem.empty()) return {nullptr, led.problem};
   }
-  return {
-      c10::make_intrusive<HierarchicalBackend>(
-          setup.rank, setup.world_size,
-          Host{
-              arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(),
-              hosts.leaders},
-          leaders, gloo, setup.timeout),
-      ""};
+
+  const auto bytes = places[static_cast<size_t>(setup.rank)].bytes;
+  return {make_backend(setup, hosts, memory, peers, bytes, gloo, leaders), ""};
 }
 
 namespace {
@@ -257,7 +250,7 @@ namespace {
 BackendPtr make_shm_or_gloo(const Setup& setup) {
   const auto gloo = make_gloo(setup);
   if (setup.world_size == 1 && !setup.required) return gloo;
-  const auto shared = bootstrap(setup, gloo);
+  const auto shared = bootstrap(setup, gloo, {});
   TORCH_CHECK(
       shared.backend || !setup.required,
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,

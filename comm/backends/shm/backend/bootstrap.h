@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "../../setup.h"
@@ -12,13 +13,21 @@ struct BootstrapResult {
   std::string why_not;
 };
 
+struct BootstrapOptions {
+  std::string host;  // ranks that give the same name share memory; empty: the library finds it
+  size_t arena_bytes = 0;  // of each rank, a multiple of 4096; 0: as much memory as the host has
+};
+
 /// Makes the backend over shared memory, if the ranks of a host can map each other's memory: a
 /// ShmBackend where all ranks are on one host, else a HierarchicalBackend.
 ///
 /// \param gloo  for the collectives that shared memory does not carry.
-/// \param host  the ranks that give the same name share memory; empty: the library finds the name.
+///
+/// \throws c10::Error  on all ranks, when an entry of the store is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-BootstrapResult bootstrap(const Setup& setup, const BackendPtr& gloo, const std::string& host = "");
+/// Cost: 3 rounds, 4 over several hosts; a round is 3 store operations a rank.
+BootstrapResult bootstrap(
+    const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options);
 
 }  // namespace ddp::backends::shm

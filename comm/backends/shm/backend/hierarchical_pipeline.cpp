@@ -100,7 +100,7 @@ void HierarchicalPipeline::check() const {
 }
 
 void HierarchicalPipeline::close() {
-  if (closed_.exchange(true)) return;
+  if (!owner_.is_this_one() || closed_.exchange(true)) return;
   host_.intra_reduce->progress();
   host_.intra_broadcast->progress();
   if (pending_ > 0) fail(kGroupDestroyed);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "../memory/arena.h"
@@ -74,7 +75,8 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   /// \throws c10::DistBackendError  after fail(), with its reason.
   void check() const;
 
-  /// Completes what can complete, and aborts if that is not everything.
+  /// Completes what can complete, and aborts if that is not everything. Does nothing in a process
+  /// that this rank forked.
   void close();
 
  private:
@@ -99,6 +101,7 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   void wait_or_abort(c10d::Work& work) const;
   void between_hosts(c10::function_ref<void(OrderedReduction::Wait)> step) const;
 
+  const OwnerProcess owner_;
   const Host host_;
   const int world_size_;
   const c10::intrusive_ptr<c10d::Backend> leaders_;
