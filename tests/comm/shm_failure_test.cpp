@@ -10,6 +10,7 @@
 #include <ddp/collectives.h>
 
 #include "support/error_of.h"
+#include "support/hosts.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -243,4 +244,52 @@ TEST_CASE("after a failure every further collective fails at once", "[shm][error
       over_shm(200ms));
   CHECK_THAT(errors[0], ContainsText("collective number 0") && ContainsText("timed out"));
   CHECK(errors[1].empty());
+}
+
+TEST_CASE("a rank that cannot start a collective tells the others at once", "[shm][errors]") {
+  // "aab": the group over several hosts has all_reduce alone.
+  const auto [hosts, kind] = GENERATE(table<std::string, std::string>(
+      {{"aaa", "all_reduce"},
+       {"aaa", "all_reduce_coalesced"},
+       {"aaa", "broadcast"},
+       {"aaa", "all_gather"},
+       {"aaa", "all_gather_into"},
+       {"aaa", "reduce_scatter"},
+       {"aab", "all_reduce"}}));
+  CAPTURE(hosts, kind);
+  constexpr size_t kArena = 1 << 16;
+  const auto call = [&, kind = kind](c10d::Backend& backend) -> WorkPtr {
+    std::vector<at::Tensor> one{at::ones(10)};
+    std::vector<std::vector<at::Tensor>> three{{at::ones(10), at::ones(10), at::ones(10)}};
+    auto thirty = at::ones(30);
+    if (kind == "all_reduce") return backend.allreduce(one);
+    if (kind == "all_reduce_coalesced") return backend.allreduce_coalesced(three[0]);
+    if (kind == "broadcast") return backend.broadcast(one, c10d::BroadcastOptions{1});
+    if (kind == "all_gather") return backend.allgather(three, one);
+    if (kind == "all_gather_into") return backend._allgather_base(thirty, one[0]);
+    return backend.reduce_scatter(one, three);
+  };
+  std::vector<double> waited(3);
+  const auto errors = errors_of_ranks(3, [&, hosts = hosts](const Rank& self) {
+    const auto shared =
+        ddp::testing::share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
+    TORCH_CHECK(shared.backend, shared.why_not);
+    at::Tensor all_memory;
+    if (self.rank == 1) all_memory = shared.backend->allocateTensor(kArena, at::dtype(at::kByte));
+    const auto failed = timed_error_of([&] { call(*shared.backend)->wait(); });
+    waited[self.rank] = failed.seconds;
+    self.outlast_the_others();
+    TORCH_CHECK(failed.error.empty(), failed.error);
+  });
+  for (const int rank : {0, 1, 2}) {
+    CAPTURE(rank, errors[rank]);
+    CHECK(waited[rank] < 10);
+    CHECK_FALSE(errors[rank].empty());
+  }
+  CHECK_THAT(errors[1], ContainsText("shared memory: expected 4096 bytes in one block"));
+  // On another host a rank learns it through Gloo's connections.
+  const std::string why =
+      "on rank 1 of 3: shared memory: expected 4096 bytes in one block, but the ";
+  CHECK_THAT(errors[0], ContainsText("shm: expected to start ") && ContainsText(why));
+  if (hosts == "aaa") CHECK_THAT(errors[2], ContainsText(why));
 }

@@ -69,6 +69,16 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::barrier(const c10d::BarrierOpt
   return combine_works(std::move(parts));
 }
 
+at::Tensor HierarchicalBackend::shared_or_abort(Kind kind, const Tensor& tensor) {
+  try {
+    return shared(tensor, *arena_);
+  } catch (const std::exception& error) {
+    const char* name = kind == Kind::kBarrier ? "barrier" : "all_reduce";
+    pipeline_->fail(why_not_started(name, rank_, size_, error));
+    throw;
+  }
+}
+
 HierarchicalBackend::WorkPtr HierarchicalBackend::start(
     Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
   const auto& host = pipeline_->host();
@@ -76,7 +86,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::start(
   const auto operation = std::make_shared<HierarchicalOperation>();
   operation->kind = kind;
   operation->tensor = tensor;
-  operation->memory = shared(tensor, *arena_);
+  operation->memory = shared_or_abort(kind, tensor);
   operation->options = options;
   operation->work = c10::make_intrusive<ShmWork>(
       std::vector<std::shared_ptr<ProgressEngine>>{host.intra_reduce, host.intra_broadcast}, rank_,

@@ -34,6 +34,7 @@ class HierarchicalBackend : public FallbackBackend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  at::Tensor shared_or_abort(Kind kind, const Tensor& tensor);
   WorkPtr start(Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options);
 
   const std::shared_ptr<HierarchicalPipeline> pipeline_;

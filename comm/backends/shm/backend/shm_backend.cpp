@@ -63,6 +63,16 @@ ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title,
   return work;
 }
 
+ShmBackend::WorkPtr ShmBackend::abort_on_error(
+    const char* name, c10::function_ref<WorkPtr()> start_collective) {
+  try {
+    return start_collective();
+  } catch (const std::exception& error) {
+    engine_->fail(why_not_started(name, rank_, size_, error));
+    throw;
+  }
+}
+
 // The engine announces what Gloo carries, too, and before Gloo starts: ranks that call something
 // else learn of the mismatch at once. Gloo numbers collectives by each rank's calls, so that it is
 // of no use after a mismatch: what this rank has started there would end with the timeout.
@@ -94,14 +104,18 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   }
   const auto& tensor = tensors[0];
   const bool in_arena = tensor.is_contiguous() && arena_->offset_of(tensor);
-  return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
+  return abort_on_error("all_reduce", [&] {
+    return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
+  });
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const bool ours = !tensors.empty() && are_plain(tensors) &&
                     can_reduce(tensors[0].scalar_type(), options.reduceOp);
-  if (ours) return reduce_through_copies(tensors, options);
+  if (ours) {
+    return abort_on_error("all_reduce", [&] { return reduce_through_copies(tensors, options); });
+  }
   return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
     return FallbackBackend::allreduce_coalesced(tensors, options);
   });
@@ -176,7 +190,11 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
       return FallbackBackend::broadcast(tensors, options);
     });
   }
-  const auto tensor = tensors[0];
+  return abort_on_error("broadcast", [&] { return broadcast_from(root, tensors[0], options); });
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast_from(
+    int root, const Tensor& tensor, const c10d::BroadcastOptions& options) {
   Call call;
   call.timeout = options.timeout;
   // No rank reads the memory of one that receives.
@@ -217,7 +235,8 @@ ShmBackend::WorkPtr ShmBackend::allgather(
         {Kind::kAllGather, OpType::ALLGATHER, inputs, joined(outputs), options.timeout},
         [&] { return FallbackBackend::allgather(outputs, inputs, options); });
   }
-  return gather_into(outputs[0], inputs[0], options.timeout);
+  return abort_on_error(
+      "all_gather", [&] { return gather_into(outputs[0], inputs[0], options.timeout); });
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(
@@ -230,16 +249,18 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
         {Kind::kAllGather, OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout},
         [&] { return FallbackBackend::_allgather_base(output, input, options); });
   }
-  // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
-  TORCH_CHECK_VALUE(
-      output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
-      output.strides(), " on rank ", rank_, ".");
-  const auto all = flat(output);
-  Tensors parts;
-  for (int rank = 0; rank < size_; ++rank) {
-    parts.push_back(all.narrow(0, rank * input.numel(), input.numel()));
-  }
-  return gather_into(std::move(parts), input, options.timeout);
+  return abort_on_error("all_gather", [&] {
+    // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
+    TORCH_CHECK_VALUE(
+        output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
+        output.strides(), " on rank ", rank_, ".");
+    const auto all = flat(output);
+    Tensors parts;
+    for (int rank = 0; rank < size_; ++rank) {
+      parts.push_back(all.narrow(0, rank * input.numel(), input.numel()));
+    }
+    return gather_into(std::move(parts), input, options.timeout);
+  });
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_into(
@@ -272,13 +293,15 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
         {Kind::kReduceScatter, OpType::REDUCE_SCATTER, outputs, outputs, options.timeout},
         [&] { return FallbackBackend::reduce_scatter(outputs, inputs, options); });
   }
-  const int64_t numel = outputs[0].numel();
-  const auto memory =
-      arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::OnRelease::kKeep);
-  for (int rank = 0; rank < size_; ++rank) {
-    assign(memory.narrow(0, rank * numel, numel), flat(inputs[0][rank]));
-  }
-  return reduce_into(outputs[0], memory, options);
+  return abort_on_error("reduce_scatter", [&] {
+    const int64_t numel = outputs[0].numel();
+    const auto memory =
+        arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::OnRelease::kKeep);
+    for (int rank = 0; rank < size_; ++rank) {
+      assign(memory.narrow(0, rank * numel, numel), flat(inputs[0][rank]));
+    }
+    return reduce_into(outputs[0], memory, options);
+  });
 }
 
 ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
@@ -291,7 +314,8 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
         {Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, {output}, {output}, options.timeout},
         [&] { return FallbackBackend::_reduce_scatter_base(output, input, options); });
   }
-  return reduce_into(output, shared(input, *arena_), options);
+  return abort_on_error(
+      "reduce_scatter", [&] { return reduce_into(output, shared(input, *arena_), options); });
 }
 
 // Completes behind what Gloo carries, too, as Gloo's own barrier does.

@@ -17,6 +17,9 @@ namespace ddp::backends::shm {
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
 /// A tensor from `allocateTensor` is reduced where it lies. Any other tensor is copied in and out,
 /// but for the share that this rank itself sums.
+///
+/// A call that this rank cannot announce (the arena is full, say) aborts the group: the other ranks
+/// wait for the call, and learn the reason at once.
 class ShmBackend : public FallbackBackend {
  public:
   ShmBackend(
@@ -48,6 +51,7 @@ class ShmBackend : public FallbackBackend {
  private:
   WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
   WorkPtr reduce_through_copies(Tensors tensors, const c10d::AllreduceOptions& options);
+  WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
   WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_into(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
@@ -60,6 +64,7 @@ class ShmBackend : public FallbackBackend {
     std::chrono::milliseconds timeout;
   };
   WorkPtr fall_back(const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo);
+  WorkPtr abort_on_error(const char* name, c10::function_ref<WorkPtr()> start_collective);
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
   const std::shared_ptr<ProgressEngine> engine_;

@@ -21,6 +21,13 @@ constexpr int kThreads = 2;
 
 }  // namespace
 
+std::string why_not_started(
+    const char* name, int rank, int world_size, const std::exception& error) {
+  return c10::str(
+      "shm: expected to start ", name, ", but could not on rank ", rank, " of ", world_size, ": ",
+      text_of(error));
+}
+
 void warn_of_callback() noexcept {
   try {
     TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));

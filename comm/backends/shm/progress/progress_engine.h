@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,10 @@ namespace ddp::backends::shm {
 /// What collectives fail with when their rank destroys or aborts its group.
 constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
 constexpr const char* kGroupAborted = "shm: the process group was aborted.";
+
+/// What a rank aborts with that cannot announce its collective `name`: the other ranks see it.
+std::string why_not_started(
+    const char* name, int rank, int world_size, const std::exception& error);
 
 /// Logs the current exception, which a user's callback on a future threw: no caller gets it.
 void warn_of_callback() noexcept;
