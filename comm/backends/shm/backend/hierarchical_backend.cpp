@@ -89,7 +89,7 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::start(
   operation->memory = shared_or_abort(kind, tensor);
   operation->options = options;
   operation->work = c10::make_intrusive<ShmWork>(
-      std::vector<std::shared_ptr<ProgressEngine>>{host.intra_reduce, host.intra_broadcast}, rank_,
+      Engines{host.intra_reduce, host.intra_broadcast}, rank_,
       reduces ? c10d::OpType::ALLREDUCE : c10d::OpType::BARRIER,
       reduces ? "shm:all_reduce" : "shm:barrier", reduces ? Tensors{tensor} : Tensors{});
   operation->work->getFuture();  // so that the progress threads wait on the doorbell

@@ -56,9 +56,8 @@ void ShmBackend::abort() {
 }
 
 ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
-  auto work = c10::make_intrusive<ShmWork>(
-      std::vector<std::shared_ptr<ProgressEngine>>{engine_}, rank_, type, title,
-      std::move(outputs));
+  auto work =
+      c10::make_intrusive<ShmWork>(Engines{engine_}, rank_, type, title, std::move(outputs));
   work->start(std::move(call));
   return work;
 }

@@ -20,8 +20,8 @@ constexpr std::chrono::milliseconds kPoll{20};
 }  // namespace
 
 ShmWork::ShmWork(
-    std::vector<std::shared_ptr<ProgressEngine>> engines, int rank, c10d::OpType type,
-    const char* title, std::vector<at::Tensor> outputs)
+    Engines engines, int rank, c10d::OpType type, const char* title,
+    std::vector<at::Tensor> outputs)
     : c10d::Work(rank, type, title, outputs),
       engines_(std::move(engines)),
       title_(title),

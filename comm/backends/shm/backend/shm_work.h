@@ -5,22 +5,25 @@
 #include <optional>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "../progress/progress_engine.h"
 
 namespace ddp::backends::shm {
 
+/// The engines that a collective goes through, one behind the other; here without an allocation.
+using Engines = c10::SmallVector<std::shared_ptr<ProgressEngine>, 2>;
+
 /// The handle of a collective over shared memory. Every thread that waits on it or polls it makes
 /// progress in the collective's engines.
 class ShmWork : public c10d::Work {
  public:
-  /// \param engines  that the collective goes through, one behind the other.
   /// \param title  for profiles and messages, such as "shm:all_reduce".
   /// \param outputs  what result() and the future give.
   ShmWork(
-      std::vector<std::shared_ptr<ProgressEngine>> engines, int rank, c10d::OpType type,
-      const char* title, std::vector<at::Tensor> outputs);
+      Engines engines, int rank, c10d::OpType type, const char* title,
+      std::vector<at::Tensor> outputs);
 
   /// Starts the call in the one engine. The call's completion completes this handle.
   ///
@@ -41,7 +44,7 @@ class ShmWork : public c10d::Work {
   void wait_in_engine(std::chrono::milliseconds timeout);
   void wait_for_completion(std::chrono::milliseconds timeout);
 
-  const std::vector<std::shared_ptr<ProgressEngine>> engines_;
+  const Engines engines_;
   const char* const title_;
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -28,8 +28,6 @@ Pending* CollectiveQueue::front() {
   return pending_.empty() ? nullptr : pending_.front().get();
 }
 
-void CollectiveQueue::mark_reduced() { ++reduced_; }
-
 PendingPtr CollectiveQueue::pop_completed() {
   const std::lock_guard lock(mutex_);
   auto completed = std::move(pending_.front());

@@ -62,7 +62,7 @@ class CollectiveQueue {
   Pending* front();
 
   /// Says that `to_reduce` has done its reduce step.
-  void mark_reduced();
+  void mark_reduced() { ++reduced_; }
   /// Takes `to_complete` out. The time of the next one begins.
   PendingPtr pop_completed();
   /// Takes the front out with abort()'s reason as its error. Empty before abort(), and when nothing

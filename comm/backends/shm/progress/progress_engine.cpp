@@ -116,10 +116,9 @@ uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
   }
 
   const auto timeout = call.timeout.count() < 0 ? timeout_.load() : call.timeout;
-  const auto descriptor = call.descriptor;
+  own.descriptors[number % kMostInFlight] = call.descriptor;
   queue_.push(std::make_unique<Pending>(
       Pending{number, timeout, Deadline::in(timeout), std::move(call), nullptr}));
-  own.descriptors[number % kMostInFlight] = descriptor;
   own.announced.store(number + 1);
   announce_lock.unlock();
   monitor_.doorbell().ring();
