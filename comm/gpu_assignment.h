@@ -25,11 +25,12 @@ GpuAssignment choose_gpu(const std::optional<Setting>& local_rank, int visible_g
 
 /// Whether every rank has a GPU of its own, so that all of them can use NCCL.
 ///
-/// No rank can tell for the others: they may see other GPUs, or this very one.
+/// No rank can tell for the others: another rank may see other GPUs, or the same one.
 ///
 /// \param votes  a store that nothing else writes to.
-/// \param required_by  the backend that the user named, which makes it an error when one cannot;
-///        empty: it is none.
+/// \param required_by  the backend that the user named: a rank without a GPU of its own is an
+/// error.
+///        Empty: it is none.
 /// \return  the same on all ranks.
 /// \throws c10::Error  on every rank, with the reason of one that cannot, when required.
 ///

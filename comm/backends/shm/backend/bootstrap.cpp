@@ -33,7 +33,7 @@ struct Place {
   uint64_t token = 0;             // random; stands behind the arena, to tell it from another job's
 };
 
-/// Who is where.
+/// Which ranks are on which host.
 struct Hosts {
   std::vector<int> locals;   // the ranks of this rank's host; the first one leads
   std::vector<int> leaders;  // of all hosts
@@ -56,8 +56,8 @@ std::string namespace_of(const char* kind) {
   return ::stat(path.c_str(), &info) == 0 ? std::to_string(info.st_ino) : "?";
 }
 
-// Processes with the same name are on one kernel, know each other's process ids, and are no
-// stand-ins for hosts of their own, as containers and network namespaces are.
+// Processes that give the same name run on one kernel and see each other's process ids. Containers
+// and network namespaces give names of their own: they may stand for hosts.
 std::string name_of_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -93,8 +93,8 @@ std::vector<Place> parse_places(const Round& round) {
     const bool is_whole = text && text.peek() == std::istringstream::traits_type::eof();
     const bool is_place = place.pid > 0 && place.arena_fd >= 0 && place.bytes > 0 &&
                           place.bytes <= kBytesOfAllRanks && place.bytes % kPage == 0;
-    if (!is_whole || !is_place)
-      throw_malformed(round, rank, "a process id and where its memory is");
+    if (is_whole && is_place) continue;
+    throw_malformed(round, rank, "a process id and where its memory is");
   }
   return places;
 }

@@ -1,6 +1,7 @@
 // How the ranks of a bootstrap tell each other what they need to know: through their store.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
