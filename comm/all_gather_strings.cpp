@@ -6,6 +6,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ddp/internal/gather_strings.h>
+
+#include "monitored_group.h"
 
 namespace ddp {
 namespace {
@@ -19,7 +22,7 @@ at::Device carrier_device(const ProcessGroup& group) {
 }
 
 std::vector<at::Tensor> gather_equal(
-    const at::Tensor& mine, const ProcessGroup& group, const WaitForWork& wait) {
+    const at::Tensor& mine, const ProcessGroup& group, WaitForWork wait) {
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (int rank = 0; rank < group->getSize(); ++rank) outputs[0].push_back(at::empty_like(mine));
   std::vector<at::Tensor> inputs{mine};
@@ -29,9 +32,20 @@ std::vector<at::Tensor> gather_equal(
 
 }  // namespace
 
-std::vector<std::string> all_gather_strings(
-    const std::string& text, const GroupArg& group_arg, const WaitForWork& wait) {
+std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group_arg) {
   const auto group = group_arg.get();
+  const auto monitor = own_monitor_of(*group);
+  const auto where = [] { return std::string("all_gather_strings"); };
+  if (!monitor) return gather_strings(text, group, [](c10d::Work& work) { work.wait(); });
+  std::vector<std::string> texts;
+  monitor->abort_on_error(where, [&] {
+    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor->wait(work, where); });
+  });
+  return texts;
+}
+
+std::vector<std::string> gather_strings(
+    const std::string& text, const ProcessGroup& group, WaitForWork wait) {
   if (group->getSize() == 1) return {text};
   const auto device = carrier_device(group);
 

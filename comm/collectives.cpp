@@ -1,10 +1,13 @@
 #include <ddp/collectives.h>
 
+#include <algorithm>
+
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "collective_checks.h"
+#include "monitored_work.h"
 #include "roll_call.h"
 #include "wire.h"
 
@@ -14,12 +17,15 @@ namespace {
 // The backend's own, so that one barrier needs no tensor: c10d::ProcessGroup::barrier makes one
 // in a static variable, which ranks that are threads of one process would race for.
 WorkPtr start_barrier(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  const bool on_cpu = std::any_of(
+      devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); });
+  const c10::Device device =
+      on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
   c10d::BarrierOptions options;
-  for (const auto& device : group.getDeviceTypes()) {
-    if (device.is_cpu()) return group.getBackend(at::kCPU)->barrier(options);
-  }
-  options.device_ids = {c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index()};
-  return group.getBackend(at::kCUDA)->barrier(options);
+  if (!on_cpu) options.device_ids = {device.index()};
+  return monitored(
+      "barrier", group, device, [&] { return group.getBackend(device.type())->barrier(options); });
 }
 
 }  // namespace
@@ -32,7 +38,9 @@ WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& 
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::AllreduceOptions options;
   options.reduceOp = reduction.op;
-  return deliver({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+  return monitored("all_reduce", *group, tensor.device(), [&] {
+    return deliver({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+  });
 }
 
 WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) {
@@ -43,7 +51,9 @@ WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) 
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::BroadcastOptions options;
   options.rootRank = src;
-  return deliver({group->broadcast(tensors, options)}, {wire});
+  return monitored("broadcast", *group, tensor.device(), [&] {
+    return deliver({group->broadcast(tensors, options)}, {wire});
+  });
 }
 
 WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
@@ -56,7 +66,9 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   c10d::ReduceOptions options;
   options.reduceOp = reduction.op;
   options.rootRank = dst;
-  return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+  return monitored("reduce", *group, tensor.device(), [&] {
+    return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+  });
 }
 
 WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& group_arg) {
@@ -64,7 +76,7 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   check_tensor("send", tensor, *group);
   check_peer("send", "dst", dst, tag, *group);
   std::vector<at::Tensor> tensors{wire_of(tensor).wire};
-  return group->send(tensors, dst, tag);
+  return monitored("send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); });
 }
 
 WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
@@ -73,7 +85,9 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   check_peer("recv", "src", src, tag, *group);
   const auto wire = wire_of(tensor);
   std::vector<at::Tensor> tensors{wire.wire};
-  return deliver({group->recv(tensors, src, tag)}, {wire});
+  return monitored("recv", *group, tensor.device(), [&] {
+    return deliver({group->recv(tensors, src, tag)}, {wire});
+  });
 }
 
 WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }

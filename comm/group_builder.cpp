@@ -13,7 +13,7 @@
 #include "backends/registry.h"
 #include "collective_checks.h"
 #include "gpu_assignment.h"
-#include "owned_process_group.h"
+#include "monitored_group.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -29,7 +29,7 @@ ProcessGroup connect(
     const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
     int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
-  const auto group = OwnedProcessGroup::make(store, rank, size);
+  const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
   std::string default_backend;
@@ -59,6 +59,11 @@ ProcessGroup connect(
   group->setDefaultBackend(default_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
+  const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
+  group->start_monitor(
+      c10::make_intrusive<c10d::PrefixStore>("monitor", store),
+      host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
+      world.timeout, world.gloo_devices);
   return group;
 }
 
@@ -123,6 +128,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   world.timeout = options.timeout();
   const auto* const on_gpus = backend_of_gpus(world.backends);
   const auto met = rendezvous(options, environment, deadline);
+  world.store_host = met.store_host;
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;

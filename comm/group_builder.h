@@ -16,6 +16,7 @@ struct World {
   BackendSpec backends;
   GlooDevices gloo_devices;
   std::chrono::milliseconds timeout{0};
+  int store_host = -1;            // the rank whose process hosts the store; -1: none, or unknown
   bool backends_required = true;  // the user named them; else others may stand in
 };
 

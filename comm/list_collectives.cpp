@@ -7,6 +7,7 @@
 #include <ddp/internal/capabilities.h>
 
 #include "collective_checks.h"
+#include "monitored_work.h"
 #include "wire.h"
 
 namespace ddp {
@@ -66,10 +67,16 @@ WorkPtr all_gather_async(
   check_shape("all_gather", own, outputs[group->getRank()], input, *group);
   const auto output_wires = wires_of(outputs);
   const auto input_wire = wire_of(input);
-  if (!have_equal_shapes(outputs)) return all_gather_uneven(output_wires, input_wire, *group);
+  if (!have_equal_shapes(outputs)) {
+    return monitored("all_gather", *group, input.device(), [&] {
+      return all_gather_uneven(output_wires, input_wire, *group);
+    });
+  }
   std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
   std::vector<at::Tensor> from{input_wire.wire};
-  return deliver({group->allgather(to, from)}, output_wires);
+  return monitored("all_gather", *group, input.device(), [&] {
+    return deliver({group->allgather(to, from)}, output_wires);
+  });
 }
 
 WorkPtr gather_async(
@@ -91,7 +98,9 @@ WorkPtr gather_async(
   std::vector<at::Tensor> from{wire_of(input).wire};
   c10d::GatherOptions options;
   options.rootRank = dst;
-  return deliver({group->gather(to, from, options)}, output_wires);
+  return monitored("gather", *group, input.device(), [&] {
+    return deliver({group->gather(to, from, options)}, output_wires);
+  });
 }
 
 WorkPtr scatter_async(
@@ -113,7 +122,9 @@ WorkPtr scatter_async(
   std::vector<at::Tensor> to{output_wire.wire};
   c10d::ScatterOptions options;
   options.rootRank = src;
-  return deliver({group->scatter(to, from, options)}, {output_wire});
+  return monitored("scatter", *group, output.device(), [&] {
+    return deliver({group->scatter(to, from, options)}, {output_wire});
+  });
 }
 
 WorkPtr reduce_scatter_async(
@@ -131,7 +142,9 @@ WorkPtr reduce_scatter_async(
   for (const auto& input : inputs) from[0].push_back(number_wire_of(input).wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
-  return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+  return monitored("reduce_scatter", *group, output.device(), [&] {
+    return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+  });
 }
 
 WorkPtr all_to_all_async(
@@ -152,12 +165,17 @@ WorkPtr all_to_all_async(
       ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
-  if (capabilities_of(*group, inputs.front().device()).falls_back_to_gloo) {
-    return all_to_all_flat(output_wires, input_wires, *group);
+  const auto device = inputs.front().device();
+  if (capabilities_of(*group, device).falls_back_to_gloo) {
+    return monitored("all_to_all", *group, device, [&] {
+      return all_to_all_flat(output_wires, input_wires, *group);
+    });
   }
   auto to = wire_tensors(output_wires);
   auto from = wire_tensors(input_wires);
-  return deliver({group->alltoall(to, from)}, output_wires);
+  return monitored("all_to_all", *group, device, [&] {
+    return deliver({group->alltoall(to, from)}, output_wires);
+  });
 }
 
 void all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {

@@ -13,20 +13,29 @@ namespace ddp {
 /// memory.
 class OwnedProcessGroup : public c10d::ProcessGroup {
  public:
-  static c10::intrusive_ptr<c10d::ProcessGroup> make(
-      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
+  /// \tparam Group  this class or a derived one.
+  template <typename Group>
+  static c10::intrusive_ptr<Group> make(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+    auto group = c10::make_intrusive<Group>(store, rank, size);
+    group->self_ = c10::intrusive_ptr<c10d::ProcessGroup>(group);
+    return group;
+  }
 
   using c10d::ProcessGroup::ProcessGroup;
   void shutdown() override;
   void abort() override;
-
   void release_resources() override;
+
+ protected:
+  /// Runs in the process that made the group when the last reference goes, before the backends and
+  /// the store do.
+  virtual void on_last_reference() {}
 
  private:
   const OwnerProcess owner_;
-  // As long as there is a weak reference, c10 does not destroy the group when the last other
-  // reference goes, but calls release_resources(). That drops this one, in the process that made
-  // it.
+  // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
+  // last other reference goes. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
 };
 

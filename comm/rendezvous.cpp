@@ -177,8 +177,9 @@ Rendezvous rendezvous(
           needed(environment.master_port, "MASTER_PORT", environment, place), {1, kMaxPort},
           "Set it to a free port of rank 0's host, the same for all ranks.", to_text(place));
     }
-    result.store = make_tcp_store(
-        result.host, port, place, from_environment && environment.agent_store, deadline);
+    const bool hosted_by_launcher = from_environment && environment.agent_store;
+    result.store = make_tcp_store(result.host, port, place, hosted_by_launcher, deadline);
+    if (!hosted_by_launcher) result.store_host = 0;
     if (from_environment && environment.attempt) {
       result.store = c10::make_intrusive<c10d::PrefixStore>(
           "attempt_" + environment.attempt->value, result.store);

@@ -16,6 +16,8 @@ struct Rendezvous {
   int world_size = 1;
   /// Rank 0's host, as the others know it. Empty when the store says nothing of hosts.
   std::string host;
+  /// The rank whose process hosts the store; -1: none of them, or unknown.
+  int store_host = -1;
 };
 
 /// Finds rank, world size and a store that reaches all ranks. Does not wait for them.

@@ -1,161 +1,67 @@
 #include <ddp/distributed_data_parallel.h>
 
-#include <algorithm>
+#include <exception>
+#include <utility>
 
-#include <c10/util/Exception.h>
-
-#include "model_description.h"
-#include "module_state.h"
-#include "optimizer_in_backward.h"
+#include "state.h"
 
 namespace ddp {
-namespace {
-
-void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
-  for (const auto& name : names) {
-    TORCH_CHECK_VALUE(
-        parameters.contains(name) || buffers.contains(name),
-        "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
-        "buffers of the module, got \"",
-        name,
-        "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
-  }
-}
-
-// All on one type of device, for which the group can communicate.
-void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
-  const auto& first = parameters.front();
-  for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
-        p.tensor.device().type() == first.tensor.device().type(),
-        "DistributedDataParallel: expected all parameters on one type of device, got \"",
-        first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
-        ". Move the module before wrapping it.");
-  }
-  const auto type = first.tensor.device().type();
-  const auto devices = group->getDeviceTypes();
-  TORCH_CHECK_VALUE(
-      devices.empty() || std::any_of(
-                             devices.begin(), devices.end(),
-                             [&](const c10::Device& d) { return d.type() == type; }),
-      "DistributedDataParallel: expected a process group with a backend for ", type,
-      ", where the parameters are, got one for ", c10::Join(", ", devices),
-      ". Choose the backend in ProcessGroupOptions, or move the module.");
-}
-
-std::optional<c10::Device> checked_input_device(
-    const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
-  if (device_ids.empty()) return {};
-  TORCH_CHECK_VALUE(
-      device_ids.size() == 1,
-      "DistributedDataParallelOptions: expected at most one device in "
-      "device_ids, got ",
-      device_ids.size(), ". Run one rank per device.");
-  for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
-        !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
-        "DistributedDataParallelOptions: expected device_ids only for a module on that one "
-        "accelerator, got ",
-        device_ids.front(), " while \"", p.name, "\" is on ", p.tensor.device(),
-        ". Move the module there, or leave device_ids empty.");
-  }
-  return device_ids.front();
-}
-
-}  // namespace
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)
     : torch::nn::Module("DistributedDataParallel"),
-      wrapped_(std::move(module)),
-      options_(options),
-      group_(options.process_group() ? options.process_group() : default_group()),
-      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()) {
-  // What is wrong on this rank the others have to learn, or they would wait for it.
-  std::vector<NamedParameter> parameters;
-  std::exception_ptr refusal;
-  try {
-    parameters = checked_parameters();
-  } catch (const c10::Error&) {
-    refusal = std::current_exception();
-  }
-  const bool compares = options_.init_sync() && group_->getSize() > 1;
-  if (refusal && !compares) std::rethrow_exception(refusal);
-  if (compares) sync_initial_state(refusal);
-  reducer_ = std::make_unique<Reducer>(
-      std::move(parameters), group_,
-      ReducerOptions()
-          .bucket_cap_mb(options_.bucket_cap_mb())
-          .bucket_cap_mb_list(options_.bucket_cap_mb_list())
-          .find_unused_parameters(options_.find_unused_parameters())
-          .gradient_as_bucket_view(options_.gradient_as_bucket_view())
-          .static_graph(options_.static_graph())
-          .stats_every(options_.stats_every()));
-  reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
-  frozen_ = frozen_parameters(*wrapped_, ignored_);
-  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
-  register_module("module", wrapped_);
+      state_(std::make_unique<State>(*this, module, options)) {
+  register_module("module", std::move(module));
 }
 
-DistributedDataParallelBase::~DistributedDataParallelBase() = default;
-
-std::vector<NamedParameter> DistributedDataParallelBase::checked_parameters() {
-  TORCH_CHECK_VALUE(
-      wrapped_,
-      "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
-  TORCH_CHECK_VALUE(
-      options_.stats_every() >= 0,
-      "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
-      options_.stats_every(), ".");
-  check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
-  auto parameters = trained_parameters(*wrapped_, ignored_);
-  TORCH_CHECK_VALUE(
-      !parameters.empty(),
-      "DistributedDataParallel is not needed when a module doesn't have any parameter that "
-      "requires a gradient. Use the module itself.");
-  check_devices(parameters, group_);
-  input_device_ = checked_input_device(options_.device_ids(), parameters);
-  return parameters;
+DistributedDataParallelBase::~DistributedDataParallelBase() {
+  if (std::uncaught_exceptions() > 0) state_->monitor().leave_by_exception();
 }
 
-void DistributedDataParallelBase::sync_initial_state(const std::exception_ptr& refusal) {
-  std::vector<StateTensor> state;
-  if (!refusal) state = module_state(*wrapped_, ignored_);
-  // First the comparison: a broadcast between different models would fail in the transport.
-  check_same_on_all_ranks(describe_model(state, options_, group_), refusal, group_);
-  std::vector<at::Tensor> tensors;
-  for (const auto& s : state) {
-    if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
-  }
-  broadcast_from(0, tensors, group_, [](c10d::Work& work) { work.wait(); });
+NoSyncGuard DistributedDataParallelBase::no_sync() { return NoSyncGuard(*state_->gradient_sync()); }
+
+void DistributedDataParallelBase::count_samples(int64_t samples) { state_->count_samples(samples); }
+
+std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& options) {
+  // Evaluations in the join, which share nothing, shall be of one model.
+  state_->sync_buffers();
+  return std::make_unique<ModelJoinHook>(*state_, options);
+}
+
+c10::Device DistributedDataParallelBase::join_device() const { return state_->device(); }
+
+ProcessGroup DistributedDataParallelBase::join_process_group() const { return state_->group(); }
+
+void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
+
+void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  state_->register_comm_hook(std::move(hook));
 }
 
 void DistributedDataParallelBase::step_in_backward(
     std::shared_ptr<torch::optim::Optimizer> optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : reducer_->parameters()) parameters.push_back(p.tensor);
-  auto stepper = std::make_shared<OptimizerInBackward>(std::move(optimizer), parameters);
-  reducer_->when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
+  state_->step_in_backward(std::move(optimizer));
 }
 
-void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
-  TORCH_CHECK_VALUE(
-      options_.reduction() == Reduction::Mean,
-      "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
-      "gradients become, got another one. Leave reduction out and do it in the hook.");
-  reducer_->register_comm_hook(std::move(hook));
+ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
+
+void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
+  state_->before_forward(samples);
 }
 
-std::string DistributedDataParallelBase::explain_missing(const NamedParameter& parameter) const {
-  const auto now = wrapped_->named_parameters();
-  const auto* tensor = now.find(parameter.name);
-  if (!tensor || !tensor->is_same(parameter.tensor)) {
-    return "replaced in the module after it was wrapped; wrap it again";
-  }
-  if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
-  return {};
+void DistributedDataParallelBase::after_forward(
+    std::vector<at::Tensor> outputs, bool outputs_complete) {
+  state_->after_forward(std::move(outputs), outputs_complete);
+}
+
+bool DistributedDataParallelBase::counts_samples() const {
+  return state_->options().reduction() == Reduction::SampleWeighted;
+}
+
+void DistributedDataParallelBase::forward_failed() noexcept { state_->forward_failed(); }
+
+const std::optional<c10::Device>& DistributedDataParallelBase::input_device() const {
+  return state_->input_device();
 }
 
 }  // namespace ddp

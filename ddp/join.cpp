@@ -4,8 +4,10 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/error_text.h>
 
 #include "join_context.h"
+#include "state.h"
 
 namespace ddp {
 namespace {
@@ -33,10 +35,10 @@ const std::vector<Joinable*>& checked(
 
 }  // namespace
 
-void Joinable::wait_in_join(c10d::Work& work) { work.wait(); }
-
 JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options)
-    : joinables_(std::move(joinables)), options_(options) {
+    : joinables_(std::move(joinables)),
+      options_(options),
+      monitor_(monitor_of(joinables_.front()->join_process_group())) {
   for (const auto* joinable : joinables_) {
     TORCH_CHECK(
         !joinable->join_context_,
@@ -52,13 +54,7 @@ JoinContext::~JoinContext() {
 
 const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
   auto& first = *joinables_.front();
-  // One that would learn that another rank has thrown, if there is one.
-  const auto knows = [](const Joinable* joinable) { return joinable->hears_of_failures(); };
-  const auto waiter = std::find_if(joinables_.begin(), joinables_.end(), knows);
-  auto& waits = waiter != joinables_.end() ? **waiter : first;
-  round_ = exchange_entries(
-      mine, first.join_process_group(), first.join_device(),
-      [&](c10d::Work& work) { waits.wait_in_join(work); });
+  round_ = exchange_entries(mine, first.join_process_group(), first.join_device(), *monitor_);
   const int active = round_->active();
   if (!options_.throw_on_early_termination() || active == 0 || active == round_->size()) {
     return *round_;
@@ -72,10 +68,12 @@ const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
 void JoinContext::run(const std::function<void()>& body) {
   try {
     body();
+  } catch (const AgreedError&) {
+    throw;  // all ranks throw it, and nobody waits
   } catch (...) {
-    // When all ranks throw, nobody waits.
-    for (auto* joinable : joinables_) {
-      if (!ended_early_) joinable->join_failed();
+    if (!ended_early_) {
+      monitor_->fail(c10::str(
+          "join's body threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception())));
     }
     throw;
   }
@@ -83,9 +81,8 @@ void JoinContext::run(const std::function<void()>& body) {
 
 bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
   for (int rounds = 0;; ++rounds) {
-    RankEntry mine;
-    mine.samples = joinables_.front()->pending_samples();
-    if (begin_round(mine).active() == 0) return rounds == 0;
+    auto* model = dynamic_cast<ModelJoinHook*>(hooks.front().get());
+    if (begin_round(model ? model->entry() : RankEntry{}).active() == 0) return rounds == 0;
     if (rounds == kManyRounds) {
       TORCH_WARN_ONCE(
           "join: rank ", joinables_.front()->join_process_group()->getRank(), " has taken part in ",

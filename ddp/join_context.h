@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,6 +20,13 @@ class JoinContext {
   JoinContext& operator=(const JoinContext&) = delete;
 
   const JoinOptions& options() const { return options_; }
+
+  /// Whether ranks begin an iteration with its backward pass, and not with its forward pass: then
+  /// a forward pass that is never trained on is nobody else's business. Not so where further
+  /// objects communicate in each iteration, or where the ranks stop before a forward pass.
+  bool begins_in_backward() const {
+    return joinables_.size() == 1 && !options_.throw_on_early_termination();
+  }
 
   /// Whether this one's iterations are what is counted.
   bool counts(const Joinable& joinable) const { return &joinable == joinables_.front(); }
@@ -40,6 +48,7 @@ class JoinContext {
  private:
   std::vector<Joinable*> joinables_;
   JoinOptions options_;
+  std::shared_ptr<GroupMonitor> monitor_;
   std::optional<JoinRound> round_;
   bool ended_early_ = false;
 };

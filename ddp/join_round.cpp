@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-constexpr int kActive = 1, kSyncsBuffers = 2, kReduces = 4;
+constexpr int kActive = 1, kReduces = 2;
 
 std::string list_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
@@ -28,12 +28,6 @@ int JoinRound::last_active() const {
     if (by_rank_[rank].active) last = rank;
   }
   return last;
-}
-
-bool JoinRound::syncs_buffers() const {
-  return std::any_of(by_rank_.begin(), by_rank_.end(), [](const RankEntry& entry) {
-    return entry.active && entry.syncs_buffers;
-  });
 }
 
 bool JoinRound::reduces() const {
@@ -62,8 +56,7 @@ std::string JoinRound::disagreement() const {
 }
 
 JoinRound exchange_entries(
-    const RankEntry& mine, const ProcessGroup& group, c10::Device device,
-    c10::function_ref<void(c10d::Work&)> wait) {
+    const RankEntry& mine, const ProcessGroup& group, c10::Device device, GroupMonitor& monitor) {
   const int size = group->getSize();
   std::vector<RankEntry> by_rank(size);
   by_rank[group->getRank()] = mine;
@@ -71,18 +64,16 @@ JoinRound exchange_entries(
   // Each rank fills its own row: the sum is everybody's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();
-  row[0] = (mine.active ? kActive : 0) + (mine.syncs_buffers ? kSyncsBuffers : 0) +
-           (mine.reduces ? kReduces : 0);
+  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0);
   row[1] = mine.samples;
   std::vector<at::Tensor> tensors{table.to(device)};
-  wait(*group->allreduce(tensors));
+  const auto where = [] { return std::string("learning what the ranks will do"); };
+  monitor.abort_on_error(where, [&] { monitor.wait(*group->allreduce(tensors), where); });
   table = tensors.front().cpu();
   const auto* words = table.const_data_ptr<double>();
   for (int rank = 0; rank < size; ++rank) {
     const auto flags = static_cast<int>(words[2 * rank]);
-    by_rank[rank] = {
-        (flags & kActive) != 0, (flags & kSyncsBuffers) != 0, (flags & kReduces) != 0,
-        words[2 * rank + 1]};
+    by_rank[rank] = {(flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1]};
   }
   return JoinRound(std::move(by_rank));
 }

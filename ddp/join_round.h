@@ -4,18 +4,16 @@
 #include <vector>
 
 #include <c10/core/Device.h>
-#include <c10/util/FunctionRef.h>
+#include <ddp/internal/group_monitor.h>
 #include <ddp/process_group.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {
 
 /// What one rank says at the beginning of an iteration.
 struct RankEntry {
-  bool active = false;         // it has input
-  bool syncs_buffers = false;  // its forward pass needs equal buffers
-  bool reduces = false;        // its backward pass will be averaged
-  double samples = 0;          // since the last averaged backward pass, with this iteration's
+  bool active = false;   // it has input
+  bool reduces = false;  // its backward pass will be averaged
+  double samples = 0;    // since the last averaged backward pass, with this iteration's
 };
 
 /// What all ranks said. Every rank acts on it in the same way, with input or without.
@@ -27,7 +25,6 @@ class JoinRound {
   int size() const { return static_cast<int>(by_rank_.size()); }
   /// The highest rank with input.
   int last_active() const;
-  bool syncs_buffers() const;
   bool reduces() const;
   double samples() const;
 
@@ -42,7 +39,6 @@ class JoinRound {
 ///
 /// Collective: yes, one all-reduce of 16 bytes a rank.
 JoinRound exchange_entries(
-    const RankEntry& mine, const ProcessGroup& group, c10::Device device,
-    c10::function_ref<void(c10d::Work&)> wait);
+    const RankEntry& mine, const ProcessGroup& group, c10::Device device, GroupMonitor& monitor);
 
 }  // namespace ddp

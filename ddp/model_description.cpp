@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
-#include <ddp/all_gather_strings.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/gather_strings.h>
 
 namespace ddp {
 namespace {
@@ -101,21 +101,18 @@ std::string describe_caps(const DistributedDataParallelOptions& options) {
   return options.bucket_cap_mb() ? c10::str(*options.bucket_cap_mb()) : "unset";
 }
 
-// A transport's own error would not say what the ranks were about to do.
-std::vector<std::string> gather(const std::string& text, const ProcessGroup& group) {
-  std::string cause;
-  try {
-    return all_gather_strings(text, group);
-  } catch (const c10::Error& error) {
-    cause = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  TORCH_CHECK_WITH(
-      DistBackendError, false,
-      "DistributedDataParallel: comparing the ranks' models failed on rank ", group->getRank(),
-      " of ", group->getSize(), ": ", cause,
-      ". Every rank has to construct its wrapper within the group's timeout of each other.");
+std::vector<std::string> gather(
+    const std::string& text, const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto where = [] {
+    return std::string(
+        "DistributedDataParallel: comparing the ranks' models (every rank has to construct its "
+        "wrapper within the group's timeout of each other)");
+  };
+  std::vector<std::string> texts;
+  monitor.abort_on_error(where, [&] {
+    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor.wait(work, where); });
+  });
+  return texts;
 }
 
 std::string words_of(const std::exception_ptr& refusal) {
@@ -144,11 +141,15 @@ const char* yes_no(bool value) { return value ? "true" : "false"; }
 }  // namespace
 
 std::vector<DescribedItem> describe_model(
-    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options,
-    const ProcessGroup& group) {
+    const std::vector<StateTensor>& state, const std::vector<NamedParameter>& trained,
+    const DistributedDataParallelOptions& options, const ProcessGroup& group) {
   std::vector<DescribedItem> items;
   for (const auto& s : state) {
-    items.push_back({s.is_parameter ? "parameter" : "buffer", printable(s.name), describe(s)});
+    auto text = describe(s);
+    const auto is_same = [&](const NamedParameter& p) { return p.tensor.is_same(s.tensor); };
+    const auto found = std::find_if(trained.begin(), trained.end(), is_same);
+    if (found != trained.end() && found->expect_sparse) text += ", with sparse gradients";
+    items.push_back({s.is_parameter ? "parameter" : "buffer", printable(s.name), std::move(text)});
   }
   const auto option = [&](const char* name, std::string value) {
     items.push_back({"option", name, std::move(value)});
@@ -159,13 +160,10 @@ std::vector<DescribedItem> describe_model(
   option("static_graph", yes_no(options.static_graph()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
   option("reduction", reductions[static_cast<int>(options.reduction())]);
-  const auto trained = std::find_if(state.begin(), state.end(), [](const StateTensor& s) {
-    return s.is_parameter && s.tensor.requires_grad();
-  });
-  if (trained != state.end()) {
+  if (!trained.empty()) {
     option(
         "buckets in the backend's memory (DDP_DISABLE_COMM_MEM)",
-        yes_no(capabilities_of(*group, trained->tensor.device()).reduces_in_own_memory));
+        yes_no(capabilities_of(*group, trained.front().tensor.device()).reduces_in_own_memory));
   }
   return items;
 }
@@ -190,18 +188,18 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 
 void check_same_on_all_ranks(
     const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
-    const ProcessGroup& group) {
+    const ProcessGroup& group, GroupMonitor& monitor) {
   const auto text =
       serialize(refusal ? std::vector<DescribedItem>{{kRefusal, "", words_of(refusal)}} : mine);
   const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
-  const auto digests = gather(digest, group);
+  const auto digests = gather(digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();
   });
   if (equal && refusal) std::rethrow_exception(refusal);
   if (equal) return;
   std::vector<std::vector<DescribedItem>> by_rank;
-  for (const auto& description : gather(text, group)) {
+  for (const auto& description : gather(text, group, monitor)) {
     by_rank.push_back(deserialize(description));
   }
   const auto refused = describe_refusals(by_rank);

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/reducer.h>
 
 #include "module_state.h"
 
@@ -18,9 +20,11 @@ struct DescribedItem {
 };
 
 /// What this rank's wrapper consists of, in the order in which it communicates.
+///
+/// \param trained  the parameters whose gradients are averaged.
 std::vector<DescribedItem> describe_model(
-    const std::vector<StateTensor>& state, const DistributedDataParallelOptions& options,
-    const ProcessGroup& group);
+    const std::vector<StateTensor>& state, const std::vector<NamedParameter>& trained,
+    const DistributedDataParallelOptions& options, const ProcessGroup& group);
 
 /// How the first rank that differs from rank 0 differs, and which others do; "" when all agree.
 /// Pure: the same text wherever it is computed.
@@ -34,6 +38,6 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 /// Cost: two all-gathers of a few bytes; of whole descriptions only when they differ.
 void check_same_on_all_ranks(
     const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
-    const ProcessGroup& group);
+    const ProcessGroup& group, GroupMonitor& monitor);
 
 }  // namespace ddp

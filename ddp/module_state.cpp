@@ -1,15 +1,9 @@
 #include "module_state.h"
 
-#include <map>
-
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/utils/tensor_flatten.h>
 #include <torch/nn/modules/embedding.h>
 
 namespace ddp {
 namespace {
-
-constexpr size_t kBroadcastBytes = size_t{250} << 20;
 
 // Keeps the first sight of each tensor; a shared one has several names.
 class FirstSights {
@@ -54,30 +48,35 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
   return state;
 }
 
-BufferFinder::BufferFinder(const torch::nn::Module& module, const Names& ignored)
-    : root_(module), ignored_(ignored) {
-  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
-    owners_.push_back({child.value(), child.key() + "."});
+namespace {
+
+void collect_buffers(
+    const torch::nn::Module& owner, const std::string& prefix, const Names& ignored,
+    FirstSights& sights, std::vector<at::Tensor>& found) {
+  if (ignored.empty()) {  // names cost time
+    for (const auto& b : owner.buffers(/*recurse=*/false)) {
+      if (b.defined() && sights.first(b)) found.push_back(b);
+    }
+    for (const auto& child : owner.children()) {
+      collect_buffers(*child, prefix, ignored, sights, found);
+    }
+    return;
+  }
+  for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
+    const bool wanted = b.value().defined() && !ignored.count(prefix + b.key());
+    if (wanted && sights.first(b.value())) found.push_back(b.value());
+  }
+  for (const auto& child : owner.named_children()) {
+    collect_buffers(*child.value(), prefix + child.key() + ".", ignored, sights, found);
   }
 }
+
+}  // namespace
 
 std::vector<at::Tensor> BufferFinder::find() const {
   std::vector<at::Tensor> found;
   FirstSights sights;
-  const auto collect = [&](const torch::nn::Module& owner, const std::string& prefix) {
-    if (ignored_.empty()) {
-      for (const auto& b : owner.buffers(/*recurse=*/false)) {
-        if (b.defined() && sights.first(b)) found.push_back(b);
-      }
-      return;
-    }
-    for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
-      const bool wanted = b.value().defined() && !ignored_.count(prefix + b.key());
-      if (wanted && sights.first(b.value())) found.push_back(b.value());
-    }
-  };
-  collect(root_, "");
-  for (const auto& owner : owners_) collect(*owner.module, owner.prefix);
+  collect_buffers(root_, "", ignored_, sights, found);
   return found;
 }
 
@@ -107,29 +106,6 @@ std::vector<NamedParameter> trained_parameters(
 std::vector<NamedParameter> frozen_parameters(
     const torch::nn::Module& module, const Names& ignored) {
   return parameters_that(module, ignored, /*require_gradient=*/false);
-}
-
-void broadcast_from(
-    int source, const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
-    c10::function_ref<void(c10d::Work&)> wait) {
-  if (tensors.empty() || group->getSize() == 1) return;
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> unversioned;
-  unversioned.reserve(tensors.size());
-  for (const auto& t : tensors) unversioned.push_back(t.variable_data());
-  // A message has one dtype, which take_tensors sees to, and one device.
-  std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
-  for (const auto& t : unversioned) by_device[t.device().index()].push_back(t);
-  for (const auto& [device, here] : by_device) {
-    for (const auto& part : torch::utils::take_tensors(here, kBroadcastBytes)) {
-      std::vector<at::Tensor> flat{at::flatten_dense_tensors(part.tensors)};
-      c10d::BroadcastOptions options;
-      options.rootRank = source;
-      wait(*group->broadcast(flat, options));
-      const auto received = at::unflatten_dense_tensors(flat.front(), part.tensors);
-      for (size_t i = 0; i < received.size(); ++i) part.tensors[i].copy_(received[i]);
-    }
-  }
 }
 
 }  // namespace ddp

@@ -4,9 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include <c10/util/FunctionRef.h>
-#include <ddp/process_group.h>
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/nn/module.h>
 
 namespace ddp {
@@ -24,22 +22,21 @@ using Names = std::unordered_set<std::string>;
 /// that a pre-order walk meets first.
 std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored);
 
-/// Finds a module's buffers again and again, cheaply: modules may assign new ones at any time.
+/// Finds a module's buffers again and again: modules may assign new ones, replace children and
+/// register further ones at any time.
 class BufferFinder {
  public:
-  BufferFinder(const torch::nn::Module& module, const Names& ignored);
+  BufferFinder(const torch::nn::Module& module, const Names& ignored)
+      : root_(module), ignored_(ignored) {}
 
   /// The buffers there are now, each once, in pre-order, but for the ignored names.
+  ///
+  /// Cost: a walk over all modules.
   std::vector<at::Tensor> find() const;
 
  private:
-  struct Owner {
-    std::shared_ptr<const torch::nn::Module> module;
-    std::string prefix;  // of its buffers' full names
-  };
-  std::vector<Owner> owners_;  // all submodules; the module itself is not kept alive
   const torch::nn::Module& root_;
-  Names ignored_;
+  const Names ignored_;
 };
 
 /// The parameters whose gradients are averaged: those that require one, but for the ignored
@@ -51,15 +48,5 @@ std::vector<NamedParameter> trained_parameters(
 /// The parameters that do not require a gradient, but for the ignored names.
 std::vector<NamedParameter> frozen_parameters(
     const torch::nn::Module& module, const Names& ignored);
-
-/// Overwrites the tensors with rank `source`'s, in messages of about 250 MiB. Autograd does not see
-/// it: versions stay, so a graph that was recorded before can still run backward.
-///
-/// \param wait  what to wait for each message with.
-///
-/// Collective: yes, when there are tensors; the same ones on every rank. Blocks: host, or stream.
-void broadcast_from(
-    int source, const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
-    c10::function_ref<void(c10d::Work&)> wait);
 
 }  // namespace ddp

@@ -75,8 +75,8 @@ std::string describe(const at::Tensor& t) {
 
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-    Living living, MakeStorage make_storage)
-    : living_(living),
+    Placement placement, MakeStorage make_storage)
+    : placement_(placement),
       make_storage_(std::move(make_storage)),
       indices_(std::move(indices)),
       tail_numel_(tail) {
@@ -112,31 +112,6 @@ void Bucket::lay_out(const at::Tensor& storage) {
   own_tensors_ = static_cast<size_t>(storage_.storage().use_count());
 }
 
-Bucket::Bucket(Bucket&& other) noexcept
-    : pending(other.pending.load()),
-      averages(other.averages),
-      reduced(std::move(other.reduced)),
-      work(std::move(other.work)),
-      future(std::move(other.future)),
-      living_(other.living_),
-      keeps_out_(other.keeps_out_),
-      make_storage_(std::move(other.make_storage_)),
-      indices_(std::move(other.indices_)),
-      names_(std::move(other.names_)),
-      parameters_(std::move(other.parameters_)),
-      views_(std::move(other.views_)),
-      offsets_(std::move(other.offsets_)),
-      addresses_(std::move(other.addresses_)),
-      remembered_(std::move(other.remembered_)),
-      numel_(other.numel_),
-      tail_numel_(other.tail_numel_),
-      own_tensors_(other.own_tensors_),
-      storage_(std::move(other.storage_)),
-      gradients_(std::move(other.gradients_)),
-      tail_(std::move(other.tail_)),
-      wire_(std::move(other.wire_)),
-      sparse_(other.sparse_) {}
-
 at::Tensor Bucket::make_view(const at::Tensor& flat, size_t slot) const {
   const auto& parameter = parameters_[slot];
   if (parameter.is_non_overlapping_and_dense()) {
@@ -158,15 +133,15 @@ bool Bucket::lies_here(const at::Tensor& t) const {
 
 // Counts tensors, not references to them: a gradient that a parameter and somebody else have is
 // one, and both see what becomes of it.
-bool Bucket::has_visitors() const {
-  return !sparse_ && living_ == Living::Visitors &&
+bool Bucket::holds_owned_gradients() const {
+  return !sparse_ && placement_ == Placement::Owned &&
          static_cast<size_t>(storage_.storage().use_count()) > own_tensors_;
 }
 
 // Those of which somebody has a view, or may have, stay with it; so do all where one lies in
 // another's place, put there by hand.
 bool Bucket::move_out() {
-  if (!has_visitors()) return true;
+  if (!holds_owned_gradients()) return true;
   std::vector<size_t> visitors;
   for (size_t slot = 0; slot < views_.size(); ++slot) {
     const at::Tensor& grad = parameters_[slot].mutable_grad();
@@ -184,15 +159,14 @@ bool Bucket::move_out() {
 }
 
 bool Bucket::clear_out() {
-  if (!has_visitors()) return false;
+  if (!holds_owned_gradients()) return false;
   keeps_out_ = true;
   if (move_out()) return false;
   lay_out(make_storage_(numel_ + tail_numel_, storage_.options()));
   return true;
 }
 
-std::vector<std::string> Bucket::gather(
-    double scale, const std::vector<char>* used, Unused unused) {
+std::vector<std::string> Bucket::pack(double scale, const std::vector<char>* used, Unused unused) {
   std::vector<std::string> problems;
   const auto note = [&](std::string problem) {
     if (!problem.empty()) problems.push_back(std::move(problem));
@@ -200,7 +174,7 @@ std::vector<std::string> Bucket::gather(
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   if (sparse_) {
     if (is_used(0) || unused == Unused::Remember) {
-      note(gather_sparse(scale));
+      note(pack_sparse(scale));
     } else {
       gradients_ = no_rows(parameters_.front());
     }
@@ -215,7 +189,7 @@ std::vector<std::string> Bucket::gather(
     if (scale == 0) {
       views_[slot].zero_();
     } else {
-      note(gather_one(slot, copies));
+      note(pack_one(slot, copies));
     }
   }
   copies.finish();
@@ -229,7 +203,7 @@ void Bucket::set_aside(size_t slot, Unused unused) {
   if (unused == Unused::Zero) view.zero_();
 }
 
-std::string Bucket::gather_one(size_t slot, ScaledCopies& copies) {
+std::string Bucket::pack_one(size_t slot, ScaledCopies& copies) {
   const auto& view = views_[slot];
   const at::Tensor& grad = parameters_[slot].mutable_grad();
   if (!grad.defined()) {
@@ -258,41 +232,43 @@ bool Bucket::can_move_in(size_t slot, const at::Tensor& grad) const {
          !grad.is_neg() && !grad.is_conj();
 }
 
-std::string Bucket::gather_sparse(double scale) {
+std::string Bucket::pack_sparse(double scale) {
   const auto& parameter = parameters_.front();
   const at::Tensor& grad = parameter.mutable_grad();
-  if (grad.defined() && grad.layout() == at::kSparse) {
+  const bool is_sparse = grad.defined() && grad.layout() == at::kSparse;
+  // A rank that has no say (no samples) has none with infinities either.
+  if (is_sparse && scale != 0) {
     gradients_ = scale == 1.0 ? grad.clone() : grad * scale;
     return {};
   }
   gradients_ = no_rows(parameter);
-  return grad.defined()
+  return grad.defined() && !is_sparse
              ? c10::str(
                    "expected the gradient of ", names_.front(),
                    " to be sparse, as of an embedding with sparse=true, got ", describe(grad))
              : std::string();
 }
 
-void Bucket::scatter(const at::Tensor& reduced, const std::vector<char>& keep) {
+void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
   if (sparse_) {
-    if (keep.empty() || !keep[indices_.front()]) scatter_sparse(reduced);
+    if (keep.empty() || !keep[indices_.front()]) unpack_sparse(reduced);
     return;
   }
   const bool elsewhere = reduced.const_data_ptr() != storage_.const_data_ptr();
-  if (elsewhere && living_ == Living::Residents) gradients_.copy_(reduced);
+  if (elsewhere && placement_ == Placement::View) gradients_.copy_(reduced);
   for (size_t slot = 0; slot < views_.size(); ++slot) {
     if (!keep.empty() && keep[indices_[slot]]) {
       if (remembered_[slot].defined()) copy_scaled(views_[slot], remembered_[slot], 1.0);
-    } else if (living_ == Living::Residents) {
-      scatter_resident(slot);
+    } else if (placement_ == Placement::View) {
+      unpack_view(slot);
     } else {
-      scatter_visitor(slot, elsewhere ? make_view(reduced, slot) : views_[slot]);
+      unpack_owned(slot, elsewhere ? make_view(reduced, slot) : views_[slot]);
     }
   }
   remembered_.assign(views_.size(), at::Tensor());
 }
 
-void Bucket::scatter_resident(size_t slot) {
+void Bucket::unpack_view(size_t slot) {
   at::Tensor& grad = parameters_[slot].mutable_grad();
   if (grad.defined() && holds(slot, grad)) return;
   // With create_graph a gradient has a graph of its own, which an alias would cut off.
@@ -303,7 +279,7 @@ void Bucket::scatter_resident(size_t slot) {
   }
 }
 
-void Bucket::scatter_visitor(size_t slot, const at::Tensor& reduced) {
+void Bucket::unpack_owned(size_t slot, const at::Tensor& reduced) {
   at::Tensor& grad = parameters_[slot].mutable_grad();
   const bool is_here = lies_here(reduced) && !keeps_out_;
   if (!grad.defined() || !is_like(grad, reduced)) {
@@ -317,7 +293,7 @@ void Bucket::scatter_visitor(size_t slot, const at::Tensor& reduced) {
   }
 }
 
-void Bucket::scatter_sparse(const at::Tensor& reduced) {
+void Bucket::unpack_sparse(const at::Tensor& reduced) {
   at::Tensor& grad = parameters_.front().mutable_grad();
   if (grad.defined() && grad.layout() == at::kSparse) {
     grad.copy_(reduced);

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 
 namespace ddp {
 namespace {
@@ -124,7 +124,7 @@ std::vector<int64_t> bucket_caps_bytes(
     for (const double mb : cap_mb_list) caps.push_back(bytes_of_cap(mb, "bucket_cap_mb_list"));
     return caps;
   }
-  if (cap_mb && *cap_mb != kTuneBucketCap) return {bytes_of_cap(*cap_mb, "bucket_cap_mb")};
+  if (cap_mb) return {bytes_of_cap(*cap_mb, "bucket_cap_mb")};
   return {kDefaultFirstBucketBytes, kDefaultBucketCapBytes};
 }
 

@@ -61,8 +61,7 @@ BucketPlan plan_buckets(
 int64_t bytes_of_mb(double mb);
 
 /// The caps, in bytes, that the user's settings in MiB (2^20 bytes) stand for: the list when there
-/// is one; else the one cap for every bucket; else, and for kTuneBucketCap until it is known, 1 MiB
-/// for the first and 25 MiB for the rest.
+/// is one; else the one cap for every bucket; else 1 MiB for the first and 25 MiB for the rest.
 ///
 /// \throws c10::ValueError  for a cap that is not a positive, finite number of MiB or is below a
 ///         byte, naming the option.

@@ -18,7 +18,7 @@ void BucketTuner::begin_backward() {
   if (last_end_ != Clock::time_point{}) now_.rest_ms = milliseconds(begin_ - last_end_);
 }
 
-void BucketTuner::end_pass() {
+void BucketTuner::communicated() {
   last_end_ = Clock::now();
   now_.communication_ms = since_begin_ms() - now_.backward_ms - now_.copy_ms;
   passes_.push_back(now_);

@@ -8,6 +8,7 @@
 #include <ddp/process_group.h>
 
 #include "bucket_tuning.h"
+#include "pass_observer.h"
 
 namespace ddp {
 
@@ -16,18 +17,18 @@ namespace ddp {
 /// and how long that takes is what the link costs.
 ///
 /// Threads: ready() on autograd's, one per parameter at a time; the rest as the Reducer.
-class BucketTuner {
+class BucketTuner final : public PassObserver {
  public:
   BucketTuner(ProcessGroup group, size_t parameters) : group_(std::move(group)), now_(parameters) {}
 
-  void begin_backward();
+  void begin_backward() override;
   void ready(size_t parameter) { now_.ready_ms[parameter] = since_begin_ms(); }
-  void autograd_done() { now_.backward_ms = since_begin_ms(); }
+  void autograd_done() override { now_.backward_ms = since_begin_ms(); }
   /// Gradients go to their bucket, which takes time from autograd later.
-  void begin_copy() { copy_began_ms_ = since_begin_ms(); }
-  void end_copy() { now_.copy_ms += since_begin_ms() - copy_began_ms_; }
+  void begin_pack() override { copy_began_ms_ = since_begin_ms(); }
+  void end_pack() override { now_.copy_ms += since_begin_ms() - copy_began_ms_; }
   /// Everything has come back; what is not called so does not count.
-  void end_pass();
+  void communicated() override;
 
   /// Whether there is something to go by.
   bool has_enough() const { return passes_.size() > kWarmUp; }

@@ -23,14 +23,14 @@ std::vector<torch::autograd::Node*> ForwardOutputs::add(
     if (!output.defined() || !output.requires_grad()) continue;
     complete_ = complete_ && output.grad_fn();
     const auto node = torch::autograd::impl::gradient_edge(output).function;
-    nodes_.push_back(node);
+    nodes_.push_back(WeakNodePtr(node));
     added.push_back(node.get());
   }
   return added;
 }
 
-std::vector<std::shared_ptr<torch::autograd::Node>> ForwardOutputs::nodes() const {
-  std::vector<std::shared_ptr<Node>> alive;
+std::vector<NodePtr> ForwardOutputs::nodes() const {
+  std::vector<NodePtr> alive;
   for (const auto& node : nodes_) {
     alive.push_back(node.lock());
     if (!complete_ || !alive.back()) return {};

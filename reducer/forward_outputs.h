@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "torch_version.h"
+
 namespace ddp {
 
 /// Where the forward passes since the last reduced backward pass led to, as nodes of autograd's
@@ -27,11 +29,11 @@ class ForwardOutputs {
   bool are_complete() const { return complete_; }
 
   /// The nodes that still exist; empty when they do not tell the whole story.
-  std::vector<std::shared_ptr<Node>> nodes() const;
+  std::vector<NodePtr> nodes() const;
 
  private:
   bool complete_ = true;
-  std::vector<std::weak_ptr<Node>> nodes_;
+  std::vector<WeakNodePtr> nodes_;
 };
 
 }  // namespace ddp

@@ -9,7 +9,7 @@ constexpr uint32_t kNowhere = UINT32_MAX;  // an edge without a function
 
 }  // namespace
 
-GraphSearch::GraphSearch(const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators)
+GraphSearch::GraphSearch(const std::vector<NodePtr>& accumulators)
     : reached_(accumulators.size(), 0) {
   for (size_t i = 0; i < accumulators.size(); ++i) parameter_of_[accumulators[i].get()] = i;
 }

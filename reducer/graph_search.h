@@ -8,6 +8,8 @@
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "torch_version.h"
+
 namespace ddp {
 
 /// Finds the parameters that a backward pass from given outputs can reach.
@@ -21,7 +23,7 @@ class GraphSearch {
  public:
   /// \param accumulators  each parameter's gradient accumulator, by parameter; they have to outlive
   ///        this object.
-  explicit GraphSearch(const std::vector<std::shared_ptr<torch::autograd::Node>>& accumulators);
+  explicit GraphSearch(const std::vector<NodePtr>& accumulators);
 
   /// \param roots  the nodes that the outputs come from.
   /// \return by parameter, whether the graph behind `roots` contains it.

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/all_gather_strings.h>
+#include <ddp/internal/gather_strings.h>
 
 namespace ddp {
 namespace {
@@ -70,9 +70,9 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank) 
 }
 
 std::string gather_problems(
-    const std::vector<Problem>& mine, const ProcessGroup& group, const WaitForWork& wait) {
+    const std::vector<Problem>& mine, const ProcessGroup& group, WaitForWork wait) {
   std::vector<std::vector<Problem>> by_rank;
-  for (const auto& text : all_gather_strings(serialize(mine), group, wait)) {
+  for (const auto& text : gather_strings(serialize(mine), group, wait)) {
     by_rank.push_back(parse_problems(text));
   }
   return describe_problems(by_rank);

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/all_gather_strings.h>
+#include <ddp/internal/gather_strings.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -30,6 +30,6 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank);
 ///
 /// Collective: yes, every rank calls it, also one without problems. Blocks: host.
 std::string gather_problems(
-    const std::vector<Problem>& mine, const ProcessGroup& group, const WaitForWork& wait);
+    const std::vector<Problem>& mine, const ProcessGroup& group, WaitForWork wait);
 
 }  // namespace ddp

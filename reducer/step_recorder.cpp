@@ -76,17 +76,18 @@ void StepRecorder::note_done(Sample& sample, size_t bucket) {
   if (bucket < buckets.size() && buckets[bucket].done_ms < 0) buckets[bucket].done_ms = now;
 }
 
-void StepRecorder::note_end_of(size_t bucket, c10d::Work& work) {
+// Learns the end of the bucket's collective from itself where that can tell.
+void StepRecorder::watch(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu) {
+  if (!in_flight.work && !in_flight.future) return note_done(*sample_, bucket);  // a group of one
+  if (!on_cpu) return;  // NCCL's work is complete when it is queued
   try {
-    note_end_of(bucket, *work.getFuture());
+    const auto future = in_flight.future ? in_flight.future : in_flight.work->getFuture();
+    future->addCallback(
+        [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket); });
   } catch (const c10::Error&) {
-    // A backend without futures: waited() tells.
+    // A backend without futures: reduced() tells.
   }
-}
-
-void StepRecorder::note_end_of(size_t bucket, c10::ivalue::Future& future) {
-  future.addCallback(
-      [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket); });
+  note_let_go(bucket);
 }
 
 double StepRecorder::median_step_ms(int64_t after) const {
@@ -101,8 +102,9 @@ void StepRecorder::autograd_done() {
   if (sample_) sample_->stats.compute_ms = sample_->now_ms();
 }
 
-void StepRecorder::end() {
-  if (every_ == 0) return;
+void StepRecorder::end_pass(bool joined) {
+  if (joined) sample_.reset();
+  if (joined || every_ == 0) return;
   const auto now = Clock::now();
   const auto before = std::exchange(last_end_, now);
   const auto sample = std::exchange(sample_, nullptr);

@@ -11,6 +11,7 @@
 #include <ddp/reduction_stats.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "pass_observer.h"
 #include "times.h"
 
 namespace ddp {
@@ -19,47 +20,36 @@ namespace ddp {
 /// for those at the beginning and the end.
 ///
 /// Threads: those that run a reducer; and whichever one completes a collective.
-class StepRecorder {
+class StepRecorder final : public PassObserver {
  public:
   /// \param every  sample the first ten steps and then of every so many; 0: none.
   /// \param more  of the first ones that are sampled.
   StepRecorder(int rank, int64_t every, int64_t more = 0)
       : rank_(rank), every_(every), first_(kFirst + more) {}
 
-  /// A forward pass begins: the step is the one from the last of these before a reduced backward.
-  void begin_forward(int64_t step);
+  /// The step is the one from the last of these before a reduced backward.
+  void begin_forward(int64_t step) override;
   bool is_sampling() const { return sample_ != nullptr; }
-  /// Its backward pass will have so many buckets.
-  void expect(size_t buckets) {
+  void armed(size_t buckets) override {
     if (sample_) sample_->stats.buckets.assign(buckets, {});
   }
-  void begin_backward();
-  void ready(size_t bucket) {
+  void begin_backward() override;
+  void bucket_ready(size_t bucket) override {
     if (sample_) note_ready(bucket);
   }
-  void launched(size_t bucket, int64_t bytes) {
+  void launching(size_t bucket, int64_t bytes) override {
     if (sample_) note_launched(bucket, bytes);
   }
   /// The call that launched it came back: until then its thread had nothing else to do.
-  void let_go(size_t bucket) {
-    if (sample_) note_let_go(bucket);
+  void launched(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu) override {
+    if (sample_) watch(bucket, in_flight, on_cpu);
   }
-  /// Learns the end of the bucket's collective from itself where that can tell.
-  void watch(size_t bucket, c10d::Work& work) {
-    if (sample_) note_end_of(bucket, work);
-  }
-  void watch(size_t bucket, c10::ivalue::Future& future) {
-    if (sample_) note_end_of(bucket, future);
-  }
-  /// The bucket was waited for.
-  void waited(size_t bucket) {
+  void reduced(size_t bucket) override {
     if (sample_) note_done(*sample_, bucket);
   }
-  void autograd_done();
-  /// The step is over, and counts.
-  void end();
-  /// The step is over, and does not.
-  void drop() { sample_.reset(); }
+  void autograd_done() override;
+  /// The step counts, unless this rank had no input in it.
+  void end_pass(bool joined) override;
 
   /// Of the steps behind number `after`; 0 when none was sampled.
   double median_step_ms(int64_t after) const;
@@ -83,8 +73,7 @@ class StepRecorder {
   void note_ready(size_t bucket);
   void note_launched(size_t bucket, int64_t bytes);
   void note_let_go(size_t bucket);
-  void note_end_of(size_t bucket, c10d::Work& work);
-  void note_end_of(size_t bucket, c10::ivalue::Future& future);
+  void watch(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu);
 
   int rank_;
   int64_t every_;

@@ -23,7 +23,7 @@ Messages DdpEngine::messages() const {
   const auto all_parameters = parameters();
   Messages messages;
   messages.in_backend_memory = true;
-  for (const auto& bucket : model_->reducer().bucket_indices()) {
+  for (const auto& bucket : model_->stats().buckets) {
     int64_t elements = 0;
     for (const size_t index : bucket) elements += all_parameters[index].numel();
     messages.elements.push_back(elements);

@@ -196,12 +196,12 @@ TEST_CASE("bucket_cap_mb_list sets one cap a bucket, from the first pass on", "[
     const double kib = 1.0 / 1024;
     DistributedDataParallel model(net, in(self).bucket_cap_mb_list({1 * kib, 2 * kib}));
     Seen seen;
-    seen.first = model->reducer().bucket_indices();
+    seen.first = model->stats().buckets;
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
       model->forward(torch::ones({1, 16}) * (self.rank + 1)).sum().backward();
     }
-    seen.rebuilt = model->reducer().bucket_indices();
+    seen.rebuilt = model->stats().buckets;
     seen.gradient = net->parameters()[5].grad().sum().item<float>();
     return seen;
   });

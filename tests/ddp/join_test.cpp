@@ -322,9 +322,9 @@ TEST_CASE(
         model->zero_grad();
         model->forward(torch::ones({2, 64})).sum().backward();
       }
-      before = model->reducer().has_rebuilt_buckets();
+      before = model->stats().rebuilds > 0;
     });
-    return Seen{model->reducer().bucket_indices(), model->reducer().has_rebuilt_buckets(), before};
+    return Seen{model->stats().buckets, model->stats().rebuilds > 0, before};
   });
   for (int rank = 0; rank < 3; ++rank) {
     CHECK(seen[rank].buckets == std::vector<std::vector<size_t>>{{0}, {1}});

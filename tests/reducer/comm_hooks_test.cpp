@@ -2,7 +2,7 @@
 
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "support/error_of.h"

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/passes.h"

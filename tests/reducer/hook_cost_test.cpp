@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "support/ranks.h"

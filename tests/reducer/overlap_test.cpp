@@ -1,5 +1,5 @@
 // When things happen: launch order and the overlap with backward, seen by a recording backend.
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "support/recording_backend.h"

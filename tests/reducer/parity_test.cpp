@@ -2,7 +2,7 @@
 // are averaged by hand after each backward pass: all three have to agree.
 #include <random>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 namespace ddp::testing {

@@ -1,5 +1,5 @@
 #include <ATen/CPUGeneratorImpl.h>
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 

@@ -3,7 +3,7 @@
 #include <functional>
 #include <thread>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -110,7 +110,7 @@ struct Trainer {
     try {
       throw std::runtime_error("index 7 is out of bounds");
     } catch (const std::exception&) {
-      reducer.report_failed_forward();
+      reducer.forward_failed();
     }
   }
 

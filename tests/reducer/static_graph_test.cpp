@@ -1,4 +1,4 @@
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/passes.h"

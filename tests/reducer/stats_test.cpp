@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/step_recorder.h"

@@ -1,8 +1,8 @@
-// bucket_cap_mb(kTuneBucketCap): what the Reducer does with the first steps.
+// tune_bucket_cap(true): what the Reducer does with the first steps.
 #include <chrono>
 #include <thread>
 
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/bucket_tuner.h"
@@ -34,7 +34,7 @@ Outcome train(const Rank& self, ReducerOptions options, int steps) {
       {"b", parameter({numel})},
       {"c", parameter({numel})},
       {"d", parameter({3})}};
-  Reducer reducer(parameters, self.group, options.bucket_cap_mb(kTuneBucketCap));
+  Reducer reducer(parameters, self.group, options.tune_bucket_cap(true));
   Outcome outcome;
   outcome.first = reducer.bucket_indices();
   for (int step = 1; step <= steps; ++step) {
@@ -120,7 +120,7 @@ TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
     const auto p = parameter({1 << 19});
     Reducer reducer(
         {{"p", p}}, self.group,
-        ReducerOptions().bucket_cap_mb(kTuneBucketCap).find_unused_parameters(true));
+        ReducerOptions().tune_bucket_cap(true).find_unused_parameters(true));
     const auto backward = [&] {
       const at::Tensor loss = p.sum();
       reducer.prepare_for_backward({{loss}, true});
@@ -143,8 +143,7 @@ TEST_CASE("the choice waits for a forward pass", "[ranks][tuning]") {
 TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors]") {
   const int size = GENERATE(1, 2);
   const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
-    Reducer reducer(
-        {{"p", parameter()}}, self.group, ReducerOptions().bucket_cap_mb(kTuneBucketCap));
+    Reducer reducer({{"p", parameter()}}, self.group, ReducerOptions().tune_bucket_cap(true));
     reducer.register_comm_hook(hooks::all_reduce(self.group));
   });
   for (const auto& error : errors) {
@@ -163,13 +162,12 @@ TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
 TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
   const auto tunings = run_ranks<BucketCapTuning>(2, [](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({1 << 19})}};
-    Reducer reducer(
-        parameters, self.group, ReducerOptions().bucket_cap_mb(kTuneBucketCap).stats_every(0));
+    Reducer reducer(parameters, self.group, ReducerOptions().tune_bucket_cap(true).stats_every(0));
     for (int step = 1; step <= 12; ++step) {
       parameters[0].tensor.mutable_grad().reset();
       if (self.rank == 1 && step > 2) {
         reducer.prepare_for_forward(/*source=*/0);
-        reducer.shadow_backward();
+        reducer.join_backward();
         continue;
       }
       reduced_backward(reducer, [&] { return parameters[0].tensor.sum(); });

@@ -1,5 +1,5 @@
 // find_unused_parameters: the search, and what it makes of the order of things.
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/forward_outputs.h"

@@ -3,7 +3,7 @@
 #include <set>
 
 #include <ATen/record_function.h>
-#include <ddp/reducer.h>
+#include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
 #include "reducer/passes.h"
@@ -59,7 +59,7 @@ TEST_CASE("each bucket is told once its gradients are final", "[ranks][when_redu
     two.backward();  // accumulates
     two.reducer.prepare_for_local_backward();
     two.parameters[0].tensor.sum().backward();
-    two.reducer.shadow_backward();
+    two.reducer.join_backward();
     return two.told;
   });
   CHECK(told[0] == "b2,a2.a4,b4.");

@@ -26,7 +26,6 @@
 #include <ddp/output_tensors.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
-#include <ddp/reducer.h>
 #include <ddp/reduction_stats.h>
 #include <ddp/sampler.h>
 #include <ddp/version.h>

@@ -1,13 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,7 @@
 #include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
-#include <ddp/reducer.h>
+#include <ddp/reduction_stats.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -25,9 +24,8 @@
 
 namespace ddp {
 
-class BufferFinder;
-class JoinRound;
-struct RankEntry;
+/// As a bucket cap: measure the first steps, and choose the cap with the least predicted step time.
+constexpr double kTuneBucketCap = std::numeric_limits<double>::lowest();
 
 /// What a gradient becomes, of what it was on each rank.
 enum class Reduction {
@@ -39,7 +37,7 @@ enum class Reduction {
   /// The mean over ranks, each weighing as many samples as it had since the last averaged backward
   /// pass: the gradient of one process over all samples also where batches differ in size, for a
   /// loss that is a mean over the batch. A forward pass has as many samples as its first tensor
-  /// argument has rows; see `count_samples`. Costs one small all-reduce a forward pass.
+  /// argument has rows; see `count_samples`. Costs one small all-reduce a backward pass.
   SampleWeighted,
 };
 
@@ -59,8 +57,9 @@ struct DistributedDataParallelOptions {
   /// an argument is lost).
   /// Default: none, arguments stay where they are
   TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
-  /// Broadcast rank 0's buffers before each training forward (BatchNorm's statistics). Default:
-  /// true
+  /// Broadcast rank 0's buffers (BatchNorm's statistics) with each averaged backward pass, at whose
+  /// end all ranks have them. Buffers that a program changes between steps travel with the next
+  /// one; `sync_buffers()` shares them at once. Default: true
   TORCH_ARG(bool, broadcast_buffers) = true;
   /// Compare the ranks' models and broadcast rank 0's parameters and buffers at construction.
   /// Default: true
@@ -123,14 +122,14 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// { auto guard = model->no_sync(); model->forward(a).sum().backward(); }
   /// model->forward(b).sum().backward();   // averages the gradients of a and b
   /// ```
-  NoSyncGuard no_sync() { return NoSyncGuard(gradient_sync_); }
+  NoSyncGuard no_sync();
 
   /// Trains on this rank's own inputs in `body`, and goes on beside the others when those are used
   /// up: `ddp::join` for this model alone.
   ///
-  /// In `body`, every forward pass with gradients enabled counts, and is followed by at most one
-  /// backward pass; all ranks accumulate (no_sync) over as many. A rank whose input ends in between
-  /// still adds what it accumulated to the next average.
+  /// In `body`, every averaged backward pass counts. Forward passes without one, and those under
+  /// no_sync(), are each rank's own affair. A rank whose input ends while it accumulates still adds
+  /// what it accumulated to the next average.
   void join(const std::function<void()>& body, const JoinOptions& options = {}) {
     ddp::join({this}, body, options);
   }
@@ -141,7 +140,13 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// Joinable.
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override;
   c10::Device join_device() const override;
-  ProcessGroup join_process_group() const override { return group_; }
+  ProcessGroup join_process_group() const override;
+
+  /// Gives all ranks rank 0's buffers now. Between steps that is needed only for buffers that the
+  /// program itself changed.
+  ///
+  /// Collective: yes. Blocks: host.
+  void sync_buffers();
 
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
   /// the first backward pass, and the same on every rank.
@@ -158,8 +163,8 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// step is a call of `step()` with part of the parameters. Not where something is to happen to
   /// the gradients in between (clipping, a GradScaler). When a backward pass throws, some
   /// parameters may have been stepped, the same on every rank; over NCCL also with the gradients
-  /// of the pass before, where that was the one that failed. Ranks without input in a join() do not
-  /// step.
+  /// of the pass before, where that was the one that failed. In a join() ranks without input step
+  /// as well, on the same gradients.
   ///
   /// \throws c10::ValueError  for LBFGS, which looks at all gradients together; for an optimizer
   ///         without any of the parameters.
@@ -167,10 +172,9 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
   /// What was measured so far: per step and per bucket; see `summary` and `write_trace`.
-  ReductionStats stats() const { return reducer_->stats(); }
+  ReductionStats stats() const;
 
-  /// The engine that averages the gradients; for inspection.
-  const Reducer& reducer() const { return *reducer_; }
+  class State;
 
  protected:
   DistributedDataParallelBase(
@@ -181,47 +185,14 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// \param outputs_complete  whether `outputs` are all tensors of what forward returned.
   void after_forward(std::vector<at::Tensor> outputs = {}, bool outputs_complete = false);
   /// Whether before_forward() wants to know.
-  bool counts_samples() const { return options_.reduction() == Reduction::SampleWeighted; }
+  bool counts_samples() const;
   /// To be called while forward's exception is handled.
   void forward_failed() noexcept;
   /// Where tensor arguments of `forward` go, if anywhere.
-  const std::optional<c10::Device>& input_device() const { return input_device_; }
+  const std::optional<c10::Device>& input_device() const;
 
  private:
-  class Shadow;
-
-  std::vector<NamedParameter> checked_parameters();
-  void sync_initial_state(const std::exception_ptr& refusal);
-  JoinRound exchange(const RankEntry& mine);
-  void begin_iteration(const JoinRound& round);
-  std::optional<double> scale_in(const JoinRound& round, double samples) const;
-  void count_own_samples(std::optional<int64_t> found);
-  int64_t samples_of_forward(std::optional<int64_t> found);
-  bool wants_buffers() const;
-  void prepare_and_share_buffers(bool with_grad);
-  void broadcast_buffers(int source, const std::vector<at::Tensor>& buffers);
-  void broadcast_state(int source);
-  void wait_in_join(c10d::Work& work) override;
-  bool hears_of_failures() const override { return true; }
-  double pending_samples() const override { return samples_; }
-  void join_failed() noexcept override;
-  void check_frozen_parameters();
-  std::string explain_missing(const NamedParameter& parameter) const;
-  bool trains() const;
-
-  std::shared_ptr<torch::nn::Module> wrapped_;
-  DistributedDataParallelOptions options_;
-  ProcessGroup group_;
-  std::unordered_set<std::string> ignored_;
-  std::optional<c10::Device> input_device_;
-  std::unique_ptr<Reducer> reducer_;
-  std::vector<NamedParameter> frozen_;  // that required no gradient at construction
-  std::unique_ptr<BufferFinder> buffers_;
-  std::optional<double> scale_;  // of the gradients to come; see ForwardOutcome
-  double samples_ = 0;           // since the last averaged backward pass
-  std::optional<int64_t> samples_of_next_forward_;
-  bool gradient_sync_ = true;       // false inside no_sync()
-  bool buffers_may_differ_ = true;  // a training forward has run since they were last equal
+  std::unique_ptr<State> state_;
 };
 
 namespace detail {
@@ -278,7 +249,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 
   /// Same arguments and result as the module's own `forward`.
   ///
-  /// Collective: where buffers are broadcast, and in the one call that rebuilds the buckets.
+  /// Collective: no, but in a join() of several objects, or one with throw_on_early_termination.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     return forward_with(

@@ -8,6 +8,10 @@
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace ddp {
 
 class JoinContext;
@@ -23,6 +27,10 @@ struct JoinOptions {
   /// Throw on all ranks as soon as one has no input left, instead of going on without it: for
   /// modules that communicate in their forward pass (SyncBatchNorm). Default: false
   TORCH_ARG(bool, throw_on_early_termination) = false;
+  /// Optimizers whose state all ranks take over from the last one with input when the join ends:
+  /// one that had less input has taken fewer steps. The same ones in the same order on every rank.
+  /// Not needed where `step_in_backward` steps. Default: none
+  TORCH_ARG(std::vector<torch::optim::Optimizer*>, optimizers) = {};
 };
 
 /// What one collective object does on a rank that has no input left.
@@ -64,15 +72,6 @@ class Joinable {
   friend class JoinContext;
   friend void notify_join(Joinable& joinable);
 
-  /// Waits for a collective of the join's own.
-  virtual void wait_in_join(c10d::Work& work);
-  /// Whether that wait ends, too, when another rank said that it failed.
-  virtual bool hears_of_failures() const { return false; }
-  /// Samples whose gradients this rank holds and has not averaged yet.
-  virtual double pending_samples() const { return 0; }
-  /// The body threw on this rank; while that exception is handled.
-  virtual void join_failed() noexcept {}
-
   JoinContext* join_context_ = nullptr;
 };
 
@@ -100,8 +99,7 @@ void notify_join(Joinable& joinable);
 /// \throws c10::ValueError  for no joinable, or ones with different process groups.
 /// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
 ///         it, on the others that one did.
-/// An exception of `body` is passed on. Other ranks learn it and stop, if there is a
-/// DistributedDataParallel among the joinables; else when the group's timeout is over.
+/// An exception of `body` is passed on. The other ranks learn it and stop.
 ///
 /// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration; at the end what the joinables
 ///   exchange then (DistributedDataParallel broadcasts the model once).

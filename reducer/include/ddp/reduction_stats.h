@@ -62,6 +62,10 @@ struct ReductionStats {
   int64_t rebuilds = 0;          // of the buckets
   int64_t rebuilt_at = 0;        // the step before which they last were; 0: none yet
   int64_t bucket_bytes = 0;      // of memory that the buckets hold
+  /// The buckets in launch order, each with the indices of its parameters, which count those that
+  /// are averaged in their order of registration.
+  std::vector<std::vector<size_t>> buckets = {};
+  std::string backend = {};  // that carries the gradients: "shm", "gloo", "nccl", ...
   /// Once it was tuned.
   std::optional<BucketCapTuning> tuning = {};
 };

@@ -1,10 +1,11 @@
-#include "status_board.h"
+#include "status_agreement.h"
 
 #include <algorithm>
 #include <array>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace ddp {
@@ -21,14 +22,38 @@ at::Tensor staged_as(const at::Tensor& t) {
 
 }  // namespace
 
-int64_t StatusBoard::size() const {
-  return kFirstFlag + (tracks_usage_ ? static_cast<int64_t>(parameters_) : 0);
+int64_t StatusAgreement::size(size_t tracked) { return kFirstFlag + static_cast<int64_t>(tracked); }
+
+void StatusAgreement::report(Problem problem) {
+  const std::lock_guard lock(mutex_);
+  reported_.push_back(std::move(problem));
 }
 
-void StatusBoard::write(
-    size_t problems, const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
+void StatusAgreement::travel_in(at::Tensor tail) {
+  travels_alone_ = false;
+  storage_ = std::move(tail);
+}
+
+void StatusAgreement::travel_alone(c10::Device device) {
+  travels_alone_ = true;
+  storage_ = at::zeros({size()}, at::dtype(at::kFloat).device(device));
+}
+
+c10::intrusive_ptr<c10d::Work> StatusAgreement::send(c10d::ProcessGroup& group) const {
+  if (group.getSize() == 1) return {};
+  std::vector<at::Tensor> wire{storage_};
+  return group.allreduce(wire);
+}
+
+std::vector<Problem> StatusAgreement::write(
+    const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
+  std::vector<Problem> problems;
+  {
+    const std::lock_guard lock(mutex_);
+    problems.swap(reported_);
+  }
   std::array<float, kFirstFlag> head{};
-  head[0] = problems > 0 ? 1 : 0;
+  head[0] = problems.empty() ? 0 : 1;
   size_t first = 1;
   for (const auto modulus : kModuli) {
     if (forwards) head[first + *forwards % modulus] = 1;
@@ -43,9 +68,10 @@ void StatusBoard::write(
     host.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
   }
   if (!on_cpu) storage_.copy_(host, /*non_blocking=*/true);
+  return problems;
 }
 
-StatusBoard::Arrival StatusBoard::fetch() const {
+StatusAgreement::Arrival StatusAgreement::fetch() const {
   if (storage_.is_cpu()) return Arrival(storage_.to(at::kDouble, false, /*copy=*/true));
   Arrival arrival(staged_as(storage_));
   arrival.host_.copy_(storage_, /*non_blocking=*/true);
@@ -55,7 +81,7 @@ StatusBoard::Arrival StatusBoard::fetch() const {
   return arrival;
 }
 
-StatusBoard::Sum StatusBoard::Arrival::read() const {
+StatusAgreement::Sum StatusAgreement::Arrival::read() const {
   if (event_) event_->synchronize();
   const auto host = host_.to(at::kDouble);
   const auto* words = host.const_data_ptr<double>();

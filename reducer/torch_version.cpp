@@ -1,4 +1,4 @@
-#include "backward_result.h"
+#include "torch_version.h"
 
 #include <cstddef>
 

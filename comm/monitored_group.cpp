@@ -1,0 +1,85 @@
+#include "monitored_group.h"
+
+#include <exception>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "presence.h"
+#include "store_executor.h"
+
+namespace ddp {
+namespace {
+
+std::vector<uint8_t> report_of(const std::string& address) {
+  const auto text = address + '\t';
+  return {text.begin(), text.end()};
+}
+
+std::string address_in(const std::vector<uint8_t>& report) {
+  const std::string text(report.begin(), report.end());
+  return text.substr(0, text.find('\t'));
+}
+
+}  // namespace
+
+void MonitoredGroup::on_last_reference() {
+  if (monitor_ && std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
+}
+
+void MonitoredGroup::start_monitor(
+    const c10::intrusive_ptr<c10d::Store>& store, int store_host, std::chrono::milliseconds timeout,
+    const GlooDevices& devices) {
+  GroupMonitor::Setup setup;
+  setup.rank = getRank();
+  setup.size = getSize();
+  setup.timeout = timeout;
+  if (setup.size > 1) {
+    setup.store = store;
+    setup.store_host = store_host;
+    setup.presence = std::make_shared<PresenceSocket>(devices);
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < setup.size; ++rank) keys.push_back(GroupMonitor::report_key(rank));
+    const auto own = static_cast<size_t>(setup.rank);
+    store->set(keys[own], report_of(setup.presence->address()));
+    for (const auto& report : store->multiGet(keys)) setup.addresses.push_back(address_in(report));
+    setup.abort_backends = [this] { abort(); };
+  }
+  monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
+}
+
+std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {
+  const auto* monitored = dynamic_cast<const MonitoredGroup*>(&group);
+  return monitored ? monitored->monitor() : nullptr;
+}
+
+std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
+  if (auto own = own_monitor_of(*group)) return own;
+  GroupMonitor::Setup setup;
+  setup.rank = group->getRank();
+  setup.size = group->getSize();
+  setup.timeout = std::chrono::minutes(30);  // c10d's default: groups do not tell theirs
+  setup.abort_backends = [raw = group.get()] { raw->abort(); };
+  if (setup.size > 1 && group->getStore()) {
+    const auto prefix = c10::str("ddp/monitor/", group->getGroupName(), "/");
+    StoreExecutor executor(group->getStore());
+    const auto number = executor.ask<int64_t>(
+        [prefix, rank = setup.rank](c10d::Store& store) {
+          const auto count = store.add(c10::str(prefix, "made/", rank), 1);
+          store.set(c10::str(prefix, count, "/", GroupMonitor::report_key(rank)), report_of(""));
+          return count;
+        },
+        group->getStore()->getTimeout());
+    TORCH_CHECK_WITH(
+        DistStoreError, number, "process group: expected the store to answer within ",
+        group->getStore()->getTimeout().count(), " ms, got no answer on rank ", setup.rank, " of ",
+        setup.size, ". Look for the process that hosts the store.");
+    setup.store =
+        c10::make_intrusive<c10d::PrefixStore>(c10::str(prefix, *number), group->getStore());
+  }
+  return std::make_shared<GroupMonitor>(std::move(setup));
+}
+
+}  // namespace ddp

@@ -1,0 +1,146 @@
+#include "presence.h"
+
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <sstream>
+
+#include "deadline.h"
+
+namespace ddp {
+namespace {
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+Address copy_of(const sockaddr* address, socklen_t length) {
+  Address copy;
+  std::memcpy(&copy.storage, address, length);
+  copy.length = length;
+  return copy;
+}
+
+// Length 0 for an interface without an internet address.
+Address address_of_interface(const std::string& name) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, freeifaddrs);
+  for (const auto* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || name != entry->ifa_name) continue;
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
+    }
+  }
+  return {};
+}
+
+// Of numbers alone: no name is looked up. Length 0 where they are none.
+Address parse_address(const std::string& host, const std::string& port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  return copy_of(found->ai_addr, static_cast<socklen_t>(found->ai_addrlen));
+}
+
+std::string to_text(const Address& address) {
+  char host[NI_MAXHOST] = "";
+  char port[NI_MAXSERV] = "";
+  const int status = getnameinfo(
+      address.get(), address.length, host, sizeof host, port, sizeof port,
+      NI_NUMERICHOST | NI_NUMERICSERV);
+  return status == 0 ? std::string(host) + ' ' + port : "";
+}
+
+int make_socket(int family) {
+  return socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+}
+
+Presence verdict_of(int error) {
+  if (error == 0) return Presence::Present;
+  return error == ECONNREFUSED ? Presence::Gone : Presence::Unknown;
+}
+
+}  // namespace
+
+PresenceSocket::PresenceSocket(const GlooDevices& devices) {
+  auto address = devices.interfaces.empty() ? parse_address(devices.address, "0")
+                                            : address_of_interface(devices.interfaces.front());
+  if (address.length == 0) return;
+  descriptor_ = make_socket(address.storage.ss_family);
+  if (descriptor_ < 0) return;
+  const bool listens =
+      bind(descriptor_, address.get(), address.length) == 0 &&
+      listen(descriptor_, SOMAXCONN) == 0 &&
+      getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0;
+  if (listens) address_ = to_text(address);
+}
+
+PresenceSocket::~PresenceSocket() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void PresenceSocket::drain() const {
+  while (descriptor_ >= 0) {
+    const int connection = accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (connection < 0) return;
+    close(connection);
+  }
+}
+
+std::vector<Presence> probe(
+    const std::vector<std::string>& addresses, std::chrono::milliseconds at_most) {
+  std::vector<Presence> found(addresses.size(), Presence::Unknown);
+  std::vector<pollfd> waiting(addresses.size(), pollfd{-1, POLLOUT, 0});  // poll skips -1
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    std::string host, port;
+    std::istringstream(addresses[i]) >> host >> port;
+    const auto address = parse_address(host, port);
+    if (address.length == 0) continue;
+    const int fd = make_socket(address.storage.ss_family);
+    if (fd < 0) continue;
+    const int error = connect(fd, address.get(), address.length) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      waiting[i].fd = fd;
+    } else {
+      found[i] = verdict_of(error);
+      close(fd);
+    }
+  }
+  const Deadline deadline(at_most);
+  const auto pending = [&] {
+    return std::any_of(waiting.begin(), waiting.end(), [](const auto& w) { return w.fd >= 0; });
+  };
+  while (pending() && !deadline.passed()) {
+    poll(waiting.data(), waiting.size(), static_cast<int>(deadline.left().count()));
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      if (waiting[i].fd < 0 || waiting[i].revents == 0) continue;
+      int error = 0;
+      socklen_t length = sizeof error;
+      if (getsockopt(waiting[i].fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0) {
+        found[i] = verdict_of(error);
+      }
+      close(waiting[i].fd);
+      waiting[i].fd = -1;
+    }
+  }
+  for (const auto& w : waiting) {
+    if (w.fd >= 0) close(w.fd);
+  }
+  return found;
+}
+
+}  // namespace ddp

@@ -1,0 +1,59 @@
+#include "optimizer_state.h"
+
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <torch/serialize.h>
+
+namespace ddp {
+namespace {
+
+// Where the group can carry bytes: on the CPU if it can, for the archive lives there.
+c10::Device carrier_of(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  for (const auto& device : devices) {
+    if (device.is_cpu()) return device;
+  }
+  return devices.empty() ? c10::Device(at::kCPU) : devices.front();
+}
+
+}  // namespace
+
+void broadcast_optimizer(
+    torch::optim::Optimizer& optimizer, int source, const ProcessGroup& group,
+    GroupMonitor& monitor) {
+  if (group->getSize() == 1) return;
+  const auto where = [source] { return c10::str("getting the optimizer of rank ", source); };
+  monitor.abort_on_error(where, [&] {
+    const auto device = carrier_of(*group);
+    const auto broadcast = [&](const at::Tensor& tensor) {
+      std::vector<at::Tensor> tensors{tensor.to(device)};
+      c10d::BroadcastOptions options;
+      options.rootRank = source;
+      monitor.wait(*group->broadcast(tensors, options), where);
+      return tensors.front().cpu();
+    };
+    const bool sends = group->getRank() == source;
+    std::string archive;
+    if (sends) {
+      std::ostringstream stream;
+      torch::save(optimizer, stream);
+      archive = stream.str();
+    }
+    const auto size =
+        broadcast(at::full({1}, static_cast<int64_t>(archive.size()), at::kLong)).item<int64_t>();
+    auto bytes = at::empty({size}, at::kByte);
+    if (sends) std::memcpy(bytes.mutable_data_ptr(), archive.data(), archive.size());
+    bytes = broadcast(bytes);
+    if (sends) return;
+    std::istringstream stream(
+        std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(size)));
+    torch::load(optimizer, stream);
+  });
+}
+
+}  // namespace ddp

@@ -1,0 +1,207 @@
+// What the wrapper does around each pass, with input of its own or without (join).
+#include "state.h"
+
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <ddp/error_text.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "join_context.h"
+#include "model_description.h"
+#include "optimizer_state.h"
+
+namespace ddp {
+
+using State = DistributedDataParallelBase::State;
+
+bool State::trains() const { return c10::GradMode::is_enabled() && gradient_sync_; }
+
+bool State::agrees_in_forward() const {
+  const auto* join = owner_.join_context();
+  return join && !join->begins_in_backward();
+}
+
+void State::before_forward(std::optional<int64_t> samples) {
+  const auto counted = std::exchange(samples_of_next_forward_, {});
+  if (!c10::GradMode::is_enabled()) return;
+  count_own_samples(counted, samples);
+  terms_ = {};
+  if (options_.reduction() == Reduction::Sum) terms_.scale = 1;
+  if (agrees_in_forward()) {
+    auto mine = entry(/*active=*/true);
+    mine.reduces = trains();
+    const auto round = exchange(mine);
+    const auto disagreement = round.disagreement();
+    if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
+    terms_ = terms_in(round);
+  }
+  if (!trains()) return;
+  reducer_->prepare_for_forward(owner_.is_training());
+  check_frozen_parameters();
+}
+
+void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
+  if (trains()) {
+    reducer_->prepare_for_backward(
+        {std::move(outputs), outputs_complete, terms_, owner_.is_training()});
+  } else if (c10::GradMode::is_enabled()) {
+    reducer_->prepare_for_local_backward();
+  }
+}
+
+void State::forward_failed() noexcept {
+  // Nobody waits for this rank because of an evaluation.
+  if (trains()) reducer_->forward_failed(owner_.is_training());
+}
+
+// The backward pass begins that all ranks take part in.
+void State::begin(PassTerms& terms) {
+  compare_comm_hooks();
+  const bool weighted = options_.reduction() == Reduction::SampleWeighted;
+  const bool joins = owner_.join_context() && !agrees_in_forward();
+  if (joins || (weighted && !agrees_in_forward())) {
+    auto mine = entry(/*active=*/true);
+    mine.reduces = true;
+    terms = terms_in(exchange(mine));
+  }
+  samples_ = 0;
+}
+
+void State::start(int source) {
+  if (!options_.broadcast_buffers() || group_->getSize() == 1) return;
+  buffers_under_way_.start(buffers_->find(), source, *group_);
+}
+
+void State::finish(c10::function_ref<void(c10d::Work&)> wait) { buffers_under_way_.finish(wait); }
+
+void State::sync_buffers(int source) {
+  if (!options_.broadcast_buffers() || group_->getSize() == 1) return;
+  const auto where = [source] { return c10::str("getting the buffers of rank ", source); };
+  monitor_->abort_on_error(where, [&] {
+    TensorBroadcast broadcast;
+    broadcast.start(buffers_->find(), source, *group_);
+    broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+  });
+}
+
+// Ranks that reduce their buckets in different ways would wait for each other.
+void State::compare_comm_hooks() {
+  if (std::exchange(compared_hooks_, true)) return;
+  if (!options_.init_sync() || group_->getSize() == 1) return;
+  check_same_on_all_ranks(
+      {{"communication", "hook", hook_kind_.empty() ? "none" : hook_kind_}}, nullptr, group_,
+      *monitor_);
+}
+
+RankEntry State::entry(bool active) {
+  // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
+  if (!active && reducer_->forget_discarded_gradients()) samples_ = 0;
+  RankEntry entry;
+  entry.active = active;
+  entry.samples = samples_;
+  return entry;
+}
+
+JoinRound State::exchange(const RankEntry& mine) {
+  auto* join = owner_.join_context();
+  if (join && join->counts(owner_)) {
+    // The joined ranks began the round before they called any hook.
+    return mine.active ? join->begin_round(mine) : join->round();
+  }
+  return exchange_entries(mine, group_, device(), *monitor_);
+}
+
+PassTerms State::terms_in(const JoinRound& round) const {
+  PassTerms terms;
+  const auto* join = owner_.join_context();
+  if (join) terms.source = round.last_active();
+  switch (options_.reduction()) {
+    case Reduction::Mean:
+      if (join && !join->options().divide_by_initial_world_size()) {
+        terms.scale = 1.0 / round.active();
+      }
+      break;
+    case Reduction::Sum:
+      terms.scale = 1;
+      break;
+    case Reduction::SampleWeighted:
+      terms.scale = round.samples() > 0 ? samples_ / round.samples() : 0;
+      break;
+  }
+  return terms;
+}
+
+void State::join_pass(const JoinRound& round) {
+  const auto disagreement = round.disagreement();
+  if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
+  if (!round.reduces()) return;
+  reducer_->prepare_for_forward(/*training=*/true);
+  const auto terms = terms_in(round);
+  samples_ = 0;
+  compare_comm_hooks();
+  reducer_->join_backward(terms);
+}
+
+void State::end_join(bool is_last_joiner, const JoinOptions& options) {
+  const auto round = exchange_entries({is_last_joiner}, group_, device(), *monitor_);
+  broadcast_model(round.last_active());
+  for (auto* optimizer : options.optimizers()) {
+    broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
+  }
+  const bool uneven = round.active() < round.size();
+  if (uneven && options.optimizers().empty() && !steps_in_backward_) {
+    TORCH_WARN_ONCE(
+        "join: some ranks had less input than others, so their optimizers took fewer steps. The "
+        "models are equal now; momentum, moments and step counts of optimizers are not, and the "
+        "models will drift apart. Pass JoinOptions().optimizers({&optimizer}), or use "
+        "step_in_backward().");
+  }
+}
+
+void ModelJoinHook::main_hook() { state_.join_pass(state_.exchange(entry())); }
+
+void ModelJoinHook::post_hook(bool is_last_joiner) { state_.end_join(is_last_joiner, options_); }
+
+void State::count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found) {
+  if (options_.reduction() != Reduction::SampleWeighted) return;
+  try {
+    // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
+    if (reducer_->forget_discarded_gradients()) samples_ = 0;
+    TORCH_CHECK_VALUE(
+        counted || found,
+        "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
+        "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
+        "are with count_samples() before forward.");
+    samples_ += static_cast<double>(counted ? *counted : *found);
+  } catch (...) {
+    forward_failed();
+    throw;
+  }
+}
+
+void State::count_samples(int64_t samples) {
+  TORCH_CHECK_VALUE(
+      samples >= 0, "count_samples: expected a number of samples >= 0, got ", samples,
+      ". Pass the samples of the coming forward pass.");
+  samples_of_next_forward_ = samples;
+}
+
+void State::check_frozen_parameters() {
+  for (const auto& p : frozen_) {
+    if (!p.tensor.requires_grad()) continue;
+    reducer_->report_problem(
+        c10::str(
+            p.name,
+            " requires a gradient now, but did not when the module was wrapped, so its "
+            "gradient is not averaged"),
+        "Thaw parameters before wrapping, or wrap the module again.");
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/reducer.h>
+
+#include "join_round.h"
+#include "module_state.h"
+#include "tensor_broadcast.h"
+
+namespace ddp {
+
+/// What a wrapper holds, and does around each pass.
+///
+/// A forward pass communicates nothing. Everything of a step travels with its averaged backward
+/// pass: the ranks' terms where those differ from step to step (a join, sample weights), the
+/// gradients, and the source rank's buffers.
+class DistributedDataParallelBase::State : public PassCompanion {
+ public:
+  State(
+      DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
+      const DistributedDataParallelOptions& options);
+  ~State() override;
+
+  void before_forward(std::optional<int64_t> samples);
+  void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
+  void forward_failed() noexcept;
+  void count_samples(int64_t samples);
+  void sync_buffers(int source = 0);
+  void register_comm_hook(CommHook hook);
+  void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
+
+  // What a rank without input does in a join.
+  RankEntry entry(bool active);
+  void join_pass(const JoinRound& round);
+  void end_join(bool is_last_joiner, const JoinOptions& options);
+  /// Agrees with the other ranks on an iteration of the join, if there is one.
+  JoinRound exchange(const RankEntry& mine);
+
+  void begin(PassTerms& terms) override;
+  void start(int source) override;
+  void finish(c10::function_ref<void(c10d::Work&)> wait) override;
+
+  const DistributedDataParallelOptions& options() const { return options_; }
+  const ProcessGroup& group() const { return group_; }
+  GroupMonitor& monitor() const { return *monitor_; }
+  const Reducer& reducer() const { return *reducer_; }
+  c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
+  const std::optional<c10::Device>& input_device() const { return input_device_; }
+  bool* gradient_sync() { return &gradient_sync_; }
+
+ private:
+  std::vector<NamedParameter> checked_parameters();
+  void sync_initial_state(const std::exception_ptr& refusal);
+  std::vector<at::Tensor> state_tensors() const;
+  void compare_comm_hooks();
+  void broadcast_model(int source);
+  PassTerms terms_in(const JoinRound& round) const;
+  void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  void check_frozen_parameters();
+  std::string explain_missing(const NamedParameter& parameter) const;
+  bool trains() const;
+  bool agrees_in_forward() const;
+
+  DistributedDataParallelBase& owner_;
+  const std::shared_ptr<torch::nn::Module> wrapped_;
+  const DistributedDataParallelOptions options_;
+  const ProcessGroup group_;
+  const std::shared_ptr<GroupMonitor> monitor_;
+  const Names ignored_;
+  std::optional<c10::Device> input_device_;
+  std::unique_ptr<Reducer> reducer_;
+  std::vector<NamedParameter> frozen_;  // that required no gradient at construction
+  std::unique_ptr<BufferFinder> buffers_;
+  TensorBroadcast buffers_under_way_;
+  std::string hook_kind_;  // of the communication hook; compared in the first pass
+  double samples_ = 0;     // since the last averaged backward pass
+  std::optional<int64_t> samples_of_next_forward_;
+  bool gradient_sync_ = true;  // false inside no_sync()
+  bool compared_hooks_ = false;
+  bool steps_in_backward_ = false;
+  PassTerms terms_;  // of the backward pass to come
+};
+
+/// What one rank's wrapper does while others have input and it has none.
+class ModelJoinHook : public JoinHook {
+ public:
+  ModelJoinHook(DistributedDataParallelBase::State& state, const JoinOptions& options)
+      : state_(state), options_(options) {}
+
+  void main_hook() override;
+  void post_hook(bool is_last_joiner) override;
+  /// What this rank says at the beginning of an iteration.
+  RankEntry entry() { return state_.entry(/*active=*/false); }
+
+ private:
+  DistributedDataParallelBase::State& state_;
+  const JoinOptions options_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,189 @@
+// How a wrapper comes to be: what it checks, compares with the other ranks, and is given besides.
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+#include "model_description.h"
+#include "optimizer_in_backward.h"
+#include "state.h"
+
+namespace ddp {
+namespace {
+
+void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  for (const auto& name : names) {
+    TORCH_CHECK_VALUE(
+        parameters.contains(name) || buffers.contains(name),
+        "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
+        "buffers of the module, got \"",
+        name,
+        "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
+  }
+}
+
+// All on one type of device, for which the group can communicate.
+void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
+  const auto& first = parameters.front();
+  for (const auto& p : parameters) {
+    TORCH_CHECK_VALUE(
+        p.tensor.device().type() == first.tensor.device().type(),
+        "DistributedDataParallel: expected all parameters on one type of device, got \"",
+        first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
+        ". Move the module before wrapping it.");
+  }
+  const auto type = first.tensor.device().type();
+  const auto devices = group->getDeviceTypes();
+  TORCH_CHECK_VALUE(
+      devices.empty() || std::any_of(
+                             devices.begin(), devices.end(),
+                             [&](const c10::Device& d) { return d.type() == type; }),
+      "DistributedDataParallel: expected a process group with a backend for ", type,
+      ", where the parameters are, got one for ", c10::Join(", ", devices),
+      ". Choose the backend in ProcessGroupOptions, or move the module.");
+}
+
+std::optional<c10::Device> checked_input_device(
+    const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
+  if (device_ids.empty()) return {};
+  TORCH_CHECK_VALUE(
+      device_ids.size() == 1,
+      "DistributedDataParallelOptions: expected at most one device in "
+      "device_ids, got ",
+      device_ids.size(), ". Run one rank per device.");
+  for (const auto& p : parameters) {
+    TORCH_CHECK_VALUE(
+        !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
+        "DistributedDataParallelOptions: expected device_ids only for a module on that one "
+        "accelerator, got ",
+        device_ids.front(), " while \"", p.name, "\" is on ", p.tensor.device(),
+        ". Move the module there, or leave device_ids empty.");
+  }
+  return device_ids.front();
+}
+
+ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
+  const bool tunes = options.bucket_cap_mb() == kTuneBucketCap;
+  return ReducerOptions()
+      .bucket_cap_mb(tunes ? std::nullopt : options.bucket_cap_mb())
+      .tune_bucket_cap(tunes)
+      .bucket_cap_mb_list(options.bucket_cap_mb_list())
+      .find_unused_parameters(options.find_unused_parameters())
+      .gradient_as_bucket_view(options.gradient_as_bucket_view())
+      .static_graph(options.static_graph())
+      .stats_every(options.stats_every());
+}
+
+}  // namespace
+
+DistributedDataParallelBase::State::State(
+    DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
+    const DistributedDataParallelOptions& options)
+    : owner_(owner),
+      wrapped_(std::move(module)),
+      options_(options),
+      group_(options.process_group() ? options.process_group() : default_group()),
+      monitor_(monitor_of(group_)),
+      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()) {
+  // What is wrong on this rank the others have to learn, or they would wait for it.
+  std::vector<NamedParameter> parameters;
+  std::exception_ptr refusal;
+  try {
+    parameters = checked_parameters();
+  } catch (const c10::Error&) {
+    refusal = std::current_exception();
+  }
+  const bool compares = options_.init_sync() && group_->getSize() > 1;
+  if (refusal && !compares) std::rethrow_exception(refusal);
+  if (compares) sync_initial_state(refusal);
+  reducer_ =
+      std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
+  reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
+  reducer_->travel_with(*this);
+  frozen_ = frozen_parameters(*wrapped_, ignored_);
+  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
+}
+
+DistributedDataParallelBase::State::~State() = default;
+
+std::vector<NamedParameter> DistributedDataParallelBase::State::checked_parameters() {
+  TORCH_CHECK_VALUE(
+      wrapped_,
+      "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
+  TORCH_CHECK_VALUE(
+      options_.stats_every() >= 0,
+      "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
+      options_.stats_every(), ".");
+  check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
+  auto parameters = trained_parameters(*wrapped_, ignored_);
+  TORCH_CHECK_VALUE(
+      !parameters.empty(),
+      "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+      "requires a gradient. Use the module itself.");
+  check_devices(parameters, group_);
+  input_device_ = checked_input_device(options_.device_ids(), parameters);
+  return parameters;
+}
+
+void DistributedDataParallelBase::State::sync_initial_state(const std::exception_ptr& refusal) {
+  std::vector<StateTensor> state;
+  std::vector<NamedParameter> trained;
+  if (!refusal) {
+    state = module_state(*wrapped_, ignored_);
+    trained = trained_parameters(*wrapped_, ignored_);
+  }
+  // First the comparison: a broadcast between different models would fail in the transport.
+  check_same_on_all_ranks(
+      describe_model(state, trained, options_, group_), refusal, group_, *monitor_);
+  broadcast_model(/*source=*/0);
+}
+
+std::vector<at::Tensor> DistributedDataParallelBase::State::state_tensors() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& s : module_state(*wrapped_, ignored_)) {
+    if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
+  }
+  return tensors;
+}
+
+void DistributedDataParallelBase::State::broadcast_model(int source) {
+  const auto where = [source] { return c10::str("getting the model of rank ", source); };
+  monitor_->abort_on_error(where, [&] {
+    TensorBroadcast broadcast;
+    broadcast.start(state_tensors(), source, *group_);
+    broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+  });
+}
+
+void DistributedDataParallelBase::State::step_in_backward(
+    std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& p : reducer_->parameters()) parameters.push_back(p.tensor);
+  auto stepper = std::make_shared<OptimizerInBackward>(std::move(optimizer), parameters);
+  reducer_->when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
+  steps_in_backward_ = true;
+}
+
+void DistributedDataParallelBase::State::register_comm_hook(CommHook hook) {
+  TORCH_CHECK_VALUE(
+      options_.reduction() == Reduction::Mean,
+      "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
+      "gradients become, got another one. Leave reduction out and do it in the hook.");
+  auto kind = hook ? c10::demangle(hook.target_type().name()) : std::string();
+  reducer_->register_comm_hook(std::move(hook));
+  hook_kind_ = std::move(kind);
+}
+
+std::string DistributedDataParallelBase::State::explain_missing(
+    const NamedParameter& parameter) const {
+  const auto now = wrapped_->named_parameters();
+  const auto* tensor = now.find(parameter.name);
+  if (!tensor || !tensor->is_same(parameter.tensor)) {
+    return "replaced in the module after it was wrapped; wrap it again";
+  }
+  if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
+  return {};
+}
+
+}  // namespace ddp

@@ -1,0 +1,45 @@
+#include "tensor_broadcast.h"
+
+#include <map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/utils/tensor_flatten.h>
+
+namespace ddp {
+namespace {
+
+constexpr size_t kMessageBytes = size_t{250} << 20;
+
+}  // namespace
+
+void TensorBroadcast::start(
+    const std::vector<at::Tensor>& tensors, int source, c10d::ProcessGroup& group) {
+  messages_.clear();
+  if (tensors.empty() || group.getSize() == 1) return;
+  const at::NoGradGuard no_grad;
+  // A message has one dtype, which take_tensors sees to, and one device.
+  std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
+  for (const auto& t : tensors) by_device[t.device().index()].push_back(t.variable_data());
+  for (const auto& [device, here] : by_device) {
+    for (auto& part : torch::utils::take_tensors(here, kMessageBytes)) {
+      auto flat = at::flatten_dense_tensors(part.tensors);
+      std::vector<at::Tensor> wire{flat};
+      c10d::BroadcastOptions options;
+      options.rootRank = source;
+      auto work = group.broadcast(wire, options);
+      messages_.push_back({std::move(part.tensors), std::move(flat), std::move(work)});
+    }
+  }
+}
+
+void TensorBroadcast::finish(c10::function_ref<void(c10d::Work&)> wait) {
+  const at::NoGradGuard no_grad;
+  for (auto& message : std::exchange(messages_, {})) {
+    wait(*message.work);
+    const auto received = at::unflatten_dense_tensors(message.flat, message.tensors);
+    for (size_t i = 0; i < received.size(); ++i) message.tensors[i].copy_(received[i]);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,111 @@
+#include "autograd_hooks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace ddp {
+
+using torch::autograd::variable_list;
+
+/// On a parameter's gradient accumulator.
+class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
+ public:
+  GradientHook(AutogradEvents& events, size_t parameter) : events_(events), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
+    events_.on_gradient(parameter_, !gradients.empty() && gradients.front().defined());
+    return outputs;
+  }
+
+ private:
+  AutogradEvents& events_;
+  size_t parameter_;
+};
+
+/// On the node that made an output of forward.
+class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(Events events) : events_(std::move(events)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (auto* events = *events_) events->on_output();
+    return gradients;
+  }
+
+ private:
+  Events events_;
+};
+
+/// Travels with autograd's final callback: autograd destroys a callback that it does not call, when
+/// the backward pass ends in an exception.
+class AutogradHooks::Abandonment {
+ public:
+  /// To be created on a thread that runs the backward pass.
+  Abandonment(Events events, int64_t pass)
+      : events_(std::move(events)), pass_(pass), result_(current_backward_result()) {}
+  ~Abandonment() {
+    if (called_off || !*events_) return;
+    const bool known = result_ && result_->hasError();
+    (*events_)->on_backward_failed(pass_, known ? result_->exception_ptr() : nullptr);
+  }
+  Abandonment(const Abandonment&) = delete;
+  Abandonment& operator=(const Abandonment&) = delete;
+
+  bool called_off = false;
+
+ private:
+  Events events_;
+  int64_t pass_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;
+};
+
+AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
+    : events_(std::make_shared<AutogradEvents*>(&events)) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters[i].tensor);
+    keys_.push_back(accumulator->add_post_hook(std::make_unique<GradientHook>(events, i)));
+    accumulators_.push_back(std::move(accumulator));  // the parameter itself holds it weakly
+  }
+}
+
+AutogradHooks::~AutogradHooks() {
+  *events_ = nullptr;
+  for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(keys_[i]);
+}
+
+void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(events_));
+  }
+}
+
+bool AutogradHooks::accumulates() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (!wanted || wanted->empty()) return true;
+  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
+    const auto at = wanted->find(accumulator.get());
+    return at != wanted->end() && at->second.needed_;
+  });
+}
+
+bool AutogradHooks::watch_end(int64_t pass) {
+  if (end_is_watched_.load(std::memory_order_relaxed) || end_is_watched_.exchange(true)) {
+    return false;
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this, events = events_, abandonment = std::make_shared<Abandonment>(events_, pass)] {
+        abandonment->called_off = true;
+        if (!*events) return;
+        end_is_watched_ = false;
+        (*events)->on_backward_done();
+      });
+  return true;
+}
+
+}  // namespace ddp

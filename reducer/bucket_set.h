@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <ddp/internal/reducer.h>
+#include <ddp/process_group.h>
+
+#include "bucket.h"
+#include "bucket_plan.h"
+
+namespace ddp {
+
+/// The buckets that all parameters' gradients travel in, and the memory of those.
+class BucketSet {
+ public:
+  /// \param as_views  gradients stay in the buckets' memory (gradient_as_bucket_view).
+  /// \param tail  elements behind the gradients of the last bucket, for the ranks' status.
+  BucketSet(
+      std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail);
+
+  /// Makes the buckets of `plan`. Gradients that lie in older ones move out of those before, and
+  /// where they are views into the new ones.
+  void build(std::vector<std::vector<size_t>> plan);
+
+  /// From now on somebody else sees the buckets' memory: gradients are copied out of it.
+  void keep_out();
+
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
+  size_t size() const { return buckets_.size(); }
+  Bucket& operator[](size_t b) { return buckets_[b]; }
+  const Bucket& operator[](size_t b) const { return buckets_[b]; }
+  const Bucket& last() const { return buckets_.back(); }
+  /// Parameter indices per bucket, in launch order.
+  std::vector<std::vector<size_t>> indices() const;
+  /// Of all dense gradients.
+  int64_t gradient_bytes() const;
+  /// Of the buckets' memory.
+  int64_t storage_bytes() const;
+
+ private:
+  const std::vector<NamedParameter> parameters_;
+  const ProcessGroup group_;
+  const bool as_views_;
+  const int64_t tail_;
+  bool keeps_out_ = false;
+  std::vector<Bucket> buckets_;  // in launch order
+};
+
+/// What the planner has to know of each parameter.
+std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters);
+
+}  // namespace ddp

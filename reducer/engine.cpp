@@ -1,0 +1,212 @@
+// Between passes: construction, arming, and which gradients travel together.
+#include "engine.h"
+
+#include <exception>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <ddp/error_text.h>
+#include <ddp/internal/capabilities.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace ddp {
+namespace {
+
+bool tunes(const ReducerOptions& options) {
+  return options.tune_bucket_cap() && options.bucket_cap_mb_list().empty();
+}
+
+std::vector<NamedParameter> checked(
+    std::vector<NamedParameter> parameters, const ReducerOptions& options) {
+  TORCH_CHECK_VALUE(
+      !parameters.empty(),
+      "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
+  TORCH_CHECK_VALUE(
+      options.stats_every() >= 0,
+      "Reducer: expected a number of steps, or 0 for none, for stats_every, got ",
+      options.stats_every(), ".");
+  for (const auto& p : parameters) {
+    TORCH_CHECK_VALUE(
+        p.tensor.defined() && p.tensor.is_leaf() && p.tensor.requires_grad(),
+        "Reducer: expected leaf tensors that require a gradient, got \"", p.name,
+        p.tensor.defined() ? "\", which does not." : "\", which is undefined.");
+    TORCH_CHECK_VALUE(
+        p.tensor.is_cpu() || !tunes(options),
+        "Reducer: expected parameters on the CPU for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\" on ", p.tensor.device(),
+        ". The host, which takes the times, runs ahead of a device: set a number of MiB.");
+    TORCH_CHECK_VALUE(
+        !p.expect_sparse || !tunes(options),
+        "Reducer: expected dense gradients for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\", whose are sparse and take another time in each step. Set a number of MiB.");
+  }
+  return parameters;
+}
+
+bool tracks_usage(const ReducerOptions& options) {
+  return options.find_unused_parameters() || options.static_graph();
+}
+
+// Whether nothing but the status makes the host wait for the end of a pass on the device.
+bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
+  if (group.getSize() == 1) return !parameter.is_cpu();
+  return capabilities_of(group, parameter.device()).waits_on_stream;
+}
+
+BucketSchedule make_schedule(
+    const std::vector<NamedParameter>& parameters, const ReducerOptions& options, int ranks) {
+  const bool skips = options.find_unused_parameters() && !options.static_graph();
+  const bool tuned = tunes(options) && ranks > 1;
+  const bool has_list = !options.bucket_cap_mb_list().empty();
+  int passes = tuned ? static_cast<int>(BucketTuner::kPasses) : skips ? 0 : 1;
+  if (passes > 0 && options.static_graph()) ++passes;  // the first one counts
+  return {
+      extents_of(parameters),
+      bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list()), skips,
+      (skips && !tuned) || has_list, passes};
+}
+
+}  // namespace
+
+Reducer::Engine::Engine(
+    std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+    std::shared_ptr<GroupMonitor> monitor)
+    : group_(std::move(group)),
+      monitor_(monitor ? std::move(monitor) : monitor_of(group_)),
+      buckets_(
+          checked(std::move(parameters), options), group_, options.gradient_as_bucket_view(),
+          StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
+      schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
+      hooks_(buckets_.parameters(), *this),
+      usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
+      status_(
+          buckets_.parameters().size(), usage_->tracks_usage(),
+          !usage_->tracks_usage() && can_run_ahead(*group_, buckets_.parameters().front().tensor)),
+      reduction_(make_all_reduction(group_, buckets_.parameters().front().tensor.device())),
+      observers_{
+          StepRecorder(
+              group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0),
+          nullptr,
+          {}},
+      pass_(std::make_unique<BackwardPass>()) {
+  if (tunes(options) && group_->getSize() > 1) {
+    observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
+  }
+  buckets_.build(schedule_.first_plan().buckets);
+  place_status();
+  begin_pass(1);
+}
+
+Reducer::Engine::~Engine() { warn_of_last_pass(); }
+
+void Reducer::Engine::begin_pass(int64_t number) {
+  schedule_.begin_pass();
+  pass_->counts_only = usage_->is_counting();
+  pass_->begin(number, buckets_, usage_->expected());
+}
+
+void Reducer::Engine::place_status() {
+  const auto& last = buckets_.last();
+  if (reduction_->carries_status(last)) {
+    status_.travel_in(last.tail());
+  } else {
+    status_.travel_alone(buckets_.parameters().front().tensor.device());
+  }
+}
+
+void Reducer::Engine::register_comm_hook(CommHook hook) {
+  TORCH_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
+  TORCH_CHECK(
+      !has_hook_,
+      "register_comm_hook: a communication hook is registered already. It can be set only once; "
+      "compose hooks in one function instead.");
+  TORCH_CHECK(
+      pass_->number() == 1 && phase_ != Phase::Reducing,
+      "register_comm_hook: expected to be called before the first backward pass.");
+  TORCH_CHECK(
+      !observers_.tuner,
+      "register_comm_hook: expected buckets that stay the same once they are rebuilt, but "
+      "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
+  has_hook_ = true;
+  reduction_ = make_hook_reduction(std::move(hook));
+  buckets_.keep_out();
+  place_status();
+}
+
+void Reducer::Engine::when_reduced(WhenReduced act) {
+  TORCH_CHECK(
+      !when_reduced_,
+      "Reducer: expected one function to call with reduced gradients, got another.");
+  when_reduced_ = std::move(act);
+}
+
+void Reducer::Engine::prepare_for_forward(bool training) {
+  if (torch::autograd::get_current_node()) return;
+  monitor_->check();
+  if (training) monitor_->begin_attempt();
+  observers_.recorder.begin_forward(pass_->number());
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+}
+
+void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
+  monitor_->check();
+  if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
+  const bool alone = phase_ != Phase::Armed;
+  if (outcome.training) ++pass_->forwards;
+  pass_->terms = outcome.terms;
+  begin_pass(pass_->number());
+  observers_.tell([&](PassObserver& o) { o.armed(buckets_.size()); });
+  usage_->add_forward(outcome, alone, *pass_);
+  hooks_.watch_outputs(outcome.outputs);
+  phase_ = Phase::Armed;
+}
+
+void Reducer::Engine::prepare_for_local_backward() {
+  if (phase_ != Phase::Reducing) phase_ = Phase::Local;
+}
+
+void Reducer::Engine::forward_failed(bool training) noexcept {
+  if (phase_ == Phase::Reducing) return;  // the backward pass around it says so
+  if (training) ++pass_->forwards;
+  try {
+    const auto why = c10::str(
+        "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
+    training ? monitor_->fail_attempt(why) : monitor_->note_error(why);
+  } catch (const std::exception&) {
+    // Out of memory: the others will find this rank gone, or wait for their timeout.
+  }
+}
+
+void Reducer::Engine::rebuild_buckets() {
+  RECORD_FUNCTION("ddp::rebuild_buckets", c10::ArrayRef<const c10::IValue>());
+  monitor_->abort_on_error(
+      [] { return std::string("rebuilding the buckets"); },
+      [&] {
+        if (deferred_ && deferred_->status) {
+          await(*deferred_);
+          deferred_->works.clear();  // they keep the old buckets' memory
+        }
+        buckets_.build(schedule_.take_plan(pass_->number()).buckets);
+        place_status();
+      });
+  begin_pass(pass_->number());
+}
+
+ReductionStats Reducer::Engine::stats() const {
+  ReductionStats stats;
+  stats.steps = observers_.recorder.steps();
+  stats.rebuilds = schedule_.rebuilds();
+  stats.rebuilt_at = schedule_.rebuilt_at();
+  stats.bucket_bytes = buckets_.storage_bytes();
+  stats.buckets = buckets_.indices();
+  const auto device = buckets_.parameters().front().tensor.device();
+  stats.backend = group_->getBackend(device.type())->getBackendName();
+  stats.tuning = observers_.tuned;
+  if (stats.tuning) {
+    stats.tuning->measured_ms = observers_.recorder.median_step_ms(/*after=*/stats.rebuilt_at);
+  }
+  return stats;
+}
+
+}  // namespace ddp

@@ -1,0 +1,125 @@
+// While autograd runs: gradients become ready, and their buckets leave.
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <ddp/error_text.h>
+
+#include "engine.h"
+
+namespace ddp {
+
+// A backward pass through one of this reducer's forwards begins.
+void Reducer::Engine::on_output() {
+  if (!hooks_.accumulates()) return;
+  monitor_->check();
+  begin_backward();
+}
+
+void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
+  if (defined) usage_->mark_used(parameter);
+  const auto phase = phase_.load(std::memory_order_acquire);
+  // After a reduced pass, gradients that do not come from this reducer's outputs are none of its
+  // business: another wrapper's, or the bare module's.
+  const bool further = phase == Phase::Done && !usage_->outputs_are_known();
+  if (phase != Phase::Armed && phase != Phase::Reducing && !further) return;
+  begin_backward();
+  using Arrival = BackwardPass::Arrival;
+  switch (pass_->count(parameter)) {
+    case Arrival::Early:
+      return;
+    case Arrival::Extra:
+      for (auto& problem : usage_->check_extra(parameter, *pass_)) {
+        status_.report(std::move(problem));
+      }
+      return;
+    case Arrival::Ready:
+      break;
+  }
+  if (observers_.tuner) observers_.tuner->ready(parameter);
+  schedule_.note_ready(parameter);
+  const auto b = pass_->slots()[parameter].bucket;
+  if (!pass_->complete_one(b)) return;
+  observers_.tell([&](PassObserver& o) { o.bucket_ready(b); });
+  launch_ready_buckets();
+}
+
+void Reducer::Engine::begin_backward() {
+  if (!hooks_.watch_end(pass_->number())) return;
+  phase_ = Phase::Reducing;
+  observers_.tell([](PassObserver& o) { o.begin_backward(); });
+  if (companion_) companion_->begin(pass_->terms);
+  // Buckets of nothing but unused parameters wait for no gradient; others may have been ready while
+  // the terms were not.
+  if (!pass_->counts_only && !observers_.tuner) launch_until_served();
+}
+
+void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
+  phase_ = Phase::Local;
+  try {
+    monitor_->fail(c10::str(
+        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
+        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
+  } catch (const std::exception&) {
+    // Out of memory: the others will find this rank gone, or wait for their timeout.
+  }
+}
+
+// All but the last: that one carries this rank's status, which is known when autograd is done. Its
+// last gradient comes about then anyway.
+//
+// Takes no lock: a thread that finds another one launching leaves it a request, and that one looks
+// again before it goes. The first one is the one that begins the pass.
+void Reducer::Engine::launch_ready_buckets() {
+  if (observers_.tuner) return;  // which measures both apart
+  if (pass_->launch_requests.fetch_add(1) == 0) launch_until_served();
+}
+
+void Reducer::Engine::launch_until_served() {
+  auto& next = pass_->next_bucket;
+  uint32_t served = 1;
+  do {
+    while (next + 1 < buckets_.size() && pass_->bucket(next).pending == 0) launch(next++);
+  } while (!pass_->launch_requests.compare_exchange_strong(served, 0));
+}
+
+void Reducer::Engine::launch(size_t b) {
+  RECORD_FUNCTION(c10::str("ddp::launch_bucket ", b), c10::ArrayRef<const c10::IValue>());
+  const at::NoGradGuard no_grad;
+  const bool is_last = b + 1 == buckets_.size();
+  monitor_->abort_on_error(
+      [&] { return c10::str("starting bucket ", b); },
+      [&] {
+        pack(b);
+        if (is_last && !status_.travels_alone()) send_status();
+        const auto& bucket = buckets_[b];
+        observers_.tell([&](PassObserver& o) { o.launching(b, bucket.bytes()); });
+        auto& in_flight = pass_->bucket(b).in_flight;
+        in_flight = reduction_->start(bucket, b, is_last, pass_->terms.scale);
+        observers_.tell([&](PassObserver& o) { o.launched(b, in_flight, buckets_.on_cpu()); });
+        if (is_last && status_.travels_alone()) send_status();
+      });
+}
+
+void Reducer::Engine::pack(size_t b) {
+  auto& bucket = buckets_[b];
+  if (bucket.clear_out() && b + 1 == buckets_.size()) place_status();
+  const bool looks_at_usage = usage_->tracks_usage() || pass_->joined;
+  const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Remember;
+  observers_.tell([](PassObserver& o) { o.begin_pack(); });
+  auto problems = bucket.pack(
+      reduction_->scale_of(bucket, pass_->terms.scale), looks_at_usage ? &usage_->used() : nullptr,
+      unused);
+  observers_.tell([](PassObserver& o) { o.end_pack(); });
+  for (auto& what : problems) {
+    status_.report({std::move(what), "Convert it in a hook on the parameter, or the parameter."});
+  }
+}
+
+void Reducer::Engine::send_status() {
+  const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
+  pass_->problems = status_.write(forwards, usage_->used());
+  if (status_.travels_alone()) pass_->status_work = status_.send(*group_);
+}
+
+}  // namespace ddp

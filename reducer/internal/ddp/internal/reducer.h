@@ -1,0 +1,204 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+#include <ddp/comm_hooks.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/process_group.h>
+#include <ddp/reduction_stats.h>
+#include <torch/arg.h>
+
+namespace ddp {
+
+/// A parameter and the name a user knows it by.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+  /// Its gradients are sparse (an Embedding with `sparse=true`).
+  bool expect_sparse = false;
+};
+
+/// Options of a `Reducer`; DistributedDataParallelOptions says what each means to a user.
+struct ReducerOptions {
+  /// Soft size of a bucket in MiB (2^20 bytes). Default: unset, 1 MiB and then 25 MiB
+  TORCH_ARG(std::optional<double>, bucket_cap_mb) = {};
+  /// Measure the first steps, and choose the cap with the least predicted step time; instead of
+  /// bucket_cap_mb. Default: false
+  TORCH_ARG(bool, tune_bucket_cap) = false;
+  /// Soft sizes of the first, second, ... bucket in MiB, the last repeating. Default: none
+  TORCH_ARG(std::vector<double>, bucket_cap_mb_list) = {};
+  /// A backward pass may skip parameters. Default: false
+  TORCH_ARG(bool, find_unused_parameters) = false;
+  /// `.grad` aliases the bucket's memory after the first backward pass. Default: false
+  TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Every iteration uses the same parameters as often as the first. Default: false
+  TORCH_ARG(bool, static_graph) = false;
+  /// Take the times of the first ten steps (17 with tune_bucket_cap) and then of every so many; 0:
+  /// of none. Default: 100
+  TORCH_ARG(int64_t, stats_every) = 100;
+};
+
+/// What all ranks agree on about a reduced pass.
+struct PassTerms {
+  /// What this rank's gradients are multiplied by before they are summed; unset, on all ranks or on
+  /// none: one over the world size, which gives the mean. A communication hook sees them unscaled.
+  std::optional<double> scale = {};
+  /// The rank whose order of gradients, and whose companion's data, all ranks take.
+  int source = 0;
+};
+
+/// What a forward pass led to, as far as the reducer cares.
+struct ForwardOutcome {
+  /// The tensors that the loss will be made of.
+  std::vector<at::Tensor> outputs = {};
+  /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
+  /// backward ends although a parameter in it cannot get a gradient.
+  bool outputs_complete = false;
+  /// Of the backward pass to come; of several forwards before it, the last one's hold.
+  PassTerms terms = {};
+  /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
+  /// that left out a backward. One in eval() mode does not.
+  bool training = true;
+};
+
+/// What travels with each averaged backward pass beside the gradients, such as a model's buffers.
+class PassCompanion {
+ public:
+  virtual ~PassCompanion() = default;
+
+  /// The backward pass begins, on one of autograd's threads: may agree on its terms.
+  virtual void begin(PassTerms& terms) { (void)terms; }
+  /// Autograd is done, and the last bucket is about to be sent: sends rank `source`'s data.
+  virtual void start(int source) = 0;
+  /// Waits for what was sent, with `wait`, and takes it over.
+  virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
+};
+
+/// Turns each rank's gradients into the average over all ranks, while they are being computed.
+///
+/// A hook on every parameter's gradient accumulator tells the parameter's bucket. The last gradient
+/// of a bucket makes it ready; ready buckets are launched in order, each as one all-reduce (or
+/// through the communication hook), while autograd goes on with earlier layers. When autograd is
+/// done, one callback waits for the buckets, and every `.grad` is final when `backward()` returns
+/// (on CUDA: in stream order).
+///
+/// What is reduced is the content of `.grad`: gradients accumulated locally before (no_sync) are
+/// averaged with it. Gradients are divided by the world size before they are summed, so the sum
+/// does not overflow where the average would not. A further backward pass without a forward before
+/// it (retain_graph, or two forwards and two backwards) is reduced in the same way.
+///
+/// Errors that one rank meets during a backward pass (a parameter without gradient, a gradient of
+/// the wrong dtype) do not stop its collectives: its part counts as zeros, and at the end of that
+/// same backward every rank throws the same text. (Over NCCL, unless passes may skip parameters, of
+/// the next one: the host does not wait for the device.) `.grad` is then unspecified, and the
+/// reducer can be used again. An exception in a backward pass aborts the group.
+///
+/// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
+/// Threads: hooks run on autograd's threads, one per device; everything else is called from the
+///   training thread.
+/// Collective: the backward pass that prepare_for_backward() armed, and join_backward(). Nothing
+///   else.
+/// Source: Li et al., "PyTorch Distributed", VLDB 2020 (arXiv:2006.15704), and the behaviour of
+///   c10d::Reducer, torch 2.11.0.
+class Reducer {
+ public:
+  /// \param parameters  in registration order, each once; at least one; the same on every rank.
+  /// \param group  the ranks to average over, with a backend for the parameters' devices.
+  /// \param monitor  the group's; made where none is given.
+  /// \throws c10::ValueError  for no parameters, an undefined one or one that needs no gradient,
+  ///         for bucket caps that are not positive or a `stats_every` that is negative, and for
+  ///         tune_bucket_cap where parameters are not on the CPU or have sparse gradients.
+  Reducer(
+      std::vector<NamedParameter> parameters, ProcessGroup group,
+      const ReducerOptions& options = {}, std::shared_ptr<GroupMonitor> monitor = {});
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Called before a forward pass whose backward may be reduced. Rebuilds the buckets where the
+  /// ranks have agreed on their order. Does nothing inside a backward pass (a checkpoint that runs
+  /// forward again).
+  ///
+  /// \param training  as in ForwardOutcome.
+  /// \throws c10::DistBackendError  when the group is aborted.
+  void prepare_for_forward(bool training = true);
+
+  /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
+  void prepare_for_backward(const ForwardOutcome& outcome = {});
+
+  /// The next backward pass accumulates locally, but one through outputs of a forward pass that
+  /// armed the reducer.
+  void prepare_for_local_backward();
+
+  /// This rank's training forward threw, while that exception is handled: a rank that waits for
+  /// this one's gradients stops. All ranks may go on when all of them threw.
+  ///
+  /// \param training  as in ForwardOutcome. After an evaluation no rank need be waiting: the others
+  ///        read of it only if this rank leaves because of it.
+  void forward_failed(bool training = true) noexcept;
+
+  /// Takes part in one reduced backward pass of the other ranks without one of its own: sends what
+  /// was accumulated locally since the last reduced pass, and zeros where that is nothing.
+  ///
+  /// Collective: yes, exactly as a backward pass is behind the companion's begin(). Blocks: host.
+  void join_backward(const PassTerms& terms = {});
+
+  /// Something that makes the coming backward pass wrong, noticed outside of it: becomes an error
+  /// at its end, on every rank.
+  void report_problem(std::string what, std::string remedy);
+
+  /// Whether gradients were accumulated since the last reduced pass, and are gone: the optimizer's
+  /// zero_grad() took them. They no longer count as a use of their parameters then.
+  ///
+  /// Cost: a look at every parameter.
+  bool forget_discarded_gradients();
+
+  /// Replaces the averaging all-reduce. Once, before the first backward pass.
+  ///
+  /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the cap of
+  ///         buckets is tuned.
+  void register_comm_hook(CommHook hook);
+
+  /// Explains a parameter that got no gradient, for the error text; "" where there is nothing to
+  /// add to its name.
+  void explain_missing(std::function<std::string(const NamedParameter&)> explain);
+
+  /// Of a bucket's parameters; and whether it is the last bucket.
+  using WhenReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
+
+  /// Calls `act` for a bucket once its gradients are final, while later buckets may still be on
+  /// their way; where a pass may skip parameters (find_unused_parameters, static_graph), and while
+  /// the cap is tuned, when all are there.
+  /// What it throws comes out of that backward pass, on this rank alone. A pass that fails may have
+  /// called it for all buckets but the last: for the same ones on every rank. Where the host runs
+  /// ahead (NCCL) it was called for all of them, and may have been for the next pass's.
+  ///
+  /// \throws c10::Error  when there is one already.
+  void when_reduced(WhenReduced act);
+
+  /// Has `companion`, which outlives the reducer, travel with each reduced pass.
+  void travel_with(PassCompanion& companion);
+
+  const std::vector<NamedParameter>& parameters() const;
+  GroupMonitor& monitor() const;
+
+  /// Parameter indices per bucket, in launch order.
+  std::vector<std::vector<size_t>> bucket_indices() const;
+  /// What was measured so far; see ReducerOptions::stats_every.
+  ReductionStats stats() const;
+  /// Whether the buckets are in the order in which gradients become ready.
+  bool has_rebuilt_buckets() const;
+
+ private:
+  class Engine;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace ddp
