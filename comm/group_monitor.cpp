@@ -65,6 +65,19 @@ std::string serialize(const FailedAttempt& attempt) {
   return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
 }
 
+// Whether the error is this rank's own: the peers cannot be its reason.
+bool is_local(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::DistError&) {
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  } catch (...) {
+    return false;  // gloo's errors are of no kind of c10's
+  }
+}
+
 FailedAttempt parse_attempt(const std::string& text) {
   FailedAttempt attempt;
   std::istringstream fields(text);
@@ -363,7 +376,7 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
   const auto what = c10::str(where(), " failed on ", rank_text(), ": ", text_of(cause));
   TORCH_CHECK_WITH(DistBackendError, is_watching(), what);
-  throw_aborted(explain(what, where));
+  throw_aborted(is_local(cause) ? what : explain(what, where));
 }
 
 void GroupMonitor::throw_aborted(const std::string& why) {

@@ -39,6 +39,7 @@ void Reducer::Engine::on_backward_done() {
 void Reducer::Engine::join_backward(const PassTerms& terms) {
   monitor_->check();
   const at::NoGradGuard no_grad;
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
   begin_pass(pass_->number());
   pass_->joined = true;
   pass_->forwards = 1;
