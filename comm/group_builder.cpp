@@ -12,8 +12,8 @@
 
 #include "backends/registry.h"
 #include "collective_checks.h"
+#include "gpu_assignment.h"
 #include "monitored_group.h"
-#include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -29,7 +29,7 @@ ProcessGroup connect(
     const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
     int rank, const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
-  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
+  const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
   std::string default_backend;
@@ -126,13 +126,13 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   world.backends = parse_backend(backend, /*gpus_are_usable=*/true);
   world.backends_required = !backend.empty();
   world.timeout = options.timeout();
-  const auto* const on_gpus = backend_of_own_gpus(world.backends);
+  const auto* const on_gpus = backend_of_gpus(world.backends);
   const auto met = rendezvous(options, environment, deadline);
   world.store_host = met.store_host;
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;
-  OwnGpu gpu;
+  GpuAssignment gpu;
   try {
     check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);

@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/shm/over_gloo.h"
+#include "comm/backends/shm/backend/fallback_backend.h"
 #include "reducer/passes.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -46,9 +46,10 @@ class WatchedWork : public c10d::Work {
   WorkPtr work_;
 };
 
-class LikeNccl : public backends::shm::OverGloo {
+class LikeNccl : public backends::shm::FallbackBackend {
  public:
-  using OverGloo::OverGloo;
+  LikeNccl(int rank, int size, c10::intrusive_ptr<c10d::Backend> carrier)
+      : FallbackBackend(rank, size, /*arena=*/nullptr, std::move(carrier)) {}
   const std::string getBackendName() const override { return "nccl"; }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto sums = options;
@@ -56,7 +57,7 @@ class LikeNccl : public backends::shm::OverGloo {
       tensors[0].div_(getSize());
       sums.reduceOp = c10d::ReduceOp::SUM;
     }
-    latest = c10::make_intrusive<WatchedWork>(OverGloo::allreduce(tensors, sums));
+    latest = c10::make_intrusive<WatchedWork>(FallbackBackend::allreduce(tensors, sums));
     latest->on_stream = on_stream;
     return latest;
   }
