@@ -7,10 +7,11 @@
 #include <sstream>
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <ddp/error_text.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/backends.h"
+#include "bounded_store.h"
 #include "collective_checks.h"
 #include "own_gpu.h"
 #include "rendezvous.h"
@@ -35,17 +36,22 @@ BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices
   return gloo;
 }
 
-// What `backend("")` came to is told once a job, as it decides how fast the job is.
-void tell_choice(const backends::Setup& setup, const backends::Shared& shared) {
+using StorePtr = c10::intrusive_ptr<BoundedStore>;
+
+// C++ programs print errors only, unless c10 is told to read TORCH_CPP_LOG_LEVEL.
+void initialize_logging() {
+  static const bool once = [] {
+    if (process_variable("TORCH_CPP_LOG_LEVEL")) c10::initLogging();
+    return true;
+  }();
+  (void)once;
+}
+
+// What `backend("")` came to decides how fast the job is.
+void log_choice(const backends::Setup& setup, const backends::Shared& shared) {
   if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
-  if (shared.backend) {
-    TORCH_WARN_ONCE(
-        "CPU tensors go through memory that the ranks of a host share: backend(\"\") chose "
-        "\"shm\".");
-  } else {
-    TORCH_WARN_ONCE(
-        "CPU tensors go over sockets: backend(\"\") chose \"gloo\", for ", shared.why_not, ".");
-  }
+  LOG(INFO) << setup.group_name << ": backend(\"\") chose \"" << (shared.backend ? "shm" : "gloo")
+            << "\" for CPU tensors" << (shared.backend ? "." : ", for " + shared.why_not + ".");
 }
 
 BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
@@ -59,20 +65,25 @@ BackendPtr make_shm_or_gloo(const World& world, const backends::Setup& setup) {
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
-  if (!world.backends_required) tell_choice(setup, shared);
+  if (!world.backends_required) log_choice(setup, shared);
   return shared.backend ? shared.backend : gloo;
 }
 
-BackendPtr make_backend(const std::string& name, const World& world, const backends::Setup& setup) {
+// \param setup  its store is still missing.
+BackendPtr make_backend(
+    const std::string& name, const World& world, const StorePtr& store, backends::Setup setup) {
+  setup.store = store;
+  // NCCL connects, and asks the store, in the first collective.
   if (name == "nccl") return backends::make_nccl(setup);
+  setup.store = store->by(setup.connect_by);
   if (name == "shm") return make_shm_or_gloo(world, setup);
   return connect_gloo(setup, world.gloo_devices);
 }
 
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
-    const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
-    int rank, const std::vector<int>& global_ranks, const std::string& name) {
+    const World& world, const Deadline& deadline, const StorePtr& store, int rank,
+    const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
@@ -80,10 +91,9 @@ ProcessGroup connect(
   for (const auto& [device, backend] : world.backends) {
     auto& instance = made[backend];
     if (!instance) {
-      const auto own_store = c10::make_intrusive<c10d::PrefixStore>(backend, store);
       instance = make_backend(
-          backend, world,
-          {own_store,
+          backend, world, store->within(backend),
+          {{},
            rank,
            size,
            world.timeout,
@@ -155,7 +165,12 @@ int local_rank_of(const Environment& environment, int world_size) {
   return 0;
 }
 
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
+  return group.getBackend(device)->getBackendName();
+}
+
 BuiltGroup build_group(const ProcessGroupOptions& options) {
+  initialize_logging();
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
   BuiltGroup built;
@@ -177,18 +192,17 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
-  const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
+  const auto store = BoundedStore(met.store, met.store_host).within("ddp");
   const RollCall roll{
-      c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size, deadline,
-      "init_process_group"};
+      store->within("init"), met.rank, met.world_size, deadline, "init_process_group"};
   const auto claim = c10::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
-  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  const auto own_store = store->within(name);
   if (is_used(world.backends, "nccl")) {
-    c10d::PrefixStore votes("votes", own_store);
-    const bool all = all_have_gpus(roll, votes, gpu, /*required=*/!backend.empty());
+    const auto votes = own_store->within("votes")->by(deadline);
+    const bool all = all_have_gpus(roll, *votes, gpu, /*required=*/!backend.empty());
     world.backends = parse_backend(backend, all);
   }
 
@@ -208,15 +222,15 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   check_ranks(sorted, *parent.group);
 
   const Deadline deadline(parent.world.timeout);
-  const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());
+  const auto store = bounded(parent.group->getStore())->within("new_group");
   const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
   const auto name = call_roll(roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
   return connect_all(roll, [&]() -> ProcessGroup {
     if (place == sorted.end()) return {};
     return connect(
-        parent.world, deadline, c10::make_intrusive<c10d::PrefixStore>(name, store),
-        static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+        parent.world, deadline, store->within(name), static_cast<int>(place - sorted.begin()),
+        sorted, c10::str("group ", to_text(sorted)));
   });
 }
 
