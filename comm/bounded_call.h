@@ -3,7 +3,6 @@
 #include <chrono>
 #include <exception>
 #include <future>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <type_traits>
@@ -11,21 +10,23 @@
 
 namespace ddp {
 
-/// Makes a call that may never return, and waits for its result until a point in time.
+/// Makes a call that may never return, and waits for its result.
 ///
-/// The call runs on a thread of its own. A call without a result at `until` is left behind: its
-/// thread runs on by itself, and ends with the call or with the process. The call must therefore
-/// own all that it uses (shared_ptr, intrusive_ptr, values).
+/// The call runs on a thread of its own. A call without a result in time is left behind: its thread
+/// runs on by itself, and ends with the call or with the process. The call must therefore own all
+/// that it uses (shared_ptr, intrusive_ptr, values).
 ///
 /// \param call  returns a value; thread-local state of the caller, such as the current CUDA device,
 ///         does not apply to it. Destroyed before its result is returned.
+/// \param next_look  `std::optional<time_point> next_look()`: how long to wait now; nothing to give
+///         up.
 /// \return  the result; nothing when the call was left behind.
 /// \throws  what the call throws, with its type. std::system_error when no thread can be started.
 ///
-/// Blocks: host, until the result or `until`. Cost: one thread start.
-template <typename Call>
-auto bounded_call(Call call, std::chrono::steady_clock::time_point until)
-    -> std::optional<std::invoke_result_t<Call&>> {
+/// Blocks: host. Cost: one thread start.
+template <typename Call, typename NextLook>
+auto bounded_call(Call call, const NextLook& next_look) -> std::enable_if_t<
+    std::is_invocable_v<const NextLook&>, std::optional<std::invoke_result_t<Call&>>> {
   using Result = std::invoke_result_t<Call&>;
   std::promise<Result> promise;
   auto result = promise.get_future();
@@ -41,8 +42,18 @@ auto bounded_call(Call call, std::chrono::steady_clock::time_point until)
       promise.set_exception(std::current_exception());
     }
   }).detach();
-  if (result.wait_until(until) != std::future_status::ready) return std::nullopt;
-  return result.get();
+  while (const auto until = next_look()) {
+    if (result.wait_until(*until) == std::future_status::ready) return result.get();
+  }
+  return std::nullopt;
+}
+
+/// The same, until a point in time.
+template <typename Call>
+auto bounded_call(Call call, std::chrono::steady_clock::time_point until)
+    -> std::optional<std::invoke_result_t<Call&>> {
+  auto left = std::make_optional(until);
+  return bounded_call(std::move(call), [&left] { return std::exchange(left, std::nullopt); });
 }
 
 }  // namespace ddp

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "bounded_call.h"
@@ -24,36 +25,104 @@ std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
+/// Whether the host answers.
 class BoundedStore::Host {
  public:
+  using TimePoint = Deadline::Clock::time_point;
+
   explicit Host(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
 
-  /// Whether an operation was left behind and has not returned.
-  bool is_silent() {
+  /// Since when an operation that was left behind has had no answer; nothing when all have one.
+  std::optional<TimePoint> silent_since() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return !left_behind_.expired();
+    return left_behind_.expired() ? std::nullopt : std::make_optional(since_);
   }
 
-  /// \param alive  owned by the operation alone.
-  void leave_behind(const std::weak_ptr<void>& alive) {
+  /// \param operation  alive as long as the operation is under way.
+  void leave_behind(const std::weak_ptr<void>& operation, TimePoint since) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    left_behind_ = alive;
+    if (left_behind_.expired()) since_ = since;
+    left_behind_ = operation;
   }
 
  private:
   const std::string name_;
   std::mutex mutex_;
-  std::weak_ptr<void> left_behind_;  // the last one; guarded by mutex_
+  std::weak_ptr<void> left_behind_;  // the last one
+  TimePoint since_;
+};
+
+/// The operations of one `run`, as seen by its thread and by the thread that waits for it.
+class BoundedStore::Session {
+ public:
+  using TimePoint = Deadline::Clock::time_point;
+
+  /// Before an operation that has to be answered by `due`.
+  ///
+  /// \return  false when the operation needs a thread of its own: the run is over, or another
+  /// thread
+  ///         of it has an operation under way.
+  /// \throws SilentStoreError  when the run was left behind.
+  bool begin(const char* name, TimePoint due) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_left_behind_) {
+      throw SilentStoreError(
+          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "nobody waits for it any more");
+    }
+    if (is_over_ || name_ != nullptr) return false;
+    name_ = name;
+    since_ = Deadline::Clock::now();
+    due_ = due;
+    return true;
+  }
+
+  void end() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    name_ = nullptr;
+  }
+
+  /// The operation that was not answered, and when it began: once `next_look` returned nothing.
+  std::pair<const char*, TimePoint> unanswered() const { return unanswered_; }
+
+  void close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_over_ = true;
+  }
+
+  /// When to look again; nothing once an operation was not answered.
+  std::optional<TimePoint> next_look() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto now = Deadline::Clock::now();
+    is_left_behind_ = name_ != nullptr && now > due_;
+    if (!is_left_behind_) return now + kBetweenLooks;
+    unanswered_ = {name_, since_};
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kBetweenLooks{200};
+
+  std::mutex mutex_;
+  const char* name_ = nullptr;  // of the operation under way
+  TimePoint since_;
+  TimePoint due_;
+  std::pair<const char*, TimePoint> unanswered_;  // for the thread that waits alone
+  bool is_over_ = false;
+  bool is_left_behind_ = false;
 };
 
 BoundedStore::BoundedStore(StorePtr store, const std::string& host)
     : BoundedStore(std::move(store), std::make_shared<Host>(host), std::nullopt) {}
 
 BoundedStore::BoundedStore(
-    StorePtr store, std::shared_ptr<Host> host, std::optional<Deadline> deadline)
-    : store_(std::move(store)), host_(std::move(host)), deadline_(deadline) {}
+    StorePtr store, std::shared_ptr<Host> host, std::optional<Deadline> deadline,
+    std::shared_ptr<Session> session)
+    : store_(std::move(store)),
+      host_(std::move(host)),
+      deadline_(deadline),
+      session_(std::move(session)) {}
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::within(const std::string& prefix) const {
   return c10::intrusive_ptr<BoundedStore>::reclaim(
@@ -61,7 +130,8 @@ c10::intrusive_ptr<BoundedStore> BoundedStore::within(const std::string& prefix)
 }
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::by(const Deadline& deadline) const {
-  return c10::intrusive_ptr<BoundedStore>::reclaim(new BoundedStore(store_, host_, deadline));
+  return c10::intrusive_ptr<BoundedStore>::reclaim(
+      new BoundedStore(store_, host_, deadline, session_));
 }
 
 c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
@@ -78,32 +148,57 @@ c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
   return c10::make_intrusive<BoundedStore>(store, kUnknownHost);
 }
 
-template <typename Operation>
-auto BoundedStore::ask(const char* name, Milliseconds patience, Operation operation) {
-  using Clock = Deadline::Clock;
-  const auto start = Clock::now();
-  const auto throw_silent = [&] {
-    const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
-    throw SilentStoreError(
-        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-        c10::str(
-            "the store, ", host_->name(), ", did not answer for ", waited.count(), " ms (", name,
-            "). Look whether its process or its host is stopped, swaps, or lost its network"));
-  };
-  if (host_->is_silent()) throw_silent();
-  if (deadline_) patience = std::min(patience, deadline_->left());
+void BoundedStore::throw_silent(const char* name, Deadline::Clock::time_point since) const {
+  const auto waited = Deadline::Clock::now() - since;
+  throw SilentStoreError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+      c10::str(
+          "the store, ", host_->name(), ", did not answer for ",
+          std::chrono::duration_cast<Milliseconds>(waited).count(), " ms (", name,
+          "). Look whether its process or its host is stopped, swaps, or lost its network"));
+}
+
+template <typename Call, typename Until>
+auto BoundedStore::call_in_time(
+    const char* name, Call call, const Until& until, const Unanswered& unanswered) const {
+  if (const auto since = host_->silent_since()) throw_silent(name, *since);
   auto alive = std::make_shared<char>();
   const std::weak_ptr<void> pending = alive;
   auto result = bounded_call(
-      [store = store_, operation = std::move(operation), alive = std::move(alive)] {
-        return operation(*store);
-      },
-      Deadline::in(patience) + kAnswerGrace);
+      [call = std::move(call), alive = std::move(alive)]() mutable { return call(); }, until);
   if (!result) {
-    host_->leave_behind(pending);
-    throw_silent();
+    const auto [operation, since] = unanswered();
+    host_->leave_behind(pending, since);
+    throw_silent(operation, since);
   }
   return std::move(*result);
+}
+
+void BoundedStore::run(std::function<void(const StorePtr& store)> work) const {
+  const auto session = std::make_shared<Session>();
+  const auto close = c10::make_scope_exit([&] { session->close(); });
+  const auto store = StorePtr::reclaim(new BoundedStore(store_, host_, deadline_, session));
+  call_in_time(
+      "run",
+      [work = std::move(work), store] {
+        work(store);
+        return true;
+      },
+      [&] { return session->next_look(); }, [&] { return session->unanswered(); });
+}
+
+template <typename Operation>
+auto BoundedStore::ask(const char* name, Milliseconds patience, Operation operation) {
+  if (deadline_) patience = std::min(patience, deadline_->left());
+  const auto start = Deadline::Clock::now();
+  const auto due = Deadline::in(patience) + kAnswerGrace;
+  if (session_ && session_->begin(name, due)) {
+    const auto end = c10::make_scope_exit([&] { session_->end(); });
+    return operation(*store_);
+  }
+  return call_in_time(
+      name, [store = store_, operation = std::move(operation)] { return operation(*store); }, due,
+      [&] { return std::make_pair(name, start); });
 }
 
 template <typename Operation>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <sstream>
 
@@ -25,15 +26,20 @@ constexpr auto kLastWords = std::chrono::seconds(2);
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 BackendPtr connect_gloo(const backends::Setup& setup, const GlooDevices& devices) {
-  BackendPtr gloo;
-  const auto problem = problem_of([&] { gloo = backends::make_gloo(setup, devices); });
+  const auto gloo = std::make_shared<BackendPtr>();
+  const auto problem = problem_of([&] {
+    bounded(setup.store)->run([gloo, devices, own = setup](const auto& store) mutable {
+      own.store = store;
+      *gloo = backends::make_gloo(own, devices);
+    });
+  });
   TORCH_CHECK(
-      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(devices), " within ",
       setup.connect_by.timeout().count(),
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
-  return gloo;
+  return *gloo;
 }
 
 using StorePtr = c10::intrusive_ptr<BoundedStore>;

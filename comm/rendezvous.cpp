@@ -24,6 +24,9 @@ namespace {
 // For the first answer to arrive.
 constexpr auto kAnswerGrace = std::chrono::seconds(1);
 
+// Connections that rank 0's host takes at once: an eighth of Linux's usual backlog.
+constexpr int kMostAtOnce = 512;
+
 struct Place {
   int rank;
   int world_size;
@@ -117,8 +120,9 @@ StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const D
   check_host(address.host, place, deadline);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(address.port);
-  options.numWorkers = static_cast<size_t>(place.world_size);
   options.waitWorkers = false;  // the roll call waits, and can say for whom
+  // With it TCPStore sleeps up to a millisecond for each rank, to stagger the connections.
+  if (place.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(place.world_size);
   options.multiTenant = true;
   const bool listens = place.rank == 0 && !address.agent_listens;
   StorePtr store;

@@ -2,7 +2,9 @@
 
 #include <condition_variable>
 #include <future>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -154,6 +156,63 @@ TEST_CASE("a store that does not answer is an error that names its host", "[comm
   frozen.store->thaw();
   while (!answers(*frozen.bounded)) std::this_thread::yield();
   CHECK_FALSE(frozen.bounded->check({"key"}));
+}
+
+TEST_CASE("operations run together on one thread", "[comm][pure]") {
+  const Frozen frozen;
+  c10::intrusive_ptr<c10d::Store> kept;
+  std::set<std::thread::id> threads;
+  frozen.bounded->run([&](const auto& store) {
+    threads.insert(std::this_thread::get_id());
+    store->set("key", std::vector<uint8_t>{});
+    store->wait({"key"}, 20s);
+    kept = store;
+  });
+  CHECK(threads.count(std::this_thread::get_id()) == 0);
+  CHECK(kept->check({"key"}));
+  CHECK_THROWS_AS(
+      frozen.bounded->run([](const auto&) { TORCH_CHECK_VALUE(false, "no"); }), c10::ValueError);
+}
+
+TEST_CASE("work whose operation is not answered is left behind", "[comm][errors]") {
+  Frozen frozen;
+  frozen.store->setTimeout(100ms);
+  frozen.store->freeze();
+  std::promise<std::string> went_on;
+  auto end = went_on.get_future();
+  const auto shared = std::make_shared<std::promise<std::string>>(std::move(went_on));
+  const auto took = time_of([&] {
+    CHECK_THROWS_WITH(
+        frozen.bounded->run([shared](const auto& store) {
+          store->check({"key"});  // answered late
+          try {
+            store->set("visible", std::vector<uint8_t>{});
+            shared->set_value("set");
+          } catch (const SilentStoreError&) {
+            shared->set_value("refused");
+          }
+        }),
+        ContainsText("which rank 0 hosts, did not answer for ") && ContainsText(" ms (check)"));
+  });
+  CHECK(took < 10s);
+  CHECK_THROWS_AS(frozen.bounded->run([](const auto&) {}), SilentStoreError);
+  frozen.store->thaw();
+  CHECK(end.get() == "refused");
+  CHECK_FALSE(frozen.store->check({"visible"}));
+}
+
+TEST_CASE("work that waits for something else than the store is not left behind", "[comm]") {
+  Frozen frozen;
+  frozen.store->setTimeout(1ms);
+  bool is_done = false;
+  // Longer than an operation may take.
+  const auto time = 1ms + 1s + 300ms;
+  frozen.bounded->run([&](const auto& store) {
+    store->check({"key"});
+    std::this_thread::sleep_for(time);
+    is_done = !store->check({"key"});
+  });
+  CHECK(is_done);
 }
 
 TEST_CASE("a deadline ends what the store's timeout would not", "[comm][errors]") {

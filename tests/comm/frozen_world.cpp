@@ -111,6 +111,6 @@ int main(int argc, char** argv) try {
   if (what == "destroy") print_failure([] { ddp::destroy_process_group(); });
   return EXIT_SUCCESS;
 } catch (const std::exception& error) {
-  std::fprintf(stderr, "frozen_world: %s\n", error.what());
+  std::fprintf(stderr, "frozen_world: %s\n", ddp::text_of(error).c_str());
   return EXIT_FAILURE;
 }
