@@ -18,6 +18,7 @@
 #include "backends/gloo.h"
 #include "backends/gloo_point_to_point.h"
 #include "backends/registry.h"
+#include "bounded_store.h"
 
 namespace ddp::backends {
 namespace {
@@ -209,15 +210,21 @@ BackendPtr connect(const Setup& setup) {
 
 BackendPtr make_gloo(const Setup& setup) {
   ignore_broken_pipes();
-  BackendPtr gloo;
-  const auto problem = problem_of([&] { gloo = connect(setup); });
+  const auto gloo = std::make_shared<BackendPtr>();
+  const auto problem = problem_of([&] {
+    // Left behind where the store does not answer.
+    bounded(setup.store)->run([gloo, own = setup](const auto& store) mutable {
+      own.store = store;
+      *gloo = connect(own);
+    });
+  });
   TORCH_CHECK(
-      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(setup.gloo_devices), " within ",
       setup.connect_by.timeout().count(),
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
-  return gloo;
+  return *gloo;
 }
 
 Description describe_gloo() {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -175,17 +176,11 @@ Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
   return leaders;
 }
 
-// What `backend("")` came to is told once a job, as it decides how fast the job is.
-void tell_choice(const Setup& setup, const BootstrapResult& shared) {
+// What `backend("")` came to decides how fast the job is.
+void log_choice(const Setup& setup, const BootstrapResult& shared) {
   if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
-  if (shared.backend) {
-    TORCH_WARN_ONCE(
-        "CPU tensors go through memory that the ranks of a host share: backend(\"\") chose "
-        "\"shm\".");
-  } else {
-    TORCH_WARN_ONCE(
-        "CPU tensors go over sockets: backend(\"\") chose \"gloo\", for ", shared.why_not, ".");
-  }
+  LOG(INFO) << setup.group_name << ": backend(\"\") chose \"" << (shared.backend ? "shm" : "gloo")
+            << "\" for CPU tensors" << (shared.backend ? "." : ", for " + shared.why_not + ".");
 }
 
 BackendPtr make_backend(
@@ -256,7 +251,7 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
-  if (!setup.required) tell_choice(setup, shared);
+  if (!setup.required) log_choice(setup, shared);
   return shared.backend ? shared.backend : gloo;
 }
 
