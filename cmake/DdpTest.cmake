@@ -2,18 +2,32 @@
 # 0.35 s, so an entry per case would cost more than the cases.
 find_package(Catch2 REQUIRED)
 
+# ddp_add_world(<name> <source>): a program without Catch2 that tests start as several ranks.
+function(ddp_add_world name source)
+  add_executable(${name} ${source})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ddp::ddp ddp_warnings)
+  ddp_compile_fast(${name})
+  ddp_use_pch(${name} C10D)
+endfunction()
+
 # ddp_add_test(<name> SOURCES <files>... [LIBS <targets>...] [LABELS <labels>...]
-#              [TIMEOUT <seconds>] [PROCESSORS <n>])
+#              [TIMEOUT <seconds>] [PROCESSORS <n>] [PCH <C10D or TORCH>])
 #
 # A program of Catch2 cases that may use the library, every room's private headers (included from
 # the repository's root: "reducer/bucket_plan.h") and tests/support.
 # LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
+# PCH: C10D where no source includes torch/torch.h; see DdpPch.cmake. Default: TORCH.
 function(ddp_add_test name)
-  ddp_add_plain_test(${name} ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PCH" "")
+  if(NOT arg_PCH)
+    set(arg_PCH TORCH)
+  endif()
+  ddp_add_plain_test(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ddp::ddp ddp_test_support)
-  ddp_use_pch(${name} PROGRAMS)
+  ddp_use_pch(${name} ${arg_PCH})
 endfunction()
 
 # ddp_also_over(<backend> <test> [<cases>]): runs the cases of <test>, whose ranks are threads, over
@@ -48,9 +62,7 @@ function(ddp_add_plain_test name)
   target_compile_features(${name} PRIVATE cxx_std_17)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${arg_LIBS} Catch2::Catch2WithMain ddp_warnings)
-  # The library under test is optimized as configured; for the cases themselves that would only
-  # make compiling them a third slower.
-  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  ddp_compile_fast(${name})
 
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES

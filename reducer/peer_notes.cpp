@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-constexpr std::chrono::milliseconds kPollEvery{20};
+constexpr std::chrono::milliseconds kNoteEvery{20};
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -156,7 +156,7 @@ std::string PeerNotes::fail_alike(int64_t pass, const std::string& place) const 
             std::chrono::steady_clock::now() >= deadline) {
           return not_all;
         }
-        std::this_thread::sleep_for(kPollEvery);
+        std::this_thread::sleep_for(kNoteEvery);
       }
     }
     return {};
