@@ -49,20 +49,20 @@ class HookedStore : public c10d::PrefixStore {
   std::function<void()> hook_;
 };
 
-struct Outcome {
+struct Connection {
   ProcessGroup group;
   std::string error;
   Clock::duration took{};
 };
 
-std::future<Outcome> make(
+std::future<Connection> make(
     const StorePtr& store, int rank, std::chrono::milliseconds timeout,
     const std::function<void()>& hook = [] {}) {
   const StorePtr hooked = c10::make_intrusive<HookedStore>(store, hook);
   const auto options =
       ProcessGroupOptions().backend("gloo").store(hooked).rank(rank).world_size(2).timeout(timeout);
   return std::async(std::launch::async, [options] {
-    Outcome outcome;
+    Connection outcome;
     const auto start = Clock::now();
     try {
       outcome.group = ddp::make_process_group(options);

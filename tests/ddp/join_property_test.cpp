@@ -65,7 +65,7 @@ class NetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-at::Tensor batch(int rank, int round) {
+at::Tensor batch_of(int rank, int round) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(rank * 100 + round);
   return torch::rand({1 + (rank + 2 * round) % 3, 3}, generator);
 }
@@ -97,7 +97,7 @@ Outcome train(const Schedule& s, const Rank& self) {
   const auto body = [&] {
     for (int round = 0; round < s.inputs[self.rank]; ++round) {
       const auto pass = [&] {
-        model->forward(batch(self.rank, round), skips(s, self.rank, round)).backward();
+        model->forward(batch_of(self.rank, round), skips(s, self.rank, round)).backward();
       };
       if (!reduces(s, round)) {
         const auto guard = model->no_sync();
@@ -139,11 +139,11 @@ Outcome replay(const Schedule& s) {
     last = active.back();
     for (const int rank : active) {
       net->passes.set_data(buffers[rank].clone());
-      const auto loss = net->forward(batch(rank, round), skips(s, rank, round));
+      const auto loss = net->forward(batch_of(rank, round), skips(s, rank, round));
       const auto gradients =
           torch::autograd::grad({loss}, weights, {}, std::nullopt, false, /*allow_unused=*/true);
       buffers[rank] = net->passes.clone();
-      samples[rank] += static_cast<double>(batch(rank, round).size(0));
+      samples[rank] += static_cast<double>(batch_of(rank, round).size(0));
       for (size_t i = 0; i < weights.size(); ++i) {
         if (gradients[i].defined()) pending[rank][i] = pending[rank][i] + gradients[i];
       }
