@@ -14,7 +14,6 @@ namespace ddp {
 ///
 /// Collective: yes. Blocks: host.
 /// Cost: two all-gathers; the second sends every rank the longest string of all, world-size times.
-std::vector<std::string> all_gather_strings(
-    const std::string& text, const GroupArg& group = {});
+std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group = {});
 
 }  // namespace ddp
