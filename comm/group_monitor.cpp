@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <new>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -63,6 +64,22 @@ std::string list(const std::vector<int>& ranks) {
 
 std::string serialize(const FailedAttempt& attempt) {
   return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
+}
+
+/// Whether no peer has a part in `error`: a collective that fails for a peer's sake throws c10d's
+/// errors, or those of a backend's library.
+bool is_local(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::DistError&) {
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  } catch (const std::bad_alloc&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
 FailedAttempt parse_attempt(const std::string& text) {
@@ -356,12 +373,19 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
     step();
   } catch (...) {
     check();  // with its text, if a wait in `step` has failed the group
-    throw_failed(std::current_exception(), doing);
+    const auto error = std::current_exception();
+    // Nothing is to be found out about the peers then.
+    if (is_watching() && is_local(error)) throw_aborted(describe(error, doing));
+    throw_failed(error, doing);
   }
 }
 
+std::string GroupMonitor::describe(const std::exception_ptr& error, WaitPoint where) const {
+  return c10::str(where(), " failed on ", rank_text(), ": ", text_of(error));
+}
+
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
-  const auto what = c10::str(where(), " failed on ", rank_text(), ": ", text_of(cause));
+  const auto what = describe(cause, where);
   TORCH_CHECK_WITH(DistBackendError, is_watching(), what);
   throw_aborted(explain(what, where));
 }

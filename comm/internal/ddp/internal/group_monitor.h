@@ -133,6 +133,7 @@ class GroupMonitor {
   std::string gone_ranks() const;
   std::string silent_store() const;
   std::string explain(const std::string& what, WaitPoint where);
+  std::string describe(const std::exception_ptr& error, WaitPoint where) const;
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
   bool is_watching() const { return setup_.size > 1; }
