@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <new>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -11,17 +10,11 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 
+#include "failed_attempt.h"
 #include "presence.h"
 #include "store_executor.h"
 
 namespace ddp {
-
-/// A forward pass that threw on one rank.
-struct FailedAttempt {
-  int rank = -1;
-  uint64_t number = 0;
-  std::string why;
-};
 
 namespace {
 
@@ -62,10 +55,6 @@ std::string list(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
 }
 
-std::string serialize(const FailedAttempt& attempt) {
-  return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
-}
-
 /// Whether no peer has a part in `error`: a collective that fails for a peer's sake throws c10d's
 /// errors, or those of a backend's library.
 bool is_local(const std::exception_ptr& error) {
@@ -80,15 +69,6 @@ bool is_local(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
-}
-
-FailedAttempt parse_attempt(const std::string& text) {
-  FailedAttempt attempt;
-  std::istringstream fields(text);
-  fields >> attempt.rank >> attempt.number;
-  fields.get();  // a space
-  std::getline(fields, attempt.why, '\0');
-  return attempt;
 }
 
 }  // namespace
