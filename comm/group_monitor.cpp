@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <sstream>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -10,17 +10,12 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 
+#include "bounded_store.h"
+#include "failed_attempt.h"
 #include "presence.h"
 #include "store_executor.h"
 
 namespace ddp {
-
-/// A forward pass that threw on one rank.
-struct FailedAttempt {
-  int rank = -1;
-  uint64_t number = 0;
-  std::string why;
-};
 
 namespace {
 
@@ -61,30 +56,20 @@ std::string list(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
 }
 
-std::string serialize(const FailedAttempt& attempt) {
-  return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
-}
-
-// Whether the error is this rank's own: the peers cannot be its reason.
-bool is_local(const std::exception_ptr& cause) {
+/// Whether no peer has a part in `error`: a collective that fails for a peer's sake throws c10d's
+/// errors, or those of a backend's library.
+bool is_local(const std::exception_ptr& error) {
   try {
-    std::rethrow_exception(cause);
+    std::rethrow_exception(error);
   } catch (const c10::DistError&) {
     return false;
   } catch (const c10::Error&) {
     return true;
+  } catch (const std::bad_alloc&) {
+    return true;
   } catch (...) {
-    return false;  // gloo's errors are of no kind of c10's
+    return false;
   }
-}
-
-FailedAttempt parse_attempt(const std::string& text) {
-  FailedAttempt attempt;
-  std::istringstream fields(text);
-  fields >> attempt.rank >> attempt.number;
-  fields.get();  // a space
-  std::getline(fields, attempt.why, '\0');
-  return attempt;
 }
 
 }  // namespace
@@ -97,6 +82,7 @@ struct GroupMonitor::Known {
   std::optional<FailedAttempt> attempt;
   bool asked = false;  // and not answered yet
   Clock::time_point asked_at{};
+  std::string silence;  // what the store's own limit said when it did not answer
 };
 
 std::string GroupMonitor::report_key(int rank) { return c10::str("report/", rank); }
@@ -120,6 +106,7 @@ StoreExecutor& GroupMonitor::executor() {
 void GroupMonitor::read_failure(Known& known, c10d::Store& store) {
   std::optional<std::string> failure;
   std::optional<FailedAttempt> attempt;
+  std::string silence;
   try {
     if (store.check({kFailure})) {
       failure = text_of_bytes(store.get(kFailure));
@@ -127,10 +114,13 @@ void GroupMonitor::read_failure(Known& known, c10d::Store& store) {
     } else if (store.check({kAttempt})) {
       attempt = parse_attempt(text_of_bytes(store.get(kAttempt)));
     }
+  } catch (const SilentStoreError& error) {
+    silence = text_of(error);
   } catch (const std::exception&) {
     // The process that hosts the store has ended: probing the peers tells.
   }
   const std::lock_guard lock(known.mutex);
+  known.silence = silence;
   if (failure) known.failure = failure;
   if (attempt) known.attempt = attempt;
   known.asked = false;
@@ -236,6 +226,7 @@ std::string GroupMonitor::gone_ranks() const {
 std::string GroupMonitor::silent_store() const {
   if (!setup_.store) return "";
   const std::lock_guard lock(known_->mutex);
+  if (!known_->silence.empty()) return known_->silence;
   const auto waited =
       std::chrono::duration_cast<milliseconds>(Clock::now() - known_->asked_at).count();
   if (!known_->asked || waited < kStorePatience.count()) return "";

@@ -1,0 +1,466 @@
+// A group watches itself: what happens to one rank, the others learn in bounded time, and a rank
+// that is merely slow harms nobody.
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ddp/collectives.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/group_monitor.h>
+#include <torch/torch.h>
+
+#include "comm/monitored_work.h"
+#include "comm/watched_store.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::error_of;
+using testing::errors_of_ranks;
+using testing::kLongTimeout;
+using testing::Rank;
+using testing::run_ranks;
+using testing::timed_error_of;
+using testing::TimedError;
+using testing::WatchedStore;
+
+// Within which a rank learns of another one's failure.
+constexpr double kBound = 5;
+constexpr const char* kAborted = "The process group is aborted: end the job, or make a new process";
+
+/// Ranks that meet without the group: all that is known of an arrived rank is that it came here.
+class MeetingPoint {
+ public:
+  explicit MeetingPoint(int size) : missing_(size) {}
+
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    --missing_;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return missing_ <= 0; });
+  }
+  /// The one way in which a rank is late: nothing that it could wait for tells what the others have
+  /// done meanwhile.
+  void be_late(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, time, [] { return false; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int missing_;
+};
+
+void sum(const ProcessGroup& group) {
+  auto tensor = at::ones({4});
+  all_reduce(tensor, c10d::ReduceOp::SUM, group);
+  TORCH_CHECK(tensor[0].item<float>() == static_cast<float>(group->getSize()), "a wrong sum");
+}
+
+void collective(const std::string& way, const ProcessGroup& group) {
+  auto tensor = at::ones({4});
+  if (way == "all_reduce") return all_reduce(tensor, c10d::ReduceOp::SUM, group);
+  if (way == "barrier") return barrier(group);
+  if (way == "broadcast_async") {
+    broadcast_async(tensor, 1, group)->wait();
+    return;
+  }
+  TORCH_CHECK(way == "recv", way);
+  recv(tensor, 1, 0, group);
+}
+
+/// A further group of the same ranks and kind over a store of the test's.
+ProcessGroup group_over(
+    const Rank& self, const c10::intrusive_ptr<c10d::Store>& store,
+    std::chrono::milliseconds timeout = 50s) {
+  return make_process_group(ProcessGroupOptions()
+                                .backend(self.group->getBackend(at::kCPU)->getBackendName())
+                                .store(store)
+                                .rank(self.rank)
+                                .world_size(self.size)
+                                .timeout(timeout));
+}
+
+struct Seen {
+  TimedError first;
+  std::string next;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a rank's failure reaches all that wait, with its text", "[comm][ranks][errors][monitor]") {
+  const std::string way = GENERATE("all_reduce", "barrier", "broadcast_async", "recv");
+  const bool cannot_start = GENERATE(false, true);
+  CAPTURE(way, cannot_start);
+  MeetingPoint others(2);
+  const auto seen = run_ranks<Seen>(
+      3,
+      [&](const Rank& self) {
+        sum(self.group);
+        Seen seen;
+        if (self.rank != 1) {
+          others.arrive();
+          seen.first = timed_error_of([&] { collective(way, self.group); });
+        } else {
+          others.wait();
+          if (cannot_start) {
+            const auto start = []() -> c10::intrusive_ptr<c10d::Work> {
+              TORCH_CHECK(false, "rank 1 is out of memory");
+            };
+            seen.first =
+                timed_error_of([&] { monitored("all_reduce", *self.group, at::kCPU, start); });
+          } else {
+            monitor_of(self.group)->fail("rank 1 is out of memory");
+          }
+        }
+        seen.next = error_of([&] { sum(self.group); });
+        self.outlast_the_others();
+        return seen;
+      },
+      kLongTimeout);
+  for (int rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    if (rank != 1 || cannot_start) {
+      CHECK_THAT(
+          seen[rank].first.error,
+          ContainsText("rank 1 is out of memory") && ContainsText(kAborted));
+      CHECK(seen[rank].first.seconds < kBound);
+      // What a rank finds wrong by itself tells nothing of who had come.
+      CHECK(seen[rank].first.error.find("arrived") == std::string::npos);
+    }
+    // Word for word the same, on every rank.
+    CHECK(seen[rank].next == seen[0].first.error);
+  }
+}
+
+TEST_CASE("the first of several failures stands on all ranks", "[comm][ranks][errors][monitor]") {
+  MeetingPoint failing(2);
+  const auto seen = run_ranks<std::vector<std::string>>(
+      3,
+      [&](const Rank& self) {
+        std::string stands;
+        if (self.rank == 2) {
+          stands = error_of([&] { sum(self.group); });
+        } else {
+          failing.arrive();
+          failing.wait();
+          stands = monitor_of(self.group)->fail("boom on " + std::to_string(self.rank)) + ". ";
+        }
+        const auto next = error_of([&] { sum(self.group); });
+        const auto again = monitor_of(self.group)->fail("a later one");
+        self.outlast_the_others();
+        return std::vector<std::string>{stands.substr(0, 10), next.substr(0, 10), again};
+      },
+      kLongTimeout);
+  const auto first = seen[2][0];
+  CAPTURE(first);
+  CHECK((first == "boom on 0." || first == "boom on 1."));
+  for (const auto& texts : seen) {
+    CHECK(texts == std::vector<std::string>{first, first, first.substr(0, 9)});
+  }
+}
+
+TEST_CASE(
+    "a rank whose part ends by an exception is known by its number",
+    "[comm][ranks][errors][monitor]") {
+  const std::string owner = GENERATE("group", "wrapper");
+  const std::string way = GENERATE("all_reduce", "barrier", "recv");
+  CAPTURE(owner, way);
+  std::vector<ProcessGroup> kept(3);
+  std::vector<TimedError> seen(3);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        std::optional<DistributedDataParallel<torch::nn::Linear>> model;
+        if (owner == "wrapper") {
+          // Users keep groups in places that no exception empties: the default group, for one.
+          kept[self.rank] = self.group;
+          model.emplace(
+              torch::nn::Linear(2, 2), DistributedDataParallelOptions().process_group(self.group));
+        }
+        sum(self.group);
+        TORCH_CHECK(self.rank != 1, "user boom");
+        seen[self.rank] = timed_error_of([&] { collective(way, self.group); });
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[1], ContainsText("user boom"));
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK(errors[rank].empty());
+    CHECK_THAT(
+        seen[rank].error,
+        ContainsText("an exception in the program of rank 1 of 3 ended its part in the training") &&
+            ContainsText(kAborted));
+    CHECK(seen[rank].seconds < kBound);
+  }
+}
+
+TEST_CASE(
+    "a rank that leaves while others wait is known by its number",
+    "[comm][ranks][errors][monitor]") {
+  const std::string way = GENERATE("all_reduce", "barrier", "recv");
+  CAPTURE(way);
+  std::vector<TimedError> seen(3);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        sum(self.group);
+        if (self.rank == 1) return;
+        seen[self.rank] = timed_error_of([&] { collective(way, self.group); });
+        self.outlast_the_others();
+      },
+      kLongTimeout);
+  CHECK(errors == std::vector<std::string>(3));
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_THAT(seen[rank].error, ContainsText("rank 1 of 3 has ended, or left the process group"));
+    CHECK(seen[rank].seconds < kBound);
+  }
+}
+
+TEST_CASE("a rank that is merely slow harms nobody", "[comm][ranks][monitor]") {
+  const std::string way = GENERATE("all_reduce", "recv");
+  CAPTURE(way);
+  MeetingPoint nowhere(0);
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    if (self.rank == 1) nowhere.be_late(3s);
+    if (way == "recv" && self.rank == 1) {
+      for (const int other : {0, 2}) send(at::ones({4}), other, 0, self.group);
+    } else {
+      collective(way, self.group);
+    }
+    for (int i = 0; i < 3; ++i) sum(self.group);
+  });
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("attempts that fail alike on all ranks harm nobody", "[comm][ranks][monitor]") {
+  MeetingPoint nowhere(0);
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    const auto monitor = monitor_of(self.group);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      monitor->begin_attempt();
+      monitor->fail_attempt("boom everywhere");
+    }
+    monitor->begin_attempt();
+    // So that the others read what was recorded.
+    if (self.rank == 1) nowhere.be_late(1500ms);
+    sum(self.group);
+  });
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE(
+    "an attempt that fails on one rank alone is the failure of those that wait for it",
+    "[comm][ranks][errors][monitor]") {
+  MeetingPoint others(2);
+  const auto seen = run_ranks<TimedError>(
+      3,
+      [&](const Rank& self) -> TimedError {
+        const auto monitor = monitor_of(self.group);
+        monitor->begin_attempt();
+        monitor->fail_attempt("boom everywhere");
+        monitor->begin_attempt();
+        if (self.rank != 1) {
+          others.arrive();
+          const auto seen = timed_error_of([&] { sum(self.group); });
+          self.outlast_the_others();
+          return seen;
+        }
+        others.wait();
+        monitor->fail_attempt("boom on rank 1 alone");
+        self.outlast_the_others();
+        return {};
+      },
+      kLongTimeout);
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_THAT(seen[rank].error, ContainsText("boom on rank 1 alone") && ContainsText(kAborted));
+    CHECK(seen[rank].seconds < kBound);
+  }
+}
+
+namespace {
+
+/// How often each operation of a store was called.
+class Counts {
+ public:
+  void count(const std::string& operation) {
+    const std::lock_guard lock(mutex_);
+    ++counts_[operation];
+  }
+  std::map<std::string, int> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(counts_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int> counts_;
+};
+
+int total(const std::map<std::string, int>& counts) {
+  int sum = 0;
+  for (const auto& [operation, count] : counts) sum += count;
+  return sum;
+}
+
+std::string to_text(const std::map<std::string, int>& counts) {
+  std::string text;
+  for (const auto& [operation, count] : counts) {
+    text += operation + " " + std::to_string(count) + ", ";
+  }
+  return text;
+}
+
+/// What each rank asks of the store while the last one is late for a collective.
+std::vector<std::map<std::string, int>> asked_while_late(int size, std::chrono::milliseconds late) {
+  MeetingPoint nowhere(0);
+  return run_ranks<std::map<std::string, int>>(size, [&](const Rank& self) {
+    const auto counts = std::make_shared<Counts>();
+    const auto count = [counts](const std::string& operation) { counts->count(operation); };
+    const auto group = group_over(self, c10::make_intrusive<WatchedStore>(self.store, count));
+    DistributedDataParallel model(
+        torch::nn::Linear(2, 2), DistributedDataParallelOptions().process_group(group));
+    const auto step = [&] { model->forward(torch::ones({1, 2})).sum().backward(); };
+    step();
+    sum(group);
+    counts->take();
+    if (self.rank == self.size - 1) nowhere.be_late(late);
+    for (int i = 0; i < 10; ++i) {
+      step();
+      sum(group);
+    }
+    // Of a rank that is behind the group's last collective, all that it has posted is done when
+    // another group of the same ranks has met.
+    sum(self.group);
+    return counts->take();
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a healthy run asks the store nothing", "[comm][ranks][monitor]") {
+  for (const auto& asked : asked_while_late(3, 0ms)) CHECK(to_text(asked) == "");
+}
+
+TEST_CASE("waits of less than two seconds write nothing to the store", "[comm][ranks][monitor]") {
+  const auto asked = asked_while_late(3, 1300ms);
+  for (const int rank : {0, 1}) {
+    CAPTURE(rank, to_text(asked[rank]));
+    CHECK(asked[rank].count("check") == 1);  // it has waited, and has looked
+    CHECK(asked[rank].size() == 1);
+  }
+}
+
+TEST_CASE(
+    "a rank that waits asks the store as little in a large world as in a small one",
+    "[comm][ranks][monitor]") {
+  const int size = GENERATE(2, 8);
+  const auto asked = asked_while_late(size, 3s);
+  for (int rank = 0; rank < size - 1; ++rank) {
+    CAPTURE(size, rank, to_text(asked[rank]));
+    // Five looks of two questions each; where it waits, after two seconds, and that it waits no
+    // more. A machine that is busy may add a look.
+    CHECK(asked[rank].at("check") >= 8);
+    CHECK(total(asked[rank]) <= 14);
+    CHECK(asked[rank].at("set") <= 2);
+    CHECK(asked[rank].size() == 2);
+  }
+}
+
+namespace {
+
+/// A store for all ranks that stops answering, until this object ends.
+class StoppableStore {
+ public:
+  ~StoppableStore() { answer_.set_value(); }
+
+  c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& store) {
+    return c10::make_intrusive<WatchedStore>(
+        store, [stopped = stopped_, answers = answers_](const std::string&) {
+          if (*stopped) answers.wait();
+        });
+  }
+  void stop() { *stopped_ = true; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
+  std::promise<void> answer_;
+  const std::shared_future<void> answers_ = answer_.get_future().share();
+};
+
+}  // namespace
+
+TEST_CASE(
+    "where the store stops, waits end with the group's timeout and say so",
+    "[comm][ranks][errors][monitor]") {
+  StoppableStore store;
+  const auto seen = run_ranks<TimedError>(
+      3,
+      [&](const Rank& self) -> TimedError {
+        auto group = group_over(self, store.over(self.store), 2s);
+        sum(group);
+        sum(self.group);
+        store.stop();
+        TimedError seen;
+        if (self.rank != 1) seen = timed_error_of([&] { sum(group); });
+        self.outlast_the_others();
+        const auto start = std::chrono::steady_clock::now();
+        group.reset();
+        TORCH_CHECK(std::chrono::steady_clock::now() - start < 5s, "the group's end took long");
+        return seen;
+      },
+      kLongTimeout);
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_THAT(
+        seen[rank].error,
+        ContainsText("the store has not answered for ") &&
+            ContainsText("the process that hosts it is stopped, or cannot be reached"));
+    CHECK(seen[rank].seconds > 1.5);
+    CHECK(seen[rank].seconds < 20);
+  }
+}
+
+TEST_CASE(
+    "an exception passes a store that has stopped in bounded time",
+    "[comm][ranks][errors][monitor]") {
+  StoppableStore store;
+  const auto seen = run_ranks<TimedError>(
+      2,
+      [&](const Rank& self) {
+        const auto seen = timed_error_of([&] {
+          const auto group = group_over(self, store.over(self.store));
+          sum(group);
+          sum(self.group);
+          store.stop();
+          TORCH_CHECK(false, "user boom");
+        });
+        sum(self.group);
+        return seen;
+      },
+      kLongTimeout);
+  for (const auto& one : seen) {
+    CHECK(one.error == "user boom");
+    CHECK(one.seconds < 15);
+  }
+}
+
+}  // namespace ddp

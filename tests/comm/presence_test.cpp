@@ -1,0 +1,55 @@
+// Whether a peer still exists, as its listening socket tells.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/presence.h"
+
+#include "support/catch.h"
+
+using namespace std::chrono_literals;
+using ddp::GlooDevices;
+using ddp::Presence;
+using ddp::PresenceSocket;
+using ddp::probe;
+
+namespace {
+
+const GlooDevices kLoopback{{}, "127.0.0.1"};
+
+}  // namespace
+
+TEST_CASE("a peer is present for as long as its socket lives", "[comm][errors]") {
+  const PresenceSocket lives(kLoopback);
+  auto ends = std::make_unique<PresenceSocket>(kLoopback);
+  const std::vector<std::string> addresses{lives.address(), ends->address()};
+  CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Present}));
+  ends.reset();
+  CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Gone}));
+}
+
+TEST_CASE("an interface will do in place of an address", "[comm]") {
+  const PresenceSocket socket({{"lo"}, ""});
+  CHECK_THAT(socket.address(), ContainsText("127.0.0.1 "));
+  CHECK((probe({socket.address()}, 5s).front() == Presence::Present));
+}
+
+TEST_CASE("nobody is gone because of an address that says nothing", "[comm][errors]") {
+  const std::string address = GENERATE("", "127.0.0.1", "no-number 80", "127.0.0.1 port");
+  CHECK((probe({address}, 100ms).front() == Presence::Unknown));
+}
+
+TEST_CASE("a socket where there can be none has no address", "[comm][errors]") {
+  CHECK(PresenceSocket({{"no-such-interface"}, ""}).address().empty());
+  CHECK(PresenceSocket({{}, "192.0.2.1"}).address().empty());  // not this host's
+}
+
+TEST_CASE("probing again and again leaves a peer present", "[comm]") {
+  const PresenceSocket socket(kLoopback);
+  for (int i = 0; i < 20; ++i) {
+    const std::vector<std::string> addresses(500, socket.address());
+    const auto found = probe(addresses, 30s);
+    CHECK((found == std::vector<Presence>(500, Presence::Present)));
+    socket.drain();
+  }
+}
