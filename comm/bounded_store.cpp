@@ -125,12 +125,12 @@ BoundedStore::BoundedStore(
       session_(std::move(session)) {}
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::within(const std::string& prefix) const {
-  return c10::intrusive_ptr<BoundedStore>::reclaim(
+  return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
       new BoundedStore(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), host_, deadline_));
 }
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::by(const Deadline& deadline) const {
-  return c10::intrusive_ptr<BoundedStore>::reclaim(
+  return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
       new BoundedStore(store_, host_, deadline, session_));
 }
 
@@ -141,7 +141,7 @@ c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
   if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
     const auto innermost = prefixed->getUnderlyingNonPrefixStore();
     if (const auto* below = dynamic_cast<BoundedStore*>(innermost.get())) {
-      return c10::intrusive_ptr<BoundedStore>::reclaim(
+      return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
           new BoundedStore(store, below->host_, std::nullopt));
     }
   }
@@ -177,7 +177,8 @@ auto BoundedStore::call_in_time(
 void BoundedStore::run(std::function<void(const StorePtr& store)> work) const {
   const auto session = std::make_shared<Session>();
   const auto close = c10::make_scope_exit([&] { session->close(); });
-  const auto store = StorePtr::reclaim(new BoundedStore(store_, host_, deadline_, session));
+  const auto store =
+      StorePtr::unsafe_steal_from_new(new BoundedStore(store_, host_, deadline_, session));
   call_in_time(
       "run",
       [work = std::move(work), store] {

@@ -277,7 +277,7 @@ TEST_CASE(
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
   CHECK(seconds[0] >= 0.9);
-  CHECK(seconds[0] < 2);
+  CHECK(seconds[0] < 5);  // the rank stays a while to find out why
 }
 
 TEST_CASE("a recv that nobody answers throws within the group's timeout", "[comm][ranks][errors]") {
