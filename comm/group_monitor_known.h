@@ -34,7 +34,7 @@ struct GroupMonitor::Known {
   std::condition_variable answered;
   std::optional<std::string> failure;
   std::vector<FailedAttempt> attempts;
-  bool asked = false;    // and not answered yet
+  bool asked = false;  // and not answered yet
   monitor::Clock::time_point asked_at{};
 };
 
