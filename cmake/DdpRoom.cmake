@@ -30,7 +30,7 @@ function(ddp_add_room name)
   endif()
   list(TRANSFORM arg_USES PREPEND ddp_)
   target_link_libraries(${room} PUBLIC torch ${arg_USES} PRIVATE $<BUILD_INTERFACE:ddp_warnings>)
-  ddp_use_pch(${room} ROOMS)
+  ddp_use_pch(${room} C10D)
 
   target_sources(ddp PRIVATE $<TARGET_OBJECTS:${room}>)
   target_include_directories(ddp INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)

@@ -2,18 +2,35 @@
 # 0.35 s, so an entry per case would cost more than the cases.
 find_package(Catch2 REQUIRED)
 
+# ddp_add_world(<name> <source>): a program without Catch2 that tests start as several ranks.
+function(ddp_add_world name source)
+  add_executable(${name} ${source})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ddp::ddp ddp_warnings)
+  ddp_compile_fast(${name})
+  ddp_use_pch(${name} C10D)
+endfunction()
+
 # ddp_add_test(<name> SOURCES <files>... [LIBS <targets>...] [LABELS <labels>...]
-#              [TIMEOUT <seconds>] [PROCESSORS <n>])
+#              [TIMEOUT <seconds>] [COST <seconds>] [PROCESSORS <n>] [PCH <C10D or TORCH>])
 #
 # A program of Catch2 cases that may use the library, every room's private headers (included from
 # the repository's root: "reducer/bucket_plan.h") and tests/support.
 # LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
+# COST: about how long it takes; CTest starts with the longest. Default: 1
+# PROCESSORS: half cores, because ranks wait most of the time, for each other and for timeouts: test.sh
+# gives CTest two jobs a core. 4 for tests that train or measure on two cores. Default: 1
+# PCH: C10D where no source includes torch/torch.h; see DdpPch.cmake. Default: TORCH.
 function(ddp_add_test name)
-  ddp_add_plain_test(${name} ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PCH" "")
+  if(NOT arg_PCH)
+    set(arg_PCH TORCH)
+  endif()
+  ddp_add_plain_test(${name} ${arg_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ddp::ddp ddp_internal ddp_test_support)
-  ddp_use_pch(${name} PROGRAMS)
+  ddp_use_pch(${name} ${arg_PCH})
 endfunction()
 
 # ddp_also_over(<backend> <test> [<cases>]): runs the cases of <test>, whose ranks are threads, over
@@ -25,20 +42,24 @@ function(ddp_also_over backend test)
   endif()
   get_test_property(${test} LABELS labels)
   get_test_property(${test} TIMEOUT timeout)
+  get_test_property(${test} COST cost)
   add_test(NAME ${test}_over_${backend} COMMAND ${test} "${cases}")
   set_tests_properties(${test}_over_${backend} PROPERTIES
-    LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS 2
+    LABELS "${labels}" TIMEOUT ${timeout} COST ${cost}
     ENVIRONMENT "DDP_TEST_BACKEND=${backend};${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
 # ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
 function(ddp_add_plain_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;COST;PROCESSORS" "SOURCES;LIBS;LABELS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "test ${name}: unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_COST)
+    set(arg_COST 1)
   endif()
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)
@@ -48,13 +69,11 @@ function(ddp_add_plain_test name)
   target_compile_features(${name} PRIVATE cxx_std_17)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${arg_LIBS} Catch2::Catch2WithMain ddp_warnings)
-  # The library under test is optimized as configured; for the cases themselves that would only
-  # make compiling them a third slower.
-  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  ddp_compile_fast(${name})
 
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS}
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} PROCESSORS ${arg_PROCESSORS}
     ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
   if("cuda" IN_LIST arg_LABELS)
     set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")

@@ -1,8 +1,8 @@
-# ccache and mold, where present and unless the user chose otherwise. A cached preset cannot
-# look for programs, so this is done here.
+# What makes a build shorter: ccache and a fast linker, where present and unless the user chose
+# otherwise (a cached preset cannot look for programs), and options of the compiler.
 
 option(DDP_USE_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
-option(DDP_USE_MOLD "Link with mold where it is installed" ${PROJECT_IS_TOP_LEVEL})
+option(DDP_USE_FAST_LINKER "Link with mold or lld where one is installed" ${PROJECT_IS_TOP_LEVEL})
 
 if(DDP_USE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(DDP_CCACHE ccache)
@@ -14,14 +14,37 @@ if(DDP_USE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
-if(DDP_USE_MOLD)
-  find_program(DDP_MOLD mold)
-  mark_as_advanced(DDP_MOLD)
-  if(DDP_MOLD)
-    include(CheckLinkerFlag)
-    check_linker_flag(CXX -fuse-ld=mold DDP_COMPILER_TAKES_MOLD)
-    if(DDP_COMPILER_TAKES_MOLD)
-      add_link_options(-fuse-ld=mold)
+if(DDP_USE_FAST_LINKER)
+  include(CheckLinkerFlag)
+  foreach(linker IN ITEMS mold lld)
+    check_linker_flag(CXX -fuse-ld=${linker} DDP_COMPILER_TAKES_${linker})
+    if(DDP_COMPILER_TAKES_${linker})
+      add_link_options(-fuse-ld=${linker})
+      break()
     endif()
-  endif()
+  endforeach()
 endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  # GCC collects garbage whenever its heap has doubled, and a compilation that includes LibTorch's
+  # headers never has garbage to speak of. The first collection comes at 1 GB (the value is in KiB):
+  # that takes a fifth off a compilation's time and adds 0.1 GB to its 1.5 GB of memory.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
+endif()
+
+# ddp_compile_fast(<target>): for programs whose own speed does not matter, such as tests. The library is
+# optimized as configured; with -O3 these would take half as long again to compile. -Og and not -O0,
+# because GCC takes a precompiled header that was made with optimization only with optimization.
+function(ddp_compile_fast target)
+  # Under -Og GCC loses track of values, and says so of its own std::function.
+  target_compile_options(${target} PRIVATE
+    $<$<NOT:$<CONFIG:Debug>>:-Og>
+    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
+endfunction()
+
+# ddp_command_line_source(<file>): a source that includes CLI11 and nothing of LibTorch. With -O3 its
+# templates would take 7 s to compile, for what runs once in a process.
+function(ddp_command_line_source file)
+  set_source_files_properties(${file} PROPERTIES
+    COMPILE_OPTIONS "$<$<NOT:$<CONFIG:Debug>>:-Og>" SKIP_PRECOMPILE_HEADERS ON)
+endfunction()

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -16,6 +17,7 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
+constexpr auto kFirstPause = std::chrono::milliseconds(1);
 
 std::string text_of(int error) { return std::strerror(error); }
 
@@ -72,10 +74,11 @@ std::string await_address(
 }
 
 std::string await_listener(const std::string& host, int port, const Deadline& deadline) {
-  for (;;) {
+  // Ranks that start together miss rank 0 by a moment.
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kBetweenAttempts)) {
     auto error = try_host(host, port, deadline);
-    if (error.empty() || deadline.left() < kBetweenAttempts) return error;
-    std::this_thread::sleep_for(kBetweenAttempts);
+    if (error.empty() || deadline.left() < pause) return error;
+    std::this_thread::sleep_for(pause);
   }
 }
 

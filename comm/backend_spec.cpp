@@ -104,7 +104,7 @@ void check_built(const BackendSpec& spec) {
   }
 }
 
-const Description* backend_of_own_gpus(const BackendSpec& spec) {
+const Description* backend_of_gpus(const BackendSpec& spec) {
   for (const auto& [device, name] : spec) {
     const auto* backend = backends::find(name);
     if (backend->find_gpu != nullptr) return backend;

@@ -24,7 +24,7 @@ BackendSpec parse_backend(const std::string& text, bool gpus_are_usable);
 void check_built(const BackendSpec& spec);
 
 /// The spec's backend that needs a GPU for each rank; nothing when there is none.
-const backends::Description* backend_of_own_gpus(const BackendSpec& spec);
+const backends::Description* backend_of_gpus(const BackendSpec& spec);
 
 /// The inverse, for messages: "cpu:gloo,cuda:nccl".
 std::string to_string(const BackendSpec& spec);

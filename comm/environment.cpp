@@ -82,11 +82,10 @@ void read_slurm(const Lookup& lookup, Environment& environment) {
   const auto job = read_first(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"});
   if (!environment.master_port && job) {
     const auto step = read_first(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"});
-    const auto number = [](const std::string& text) {
-      return std::strtoull(text.c_str(), nullptr, 10);
-    };
-    environment.master_port = Setting{
-        job->name, derived_port(16 * number(job->value) + (step ? number(step->value) : 0))};
+    // Hashed: numbers taken modulo the number of ports would give one port to jobs that are a
+    // multiple of it apart.
+    environment.master_port =
+        Setting{job->name, derived_port(fnv1a(job->value + "." + (step ? step->value : "0")))};
   }
 }
 

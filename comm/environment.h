@@ -70,7 +70,8 @@ struct Environment {
 /// - Open MPI, all ranks on one host: 127.0.0.1, and a port from the job's name (PMIX_NAMESPACE,
 ///   else OMPI_MCA_ess_base_jobid): 10000 + its FNV-1a hash mod 20000.
 /// - SLURM: the first host of SLURM_STEP_NODELIST, SLURM_JOB_NODELIST or SLURM_NODELIST, else
-///   SLURM_LAUNCH_NODE_IPADDR, and port 10000 + (16 * SLURM_JOB_ID + SLURM_STEP_ID) mod 20000.
+///   SLURM_LAUNCH_NODE_IPADDR, and port 10000 + the FNV-1a hash of "SLURM_JOB_ID.SLURM_STEP_ID" mod
+///   20000.
 ///
 /// Derived ports stay below 30000, so no connection's own port takes them (32768 and up on Linux).
 Environment read_environment(const Lookup& lookup);

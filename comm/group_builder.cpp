@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <sstream>
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <ddp/error_text.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/registry.h"
+#include "bounded_store.h"
 #include "collective_checks.h"
+#include "gpu_assignment.h"
 #include "monitored_group.h"
-#include "own_gpu.h"
 #include "rendezvous.h"
 #include "roll_call.h"
 
@@ -23,13 +25,23 @@ namespace {
 constexpr auto kLastWords = std::chrono::seconds(2);
 
 using backends::BackendPtr;
+using StorePtr = c10::intrusive_ptr<BoundedStore>;
+
+// C++ programs print errors only, unless c10 is told to read TORCH_CPP_LOG_LEVEL.
+void initialize_logging() {
+  static const bool once = [] {
+    if (process_variable("TORCH_CPP_LOG_LEVEL")) c10::initLogging();
+    return true;
+  }();
+  (void)once;
+}
 
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
-    const World& world, const Deadline& deadline, const c10::intrusive_ptr<c10d::Store>& store,
-    int rank, const std::vector<int>& global_ranks, const std::string& name) {
+    const World& world, const Deadline& deadline, const StorePtr& store, int rank,
+    const std::vector<int>& global_ranks, const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
-  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
+  const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
   std::string default_backend;
@@ -38,7 +50,10 @@ ProcessGroup connect(
     auto& instance = made[backend];
     if (!instance) {
       instance = description.make(
-          {c10::make_intrusive<c10d::PrefixStore>(backend, store),
+          // Connecting ends at the deadline; NCCL connects, and asks the store, in the first
+          // collective.
+          {description.find_gpu != nullptr ? store->within(backend)
+                                           : store->within(backend)->by(deadline),
            rank,
            size,
            world.timeout,
@@ -61,7 +76,7 @@ ProcessGroup connect(
   group->setGroupDesc(name);
   const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
   group->start_monitor(
-      c10::make_intrusive<c10d::PrefixStore>("monitor", store),
+      store->within("monitor"),
       host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
       world.timeout, world.gloo_devices);
   return group;
@@ -117,7 +132,12 @@ int local_rank_of(const Environment& environment, int world_size) {
   return 0;
 }
 
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
+  return group.getBackend(device)->getBackendName();
+}
+
 BuiltGroup build_group(const ProcessGroupOptions& options) {
+  initialize_logging();
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
   BuiltGroup built;
@@ -126,13 +146,13 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   world.backends = parse_backend(backend, /*gpus_are_usable=*/true);
   world.backends_required = !backend.empty();
   world.timeout = options.timeout();
-  const auto* const on_gpus = backend_of_own_gpus(world.backends);
+  const auto* const on_gpus = backend_of_gpus(world.backends);
   const auto met = rendezvous(options, environment, deadline);
-  world.store_host = met.store_host;
+  world.store_host = met.hosting_rank;
 
   // What only this rank may find wrong goes to the roll call, or the others would wait for it.
   std::string problem;
-  OwnGpu gpu;
+  GpuAssignment gpu;
   try {
     check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
@@ -141,19 +161,18 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
-  const auto store = c10::make_intrusive<c10d::PrefixStore>("ddp", met.store);
+  const auto store = BoundedStore(met.store, met.store_host).within("ddp");
   const RollCall roll{
-      c10::make_intrusive<c10d::PrefixStore>("init", store), met.rank, met.world_size, deadline,
-      "init_process_group"};
+      store->within("init"), met.rank, met.world_size, deadline, "init_process_group"};
   const auto claim = c10::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   const auto name = call_roll(roll, claim, problem);
-  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  const auto own_store = store->within(name);
   bool uses_gpus = on_gpus != nullptr;
   if (uses_gpus) {
-    c10d::PrefixStore votes("votes", own_store);
-    uses_gpus = all_have_gpus(roll, votes, gpu, backend.empty() ? "" : on_gpus->name);
+    const auto votes = own_store->within("votes")->by(deadline);
+    uses_gpus = all_have_gpus(roll, *votes, gpu, backend.empty() ? "" : on_gpus->name);
     world.backends = parse_backend(backend, uses_gpus);
   }
 
@@ -173,15 +192,15 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   check_ranks(sorted, *parent.group);
 
   const Deadline deadline(parent.world.timeout);
-  const auto store = c10::make_intrusive<c10d::PrefixStore>("new_group", parent.group->getStore());
+  const auto store = bounded(parent.group->getStore())->within("new_group");
   const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
   const auto name = call_roll(roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
   return connect_all(roll, [&]() -> ProcessGroup {
     if (place == sorted.end()) return {};
     return connect(
-        parent.world, deadline, c10::make_intrusive<c10d::PrefixStore>(name, store),
-        static_cast<int>(place - sorted.begin()), sorted, c10::str("group ", to_text(sorted)));
+        parent.world, deadline, store->within(name), static_cast<int>(place - sorted.begin()),
+        sorted, c10::str("group ", to_text(sorted)));
   });
 }
 

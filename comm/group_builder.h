@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 #include <vector>
 
 #include <ddp/process_group.h>
@@ -30,6 +31,11 @@ BuiltGroup build_group(const ProcessGroupOptions& options);
 
 /// new_group, over any parent.
 ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ranks);
+
+/// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
+///
+/// \throws c10::Error  when there is none.
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device);
 
 /// This process's number on its host; 0 in a world of one that no launcher started.
 ///

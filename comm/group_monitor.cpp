@@ -9,6 +9,7 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/error_text.h>
 
+#include "bounded_store.h"
 #include "group_monitor_known.h"
 #include "store_executor.h"
 
@@ -78,13 +79,17 @@ void GroupMonitor::read_failure(Known& known, c10d::Store& store, int rank) {
   std::unique_lock lock(known.mutex);
   auto attempts = known.attempts;
   lock.unlock();
+  std::string silence;
   try {
     failure = ddp::read_failure(store);
     failure ? record_reader(store, rank) : read_attempts(store, attempts);
+  } catch (const SilentStoreError& error) {
+    silence = text_of(error);
   } catch (const std::exception&) {
     // The process that hosts the store has ended: probing the peers tells.
   }
   lock.lock();
+  known.silence = silence;
   if (failure) known.failure = failure;
   known.attempts = std::move(attempts);
   known.asked = false;
@@ -132,7 +137,7 @@ class GroupMonitor::LateWait {
  public:
   LateWait(GroupMonitor& monitor, WaitPoint where) : monitor_(monitor), where_(where) {}
   ~LateWait() {
-    if (!reported_) return;
+    if (!reported_ || monitor_.aborted()) return;  // the others may be about to read it
     try {
       monitor_.report("");
     } catch (const std::exception&) {
@@ -232,21 +237,15 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
     step();
   } catch (...) {
     check();  // with its text, if a wait in `step` has failed the group
-    const auto error = std::current_exception();
-    // Nothing is to be found out about the peers then.
-    if (is_watching() && is_local(error)) throw_aborted(describe(error, doing));
-    throw_failed(error, doing);
+    throw_failed(std::current_exception(), doing);
   }
 }
 
-std::string GroupMonitor::describe(const std::exception_ptr& error, WaitPoint where) const {
-  return without_full_stop(c10::str(where(), " failed on ", rank_text(), ": ", text_of(error)));
-}
-
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
-  const auto what = describe(cause, where);
+  const auto what =
+      without_full_stop(c10::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
   TORCH_CHECK_WITH(DistBackendError, is_watching(), what);
-  throw_aborted(explain(what, where));
+  throw_aborted(is_local(cause) ? what : explain(what, where));
 }
 
 void GroupMonitor::throw_aborted(const std::string& why) {

@@ -41,7 +41,6 @@ void GroupMonitor::report(const std::string& where) {
 /// Which ranks wait where this one does, and where the others do; "" when the store does not say.
 std::string GroupMonitor::arrivals(const std::string& where) {
   if (!setup_.store) return "";
-  report(where);
   std::vector<std::string> keys;
   for (int rank = 0; rank < setup_.size; ++rank) keys.push_back(report_key(rank));
   std::vector<std::string> reports;
@@ -97,6 +96,7 @@ std::string GroupMonitor::gone_ranks(milliseconds at_most) {
 std::string GroupMonitor::silent_store() const {
   if (!setup_.store) return "";
   const std::lock_guard lock(known_->mutex);
+  if (!known_->silence.empty()) return known_->silence;
   const auto waited =
       std::chrono::duration_cast<milliseconds>(Clock::now() - known_->asked_at).count();
   if (!known_->asked || waited < kStorePatience.count()) return "";
@@ -122,7 +122,8 @@ milliseconds GroupMonitor::store_patience() const {
 /// The text of a failure of this rank: what another rank recorded before, or `what` with what can
 /// be found out about the peers. Stays for a while, since a rank that fails may be about to say so.
 std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
-  const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout);
+  const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout / 2);
+  report(where());  // for the others' texts, if they find no reason either
   while (true) {
     if (auto failure = look(kAnswerPatience)) return *failure;
     const auto silent = silent_store();

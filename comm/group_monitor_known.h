@@ -36,6 +36,7 @@ struct GroupMonitor::Known {
   std::vector<FailedAttempt> attempts;
   bool asked = false;  // and not answered yet
   monitor::Clock::time_point asked_at{};
+  std::string silence;  // what the store's own limit said when it did not answer
 };
 
 }  // namespace ddp

@@ -52,7 +52,7 @@ WorkPtr all_to_all_flat(
       outputs[rank].copy_back();
     }
   };
-  return c10::make_intrusive<FinishingWork>(
+  return c10::make_intrusive<CompositeWork>(
       std::vector<WorkPtr>{work}, finish, caller_tensors(outputs));
 }
 

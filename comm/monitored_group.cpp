@@ -25,7 +25,7 @@ std::string address_in(const std::vector<uint8_t>& report) {
 
 }  // namespace
 
-MonitoredGroup::~MonitoredGroup() {
+void MonitoredGroup::on_last_reference() {
   if (!monitor_) return;
   if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
   monitor_->outlast_readers();

@@ -6,17 +6,16 @@
 #include <ddp/internal/group_monitor.h>
 
 #include "interface.h"
+#include "owned_process_group.h"
 
 namespace ddp {
 
 /// A process group that this library made, and its monitor.
 ///
-/// Its end tells the other ranks when an exception causes it. In a process that a rank forked, the
-/// end of the copy ends nothing: that process has none of the group's threads.
-class MonitoredGroup : public c10d::ProcessGroup {
+/// Its end tells the other ranks when an exception causes it.
+class MonitoredGroup : public OwnedProcessGroup {
  public:
-  using c10d::ProcessGroup::ProcessGroup;
-  ~MonitoredGroup() override;
+  using OwnedProcessGroup::OwnedProcessGroup;
 
   /// Exchanges the addresses of the ranks' PresenceSockets, and makes the monitor.
   ///
@@ -31,6 +30,8 @@ class MonitoredGroup : public c10d::ProcessGroup {
   const std::shared_ptr<GroupMonitor>& monitor() const { return monitor_; }
 
  private:
+  void on_last_reference() override;
+
   std::shared_ptr<GroupMonitor> monitor_;
 };
 

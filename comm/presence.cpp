@@ -17,22 +17,22 @@
 namespace ddp {
 namespace {
 
-struct Address {
+struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-Address copy_of(const sockaddr* address, socklen_t length) {
-  Address copy;
+SocketAddress copy_of(const sockaddr* address, socklen_t length) {
+  SocketAddress copy;
   std::memcpy(&copy.storage, address, length);
   copy.length = length;
   return copy;
 }
 
 // Length 0 for an interface without an internet address.
-Address address_of_interface(const std::string& name) {
+SocketAddress address_of_interface(const std::string& name) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, freeifaddrs);
@@ -46,7 +46,7 @@ Address address_of_interface(const std::string& name) {
 }
 
 // Of numbers alone: no name is looked up. Length 0 where they are none.
-Address parse_address(const std::string& host, const std::string& port) {
+SocketAddress parse_address(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -56,7 +56,7 @@ Address parse_address(const std::string& host, const std::string& port) {
   return copy_of(found->ai_addr, static_cast<socklen_t>(found->ai_addrlen));
 }
 
-std::string to_text(const Address& address) {
+std::string to_text(const SocketAddress& address) {
   char host[NI_MAXHOST] = "";
   char port[NI_MAXSERV] = "";
   const int status = getnameinfo(

@@ -1,7 +1,5 @@
 #include <ddp/process_group.h>
 
-#include <unistd.h>
-
 #include <mutex>
 #include <utility>
 
@@ -17,15 +15,6 @@ namespace {
 struct Default {
   std::mutex mutex;
   BuiltGroup built;
-  pid_t owner = 0;
-
-  ~Default() { keep_from_children(built); }
-
-  // A process that a rank forked is none. Were it to take the group apart, it would wait for
-  // threads that it has not, and leave the rank's place in memory that the ranks share.
-  void keep_from_children(BuiltGroup& last) const {
-    if (last.group && owner != getpid()) new BuiltGroup(std::exchange(last, {}));
-  }
 };
 
 Default& the_default() {
@@ -58,7 +47,6 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
   slot.built = std::move(built);
-  slot.owner = getpid();
   return slot.built.group;
 }
 
@@ -68,7 +56,6 @@ void destroy_process_group() {
     auto& slot = the_default();
     std::lock_guard<std::mutex> lock(slot.mutex);
     std::swap(last, slot.built);
-    slot.keep_from_children(last);
   }
   // NCCL warns of communicators that are only destroyed.
   if (last.group) last.group->shutdown();

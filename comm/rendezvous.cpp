@@ -14,10 +14,18 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "await_listener.h"
+#include "bounded_call.h"
 #include "init_method.h"
+#include "loopback_listener.h"
 
 namespace ddp {
 namespace {
+
+// For the first answer to arrive.
+constexpr auto kAnswerGrace = std::chrono::seconds(1);
+
+// Connections that rank 0's host takes at once: an eighth of Linux's usual backlog.
+constexpr int kMostAtOnce = 512;
 
 struct Place {
   int rank;
@@ -78,43 +86,68 @@ void check_host(const std::string& host, const Place& place, const Deadline& dea
       ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
 }
 
-c10::intrusive_ptr<c10d::Store> make_tcp_store(
-    const std::string& host, int port, const Place& place, bool agent_listens,
-    const Deadline& deadline) {
-  check_host(host, place, deadline);
-  const char* listener = agent_listens ? "torchrun's agent" : "rank 0";
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port);
-  options.isServer = place.rank == 0 && !agent_listens;
-  options.numWorkers = static_cast<size_t>(place.world_size);
-  options.waitWorkers = false;  // the roll call waits, and can say for whom
-  options.multiTenant = true;
-  std::string problem;
-  try {
-    if (!options.isServer) problem = await_listener(host, port, deadline);
-    options.timeout = deadline.left();
-    if (problem.empty()) {
-      auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
-      store->setTimeout(deadline.timeout());
-      return store;
-    }
-  } catch (const std::exception& error) {
-    problem = text_of(error);
-  }
-  TORCH_CHECK(
-      !options.isServer, "init_process_group: expected rank 0 to listen on port ", port,
-      ", but it cannot: ", problem,
-      ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
-  C10_THROW_ERROR(
-      Error, c10::str(
-                 "init_process_group: expected ", listener, " to answer at ", host, " port ", port,
-                 " within ", deadline.timeout().count(), " ms, but rank ", place.rank, " of ",
-                 place.world_size, " did not reach it: ", problem, ". Check that ", listener,
-                 " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are "
-                 "right."));
+// Where a TCPStore is, and who listens there.
+struct StoreAddress {
+  std::string host;
+  int port;
+  bool agent_listens;
+
+  const char* listener() const { return agent_listens ? "torchrun's agent" : "rank 0"; }
+};
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr open_server(const StoreAddress& address, c10d::TCPStoreOptions options) {
+  options.isServer = true;
+  auto listener = listen_on_loopback(address.host, address.port);
+  if (listener) options.masterListenFd = listener->release();
+  return c10::make_intrusive<c10d::TCPStore>(address.host, options);
 }
 
-c10::intrusive_ptr<c10d::Store> make_file_store(
+// TCPStore's constructor waits for the listener's first answer without a limit.
+StorePtr open_client(
+    const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
+  const auto store = bounded_call(
+      [host = address.host, options]() -> StorePtr {
+        return c10::make_intrusive<c10d::TCPStore>(host, options);
+      },
+      Deadline::in(deadline.left()) + kAnswerGrace);
+  TORCH_CHECK(store, address.listener(), " took the connection and did not answer");
+  return *store;
+}
+
+StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const Deadline& deadline) {
+  check_host(address.host, place, deadline);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(address.port);
+  options.waitWorkers = false;  // the roll call waits, and can say for whom
+  // With it TCPStore sleeps up to a millisecond for each rank, to stagger the connections.
+  if (place.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(place.world_size);
+  options.multiTenant = true;
+  const bool listens = place.rank == 0 && !address.agent_listens;
+  StorePtr store;
+  const auto problem = problem_of([&] {
+    if (!listens) {
+      const auto unreachable = await_listener(address.host, address.port, deadline);
+      TORCH_CHECK(unreachable.empty(), unreachable);
+    }
+    options.timeout = deadline.left();
+    store = listens ? open_server(address, options) : open_client(address, options, deadline);
+    store->setTimeout(deadline.timeout());
+  });
+  TORCH_CHECK(
+      store || !listens, "init_process_group: expected rank 0 to listen on port ", address.port,
+      ", but it cannot: ", problem,
+      ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+  TORCH_CHECK(
+      store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
+      " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", place.rank,
+      " of ", place.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
+      " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
+  return store;
+}
+
+StorePtr make_file_store(
     const std::string& path, const Place& place, std::chrono::milliseconds timeout) {
   // FileStore waits minutes for a file that it cannot make.
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -129,14 +162,13 @@ c10::intrusive_ptr<c10d::Store> make_file_store(
   return store;
 }
 
-// Rank 0's host, when the store is a TCPStore.
-std::string host_of(const c10::intrusive_ptr<c10d::Store>& store) {
+// The store below all prefixes, when it is a TCPStore.
+const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
   auto* innermost = store.get();
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost)) {
     innermost = prefixed->getUnderlyingStore().get();
   }
-  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(innermost);
-  return tcp != nullptr ? tcp->getHost() : "";
+  return dynamic_cast<const c10d::TCPStore*>(innermost);
 }
 
 const Setting& needed(
@@ -164,9 +196,14 @@ Rendezvous rendezvous(
   result.world_size = place.world_size;
   if (options.store()) {
     result.store = options.store();
-    result.host = host_of(options.store());
+    result.store_host = "which store() names";
+    if (const auto* tcp = tcp_store_of(options.store())) {
+      result.host = tcp->getHost();
+      result.store_host = c10::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
+    }
   } else if (method.kind == InitMethod::Kind::kFile) {
     result.store = make_file_store(method.path, place, options.timeout());
+    result.store_host = "which is the file " + method.path;
   } else {
     const bool from_environment = method.kind == InitMethod::Kind::kEnv;
     result.host = method.host;
@@ -177,9 +214,11 @@ Rendezvous rendezvous(
           needed(environment.master_port, "MASTER_PORT", environment, place), {1, kMaxPort},
           "Set it to a free port of rank 0's host, the same for all ranks.", to_text(place));
     }
-    const bool hosted_by_launcher = from_environment && environment.agent_store;
-    result.store = make_tcp_store(result.host, port, place, hosted_by_launcher, deadline);
-    if (!hosted_by_launcher) result.store_host = 0;
+    const StoreAddress address{result.host, port, from_environment && environment.agent_store};
+    result.store = make_tcp_store(address, place, deadline);
+    result.store_host =
+        c10::str("which ", address.listener(), " hosts at ", address.host, " port ", port);
+    if (!address.agent_listens) result.hosting_rank = 0;
     if (from_environment && environment.attempt) {
       result.store = c10::make_intrusive<c10d::PrefixStore>(
           "attempt_" + environment.attempt->value, result.store);

@@ -16,11 +16,16 @@ struct Rendezvous {
   int world_size = 1;
   /// Rank 0's host, as the others know it. Empty when the store says nothing of hosts.
   std::string host;
+  /// Who hosts the store, for messages: "which rank 0 hosts at 10.0.0.1 port 29500".
+  std::string store_host;
   /// The rank whose process hosts the store; -1: none of them, or unknown.
-  int store_host = -1;
+  int hosting_rank = -1;
 };
 
 /// Finds rank, world size and a store that reaches all ranks. Does not wait for them.
+///
+/// Rank 0's store listens on all addresses of its host; where the ranks meet at a loopback address
+/// ("localhost", 127.x.y.z, ::1), on that one alone.
 ///
 /// \throws c10::ValueError  on a missing or malformed setting, naming it, its value and the remedy.
 /// \throws c10::Error  when the port is taken, rank 0's host is not known or rank 0 does not answer

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iomanip>
+#include <memory>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+
+#include "bounded_store.h"
 
 namespace ddp {
 namespace {
@@ -19,13 +22,19 @@ namespace {
 //   claim      the first comer's rank and claim
 //   problem    why the verdict cannot be "ok"
 //   here/R     rank R is here            count      how many are
-//   full       all are here
+//   full       all are here, or there is a verdict: what a rank that has come waits for
 //   alive/R    rank R saw `full`         confirmed  how many did
-//   verdict    "ok", or what everybody throws
+//   verdict    "ok", kSuperseded, or what everybody throws
+//   deciders   how many ranks looked for the missing ones
 //   read       how many have read the verdict
+//   left       all have read the verdict "ok"
 constexpr const char* kOpen = "open";
 constexpr const char* kOk = "ok";
+constexpr const char* kSuperseded = "superseded";  // the roll is over, and a newer one opens
 constexpr auto kReadersGrace = std::chrono::seconds(2);
+constexpr auto kDeciderGrace = std::chrono::milliseconds(300);
+constexpr auto kFirstLook = std::chrono::milliseconds(100);
+constexpr auto kBetweenLooks = std::chrono::milliseconds(1000);
 
 std::string random_name() {
   std::random_device device;
@@ -34,10 +43,11 @@ std::string random_name() {
   return name.str();
 }
 
-// Sleeps longer each time: quick when everybody is here, light on the store when not.
+// Sleeps longer each time: quick when everybody is here, light on the store when not. All ranks
+// together ask it 2000 times a second at most.
 class Poll {
  public:
-  explicit Poll(int world_size) : longest_(20 + world_size / 10) {}
+  explicit Poll(int world_size) : longest_(1000 * std::max(20, world_size / 2)) {}
 
   void pause() {
     std::this_thread::sleep_for(pause_);
@@ -45,15 +55,14 @@ class Poll {
   }
 
  private:
-  std::chrono::milliseconds pause_{1};
-  std::chrono::milliseconds longest_;
+  std::chrono::microseconds pause_{250};
+  const std::chrono::microseconds longest_;
 };
 
 class Caller {
  public:
-  Caller(const RollCall& roll, std::string claim, std::string problem)
-      : roll_(roll),
-        store_(*roll.store),
+  Caller(RollCall roll, std::string claim, std::string problem)
+      : roll_(std::move(roll)),
         claim_(std::move(claim)),
         problem_(std::move(problem)),
         me_(random_name()) {}
@@ -62,7 +71,7 @@ class Caller {
     for (;;) {
       join();
       if (const auto verdict = attend()) {
-        leave();
+        leave(*verdict);
         TORCH_CHECK(*verdict == kOk, *verdict);
         return name_;
       }
@@ -74,23 +83,36 @@ class Caller {
   std::string key(const std::string& prefix, int rank) const {
     return key(prefix + "/" + std::to_string(rank));
   }
-  bool has(const std::string& key) { return store_.check({key}); }
+  bool has(const std::string& key) { return roll_.store->check({key}); }
+
+  // Whether the key came within that time. It asks again and again, one operation each, because
+  // TCPStore serves nobody else of this process while it waits itself.
+  bool wait_for(const std::string& key, std::chrono::milliseconds timeout) {
+    const Deadline latest(timeout);
+    for (Poll poll(roll_.world_size);; poll.pause()) {
+      if (has(key)) return true;
+      if (latest.passed()) return false;
+    }
+  }
 
   void join() {
-    name_ = store_.compareSet(kOpen, "", random_name());
+    name_ = roll_.store->compareSet(kOpen, "", random_name());
     if (first_.empty()) first_ = name_;
     // A fresh name each time: the others may have ended the roll this rank opened a moment ago.
-    while (!takes_part()) name_ = store_.compareSet(kOpen, name_, random_name());
-    if (!problem_.empty()) store_.compareSet(key("problem"), "", problem_);
-    store_.set(key("here", roll_.rank), "1");
-    if (store_.add(key("count"), 1) == roll_.world_size) store_.set(key("full"), "1");
+    while (!takes_part()) {
+      if (!has(key("verdict"))) decide(kSuperseded);
+      name_ = roll_.store->compareSet(kOpen, name_, random_name());
+    }
+    if (!problem_.empty()) roll_.store->compareSet(key("problem"), "", problem_);
+    roll_.store->set(key("here", roll_.rank), "1");
+    if (roll_.store->add(key("count"), 1) == roll_.world_size) roll_.store->set(key("full"), "1");
   }
 
   // False where the roll that is open is over, or may have been left open by processes that died:
   // then the first to notice opens the next.
   bool takes_part() {
     const bool opened_since = name_ != first_;  // since this call began, so by somebody who lives
-    const bool is_rival = store_.compareSet(key("who", roll_.rank), "", me_) != me_;
+    const bool is_rival = roll_.store->compareSet(key("who", roll_.rank), "", me_) != me_;
     if (is_rival && opened_since) {
       rival_ = two_processes();
       decide(rival_);
@@ -113,7 +135,7 @@ class Caller {
   // Empty when this rank's claim is the first one's.
   std::string compare_claims() {
     const auto first =
-        store_.compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
+        roll_.store->compareSet(key("claim"), "", std::to_string(roll_.rank) + " " + claim_);
     const auto space = first.find(' ');
     const auto their_claim = first.substr(space + 1);
     if (their_claim == claim_) return "";
@@ -126,35 +148,42 @@ class Caller {
   // The verdict; nothing when a newer roll has taken this one's place.
   std::optional<std::string> attend() {
     bool confirmed = false;
-    for (Poll poll(roll_.world_size);; poll.pause()) {
-      const bool superseded = store_.get_to_str(kOpen) != name_;
+    for (auto pause = kFirstLook;; pause = std::min(2 * pause, kBetweenLooks)) {
+      const bool came =
+          wait_for(key(confirmed ? "verdict" : "full"), std::min(pause, roll_.deadline.left()));
+      const bool superseded = !came && roll_.store->get_to_str(kOpen) != name_;
       // Asked after: whoever opened a newer roll because this one is over did so with the verdict
       // already there.
-      if (has(key("verdict"))) return verdict();
+      if ((came && confirmed) || has(key("verdict"))) return verdict();
       if (roll_.deadline.passed()) {
-        decide(who_is_missing(confirmed ? "alive" : "here"));
+        decide_who_is_missing(confirmed ? "alive" : "here");
       } else if (superseded) {
         return std::nullopt;
-      } else if (!confirmed && has(key("full"))) {
+      } else if (came) {
         // Among those that are here may be some that died since; they do not confirm.
         confirmed = true;
-        store_.set(key("alive", roll_.rank), "1");
-        if (store_.add(key("confirmed"), 1) == roll_.world_size) {
-          const auto problem = known_problem();
-          decide(problem.empty() ? kOk : problem);
-        }
+        confirm();
       }
     }
   }
 
-  std::string verdict() {
-    const auto verdict = store_.get_to_str(key("verdict"));
+  void confirm() {
+    roll_.store->set(key("alive", roll_.rank), "1");
+    if (roll_.store->add(key("confirmed"), 1) != roll_.world_size) return;
+    const auto problem = known_problem();
+    // An answer that came late, from a store that was frozen, makes no group: others gave up.
+    if (!roll_.deadline.passed()) decide(problem.empty() ? kOk : problem);
+  }
+
+  std::optional<std::string> verdict() {
+    const auto verdict = roll_.store->get_to_str(key("verdict"));
+    if (verdict == kSuperseded) return std::nullopt;
     // The roll went well, but with the other process of this rank.
     return verdict == kOk && !rival_.empty() ? rival_ : verdict;
   }
 
   std::string known_problem() {
-    return has(key("problem")) ? store_.get_to_str(key("problem")) : "";
+    return has(key("problem")) ? roll_.store->get_to_str(key("problem")) : "";
   }
 
   std::string who_is_missing(const std::string& sign_of_life) {
@@ -164,29 +193,47 @@ class Caller {
     }
     std::ostringstream ranks;
     for (const int rank : missing) ranks << (ranks.tellp() > 0 ? ", " : "") << rank;
+    const auto who = missing.empty()       ? "the last of them came later"
+                     : missing.size() == 1 ? c10::str("rank ", ranks.str(), " did not come")
+                                           : c10::str("ranks ", ranks.str(), " did not come");
     const auto problem = known_problem();
     return c10::str(
         problem, problem.empty() ? "" : " Also, ", roll_.subject, ": expected all ",
-        roll_.world_size, " ranks within ", roll_.deadline.timeout().count(), " ms, but rank",
-        missing.size() == 1 ? " " : "s ", ranks.str(),
-        " did not come. Look for what ended or delayed ", missing.size() == 1 ? "it" : "them",
+        roll_.world_size, " ranks within ", roll_.deadline.timeout().count(), " ms, but ", who,
+        ". Look for what ended or delayed ", missing.size() > 1 ? "them" : "it",
         ", or set a longer timeout.");
   }
 
-  // The first verdict stands.
-  void decide(const std::string& verdict) { store_.compareSet(key("verdict"), "", verdict); }
-
-  void leave() {
-    store_.add(key("read"), 1);
-    if (roll_.rank != 0) return;
-    const Deadline latest(kReadersGrace);
-    for (Poll poll(roll_.world_size); !latest.passed(); poll.pause()) {
-      if (store_.add(key("read"), 0) >= store_.add(key("count"), 0)) return;
+  // The ranks pass their deadlines together, and asking for each rank is one's work: the others
+  // wait for its verdict first.
+  void decide_who_is_missing(const std::string& sign_of_life) {
+    const bool is_first = roll_.store->add(key("deciders"), 1) == 1;
+    if (is_first || !wait_for(key("verdict"), kDeciderGrace)) {
+      decide(who_is_missing(sign_of_life));
     }
   }
 
-  const RollCall& roll_;
-  c10d::Store& store_;
+  // The first verdict stands.
+  void decide(const std::string& verdict) {
+    roll_.store->compareSet(key("verdict"), "", verdict);
+    roll_.store->set(key("full"), "1");
+  }
+
+  void leave(const std::string& verdict) {
+    const bool all_read = roll_.store->add(key("read"), 1) == roll_.world_size;
+    if (all_read) roll_.store->set(key("left"), "1");
+    if (all_read || roll_.rank != 0) return;
+    if (verdict == kOk) {
+      wait_for(key("left"), kReadersGrace);
+      return;
+    }
+    const Deadline latest(kReadersGrace);
+    for (Poll poll(roll_.world_size); !latest.passed(); poll.pause()) {
+      if (roll_.store->add(key("read"), 0) >= roll_.store->add(key("count"), 0)) return;
+    }
+  }
+
+  const RollCall roll_;
   std::string claim_;
   std::string problem_;
   std::string me_;     // this call
@@ -203,9 +250,17 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
     return random_name();
   }
   const auto place = c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
-  Caller caller(roll, claim, problem.empty() ? problem : place + problem);
+  const auto name = std::make_shared<std::string>();
   try {
-    return caller.call();
+    const auto by_name = problem.empty() ? problem : place + problem;
+    bounded(roll.store)->by(roll.deadline)->run([roll, claim, by_name, name](const auto& store) {
+      auto over_this = roll;
+      over_this.store = store;
+      *name = Caller(over_this, claim, by_name).call();
+    });
+    return *name;
+  } catch (const SilentStoreError& error) {
+    C10_THROW_ERROR(Error, c10::str(place, error.what_without_backtrace(), "."));
   } catch (const c10::DistError& error) {
     C10_THROW_ERROR(
         Error, c10::str(

@@ -37,9 +37,12 @@ struct RollCall {
 ///          those of an earlier run.
 /// \throws c10::Error  on every rank that came, with the same words: naming the ranks that did not,
 ///         a rank that two processes claim, two ranks whose claims differ, or a rank with its
-///         problem.
+///         problem. Also when the store does not answer, with words of this rank's own.
 ///
-/// Collective: yes. Blocks: host, until the deadline + 1 s (+ 2 s on rank 0 after a failure).
+/// Collective: yes. Blocks: host, until the deadline + 1 s (+ 2 s on rank 0 after a failure), also
+/// where the process that hosts the store is frozen.
+/// Cost: about 15 operations on the store a rank, and one every max(20, world size / 2) ms while it
+/// waits; after a failure world-size more on one of the ranks.
 std::string call_roll(
     const RollCall& roll, const std::string& claim = "", const std::string& problem = "");
 

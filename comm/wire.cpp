@@ -110,7 +110,7 @@ WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divis
       output.copy_back();
     }
   };
-  return c10::make_intrusive<FinishingWork>(std::move(works), finish, tensors);
+  return c10::make_intrusive<CompositeWork>(std::move(works), finish, tensors);
 }
 
 }  // namespace ddp

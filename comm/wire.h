@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "finishing_work.h"
+#include "composite_work.h"
 
 namespace ddp {
 

@@ -102,11 +102,12 @@ std::string describe_caps(const DistributedDataParallelOptions& options) {
 }
 
 std::vector<std::string> gather(
-    const std::string& text, const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto where = [] {
-    return std::string(
-        "DistributedDataParallel: comparing the ranks' models (every rank has to construct its "
-        "wrapper within the group's timeout of each other)");
+    const char* subject, const std::string& text, const ProcessGroup& group,
+    GroupMonitor& monitor) {
+  const auto where = [subject] {
+    return c10::str(
+        "DistributedDataParallel: comparing the ranks' ", subject,
+        " (every rank has to construct and use its wrapper as the others do)");
   };
   std::vector<std::string> texts;
   monitor.abort_on_error(where, [&] {
@@ -187,19 +188,19 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 }
 
 void check_same_on_all_ranks(
-    const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
+    const char* subject, const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
     const ProcessGroup& group, GroupMonitor& monitor) {
   const auto text =
       serialize(refusal ? std::vector<DescribedItem>{{kRefusal, "", words_of(refusal)}} : mine);
   const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
-  const auto digests = gather(digest, group, monitor);
+  const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();
   });
   if (equal && refusal) std::rethrow_exception(refusal);
   if (equal) return;
   std::vector<std::vector<DescribedItem>> by_rank;
-  for (const auto& description : gather(text, group, monitor)) {
+  for (const auto& description : gather(subject, text, group, monitor)) {
     by_rank.push_back(deserialize(description));
   }
   const auto refused = describe_refusals(by_rank);

@@ -32,12 +32,13 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 
 /// Throws on every rank, with the same text, unless all ranks describe the same.
 ///
+/// \param subject  what is compared, in the plural, for the text of a failure.
 /// \param refusal  why this rank cannot wrap its model at all; the others learn it. Empty: it can.
 ///
 /// Collective: yes. Blocks: host.
 /// Cost: two all-gathers of a few bytes; of whole descriptions only when they differ.
 void check_same_on_all_ranks(
-    const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
+    const char* subject, const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
     const ProcessGroup& group, GroupMonitor& monitor);
 
 }  // namespace ddp

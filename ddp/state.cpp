@@ -62,7 +62,6 @@ void State::forward_failed() noexcept {
 
 // The backward pass begins that all ranks take part in.
 void State::begin(PassTerms& terms) {
-  compare_comm_hooks();
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
   const bool joins = owner_.join_context() && !agrees_in_forward();
   if (joins || (weighted && !agrees_in_forward())) {
@@ -70,6 +69,7 @@ void State::begin(PassTerms& terms) {
     mine.reduces = true;
     terms = terms_in(exchange(mine));
   }
+  compare_comm_hooks();
   samples_ = 0;
 }
 
@@ -95,8 +95,8 @@ void State::compare_comm_hooks() {
   if (std::exchange(compared_hooks_, true)) return;
   if (!options_.init_sync() || group_->getSize() == 1) return;
   check_same_on_all_ranks(
-      {{"communication", "hook", hook_kind_.empty() ? "none" : hook_kind_}}, nullptr, group_,
-      *monitor_);
+      "communication hooks", {{"communication", "hook", hook_kind_.empty() ? "none" : hook_kind_}},
+      nullptr, group_, *monitor_);
 }
 
 RankEntry State::entry(bool active) {
@@ -141,7 +141,6 @@ void State::join_pass(const JoinRound& round) {
   const auto disagreement = round.disagreement();
   if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
   if (!round.reduces()) return;
-  reducer_->prepare_for_forward(/*training=*/true);
   const auto terms = terms_in(round);
   samples_ = 0;
   compare_comm_hooks();

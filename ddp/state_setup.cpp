@@ -135,7 +135,7 @@ void DistributedDataParallelBase::State::sync_initial_state(const std::exception
   }
   // First the comparison: a broadcast between different models would fail in the transport.
   check_same_on_all_ranks(
-      describe_model(state, trained, options_, group_), refusal, group_, *monitor_);
+      "models", describe_model(state, trained, options_, group_), refusal, group_, *monitor_);
   broadcast_model(/*source=*/0);
 }
 

@@ -87,6 +87,7 @@ Reducer::Engine::Engine(
       observers_{
           StepRecorder(
               group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0),
+          tunes(options),
           nullptr,
           {}},
       pass_(std::make_unique<BackwardPass>()) {
@@ -125,7 +126,7 @@ void Reducer::Engine::register_comm_hook(CommHook hook) {
       pass_->number() == 1 && phase_ != Phase::Reducing,
       "register_comm_hook: expected to be called before the first backward pass.");
   TORCH_CHECK(
-      !observers_.tuner,
+      !observers_.tunes,
       "register_comm_hook: expected buckets that stay the same once they are rebuilt, but "
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   has_hook_ = true;

@@ -65,6 +65,7 @@ class Reducer::Engine final : public AutogradEvents {
   /// Those who watch the passes. The tuner is there until the cap is chosen.
   struct Observers {
     StepRecorder recorder;
+    bool tunes = false;  // the user asked for it
     std::unique_ptr<BucketTuner> tuner;
     std::optional<BucketCapTuning> tuned;
 

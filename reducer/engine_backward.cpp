@@ -45,6 +45,8 @@ void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
 
 void Reducer::Engine::begin_backward() {
   if (!hooks_.watch_end(pass_->number())) return;
+  // No forward pass came in between: of two forwards and two backwards, say.
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
   observers_.tell([](PassObserver& o) { o.begin_backward(); });
   if (companion_) companion_->begin(pass_->terms);

@@ -39,6 +39,7 @@ void Reducer::Engine::on_backward_done() {
 void Reducer::Engine::join_backward(const PassTerms& terms) {
   monitor_->check();
   const at::NoGradGuard no_grad;
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
   begin_pass(pass_->number());
   pass_->joined = true;
   pass_->forwards = 1;
@@ -50,12 +51,16 @@ void Reducer::Engine::join_backward(const PassTerms& terms) {
 // From here on it does not matter whether this rank had a backward pass of its own.
 void Reducer::Engine::finish_pass() {
   observers_.tell([](PassObserver& o) { o.autograd_done(); });
+  auto& next = pass_->next_bucket;
+  while (next + 1 < buckets_.size()) launch(next++);
+  // Between the same two buckets on every rank, and when the data is final: a checkpoint inside the
+  // backward pass runs parts of forward again.
   if (companion_) {
     monitor_->abort_on_error(
         [&] { return c10::str("sending the buffers of rank ", pass_->terms.source); },
         [&] { companion_->start(pass_->terms.source); });
   }
-  while (pass_->next_bucket < buckets_.size()) launch(pass_->next_bucket++);
+  launch(next++);
   wait_for_buckets();
   if (!pass_->joined) observers_.tell([](PassObserver& o) { o.communicated(); });
 

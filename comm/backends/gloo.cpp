@@ -18,6 +18,7 @@
 #include "backends/gloo.h"
 #include "backends/gloo_point_to_point.h"
 #include "backends/registry.h"
+#include "bounded_store.h"
 
 namespace ddp::backends {
 namespace {
@@ -26,17 +27,18 @@ using c10d::ProcessGroupGloo;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// c10d's flight recorder looks for a group's entry, and makes it, without a lock: of all groups of
-// a process one call at a time may begin. Some of them begin others.
-std::recursive_mutex& beginning() {
+// c10d's flight recorder looks up a group's entry, and makes it, without a lock. So the groups of a
+// process start one call at a time. The mutex is recursive because some calls start others.
+std::recursive_mutex& start_mutex() {
   static std::recursive_mutex mutex;
   return mutex;
 }
 
 /// ProcessGroupGloo, but
-///   - threads may begin collectives in several groups at once
-///   - abort() ends what waits, what would begin after it fails, and nobody waits for the end
-///   - sends and receives take the group's timeout, not that of connecting, and can be polled
+///   - threads may start collectives in several groups at once
+///   - abort() fails the collectives under way and all later ones, and does not wait for their end
+///   - sends and receives take the group's timeout, not the timeout of connecting, and can be
+///   polled
 class Gloo : public ProcessGroupGloo {
  public:
   using Base = ProcessGroupGloo;
@@ -110,9 +112,9 @@ class Gloo : public ProcessGroupGloo {
     return pollable(begin([&] { return Base::recvAnysource(t, tag); }));
   }
 
-  // Which c10d's leaves to its base class, where it does nothing.
+  // ProcessGroupGloo has none: its base class does nothing.
   void abort() override {
-    const std::lock_guard lock(beginning());
+    const std::lock_guard lock(start_mutex());
     if (std::exchange(aborted_, true)) return;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) give_up_on(peer);
@@ -121,16 +123,16 @@ class Gloo : public ProcessGroupGloo {
   }
 
  private:
-  // What begins after abort() would fail, too, but with Gloo's words about some other call.
+  // A call after abort() would fail in Gloo, too, but with an error about another call.
   template <typename Call>
   WorkPtr begin(const Call& call) {
-    const std::lock_guard lock(beginning());
+    const std::lock_guard lock(start_mutex());
     TORCH_CHECK_WITH(
         DistBackendError, !aborted_,
         "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
         ", by abort() or after a failure that was reported before. Make a new group.");
     auto work = call();
-    // Of others, which wait for these, the destructor does not wait.
+    // The destructor waits for these works, and not for works that are made of them.
     if (dynamic_cast<AsyncWork*>(work.get())) {
       ++*under_way_;
       work->getFuture()->addCallback([count = under_way_](c10::ivalue::Future&) { --*count; });
@@ -138,8 +140,9 @@ class Gloo : public ProcessGroupGloo {
     return work;
   }
 
-  // Gloo forgets a send whose connection breaks as it is being written (seen in its ring
-  // all-reduce): it ends with its timeout, and until then so does not the destructor.
+  // Gloo forgets a send whose connection breaks while Gloo writes to it (seen in its ring
+  // all-reduce). The send ends with its timeout, and the destructor waits until then. So a thread
+  // of its own holds the last reference.
   void outlive_what_is_under_way() {
     if (*under_way_ == 0) return;
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
@@ -149,13 +152,14 @@ class Gloo : public ProcessGroupGloo {
         while (*self->under_way_ > 0) std::this_thread::sleep_for(kPoll);
       }).detach();
     } catch (const std::system_error&) {
-      // No more threads: then the destructor waits.
+      // No thread to be had: the destructor waits.
     }
   }
 
-  // By a receive of what nobody sends. The first that times out makes Gloo give up all connections
-  // of its context, with what waits for them and what comes to it later. Closing them would end
-  // only the former, and a call that waits for one of Gloo's threads is not there yet.
+  // By a receive that no rank sends for. The first receive that times out makes Gloo close all
+  // connections of its context, and fail the calls that use them, now and later. Closing the
+  // connections here would fail the calls under way alone, and not those that wait for one of
+  // Gloo's threads.
   void give_up_on(int peer) {
     for (size_t i = 0; i < contexts_.size(); ++i) {
       Tensors nothing{at::empty({1})};
@@ -163,7 +167,7 @@ class Gloo : public ProcessGroupGloo {
       try {
         Base::recv(nothing, peer, tag)->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
-        // As it should.
+        // The timeout.
       }
     }
   }
@@ -172,14 +176,14 @@ class Gloo : public ProcessGroupGloo {
     return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);
   }
 
-  bool aborted_ = false;  // guarded by beginning()
-  // Collectives. A reference to their handles would keep their tensors.
+  bool aborted_ = false;  // guarded by start_mutex()
+  // Collectives. References to their works would keep their tensors.
   const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };
 
-// Gloo writes to sockets whose other end may be gone, which kills a process that has not said
-// otherwise; then nobody would learn which rank died. As Python does in every program. A handler
-// of the program's own stays.
+// Gloo writes to sockets whose other end may be closed. By default SIGPIPE ends the process then,
+// and no rank would learn which rank died first. Python ignores SIGPIPE in every program. A handler
+// that the program has set stays.
 void ignore_broken_pipes() {
   struct sigaction action = {};
   ::sigaction(SIGPIPE, nullptr, &action);
@@ -206,15 +210,21 @@ BackendPtr connect(const Setup& setup) {
 
 BackendPtr make_gloo(const Setup& setup) {
   ignore_broken_pipes();
-  BackendPtr gloo;
-  const auto problem = problem_of([&] { gloo = connect(setup); });
+  const auto gloo = std::make_shared<BackendPtr>();
+  const auto problem = problem_of([&] {
+    // Left behind where the store does not answer.
+    bounded(setup.store)->run([gloo, own = setup](const auto& store) mutable {
+      own.store = store;
+      *gloo = connect(own);
+    });
+  });
   TORCH_CHECK(
-      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(setup.gloo_devices), " within ",
       setup.connect_by.timeout().count(),
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
-  return gloo;
+  return *gloo;
 }
 
 Description describe_gloo() {

@@ -10,6 +10,10 @@ GlooPointToPoint::GlooPointToPoint(
 
 GlooPointToPoint::~GlooPointToPoint() {
   if (!waiter_.joinable()) return;
+  if (!owner_.is_this_one()) {  // which has no such thread
+    waiter_.detach();
+    return;
+  }
   if (!Work::isCompleted()) work_->abort();
   waiter_.join();
 }

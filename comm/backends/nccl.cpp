@@ -12,12 +12,12 @@
 namespace ddp::backends {
 namespace {
 
-// By where it is plugged in, as NCCL tells GPUs apart, too. Hosts may have one name in common, but
-// not one boot. Empty when CUDA does not say.
+// The GPU's PCI bus id, by which NCCL tells GPUs apart, too, with the host's name and boot id: two
+// hosts may have the same name. Empty when CUDA does not know the bus id.
 std::string id_of(int device) {
   char place[64] = "";
   if (cudaDeviceGetPCIBusId(place, sizeof place, device) != cudaSuccess) {
-    (void)cudaGetLastError();  // or the next check would take it for its own
+    (void)cudaGetLastError();  // else the next check of an error would find this one
     return "";
   }
   char host[256] = "";
@@ -29,14 +29,14 @@ std::string id_of(int device) {
 
 }  // namespace
 
-OwnGpu find_gpu(const std::optional<Setting>& local_rank) {
+GpuAssignment find_gpu(const std::optional<Setting>& local_rank) {
   auto gpu = choose_gpu(local_rank, c10::cuda::device_count());
   if (gpu.device) gpu.id = id_of(*gpu.device);
   return gpu;
 }
 
 BackendPtr make_nccl(const Setup& setup) {
-  // Or kernels of the computation that are queued already would go first, and hold a bucket up.
+  // Without priority, kernels of the backward that are queued already would delay a bucket.
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = setup.timeout;
   options->group_name = setup.group_name;

@@ -3,14 +3,14 @@
 
 #include <optional>
 
-#include "../own_gpu.h"
+#include "../gpu_assignment.h"
 #include "setup.h"
 
 namespace ddp::backends {
 
 /// The GPU that this process would use NCCL with, or why it cannot, such as that NCCL is not built
 /// in. Loads the CUDA driver.
-OwnGpu find_gpu(const std::optional<Setting>& local_rank);
+GpuAssignment find_gpu(const std::optional<Setting>& local_rank);
 
 /// Connects nothing yet: NCCL does so in the first collective, on the device of its tensors.
 BackendPtr make_nccl(const Setup& setup);

@@ -1,4 +1,4 @@
-// What is so of NCCL with it built in and without.
+// What holds for NCCL whether it is built in or not.
 #include "environment.h"
 
 #include "backends/nccl.h"
@@ -7,10 +7,10 @@
 namespace ddp::backends {
 namespace {
 
-// In its own memory, which it registers, only where DDP_DISABLE_COMM_MEM is set, and not to 1, as
-// in PyTorch: NCCL wants the buffers of all ranks at the same offsets into what they registered. A
-// pool that reuses a block once the device is through with it does not promise that. Needs a
-// communicator, that is a collective before. Source: NCCL's guide, "User Buffer Registration".
+// NCCL reduces in memory that it registers only where DDP_DISABLE_COMM_MEM is set, and not to 1, as
+// in PyTorch. NCCL wants the buffers of all ranks at the same offsets into what they registered,
+// and a memory pool does not promise that. Allocation needs a communicator, that is an earlier
+// collective. Source: NCCL's guide, "User Buffer Registration".
 bool registers_memory() { return process_variable("DDP_DISABLE_COMM_MEM").value_or("1") != "1"; }
 
 }  // namespace

@@ -12,7 +12,7 @@ constexpr const char* kWhyNot =
 
 }  // namespace
 
-OwnGpu find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
+GpuAssignment find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
 
 BackendPtr make_nccl(const Setup& /*setup*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 

@@ -7,7 +7,7 @@
 
 #include <ddp/internal/capabilities.h>
 
-#include "../own_gpu.h"
+#include "../gpu_assignment.h"
 #include "setup.h"
 
 namespace ddp::backends {
@@ -21,7 +21,7 @@ struct Description {
   BackendPtr (*make)(const Setup&) = nullptr;  // empty: no build has it
   std::string why_no_build;                    // a sentence; for those without make()
   // For a backend whose ranks need a GPU each. Empty for the others.
-  OwnGpu (*find_gpu)(const std::optional<Setting>& local_rank) = nullptr;
+  GpuAssignment (*find_gpu)(const std::optional<Setting>& local_rank) = nullptr;
   void (*use_gpu)(int index) = nullptr;
 };
 

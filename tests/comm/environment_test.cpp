@@ -1,6 +1,7 @@
 #include "comm/environment.h"
 
 #include <map>
+#include <set>
 
 #include "support/catch.h"
 
@@ -116,7 +117,26 @@ TEST_CASE("under srun the first node and the job's number say where to meet", "[
   CHECK(value(environment.world_size) == "8");
   CHECK(value(environment.local_rank) == "1");
   CHECK(value(environment.master_addr) == "gpu07");
-  CHECK(value(environment.master_port) == std::to_string(10000 + (16 * 4242 + 3) % 20000));
+  // 10000 + fnv1a("4242.3") mod 20000.
+  CHECK(value(environment.master_port) == "15190");
+}
+
+TEST_CASE(
+    "SLURM jobs and steps that are a multiple apart have ports of their own", "[comm][pure]") {
+  std::set<int> ports;
+  const auto add = [&](int job, int step) {
+    const auto environment = read(with(
+        kSlurm, {{"SLURM_JOB_ID", std::to_string(job)}, {"SLURM_STEP_ID", std::to_string(step)}}));
+    const int port = std::stoi(value(environment.master_port));
+    CHECK(port >= 10000);
+    CHECK(port < 30000);
+    return ports.insert(port).second;
+  };
+  // 20000 ports, of which a job had 16 once: 1250 jobs.
+  for (int i = 0; i < 8; ++i) CHECK(add(4242 + i * 20000, 3));
+  for (int i = 1; i < 8; ++i) CHECK(add(4242 + i * 1250, 3));
+  for (int i = 1; i < 8; ++i) CHECK(add(4242 + i, 3));
+  for (int i = 4; i < 16; ++i) CHECK(add(4242, i));
 }
 
 TEST_CASE("MASTER_ADDR and MASTER_PORT go before what is derived", "[comm][pure]") {

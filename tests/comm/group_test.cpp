@@ -69,7 +69,7 @@ TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks][gl
     self.group->allreduce(tensors)->wait();
     return std::vector<int>{
         ddp::get_rank(self.group), ddp::get_world_size(self.group), tensors[0][0].item<int>(),
-        self.group->getBackendName() == "gloo" ? 1 : 0};
+        ddp::backend_name(*self.group, c10::kCPU) == "gloo" ? 1 : 0};
   });
   for (int rank = 0; rank < size; ++rank) {
     CHECK(results[rank] == std::vector<int>{rank, size, size * (size - 1) / 2, 1});

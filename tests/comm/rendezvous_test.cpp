@@ -1,17 +1,24 @@
 #include "comm/rendezvous.h"
 
+#include <fstream>
+#include <set>
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/await_listener.h"
 #include "comm/taken_port.h"
+#include "support/listening.h"
 
 #include "support/catch.h"
 
 using ddp::Environment;
 using ddp::ProcessGroupOptions;
 using ddp::Setting;
+using ddp::testing::addresses_listening_on;
+using ddp::testing::kLoopback4;
+using ddp::testing::kLoopback6;
 using ddp::testing::TakenPort;
 
 namespace {
@@ -140,6 +147,38 @@ TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", 
   CHECK_FALSE(again.store->check({"claim"}));
   CHECK(again.host == "127.0.0.1");
   CHECK(meet("0").store->check({"claim"}));
+}
+
+TEST_CASE("at a loopback address rank 0 listens there alone", "[comm]") {
+  const auto [host, address] = GENERATE(table<const char*, const char*>(
+      {{"127.0.0.1", kLoopback4}, {"localhost", kLoopback4}, {"::1", kLoopback6}}));
+  CAPTURE(host);
+  if (address == kLoopback6 && !std::ifstream("/proc/net/if_inet6").good()) return;
+  auto environment = launched("0", "1");
+  environment.master_addr = Setting{"MASTER_ADDR", host};
+  const int port = TakenPort().number();
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
+  const auto options = ProcessGroupOptions().timeout(std::chrono::seconds(20));
+  const auto met = rendezvous(options, environment);
+  CHECK(addresses_listening_on(port) == std::set<std::string>{address});
+  CHECK(
+      met.store_host ==
+      "which rank 0 hosts at " + std::string(host) + " port " + std::to_string(port));
+  // A second group of this process shares the store.
+  met.store->set("key", std::string("value"));
+  CHECK(rendezvous(options, environment).store->get_to_str("key") == "value");
+}
+
+TEST_CASE("at any other address rank 0 listens on all of the host's", "[comm]") {
+  auto environment = launched("0", "1");
+  environment.master_addr = Setting{"MASTER_ADDR", "0.0.0.0"};
+  const int port = TakenPort().number();
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
+  const auto met = rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
+  const auto addresses = addresses_listening_on(port);
+  CHECK(addresses.count(kLoopback4) == 0);
+  CHECK(addresses.count(kLoopback6) == 0);
+  CHECK(addresses.size() == 1);
 }
 
 TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {

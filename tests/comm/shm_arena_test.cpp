@@ -1,9 +1,13 @@
 #include <ATen/ATen.h>
 
-#include "comm/backends/shm/arena.h"
-#include "comm/backends/shm/segment.h"
+#include "comm/backends/shm/memory/arena.h"
+#include "comm/backends/shm/memory/segment.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
 
 #include "support/catch.h"
 
@@ -13,8 +17,8 @@ using ddp::backends::shm::Segment;
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr auto kDiscard = Arena::Afterwards::kDiscard;
-constexpr auto kKeep = Arena::Afterwards::kKeep;
+constexpr auto kDiscard = Arena::OnRelease::kDiscard;
+constexpr auto kKeep = Arena::OnRelease::kKeep;
 
 }  // namespace
 
@@ -34,6 +38,43 @@ TEST_CASE("a segment that is not there is an error with the reason", "[shm][erro
   CHECK_THROWS_WITH(
       Segment::open(::getpid(), 987, kPage),
       ContainsText("/fd/987") && ContainsText("No such file"));
+}
+
+TEST_CASE("what is no segment of that size is not mapped", "[shm][errors]") {
+  const auto opens = [](int fd) { return Segment::open(::getpid(), fd, kPage); };
+  const auto made = Segment::make(2 * kPage);
+  CHECK_THROWS_WITH(opens(made->fd()), ContainsText("but it has 8192 bytes, not 4096"));
+
+  const int unsealed = ::memfd_create("other", MFD_CLOEXEC);
+  REQUIRE(::ftruncate(unsealed, kPage) == 0);
+  CHECK_THROWS_WITH(opens(unsealed), ContainsText("but it is no memfd of a sealed size"));
+  ::close(unsealed);
+
+  std::FILE* const file = std::tmpfile();
+  REQUIRE(::ftruncate(::fileno(file), kPage) == 0);
+  CHECK_THROWS_WITH(opens(::fileno(file)), ContainsText("but it is no memfd of a sealed size"));
+  std::fclose(file);
+
+  int pipe[2];
+  REQUIRE(::pipe(pipe) == 0);
+  CHECK_THROWS_WITH(opens(pipe[0]), ContainsText("but it is no memfd of a sealed size"));
+  for (const int end : pipe) ::close(end);
+}
+
+TEST_CASE("nobody changes a segment's size", "[shm][pure]") {
+  const auto made = Segment::make(2 * kPage);
+  CHECK(::ftruncate(made->fd(), kPage) == -1);
+  CHECK(errno == EPERM);
+  CHECK(::ftruncate(made->fd(), 3 * kPage) == -1);
+}
+
+TEST_CASE("a segment of another user is not mapped", "[shm][errors]") {
+  if (::geteuid() != 0) return;  // only root can give a file away
+  const auto made = Segment::make(kPage);
+  REQUIRE(::fchown(made->fd(), 65534, 65534) == 0);
+  CHECK_THROWS_WITH(
+      Segment::open(::getpid(), made->fd(), kPage),
+      ContainsText("it is user 65534's, not user 0's"));
 }
 
 TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[shm][pure]") {

@@ -10,6 +10,7 @@
 #include <ddp/collectives.h>
 
 #include "support/error_of.h"
+#include "support/hosts.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -36,19 +37,24 @@ void sum_of_ones(const Rank& self) {
   ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group);
 }
 
+// Without the group's monitor, which aborts the group after any error.
+void sum_in_backend(const Rank& self, at::Tensor t) {
+  std::vector<at::Tensor> tensors{std::move(t)};
+  self.group->getBackend(at::kCPU)->allreduce(tensors)->wait();
+}
+
 }  // namespace
 
 TEST_CASE(
-    "different collectives are an error on every rank, and the group goes on", "[shm][errors]") {
+    "different collectives are an error on every rank, and the backend goes on", "[shm][errors]") {
   std::vector<std::string> caught(3);
   const auto errors = errors_of_ranks(
       3,
       [&](const Rank& self) {
-        sum_of_ones(self);
-        auto t = at::ones(self.rank == 2 ? 11 : 10);
+        sum_in_backend(self, at::ones(10));
         caught[self.rank] =
-            error_of<c10::Error>([&] { ddp::all_reduce(t, c10d::ReduceOp::SUM, self.group); });
-        sum_of_ones(self);
+            error_of<c10::Error>([&] { sum_in_backend(self, at::ones(self.rank == 2 ? 11 : 10)); });
+        sum_in_backend(self, at::ones(10));
       },
       over_shm(20s));
   CHECK(errors == std::vector<std::string>(3));
@@ -220,12 +226,11 @@ TEST_CASE("what a rank gave up does not succeed on the others", "[shm][errors]")
         sum_of_ones(self);
         auto t = backend->allocateTensor(100000, at::dtype(at::kFloat)).fill_(1);
         if (self.rank == 1) std::this_thread::sleep_for(1s);
-        auto work = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
-        work->wait();
+        sum_in_backend(self, t);
       },
       over_shm(300ms));
   CHECK_THAT(errors[0], ContainsText("timed out after 300 ms, rank 1 (at 1) did not come"));
-  CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has given up"));
+  CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has aborted"));
 }
 
 TEST_CASE("after a failure every further collective fails at once", "[shm][errors]") {
@@ -243,4 +248,52 @@ TEST_CASE("after a failure every further collective fails at once", "[shm][error
       over_shm(200ms));
   CHECK_THAT(errors[0], ContainsText("collective number 0") && ContainsText("timed out"));
   CHECK(errors[1].empty());
+}
+
+TEST_CASE("a rank that cannot start a collective tells the others at once", "[shm][errors]") {
+  // "aab": the group over several hosts has all_reduce alone.
+  const auto [hosts, kind] = GENERATE(table<std::string, std::string>(
+      {{"aaa", "all_reduce"},
+       {"aaa", "all_reduce_coalesced"},
+       {"aaa", "broadcast"},
+       {"aaa", "all_gather"},
+       {"aaa", "all_gather_into"},
+       {"aaa", "reduce_scatter"},
+       {"aab", "all_reduce"}}));
+  CAPTURE(hosts, kind);
+  constexpr size_t kArena = 1 << 16;
+  const auto call = [&, kind = kind](c10d::Backend& backend) -> WorkPtr {
+    std::vector<at::Tensor> one{at::ones(10)};
+    std::vector<std::vector<at::Tensor>> three{{at::ones(10), at::ones(10), at::ones(10)}};
+    auto thirty = at::ones(30);
+    if (kind == "all_reduce") return backend.allreduce(one);
+    if (kind == "all_reduce_coalesced") return backend.allreduce_coalesced(three[0]);
+    if (kind == "broadcast") return backend.broadcast(one, c10d::BroadcastOptions{1});
+    if (kind == "all_gather") return backend.allgather(three, one);
+    if (kind == "all_gather_into") return backend._allgather_base(thirty, one[0]);
+    return backend.reduce_scatter(one, three);
+  };
+  std::vector<double> waited(3);
+  const auto errors = errors_of_ranks(3, [&, hosts = hosts](const Rank& self) {
+    const auto shared =
+        ddp::testing::share_on_hosts(self.store, self.rank, hosts, 30s, 30s, kArena);
+    TORCH_CHECK(shared.backend, shared.why_not);
+    at::Tensor all_memory;
+    if (self.rank == 1) all_memory = shared.backend->allocateTensor(kArena, at::dtype(at::kByte));
+    const auto failed = timed_error_of([&] { call(*shared.backend)->wait(); });
+    waited[self.rank] = failed.seconds;
+    self.outlast_the_others();
+    TORCH_CHECK(failed.error.empty(), failed.error);
+  });
+  for (const int rank : {0, 1, 2}) {
+    CAPTURE(rank, errors[rank]);
+    CHECK(waited[rank] < 10);
+    CHECK_FALSE(errors[rank].empty());
+  }
+  CHECK_THAT(errors[1], ContainsText("shared memory: expected 4096 bytes in one block"));
+  // On another host a rank learns it through Gloo's connections.
+  const std::string why =
+      "on rank 1 of 3: shared memory: expected 4096 bytes in one block, but the ";
+  CHECK_THAT(errors[0], ContainsText("shm: expected to start ") && ContainsText(why));
+  if (hosts == "aaa") CHECK_THAT(errors[2], ContainsText(why));
 }

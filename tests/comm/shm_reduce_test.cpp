@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "comm/backends/shm/reduce.h"
+#include "comm/backends/shm/backend/reduce.h"
 
 #include "support/catch.h"
 

@@ -4,16 +4,20 @@
 // world               as said
 // world fail-once     rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
 // world backend NAME  any number of ranks: each only says what that came to for CPU tensors
-// world fork          any number of ranks: what one forks may exit
+// world fork [NAME]   any number of ranks: what one forks may exit, or drop all it has
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
+#include <vector>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
@@ -65,24 +69,46 @@ void check_world() {
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
+// What a process may do that a rank has forked.
+enum class Child { kExits, kDestroysGroup, kDropsAll };
+
 void check_fork() {
   const int size = ddp::get_world_size();
   const double sum = size * (size - 1) / 2.0;
   TORCH_CHECK(sum_of_ranks({}) == sum);
-  for (const bool destroys : {true, false}) {
-    if (ddp::get_rank() != 1) continue;
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  auto second = ddp::new_group(all);
+  // As a gradient lies in it, where the backend has memory of its own.
+  auto backend = second->getBackend(c10::kCPU);
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  auto gradient = backend->supportsTensorAlloc(0) ? backend->allocateTensor(5000, options)
+                                                  : at::empty({5000}, options);
+  gradient.fill_(7);
+  for (const auto what : {Child::kExits, Child::kDestroysGroup, Child::kDropsAll}) {
     const auto child = fork();
     if (child == 0) {
       alarm(20);
-      if (destroys) ddp::destroy_process_group();
+      if (what == Child::kDestroysGroup) ddp::destroy_process_group();
+      if (what == Child::kDropsAll) {
+        backend->shutdown();
+        gradient.reset();
+        backend.reset();
+        second.reset();
+        ddp::destroy_process_group();
+      }
       std::exit(EXIT_SUCCESS);
     }
     int status = -1;
     waitpid(child, &status, 0);
     TORCH_CHECK(status == 0, "expected what was forked to exit with 0, got status ", status);
+    TORCH_CHECK(gradient.eq(7).all().item<bool>(), "expected what lies in it to stay");
   }
   ddp::barrier();
   TORCH_CHECK(sum_of_ranks({}) == sum);
+  TORCH_CHECK(sum_of_ranks(second) == sum);
+  // The store, too, is as it was.
+  TORCH_CHECK(sum_of_ranks(ddp::new_group(all)) == sum);
 }
 
 }  // namespace
@@ -95,7 +121,9 @@ int main(int argc, char** argv) try {
     return EXIT_SUCCESS;
   }
   if (what == "fork") {
-    ddp::init_process_group(ddp::ProcessGroupOptions().timeout(std::chrono::seconds(30)));
+    ddp::init_process_group(ddp::ProcessGroupOptions()
+                                .backend(argc > 2 ? argv[2] : "")
+                                .timeout(std::chrono::seconds(30)));
     check_fork();
     return EXIT_SUCCESS;
   }

@@ -115,33 +115,49 @@ TEST_CASE("rank 0's parameters and buffers are everybody's", "[ranks][ddp][many]
   CHECK(torch::equal(states[0], states[2]) == init_sync);
 }
 
-TEST_CASE("buffers are broadcast before training forwards", "[ranks][ddp]") {
-  struct Seen {
-    std::vector<float> counters;
-  };
-  const auto seen = run_ranks<Seen>(2, [](const Rank& self) {
+TEST_CASE(
+    "buffers travel with averaged backward passes, and with nothing else", "[ranks][ddp][many]") {
+  const bool is_static = GENERATE(false, true);
+  const auto seen = run_ranks<std::vector<float>>(3, [&](const Rank& self) {
     NormNet net;
-    DistributedDataParallel model(net, in(self));
-    Seen seen;
+    DistributedDataParallel model(net, in(self).static_graph(is_static));
+    std::vector<float> seen;
     const auto forward = [&] {
       net->counter.fill_(self.rank + 1);
-      model->forward(torch::randn({8, 4}));
-      seen.counters.push_back(net->counter.item<float>());
+      return model->forward(torch::randn({8, 4})).sum();
     };
-    forward();  // training: rank 0's
+    const auto note = [&] { seen.push_back(net->counter.item<float>()); };
+    forward().backward();
+    note();
     {
       const torch::NoGradGuard no_grad;
-      forward();  // follows a training forward: still broadcast
-      forward();  // from here on everyone may evaluate alone
+      forward();
+      note();  // an evaluation is each rank's own
     }
-    forward();  // the first training forward after evaluation: not broadcast, as in PyTorch
     forward();
-    net->counter = net->register_buffer("counter2", torch::zeros({1}));  // re-assigned
-    forward();
+    note();  // and so is a forward pass that is not trained on
+    {
+      const auto guard = model->no_sync();
+      forward().backward();
+      note();
+    }
+    forward().backward();
+    note();
+    const auto first = forward();
+    net->counter.fill_(7 * (self.rank + 1));
+    (first + model->forward(torch::randn({8, 4})).sum()).backward();
+    note();  // as they are after the last forward pass
+    net->counter = net->register_buffer("counter2", torch::zeros({1}));
+    forward().backward();
+    note();  // of a buffer that was assigned anew
+    net->counter.fill_(self.rank + 1);
+    model->sync_buffers();
+    note();
     return seen;
   });
-  CHECK(seen[0].counters == std::vector<float>{1, 1, 1, 1, 1, 1});
-  CHECK(seen[1].counters == std::vector<float>{1, 1, 2, 2, 1, 1});
+  CHECK(seen[0] == std::vector<float>{1, 1, 1, 1, 1, 7, 1, 1});
+  CHECK(seen[1] == std::vector<float>{1, 2, 2, 2, 1, 7, 1, 1});
+  CHECK(seen[2] == std::vector<float>{1, 3, 3, 3, 1, 7, 1, 1});
 }
 
 TEST_CASE("broadcast_buffers(false) and ignored buffers stay local", "[ranks][ddp]") {

@@ -52,6 +52,18 @@ struct Seen {
   std::string next;
 };
 
+constexpr const char* kAborted =
+    ". The process group is aborted: end the job, or make a new process group and wrapper.";
+
+// Rank 1 goes on only when the others have failed.
+void wait_for_the_others(const Rank& self) {
+  const auto key = [](int rank) { return "failed/" + std::to_string(rank); };
+  if (self.rank != 1) return self.store->set(key(self.rank), "1");
+  for (int rank = 0; rank < self.size; ++rank) {
+    if (rank != 1) self.store->wait({key(rank)});
+  }
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -71,6 +83,7 @@ TEST_CASE(
         Seen seen;
         seen.first = testing::timed_error_of([&] { step(model); });
         net->throw_in_forward = net->throw_in_backward = false;
+        wait_for_the_others(self);
         seen.next = error_of([&] { step(model); });
         return seen;
       },
@@ -78,9 +91,7 @@ TEST_CASE(
   const std::string cause =
       in_forward ? "forward threw on rank 1 of 3: forward boom"
                  : "backward threw on rank 1 of 3, after 0 of 1 buckets were sent: backward boom";
-  const std::string text =
-      "Reducer: " + cause +
-      ". The ranks are out of step: end the job, or make a new process group and wrapper.";
+  const std::string text = cause + kAborted;
   CHECK_THAT(seen[1].first.error, ContainsText("boom"));
   for (const int rank : {0, 2}) {
     CHECK(seen[rank].first.error == text);
@@ -103,6 +114,7 @@ TEST_CASE(
         net->throw_in_forward = self.rank == 1;
         TORCH_CHECK(!error_of([&] { step(model); }).empty());
         net->throw_in_forward = false;
+        wait_for_the_others(self);
         return error_of([&] {
           if (next == "step") step(model);
           if (next == "join") model->join([&] { step(model); });
@@ -111,35 +123,57 @@ TEST_CASE(
       },
       kLongTimeout);
   for (const auto& error : seen) {
-    CHECK(
-        error ==
-        "Reducer: forward threw on rank 1 of 3: forward boom. The ranks are out of step: end the "
-        "job, or make a new process group and wrapper.");
+    CHECK(error == std::string("forward threw on rank 1 of 3: forward boom") + kAborted);
   }
 }
 
 TEST_CASE(
-    "an exception on every rank leaves the wrapper usable", "[ranks][errors][failure][many]") {
-  const bool in_forward = GENERATE(true, false);
+    "a forward that throws on every rank leaves the wrapper usable",
+    "[ranks][errors][failure][many]") {
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(1, 2, 3);
   const auto seen = run_ranks<float>(
       size,
       [&](const Rank& self) {
         Fragile net;
-        // One bucket a parameter: v's is on its way when w's gradient fails.
         DistributedDataParallel model(
             net, in(self).bucket_cap_mb(1e-6).gradient_as_bucket_view(as_views));
         for (int i = 0; i < 2; ++i) step(model);
-        (in_forward ? net->throw_in_forward : net->throw_in_backward) = true;
+        net->throw_in_forward = true;
         TORCH_CHECK(error_of([&] { step(model); }).find("boom") != std::string::npos);
-        net->throw_in_forward = net->throw_in_backward = false;
+        net->throw_in_forward = false;
         net->zero_grad();
         model->forward(torch::full({4}, self.rank + 1.0f)).sum().backward();
         return net->w.grad()[0].item<float>();
       },
       kLongTimeout);
   for (const float gradient : seen) CHECK(gradient == Approx((size + 1) / 2.0));
+}
+
+TEST_CASE("a backward that throws aborts the group", "[ranks][errors][failure][many]") {
+  const int size = GENERATE(1, 2, 3);
+  const bool on_all = GENERATE(true, false);
+  const auto next = run_ranks<std::string>(
+      size,
+      [&](const Rank& self) {
+        Fragile net;
+        // One bucket a parameter: v's is on its way when w's gradient fails.
+        DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
+        for (int i = 0; i < 2; ++i) step(model);
+        net->throw_in_backward = on_all || self.rank == 0;
+        TORCH_CHECK(!error_of([&] { step(model); }).empty());
+        net->throw_in_backward = false;
+        return error_of([&] { step(model); });
+      },
+      kLongTimeout);
+  for (const auto& error : next) {
+    CHECK(error == next[0]);
+    if (size == 1) {
+      CHECK(error.empty());  // nobody is out of step
+    } else {
+      CHECK_THAT(error, ContainsText("backward threw on rank") && ContainsText(kAborted));
+    }
+  }
 }
 
 TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failure][many]") {
@@ -201,7 +235,7 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
         Fragile net;
         DistributedDataParallel model(net, in(self));
         if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
-        for (int i = 0; rebuilt && i < 2; ++i) step(model);
+        for (int i = 0; i < (rebuilt ? 2 : 1); ++i) step(model);
         if (self.rank == 1) {
           self.outlast_the_others();
           return;
@@ -213,8 +247,8 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
     CHECK_THAT(
         errors[rank], ContainsText("reducing bucket 0 of 1 (32 bytes: ") && ContainsText("w") &&
                           ContainsText("v") &&
-                          ContainsText("ranks 0, 2 had arrived, rank 1 had not in bucket 0") &&
-                          ContainsText("out of step"));
+                          ContainsText("ranks 0, 2 had arrived, rank 1 had not") &&
+                          ContainsText(kAborted));
   }
   CHECK(errors[0] == errors[2]);
 }
@@ -230,7 +264,9 @@ TEST_CASE("a rank that leaves stops the others", "[ranks][errors][failure]") {
         step(model);
       },
       kLongTimeout);
-  CHECK_THAT(errors[0], ContainsText("failed on rank 0 of 2") && ContainsText("out of step"));
+  CHECK_THAT(
+      errors[0], ContainsText("an exception in the program of rank 1 of 2 ended its part") &&
+                     ContainsText(kAborted));
   CHECK(errors[1] == "I am leaving");
 }
 
@@ -249,9 +285,8 @@ TEST_CASE(
       kLongTimeout);
   CHECK(errors[0] == "I am leaving");
   CHECK_THAT(
-      errors[1],
-      ContainsText("getting the buffers of rank 0 before forward failed on rank 1 of 2") &&
-          ContainsText("out of step"));
+      errors[1], ContainsText("an exception in the program of rank 0 of 2 ended its part") &&
+                     ContainsText(kAborted));
 }
 
 TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {

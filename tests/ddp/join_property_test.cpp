@@ -65,7 +65,7 @@ class NetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-at::Tensor batch(int rank, int round) {
+at::Tensor batch_of(int rank, int round) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(rank * 100 + round);
   return torch::rand({1 + (rank + 2 * round) % 3, 3}, generator);
 }
@@ -97,7 +97,7 @@ Outcome train(const Schedule& s, const Rank& self) {
   const auto body = [&] {
     for (int round = 0; round < s.inputs[self.rank]; ++round) {
       const auto pass = [&] {
-        model->forward(batch(self.rank, round), skips(s, self.rank, round)).backward();
+        model->forward(batch_of(self.rank, round), skips(s, self.rank, round)).backward();
       };
       if (!reduces(s, round)) {
         const auto guard = model->no_sync();
@@ -129,7 +129,6 @@ Outcome replay(const Schedule& s) {
   std::vector<std::vector<at::Tensor>> pending(world, none);
   std::vector<double> samples(world, 0);
   std::vector<at::Tensor> buffers(world, torch::zeros({1}, at::kDouble));
-  bool synced_before = true;
   Outcome outcome;
   int last = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -138,16 +137,13 @@ Outcome replay(const Schedule& s) {
       if (s.inputs[rank] > round) active.push_back(rank);
     }
     last = active.back();
-    // The first pass after an averaged one gets the buffers of the last rank with input.
-    if (synced_before) buffers.assign(world, buffers[last]);
-    synced_before = reduces(s, round);
     for (const int rank : active) {
       net->passes.set_data(buffers[rank].clone());
-      const auto loss = net->forward(batch(rank, round), skips(s, rank, round));
+      const auto loss = net->forward(batch_of(rank, round), skips(s, rank, round));
       const auto gradients =
           torch::autograd::grad({loss}, weights, {}, std::nullopt, false, /*allow_unused=*/true);
       buffers[rank] = net->passes.clone();
-      samples[rank] += static_cast<double>(batch(rank, round).size(0));
+      samples[rank] += static_cast<double>(batch_of(rank, round).size(0));
       for (size_t i = 0; i < weights.size(); ++i) {
         if (gradients[i].defined()) pending[rank][i] = pending[rank][i] + gradients[i];
       }
@@ -168,6 +164,13 @@ Outcome replay(const Schedule& s) {
     }
     pending.assign(world, none);
     samples.assign(world, 0);
+    // With the gradients travel the buffers of the last rank with input.
+    buffers.assign(world, buffers[last]);
+  }
+  // The ranks with the most averaged passes are the last ones, and the highest of them gives its
+  // model.
+  for (int rank = 0; rank < world; ++rank) {
+    if (s.inputs[rank] / s.accumulation == rounds / s.accumulation) last = rank;
   }
   for (const auto& w : weights) outcome.state.push_back(w.detach().clone());
   outcome.state.push_back(buffers[last]);

@@ -351,7 +351,7 @@ TEST_CASE("two models in one join", "[ranks][join][many]") {
   CHECK(gradients[2] == std::vector<float>{3, 6, 2, 4, 1, 2});
 }
 
-TEST_CASE("a join costs one small all-reduce a forward pass", "[ranks][join]") {
+TEST_CASE("a join costs one small all-reduce a backward pass", "[ranks][join]") {
   testing::Events events;
   DistributedDataParallel model(
       make_linear(), DistributedDataParallelOptions()
@@ -379,12 +379,53 @@ TEST_CASE("a join costs one small all-reduce a forward pass", "[ranks][join]") {
   CHECK(inside == outside + 5);
 }
 
+TEST_CASE("ranks may accumulate over different numbers of passes", "[ranks][join]") {
+  const auto gradients = run_ranks<float>(2, [](const Rank& self) {
+    auto net = make_linear();
+    DistributedDataParallel model(net, in(self));
+    model->join([&] {
+      step(model, 1);
+      net->zero_grad();
+      for (int i = 0; i < 2 * self.rank; ++i) {
+        const auto guard = model->no_sync();
+        model->forward(torch::ones({1, 1})).sum().backward();
+      }
+      model->forward(torch::ones({1, 1})).sum().backward();
+    });
+    return net->weight.grad().item<float>();
+  });
+  CHECK(gradients == std::vector<float>{2, 2});  // of 1 and 3
+}
+
+TEST_CASE("a forward pass in a join need not be trained on", "[ranks][join][many]") {
+  const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
+    auto net = make_linear();
+    DistributedDataParallel model(net, in(self));
+    std::vector<float> seen;
+    model->join([&] {
+      for (int i = 0; i < 1 + self.rank; ++i) {
+        net->zero_grad();
+        model->eval();
+        for (int metric = 0; metric < self.rank; ++metric) model->forward(torch::ones({1, 1}));
+        model->train();
+        model->forward(torch::full({1, 1}, self.rank + 1.0f)).sum().backward();
+        seen.push_back(net->weight.grad().item<float>());
+      }
+    });
+    return seen;
+  });
+  REQUIRE(gradients[2].size() == 3);
+  const double expected[] = {6 / 3.0, 5 / 3.0, 3 / 3.0};
+  for (size_t i = 0; i < 3; ++i) CHECK(gradients[2][i] == Approx(expected[i]));
+}
+
 TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
+        Counter counter(self.group);
         DistributedDataParallel model(make_linear(), in(self));
-        model->join([&] {
+        join({model.get(), &counter}, [&] {
           step(model, 1);
           if (self.rank == 1) {
             const auto guard = model->no_sync();

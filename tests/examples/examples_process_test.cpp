@@ -186,5 +186,18 @@ TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
   CHECK(std::stod(match[2]) == Approx(-1).margin(0.02));
   const auto lines = ddp::testing::lines_of(job.output);
   CHECK(count(lines, "step ") == 1);
-  CHECK(count(lines, R"(backend("") chose "shm")") == 1);
+  CHECK(count(lines, "arning") == 0);
+  CHECK(count(lines, "backend(") == 0);
+}
+
+TEST_CASE("which backend was chosen is in the log, once a job", "[examples][process]") {
+  auto options = kTwoMinutes;
+  options.environment = {"TORCH_CPP_LOG_LEVEL=INFO"};
+  const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, options);
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK(
+      count(
+          ddp::testing::lines_of(job.output),
+          R"(default_pg: backend("") chose "shm" for CPU tensors.)") == 1);
 }

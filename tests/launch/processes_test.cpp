@@ -29,7 +29,7 @@ std::string error_of_waiting_for(Process& job) {
   return "";
 }
 
-void check_gone(const std::vector<int>& pids) {
+void check_gone_soon(const std::vector<int>& pids) {
   for (const int pid : pids) {
     CAPTURE(pid);
     const bool gone = eventually([&] { return is_gone(pid); }, 5s);
@@ -88,5 +88,5 @@ TEST_CASE("a job is ended with all that it started, though ddprun does not do it
     pids.push_back(supervisor);
   }
   CHECK(pids.size() == 5);
-  check_gone(pids);
+  check_gone_soon(pids);
 }

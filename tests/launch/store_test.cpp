@@ -1,13 +1,18 @@
 // That the port which ddprun reserves is of use to c10d.
 #include <chrono>
+#include <set>
 #include <stdexcept>
+#include <string>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/rendezvous.h"
+#include "launch/options.h"
 #include "launch/reserved_port.h"
 #include "support/catch.h"
+#include "support/listening.h"
 
 using ddp::launch::ReservedPort;
 
@@ -36,6 +41,22 @@ TEST_CASE("rank 0's store listens on the reserved port, and the others reach it"
         open_store(reserved.port(), libuv, /*server=*/false);
     client->set("key", "value");
     CHECK(server->get_to_str("key") == "value");
+  }
+}
+
+TEST_CASE("rank 0 listens on the reserved port on the loopback address alone", "[process]") {
+  const ReservedPort reserved;
+  ddp::Environment environment;
+  environment.rank = ddp::Setting{"RANK", "0"};
+  environment.world_size = ddp::Setting{"WORLD_SIZE", "1"};
+  environment.master_addr = ddp::Setting{"MASTER_ADDR", ddp::launch::LaunchOptions().master_addr};
+  environment.master_port = ddp::Setting{"MASTER_PORT", std::to_string(reserved.port())};
+  const ddp::Deadline deadline(std::chrono::seconds(20));
+  for (int restart = 0; restart < 2; ++restart) {
+    const auto met = ddp::rendezvous({}, environment, deadline);
+    CHECK(
+        ddp::testing::addresses_listening_on(reserved.port()) ==
+        std::set<std::string>{ddp::testing::kLoopback4});
   }
 }
 

@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/shm/over_gloo.h"
+#include "comm/backends/shm/backend/fallback_backend.h"
 #include "reducer/passes.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -46,9 +46,10 @@ class WatchedWork : public c10d::Work {
   WorkPtr work_;
 };
 
-class LikeNccl : public backends::shm::OverGloo {
+class LikeNccl : public backends::shm::FallbackBackend {
  public:
-  using OverGloo::OverGloo;
+  LikeNccl(int rank, int size, c10::intrusive_ptr<c10d::Backend> carrier)
+      : FallbackBackend(rank, size, /*arena=*/nullptr, std::move(carrier)) {}
   const std::string getBackendName() const override { return "nccl"; }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto sums = options;
@@ -56,7 +57,7 @@ class LikeNccl : public backends::shm::OverGloo {
       tensors[0].div_(getSize());
       sums.reduceOp = c10d::ReduceOp::SUM;
     }
-    latest = c10::make_intrusive<WatchedWork>(OverGloo::allreduce(tensors, sums));
+    latest = c10::make_intrusive<WatchedWork>(FallbackBackend::allreduce(tensors, sums));
     latest->on_stream = on_stream;
     return latest;
   }
@@ -126,31 +127,22 @@ testing::RanksOptions impatient() {
   return options;
 }
 
-struct Told {
-  std::vector<std::string> texts;  // by rank
-  std::chrono::steady_clock::duration rank_1_after, all_after;
-};
-
-/// Rank 1's forward throws while rank 0 is about to go a pass ahead.
-/// \param rank_0  gives what rank 0 is told by what it does then.
-Told told_of_failure(const std::function<std::string(Trainer&)>& rank_0) {
-  Told told{std::vector<std::string>(2), {}, {}};
-  const auto begin = std::chrono::steady_clock::now();
+/// What rank 0 is told by what it does, while rank 1's forward threw and rank 1 does nothing more.
+std::string told_of_failure(const std::function<std::string(Trainer&)>& rank_0) {
+  std::string told;
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
         Trainer trainer(self);
         trainer.begin();
         if (self.rank == 0) {
-          told.texts[0] = rank_0(trainer);
-          return;
+          told = rank_0(trainer);
+        } else {
+          trainer.fail_forward();
+          self.outlast_the_others();
         }
-        trainer.fail_forward();
-        told.texts[1] = trainer.step();
-        told.rank_1_after = std::chrono::steady_clock::now() - begin;
       },
       impatient());
-  told.all_after = std::chrono::steady_clock::now() - begin;
   CHECK(errors == std::vector<std::string>(2));
   return told;
 }
@@ -231,33 +223,12 @@ TEST_CASE("where a pass may skip parameters, it tells itself", "[ranks][ahead]")
 }
 
 TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][errors]") {
-  const auto options = impatient();
-  std::vector<std::vector<std::string>> told(2);
-  const auto errors = errors_of_ranks(
-      2,
-      [&](const Rank& self) {
-        Trainer trainer(self);
-        trainer.begin();
-        if (self.rank == 1) {
-          trainer.fail_forward();
-        } else {
-          told[0].push_back(trainer.step());
-        }
-        told[static_cast<size_t>(self.rank)].push_back(trainer.step());
-      },
-      options);
-  CHECK(errors == std::vector<std::string>(2));
-  REQUIRE(told[0].size() == 2);
-  CHECK(told[0][0] == "");
-  CHECK_THAT(told[0][1], ContainsText("forward threw on rank 1") && ContainsText("index 7"));
-  CHECK(told[1].at(0) == told[0][1]);
-}
-
-TEST_CASE("a rank that throws does not wait for one that is through", "[ranks][ahead][errors]") {
-  const auto told = told_of_failure([](Trainer& trainer) { return trainer.step(); });
-  CHECK(told.texts[0] == "");
-  CHECK_THAT(told.texts[1], ContainsText("index 7"));
-  CHECK(told.rank_1_after < impatient().collective_timeout);
+  const auto told = told_of_failure([](Trainer& trainer) {
+    const auto first = trainer.step();
+    TORCH_CHECK(first.empty(), first);
+    return trainer.step();
+  });
+  CHECK_THAT(told, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
 }
 
 TEST_CASE(
@@ -272,15 +243,12 @@ TEST_CASE(
   };
   const auto told = told_of_failure([](Trainer& trainer) {
     NeverOver work;
-    return trainer.step() + error_of<c10::Error>([&] {
-             trainer.reducer.wait_before_forward(
-                 work, "what the ranks will do", /*host_reads=*/true);
-           });
+    const auto first = trainer.step();
+    TORCH_CHECK(first.empty(), first);
+    return error_of<c10::Error>(
+        [&] { trainer.reducer.monitor().wait(work, [] { return std::string("something"); }); });
   });
-  CHECK(told.all_after < impatient().collective_timeout);
-  for (const auto& text : told.texts) {
-    CHECK_THAT(text, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
-  }
+  CHECK_THAT(told, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
 }
 
 TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {

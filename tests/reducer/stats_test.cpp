@@ -130,20 +130,20 @@ TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pu
   StepRecorder recorder(/*rank=*/3, /*every=*/1);
   const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
   recorder.begin_forward(1);
-  recorder.expect(2);
+  recorder.armed(2);
   recorder.begin_backward();
-  recorder.ready(0);
-  recorder.launched(0, 100);
+  recorder.bucket_ready(0);
+  recorder.launching(0, 100);
   pause();
-  recorder.ready(1);
-  recorder.launched(1, 50);
+  recorder.bucket_ready(1);
+  recorder.launching(1, 50);
   pause();
-  recorder.waited(0);
+  recorder.reduced(0);
   recorder.autograd_done();
   pause();
-  recorder.waited(1);
-  recorder.waited(1);
-  recorder.end();
+  recorder.reduced(1);
+  recorder.reduced(1);
+  recorder.end_pass(false);
   const auto steps = recorder.steps();
   REQUIRE(steps.size() == 1);
   const auto& step = steps[0];
@@ -156,10 +156,10 @@ TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pu
   CHECK(step.overlap() == Approx(1 - step.exposed_ms / under_way));
 
   recorder.begin_forward(2);
-  recorder.expect(1);
+  recorder.armed(1);
   recorder.begin_backward();
-  recorder.drop();
-  recorder.end();
+  recorder.end_pass(true);
+  recorder.end_pass(false);
   CHECK(recorder.steps().size() == 1);
 }
 

@@ -7,14 +7,16 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/backends/gloo.h"
-#include "comm/backends/shm.h"
+#include "comm/backends/shm/backend/bootstrap.h"
 
 namespace ddp::testing {
 
 /// \param hosts  a letter for each rank: who has the same is on the same host.
-inline backends::Shared share_on_hosts(
+/// \param arena_bytes  of each rank; 0: as usual.
+inline backends::shm::BootstrapResult share_on_hosts(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& hosts,
-    std::chrono::milliseconds timeout, std::chrono::milliseconds connect_within) {
+    std::chrono::milliseconds timeout, std::chrono::milliseconds connect_within,
+    size_t arena_bytes = 0) {
   const auto in = [&](const char* prefix) {
     return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
   };
@@ -30,7 +32,7 @@ inline backends::Shared share_on_hosts(
   auto gloo_setup = setup;
   gloo_setup.store = in("hosts/gloo");
   const auto host = hosts.substr(static_cast<size_t>(rank), 1);
-  return backends::make_shm(setup, backends::make_gloo(gloo_setup), host);
+  return backends::shm::bootstrap(setup, backends::make_gloo(gloo_setup), {host, arena_bytes});
 }
 
 }  // namespace ddp::testing

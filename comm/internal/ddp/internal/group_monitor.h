@@ -140,7 +140,6 @@ class GroupMonitor {
   std::chrono::milliseconds store_patience() const;
   std::string silent_store() const;
   std::string explain(const std::string& what, WaitPoint where);
-  std::string describe(const std::exception_ptr& error, WaitPoint where) const;
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
   bool is_watching() const { return setup_.size > 1; }

@@ -75,7 +75,7 @@ class PassCompanion {
 
   /// The backward pass begins, on one of autograd's threads: may agree on its terms.
   virtual void begin(PassTerms& terms) { (void)terms; }
-  /// Autograd is done, and the last bucket is about to be sent: sends rank `source`'s data.
+  /// Autograd is done, and only the last bucket is still to be sent: sends rank `source`'s data.
   virtual void start(int source) = 0;
   /// Waits for what was sent, with `wait`, and takes it over.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;

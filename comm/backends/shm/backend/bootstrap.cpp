@@ -1,0 +1,279 @@
+#include "bootstrap.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/error_text.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "../../gloo.h"
+#include "../../registry.h"
+#include "bootstrap_round.h"
+#include "hierarchical_backend.h"
+#include "shm_backend.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+/// Where the other ranks of a host find a rank's memory.
+struct Place {
+  pid_t pid = 0;
+  int arena_fd = -1;
+  int control_fds[2] = {-1, -1};  // of the host's leader alone
+  size_t bytes = 0;               // of the arena
+  uint64_t token = 0;             // random; stands behind the arena, to tell it from another job's
+};
+
+/// Which ranks are on which host.
+struct Hosts {
+  std::vector<int> locals;   // the ranks of this rank's host; the first one leads
+  std::vector<int> leaders;  // of all hosts
+  int local_rank = 0;
+
+  int local_size() const { return static_cast<int>(locals.size()); }
+  bool leads() const { return local_rank == 0; }
+};
+
+constexpr size_t kPage = 4096;
+// Behind the arena, for the token.
+constexpr size_t kTokenPage = kPage;
+// Each rank maps the arenas of all ranks of its host. The 47 bits of an address have to do for many
+// groups.
+constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
+
+std::string namespace_of(const char* kind) {
+  struct stat info {};
+  const auto path = c10::str("/proc/self/ns/", kind);
+  return ::stat(path.c_str(), &info) == 0 ? std::to_string(info.st_ino) : "?";
+}
+
+// Processes that give the same name run on one kernel and see each other's process ids. Containers
+// and network namespaces give names of their own: they may stand for hosts.
+std::string name_of_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  TORCH_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
+  return c10::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
+}
+
+// As much as the host has: untouched pages take no memory.
+size_t arena_bytes(int ranks) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+  return std::min(host, kBytesOfAllRanks / static_cast<size_t>(ranks)) / kPage * kPage;
+}
+
+uint64_t random_token() {
+  std::random_device random;
+  return static_cast<uint64_t>(random()) << 32 | random();
+}
+
+std::string to_text(const Place& place) {
+  return c10::str(
+      place.pid, ' ', place.arena_fd, ' ', place.control_fds[0], ' ', place.control_fds[1], ' ',
+      place.bytes, ' ', place.token);
+}
+
+std::vector<Place> parse_places(const Round& round) {
+  std::vector<Place> places(round.entries.size());
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    auto& place = places[rank];
+    std::istringstream text(round.entries[rank]);
+    text >> place.pid >> place.arena_fd >> place.control_fds[0] >> place.control_fds[1] >>
+        place.bytes >> place.token;
+    const bool is_whole = text && text.peek() == std::istringstream::traits_type::eof();
+    const bool is_place = place.pid > 0 && place.arena_fd >= 0 && place.bytes > 0 &&
+                          place.bytes <= kBytesOfAllRanks && place.bytes % kPage == 0;
+    if (is_whole && is_place) continue;
+    throw_malformed(round, rank, "a process id and where its memory is");
+  }
+  return places;
+}
+
+Hosts find_hosts(const std::vector<std::string>& names, int rank) {
+  Hosts hosts;
+  for (size_t other = 0; other < names.size(); ++other) {
+    const auto first = std::find(names.begin(), names.end(), names[other]) - names.begin();
+    if (static_cast<size_t>(first) == other) hosts.leaders.push_back(static_cast<int>(other));
+    if (names[other] != names[static_cast<size_t>(rank)]) continue;
+    if (static_cast<int>(other) == rank) hosts.local_rank = hosts.local_size();
+    hosts.locals.push_back(static_cast<int>(other));
+  }
+  return hosts;
+}
+
+struct Memory {
+  std::shared_ptr<Segment> own;
+  std::vector<std::shared_ptr<Segment>> controls;  // one, or over several hosts two
+};
+
+std::shared_ptr<Segment> make_control(int ranks) {
+  auto segment = Segment::make(ControlBlock::bytes_for(ranks));
+  auto* control = new (segment->data()) ControlBlock;
+  for (int rank = 0; rank < ranks; ++rank) new (&control->of(rank)) RankState;
+  return segment;
+}
+
+Place make_memory(const Hosts& hosts, size_t controls, size_t bytes, Memory& memory) {
+  Place place;
+  place.pid = ::getpid();
+  place.bytes = bytes > 0 ? bytes : arena_bytes(hosts.local_size());
+  place.token = random_token();
+  memory.own = Segment::make(place.bytes + kTokenPage);
+  std::memcpy(memory.own->data() + place.bytes, &place.token, sizeof(place.token));
+  place.arena_fd = memory.own->fd();
+  for (size_t i = 0; hosts.leads() && i < controls; ++i) {
+    memory.controls.push_back(make_control(hosts.local_size()));
+    place.control_fds[i] = memory.controls.back()->fd();
+  }
+  return place;
+}
+
+std::vector<Peer> map_memory(
+    const Hosts& hosts, size_t controls, Memory& memory, const std::vector<Place>& places) {
+  const auto& leader = places[static_cast<size_t>(hosts.locals[0])];
+  for (size_t i = memory.controls.size(); i < controls; ++i) {
+    memory.controls.push_back(Segment::open(
+        leader.pid, leader.control_fds[i], ControlBlock::bytes_for(hosts.local_size())));
+  }
+  std::vector<Peer> peers;
+  for (const int rank : hosts.locals) {
+    const auto& place = places[static_cast<size_t>(rank)];
+    const bool own = rank == hosts.locals[static_cast<size_t>(hosts.local_rank)];
+    peers.push_back(
+        {rank, std::make_shared<ProcessWatch>(place.pid),
+         own ? memory.own : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
+    uint64_t token = 0;
+    std::memcpy(&token, peers.back().memory->data() + place.bytes, sizeof(token));
+    TORCH_CHECK(
+        token == place.token, "expected the memory of rank ", rank, " in process ", place.pid,
+        ", but found another's: it is on another host, or has ended");
+  }
+  return peers;
+}
+
+Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
+  auto leaders = setup;
+  leaders.store = c10::make_intrusive<c10d::PrefixStore>("leaders", setup.store);
+  leaders.rank = static_cast<int>(
+      std::find(hosts.leaders.begin(), hosts.leaders.end(), setup.rank) - hosts.leaders.begin());
+  leaders.world_size = static_cast<int>(hosts.leaders.size());
+  leaders.group_name += ", leaders of hosts";
+  leaders.global_ranks.clear();
+  for (const int rank : hosts.leaders) {
+    leaders.global_ranks.push_back(setup.global_ranks[static_cast<size_t>(rank)]);
+  }
+  return leaders;
+}
+
+// What `backend("")` came to decides how fast the job is.
+void log_choice(const Setup& setup, const BootstrapResult& shared) {
+  if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
+  LOG(INFO) << setup.group_name << ": backend(\"\") chose \"" << (shared.backend ? "shm" : "gloo")
+            << "\" for CPU tensors" << (shared.backend ? "." : ", for " + shared.why_not + ".");
+}
+
+BackendPtr make_backend(
+    const Setup& setup, const Hosts& hosts, const Memory& memory, const std::vector<Peer>& peers,
+    size_t arena_bytes, const BackendPtr& gloo, const BackendPtr& leaders) {
+  const auto arena = std::make_shared<Arena>(memory.own, arena_bytes);
+  const auto engine_on = [&](size_t control) {
+    return ProgressEngine::make(
+        hosts.local_rank, memory.controls[control], peers, arena, setup.timeout);
+  };
+  if (memory.controls.size() == 1) {
+    return c10::make_intrusive<ShmBackend>(setup.rank, setup.world_size, arena, engine_on(0), gloo);
+  }
+  return c10::make_intrusive<HierarchicalBackend>(
+      setup.rank, setup.world_size,
+      Host{arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(), hosts.leaders},
+      leaders, gloo, setup.timeout);
+}
+
+}  // namespace
+
+BootstrapResult bootstrap(
+    const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options) {
+  const auto named =
+      share(setup, "host", [&] { return options.host.empty() ? name_of_host() : options.host; });
+  if (!named.problem.empty()) return {nullptr, named.problem};
+  const auto hosts = find_hosts(named.entries, setup.rank);
+  const bool several = hosts.leaders.size() > 1;
+  if (several && static_cast<int>(hosts.leaders.size()) == setup.world_size) {
+    return {nullptr, "no two ranks are on one host and in one container"};
+  }
+
+  const size_t controls = several ? 2 : 1;
+  Memory memory;
+  const auto made = share(setup, "memory", [&] {
+    return to_text(make_memory(hosts, controls, options.arena_bytes, memory));
+  });
+  if (!made.problem.empty()) return {nullptr, made.problem};
+  const auto places = parse_places(made);
+
+  std::vector<Peer> peers;
+  const auto mapped = share(setup, "mapped", [&] {
+    peers = map_memory(hosts, controls, memory, places);
+    return "";
+  });
+  if (!mapped.problem.empty()) return {nullptr, mapped.problem};
+  BackendPtr leaders;
+  if (several) {
+    const auto led = share(setup, "led", [&] {
+      if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
+      return "";
+    });
+    if (!led.problem.empty()) return {nullptr, led.problem};
+  }
+
+  const auto bytes = places[static_cast<size_t>(setup.rank)].bytes;
+  return {make_backend(setup, hosts, memory, peers, bytes, gloo, leaders), ""};
+}
+
+namespace {
+
+BackendPtr make_shm_or_gloo(const Setup& setup) {
+  const auto gloo = make_gloo(setup);
+  if (setup.world_size == 1 && !setup.required) return gloo;
+  const auto shared = bootstrap(setup, gloo, {});
+  TORCH_CHECK(
+      shared.backend || !setup.required,
+      "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
+      ". Start at least two of them on one host and in one container as one user, or use "
+      "backend(\"gloo\").");
+  if (!setup.required) log_choice(setup, shared);
+  return shared.backend ? shared.backend : gloo;
+}
+
+}  // namespace
+
+}  // namespace ddp::backends::shm
+
+namespace ddp::backends {
+
+Description describe_shm() {
+  Description shm;
+  shm.name = "shm";
+  shm.devices = {"cpu"};
+  shm.is_default = true;
+  shm.capabilities = [] {
+    BackendCapabilities capabilities;
+    capabilities.averages = true;
+    capabilities.falls_back_to_gloo = true;
+    return capabilities;
+  };
+  shm.make = shm::make_shm_or_gloo;
+  return shm;
+}
+
+}  // namespace ddp::backends

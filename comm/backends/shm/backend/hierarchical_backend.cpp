@@ -1,0 +1,104 @@
+#include "hierarchical_backend.h"
+
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/zeros.h>
+
+#include "../../../composite_work.h"
+#include "../memory/tensors.h"
+#include "reduce.h"
+
+namespace ddp::backends::shm {
+
+HierarchicalBackend::HierarchicalBackend(
+    int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
+    : FallbackBackend(rank, world_size, host.arena, gloo),
+      pipeline_(HierarchicalPipeline::make(
+          world_size, std::move(host), std::move(leaders), std::move(gloo))),
+      latest_(WorkPtr()) {
+  pipeline_->set_timeout(timeout);
+}
+
+HierarchicalBackend::~HierarchicalBackend() { pipeline_->close(); }
+
+void HierarchicalBackend::setTimeout(std::chrono::milliseconds timeout) {
+  FallbackBackend::setTimeout(timeout);
+  pipeline_->set_timeout(timeout);
+}
+
+uint64_t HierarchicalBackend::getSequenceNumberForGroup() {
+  return FallbackBackend::getSequenceNumberForGroup() + pipeline_->host().intra_reduce->announced();
+}
+
+void HierarchicalBackend::shutdown() {
+  pipeline_->close();
+  FallbackBackend::shutdown();
+}
+
+void HierarchicalBackend::abort() { pipeline_->fail(kGroupAborted); }
+
+HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce(
+    Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return FallbackBackend::allreduce(tensors, options);
+  }
+  return start(Kind::kAllReduce, tensors[0], options);
+}
+
+// An all-reduce of one element. It completes behind the operations before it, whose works may still
+// be about to complete, and behind what Gloo carries.
+HierarchicalBackend::WorkPtr HierarchicalBackend::barrier(const c10d::BarrierOptions& options) {
+  WorkPtr before;
+  {
+    const std::lock_guard lock(latest_mutex_);
+    before = latest_.lock();
+  }
+  c10d::AllreduceOptions as_sum;
+  as_sum.timeout = options.timeout;
+  std::vector<WorkPtr> parts{start(Kind::kBarrier, at::zeros({1}, at::kFloat), as_sum)};
+  try {
+    parts.push_back(FallbackBackend::barrier(options));
+  } catch (const std::exception&) {
+    pipeline_->check();  // throws the reason why Gloo's connections are closed
+    throw;
+  }
+  if (before) parts.push_back(before);
+  return combine_works(std::move(parts));
+}
+
+at::Tensor HierarchicalBackend::shared_or_abort(Kind kind, const Tensor& tensor) {
+  try {
+    return shared(tensor, *arena_);
+  } catch (const std::exception& error) {
+    const char* name = kind == Kind::kBarrier ? "barrier" : "all_reduce";
+    pipeline_->fail(why_not_started(name, rank_, size_, error));
+    throw;
+  }
+}
+
+HierarchicalBackend::WorkPtr HierarchicalBackend::start(
+    Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options) {
+  const auto& host = pipeline_->host();
+  const bool reduces = kind == Kind::kAllReduce;
+  const auto operation = std::make_shared<HierarchicalOperation>();
+  operation->kind = kind;
+  operation->tensor = tensor;
+  operation->memory = shared_or_abort(kind, tensor);
+  operation->options = options;
+  operation->work = c10::make_intrusive<ShmWork>(
+      Engines{host.intra_reduce, host.intra_broadcast}, rank_,
+      reduces ? c10d::OpType::ALLREDUCE : c10d::OpType::BARRIER,
+      reduces ? "shm:all_reduce" : "shm:barrier", reduces ? Tensors{tensor} : Tensors{});
+  operation->work->getFuture();  // so that the progress threads wait on the doorbell
+  {
+    const std::lock_guard lock(latest_mutex_);
+    latest_ = WorkPtr(operation->work);
+  }
+  pipeline_->start(operation);
+  return operation->work;
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+
+#include "fallback_backend.h"
+#include "hierarchical_pipeline.h"
+
+namespace ddp::backends::shm {
+
+/// All-reduces CPU tensors of several hosts: the ranks of a host reduce theirs in memory that they
+/// share, the hosts' leaders reduce the results over Gloo, and the ranks of a host copy the result
+/// from their leader. So the network carries each element once a host, and not once a rank. A
+/// barrier goes the same way, behind the operations that started before it. Gloo carries the rest.
+///
+/// Elements are summed in rank order within a host, and then in the order of the hosts' first
+/// ranks. Any failure aborts the group: also a call that does not match the other ranks' calls,
+/// after which a group on one host goes on.
+class HierarchicalBackend : public FallbackBackend {
+ public:
+  /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
+  HierarchicalBackend(
+      int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+      c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout);
+  ~HierarchicalBackend() override;
+
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  uint64_t getSequenceNumberForGroup() override;
+  void shutdown() override;
+  void abort() override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  at::Tensor shared_or_abort(Kind kind, const Tensor& tensor);
+  WorkPtr start(Kind kind, const Tensor& tensor, const c10d::AllreduceOptions& options);
+
+  const std::shared_ptr<HierarchicalPipeline> pipeline_;
+  std::mutex latest_mutex_;
+  c10::weak_intrusive_ptr<c10d::Work> latest_;  // empty once it is complete and its caller drops it
+};
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,222 @@
+#include "hierarchical_pipeline.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/error_text.h>
+
+#include "../memory/tensors.h"
+#include "reduce.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+// The leader waits for the other hosts, so the leader is to say that they took too long. It may
+// wait for the group's timeout four times: for the intra-host reduction, for the two collectives of
+// an OrderedReduction, and for the broadcast.
+std::chrono::milliseconds wait_for_leader(std::chrono::milliseconds timeout) {
+  constexpr int kWaitsOfLeader = 4;
+  return kWaitsOfLeader * std::min(timeout, timeout.max() / kWaitsOfLeader);
+}
+
+template <typename Job>
+void push(Executor<Job>& executor, Job job) {
+  TORCH_CHECK_WITH(DistBackendError, executor.push(std::move(job)), kGroupDestroyed);
+}
+
+}  // namespace
+
+std::shared_ptr<HierarchicalPipeline> HierarchicalPipeline::make(
+    int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+    c10::intrusive_ptr<c10d::Backend> gloo) {
+  std::shared_ptr<HierarchicalPipeline> pipeline(
+      new HierarchicalPipeline(world_size, std::move(host), std::move(leaders), std::move(gloo)));
+  if (pipeline->host_.is_led_by_this_rank()) pipeline->start_executors();
+  return pipeline;
+}
+
+HierarchicalPipeline::HierarchicalPipeline(
+    int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+    c10::intrusive_ptr<c10d::Backend> gloo)
+    : host_(std::move(host)),
+      world_size_(world_size),
+      leaders_(std::move(leaders)),
+      gloo_(std::move(gloo)) {}
+
+// The pipeline owns the executors, so their threads hold it weakly.
+void HierarchicalPipeline::start_executors() {
+  const auto weak = weak_from_this();
+  reducer_ = std::make_unique<Executor<OperationPtr>>([weak](const auto& operation) {
+    const auto self = weak.lock();
+    self ? self->inter_reduce(operation)
+         : operation->work->complete(backend_error(kGroupDestroyed));
+  });
+  broadcaster_ = std::make_unique<Executor<BetweenHosts>>([weak](const auto& between) {
+    const auto self = weak.lock();
+    self ? self->broadcast_when_reduced(between)
+         : between.operation->work->complete(backend_error(kGroupDestroyed));
+  });
+}
+
+void HierarchicalPipeline::set_timeout(std::chrono::milliseconds timeout) {
+  host_.intra_reduce->set_timeout(timeout);
+  host_.intra_broadcast->set_timeout(leaders_ ? timeout : wait_for_leader(timeout));
+  if (leaders_) leaders_->setTimeout(timeout);
+}
+
+void HierarchicalPipeline::start(const OperationPtr& operation) {
+  ++pending_;
+  try {
+    intra_reduce(operation);
+    if (reducer_) {
+      push(*reducer_, operation);
+    } else {
+      intra_broadcast(operation);
+    }
+  } catch (...) {
+    complete(operation, std::current_exception());
+  }
+}
+
+void HierarchicalPipeline::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!abort_reason_.empty()) return;
+    abort_reason_ = why;
+    // Before any caller learns of the failure, also from a thread that waits for this lock: no call
+    // that comes later may start.
+    gloo_->abort();
+    if (leaders_) leaders_->abort();
+  }
+  host_.intra_reduce->fail(why);
+  host_.intra_broadcast->fail(why);
+}
+
+void HierarchicalPipeline::check() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, abort_reason_.empty(), abort_reason_);
+}
+
+void HierarchicalPipeline::close() {
+  if (!owner_.is_this_one() || closed_.exchange(true)) return;
+  host_.intra_reduce->progress();
+  host_.intra_broadcast->progress();
+  if (pending_ > 0) fail(kGroupDestroyed);
+  if (reducer_) reducer_->close();
+  if (broadcaster_) broadcaster_->close();
+  host_.intra_reduce->close();
+  host_.intra_broadcast->close();
+}
+
+// Each rank reduces its share of the host's tensors into the leader's memory.
+void HierarchicalPipeline::intra_reduce(const OperationPtr& operation) {
+  const auto& memory = operation->memory;
+  Call call;
+  call.timeout = operation->options.timeout;
+  call.descriptor = describe(operation->kind, memory, *host_.arena);
+  call.descriptor.reduction = operation->options.reduceOp.op_;
+  const auto numel = static_cast<size_t>(memory.numel());
+  call.reduce_step = [type = memory.scalar_type(), op = operation->options.reduceOp,
+                      begin = share_begin(numel, host_.local_rank, host_.local_size),
+                      end = share_begin(numel, host_.local_rank + 1, host_.local_size),
+                      factor = 1.0 / world_size_](const auto& buffers) {
+    reduce_elements(type, op, as_sources(buffers), {buffers[0]}, begin, end, factor);
+  };
+  call.on_complete = [self = shared_from_this(), operation](const std::exception_ptr& error) {
+    operation->intra_reduced.set_value(error);
+    if (error) self->fail(text_of(error));
+  };
+  operation->intra_reduce_number = host_.intra_reduce->start(std::move(call));
+}
+
+void HierarchicalPipeline::await_intra_reduce(HierarchicalOperation& operation) const {
+  auto reduced = operation.intra_reduced.get_future();
+  while (reduced.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    host_.intra_reduce->wait(operation.intra_reduce_number, std::chrono::milliseconds(50));
+  }
+  if (const auto error = reduced.get()) std::rethrow_exception(error);
+}
+
+// The leaders reduce the hosts' results.
+void HierarchicalPipeline::inter_reduce(const OperationPtr& operation) {
+  try {
+    await_intra_reduce(*operation);
+    check();
+    auto options = operation->options;
+    // The first stage has divided by the world size.
+    if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
+    const auto reduction =
+        std::make_shared<OrderedReduction>(*leaders_, operation->memory, options);
+    between_hosts([&](const auto& wait) { reduction->combine(wait); });
+    push(*broadcaster_, {operation, reduction});
+  } catch (...) {
+    complete(operation, std::current_exception());
+  }
+}
+
+void HierarchicalPipeline::broadcast_when_reduced(const BetweenHosts& between) {
+  try {
+    between_hosts([&](const auto& wait) { between.reduction->finish(wait); });
+    intra_broadcast(between.operation);
+  } catch (...) {
+    complete(between.operation, std::current_exception());
+  }
+}
+
+// Each rank copies from the leader.
+void HierarchicalPipeline::intra_broadcast(const OperationPtr& operation) {
+  const bool leads = host_.is_led_by_this_rank();
+  const auto timeout = operation->options.timeout;
+  Call call;
+  call.timeout = leads ? timeout : wait_for_leader(timeout);
+  call.descriptor = describe(Kind::kBroadcast, operation->memory, *host_.arena);
+  if (leads) {
+    call.copy_out = [operation] { assign(operation->tensor, operation->memory); };
+  } else {
+    call.reduce_step = [operation](const auto& buffers) {
+      assign(operation->tensor, at_buffer(buffers[0], operation->tensor));
+    };
+  }
+  call.on_complete = [self = shared_from_this(), operation](const std::exception_ptr& error) {
+    self->complete(operation, error);
+  };
+  host_.intra_broadcast->announce(std::move(call));
+}
+
+void HierarchicalPipeline::complete(
+    const OperationPtr& operation, const std::exception_ptr& error) {
+  if (error) fail(text_of(error));
+  --pending_;
+  operation->work->complete(error);
+}
+
+// Gloo may forget a work that it was told to abort, and completes it at its timeout alone.
+void HierarchicalPipeline::wait_or_abort(c10d::Work& work) const {
+  constexpr std::chrono::milliseconds kLookIn{250};
+  while (!work.isCompleted()) {
+    try {
+      work.wait(kLookIn);
+    } catch (const std::exception&) {
+      // Late or failed. isCompleted() tells which.
+    }
+    check();
+  }
+  work.wait();
+}
+
+// Gloo's errors name connections. The leaders' ranks tell which hosts are meant.
+void HierarchicalPipeline::between_hosts(
+    c10::function_ref<void(OrderedReduction::Wait)> step) const {
+  try {
+    step([this](c10d::Work& work) { wait_or_abort(work); });
+  } catch (const std::exception&) {
+    check();
+    TORCH_CHECK_WITH(
+        DistBackendError, false, text_of(std::current_exception()),
+        " (between hosts, whose leaders are ranks ", c10::Join(", ", host_.leaders), ")");
+  }
+}
+
+}  // namespace ddp::backends::shm

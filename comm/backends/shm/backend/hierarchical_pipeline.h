@@ -1,0 +1,118 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+#include <ddp/internal/owner_process.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "../memory/arena.h"
+#include "../progress/progress_engine.h"
+#include "executor.h"
+#include "ordered_reduction.h"
+#include "shm_work.h"
+
+namespace ddp::backends::shm {
+
+/// The ranks of one host. The first of them leads.
+struct Host {
+  std::shared_ptr<Arena> arena;                     // this rank's
+  std::shared_ptr<ProgressEngine> intra_reduce;     // of the host's ranks
+  std::shared_ptr<ProgressEngine> intra_broadcast;  // of the same ranks
+  int local_rank = 0;
+  int local_size = 1;
+  std::vector<int> leaders = {};  // of all hosts, in their order
+
+  bool is_led_by_this_rank() const { return local_rank == 0; }
+};
+
+/// One all-reduce or barrier over several hosts.
+struct HierarchicalOperation {
+  Kind kind = Kind::kBarrier;
+  at::Tensor tensor;  // the caller's
+  at::Tensor memory;  // in the arena; `tensor` itself where that lies there
+  c10d::AllreduceOptions options;
+  c10::intrusive_ptr<ShmWork> work;
+  uint64_t intra_reduce_number = 0;  // in Host::intra_reduce
+  std::promise<std::exception_ptr> intra_reduced;
+};
+using OperationPtr = std::shared_ptr<HierarchicalOperation>;
+
+/// Takes operations through three stages: an intra-host reduction into the leader's memory, an
+/// all-reduce between the leaders over Gloo, and an intra-host broadcast from the leader.
+///
+/// The caller starts the first stage. On a leader, one executor waits for it and starts the second;
+/// another executor waits for the second and starts the third. So every stage starts in the order
+/// of the calls, on every rank. The engine of the broadcast completes operations; a failure
+/// completes them where it is met, and aborts the pipeline.
+///
+/// Ownership: callbacks hold the pipeline, so that it may outlive its backend.
+/// Thread safety: all members.
+class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPipeline> {
+ public:
+  /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
+  /// \param gloo  of all ranks; the pipeline aborts it when it aborts itself.
+  static std::shared_ptr<HierarchicalPipeline> make(
+      int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+      c10::intrusive_ptr<c10d::Backend> gloo);
+
+  const Host& host() const { return host_; }
+  void set_timeout(std::chrono::milliseconds timeout);
+
+  /// Starts the operation. Failures complete its work.
+  void start(const OperationPtr& operation);
+
+  /// Aborts: fails all operations on this host, and so on the others.
+  void fail(const std::string& why);
+
+  /// \throws c10::DistBackendError  after fail(), with its reason.
+  void check() const;
+
+  /// Completes what can complete, and aborts if that is not everything. Does nothing in a process
+  /// that this rank forked.
+  void close();
+
+ private:
+  /// An operation whose second stage is under way.
+  struct BetweenHosts {
+    OperationPtr operation;
+    std::shared_ptr<OrderedReduction> reduction;
+  };
+
+  HierarchicalPipeline(
+      int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
+      c10::intrusive_ptr<c10d::Backend> gloo);
+  void start_executors();
+
+  void intra_reduce(const OperationPtr& operation);
+  void inter_reduce(const OperationPtr& operation);
+  void await_intra_reduce(HierarchicalOperation& operation) const;
+  void broadcast_when_reduced(const BetweenHosts& between);
+  void intra_broadcast(const OperationPtr& operation);
+  void complete(const OperationPtr& operation, const std::exception_ptr& error);
+
+  void wait_or_abort(c10d::Work& work) const;
+  void between_hosts(c10::function_ref<void(OrderedReduction::Wait)> step) const;
+
+  const OwnerProcess owner_;
+  const Host host_;
+  const int world_size_;
+  const c10::intrusive_ptr<c10d::Backend> leaders_;
+  const c10::intrusive_ptr<c10d::Backend> gloo_;
+  mutable std::mutex mutex_;
+  std::string abort_reason_;  // guarded by mutex_
+  std::atomic<bool> closed_{false};
+  std::atomic<int> pending_{0};  // operations
+  // Of leaders alone.
+  std::unique_ptr<Executor<BetweenHosts>> broadcaster_;
+  std::unique_ptr<Executor<OperationPtr>> reducer_;
+};
+
+}  // namespace ddp::backends::shm

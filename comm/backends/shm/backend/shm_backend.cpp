@@ -1,0 +1,329 @@
+#include "shm_backend.h"
+
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+#include <ddp/error_text.h>
+
+#include "../../../composite_work.h"
+#include "../memory/flat_view.h"
+#include "../memory/tensors.h"
+#include "reduce.h"
+#include "shm_work.h"
+
+namespace ddp::backends::shm {
+
+using c10d::OpType;
+
+namespace {
+
+std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+}  // namespace
+
+ShmBackend::ShmBackend(
+    int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<ProgressEngine> engine,
+    c10::intrusive_ptr<c10d::Backend> gloo)
+    : FallbackBackend(rank, world_size, std::move(arena), std::move(gloo)),
+      engine_(std::move(engine)) {}
+
+ShmBackend::~ShmBackend() { engine_->close(); }
+
+uint64_t ShmBackend::getSequenceNumberForGroup() {
+  return FallbackBackend::getSequenceNumberForGroup() + engine_->announced();
+}
+
+void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
+  FallbackBackend::setTimeout(timeout);
+  engine_->set_timeout(timeout);
+}
+
+void ShmBackend::shutdown() {
+  engine_->close();
+  FallbackBackend::shutdown();
+}
+
+void ShmBackend::abort() {
+  engine_->fail(kGroupAborted);
+  FallbackBackend::abort();
+}
+
+ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
+  auto work =
+      c10::make_intrusive<ShmWork>(Engines{engine_}, rank_, type, title, std::move(outputs));
+  work->start(std::move(call));
+  return work;
+}
+
+ShmBackend::WorkPtr ShmBackend::abort_on_error(
+    const char* name, c10::function_ref<WorkPtr()> start_collective) {
+  try {
+    return start_collective();
+  } catch (const std::exception& error) {
+    engine_->fail(why_not_started(name, rank_, size_, error));
+    throw;
+  }
+}
+
+// The engine announces what Gloo carries, too, and before Gloo starts: ranks that call something
+// else learn of the mismatch at once. Gloo numbers collectives by each rank's calls, so that it is
+// of no use after a mismatch: what this rank has started there would end with the timeout.
+ShmBackend::WorkPtr ShmBackend::fall_back(
+    const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo) {
+  Call call;
+  call.timeout = given.timeout;
+  call.descriptor.kind = given.kind;
+  call.descriptor.carrier = Carrier::kGloo;
+  if (!given.tensors.empty()) {
+    call.descriptor.dtype = static_cast<int32_t>(given.tensors[0].scalar_type());
+  }
+  const auto announced = start(std::move(call), given.type, "shm:announced", {});
+  if (announced->isCompleted() && announced->exception()) return announced;
+  const auto work = start_gloo();
+  announced->getFuture()->addCallback([gloo = gloo()](c10::ivalue::Future& announced_by_all) {
+    if (!announced_by_all.hasError()) return;
+    if (text_of(announced_by_all.exception_ptr()) != kGroupDestroyed) gloo->abort();
+  });
+  return combine_works({announced, work}, given.results);
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0]) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
+      return FallbackBackend::allreduce(tensors, options);
+    });
+  }
+  const auto& tensor = tensors[0];
+  const bool in_arena = tensor.is_contiguous() && arena_->offset_of(tensor);
+  return abort_on_error("all_reduce", [&] {
+    return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  const bool ours = !tensors.empty() && are_plain(tensors) &&
+                    can_reduce(tensors[0].scalar_type(), options.reduceOp);
+  if (ours) {
+    return abort_on_error("all_reduce", [&] { return reduce_through_copies(tensors, options); });
+  }
+  return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
+    return FallbackBackend::allreduce_coalesced(tensors, options);
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_in_place(
+    const Tensor& tensor, const c10d::AllreduceOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kAllReduce, tensor, *arena_);
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto numel = static_cast<size_t>(tensor.numel());
+  const size_t begin = share_begin(numel, rank_, size_);
+  const size_t end = share_begin(numel, rank_ + 1, size_);
+  call.reduce_step = [=, type = tensor.scalar_type(), op = options.reduceOp](const auto& buffers) {
+    reduce_elements(type, op, as_sources(buffers), buffers, begin, end);
+  };
+  call.copy_out = [tensor] {};  // keeps it alive until all ranks have written to it
+  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", {tensor});
+}
+
+// Each rank copies the shares of the other ranks into its arena, and sums its own share where the
+// caller's tensors lie.
+ShmBackend::WorkPtr ShmBackend::reduce_through_copies(
+    Tensors tensors, const c10d::AllreduceOptions& options) {
+  Tensors contiguous;
+  for (const auto& t : tensors) {
+    contiguous.push_back(t.is_contiguous() ? t : at::empty_like(t, at::MemoryFormat::Contiguous));
+    assign(contiguous.back(), t);
+  }
+  const auto flat_view = std::make_shared<FlatView>(std::move(contiguous));
+  const auto type = tensors[0].scalar_type();
+  const auto memory =
+      arena_->allocate(static_cast<int64_t>(flat_view->numel()), type, Arena::OnRelease::kKeep);
+  const size_t begin = share_begin(flat_view->numel(), rank_, size_);
+  const size_t end = share_begin(flat_view->numel(), rank_ + 1, size_);
+  const auto other_shares = [=](const auto& body) {
+    flat_view->each(0, begin, body);
+    flat_view->each(end, flat_view->numel(), body);
+  };
+  const size_t size = flat_view->element_size();
+  other_shares([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
+    std::memcpy(shown + first * size, own, count * size);
+  });
+
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kAllReduce, memory, *arena_);
+  call.descriptor.reduction = options.reduceOp.op_;
+  call.reduce_step = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp](auto buffers) {
+    auto sources = as_sources(buffers);
+    flat_view->each(begin, end, [&](std::byte* own, size_t first, size_t count) {
+      // reduce_elements() indexes from the first element, which need not exist.
+      buffers[rank] = own - first * size;
+      sources[rank] = buffers[rank];
+      reduce_elements(type, op, sources, buffers, first, first + count);
+    });
+  };
+  call.copy_out = [=] {
+    other_shares([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
+      std::memcpy(own, shown + first * size, count * size);
+    });
+    for (size_t i = 0; i < tensors.size(); ++i) assign(tensors[i], flat_view->tensors()[i]);
+  };
+  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", tensors);
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const auto root = static_cast<int>(options.rootRank);
+  if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_) {
+    return fall_back({Kind::kBroadcast, OpType::BROADCAST, tensors, tensors, options.timeout}, [&] {
+      return FallbackBackend::broadcast(tensors, options);
+    });
+  }
+  return abort_on_error("broadcast", [&] { return broadcast_from(root, tensors[0], options); });
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast_from(
+    int root, const Tensor& tensor, const c10d::BroadcastOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  // No rank reads the memory of one that receives.
+  const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
+  call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
+  call.descriptor.root = root;
+  if (root != rank_) {
+    call.reduce_step = [tensor, root](const auto& buffers) {
+      assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
+    };
+  } else {
+    call.copy_out = [memory] {};  // keeps it alive until all ranks have read it
+  }
+  return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::gather_into(
+    Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout) {
+  const auto memory = shared(input, *arena_);
+  Call call;
+  call.timeout = timeout;
+  call.descriptor = describe(Kind::kAllGather, memory, *arena_);
+  call.reduce_step = [outputs, memory](const auto& buffers) {
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      assign(outputs[rank], at_buffer(buffers[rank], memory));
+    }
+  };
+  return start(std::move(call), OpType::ALLGATHER, "shm:all_gather", std::move(outputs));
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const bool ours = inputs.size() == 1 && outputs.size() == 1 && is_plain(inputs[0]) &&
+                    outputs[0].size() == static_cast<size_t>(size_) &&
+                    are_like(outputs[0], inputs[0]);
+  if (!ours) {
+    return fall_back(
+        {Kind::kAllGather, OpType::ALLGATHER, inputs, joined(outputs), options.timeout},
+        [&] { return FallbackBackend::allgather(outputs, inputs, options); });
+  }
+  return abort_on_error(
+      "all_gather", [&] { return gather_into(outputs[0], inputs[0], options.timeout); });
+}
+
+ShmBackend::WorkPtr ShmBackend::_allgather_base(
+    Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
+  const bool ours = is_plain(input) && is_plain(output) &&
+                    output.scalar_type() == input.scalar_type() &&
+                    output.numel() == input.numel() * size_;
+  if (!ours) {
+    return fall_back(
+        {Kind::kAllGather, OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout},
+        [&] { return FallbackBackend::_allgather_base(output, input, options); });
+  }
+  return abort_on_error("all_gather", [&] {
+    // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
+    TORCH_CHECK_VALUE(
+        output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
+        output.strides(), " on rank ", rank_, ".");
+    const auto all = flat(output);
+    Tensors parts;
+    for (int rank = 0; rank < size_; ++rank) {
+      parts.push_back(all.narrow(0, rank * input.numel(), input.numel()));
+    }
+    return gather_into(std::move(parts), input, options.timeout);
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_into(
+    const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto result =
+      output.is_contiguous() ? output : at::empty_like(output, at::MemoryFormat::Contiguous);
+  const auto numel = static_cast<size_t>(output.numel());
+  const size_t begin = numel * static_cast<size_t>(rank_);
+  call.reduce_step = [=, op = options.reduceOp](const auto& buffers) {
+    // reduce_elements() writes to the indices that it reads, which begin at this rank's share.
+    auto* whole = bytes_of(result) - begin * result.element_size();
+    reduce_elements(result.scalar_type(), op, as_sources(buffers), {whole}, begin, begin + numel);
+  };
+  call.copy_out = [output, result, memory] { assign(output, result); };
+  return start(std::move(call), OpType::REDUCE_SCATTER, "shm:reduce_scatter", {output});
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  const bool ours = outputs.size() == 1 && inputs.size() == 1 && is_plain(outputs[0]) &&
+                    inputs[0].size() == static_cast<size_t>(size_) &&
+                    are_like(inputs[0], outputs[0]) &&
+                    can_reduce(outputs[0].scalar_type(), options.reduceOp);
+  if (!ours) {
+    return fall_back(
+        {Kind::kReduceScatter, OpType::REDUCE_SCATTER, outputs, outputs, options.timeout},
+        [&] { return FallbackBackend::reduce_scatter(outputs, inputs, options); });
+  }
+  return abort_on_error("reduce_scatter", [&] {
+    const int64_t numel = outputs[0].numel();
+    const auto memory =
+        arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::OnRelease::kKeep);
+    for (int rank = 0; rank < size_; ++rank) {
+      assign(memory.narrow(0, rank * numel, numel), flat(inputs[0][rank]));
+    }
+    return reduce_into(outputs[0], memory, options);
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
+    Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
+  const bool ours =
+      is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
+      input.numel() == output.numel() * size_ && can_reduce(output.scalar_type(), options.reduceOp);
+  if (!ours) {
+    return fall_back(
+        {Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, {output}, {output}, options.timeout},
+        [&] { return FallbackBackend::_reduce_scatter_base(output, input, options); });
+  }
+  return abort_on_error(
+      "reduce_scatter", [&] { return reduce_into(output, shared(input, *arena_), options); });
+}
+
+// Completes behind what Gloo carries, too, as Gloo's own barrier does.
+ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  const auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
+  if (!take_used_gloo()) return barrier;
+  return combine_works({barrier, FallbackBackend::barrier(options)});
+}
+
+}  // namespace ddp::backends::shm

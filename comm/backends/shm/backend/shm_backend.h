@@ -1,0 +1,73 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+
+#include "../memory/arena.h"
+#include "../progress/progress_engine.h"
+#include "fallback_backend.h"
+
+namespace ddp::backends::shm {
+
+/// Collectives of CPU tensors through memory that the ranks of one host map together. Gloo carries
+/// the rest: point-to-point, rooted and uneven collectives, and other dtypes.
+///
+/// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
+/// A tensor from `allocateTensor` is reduced where it lies. Any other tensor is copied in and out,
+/// but for the share that this rank itself sums.
+///
+/// A call that this rank cannot announce (the arena is full, say) aborts the group: the other ranks
+/// wait for the call, and learn the reason at once.
+class ShmBackend : public FallbackBackend {
+ public:
+  ShmBackend(
+      int rank, int world_size, std::shared_ptr<Arena> arena,
+      std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
+  ~ShmBackend() override;
+
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  uint64_t getSequenceNumberForGroup() override;
+  void shutdown() override;
+  void abort() override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(
+      std::vector<Tensors>& outputs, Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(
+      Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(
+      Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
+  WorkPtr reduce_through_copies(Tensors tensors, const c10d::AllreduceOptions& options);
+  WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
+  WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
+  WorkPtr reduce_into(
+      const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
+  /// A collective that Gloo carries.
+  struct GlooCall {
+    Kind kind;
+    c10d::OpType type;
+    Tensors tensors;  // whose dtype is announced
+    Tensors results;
+    std::chrono::milliseconds timeout;
+  };
+  WorkPtr fall_back(const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo);
+  WorkPtr abort_on_error(const char* name, c10::function_ref<WorkPtr()> start_collective);
+  WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
+
+  const std::shared_ptr<ProgressEngine> engine_;
+};
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,106 @@
+#include "shm_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include "../../../deadline.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+// The progress threads complete collectives of several engines. A waiting thread helps this often,
+// for when the progress threads are in callbacks that wait.
+constexpr std::chrono::milliseconds kPoll{20};
+
+}  // namespace
+
+ShmWork::ShmWork(
+    Engines engines, int rank, c10d::OpType type, const char* title,
+    std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, type, title, outputs),
+      engines_(std::move(engines)),
+      title_(title),
+      outputs_(std::move(outputs)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
+
+void ShmWork::start(Call call) {
+  auto self = c10::intrusive_ptr<ShmWork>::unsafe_reclaim_from_nonowning(this);
+  call.on_complete = [self](const std::exception_ptr& error) { self->complete(error); };
+  number_ = engines_.front()->start(std::move(call));
+}
+
+void ShmWork::complete(const std::exception_ptr& error) noexcept {
+  finish(error);
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(counts_future_, false)) {
+      for (const auto& engine : engines_) engine->count_future(-1);
+    }
+  }
+  try {
+    if (error) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+  } catch (...) {
+    warn_of_callback();
+  }
+}
+
+bool ShmWork::isCompleted() {
+  if (!Work::isCompleted()) {
+    for (const auto& engine : engines_) engine->progress();
+  }
+  return Work::isCompleted();
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (!Work::isCompleted()) number_ ? wait_in_engine(timeout) : wait_for_completion(timeout);
+  return Work::wait(timeout);  // the thread that completes the collective may not be done with it
+}
+
+void ShmWork::wait_in_engine(std::chrono::milliseconds timeout) {
+  // Without a timeout, the group's timeout fails the collective.
+  const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
+  TORCH_CHECK_WITH(
+      DistBackendError, engines_.front()->wait(*number_, at_most), title_, " (collective number ",
+      *number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
+}
+
+void ShmWork::wait_for_completion(std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  std::unique_lock lock(mutex_);
+  while (!completed_) {
+    auto patience = kPoll;
+    if (timeout != kNoTimeout) {
+      TORCH_CHECK_WITH(
+          DistBackendError, !deadline.passed(), title_, " is not over after the ", timeout.count(),
+          " ms that wait() was given.");
+      patience = std::min(patience, deadline.left());
+    }
+    if (cv_.wait_for(lock, patience, [this] { return completed_; })) return;
+    lock.unlock();
+    for (const auto& engine : engines_) engine->poll();
+    lock.lock();
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  const std::lock_guard lock(mutex_);
+  if (!completed_ && !std::exchange(counts_future_, true)) {
+    for (const auto& engine : engines_) engine->count_future(1);
+  }
+  return future_;
+}
+
+void ShmWork::abort() {
+  for (const auto& engine : engines_) engine->fail(kGroupAborted);
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "../progress/progress_engine.h"
+
+namespace ddp::backends::shm {
+
+/// The engines that a collective goes through, one behind the other; here without an allocation.
+using Engines = c10::SmallVector<std::shared_ptr<ProgressEngine>, 2>;
+
+/// The handle of a collective over shared memory. Every thread that waits on it or polls it makes
+/// progress in the collective's engines.
+class ShmWork : public c10d::Work {
+ public:
+  /// \param title  for profiles and messages, such as "shm:all_reduce".
+  /// \param outputs  what result() and the future give.
+  ShmWork(
+      Engines engines, int rank, c10d::OpType type, const char* title,
+      std::vector<at::Tensor> outputs);
+
+  /// Starts the call in the one engine. The call's completion completes this handle.
+  ///
+  /// \throws c10::DistBackendError  as ProgressEngine::start.
+  void start(Call call);
+
+  /// Completes the handle. To be called once. Exceptions of callbacks on the future are logged.
+  void complete(const std::exception_ptr& error) noexcept;
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return number_.value_or(0); }
+
+ private:
+  void wait_in_engine(std::chrono::milliseconds timeout);
+  void wait_for_completion(std::chrono::milliseconds timeout);
+
+  const Engines engines_;
+  const char* const title_;
+  const std::vector<at::Tensor> outputs_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::optional<uint64_t> number_;  // in the one engine, after start()
+  bool counts_future_ = false;      // guarded by the base class's mutex_
+};
+
+}  // namespace ddp::backends::shm

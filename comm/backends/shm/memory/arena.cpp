@@ -1,0 +1,77 @@
+#include "arena.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+namespace ddp::backends::shm {
+namespace {
+
+// Each block begins on a page of its own, so that discard() can free it whole.
+constexpr size_t kPage = 4096;
+
+size_t in_pages(size_t bytes) { return std::max((bytes + kPage - 1) / kPage, size_t{1}) * kPage; }
+
+}  // namespace
+
+Arena::Arena(std::shared_ptr<Segment> segment, size_t bytes) : segment_(std::move(segment)) {
+  free_[0] = bytes;
+}
+
+void Arena::freeze() {
+  const std::lock_guard lock(mutex_);
+  frozen_ = true;
+}
+
+at::Tensor Arena::allocate(int64_t numel, at::ScalarType type, OnRelease on_release) {
+  const size_t bytes = in_pages(static_cast<size_t>(numel) * c10::elementSize(type));
+  const size_t offset = reserve(bytes);
+  const auto self = shared_from_this();
+  return at::from_blob(
+      segment_->data() + offset, {numel}, [=](void*) { self->release(offset, bytes, on_release); },
+      at::TensorOptions().dtype(type));
+}
+
+std::optional<size_t> Arena::offset_of(const at::Tensor& t) const {
+  const auto* data = static_cast<const std::byte*>(t.const_data_ptr());
+  const std::byte* begin = segment_->data();
+  if (data < begin || data >= begin + segment_->bytes()) return std::nullopt;
+  return static_cast<size_t>(data - begin);
+}
+
+size_t Arena::reserve(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto block = std::find_if(
+      free_.begin(), free_.end(), [&](const auto& entry) { return entry.second >= bytes; });
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, block != free_.end(), "shared memory: expected ", bytes,
+      " bytes in one block, but the ", segment_->bytes(), " of this rank are in use.");
+  const auto [offset, size] = *block;
+  free_.erase(block);
+  if (size > bytes) free_[offset + bytes] = size - bytes;
+  return offset;
+}
+
+void Arena::release(size_t offset, size_t bytes, OnRelease on_release) {
+  const std::lock_guard lock(mutex_);
+  if (frozen_) return;
+  if (on_release == OnRelease::kDiscard) segment_->discard(offset, bytes);
+  auto next = free_.lower_bound(offset);
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+      free_.erase(before);
+    }
+  }
+  if (next != free_.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    free_.erase(next);
+  }
+  free_[offset] = bytes;
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "segment.h"
+
+namespace ddp::backends::shm {
+
+/// Allocates tensors in this rank's segment, which the other ranks of the host map too. A
+/// collective reduces such a tensor where it lies.
+///
+/// Thread safety: all members.
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  /// \param bytes  of the segment, from its beginning; a multiple of the page size.
+  Arena(std::shared_ptr<Segment> segment, size_t bytes);
+
+  /// What happens to a tensor's memory when the tensor goes: the kernel gets it back at once, or
+  /// the arena keeps it for the next tensor.
+  enum class OnRelease { kDiscard, kKeep };
+
+  /// A 1-D tensor of `numel` elements, uninitialized. The tensor keeps the arena alive, and
+  /// releases its memory when it goes.
+  ///
+  /// \throws c10::OutOfMemoryError  when no block of that size is free.
+  at::Tensor allocate(int64_t numel, at::ScalarType type, OnRelease on_release);
+
+  /// From now on, memory that tensors release is not used again: another rank may still write to
+  /// it.
+  void freeze();
+
+  /// The offset of `t` in the segment, in bytes; nothing when `t` lies elsewhere.
+  std::optional<size_t> offset_of(const at::Tensor& t) const;
+
+ private:
+  size_t reserve(size_t bytes);
+  void release(size_t offset, size_t bytes, OnRelease on_release);
+
+  std::shared_ptr<Segment> segment_;
+  std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset to bytes; no two of the blocks touch
+  bool frozen_ = false;
+};
+
+}  // namespace ddp::backends::shm

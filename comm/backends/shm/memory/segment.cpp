@@ -1,0 +1,102 @@
+#include "segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace ddp::backends::shm {
+namespace {
+
+// Whoever has the file cannot change its size: no access to a mapping ends a process by SIGBUS.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+// Why the open file is no segment of this user with that size; empty when it is one.
+std::string why_not_a_segment(int fd, size_t bytes) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0) return std::strerror(errno);
+  if (file.st_uid != ::geteuid()) {
+    return c10::str("it is user ", file.st_uid, "'s, not user ", ::geteuid(), "'s");
+  }
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return "it is no memfd of a sealed size";
+  if (static_cast<size_t>(file.st_size) != bytes) {
+    return c10::str("it has ", file.st_size, " bytes, not ", bytes);
+  }
+  return "";
+}
+
+}  // namespace
+
+Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to map ", bytes, " bytes of shared memory, but ", std::strerror(error));
+  }
+  data_ = static_cast<std::byte*>(data);
+  // Else a core file would hold the memory of all ranks.
+  ::madvise(data_, bytes, MADV_DONTDUMP);
+  if (owns) return;
+  ::close(fd);  // the mapping needs none
+  fd_ = -1;
+}
+
+Segment::~Segment() {
+  ::munmap(data_, bytes_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::shared_ptr<Segment> Segment::make(size_t bytes) {
+  // Beyond this limit the kernel ends the process with SIGXFSZ in ftruncate.
+  rlimit largest{};
+  TORCH_CHECK(
+      ::getrlimit(RLIMIT_FSIZE, &largest) != 0 || bytes <= largest.rlim_cur,
+      "expected to make shared memory of ", bytes, " bytes, but `ulimit -f` allows ",
+      largest.rlim_cur);
+  const int fd = ::memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  TORCH_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
+      ::fcntl(fd, F_ADD_SEALS, kSeals | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    ::close(fd);
+    TORCH_CHECK(
+        false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
+  }
+  return std::shared_ptr<Segment>(new Segment(fd, bytes, /*owns=*/true));
+}
+
+std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
+  const auto path = c10::str("/proc/", pid, "/fd/", fd);
+  // Without waiting: the number may be a pipe's by now.
+  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  TORCH_CHECK(
+      own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
+      std::strerror(errno));
+  const auto problem = why_not_a_segment(own, bytes);
+  if (!problem.empty()) {
+    ::close(own);
+    TORCH_CHECK(false, "expected the memory of process ", pid, " at ", path, ", but ", problem);
+  }
+  return std::shared_ptr<Segment>(new Segment(own, bytes, /*owns=*/false));
+}
+
+void Segment::discard(size_t offset, size_t bytes) {
+  if (!owner_.is_this_one()) return;
+  // A failure costs memory and nothing else.
+  (void)::fallocate(
+      fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+      static_cast<off_t>(bytes));
+}
+
+}  // namespace ddp::backends::shm

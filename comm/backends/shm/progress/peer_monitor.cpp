@@ -1,0 +1,143 @@
+#include "peer_monitor.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+namespace ddp::backends::shm {
+
+PeerMonitor::PeerMonitor(int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers)
+    : rank_(rank),
+      control_memory_(std::move(control)),
+      control_(reinterpret_cast<ControlBlock*>(control_memory_->data())),
+      peers_(std::move(peers)) {}
+
+uint64_t PeerMonitor::least(Counter counter) const {
+  uint64_t least = UINT64_MAX;
+  for (int rank = 0; rank < size(); ++rank) {
+    least = std::min(least, (state_of(rank).*counter).load());
+  }
+  return least;
+}
+
+const Descriptor& PeerMonitor::descriptor_of(int rank, uint64_t number) const {
+  return state_of(rank).descriptors[number % kMostInFlight];
+}
+
+std::vector<std::byte*> PeerMonitor::buffers_for(uint64_t number) const {
+  std::vector<std::byte*> buffers;
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto& memory = *peers_[static_cast<size_t>(rank)].memory;
+    buffers.push_back(memory.data() + descriptor_of(rank, number).offset);
+  }
+  return buffers;
+}
+
+std::string PeerMonitor::mismatch(uint64_t number) const {
+  const auto& first = descriptor_of(0, number);
+  for (int rank = 1; rank < size(); ++rank) {
+    const auto& other = descriptor_of(rank, number);
+    if (other.matches(first)) continue;
+    return c10::str(
+        "shm: expected every rank to call the same collective number ", number, ", but rank ",
+        peers_[0].rank, " called ", to_text(first), " and rank ",
+        peers_[static_cast<size_t>(rank)].rank, " ", to_text(other),
+        ". Call the same collectives with tensors of equal sizes and dtypes in the same order on "
+        "all ranks.");
+  }
+  return "";
+}
+
+bool PeerMonitor::uses_gloo(uint64_t number) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (descriptor_of(rank, number).carrier == Carrier::kGloo) return true;
+  }
+  return false;
+}
+
+std::string PeerMonitor::to_text(const Descriptor& d) const {
+  const char* kinds[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+  const char* reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
+  std::string text = kinds[static_cast<uint32_t>(d.kind)];
+  if (d.kind == Kind::kBarrier) return text;
+  const auto dtype = static_cast<c10::ScalarType>(d.dtype);
+  if (d.carrier == Carrier::kGloo) return c10::str(text, " of ", dtype, " (through Gloo)");
+  text += c10::str(" of ", d.numel, " x ", dtype);
+  if (d.kind == Kind::kBroadcast) {
+    text += c10::str(" from rank ", peers_[static_cast<size_t>(d.root)].rank);
+  }
+  if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
+    text += c10::str(", ", reductions[d.reduction]);
+  }
+  return text;
+}
+
+bool PeerMonitor::has_stopped(int rank, uint64_t number) const {
+  const auto& state = state_of(rank);
+  return state.stopped.load() != Stopped::kNo && state.stopped_at.load() <= number;
+}
+
+bool PeerMonitor::has_peer_stopped(uint64_t number) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_ && has_stopped(rank, number)) return true;
+  }
+  return false;
+}
+
+Trouble PeerMonitor::trouble(uint64_t number) const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_) continue;
+    const auto& peer = peers_[static_cast<size_t>(rank)];
+    const auto& state = state_of(rank);
+    const auto named = [&](const char* what) {
+      return c10::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
+    };
+    if (has_stopped(rank, number)) {
+      if (state.stopped.load() == Stopped::kAborted) {
+        const auto cause = state.cause.read();
+        return {named("has aborted: ") + cause, cause};
+      }
+      const auto text = named("has left the process group");
+      return {text, text};
+    }
+    // In this order: the rank may have done its reduce step before its process ended, and its
+    // memory is still mapped here.
+    if (peer.process->has_ended() && state.reduced.load() <= number &&
+        !has_stopped(rank, UINT64_MAX)) {
+      const auto text = named("has ended");
+      return {text, text};
+    }
+  }
+  return {};
+}
+
+std::string PeerMonitor::ranks_at_or_below(Counter counter, uint64_t number) const {
+  std::ostringstream text;
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto at = (state_of(rank).*counter).load();
+    if (at > number) continue;
+    text << (text.tellp() > 0 ? ", " : "") << "rank " << peers_[static_cast<size_t>(rank)].rank
+         << " (at " << at << ")";
+  }
+  return text.str();
+}
+
+std::string PeerMonitor::missing(uint64_t number) const {
+  const auto absent = ranks_at_or_below(&RankState::announced, number);
+  if (!absent.empty()) return absent + " did not come";
+  const auto behind = ranks_at_or_below(&RankState::reduced, number);
+  return behind.empty() ? "a rank that came is not done" : behind + " came and did not do its part";
+}
+
+void PeerMonitor::stop(Stopped how, uint64_t completed, const std::string& cause) {
+  auto& own = own_state();
+  if (own.stopped.load() != Stopped::kNo) return;
+  own.stopped_at.store(completed);
+  own.cause.write(cause);
+  own.stopped.store(how);
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <sys/types.h>
+
+namespace ddp::backends::shm {
+
+/// Tells when another process has ended, by a pidfd.
+class ProcessWatch {
+ public:
+  /// Watches nothing where `pid` is this process.
+  ///
+  /// \throws c10::Error  where there is no such process, or the kernel does not let this one watch
+  ///         it: before Linux 5.3, or in some containers.
+  explicit ProcessWatch(pid_t pid);
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+
+  pid_t pid() const { return pid_; }
+  bool has_ended() const;
+
+ private:
+  pid_t pid_;
+  int descriptor_ = -1;  // of the process; readable once it has ended
+};
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,291 @@
+#include "progress_engine.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/error_text.h>
+
+#include "../../../deadline.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+// How long a waiting thread sleeps before it looks whether the other ranks are still there.
+constexpr std::chrono::milliseconds kCheckPeers{50};
+// How often the progress threads look while no thread waits.
+constexpr std::chrono::milliseconds kLookIn{2};
+constexpr int kThreads = 2;
+
+}  // namespace
+
+std::string why_not_started(
+    const char* name, int rank, int world_size, const std::exception& error) {
+  return c10::str(
+      "shm: expected to start ", name, ", but could not on rank ", rank, " of ", world_size, ": ",
+      text_of(error));
+}
+
+void warn_of_callback() noexcept {
+  try {
+    TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
+  } catch (const std::exception&) {
+    // The program's warning handler threw.
+  }
+}
+
+std::shared_ptr<ProgressEngine> ProgressEngine::make(
+    int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers,
+    std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout) {
+  std::shared_ptr<ProgressEngine> engine(new ProgressEngine(
+      PeerMonitor(rank, std::move(control), std::move(peers)), std::move(arena), timeout));
+  // The threads own the engine until close() ends them: one of them may be in a callback that drops
+  // the last other reference.
+  try {
+    for (int i = 0; i < kThreads; ++i) {
+      engine->threads_.emplace_back([engine] { engine->run_progress_thread(); });
+    }
+  } catch (const std::system_error&) {
+    engine->close();
+    throw;
+  }
+  return engine;
+}
+
+ProgressEngine::ProgressEngine(
+    PeerMonitor monitor, std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout)
+    : monitor_(std::move(monitor)), arena_(std::move(arena)), timeout_(timeout) {}
+
+void ProgressEngine::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(progress_mutex_);
+    abort_locked(why, Stopped::kAborted, why);
+  }
+  complete_aborted();
+}
+
+void ProgressEngine::close() {
+  if (!owner_.is_this_one() || !queue_.close()) return;
+  progress();  // completes what the other ranks have already done their share of
+  {
+    const std::lock_guard lock(progress_mutex_);
+    abort_locked(kGroupDestroyed, Stopped::kDestroyed, "");
+  }
+  complete_aborted();
+  for (auto& thread : threads_) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();  // a callback closed the group: this thread ends when the callback returns
+    } else {
+      thread.join();
+    }
+  }
+}
+
+uint64_t ProgressEngine::start(Call call) {
+  const uint64_t number = announce(std::move(call), WhileFull::kProgress);
+  progress();
+  if (queue_.completed() <= number) queue_.wake_one();
+  return number;
+}
+
+uint64_t ProgressEngine::announce(Call call) {
+  const uint64_t number = announce(std::move(call), WhileFull::kSleep);
+  queue_.wake_one();
+  return number;
+}
+
+uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
+  auto& own = monitor_.own_state();
+  std::unique_lock announce_lock(announce_mutex_);
+  uint64_t number = own.announced.load();
+  // A descriptor's place is free once all ranks have reduced the collective that was there before.
+  const auto is_full = [&] {
+    return monitor_.reduced_by_all() + kMostInFlight <= number && !queue_.is_aborted();
+  };
+  while (is_full()) {
+    announce_lock.unlock();  // callbacks of collectives that complete meanwhile may announce others
+    if (while_full == WhileFull::kProgress) {
+      wait(number - kMostInFlight, kCheckPeers);
+    } else {
+      monitor_.doorbell().wait_until([&] { return !is_full(); }, kCheckPeers);
+    }
+    announce_lock.lock();
+    number = own.announced.load();
+  }
+
+  const auto timeout = call.timeout.count() < 0 ? timeout_.load() : call.timeout;
+  own.descriptors[number % kMostInFlight] = call.descriptor;
+  queue_.push(std::make_unique<Pending>(
+      Pending{number, timeout, Deadline::in(timeout), std::move(call), nullptr}));
+  own.announced.store(number + 1);
+  announce_lock.unlock();
+  monitor_.doorbell().ring();
+  return number;
+}
+
+// Completes one collective after the other: the callback of one may wait for those behind it.
+void ProgressEngine::progress() {
+  while (true) {
+    PendingPtr completed;
+    {
+      const std::unique_lock lock(progress_mutex_, std::try_to_lock);
+      if (!lock.owns_lock()) return;  // another thread makes progress
+      completed = progress_locked();
+    }
+    if (!completed) completed = queue_.pop_aborted();
+    if (!completed) return;
+    complete(std::move(completed));
+  }
+}
+
+bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
+  const auto end = Deadline::in(at_most);
+  while (true) {
+    PendingPtr completed;
+    {
+      const std::lock_guard lock(progress_mutex_);
+      completed = progress_locked();
+    }
+    if (!completed) completed = queue_.pop_aborted();
+    const bool more = completed != nullptr;
+    if (completed) complete(std::move(completed));
+    if (queue_.completed() > number) return true;
+    if (more) continue;
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    // In this order: what another thread completes between the two looks, the second look sees.
+    const auto condition = [&] { return can_progress() || queue_.completed() > number; };
+    if (!monitor_.doorbell().wait_until(condition, std::min(left, kCheckPeers))) check_peers();
+  }
+}
+
+bool ProgressEngine::can_progress() const {
+  if (queue_.is_aborted()) return true;
+  const auto& own = monitor_.own_state();
+  const uint64_t reduced = own.reduced.load();
+  const uint64_t completed = queue_.completed();
+  return (reduced < own.announced.load() && monitor_.announced_by_all() > reduced) ||
+         (completed < reduced && monitor_.reduced_by_all() > completed);
+}
+
+/// \return  the next collective that is complete or has failed alone; nothing when there is none
+/// yet.
+PendingPtr ProgressEngine::progress_locked() {
+  auto& own = monitor_.own_state();
+  while (!queue_.is_aborted()) {
+    const auto next = queue_.next();
+    if (next.to_complete != nullptr && monitor_.reduced_by_all() > next.to_complete->number) {
+      return try_complete(*next.to_complete);
+    }
+    if (next.to_reduce == nullptr || monitor_.announced_by_all() <= next.to_reduce->number) {
+      return nullptr;
+    }
+    reduce(*next.to_reduce);
+    if (queue_.is_aborted()) return nullptr;
+    queue_.mark_reduced();
+    own.reduced.store(next.to_reduce->number + 1);
+    monitor_.doorbell().ring();
+  }
+  return nullptr;
+}
+
+PendingPtr ProgressEngine::try_complete(Pending& pending) {
+  // Looked at after everybody's reduce step: a rank that stops later still held its memory then.
+  if (monitor_.has_peer_stopped(pending.number)) {
+    abort_locked(pending, monitor_.trouble(pending.number));
+    return nullptr;
+  }
+  try {
+    if (!pending.error && pending.call.copy_out) pending.call.copy_out();
+  } catch (...) {
+    pending.error = std::current_exception();
+  }
+  return queue_.pop_completed();
+}
+
+void ProgressEngine::reduce(Pending& pending) {
+  Trouble trouble;
+  if (monitor_.has_peer_stopped(pending.number)) {
+    trouble = monitor_.trouble(pending.number);
+  } else {
+    if (const auto text = monitor_.mismatch(pending.number); !text.empty()) {
+      pending.error = backend_error(text);
+      // Gloo numbers collectives by calls: the ranks' next ones there would not match.
+      if (monitor_.uses_gloo(pending.number)) abort_locked(text, Stopped::kAborted, text);
+      return;
+    }
+    try {
+      if (pending.call.reduce_step) pending.call.reduce_step(monitor_.buffers_for(pending.number));
+      return;
+    } catch (...) {
+      trouble.what = text_of(std::current_exception());
+      trouble.cause = c10::str(trouble.what, " on rank ", monitor_.own_rank());
+    }
+  }
+  abort_locked(pending, trouble);  // the other ranks need this rank's reduce step
+}
+
+void ProgressEngine::check_peers() {
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (queue_.is_aborted()) return;
+    const auto* first = queue_.front();
+    if (first == nullptr) return;
+    auto trouble = monitor_.trouble(first->number);
+    if (trouble.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
+      trouble.what = c10::str(
+          "timed out after ", first->timeout.count(), " ms, ", monitor_.missing(first->number));
+      trouble.cause = c10::str(trouble.what, " on rank ", monitor_.own_rank());
+    }
+    if (!trouble.what.empty()) abort_locked(*first, trouble);
+  }
+  complete_aborted();
+}
+
+void ProgressEngine::abort_locked(const Pending& pending, const Trouble& trouble) {
+  const auto why = c10::str(
+      "shm: collective number ", pending.number, " (", monitor_.to_text(pending.call.descriptor),
+      ") on rank ", monitor_.own_rank(), ": ", trouble.what);
+  abort_locked(why, Stopped::kAborted, trouble.cause);
+}
+
+void ProgressEngine::abort_locked(const std::string& why, Stopped how, const std::string& cause) {
+  arena_->freeze();
+  monitor_.stop(how, queue_.completed(), cause);
+  queue_.abort(why);
+  monitor_.doorbell().ring();
+}
+
+void ProgressEngine::complete_aborted() {
+  while (auto failed = queue_.pop_aborted()) complete(std::move(failed));
+}
+
+void ProgressEngine::complete(PendingPtr pending) {
+  if (!pending->call.on_complete) return;
+  try {
+    pending->call.on_complete(pending->error);
+  } catch (...) {
+    warn_of_callback();  // this thread may make progress for others
+  }
+}
+
+void ProgressEngine::run_progress_thread() {
+  int rounds = 0;
+  while (true) {
+    if (!queue_.wait_if_empty()) {
+      if (futures_ > 0) {
+        monitor_.doorbell().wait_until([this] { return can_progress(); }, kLookIn);
+      } else {
+        queue_.wait_closed(kLookIn);
+      }
+    }
+    if (queue_.is_closed()) return;
+    progress();
+    if (++rounds % (kCheckPeers / kLookIn) == 0) check_peers();
+  }
+}
+
+}  // namespace ddp::backends::shm

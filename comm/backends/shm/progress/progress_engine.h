@@ -1,0 +1,121 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/internal/owner_process.h>
+
+#include "../memory/arena.h"
+#include "collective_queue.h"
+#include "peer_monitor.h"
+
+namespace ddp::backends::shm {
+
+/// What collectives fail with when their rank destroys or aborts its group.
+constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
+constexpr const char* kGroupAborted = "shm: the process group was aborted.";
+
+/// What a rank aborts with that cannot announce its collective `name`: the other ranks see it.
+std::string why_not_started(
+    const char* name, int rank, int world_size, const std::exception& error);
+
+/// Logs the current exception, which a user's callback on a future threw: no caller gets it.
+void warn_of_callback() noexcept;
+
+/// Completes collectives in the order in which this rank starts them, which is the same on every
+/// rank.
+///
+/// Every thread that starts a collective or waits for one makes progress: it does what the other
+/// ranks' states allow, for all pending collectives. Two progress threads do so every few
+/// milliseconds while no thread waits, so that a rank that is busy elsewhere does not hold up the
+/// others for long. There are two because one may be in a callback that waits.
+///
+/// Thread safety: all members. Ranks may be processes or threads.
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
+ public:
+  /// \param rank  of this process, in `peers`.
+  /// \param control  the segment of a ControlBlock, the same for all ranks.
+  /// \param peers  by rank of the host, this rank included.
+  /// \param arena  this rank's; the engine freezes it when it aborts.
+  static std::shared_ptr<ProgressEngine> make(
+      int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers,
+      std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
+
+  /// Announces the collective and makes progress. Waits only for a rank that is more than
+  /// kMostInFlight collectives behind.
+  ///
+  /// \return  the collective's number.
+  /// \throws c10::DistBackendError  after the engine aborted.
+  uint64_t start(Call call);
+
+  /// The same without progress, so that no callback runs on this thread: a progress thread or a
+  /// waiting thread completes the collective.
+  uint64_t announce(Call call);
+
+  /// Makes the progress that is possible now.
+  void progress();
+
+  /// Waits until collective `number` is complete, well or not.
+  ///
+  /// \return  whether it is, after at most `at_most`.
+  bool wait(uint64_t number, std::chrono::milliseconds at_most);
+
+  /// Counts futures that a thread may wait for without this engine. While there are any, the
+  /// progress threads wait on the doorbell instead of looking every few milliseconds.
+  void count_future(int change) { futures_ += change; }
+
+  /// Makes the progress that is possible now, and looks whether the other ranks are still there.
+  void poll() {
+    progress();
+    check_peers();
+  }
+
+  /// Aborts: fails the pending collectives and all later ones, on this rank and so on the others.
+  void fail(const std::string& why);
+
+  /// Fails the pending collectives, and tells the other ranks that this rank has left. To be called
+  /// before the last reference goes. A second call does nothing, and neither does one in a process
+  /// that this rank forked.
+  void close();
+
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// How many collectives this rank has announced.
+  uint64_t announced() const { return monitor_.own_state().announced.load(); }
+
+ private:
+  ProgressEngine(
+      PeerMonitor monitor, std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
+
+  enum class WhileFull { kProgress, kSleep };
+  uint64_t announce(Call call, WhileFull while_full);
+  bool can_progress() const;
+  PendingPtr progress_locked();
+  PendingPtr try_complete(Pending& pending);
+  void reduce(Pending& pending);
+  void check_peers();
+  void abort_locked(const Pending& pending, const Trouble& trouble);
+  void abort_locked(const std::string& why, Stopped how, const std::string& cause);
+  void complete_aborted();
+  static void complete(PendingPtr pending);
+  void run_progress_thread();
+
+  PeerMonitor monitor_;
+  const std::shared_ptr<Arena> arena_;
+  const OwnerProcess owner_;
+  std::atomic<std::chrono::milliseconds> timeout_;  // of collectives that give none
+  std::atomic<int> futures_{0};
+  std::mutex announce_mutex_;  // held by the one thread that announces
+  std::mutex progress_mutex_;  // held by the one thread that makes progress
+  CollectiveQueue queue_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ddp::backends::shm

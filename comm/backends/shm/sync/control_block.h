@@ -1,0 +1,83 @@
+// What the ranks of a host write for each other to read: some kilobytes a rank, in one segment.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "doorbell.h"
+
+namespace ddp::backends::shm {
+
+enum class Kind : uint32_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+
+/// What moves the bytes of a collective.
+enum class Carrier : uint32_t { kMemory, kGloo };
+
+/// One collective, as one rank calls it. Two ranks call the same one when all but `offset` is
+/// equal.
+struct Descriptor {
+  Kind kind = Kind::kBarrier;
+  Carrier carrier = Carrier::kMemory;
+  int32_t dtype = 0;      // at::ScalarType
+  int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
+  int32_t root = 0;       // of a broadcast
+  uint64_t numel = 0;     // of the whole tensor, of which each rank holds a share or all
+  uint64_t offset = 0;    // of this rank's tensor in its segment, in bytes
+
+  bool matches(const Descriptor& other) const {
+    return kind == other.kind && carrier == other.carrier && dtype == other.dtype &&
+           reduction == other.reduction && root == other.root && numel == other.numel;
+  }
+};
+
+/// How many collectives a rank may be ahead of the slowest rank.
+constexpr size_t kMostInFlight = 256;
+
+/// Why a rank aborted, for the others to repeat: cut to fit, and ended by a zero.
+class AbortCause {
+ public:
+  void write(const std::string& text) {
+    text.copy(text_.data(), text_.size() - 1);  // the last byte stays zero
+  }
+  std::string read() const { return text_.data(); }
+
+ private:
+  std::array<char, 512> text_{};
+};
+
+/// How a rank stopped.
+enum class Stopped : uint32_t { kNo, kDestroyed, kAborted };
+
+/// The state of one rank. Only that rank writes it; all ranks of the host read it.
+struct alignas(64) RankState {
+  /// How many collectives the rank has announced. Descriptor i is valid once this is above i.
+  std::atomic<uint64_t> announced{0};
+  /// How many reduce steps the rank has done. It neither reads nor writes other ranks' memory for
+  /// those collectives any more.
+  alignas(64) std::atomic<uint64_t> reduced{0};
+  /// Not kNo once the rank has destroyed or aborted its group. `stopped_at` is the number of
+  /// collectives that it had completed; it completes none after those.
+  alignas(64) std::atomic<Stopped> stopped{Stopped::kNo};
+  std::atomic<uint64_t> stopped_at{0};
+  AbortCause cause;  // written once, before `stopped`
+  std::array<Descriptor, kMostInFlight> descriptors;
+};
+
+/// The beginning of the segment. A RankState for each rank lies behind it.
+struct alignas(64) ControlBlock {
+  Doorbell doorbell;  // rings after each write to a RankState
+
+  RankState& of(int rank) { return reinterpret_cast<RankState*>(this + 1)[rank]; }
+  const RankState& of(int rank) const { return reinterpret_cast<const RankState*>(this + 1)[rank]; }
+  static size_t bytes_for(int ranks) {
+    return sizeof(ControlBlock) + static_cast<size_t>(ranks) * sizeof(RankState);
+  }
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share it");
+static_assert(std::atomic<Stopped>::is_always_lock_free, "processes share it");
+
+}  // namespace ddp::backends::shm

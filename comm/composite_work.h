@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <c10/core/Event.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// Several works that are one to the caller, with a last step once all of them are complete.
+///
+/// The step runs once: in the first `wait()`, in an `isCompleted()` that finds all works complete,
+/// or in a callback of `getFuture()`. The step copies out of buffers that a backend needed in place
+/// of the caller's tensors, so the step must own them. On a device the step is queued on the
+/// current stream of the thread that runs it; the current streams of later callers wait for it.
+class CompositeWork : public c10d::Work {
+ public:
+  /// \param parts  not empty.
+  /// \param outputs  what `result()` gives.
+  CompositeWork(
+      std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  void finish_once();
+  c10::Stream current_stream() const;
+
+  std::vector<WorkPtr> parts_;
+  std::function<void()> finish_;
+  std::vector<at::Tensor> outputs_;
+  std::once_flag finished_;
+  std::optional<c10::Event> finished_on_device_;
+};
+
+/// Several works that are one to the caller, without a last step.
+///
+/// \param parts, outputs  as CompositeWork's.
+WorkPtr combine_works(std::vector<WorkPtr> parts, std::vector<at::Tensor> outputs = {});
+
+}  // namespace ddp

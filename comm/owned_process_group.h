@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ddp/internal/owner_process.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace ddp {
+
+/// A process group that ends in the process that made it, and in no other.
+///
+/// A process that a rank forked has a copy of the group. There, abort() and shutdown() do nothing,
+/// and the last reference to go leaks the group with its backends and its store. Their destructors
+/// would wait for threads that the forked process has not, and write to the rank's sockets and
+/// memory.
+class OwnedProcessGroup : public c10d::ProcessGroup {
+ public:
+  /// \tparam Group  this class or a derived one.
+  template <typename Group>
+  static c10::intrusive_ptr<Group> make(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+    auto group = c10::make_intrusive<Group>(store, rank, size);
+    group->self_ = c10::intrusive_ptr<c10d::ProcessGroup>(group);
+    return group;
+  }
+
+  using c10d::ProcessGroup::ProcessGroup;
+  void shutdown() override;
+  void abort() override;
+  void release_resources() override;
+
+ protected:
+  /// Runs in the process that made the group when the last reference goes, before the backends and
+  /// the store do.
+  virtual void on_last_reference() {}
+
+ private:
+  const OwnerProcess owner_;
+  // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
+  // last other reference goes. In the process that made the group, that drops this one.
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
+};
+
+}  // namespace ddp

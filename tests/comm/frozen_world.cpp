@@ -1,0 +1,116 @@
+// One rank, RANK of WORLD_SIZE, of a world whose rank 0, which hosts the store, stops itself; the
+// others print what they get to know of that, and after how many milliseconds.
+//
+// frozen_world before PORT       rank 0 stops before any other rank has met it
+// frozen_world init PORT         ... in the middle of init_process_group
+// frozen_world new_group PORT    ... before the others call new_group
+// frozen_world barrier PORT      ... before the others call monitored_barrier
+// frozen_world destroy PORT      ... before the others call destroy_process_group
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <ddp/collectives.h>
+#include <ddp/error_text.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kTimeout = 3s;
+
+int rank() { return std::atoi(std::getenv("RANK")); }
+
+c10::intrusive_ptr<c10d::Store> store_at(const char* port, bool is_server) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::atoi(port));
+  options.isServer = is_server;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+ddp::ProcessGroup init(const char* port) {
+  return ddp::init_process_group(ddp::ProcessGroupOptions()
+                                     .init_method(std::string("tcp://127.0.0.1:") + port)
+                                     .timeout(kTimeout));
+}
+
+[[noreturn]] void stop() {
+  std::raise(SIGSTOP);
+  std::_Exit(EXIT_SUCCESS);
+}
+
+// Stops this process once rank 1 has come to the roll call, which rank 2 never does.
+void stop_in_roll_call(const char* port) {
+  std::thread([port] {
+    while (ddp::problem_of([&] { store_at(port, false); }) != "") std::this_thread::yield();
+    const auto store = store_at(port, false);
+    const auto roll = "ddp/init/" + store->get_to_str("ddp/init/open");
+    store->wait({roll + "/here/1"}, 20s);
+    stop();
+  }).detach();
+}
+
+bool is_stopped(int pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string field;
+  stat >> field >> field >> field;
+  return field == "T";
+}
+
+// Rank 0 stops; the others return when it has.
+void stop_rank_0() {
+  auto pid = at::full({1}, static_cast<double>(getpid()));
+  ddp::broadcast(pid, 0);
+  if (rank() == 0) stop();
+  while (!is_stopped(static_cast<int>(pid.item<double>()))) std::this_thread::yield();
+}
+
+void print_failure(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = ddp::problem_of(body);
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  std::printf("after %.0f ms: %s\n", time.count(), text.empty() ? "no error" : text.c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  TORCH_CHECK(argc == 3, "expected what to do and a port");
+  const std::string what = argv[1];
+  const auto* port = argv[2];
+  if (what == "before") {
+    if (rank() != 0) {
+      print_failure([&] { init(port); });
+      return EXIT_SUCCESS;
+    }
+    const auto store = store_at(port, true);
+    std::printf("stops\n");
+    std::fflush(stdout);
+    stop();
+  }
+  if (what == "init") {
+    if (rank() == 0) stop_in_roll_call(port);
+    print_failure([&] { init(port); });
+    return EXIT_SUCCESS;
+  }
+  init(port);
+  stop_rank_0();
+  if (what == "new_group") print_failure([] { ddp::new_group({1, 2}); });
+  if (what == "barrier") print_failure([] { ddp::monitored_barrier(kTimeout); });
+  if (what == "destroy") print_failure([] { ddp::destroy_process_group(); });
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "frozen_world: %s\n", ddp::text_of(error).c_str());
+  return EXIT_FAILURE;
+}

@@ -1,0 +1,91 @@
+#include "comm/gpu_assignment.h"
+
+#include <future>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "support/catch.h"
+
+using ddp::choose_gpu;
+using ddp::GpuAssignment;
+using ddp::Setting;
+
+namespace {
+
+/// What each rank of a world gets, "yes" or "no" or its error.
+std::vector<std::string> ask_all(
+    const std::vector<GpuAssignment>& gpus, const std::string& required_by) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const int size = static_cast<int>(gpus.size());
+  std::vector<std::future<std::string>> futures;
+  for (int rank = 0; rank < size; ++rank) {
+    futures.push_back(std::async(std::launch::async, [=] {
+      const ddp::RollCall roll{store, rank, size, ddp::Deadline(std::chrono::seconds(20)), "test"};
+      c10d::PrefixStore votes("votes", store);
+      try {
+        return std::string(ddp::all_have_gpus(roll, votes, gpus[rank], required_by) ? "yes" : "no");
+      } catch (const c10::Error& error) {
+        return std::string(error.what_without_backtrace());
+      }
+    }));
+  }
+  std::vector<std::string> answers;
+  for (auto& future : futures) answers.push_back(future.get());
+  return answers;
+}
+
+const GpuAssignment kFirst{"", 0, "GPU 1 of host a"};
+const GpuAssignment kSecond{"", 1, "GPU 2 of host a"};
+const GpuAssignment kElsewhere{"", 0, "GPU 1 of host b"};
+const GpuAssignment kUnknown{"", {}, ""};
+const GpuAssignment kNone{"expected a GPU, but there is none. Buy one", {}, ""};
+
+using Answers = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("the local rank chooses the GPU, unless there is one only", "[comm][pure]") {
+  CHECK(choose_gpu(Setting{"LOCAL_RANK", "1"}, 4).device == 1);
+  CHECK(choose_gpu(Setting{"SLURM_LOCALID", "3"}, 1).device == 0);
+  CHECK(choose_gpu({}, 1).device == 0);
+  CHECK_FALSE(choose_gpu({}, 2).device);
+  CHECK(choose_gpu({}, 2).why_not.empty());
+  // Nobody needs it.
+  CHECK(choose_gpu(Setting{"LOCAL_RANK", "x"}, 1).why_not.empty());
+  CHECK_FALSE(choose_gpu(Setting{"LOCAL_RANK", "x"}, 0).device);
+}
+
+TEST_CASE("without a GPU for the local rank the reason names both", "[comm][pure][errors]") {
+  CHECK_THAT(choose_gpu({}, 0).why_not, ContainsText("sees none. Check nvidia-smi"));
+  const auto gpu = choose_gpu(Setting{"LOCAL_RANK", "2"}, 2);
+  CHECK_FALSE(gpu.device);
+  CHECK_THAT(
+      gpu.why_not, ContainsText("expected LOCAL_RANK from 0 to 1, for this process sees 2 GPUs, "
+                                "got \"2\"") &&
+                       ContainsText("CUDA_VISIBLE_DEVICES") && ContainsText("backend(\"gloo\")"));
+  CHECK_THROWS_AS(choose_gpu(Setting{"LOCAL_RANK", "x"}, 2), c10::ValueError);
+}
+
+TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]") {
+  CHECK(ask_all({kFirst}, "") == Answers{"yes"});
+  CHECK(ask_all({kFirst, kSecond, kElsewhere}, "") == Answers(3, "yes"));
+  CHECK(ask_all({kUnknown, kUnknown}, "") == Answers(2, "yes"));
+  CHECK(ask_all({kFirst, kNone, kSecond}, "") == Answers(3, "no"));
+  CHECK(ask_all({kFirst, kFirst}, "") == Answers(2, "no"));
+  CHECK(ask_all({kFirst, kSecond}, "nccl") == Answers(2, "yes"));
+}
+
+TEST_CASE("where NCCL is required all learn who has no GPU", "[comm][ranks][errors]") {
+  auto answers = ask_all({kFirst, kNone, kSecond}, "nccl");
+  CHECK(answers == Answers(3, answers[0]));
+  CHECK(answers[0] == "test on rank 1 of 3: backend nccl: " + kNone.why_not + ".");
+
+  answers = ask_all({kFirst, kFirst}, "nccl");
+  CHECK(answers == Answers(2, answers[0]));
+  CHECK_THAT(
+      answers[0], ContainsText("backend nccl: expected a GPU for each rank, got the same one") &&
+                      ContainsText("GPU 1 of host a. Start one process per GPU"));
+  CHECK_THAT(answers[0], ContainsText("ranks 0 and 1") || ContainsText("ranks 1 and 0"));
+}

@@ -1,0 +1,115 @@
+// What the ranks of a bootstrap tell each other through their store.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/backends/shm/backend/bootstrap.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using namespace ddp::backends;
+using namespace std::chrono_literals;
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+
+namespace {
+
+/// Counts what ranks ask of it.
+class CountingStore : public c10d::HashStore {
+ public:
+  explicit CountingStore(bool is_extended) : is_extended_(is_extended) {}
+
+  using HashStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ++operations;
+    HashStore::set(key, value);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++operations;
+    return HashStore::get(key);
+  }
+  void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    ++operations;
+    HashStore::wait(keys, timeout);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++operations;
+    return HashStore::multiGet(keys);
+  }
+  bool hasExtendedApi() const override { return is_extended_; }
+
+  std::atomic<int> operations{0};
+
+ private:
+  const bool is_extended_;
+};
+
+Setup setup_of(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  Setup setup;
+  setup.store = store;
+  setup.rank = rank;
+  setup.world_size = size;
+  setup.timeout = 20s;
+  setup.connect_by = ddp::Deadline(20s);
+  for (int other = 0; other < size; ++other) setup.global_ranks.push_back(other);
+  return setup;
+}
+
+/// What rank 0 of two throws where rank 1 says that.
+std::string error_with(const std::string& host, const std::string& memory) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->set("host/1", host);
+  store->set("memory/1", memory);
+  store->set("mapped/1", "=");
+  return ddp::testing::error_of<c10::Error>([&] {
+    shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0});
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a bootstrap asks the store the same number of times at any size", "[shm][ranks]") {
+  const int size = GENERATE(2, 5);
+  const bool is_extended = GENERATE(true, false);
+  CAPTURE(size, is_extended);
+  const auto store = c10::make_intrusive<CountingStore>(is_extended);
+  const auto errors = errors_of_ranks(size, [&](const Rank& self) {
+    const auto made = shm::bootstrap(setup_of(store, self.rank, self.size), {}, {"a", 1 << 16});
+    TORCH_CHECK(made.backend, made.why_not);
+  });
+  CHECK(errors == std::vector<std::string>(static_cast<size_t>(size)));
+  constexpr int kRounds = 3;
+  CHECK(store->operations == size * kRounds * (is_extended ? 3 : 2 + size));
+}
+
+TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][errors]") {
+  const auto [memory, got] = GENERATE(table<std::string, std::string>({
+      {"=", "\"\""},
+      {"=1 2 3", "\"1 2 3\""},
+      {"=1 2 -1 -1 4096 7 8", "\"1 2 -1 -1 4096 7 8\""},
+      {"=0 2 -1 -1 4096 7", "\"0 2 -1 -1 4096 7\""},
+      {"=1 2 -1 -1 4095 7", "\"1 2 -1 -1 4095 7\""},
+      {"=1 2 -1 -1 -4096 7", "\"1 2 -1 -1 -4096 7\""},
+      {"", "\"\""},
+      {"else", "\"else\""},
+  }));
+  CAPTURE(memory);
+  CHECK_THAT(
+      error_with("=a", memory),
+      ContainsText("backend shm: expected ") &&
+          ContainsText(
+              " in the store's entry memory/1 of rank 1 of 2, got " + got +
+              ". Use a store, or a prefix of one, to which nothing else writes."));
+}
+
+TEST_CASE("the first problem of a rank is all ranks' reason", "[shm][errors]") {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  store->set("host/1", "!no such host");
+  CHECK(shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0}).why_not == "rank 1: no such host");
+}
