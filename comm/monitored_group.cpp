@@ -26,7 +26,9 @@ std::string address_in(const std::vector<uint8_t>& report) {
 }  // namespace
 
 void MonitoredGroup::on_last_reference() {
-  if (monitor_ && std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
+  if (!monitor_) return;
+  if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
+  monitor_->outlast_readers();
 }
 
 void MonitoredGroup::start_monitor(

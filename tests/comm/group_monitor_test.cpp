@@ -99,6 +99,7 @@ ProcessGroup group_over(
 struct Seen {
   TimedError first;
   std::string next;
+  std::string aborted;
 };
 
 }  // namespace
@@ -130,6 +131,7 @@ TEST_CASE(
           }
         }
         seen.next = error_of([&] { sum(self.group); });
+        seen.aborted = monitor_of(self.group)->aborted().value_or("");
         self.outlast_the_others();
         return seen;
       },
@@ -146,6 +148,35 @@ TEST_CASE(
     }
     // Word for word the same, on every rank.
     CHECK(seen[rank].next == seen[0].first.error);
+    CHECK(seen[rank].aborted == seen[0].first.error);
+  }
+}
+
+TEST_CASE(
+    "a rank's failure ends what waits for it without the monitor",
+    "[comm][ranks][errors][monitor]") {
+  MeetingPoint others(2);
+  const auto seen = run_ranks<TimedError>(
+      3,
+      [&](const Rank& self) -> TimedError {
+        std::vector<at::Tensor> tensors{at::ones({4})};
+        TimedError seen;
+        if (self.rank != 1) {
+          const auto work = self.group->allreduce(tensors);
+          others.arrive();
+          seen = timed_error_of([&] { work->wait(); });
+        } else {
+          others.wait();
+          monitor_of(self.group)->fail("rank 1 is out of memory");
+        }
+        self.outlast_the_others();
+        return seen;
+      },
+      kLongTimeout);
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_FALSE(seen[rank].error.empty());
+    CHECK(seen[rank].seconds < kBound);
   }
 }
 
@@ -235,11 +266,13 @@ TEST_CASE(
 }
 
 TEST_CASE("a rank that is merely slow harms nobody", "[comm][ranks][monitor]") {
-  const std::string way = GENERATE("all_reduce", "recv");
+  // Longer than it takes to find out that a peer is gone; and longer than the first look.
+  const auto [way, late] = GENERATE(
+      table<std::string, std::chrono::milliseconds>({{"all_reduce", 4500ms}, {"recv", 1500ms}}));
   CAPTURE(way);
   MeetingPoint nowhere(0);
-  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
-    if (self.rank == 1) nowhere.be_late(3s);
+  const auto errors = errors_of_ranks(3, [&, way = way, late = late](const Rank& self) {
+    if (self.rank == 1) nowhere.be_late(late);
     if (way == "recv" && self.rank == 1) {
       for (const int other : {0, 2}) send(at::ones({4}), other, 0, self.group);
     } else {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -114,6 +115,9 @@ class GroupMonitor {
 
   /// This rank ends its part in the group while an exception unwinds the stack.
   void leave_by_exception() noexcept;
+  /// Where the group has failed and its store goes with this process: waits until the other ranks
+  /// have read why, or have ended, for at most two seconds.
+  void outlast_readers() noexcept;
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }
@@ -125,12 +129,15 @@ class GroupMonitor {
   class LateWait;
 
   StoreExecutor& executor();
-  static void read_failure(Known& known, c10d::Store& store);
+  static void read_failure(Known& known, c10d::Store& store, int rank);
   std::optional<std::string> look(std::chrono::milliseconds at_most);
   std::optional<std::string> failure_for_this_rank() const;
   void report(const std::string& where);
   std::string arrivals(const std::string& where);
-  std::string gone_ranks() const;
+  std::vector<int> find_gone(std::chrono::milliseconds at_most);
+  std::string gone_ranks(std::chrono::milliseconds at_most);
+  std::optional<std::string> last_words();
+  std::chrono::milliseconds store_patience() const;
   std::string silent_store() const;
   std::string explain(const std::string& what, WaitPoint where);
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
@@ -138,8 +145,9 @@ class GroupMonitor {
   bool is_watching() const { return setup_.size > 1; }
 
   const Setup setup_;
-  const std::shared_ptr<Known> known_;  // shared with jobs that may outlive this
-  mutable std::mutex mutex_;            // guards what follows
+  const std::shared_ptr<Known> known_;     // shared with jobs that may outlive this
+  std::atomic<bool> host_is_gone_{false};  // of the store; as the last probe found
+  mutable std::mutex mutex_;               // guards what follows
   std::unique_ptr<StoreExecutor> executor_;
   std::optional<std::string> aborted_;
   uint64_t attempts_ = 0;

@@ -1,0 +1,72 @@
+#include "failure_records.h"
+
+#include <sstream>
+
+#include <c10/util/StringUtil.h>
+
+namespace ddp {
+namespace {
+
+// Keys of the store:
+//   failure      why the group failed: the first rank's words
+//   reader/R     rank R knows of it
+// Attempts are recorded at the same time, in any order: what is one key for all would be lost to
+// the next.
+//   attempt/N    the first failure of attempt N
+//   attempts     how many entries the list has, or is about to have
+//   attempts/I   entry I, from 1
+constexpr const char* kFailure = "failure";
+constexpr const char* kCount = "attempts";
+
+std::string reader_key(int rank) { return c10::str("reader/", rank); }
+
+std::string entry_key(int64_t entry) { return c10::str(kCount, "/", entry); }
+
+std::string serialize(const FailedAttempt& attempt) {
+  return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
+}
+
+FailedAttempt parse(const std::string& text) {
+  FailedAttempt attempt;
+  std::istringstream fields(text);
+  fields >> attempt.rank >> attempt.number;
+  fields.get();  // a space
+  std::getline(fields, attempt.why, '\0');
+  return attempt;
+}
+
+}  // namespace
+
+std::string record_failure(c10d::Store& store, const std::string& why) {
+  return store.compareSet(kFailure, "", why);
+}
+
+std::optional<std::string> read_failure(c10d::Store& store) {
+  if (!store.check({kFailure})) return std::nullopt;
+  return store.get_to_str(kFailure);
+}
+
+void record_reader(c10d::Store& store, int rank) { store.set(reader_key(rank), std::string("1")); }
+
+bool have_read(c10d::Store& store, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(reader_key(rank));
+  return keys.empty() || store.check(keys);
+}
+
+void record_attempt(c10d::Store& store, const FailedAttempt& attempt) {
+  const auto text = serialize(attempt);
+  if (store.compareSet(c10::str("attempt/", attempt.number), "", text) != text) return;
+  store.set(entry_key(store.add(kCount, 1)), text);
+}
+
+void read_attempts(c10d::Store& store, std::vector<FailedAttempt>& known) {
+  if (!store.check({kCount})) return;
+  const auto count = store.add(kCount, 0);
+  for (auto entry = static_cast<int64_t>(known.size()) + 1; entry <= count; ++entry) {
+    if (!store.check({entry_key(entry)})) return;  // about to be set
+    known.push_back(parse(store.get_to_str(entry_key(entry))));
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,138 @@
+// What a rank in trouble finds out about the others.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/group_monitor.h>
+
+#include "group_monitor_known.h"
+#include "presence.h"
+#include "store_executor.h"
+
+namespace ddp {
+namespace {
+
+using namespace monitor;
+
+// How long a rank whose collective broke looks for the reason, which may be about to be written.
+constexpr milliseconds kReasonPatience{3000};
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of_bytes(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string list(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+}
+
+}  // namespace
+
+void GroupMonitor::report(const std::string& where) {
+  if (!setup_.store) return;
+  const auto rank = static_cast<size_t>(setup_.rank);
+  const auto address = rank < setup_.addresses.size() ? setup_.addresses[rank] : "";
+  executor().post([key = report_key(setup_.rank), text = address + '\t' + where](auto& store) {
+    store.set(key, bytes_of(text));
+  });
+}
+
+/// Which ranks wait where this one does, and where the others do; "" when the store does not say.
+std::string GroupMonitor::arrivals(const std::string& where) {
+  if (!setup_.store) return "";
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < setup_.size; ++rank) keys.push_back(report_key(rank));
+  std::vector<std::string> reports;
+  try {
+    const auto question = [keys](c10d::Store& store) {
+      std::vector<std::string> texts;
+      for (const auto& value : store.multiGet(keys)) texts.push_back(text_of_bytes(value));
+      return texts;
+    };
+    reports =
+        executor().ask<std::vector<std::string>>(question, store_patience()).value_or(reports);
+  } catch (const std::exception&) {
+  }
+  if (reports.size() != keys.size()) return "";
+  std::vector<int> here, elsewhere;
+  std::string others;
+  for (int rank = 0; rank < setup_.size; ++rank) {
+    const auto& text = reports[static_cast<size_t>(rank)];
+    const auto place = text.substr(std::min(text.find('\t'), text.size() - 1) + 1);
+    (place == where ? here : elsewhere).push_back(rank);
+    if (place != where && !place.empty()) others += c10::str("; rank ", rank, " waits in ", place);
+  }
+  if (elsewhere.empty()) return "; all ranks had arrived";
+  return c10::str("; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
+}
+
+/// The peers whose processes ended, or left the group.
+std::vector<int> GroupMonitor::find_gone(milliseconds at_most) {
+  if (setup_.addresses.empty()) return {};
+  setup_.presence->drain();
+  const auto found = probe(setup_.addresses, at_most);
+  std::vector<int> gone;
+  for (int rank = 0; rank < setup_.size; ++rank) {
+    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Presence::Gone) {
+      gone.push_back(rank);
+    }
+  }
+  host_is_gone_ = std::find(gone.begin(), gone.end(), setup_.store_host) != gone.end();
+  return gone;
+}
+
+/// "rank 1 of 3 has ended"; "" for none.
+std::string GroupMonitor::gone_ranks(milliseconds at_most) {
+  const auto gone = find_gone(at_most);
+  if (gone.empty()) return "";
+  return c10::str(
+      list(gone), " of ", setup_.size, gone.size() == 1 ? " has" : " have",
+      " ended, or left the process group",
+      host_is_gone_ ? c10::str(" (rank ", setup_.store_host, " hosts the store)") : "");
+}
+
+/// That the store does not answer, and who hosts it; "" when it does.
+std::string GroupMonitor::silent_store() const {
+  if (!setup_.store) return "";
+  const std::lock_guard lock(known_->mutex);
+  if (!known_->silence.empty()) return known_->silence;
+  const auto waited =
+      std::chrono::duration_cast<milliseconds>(Clock::now() - known_->asked_at).count();
+  if (!known_->asked || waited < kStorePatience.count()) return "";
+  const auto host = setup_.store_host < 0 ? std::string()
+                                          : c10::str(", which rank ", setup_.store_host, " hosts,");
+  return c10::str(
+      "the store", host, " has not answered for ", waited,
+      " ms: the process that hosts it is stopped, or cannot be reached");
+}
+
+/// What the store says of the group's failure once a rank is gone, which said before why it goes.
+std::optional<std::string> GroupMonitor::last_words() {
+  // The first answer may be to a question of before.
+  if (auto failure = look(store_patience())) return failure;
+  return look(store_patience());
+}
+
+/// How long a rank in trouble waits for an answer of the store, whose host may be gone.
+milliseconds GroupMonitor::store_patience() const {
+  return host_is_gone_ ? kAnswerPatience : kStorePatience;
+}
+
+/// The text of a failure of this rank: what another rank recorded before, or `what` with what can
+/// be found out about the peers. Stays for a while, since a rank that fails may be about to say so.
+std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
+  const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout / 2);
+  report(where());  // for the others' texts, if they find no reason either
+  while (true) {
+    if (auto failure = look(kAnswerPatience)) return *failure;
+    const auto silent = silent_store();
+    const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
+    if (!gone.empty()) return last_words().value_or(c10::str(what, "; ", gone));
+    if (!silent.empty()) return c10::str(what, "; ", silent);
+    if (!setup_.store || Clock::now() >= end) return what + arrivals(where());
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+}  // namespace ddp

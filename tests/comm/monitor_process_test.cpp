@@ -1,0 +1,174 @@
+// Ranks that are processes, of which one goes wrong: the others name it in bounded time, also where
+// it hosts the store, and get away.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <deque>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/processes.h"
+
+#include "support/catch.h"
+
+using namespace std::chrono_literals;
+using ddp::testing::Ended;
+using ddp::testing::lines_of;
+using ddp::testing::numbers_after;
+using ddp::testing::Process;
+using ddp::testing::ProcessOptions;
+
+namespace {
+
+constexpr int kSize = 3;
+
+struct Scene {
+  std::string what;
+  std::string place;
+  int victim;
+  std::string backend;
+  int timeout_seconds = 50;
+
+  std::vector<std::string> command() const {
+    return {MONITORED_WORLD_PROGRAM, what,    place,
+            std::to_string(victim),  backend, std::to_string(timeout_seconds)};
+  }
+};
+
+// Free now; whoever takes it in between makes the test fail, and does so seldom.
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE(bind(fd, generic, length) == 0);
+  REQUIRE(getsockname(fd, generic, &length) == 0);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+/// Ranks without a launcher, which would end them: rank 0 hosts the store.
+class World {
+ public:
+  explicit World(const Scene& scene) : scene_(scene) {
+    const auto port = std::to_string(free_port());
+    for (int rank = 0; rank < kSize; ++rank) {
+      const auto number = std::to_string(rank);
+      ProcessOptions options;
+      options.timeout = 90s;
+      options.environment = {"RANK=" + number,       "WORLD_SIZE=" + std::to_string(kSize),
+                             "LOCAL_RANK=" + number, "MASTER_ADDR=127.0.0.1",
+                             "MASTER_PORT=" + port,  "OMP_NUM_THREADS=1"};
+      ranks_.emplace_back(scene.command(), options);
+    }
+  }
+
+  const Scene& scene() const { return scene_; }
+  Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+
+  std::string output_of_survivors() {
+    std::string output;
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == scene_.victim) continue;
+      const auto end = this->rank(rank).wait();
+      CAPTURE(rank, end.out, end.err);
+      CHECK(end.code == 0);
+      output += end.out + end.err;
+    }
+    return output;
+  }
+
+ private:
+  const Scene scene_;
+  std::deque<Process> ranks_;
+};
+
+// Under ddprun, which tells the survivors to end and lets them be for a while.
+std::string output_under_ddprun(const Scene& scene) {
+  std::vector<std::string> arguments{"-n", std::to_string(kSize), "--grace", "60", "--"};
+  for (const auto& word : scene.command()) arguments.push_back(word);
+  ProcessOptions options;
+  options.timeout = 90s;
+  options.join_streams = true;
+  return ddp::testing::run(ddp::testing::ddprun(arguments), options).out;
+}
+
+std::string output_of(const Scene& scene, bool launched) {
+  return launched ? output_under_ddprun(scene) : World(scene).output_of_survivors();
+}
+
+/// Both survivors' errors match `words`, came within `at_most` ms, and were the end of nothing
+/// else.
+void check_survivors(const std::string& output, const std::string& words, int at_most) {
+  CAPTURE(output);
+  int said = 0;
+  for (const auto& line : lines_of(output)) said += std::regex_search(line, std::regex(words));
+  CHECK(said == kSize - 1);
+  const auto learned = numbers_after(output, "learned after ");
+  const auto left = numbers_after(output, "left after ");
+  CHECK(learned.size() == kSize - 1);
+  CHECK(left.size() == kSize - 1);
+  for (const int time : learned) CHECK(time < at_most);
+  for (const int time : left) CHECK(time < 5000);
+}
+
+/// What says so. Where the victim hosted the store, a rank may find only after the other survivor
+/// has left, too, that the victim is gone.
+std::string ended(int victim) {
+  return victim == 1 ? "rank 1 of 3 has ended, or left the process group"
+                     : "(rank 0|ranks 0, [12]) of 3 (has|have) ended, or left the process group "
+                       "\\(rank 0 hosts the store\\)";
+}
+
+}  // namespace
+
+TEST_CASE("a rank that is killed is named by all others", "[comm][process][errors]") {
+  const std::string backend = GENERATE("gloo", "shm");
+  const int victim = GENERATE(0, 1);
+  const bool launched = GENERATE(false, true);
+  CAPTURE(backend, victim, launched);
+  check_survivors(output_of({"kill", "between", victim, backend}, launched), ended(victim), 5000);
+}
+
+TEST_CASE("a rank whose program throws is named by all others", "[comm][process][errors]") {
+  const std::string backend = GENERATE("gloo", "shm");
+  const int victim = GENERATE(0, 1);
+  const bool launched = GENERATE(false, true);
+  CAPTURE(backend, victim, launched);
+  check_survivors(
+      output_of({"throw", "between", victim, backend}, launched),
+      "an exception in the program of rank " + std::to_string(victim) +
+          " of 3 ended its part in the training",
+      5000);
+}
+
+TEST_CASE("a rank that exits without a word is named by all others", "[comm][process][errors]") {
+  const std::string backend = GENERATE("gloo", "shm");
+  CAPTURE(backend);
+  check_survivors(output_of({"exit", "between", 0, backend}, false), ended(0), 5000);
+}
+
+TEST_CASE(
+    "where the rank that hosts the store is stopped, the others do not wait for ever",
+    "[comm][process][errors]") {
+  const std::string backend = GENERATE("gloo", "shm");
+  std::deque<World> worlds;  // at the same time: their ranks wait and do not compute
+  for (const char* place : {"forward", "backward", "between", "join"}) {
+    worlds.emplace_back(Scene{"stop", place, 0, backend, 10});
+  }
+  for (auto& world : worlds) {
+    CAPTURE(backend, world.scene().place);
+    const auto output = world.output_of_survivors();
+    check_survivors(output, "the store, which rank 0 hosts, has not answered for ", 25000);
+    check_survivors(
+        output, " ms: the process that hosts it is stopped, or cannot be reached", 25000);
+    for (const int time : numbers_after(output, "learned after ")) CHECK(time > 5000);
+    CHECK_FALSE(ddp::testing::is_gone(world.rank(0).pid()));
+  }
+}

@@ -1,0 +1,110 @@
+// One rank, RANK of WORLD_SIZE, of a training in which a rank goes wrong: a process, which can end
+// or stop, and which hosts the store if it is rank 0.
+//
+// monitored_world WHAT PLACE VICTIM BACKEND SECONDS
+//   WHAT     kill, stop, exit (without destroy_process_group) or throw: what VICTIM does
+//   PLACE    forward, backward, between (two steps) or join (its body): where it does
+//   SECONDS  the group's timeout
+//
+// The others print what they get to know of that and after how many milliseconds, take the group
+// apart, and print how long that took. None ends for ddprun's SIGTERM: a rank that reads the
+// failure is what this is about.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/error_text.h>
+#include <ddp/join.h>
+#include <torch/torch.h>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// What this rank does, once it is armed, at the place that it is told.
+class Misfortune {
+ public:
+  Misfortune(std::string what, std::string place)
+      : what_(std::move(what)), place_(std::move(place)) {}
+
+  const std::string& place() const { return place_; }
+  void arm() { armed_ = true; }
+
+  void strike_at(const std::string& place) {
+    if (!armed_ || place != place_) return;
+    if (what_ == "kill") std::raise(SIGKILL);
+    if (what_ == "stop") std::raise(SIGSTOP);
+    if (what_ == "exit") std::exit(EXIT_SUCCESS);
+    throw std::runtime_error("user boom");
+  }
+
+ private:
+  const std::string what_, place_;
+  bool armed_ = false;
+};
+
+class NetImpl : public torch::nn::Module {
+ public:
+  explicit NetImpl(Misfortune& misfortune) : misfortune_(misfortune) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = first_->forward(x);
+    misfortune_.strike_at("forward");
+    y.register_hook([this](const at::Tensor&) { misfortune_.strike_at("backward"); });
+    return second_->forward(y);
+  }
+
+ private:
+  Misfortune& misfortune_;
+  torch::nn::Linear first_ = register_module("first", torch::nn::Linear(4, 4));
+  torch::nn::Linear second_ = register_module("second", torch::nn::Linear(4, 4));
+};
+TORCH_MODULE(Net);
+
+void train(Misfortune& misfortune, bool is_victim) {
+  ddp::DistributedDataParallel model(Net{misfortune});
+  const auto step = [&] { model->forward(torch::ones({2, 4})).sum().backward(); };
+  const auto steps = [&] {
+    for (int i = 0; i < 3; ++i) {
+      step();
+      misfortune.strike_at("between");
+      misfortune.strike_at("join");
+    }
+  };
+  step();
+  step();
+  if (is_victim) misfortune.arm();
+  const auto start = Clock::now();
+  const auto go_on = [&] { misfortune.place() == "join" ? model->join(steps) : steps(); };
+  if (is_victim) return go_on();
+  const auto text = ddp::problem_of(go_on);
+  std::printf("learned after %.0f ms: %s\n", milliseconds_since(start), text.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  TORCH_CHECK(argc == 6, "expected what to do, where, a rank, a backend and seconds");
+  std::signal(SIGTERM, SIG_IGN);
+  at::set_num_threads(1);
+  Misfortune misfortune(argv[1], argv[2]);
+  ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[4]).timeout(
+      std::chrono::seconds(std::atoi(argv[5]))));
+  train(misfortune, ddp::get_rank() == std::atoi(argv[3]));
+  const auto start = Clock::now();
+  ddp::destroy_process_group();
+  std::printf("left after %.0f ms\n", milliseconds_since(start));
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "monitored_world: %s\n", error.what());
+  return EXIT_FAILURE;
+}
