@@ -5,7 +5,8 @@
 #   1. a target `torch` that the enclosing project made;
 #   2. Torch_DIR (variable or environment), then Torch_ROOT and CMAKE_PREFIX_PATH (the same);
 #   3. DDP_TORCH_DIR_HINT: what an installed ddp was built with;
-#   4. the wheel that scripts/setup.sh made ready last, in ${XDG_CACHE_HOME:-~/.cache}/ddp.
+#   4. the wheel of version DDP_TORCH_WHEEL that scripts/setup.sh made ready last, in
+#      ${XDG_CACHE_HOME:-~/.cache}/ddp.
 #
 # DDP_WITH_CUDA (AUTO, ON or OFF) chooses between two variants:
 #   CUDA  LibTorch's own find_package(Torch), which needs the CUDA toolkit at configure time.
@@ -16,6 +17,7 @@
 # ProcessGroupNCCL.hpp can be compiled, which needs the target ddp_nccl (nccl.h's folder).
 
 set(DDP_TORCH_MINIMUM 2.11)
+set(DDP_TORCH_WHEEL 2.11.0 CACHE STRING "Version of the wheel to take, of those in setup.sh's folder")
 
 # The first folder with a TorchConfig.cmake, or "".
 function(ddp_locate_torch result)
@@ -45,7 +47,7 @@ function(ddp_locate_torch result)
   endif()
   # setup.sh writes this file last, so a cut-off installation has none, and points the folder at
   # the variant that it has made ready.
-  set(marker "${cache}/ddp/torch-2.11.0/torch-dir")
+  set(marker "${cache}/ddp/torch-${DDP_TORCH_WHEEL}/torch-dir")
   if(EXISTS "${marker}")
     file(STRINGS "${marker}" torch_dir LIMIT_COUNT 1)
     list(APPEND candidates "${torch_dir}")
@@ -116,7 +118,7 @@ if(NOT TARGET torch)
   ddp_locate_torch(Torch_DIR)
   if(NOT Torch_DIR)
     message(FATAL_ERROR "LibTorch was not found. One of these gives it:\n"
-      "  scripts/setup.sh                             installs the wheel torch==2.11.0 in a cache folder\n"
+      "  scripts/setup.sh                             installs a wheel of LibTorch in a cache folder\n"
       "  -DCMAKE_PREFIX_PATH=/path/to/libtorch        an unpacked LibTorch zip\n"
       "  -DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')\n"
       "                                               a wheel in one's own Python")

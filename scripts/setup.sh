@@ -4,23 +4,26 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: scripts/setup.sh [--cpu] [--dev]
+usage: scripts/setup.sh [--cpu] [--dev] [--torch VERSION]
 
 Installs what building ddp needs, and does nothing where it is there already:
   - g++, CMake, Ninja, ccache, Catch2 and CLI11, with apt-get (as root or through sudo);
   - LibTorch: the one that Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH names, and otherwise the
-    wheel torch==2.11.0 in a virtual environment in ${XDG_CACHE_HOME:-~/.cache}/ddp. Where nvcc of
+    wheel torch==VERSION in a virtual environment in ${XDG_CACHE_HOME:-~/.cache}/ddp. Where nvcc of
     a CUDA toolkit 13 is found this is the CUDA variant (5 GB), elsewhere the CPU one (1.3 GB).
     CMake takes the variant that the last setup made ready.
 
-  --cpu   the CPU variant even where a CUDA toolkit is
-  --dev   also clang-format 14 (scripts/format.sh) and Open MPI (one test uses its mpirun)
+  --cpu            the CPU variant even where a CUDA toolkit is
+  --dev            also clang-format 14 (scripts/format.sh) and Open MPI (one test uses its mpirun)
+  --torch VERSION  2.11.0 (the default, and what CMake takes by itself) or 2.15.0
 END
 }
 
-readonly torch_version=2.11.0
-# What the CPU part of the wheel loads at run time, in the versions that torch 2.11.0 asks for.
-readonly cpu_runtime=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+# What the CPU part of each wheel loads at run time, in the versions that the wheel asks for.
+declare -rA cpu_runtime=(
+  [2.11.0]="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+  [2.15.0]="nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86"
+)
 
 say() { echo "setup: $*"; }
 fail() {
@@ -184,6 +187,8 @@ install_torch() {
   local variant=cpu venv why given
   given=$(given_torch_dir)
   if [[ -n $given ]]; then
+    [[ $asked_version == no ]] ||
+      fail "--torch: the environment names a LibTorch already, in $given; unset Torch_DIR, Torch_ROOT and CMAKE_PREFIX_PATH"
     say "ready: LibTorch in $given"
     return
   fi
@@ -213,7 +218,8 @@ install_torch() {
     if [[ $variant == cuda ]]; then
       install_wheels "$venv" "torch==$torch_version"
     else
-      install_wheels "$venv" --no-deps "torch==$torch_version" "${cpu_runtime[@]}"
+      # shellcheck disable=SC2086 # two words
+      install_wheels "$venv" --no-deps "torch==$torch_version" ${cpu_runtime[$torch_version]}
     fi
   fi
   # The one that CMake will take.
@@ -223,19 +229,29 @@ install_torch() {
 
 cpu=no
 dev=no
-for argument in "$@"; do
-  case $argument in
+torch_version=2.11.0
+asked_version=no
+while (($# > 0)); do
+  case $1 in
     --cpu) cpu=yes ;;
     --dev) dev=yes ;;
+    --torch)
+      torch_version=${2-}
+      [[ -n $torch_version && -n ${cpu_runtime[$torch_version]-} ]] ||
+        fail "--torch: expected one of ${!cpu_runtime[*]}, got '$torch_version'"
+      asked_version=yes
+      shift
+      ;;
     --help | -h)
       usage
       exit
       ;;
     *)
       usage >&2
-      fail "unknown argument '$argument'"
+      fail "unknown argument '$1'"
       ;;
   esac
+  shift
 done
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 scratch=$(mktemp -d)
