@@ -92,7 +92,7 @@ class Hooked : public Engine {
     }
   };
 
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<decltype(torch::autograd::Edge::function)> accumulators_;
 };
 
 // c10d's Reducer in the sequence in which Python's wrapper drives it.

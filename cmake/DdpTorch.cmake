@@ -154,6 +154,13 @@ if(NOT TARGET torch)
       endif()
     endif()
     find_package(Torch REQUIRED CONFIG GLOBAL PATHS "${Torch_DIR}" NO_DEFAULT_PATH)
+    # The wheel's own NCCL, and not an older one in the toolkit's folder, where GNU's linker looks
+    # for it first.
+    set(ddp_wheel_nccl "${ddp_torch_prefix}/../nvidia/nccl/lib")
+    if(EXISTS "${ddp_wheel_nccl}")
+      set_property(TARGET torch APPEND PROPERTY
+        INTERFACE_LINK_OPTIONS "LINKER:-rpath-link,${ddp_wheel_nccl}")
+    endif()
   endif()
 
   set(ddp_variant CUDA)

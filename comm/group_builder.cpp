@@ -62,7 +62,6 @@ ProcessGroup connect(
            {global_ranks.begin(), global_ranks.end()},
            world.gloo_devices,
            world.backends_required});
-      instance->setSequenceNumberForGroup();
     }
     group->setBackend(
         c10::Device(device).type(),

@@ -44,7 +44,10 @@ WorkPtr all_to_all_flat(
   }
   auto from = at::cat(pieces);
   auto to = at::empty({total}, from.options());
-  const auto work = group.alltoall_base(to, from, received, sent);
+  // Of the backend: the group's own name for it has changed with LibTorch's versions.
+  const auto backend = group.getBackend(from.device().type());
+  auto to_each = received;  // Gloo takes the lengths away
+  const auto work = backend->alltoall_base(to, from, to_each, sent);
   const auto finish = [to, from, received, outputs] {
     const auto parts = to.split_with_sizes(received);
     for (size_t rank = 0; rank < parts.size(); ++rank) {

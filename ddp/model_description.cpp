@@ -176,12 +176,11 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
     if (serialize(by_rank[rank]) != text_of_first) different.push_back(rank);
   }
   if (different.empty()) return {};
-  std::string text =
-      "DistributedDataParallel: expected every rank to wrap the same model, but " +
-      describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
+  std::string text = "DistributedDataParallel: expected every rank to wrap the same model, but ";
+  text += describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
   if (different.size() > 1) {
     text += c10::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");
-    for (const size_t rank : different) text += " " + std::to_string(rank);
+    for (const size_t rank : different) text += c10::str(" ", rank);
     text += ")";
   }
   return text + kRemedy;

@@ -36,17 +36,19 @@ std::string to_json(const Result& r) {
   const auto field = [](const char* name, const std::string& value) {
     return json_string(name) + ":" + value;
   };
-  return "{" + field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) +
-         "," + field("backend", json_string(r.backend)) + "," +
-         field("world", std::to_string(r.world)) + "," +
-         field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") + "," +
-         field("step_ms", milliseconds(r.step_ms)) + "," +
-         field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
-         field("step_ms_p90", milliseconds(r.step_ms_p90)) + "," +
-         field("compute_ms", milliseconds(r.compute_ms)) + "," +
-         field("comm_ms", milliseconds(r.comm_ms)) + "," +
-         field("overlap", milliseconds(r.overlap)) + "," + field("bytes", std::to_string(r.bytes)) +
-         "," + field("checksum", number(r.checksum, "%.17g")) + "}";
+  std::string line = "{";
+  line += field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) + "," +
+          field("backend", json_string(r.backend)) + "," + field("world", std::to_string(r.world)) +
+          "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
+          "," + field("step_ms", milliseconds(r.step_ms)) + "," +
+          field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
+          field("step_ms_p90", milliseconds(r.step_ms_p90)) + "," +
+          field("compute_ms", milliseconds(r.compute_ms)) + "," +
+          field("comm_ms", milliseconds(r.comm_ms)) + "," +
+          field("overlap", milliseconds(r.overlap)) + "," +
+          field("bytes", std::to_string(r.bytes)) + "," +
+          field("checksum", number(r.checksum, "%.17g")) + "}";
+  return line;
 }
 
 }  // namespace ddp_bench

@@ -48,17 +48,19 @@ stand_in python3 <<'END'
 mkdir -p "$3/bin"
 cat >"$3/bin/python" <<'PIP'
 #!/usr/bin/env bash
+version=2.11.0
+[[ "$*" != *torch==2.15.0* ]] || version=2.15.0
 echo run >>"$work/pip.log"
 packages=$(dirname "$0")/../lib/python3.11/site-packages
-mkdir -p "$packages"/torch/{lib,share/cmake/Torch} "$packages/torch-2.11.0.dist-info"
+mkdir -p "$packages"/torch/{lib,share/cmake/Torch} "$packages/torch-$version.dist-info"
 printf '12345' >"$packages/torch/lib/libtorch_cpu.so"
 printf '#..' >"$packages/torch/share/cmake/Torch/TorchConfig.cmake"
-cat >"$packages/torch/share/cmake/Torch/TorchConfigVersion.cmake" <<'VERSION'
-set(PACKAGE_VERSION 2.11.0)
+cat >"$packages/torch/share/cmake/Torch/TorchConfigVersion.cmake" <<VERSION
+set(PACKAGE_VERSION $version)
 set(PACKAGE_VERSION_COMPATIBLE TRUE)
 VERSION
 printf '%s\n' torch/lib/libtorch_cpu.so,,5 torch/share/cmake/Torch/TorchConfig.cmake,,3 \
-  torch-2.11.0.dist-info/RECORD,, >"$packages/torch-2.11.0.dist-info/RECORD"
+  "torch-$version.dist-info/RECORD,," >"$packages/torch-$version.dist-info/RECORD"
 if [[ -e $work/pip-is-cut-off ]]; then
   exit 1
 fi
@@ -75,6 +77,11 @@ library="$venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
 
 run_setup 1 --nonsense
 expect_text "unknown argument '--nonsense'"
+run_setup 1 --torch 1.0
+expect_text "setup: --torch: expected one of "
+expect_text ", got '1.0'"
+run_setup 1 --torch
+expect_text ", got ''"
 
 touch "$work/pip-is-cut-off"
 run_setup 1
@@ -113,13 +120,18 @@ PATH="$bin:$PATH" XDG_CACHE_HOME="$work/other cache" bash "$setup" >"$work/outpu
   fail "expected exit status 0"
 expect_text "setup: ready: LibTorch in $venv/lib/python3.11/site-packages/torch/share/cmake/Torch"
 expect_pip_runs 5
+run_setup 1 --torch 2.15.0
+expect_text "setup: --torch: the environment names a LibTorch already"
+expect_pip_runs 5
 unset CMAKE_PREFIX_PATH
 
 # CMake takes the variant that the last setup made ready.
-expect_cmake_takes() { # VARIANT
+expect_cmake_takes() { # VARIANT [WHEEL]
+  local wheel=${2:-2.11.0}
   PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" cmake -G Ninja -S "$work/project" \
-    -B "$work/build" >"$work/output" 2>&1 || fail "expected cmake to find LibTorch"
-  expect_text "LibTorch 2.11.0 in $work/a cache/ddp/torch-2.11.0-$1/"
+    -B "$work/build" "-DDDP_TORCH_WHEEL=$wheel" >"$work/output" 2>&1 ||
+    fail "expected cmake to find LibTorch"
+  expect_text "LibTorch $wheel in $work/a cache/ddp/torch-$wheel-$1/"
 }
 mkdir "$work/project"
 cat >"$work/project/CMakeLists.txt" <<END
@@ -139,6 +151,14 @@ expect_cmake_takes cuda
 run_setup 0
 expect_cmake_takes cpu
 expect_pip_runs 6
+
+# Another version beside it is taken where it is asked for.
+run_setup 0 --torch 2.15.0
+expect_text "setup: ready: LibTorch 2.15.0 (cpu) in $work/a cache/ddp/torch-2.15.0-cpu"
+expect_pip_runs 7
+expect_cmake_takes cpu
+expect_cmake_takes cpu 2.15.0
+expect_cmake_takes cpu
 
 Torch_ROOT="$venv/lib/python3.11/site-packages/torch" run_setup 0
 expect_text "setup: ready: LibTorch in $venv/lib/python3.11/site-packages/torch/share/cmake/Torch"
@@ -266,6 +286,6 @@ END
 run_setup 1
 expect_text "python3 on PATH is $bin/python3, which lacks the modules ensurepip and venv"
 expect_apt_runs
-expect_pip_runs 6
+expect_pip_runs 7
 
 echo "setup.sh: all as expected"

@@ -146,7 +146,7 @@ TEST_CASE("during backward a gradient is this rank's own", "[ranks][reducer][mem
   const auto found = failures([&](const Rank& self) {
     Pair pair(self);
     std::vector<double> seen;
-    std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+    std::vector<NodePtr> accumulators;
     for (const auto& p : pair.parameters) {
       accumulators.push_back(testing::after_gradient(p.tensor, [&seen, tensor = p.tensor] {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));

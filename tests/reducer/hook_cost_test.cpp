@@ -6,6 +6,7 @@
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
+#include "reducer/torch_version.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -60,7 +61,7 @@ long allocations_in_backward(int count, const Setting* setting, const testing::R
             .static_graph(setting->static_graph)
             .stats_every(setting->stats_every));
   }
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  std::vector<NodePtr> accumulators;
   for (size_t i = 0; !reducer && i < parameters.size(); ++i) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(parameters[i].tensor));
     accumulators.back()->add_post_hook(std::make_unique<NoHook>());

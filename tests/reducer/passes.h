@@ -8,6 +8,8 @@
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
+#include "reducer/torch_version.h"
+
 namespace ddp::testing {
 
 /// Ones that want a gradient.
@@ -27,8 +29,7 @@ void reduced_backward(Reducer& reducer, const Loss& loss) {
 /// Calls `act` whenever `tensor` has its gradient: before the hook of a reducer that is made later,
 /// after that of one there is, whose bucket may then be on its way.
 /// \return  what keeps the hook alive.
-inline std::shared_ptr<torch::autograd::Node> after_gradient(
-    const at::Tensor& tensor, std::function<void()> act) {
+inline NodePtr after_gradient(const at::Tensor& tensor, std::function<void()> act) {
   struct Hook : torch::autograd::FunctionPostHook {
     explicit Hook(std::function<void()> f) : act(std::move(f)) {}
     torch::autograd::variable_list operator()(

@@ -20,7 +20,7 @@ using testing::run_ranks;
 
 std::vector<char> reachable(
     const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& outputs) {
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  std::vector<NodePtr> accumulators;
   for (const auto& p : parameters) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
   }
@@ -49,7 +49,7 @@ TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
 
 TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
   const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  std::vector<NodePtr> accumulators;
   for (const auto& p : {a, b, c}) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(p));
   }

@@ -76,7 +76,6 @@ void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("two hosts", self.store);
   const auto shared = share_on_hosts(store, self.rank, hosts, timeout, timeout);
   TORCH_CHECK(shared.backend, shared.why_not);
-  shared.backend->setSequenceNumberForGroup();
   const auto type = c10d::ProcessGroup::strToBackendType(shared.backend->getBackendName());
   self.group->setBackend(c10::kCPU, type, shared.backend);
   self.group->setDefaultBackend(type);

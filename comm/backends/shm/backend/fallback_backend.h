@@ -34,7 +34,7 @@ class FallbackBackend : public c10d::Backend {
   }
   c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
-  void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
+  void setSequenceNumberForGroup() override {}  // they begin at 0
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
   bool supportsSplitting() const override { return gloo_->supportsSplitting(); }
   c10::intrusive_ptr<c10d::Backend> split(
