@@ -2,7 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
