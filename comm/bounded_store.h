@@ -47,6 +47,9 @@ class BoundedStore : public c10d::Store {
   /// it, an operation still has that second.
   c10::intrusive_ptr<BoundedStore> by(const Deadline& deadline) const;
 
+  /// The store itself, whose operations may last for ever: for a thread that may be left behind.
+  const StorePtr& unbounded() const { return store_; }
+
   /// Runs `work`, with the same store, on a thread of its own, and waits for it. The thread makes
   /// the store's operations itself; when one gets no answer, the work is left behind, and its next
   /// operation throws. The store may be kept: after `run` each operation has a thread again.

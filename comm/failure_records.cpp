@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 namespace ddp {
@@ -15,6 +16,7 @@ namespace {
 //   attempt/N    the first failure of attempt N
 //   attempts     how many entries the list has, or is about to have
 //   attempts/I   entry I, from 1
+//   first/K      how many ranks have wanted to be the first to set K, where there is no compareSet
 constexpr const char* kFailure = "failure";
 constexpr const char* kCount = "attempts";
 
@@ -35,10 +37,22 @@ FailedAttempt parse(const std::string& text) {
   return attempt;
 }
 
+// Sets `key`, unless another rank was the first to do so. What stands afterwards.
+std::string set_first(c10d::Store& store, const std::string& key, const std::string& text) {
+  try {
+    return store.compareSet(key, "", text);
+  } catch (const c10::NotImplementedError&) {
+    // A class of the user's own: c10d's Store has only a stub.
+    if (store.add("first/" + key, 1) > 1) return store.get_to_str(key);
+    store.set(key, text);
+    return text;
+  }
+}
+
 }  // namespace
 
 std::string record_failure(c10d::Store& store, const std::string& why) {
-  return store.compareSet(kFailure, "", why);
+  return set_first(store, kFailure, why);
 }
 
 std::optional<std::string> read_failure(c10d::Store& store) {
@@ -56,7 +70,7 @@ bool have_read(c10d::Store& store, const std::vector<int>& ranks) {
 
 void record_attempt(c10d::Store& store, const FailedAttempt& attempt) {
   const auto text = serialize(attempt);
-  if (store.compareSet(c10::str("attempt/", attempt.number), "", text) != text) return;
+  if (set_first(store, c10::str("attempt/", attempt.number), text) != text) return;
   store.set(entry_key(store.add(kCount, 1)), text);
 }
 

@@ -9,7 +9,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "backends/registry.h"
 #include "bounded_store.h"

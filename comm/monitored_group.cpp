@@ -32,14 +32,14 @@ void MonitoredGroup::on_last_reference() {
 }
 
 void MonitoredGroup::start_monitor(
-    const c10::intrusive_ptr<c10d::Store>& store, int store_host, std::chrono::milliseconds timeout,
-    const GlooDevices& devices) {
+    const c10::intrusive_ptr<BoundedStore>& store, int store_host,
+    std::chrono::milliseconds timeout, const GlooDevices& devices) {
   GroupMonitor::Setup setup;
   setup.rank = getRank();
   setup.size = getSize();
   setup.timeout = timeout;
   if (setup.size > 1) {
-    setup.store = store;
+    setup.store = store->unbounded();  // the monitor's thread is one that may be left behind
     setup.store_host = store_host;
     setup.presence = std::make_shared<PresenceSocket>(devices);
     std::vector<std::string> keys;

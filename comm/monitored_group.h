@@ -5,6 +5,7 @@
 
 #include <ddp/internal/group_monitor.h>
 
+#include "bounded_store.h"
 #include "interface.h"
 #include "owned_process_group.h"
 
@@ -24,7 +25,7 @@ class MonitoredGroup : public OwnedProcessGroup {
   ///
   /// Collective: yes. Blocks: host. Cost: two requests to the store.
   void start_monitor(
-      const c10::intrusive_ptr<c10d::Store>& store, int store_host,
+      const c10::intrusive_ptr<BoundedStore>& store, int store_host,
       std::chrono::milliseconds timeout, const GlooDevices& devices);
 
   const std::shared_ptr<GroupMonitor>& monitor() const { return monitor_; }

@@ -95,8 +95,21 @@ class Caller {
     }
   }
 
+  // The name of the roll that is open.
+  std::string open() {
+    try {
+      return roll_.store->compareSet(kOpen, "", random_name());
+    } catch (const c10::NotImplementedError&) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, roll_.subject, ": expected a store that implements compareSet, got one that does ",
+          "not on rank ", roll_.rank, " of ", roll_.world_size,
+          ". Use a TCPStore, FileStore or HashStore, or override compareSet in a class of your "
+          "own.");
+    }
+  }
+
   void join() {
-    name_ = roll_.store->compareSet(kOpen, "", random_name());
+    name_ = open();
     if (first_.empty()) first_ = name_;
     // A fresh name each time: the others may have ended the roll this rank opened a moment ago.
     while (!takes_part()) {

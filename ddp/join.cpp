@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "join_context.h"
 #include "state.h"

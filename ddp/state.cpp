@@ -9,7 +9,7 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "join_context.h"

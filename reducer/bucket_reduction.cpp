@@ -22,7 +22,7 @@ class AllReduction : public BucketReduction {
 
   // The status is made of real numbers, in the gradients' dtype.
   bool carries_status(const Bucket& bucket) const override {
-    return !bucket.is_sparse() && !bucket.storage().is_complex();
+    return !bucket.is_sparse() && !bucket.storage().all().is_complex();
   }
 
   InFlight start(
@@ -31,7 +31,7 @@ class AllReduction : public BucketReduction {
     if (group_->getSize() == 1) return {};
     c10d::AllreduceOptions options;
     if (averages(bucket, scale)) options.reduceOp = c10d::ReduceOp::AVG;
-    std::vector<at::Tensor> wire{bucket.is_sparse() ? bucket.gradients() : bucket.wire()};
+    std::vector<at::Tensor> wire{bucket.wire()};
     return {group_->allreduce(wire, options), {}};
   }
 
@@ -58,7 +58,8 @@ class HookReduction : public BucketReduction {
   InFlight start(
       const Bucket& bucket, size_t index, bool is_last,
       const std::optional<double>& /*scale*/) override {
-    GradBucket view(index, is_last, bucket.gradients(), bucket.views(), bucket.parameters());
+    GradBucket view(
+        index, is_last, bucket.gradients(), bucket.storage().views(), bucket.parameters());
     InFlight in_flight{{}, hook_(view)};
     TORCH_CHECK(in_flight.future, "the communication hook returned no future");
     return in_flight;
@@ -68,21 +69,6 @@ class HookReduction : public BucketReduction {
   const CommHook hook_;
 };
 
-// What a communication hook's future holds: a tensor, or a list of one, as c10d's work gives.
-at::Tensor tensor_of(const c10::IValue& value) {
-  if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
-  TORCH_CHECK(
-      value.isTensor(), "expected the communication hook's future to hold a tensor, got ",
-      value.tagKind());
-  return value.toTensor();
-}
-
-std::string describe_result(const at::Tensor& t) {
-  if (!t.defined()) return "an undefined tensor";
-  return c10::str(
-      t.numel(), " elements of ", t.scalar_type(), " on ", t.device(), ", layout ", t.layout());
-}
-
 }  // namespace
 
 std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Device device) {
@@ -91,19 +77,6 @@ std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Dev
 
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook) {
   return std::make_unique<HookReduction>(std::move(hook));
-}
-
-at::Tensor result_of(BucketReduction::InFlight in_flight, const Bucket& bucket) {
-  if (!in_flight.future) return bucket.gradients();
-  const auto result = tensor_of(in_flight.future->value());
-  const auto& expected = bucket.gradients();
-  TORCH_CHECK(
-      result.defined() && result.numel() == expected.numel() &&
-          result.scalar_type() == expected.scalar_type() && result.device() == expected.device() &&
-          result.layout() == expected.layout(),
-      "expected the communication hook to return ", describe_result(expected), ", got ",
-      describe_result(result));
-  return bucket.is_sparse() ? result : result.resolve_conj().contiguous().view(-1);
 }
 
 }  // namespace ddp

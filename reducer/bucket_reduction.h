@@ -45,9 +45,4 @@ std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Dev
 /// A communication hook of the user's.
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook);
 
-/// What came back for `bucket`, 1-D: of a hook what its future holds, which is complete.
-///
-/// \throws c10::Error  when that is no tensor like the bucket's gradients.
-at::Tensor result_of(BucketReduction::InFlight in_flight, const Bucket& bucket);
-
 }  // namespace ddp

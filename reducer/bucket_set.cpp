@@ -6,12 +6,14 @@
 #include <ATen/ops/empty.h>
 #include <ddp/internal/capabilities.h>
 
+#include "relocated_gradients.h"
+#include "viewed_gradients.h"
+
 namespace ddp {
 namespace {
 
 // From the backend where it has memory of its own to reduce in, without copies in and out.
-at::Tensor make_storage(
-    c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
+at::Tensor allocate(c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
   if (group.getSize() > 1 && capabilities_of(group, options.device()).reduces_in_own_memory) {
     return group.getBackend(options.device().type())->allocateTensor(numel, options);
   }
@@ -33,23 +35,26 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   const bool is_rebuild = !buckets_.empty();
   buckets_.clear();
   buckets_.reserve(plan.size());
-  const auto placement = as_views_ ? Bucket::Placement::View : Bucket::Placement::Owned;
   for (size_t b = 0; b < plan.size(); ++b) {
     const bool last = b + 1 == plan.size();
     buckets_.emplace_back(
-        parameters_, std::move(plan[b]), last ? tail_ : 0, placement,
+        parameters_, std::move(plan[b]), last ? tail_ : 0, make_placement(),
         [group = group_](int64_t numel, const at::TensorOptions& options) {
-          return make_storage(*group, numel, options);
+          return allocate(*group, numel, options);
         });
-    if (keeps_out_) buckets_.back().keep_out();
   }
-  if (!is_rebuild || !as_views_) return;
-  for (auto& bucket : buckets_) bucket.adopt_gradients();
+  if (!is_rebuild) return;
+  for (auto& bucket : buckets_) bucket.move_in();
 }
 
-void BucketSet::keep_out() {
-  keeps_out_ = true;
-  for (auto& bucket : buckets_) bucket.keep_out();
+std::unique_ptr<GradientPlacement> BucketSet::make_placement() const {
+  if (as_views_) return std::make_unique<ViewedGradients>();
+  return std::make_unique<RelocatedGradients>(copies_only_);
+}
+
+void BucketSet::copy_only() {
+  copies_only_ = true;
+  for (auto& bucket : buckets_) bucket.copy_only();
 }
 
 std::vector<std::vector<size_t>> BucketSet::indices() const {
@@ -67,7 +72,7 @@ int64_t BucketSet::gradient_bytes() const {
 int64_t BucketSet::storage_bytes() const {
   int64_t bytes = 0;
   for (const auto& bucket : buckets_) {
-    if (!bucket.is_sparse()) bytes += static_cast<int64_t>(bucket.storage().nbytes());
+    if (!bucket.is_sparse()) bytes += static_cast<int64_t>(bucket.storage().all().nbytes());
   }
   return bytes;
 }

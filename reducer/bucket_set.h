@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ddp/internal/reducer.h>
@@ -23,8 +25,8 @@ class BucketSet {
   /// where they are views into the new ones.
   void build(std::vector<std::vector<size_t>> plan);
 
-  /// From now on somebody else sees the buckets' memory: gradients are copied out of it.
-  void keep_out();
+  /// From now on other code sees the buckets' memory: gradients are copied out of it.
+  void copy_only();
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
@@ -40,11 +42,13 @@ class BucketSet {
   int64_t storage_bytes() const;
 
  private:
+  std::unique_ptr<GradientPlacement> make_placement() const;
+
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
   const bool as_views_;
   const int64_t tail_;
-  bool keeps_out_ = false;
+  bool copies_only_ = false;
   std::vector<Bucket> buckets_;  // in launch order
 };
 

@@ -6,9 +6,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/error_text.h>
 #include <torch/csrc/autograd/function.h>
+
+#include "problem_report.h"
 
 namespace ddp {
 namespace {
@@ -101,6 +103,18 @@ Reducer::Engine::Engine(
 
 Reducer::Engine::~Engine() { warn_of_last_pass(); }
 
+// What nobody comes to hear of in an error any more.
+void Reducer::Engine::warn_of_last_pass() const noexcept {
+  if (!deferred_ || deferred_->problems.empty() || monitor_->aborted()) return;
+  try {
+    std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
+    by_rank[static_cast<size_t>(group_->getRank())] = deferred_->problems;
+    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
+  } catch (const std::exception&) {
+    // A warning handler that throws.
+  }
+}
+
 void Reducer::Engine::begin_pass(int64_t number) {
   schedule_.begin_pass();
   pass_->counts_only = usage_->is_counting();
@@ -110,7 +124,7 @@ void Reducer::Engine::begin_pass(int64_t number) {
 void Reducer::Engine::place_status() {
   const auto& last = buckets_.last();
   if (reduction_->carries_status(last)) {
-    status_.travel_in(last.tail());
+    status_.travel_in(last.storage().tail());
   } else {
     status_.travel_alone(buckets_.parameters().front().tensor.device());
   }
@@ -131,7 +145,7 @@ void Reducer::Engine::register_comm_hook(CommHook hook) {
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   has_hook_ = true;
   reduction_ = make_hook_reduction(std::move(hook));
-  buckets_.keep_out();
+  buckets_.copy_only();
   place_status();
 }
 

@@ -23,9 +23,19 @@ namespace ddp {
 
 /// The conductor: what happens when, of which its parts know how.
 ///
-/// One gradient's way: AutogradHooks (it was accumulated), here in engine_backward.cpp (its bucket
-/// is ready), Bucket::pack, BucketReduction (it is under way), engine_finish.cpp (the pass ends),
-/// StatusAgreement (all is well), Bucket::unpack (`.grad` is the average).
+/// One gradient's way, in eight files, each read once:
+///   1. autograd_hooks.cpp: GradientHook, on the parameter's accumulator, says on_gradient(); the
+///      final callback of autograd says on_backward_done().
+///   2. engine_backward.cpp: on_gradient() finds that the gradient's bucket is complete, and
+///      launch_ready_buckets() launches it in its turn; the last one leaves in launch_rest(). A
+///      launch packs the bucket and starts its reduction.
+///   3. backward_pass.h: count() and complete_one(), by which (2) knows that.
+///   4. bucket.cpp: pack() brings the gradient into the bucket's storage.
+///   5. bucket_reduction.cpp: start() hands the storage to the all-reduce or the hook.
+///   6. engine_finish.cpp: finish_pass() waits for the buckets, looks at what the ranks agree on
+///      (StatusAgreement), and finalizes one bucket after another.
+///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
+///   8. relocated_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
 class Reducer::Engine final : public AutogradEvents {
  public:
   Engine(
@@ -80,12 +90,14 @@ class Reducer::Engine final : public AutogradEvents {
   void begin_pass(int64_t number);
   void place_status();
   void rebuild_buckets();
+  void warn_of_last_pass() const noexcept;
   bool runs_ahead() const { return status_.defers(); }
 
   // engine_backward.cpp: while autograd runs
   void begin_backward();
   void launch_ready_buckets();
   void launch_until_served();
+  void launch_rest();
   void launch(size_t b);
   void pack(size_t b);
   void send_status();
@@ -101,9 +113,10 @@ class Reducer::Engine final : public AutogradEvents {
   std::string objection_to(BackwardPass& pass, std::vector<char>& unused);
   void finalize_bucket(size_t b, const std::vector<char>& unused);
   void end_pass();
+
+  // engine_order.cpp: which gradients travel together, once it is known
   void agree_on_order();
   int64_t tune();
-  void warn_of_last_pass() const noexcept;
 
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;

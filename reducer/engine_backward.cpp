@@ -1,8 +1,9 @@
-// While autograd runs: gradients become ready, and their buckets leave.
+// While autograd runs: gradients become ready, and their buckets leave; the last when it is done.
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
 
@@ -55,18 +56,6 @@ void Reducer::Engine::begin_backward() {
   if (!pass_->counts_only && !observers_.tuner) launch_until_served();
 }
 
-void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
-  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
-  phase_ = Phase::Local;
-  try {
-    monitor_->fail(c10::str(
-        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
-        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
-  } catch (const std::exception&) {
-    // Out of memory: the others will find this rank gone, or wait for their timeout.
-  }
-}
-
 // All but the last: that one carries this rank's status, which is known when autograd is done. Its
 // last gradient comes about then anyway.
 //
@@ -83,6 +72,57 @@ void Reducer::Engine::launch_until_served() {
   do {
     while (next + 1 < buckets_.size() && pass_->bucket(next).pending == 0) launch(next++);
   } while (!pass_->launch_requests.compare_exchange_strong(served, 0));
+}
+
+void Reducer::Engine::on_backward_done() {
+  if (phase_ != Phase::Reducing) return;
+  const at::NoGradGuard no_grad;
+  // Not so at the end of a backward pass inside another one (reentrant autograd), whose own
+  // gradients are still to come.
+  if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
+  for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
+  launch_rest();
+  finish_pass();
+}
+
+void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
+  phase_ = Phase::Local;
+  try {
+    monitor_->fail(c10::str(
+        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
+        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
+  } catch (const std::exception&) {
+    // Out of memory: the others will find this rank gone, or wait for their timeout.
+  }
+}
+
+void Reducer::Engine::join_backward(const PassTerms& terms) {
+  monitor_->check();
+  const at::NoGradGuard no_grad;
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+  begin_pass(pass_->number());
+  pass_->joined = true;
+  pass_->forwards = 1;
+  pass_->terms = terms;
+  phase_ = Phase::Reducing;
+  launch_rest();
+  finish_pass();
+}
+
+// Whether this rank had a backward pass of its own does not matter from here on.
+void Reducer::Engine::launch_rest() {
+  observers_.tell([](PassObserver& o) { o.autograd_done(); });
+  auto& next = pass_->next_bucket;
+  while (next + 1 < buckets_.size()) launch(next++);
+  // Between the same two buckets on every rank, and when the data is final: a checkpoint inside the
+  // backward pass runs parts of forward again.
+  if (companion_) {
+    monitor_->abort_on_error(
+        [&] { return c10::str("sending the buffers of rank ", pass_->terms.source); },
+        [&] { companion_->start(pass_->terms.source); });
+  }
+  launch(next++);
 }
 
 void Reducer::Engine::launch(size_t b) {
@@ -105,7 +145,7 @@ void Reducer::Engine::launch(size_t b) {
 
 void Reducer::Engine::pack(size_t b) {
   auto& bucket = buckets_[b];
-  if (bucket.clear_out() && b + 1 == buckets_.size()) place_status();
+  if (bucket.vacate() && b + 1 == buckets_.size()) place_status();
   const bool looks_at_usage = usage_->tracks_usage() || pass_->joined;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Remember;
   observers_.tell([](PassObserver& o) { o.begin_pack(); });

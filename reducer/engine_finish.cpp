@@ -16,51 +16,38 @@
 namespace ddp {
 namespace {
 
-bool names_each_once(std::vector<size_t> order) {
-  std::sort(order.begin(), order.end());
-  for (size_t i = 0; i < order.size(); ++i) {
-    if (order[i] != i) return false;
-  }
-  return true;
+// What a communication hook's future holds: a tensor, or a list of one, as c10d's work gives.
+at::Tensor tensor_of(const c10::IValue& value) {
+  if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
+  TORCH_CHECK(
+      value.isTensor(), "expected the communication hook's future to hold a tensor, got ",
+      value.tagKind());
+  return value.toTensor();
+}
+
+std::string describe_result(const at::Tensor& t) {
+  if (!t.defined()) return "an undefined tensor";
+  return c10::str(
+      t.numel(), " elements of ", t.scalar_type(), " on ", t.device(), ", layout ", t.layout());
+}
+
+// What came back for `bucket`, 1-D: of a hook what its future holds, which is complete.
+at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& bucket) {
+  if (!in_flight.future) return bucket.gradients();
+  const auto result = tensor_of(in_flight.future->value());
+  const auto& expected = bucket.gradients();
+  TORCH_CHECK(
+      result.defined() && result.numel() == expected.numel() &&
+          result.scalar_type() == expected.scalar_type() && result.device() == expected.device() &&
+          result.layout() == expected.layout(),
+      "expected the communication hook to return ", describe_result(expected), ", got ",
+      describe_result(result));
+  return bucket.is_sparse() ? result : result.resolve_conj().contiguous().view(-1);
 }
 
 }  // namespace
 
-void Reducer::Engine::on_backward_done() {
-  if (phase_ != Phase::Reducing) return;
-  const at::NoGradGuard no_grad;
-  // Not so at the end of a backward pass inside another one (reentrant autograd), whose own
-  // gradients are still to come.
-  if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
-  for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
-  finish_pass();
-}
-
-void Reducer::Engine::join_backward(const PassTerms& terms) {
-  monitor_->check();
-  const at::NoGradGuard no_grad;
-  if (schedule_.rebuild_is_due()) rebuild_buckets();
-  begin_pass(pass_->number());
-  pass_->joined = true;
-  pass_->forwards = 1;
-  pass_->terms = terms;
-  phase_ = Phase::Reducing;
-  finish_pass();
-}
-
-// From here on it does not matter whether this rank had a backward pass of its own.
 void Reducer::Engine::finish_pass() {
-  observers_.tell([](PassObserver& o) { o.autograd_done(); });
-  auto& next = pass_->next_bucket;
-  while (next + 1 < buckets_.size()) launch(next++);
-  // Between the same two buckets on every rank, and when the data is final: a checkpoint inside the
-  // backward pass runs parts of forward again.
-  if (companion_) {
-    monitor_->abort_on_error(
-        [&] { return c10::str("sending the buffers of rank ", pass_->terms.source); },
-        [&] { companion_->start(pass_->terms.source); });
-  }
-  launch(next++);
   wait_for_buckets();
   if (!pass_->joined) observers_.tell([](PassObserver& o) { o.communicated(); });
 
@@ -139,7 +126,7 @@ void Reducer::Engine::wait_for_bucket(size_t b) {
       }
       future->waitAndThrow();
     }
-    pass_->bucket(b).reduced = result_of(std::move(in_flight), buckets_[b]);
+    pass_->bucket(b).reduced = result_of(in_flight, buckets_[b]);
   });
 }
 
@@ -214,72 +201,6 @@ void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused)
   } catch (...) {
     // The other ranks count on this one's part of the pass.
     pass_->after_reduction_threw = std::current_exception();
-  }
-}
-
-/// \return  the cap in bytes that this rank would choose; what it measured is the ranks' together.
-int64_t Reducer::Engine::tune() {
-  const auto where = [] { return std::string("measuring what the link costs"); };
-  LinkCost cost;
-  monitor_->abort_on_error(where, [&] {
-    cost = observers_.tuner->link_cost(
-        buckets_.gradient_bytes(), buckets_.size(),
-        [&](c10d::Work& work) { wait_for(work, where); });
-  });
-  // This rank's input ended early, or all ranks' did.
-  if (!observers_.tuner->has_enough() || !std::isfinite(cost.ms_per_byte)) {
-    return kDefaultBucketCapBytes;
-  }
-  observers_.tuned = choose_bucket_cap(
-      extents_of(buckets_.parameters()), [&](int64_t cap) { return schedule_.plan_under(cap); },
-      observers_.tuner->step_times(), cost);
-  return bytes_of_mb(observers_.tuned->cap_mb);
-}
-
-// All ranks take rank `source`'s order of gradients, and with it the cap where that is tuned.
-void Reducer::Engine::agree_on_order() {
-  const auto where = [] { return std::string("agreeing on the order of the buckets"); };
-  const auto& own = schedule_.order();
-  std::vector<int64_t> mine(own.begin(), own.end());
-  const bool tunes = observers_.tuner != nullptr;
-  if (tunes) mine.push_back(tune());
-  auto agreed = at::tensor(mine, at::kLong).to(buckets_.parameters().front().tensor.device());
-  monitor_->abort_on_error(where, [&] {
-    if (group_->getSize() == 1) return;
-    std::vector<at::Tensor> tensors{agreed};
-    c10d::BroadcastOptions options;
-    options.rootRank = pass_->terms.source;
-    wait_for(*group_->broadcast(tensors, options), where);
-    agreed = tensors.front().cpu();
-  });
-  agreed = agreed.cpu();
-  const auto* begin = agreed.const_data_ptr<int64_t>();
-  std::vector<size_t> order(begin, begin + own.size());
-  monitor_->abort_on_error(where, [&] {
-    TORCH_CHECK(
-        names_each_once(order),
-        "expected an order of the buckets, got something else: a rank "
-        "communicates out of turn. Every rank has to run the same collectives");
-  });
-  std::optional<int64_t> cap;
-  if (tunes) {
-    cap = begin[own.size()];
-    if (!observers_.tuned) observers_.tuned.emplace();
-    choose(*observers_.tuned, *cap);
-    observers_.tuner.reset();
-  }
-  schedule_.adopt(std::move(order), cap);
-}
-
-// What nobody comes to hear of in an error any more.
-void Reducer::Engine::warn_of_last_pass() const noexcept {
-  if (!deferred_ || deferred_->problems.empty() || monitor_->aborted()) return;
-  try {
-    std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
-    by_rank[static_cast<size_t>(group_->getRank())] = deferred_->problems;
-    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
-  } catch (const std::exception&) {
-    // A warning handler that throws.
   }
 }
 

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include <c10/util/Exception.h>
-#include <ddp/all_gather_strings.h>
+#include <ddp/collectives.h>
 
 #include "times.h"
 

@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
-#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
 #include "fingerprint.h"

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <utility>
 
-#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
 #include "ddp_engine.h"

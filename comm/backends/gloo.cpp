@@ -12,7 +12,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo.h"

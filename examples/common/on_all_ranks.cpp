@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <ddp/all_gather_strings.h>
+#include <ddp/collectives.h>
 
 namespace examples {
 

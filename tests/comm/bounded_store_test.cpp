@@ -257,3 +257,11 @@ TEST_CASE("a roll call over a store that freezes ends in time", "[comm][errors]"
   CHECK(took < 10s);
   frozen.store->thaw();
 }
+
+TEST_CASE("the store below is at hand, for a thread that may be left behind", "[comm][pure]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const BoundedStore bounded(store, "which the test hosts");
+  CHECK(bounded.unbounded() == store);
+  bounded.within("prefix")->unbounded()->set("key", std::string("value"));
+  CHECK(store->get_to_str("prefix/key") == "value");
+}

@@ -25,7 +25,7 @@
 
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 
 #include "comm/backends/nccl.h"

@@ -17,7 +17,7 @@
 #include <string>
 
 #include <ddp/distributed_data_parallel.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/join.h>
 #include <torch/torch.h>
 

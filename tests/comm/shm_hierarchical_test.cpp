@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "comm/backends/shm/backend/executor.h"
 #include "support/error_of.h"

@@ -179,8 +179,11 @@ TEST_CASE("a rebuild keeps accumulated bucket views", "[ranks][reducer]") {
     Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(true));
     const auto loss = [&] { return parameters[0].tensor.sum() + 2 * parameters[1].tensor.sum(); };
     reduced_backward(reducer, loss);
+    const c10::Storage old = parameters[0].tensor.grad().storage();
     reducer.prepare_for_forward();  // rebuilds
     TORCH_CHECK(reducer.has_rebuilt_buckets());
+    TORCH_CHECK(
+        old.use_count() == 1, "the old buckets' memory is held ", old.use_count(), " times");
     const auto kept = flat_gradients(parameters);
     reduced_backward(reducer, loss);  // accumulates: reduces the sum of both
     return torch::stack({kept, flat_gradients(parameters)});

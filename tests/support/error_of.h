@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 namespace ddp::testing {
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -108,12 +109,20 @@ c10::intrusive_ptr<c10d::Work> recv_async(
 void barrier(const GroupArg& group = {});
 c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 
+/// Gathers one string of every rank, of any length each: names, error texts, descriptions.
+///
+/// \return world-size strings, by rank; the same on all ranks.
+///
+/// Blocks: host. Has no _async twin.
+/// Cost: two all-gathers; the second sends every rank the longest string of all, world-size times.
+std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group = {});
+
 /// A barrier that says who is missing.
 ///
 /// \param timeout  > 0, for all ranks to come.
 /// \throws c10::Error  on every rank that came, with the same list of those that did not.
 ///
-/// Blocks: host; that is its nature, so it alone has no _async twin.
+/// Blocks: host; that is its nature, so it has no _async twin.
 /// Cost: goes over the group's store, not its backends; milliseconds, not for loops.
 void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 

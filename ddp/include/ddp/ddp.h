@@ -17,7 +17,6 @@
 ///   }
 /// }
 /// ```
-#include <ddp/all_gather_strings.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>

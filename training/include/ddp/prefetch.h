@@ -10,7 +10,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/util/Type.h>
-#include <ddp/prefetch_pass.h>
+#include <ddp/detail/prefetch_pass.h>
 #include <torch/arg.h>
 #include <torch/data/iterator.h>
 

@@ -13,7 +13,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 #include <c10/util/StringUtil.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "../../gloo.h"

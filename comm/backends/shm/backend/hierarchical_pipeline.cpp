@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "../memory/tensors.h"
 #include "reduce.h"

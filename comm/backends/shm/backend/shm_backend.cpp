@@ -6,7 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "../../../composite_work.h"
 #include "../memory/flat_view.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <ddp/error_text.h>
+#include <ddp/internal/error_text.h>
 
 #include "../../../deadline.h"
 

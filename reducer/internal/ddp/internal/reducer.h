@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/pass_companion.h>
 #include <ddp/process_group.h>
 #include <ddp/reduction_stats.h>
 #include <torch/arg.h>
@@ -45,15 +45,6 @@ struct ReducerOptions {
   TORCH_ARG(int64_t, stats_every) = 100;
 };
 
-/// What all ranks agree on about a reduced pass.
-struct PassTerms {
-  /// What this rank's gradients are multiplied by before they are summed; unset, on all ranks or on
-  /// none: one over the world size, which gives the mean. A communication hook sees them unscaled.
-  std::optional<double> scale = {};
-  /// The rank whose order of gradients, and whose companion's data, all ranks take.
-  int source = 0;
-};
-
 /// What a forward pass led to, as far as the reducer cares.
 struct ForwardOutcome {
   /// The tensors that the loss will be made of.
@@ -66,19 +57,6 @@ struct ForwardOutcome {
   /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
   /// that left out a backward. One in eval() mode does not.
   bool training = true;
-};
-
-/// What travels with each averaged backward pass beside the gradients, such as a model's buffers.
-class PassCompanion {
- public:
-  virtual ~PassCompanion() = default;
-
-  /// The backward pass begins, on one of autograd's threads: may agree on its terms.
-  virtual void begin(PassTerms& terms) { (void)terms; }
-  /// Autograd is done, and only the last bucket is still to be sent: sends rank `source`'s data.
-  virtual void start(int source) = 0;
-  /// Waits for what was sent, with `wait`, and takes it over.
-  virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
 };
 
 /// Turns each rank's gradients into the average over all ranks, while they are being computed.

@@ -1,4 +1,4 @@
-#include <ddp/all_gather_strings.h>
+#include <ddp/collectives.h>
 
 #include <algorithm>
 #include <cstring>

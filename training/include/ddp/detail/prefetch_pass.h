@@ -1,6 +1,7 @@
 #pragma once
 
-/// What `PrefetchLoader` (see prefetch.h) does for any type of batch.
+/// What `PrefetchLoader` (see prefetch.h) does for any type of batch. No public header: its names
+/// may change at any time, and prefetch.h includes it only because its code is templates.
 
 #include <cstddef>
 #include <functional>

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// The memory that one bucket's dense gradients are packed into without gaps, and one view into it
+/// per parameter. A view has its parameter's strides where those are dense, else it is contiguous:
+/// autograd's gradient layout contract.
+///
+/// Threads: as Bucket.
+class BucketStorage {
+ public:
+  /// Makes 1-D memory of `numel` elements: where a backend can reduce it in place.
+  using Allocate = std::function<at::Tensor(int64_t numel, const at::TensorOptions&)>;
+
+  /// No memory: a sparse gradient is sent itself.
+  BucketStorage() = default;
+  /// \param parameters  all of one dtype and device; slot k is for the gradient of parameter k.
+  /// \param tail  extra elements behind the gradients, sent along with them.
+  BucketStorage(const std::vector<at::Tensor>& parameters, int64_t tail, Allocate allocate);
+
+  /// Takes other memory, of the same size. Tensors in the old memory keep it.
+  void reallocate();
+
+  /// Gradients and tail, 1-D.
+  const at::Tensor& all() const { return all_; }
+  /// The same in real numbers, as it is sent.
+  const at::Tensor& wire() const { return wire_; }
+  /// Without the tail.
+  const at::Tensor& gradients() const { return gradients_; }
+  const at::Tensor& tail() const { return tail_; }
+  /// By slot.
+  const std::vector<at::Tensor>& views() const { return views_; }
+
+  /// The place of `slot`'s gradient in `flat`, which is 1-D and laid out like gradients().
+  at::Tensor view_into(const at::Tensor& flat, size_t slot) const;
+
+  /// Whether `grad` lies exactly where `slot`'s view does.
+  ///
+  /// Looks at the view last: in most cases its address, which is near at hand, tells.
+  bool has_in_place(size_t slot, const at::Tensor& grad) const {
+    if (grad.layout() != at::kStrided || grad.const_data_ptr() != addresses_[slot]) return false;
+    return grad.strides() == views_[slot].strides() && grad.sizes() == views_[slot].sizes();
+  }
+
+  /// Whether `t` lies anywhere in this memory.
+  bool contains(const at::Tensor& t) const;
+
+  /// Tensors in this memory that others made. Counts tensors, not references to them: a gradient
+  /// that a parameter and user code have is one, and both see what becomes of it.
+  size_t foreign_tensors() const;
+
+ private:
+  void lay_out(const std::vector<at::Tensor>& shapes);
+
+  Allocate allocate_;
+  int64_t numel_ = 0;  // of the gradients
+  at::Tensor all_;
+  at::Tensor wire_;
+  at::Tensor gradients_;
+  at::Tensor tail_;
+  std::vector<at::Tensor> views_;
+  std::vector<const void*> addresses_;  // of the views' first elements
+  size_t own_tensors_ = 0;              // that lie in this memory
+};
+
+}  // namespace ddp

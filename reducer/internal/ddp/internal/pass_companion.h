@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+
+#include <c10/util/FunctionRef.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp {
+
+/// What all ranks agree on about a reduced pass.
+struct PassTerms {
+  /// What this rank's gradients are multiplied by before they are summed; unset, on all ranks or on
+  /// none: one over the world size, which gives the mean. A communication hook sees them unscaled.
+  std::optional<double> scale = {};
+  /// The rank whose order of gradients, and whose companion's data, all ranks take.
+  int source = 0;
+};
+
+/// What travels with each averaged backward pass beside the gradients, such as a model's buffers.
+class PassCompanion {
+ public:
+  virtual ~PassCompanion() = default;
+
+  /// The backward pass begins, on one of autograd's threads: may agree on its terms.
+  virtual void begin(PassTerms& terms) { (void)terms; }
+  /// Autograd is done, and only the last bucket is still to be sent: sends rank `source`'s data.
+  virtual void start(int source) = 0;
+  /// Waits for what was sent, with `wait`, and takes it over.
+  virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
+};
+
+}  // namespace ddp

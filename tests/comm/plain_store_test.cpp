@@ -1,0 +1,73 @@
+// Stores of a user's own class, which implement what c10d::Store makes them implement: what works,
+// and what an error says about the rest.
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
+#include <ddp/collectives.h>
+#include <ddp/internal/group_monitor.h>
+
+#include "comm/failure_records.h"
+#include "comm/plain_store.h"
+#include "support/error_of.h"
+#include "support/recording_backend.h"
+
+#include "support/catch.h"
+
+using namespace std::chrono_literals;
+using ddp::testing::error_of;
+using ddp::testing::PlainStore;
+
+TEST_CASE("a plain store keeps the first failure, and one entry an attempt", "[comm]") {
+  PlainStore store;
+  CHECK_FALSE(ddp::read_failure(store));
+  CHECK(ddp::record_failure(store, "first") == "first");
+  CHECK(ddp::record_failure(store, "second") == "first");
+  CHECK(ddp::read_failure(store) == "first");
+
+  for (int rank = 0; rank < 3; ++rank) ddp::record_attempt(store, {rank, 1, "everywhere"});
+  std::vector<ddp::FailedAttempt> known;
+  ddp::read_attempts(store, known);
+  REQUIRE(known.size() == 1);
+  CHECK(known.front().rank == 0);
+}
+
+TEST_CASE("over a plain store a group's ranks learn of a failure", "[comm][errors]") {
+  const auto store = c10::make_intrusive<PlainStore>();
+  ddp::testing::Events events;
+  std::vector<ddp::ProcessGroup> groups;
+  for (int rank = 0; rank < 2; ++rank) {
+    groups.push_back(ddp::testing::group_over(
+        c10::make_intrusive<ddp::testing::RecordingBackend>(rank, 2, events), store));
+  }
+  const auto waiting = ddp::monitor_of(groups[0]);
+  const auto failing = ddp::monitor_of(groups[1]);
+  failing->fail("rank 1 is out of memory");
+  CHECK_THAT(
+      error_of([&] { waiting->poll([] { return false; }, [] { return std::string("waiting"); }); }),
+      ContainsText("rank 1 is out of memory"));
+}
+
+TEST_CASE("a plain store is refused by every rank that is to meet in it", "[comm][errors]") {
+  const auto store = c10::make_intrusive<PlainStore>();
+  const auto error_of_rank = [&](int rank) {
+    return error_of([&] {
+      ddp::make_process_group(
+          ddp::ProcessGroupOptions().backend("gloo").store(store).rank(rank).world_size(2).timeout(
+              20s));
+    });
+  };
+  auto second = std::async(std::launch::async, [&] { return error_of_rank(1); });
+  const auto errors = std::vector<std::string>{error_of_rank(0), second.get()};
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(
+        errors[static_cast<size_t>(rank)],
+        Catch::Matchers::Equals(
+            "init_process_group: expected a store that implements compareSet, got one that does "
+            "not on rank " +
+            std::to_string(rank) +
+            " of 2. Use a TCPStore, FileStore or HashStore, or override compareSet in a class of "
+            "your own."));
+  }
+}
