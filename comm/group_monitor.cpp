@@ -67,6 +67,9 @@ std::string GroupMonitor::rank_text() const {
   return c10::str("rank ", setup_.rank, " of ", setup_.size);
 }
 
+// A process that this rank forked is no rank, and nobody waits for it.
+bool GroupMonitor::is_watching() const { return setup_.size > 1 && owner_.is_this_one(); }
+
 StoreExecutor& GroupMonitor::executor() {
   const std::lock_guard lock(mutex_);
   if (!executor_) executor_ = std::make_unique<StoreExecutor>(setup_.store);

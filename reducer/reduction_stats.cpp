@@ -160,11 +160,6 @@ std::string summary(const ReductionStats& stats) {
               format(" (%.0f%% of the step", 100 * share_of_step(communication)) +
               format(", %.0f%% not hidden)", 100 * share_of_step(exposed)) +
               format(", overlap %.2f", overlap);
-  // Where it costs next to nothing, there is nothing to gain.
-  if (overlap < 0.7 && share_of_step(exposed) > 0.05) {
-    text +=
-        stats.tuning ? "; try larger batches" : "; try another bucket_cap_mb, or larger batches";
-  }
   if (stats.tuning) text += summary_of_tuning(*stats.tuning);
   return text;
 }

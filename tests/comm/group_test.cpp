@@ -1,5 +1,8 @@
 #include <ddp/process_group.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <future>
 
 #include <ATen/ATen.h>
@@ -10,6 +13,7 @@
 #include "comm/backends/nccl.h"
 #include "comm/group_builder.h"
 #include "support/ranks.h"
+#include "support/recording_backend.h"
 
 #include "support/catch.h"
 
@@ -59,6 +63,25 @@ std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks
 }
 
 }  // namespace
+
+TEST_CASE("a forked process neither shuts its parent's group down nor aborts it", "[ranks]") {
+  ddp::testing::Events events;
+  const auto group = ddp::make_process_group(alone());
+  group->setBackend(
+      c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+      c10::make_intrusive<ddp::testing::RecordingBackend>(0, 1, events));
+  const auto child = fork();
+  if (child == 0) {
+    group->shutdown();
+    group->abort();
+    _exit(static_cast<int>(events.size()));
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+  group->shutdown();
+  CHECK(events == ddp::testing::Events{"shutdown"});
+}
 
 TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks][gloo]") {
   const int size = GENERATE(1, 2, 3);

@@ -28,6 +28,8 @@ class RecordingBackend : public c10d::Backend {
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
     return done("allreduce", tensors);
   }
+  void shutdown() override { events_.push_back("shutdown"); }
+  void abort() override { events_.push_back("abort"); }
 
  private:
   class Done : public c10d::Work {

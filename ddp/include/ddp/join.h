@@ -29,7 +29,8 @@ struct JoinOptions {
   TORCH_ARG(bool, throw_on_early_termination) = false;
   /// Optimizers whose state all ranks take over from the last one with input when the join ends:
   /// one that had less input has taken fewer steps. The same ones in the same order on every rank.
-  /// Not needed where `step_in_backward` steps. Default: none
+  /// Learning rates and other options are taken over as well; a scheduler's own count of steps is
+  /// not: call it once an epoch. Not needed where `step_in_backward` steps. Default: none
   TORCH_ARG(std::vector<torch::optim::Optimizer*>, optimizers) = {};
 };
 

@@ -77,8 +77,7 @@ struct ReductionStats {
 /// Collective: yes. Blocks: host.
 ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
 
-/// One line for people: step time, share of communication, overlap, and a hint when the overlap is
-/// below 0.7 and more than 5% of the step is communication that is not hidden; and what was tuned.
+/// One line for people: step time, share of communication, overlap, and the cap that was tuned.
 /// Medians over the steps with the buckets as they are now, or over all while there is none; ""
 /// when there are no steps.
 std::string summary(const ReductionStats& stats);

@@ -13,6 +13,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/owner_process.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -142,9 +143,10 @@ class GroupMonitor {
   std::string explain(const std::string& what, WaitPoint where);
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
-  bool is_watching() const { return setup_.size > 1; }
+  bool is_watching() const;
 
   const Setup setup_;
+  const OwnerProcess owner_;
   const std::shared_ptr<Known> known_;     // shared with jobs that may outlive this
   std::atomic<bool> host_is_gone_{false};  // of the store; as the last probe found
   mutable std::mutex mutex_;               // guards what follows

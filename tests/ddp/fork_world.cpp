@@ -1,0 +1,88 @@
+// fork_world BACKEND: a rank forks a process that has copies of its wrapper, optimizer and group.
+// Whatever becomes of those, the rank trains on as if nothing had been.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+namespace {
+
+enum class Child { Exits, DropsModel, DropsAll, Throws };
+
+struct ChildThrew : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+using Model = ddp::DistributedDataParallel<torch::nn::Linear>;
+
+// The gradient of w * x is x, on this rank.
+void step(Model& model, torch::optim::Optimizer& optimizer, double x) {
+  optimizer.zero_grad();
+  model->forward(torch::full({1, 1}, x)).sum().backward();
+}
+
+void fork_child(Child what, Model& model, std::shared_ptr<torch::optim::SGD>& optimizer) {
+  const auto child = fork();
+  if (child == 0) {
+    alarm(20);
+    if (what == Child::Throws) throw ChildThrew("a child's exception");
+    if (what != Child::Exits) {
+      model = Model(nullptr);
+      optimizer.reset();
+    }
+    if (what == Child::DropsAll) ddp::destroy_process_group();
+    std::exit(EXIT_SUCCESS);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  TORCH_CHECK(status == 0, "expected the child to exit with 0, got status ", status);
+}
+
+void train(bool as_views) {
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  torch::nn::init::constant_(net->weight, 1);  // what follows is exact
+  Model model(net, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(as_views));
+  auto optimizer =
+      std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.5));
+  model->step_in_backward(optimizer);
+  const int size = ddp::get_world_size();
+  const double mean = (size + 1) / 2.0;
+  for (const auto what : {Child::Exits, Child::DropsModel, Child::DropsAll, Child::Throws}) {
+    const float weight = net->weight.item<float>();
+    step(model, *optimizer, ddp::get_rank() + 1);
+    fork_child(what, model, optimizer);
+    TORCH_CHECK(net->weight.grad().item<double>() == mean, "expected the gradient to stay");
+    TORCH_CHECK(net->weight.item<double>() == weight - 0.5 * mean, "expected one step");
+  }
+  // So long that the others look whether the group has failed.
+  if (ddp::get_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  step(model, *optimizer, ddp::get_rank() + 1);
+  TORCH_CHECK(net->weight.grad().item<double>() == mean, "expected the average");
+}
+
+}  // namespace
+
+int main(int /*argc*/, char** argv) try {
+  ddp::init_process_group(
+      ddp::ProcessGroupOptions().backend(argv[1]).timeout(std::chrono::seconds(30)));
+  for (const bool as_views : {false, true}) train(as_views);
+  // Store and group are as they were.
+  std::vector<int> all;
+  for (int rank = 0; rank < ddp::get_world_size(); ++rank) all.push_back(rank);
+  ddp::barrier(ddp::new_group(all));
+  ddp::monitored_barrier(std::chrono::seconds(20));
+  ddp::destroy_process_group();
+  return EXIT_SUCCESS;
+} catch (const ChildThrew&) {
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "fork_world: %s\n", error.what());
+  return EXIT_FAILURE;
+}

@@ -1,0 +1,200 @@
+// What optimizers are after joins in which ranks had different numbers of batches.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+// One program is compiled of many tests' files, and other ones have such names, too.
+namespace ddp::join_optimizers {
+namespace {
+
+using testing::in;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr int kBatches[] = {3, 5, 4};  // of each rank, in an epoch
+constexpr int kEpochs = 3;
+
+torch::nn::Sequential make_net() {
+  torch::nn::Sequential net(
+      torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::BatchNorm1d(8),
+      torch::nn::Linear(8, 2));
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  const torch::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  return net;
+}
+
+/// An optimizer that keeps the parameters as they were after each of its steps.
+template <typename Optimizer>
+class Recorded : public Optimizer {
+ public:
+  using Optimizer::Optimizer;
+
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
+    auto loss = Optimizer::step(closure);
+    std::vector<at::Tensor> flat;
+    for (const auto& p : this->param_groups()[0].params()) flat.push_back(p.detach().reshape({-1}));
+    steps.push_back(torch::cat(flat));
+    return loss;
+  }
+
+  std::vector<at::Tensor> steps;
+};
+
+std::vector<at::Tensor> tensors_of(const torch::optim::OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (const auto* adam = dynamic_cast<const AdamParamState*>(&state)) {
+    return {adam->exp_avg(), adam->exp_avg_sq(), torch::full({1}, adam->step())};
+  }
+  if (const auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) {
+    return {
+        adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq(),
+        torch::full({1}, adamw->step())};
+  }
+  return {dynamic_cast<const SGDParamState&>(state).momentum_buffer()};
+}
+
+/// Parameters, buffers, the optimizer's state of each parameter, and its learning rate.
+std::vector<at::Tensor> all_of(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& p : net->parameters()) {
+    all.push_back(p.detach().clone());
+    for (const auto& t : tensors_of(*optimizer.state().at(p.unsafeGetTensorImpl()))) {
+      all.push_back(t.clone());
+    }
+  }
+  for (const auto& b : net->buffers()) all.push_back(b.clone());
+  all.push_back(torch::full({1}, optimizer.param_groups()[0].options().get_lr()));
+  return all;
+}
+
+bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return torch::equal(x, y);
+  });
+}
+
+enum class Remedy { None, Option, StepInBackward };
+
+struct Seen {
+  std::vector<std::vector<at::Tensor>> after_epochs;
+  std::vector<at::Tensor> after_steps;
+  int warnings = 0;
+};
+
+/// Counts the warnings of its thread that speak of optimizers.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("optimizers took fewer steps") != std::string::npos) ++count;
+  }
+  int count = 0;
+};
+
+template <typename Optimizer, typename Options>
+Seen train(const Rank& self, const Options& optimizer_options, Remedy remedy) {
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  auto net = make_net();
+  DistributedDataParallel model(net, in(self));
+  auto optimizer = std::make_shared<Recorded<Optimizer>>(net->parameters(), optimizer_options);
+  if (remedy == Remedy::StepInBackward) model->step_in_backward(optimizer);
+  JoinOptions options;
+  if (remedy == Remedy::Option) options.optimizers({optimizer.get()});
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);
+  Seen seen;
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    model->join(
+        [&] {
+          for (int i = 0; i < kBatches[self.rank]; ++i) {
+            optimizer->zero_grad();
+            model->forward(torch::randn({6, 4}, chance)).square().sum().backward();
+            if (remedy != Remedy::StepInBackward) optimizer->step();
+          }
+        },
+        options);
+    seen.after_epochs.push_back(all_of(net, *optimizer));
+  }
+  seen.after_steps = optimizer->steps;
+  seen.warnings = warnings.count;
+  return seen;
+}
+
+std::vector<Seen> train(const std::string& kind, Remedy remedy) {
+  using namespace torch::optim;
+  return run_ranks<Seen>(3, [&](const Rank& self) {
+    if (kind == "adam") return train<Adam>(self, AdamOptions(0.01), remedy);
+    if (kind == "adamw") return train<AdamW>(self, AdamWOptions(0.01).amsgrad(true), remedy);
+    return train<SGD>(self, SGDOptions(0.01).momentum(0.9), remedy);
+  });
+}
+
+/// TORCH_WARN_ONCE warns each time while this lives.
+struct WarnAlways {
+  WarnAlways() { c10::WarningUtils::set_warnAlways(true); }
+  ~WarnAlways() { c10::WarningUtils::set_warnAlways(false); }
+};
+
+}  // namespace
+
+TEST_CASE("optimizers are equal after each uneven join that names them", "[ranks][join][many]") {
+  const std::string kind = GENERATE("adam", "adamw", "sgd");
+  CAPTURE(kind);
+  const WarnAlways always;
+  const auto seen = train(kind, Remedy::Option);
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    CHECK(are_equal(seen[0].after_epochs[epoch], seen[1].after_epochs[epoch]));
+    CHECK(are_equal(seen[0].after_epochs[epoch], seen[2].after_epochs[epoch]));
+  }
+  for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
+}
+
+TEST_CASE("a joined rank steps in backward, and is equal at every step", "[ranks][join][many]") {
+  const std::string kind = GENERATE("adam", "adamw", "sgd");
+  CAPTURE(kind);
+  const WarnAlways always;
+  const auto seen = train(kind, Remedy::StepInBackward);
+  CHECK(seen[0].after_steps.size() == 5 * kEpochs);
+  for (int rank = 1; rank < 3; ++rank) {
+    CHECK(are_equal(seen[0].after_steps, seen[rank].after_steps));
+    for (int epoch = 0; epoch < kEpochs; ++epoch) {
+      CHECK(are_equal(seen[0].after_epochs[epoch], seen[rank].after_epochs[epoch]));
+    }
+  }
+  for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
+}
+
+TEST_CASE("optimizers that an uneven join leaves different are warned of", "[ranks][join][many]") {
+  const WarnAlways always;
+  const auto seen = train("adam", Remedy::None);
+  CHECK(!are_equal(seen[0].after_epochs[0], seen[1].after_epochs[0]));
+  for (const auto& of_rank : seen) CHECK(of_rank.warnings == kEpochs);
+}
+
+TEST_CASE("optimizers take over the learning rate of the last rank", "[ranks][join]") {
+  const auto rates = run_ranks<double>(2, [](const Rank& self) {
+    auto net = make_net();
+    DistributedDataParallel model(net, in(self));
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1).momentum(0.9));
+    torch::optim::StepLR schedule(optimizer, /*step_size=*/1, /*gamma=*/0.5);
+    model->join(
+        [&] {
+          for (int i = 0; i < 1 + self.rank; ++i) {
+            optimizer.zero_grad();
+            model->forward(torch::ones({2, 4})).sum().backward();
+            optimizer.step();
+            schedule.step();
+          }
+        },
+        JoinOptions().optimizers({&optimizer}));
+    return optimizer.param_groups()[0].options().get_lr();
+  });
+  CHECK(rates == std::vector<double>{0.5, 0.5});  // a scheduler's first step() changes nothing
+}
+
+}  // namespace ddp::join_optimizers
