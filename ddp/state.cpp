@@ -47,6 +47,9 @@ void State::before_forward(std::optional<int64_t> samples) {
 }
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
+  if (samples_of_forward_ > 0) {
+    samples_.add_forward(std::exchange(samples_of_forward_, 0), outputs, outputs_complete);
+  }
   if (trains()) {
     reducer_->prepare_for_backward(
         {std::move(outputs), outputs_complete, terms_, owner_.is_training()});
@@ -65,12 +68,13 @@ void State::begin(PassTerms& terms) {
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
   const bool joins = owner_.join_context() && !agrees_in_forward();
   if (joins || (weighted && !agrees_in_forward())) {
+    samples_.begin_backward();
     auto mine = entry(/*active=*/true);
     mine.reduces = true;
     terms = terms_in(exchange(mine));
   }
   compare_comm_hooks();
-  samples_ = 0;
+  samples_.clear();
 }
 
 void State::start(int source) {
@@ -101,10 +105,10 @@ void State::compare_comm_hooks() {
 
 RankEntry State::entry(bool active) {
   // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
-  if (!active && reducer_->forget_discarded_gradients()) samples_ = 0;
+  if (!active && reducer_->forget_discarded_gradients()) samples_.clear();
   RankEntry entry;
   entry.active = active;
-  entry.samples = samples_;
+  entry.samples = samples_.counted();
   return entry;
 }
 
@@ -131,7 +135,7 @@ PassTerms State::terms_in(const JoinRound& round) const {
       terms.scale = 1;
       break;
     case Reduction::SampleWeighted:
-      terms.scale = round.samples() > 0 ? samples_ / round.samples() : 0;
+      terms.scale = round.samples() > 0 ? samples_.counted() / round.samples() : 0;
       break;
   }
   return terms;
@@ -142,7 +146,7 @@ void State::join_pass(const JoinRound& round) {
   if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
   if (!round.reduces()) return;
   const auto terms = terms_in(round);
-  samples_ = 0;
+  samples_.clear();
   compare_comm_hooks();
   reducer_->join_backward(terms);
 }
@@ -171,13 +175,15 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
   if (options_.reduction() != Reduction::SampleWeighted) return;
   try {
     // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
-    if (reducer_->forget_discarded_gradients()) samples_ = 0;
+    if (reducer_->forget_discarded_gradients()) samples_.clear();
     TORCH_CHECK_VALUE(
         counted || found,
         "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
         "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
         "are with count_samples() before forward.");
-    samples_ += static_cast<double>(counted ? *counted : *found);
+    const auto samples = static_cast<double>(counted ? *counted : *found);
+    // Where the ranks agree in forward, nothing is known yet of a backward pass.
+    agrees_in_forward() ? samples_.add(samples) : void(samples_of_forward_ = samples);
   } catch (...) {
     forward_failed();
     throw;

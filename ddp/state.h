@@ -14,6 +14,7 @@
 
 #include "join_round.h"
 #include "module_state.h"
+#include "sample_counter.h"
 #include "tensor_broadcast.h"
 
 namespace ddp {
@@ -81,8 +82,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::vector<NamedParameter> frozen_;  // that required no gradient at construction
   std::unique_ptr<BufferFinder> buffers_;
   TensorBroadcast buffers_under_way_;
-  std::string hook_kind_;  // of the communication hook; compared in the first pass
-  double samples_ = 0;     // since the last averaged backward pass
+  std::string hook_kind_;          // of the communication hook; compared in the first pass
+  SampleCounter samples_;          // since the last averaged backward pass
+  double samples_of_forward_ = 0;  // of the one that goes on
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;  // false inside no_sync()
   bool compared_hooks_ = false;
