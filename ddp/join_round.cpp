@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-constexpr int kActive = 1, kReduces = 2;
+constexpr int kActive = 1, kReduces = 2, kInBackward = 4;
 
 std::string list_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
@@ -43,6 +43,19 @@ double JoinRound::samples() const {
 }
 
 std::string JoinRound::disagreement() const {
+  std::vector<int> forward, backward;
+  for (int rank = 0; rank < size(); ++rank) {
+    (by_rank_[rank].in_backward ? backward : forward).push_back(rank);
+  }
+  if (!forward.empty() && !backward.empty()) {
+    return c10::str(
+        "DistributedDataParallel: expected each forward pass in this join to be followed by its "
+        "backward pass, but ",
+        list_ranks(backward), " began the backward pass and ", list_ranks(forward),
+        " did not. Where several objects join, or with throw_on_early_termination, run forward "
+        "passes "
+        "that are not trained on (a metric, a skipped batch) under torch::NoGradGuard.");
+  }
   std::vector<int> reducing, accumulating;
   for (int rank = 0; rank < size(); ++rank) {
     if (by_rank_[rank].active) (by_rank_[rank].reduces ? reducing : accumulating).push_back(rank);
@@ -64,7 +77,8 @@ JoinRound exchange_entries(
   // Each rank fills its own row: the sum is everybody's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();
-  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0);
+  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0) +
+           (mine.in_backward ? kInBackward : 0);
   row[1] = mine.samples;
   std::vector<at::Tensor> tensors{table.to(device)};
   const auto where = [] { return std::string("learning what the ranks will do"); };
@@ -73,7 +87,9 @@ JoinRound exchange_entries(
   const auto* words = table.const_data_ptr<double>();
   for (int rank = 0; rank < size; ++rank) {
     const auto flags = static_cast<int>(words[2 * rank]);
-    by_rank[rank] = {(flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1]};
+    by_rank[rank] = {
+        (flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1],
+        (flags & kInBackward) != 0};
   }
   return JoinRound(std::move(by_rank));
 }

@@ -9,11 +9,13 @@
 
 namespace ddp {
 
-/// What one rank says at the beginning of an iteration.
+/// What one rank says at the beginning of an iteration, and where that is a forward pass, again at
+/// the beginning of its backward pass.
 struct RankEntry {
   bool active = false;   // it has input
   bool reduces = false;  // its backward pass will be averaged
   double samples = 0;    // since the last averaged backward pass, with this iteration's
+  bool in_backward = false;
 };
 
 /// What all ranks said. Every rank acts on it in the same way, with input or without.

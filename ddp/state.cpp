@@ -73,6 +73,7 @@ void State::begin(PassTerms& terms) {
     mine.reduces = true;
     terms = terms_in(exchange(mine));
   }
+  agree_to_go_backward(/*active=*/true);
   compare_comm_hooks();
   samples_.clear();
 }
@@ -92,6 +93,16 @@ void State::sync_buffers(int source) {
     broadcast.start(buffers_->find(), source, *group_);
     broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
   });
+}
+
+// A rank that left its backward pass out would meet the others' buckets with its next iteration.
+void State::agree_to_go_backward(bool active) {
+  if (!agrees_in_forward()) return;
+  RankEntry mine;
+  mine.active = active;
+  mine.in_backward = true;
+  const auto disagreement = exchange_entries(mine, group_, device(), *monitor_).disagreement();
+  if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
 }
 
 // Ranks that reduce their buckets in different ways would wait for each other.
@@ -145,6 +156,7 @@ void State::join_pass(const JoinRound& round) {
   const auto disagreement = round.disagreement();
   if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
   if (!round.reduces()) return;
+  agree_to_go_backward(/*active=*/false);
   const auto terms = terms_in(round);
   samples_.clear();
   compare_comm_hooks();

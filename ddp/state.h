@@ -63,6 +63,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void sync_initial_state(const std::exception_ptr& refusal);
   std::vector<at::Tensor> state_tensors() const;
   void compare_comm_hooks();
+  void agree_to_go_backward(bool active);
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
