@@ -9,7 +9,8 @@
 
 namespace ddp {
 
-/// What one rank says at the beginning of an iteration.
+/// What one rank says at the beginning of an iteration, and where that is a forward pass, again at
+/// the beginning of its backward pass.
 struct RankEntry {
   bool active = false;   // it has input
   bool reduces = false;  // its backward pass will be averaged

@@ -459,6 +459,48 @@ TEST_CASE("evaluations in a join are each rank's own", "[ranks][join]") {
   CHECK(seen[0] == seen[1]);
 }
 
+TEST_CASE(
+    "a forward pass without a backward one is an error where several objects join",
+    "[ranks][errors][join][many]") {
+  enum class When { FirstRound, LastRound };
+  const auto when = GENERATE(When::FirstRound, When::LastRound);
+  const bool early = when == When::FirstRound && GENERATE(false, true);  // in place of the counter
+  CAPTURE(early);
+  const auto errors = errors_of_ranks(
+      3,
+      [&](const Rank& self) {
+        Counter counter(self.group);
+        DistributedDataParallel model(make_linear(), in(self));
+        std::vector<Joinable*> joinables{model.get()};
+        if (!early) joinables.push_back(&counter);
+        const auto seen = timed_error_of([&] {
+          join(
+              joinables,
+              [&] {
+                const auto metric = [&] {
+                  if (self.rank == 1) model->forward(torch::ones({1, 1}));
+                };
+                if (when == When::FirstRound) metric();
+                for (int i = 0; i < 3; ++i) {
+                  step(model, 1);
+                  if (!early) counter.iterate();
+                }
+                if (when == When::LastRound) metric();
+                for (int i = 0; self.rank == 0 && i < 2; ++i) step(model, 1);
+              },
+              JoinOptions().throw_on_early_termination(early));
+        });
+        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+        TORCH_CHECK(false, seen.error);
+      },
+      kLongTimeout);
+  for (const auto& error : errors) CHECK(error == errors[0]);
+  CHECK_THAT(
+      errors[0], ContainsText("expected all ranks at the same place of an iteration") &&
+                     ContainsText("the backward pass of object 0 on rank") &&
+                     ContainsText("NoGradGuard"));
+}
+
 TEST_CASE("classes of the user's own take part", "[ranks][join][many]") {
   struct Seen {
     double total;

@@ -105,10 +105,9 @@ void notify_join(Joinable& joinable);
 ///         it, on the others that one did.
 /// An exception of `body` is passed on. The other ranks learn it and stop.
 ///
-/// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration, and where a model's ranks
-/// agree
-///   in forward (several joinables, throw_on_early_termination) one more a backward pass; at the
-///   end what the joinables exchange then (DistributedDataParallel broadcasts the model once).
+/// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration, with several joinables or
+///   throw_on_early_termination another one in each averaged backward pass; at the end what the
+///   joinables exchange then (DistributedDataParallel broadcasts the model once).
 /// Source: torch.distributed.algorithms.Join, torch 2.11.0.
 void join(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body,
