@@ -52,6 +52,23 @@ JoinContext::~JoinContext() {
   for (auto* joinable : joinables_) joinable->join_context_ = nullptr;
 }
 
+int JoinContext::index_of(const Joinable& joinable) const {
+  const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);
+  return static_cast<int>(at - joinables_.begin());
+}
+
+void JoinContext::check_backward_ran() {
+  monitor_->abort_on_error(
+      [] { return std::string("beginning an iteration of a further object of the join"); },
+      [&] {
+        TORCH_CHECK(
+            !expects_backward_,
+            "join: expected the backward pass of the model before, on which the ranks agreed in "
+            "its forward pass, got the next object's iteration. Run one backward pass after each "
+            "forward pass; compute metrics under torch::NoGradGuard");
+      });
+}
+
 const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
   auto& first = *joinables_.front();
   round_ = exchange_entries(mine, first.join_process_group(), first.join_device(), *monitor_);
@@ -96,7 +113,9 @@ bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
 
 void notify_join(Joinable& joinable) {
   auto* context = joinable.join_context_;
-  if (context && context->counts(joinable)) context->begin_round({/*active=*/true});
+  if (!context) return;
+  if (!context->counts(joinable)) return context->check_backward_ran();
+  context->begin_round({/*active=*/true});
 }
 
 void join(

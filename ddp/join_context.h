@@ -31,6 +31,15 @@ class JoinContext {
   /// Whether this one's iterations are what is counted.
   bool counts(const Joinable& joinable) const { return &joinable == joinables_.front(); }
 
+  /// The position of `joinable` in the list of those that join.
+  int index_of(const Joinable& joinable) const;
+
+  /// The ranks agreed in forward on a backward pass to come; or that one begins.
+  void expect_backward(bool expected) { expects_backward_ = expected; }
+  /// \throws c10::DistBackendError  when this rank left out a backward pass that others wait for;
+  ///         they throw the same text.
+  void check_backward_ran();
+
   /// Begins an iteration together with all ranks.
   ///
   /// \throws c10::Error  when one has no input left and that shall end the join.
@@ -51,6 +60,7 @@ class JoinContext {
   std::shared_ptr<GroupMonitor> monitor_;
   std::optional<JoinRound> round_;
   bool ended_early_ = false;
+  bool expects_backward_ = false;
 };
 
 }  // namespace ddp

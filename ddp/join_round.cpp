@@ -1,6 +1,7 @@
 #include "join_round.h"
 
 #include <algorithm>
+#include <map>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -9,10 +10,16 @@
 namespace ddp {
 namespace {
 
-constexpr int kActive = 1, kReduces = 2, kInBackward = 4;
+constexpr int kActive = 1, kReduces = 2, kPlaceUnit = 4;
 
 std::string list_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+}
+
+std::string describe_place(int place) {
+  if (place == 0) return "the beginning of an iteration";
+  const bool in_backward = place == place_of(place / 2, /*in_backward=*/true);
+  return c10::str("the ", in_backward ? "backward" : "forward", " pass of object ", place / 2);
 }
 
 }  // namespace
@@ -42,20 +49,24 @@ double JoinRound::samples() const {
   return sum;
 }
 
+std::string JoinRound::different_places() const {
+  std::map<int, std::vector<int>> ranks_at;
+  for (int rank = 0; rank < size(); ++rank) ranks_at[by_rank_[rank].place].push_back(rank);
+  if (ranks_at.size() < 2) return {};
+  std::vector<std::string> got;
+  for (const auto& [place, ranks] : ranks_at) {
+    got.push_back(c10::str(describe_place(place), " on ", list_ranks(ranks)));
+  }
+  return c10::str(
+      "join: expected all ranks at the same place of an iteration, got ", c10::Join(", ", got),
+      " of ", size(),
+      ". Where several objects join, or with throw_on_early_termination, run one backward pass "
+      "after each forward pass; compute metrics under torch::NoGradGuard.");
+}
+
 std::string JoinRound::disagreement() const {
-  std::vector<int> forward, backward;
-  for (int rank = 0; rank < size(); ++rank) {
-    (by_rank_[rank].in_backward ? backward : forward).push_back(rank);
-  }
-  if (!forward.empty() && !backward.empty()) {
-    return c10::str(
-        "DistributedDataParallel: expected each forward pass in this join to be followed by its "
-        "backward pass, but ",
-        list_ranks(backward), " began the backward pass and ", list_ranks(forward),
-        " did not. Where several objects join, or with throw_on_early_termination, run forward "
-        "passes "
-        "that are not trained on (a metric, a skipped batch) under torch::NoGradGuard.");
-  }
+  auto places = different_places();
+  if (!places.empty()) return places;
   std::vector<int> reducing, accumulating;
   for (int rank = 0; rank < size(); ++rank) {
     if (by_rank_[rank].active) (by_rank_[rank].reduces ? reducing : accumulating).push_back(rank);
@@ -77,8 +88,7 @@ JoinRound exchange_entries(
   // Each rank fills its own row: the sum is everybody's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();
-  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0) +
-           (mine.in_backward ? kInBackward : 0);
+  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0) + kPlaceUnit * mine.place;
   row[1] = mine.samples;
   std::vector<at::Tensor> tensors{table.to(device)};
   const auto where = [] { return std::string("learning what the ranks will do"); };
@@ -88,10 +98,12 @@ JoinRound exchange_entries(
   for (int rank = 0; rank < size; ++rank) {
     const auto flags = static_cast<int>(words[2 * rank]);
     by_rank[rank] = {
-        (flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1],
-        (flags & kInBackward) != 0};
+        (flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1], flags / kPlaceUnit};
   }
-  return JoinRound(std::move(by_rank));
+  JoinRound round(std::move(by_rank));
+  const auto disagreement = round.disagreement();
+  if (!disagreement.empty()) monitor.throw_agreed(disagreement);
+  return round;
 }
 
 }  // namespace ddp

@@ -15,8 +15,13 @@ struct RankEntry {
   bool active = false;   // it has input
   bool reduces = false;  // its backward pass will be averaged
   double samples = 0;    // since the last averaged backward pass, with this iteration's
-  bool in_backward = false;
+  int place = 0;         // in an iteration of the join; see place_of
 };
+
+/// The place in an iteration of a join where its joinable number `joinable` communicates.
+constexpr int place_of(int joinable, bool in_backward) {
+  return 2 * joinable + (in_backward ? 1 : 0);
+}
 
 /// What all ranks said. Every rank acts on it in the same way, with input or without.
 class JoinRound {
@@ -30,14 +35,18 @@ class JoinRound {
   bool reduces() const;
   double samples() const;
 
-  /// How the ranks with input disagree about what they will communicate; "" when they do not.
+  /// How the ranks disagree about what they will communicate; "" when they do not.
   std::string disagreement() const;
 
  private:
+  std::string different_places() const;
+
   std::vector<RankEntry> by_rank_;
 };
 
 /// Tells all ranks `mine`, and learns what they say.
+///
+/// \throws AgreedError  when the ranks disagree.
 ///
 /// Collective: yes, one all-reduce of 16 bytes a rank.
 JoinRound exchange_entries(

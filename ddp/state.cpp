@@ -37,8 +37,7 @@ void State::before_forward(std::optional<int64_t> samples) {
     auto mine = entry(/*active=*/true);
     mine.reduces = trains();
     const auto round = exchange(mine);
-    const auto disagreement = round.disagreement();
-    if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
+    owner_.join_context()->expect_backward(round.reduces());
     terms_ = terms_in(round);
   }
   if (!trains()) return;
@@ -66,14 +65,14 @@ void State::forward_failed() noexcept {
 // The backward pass begins that all ranks take part in.
 void State::begin(PassTerms& terms) {
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
-  const bool joins = owner_.join_context() && !agrees_in_forward();
-  if (joins || (weighted && !agrees_in_forward())) {
+  if (agrees_in_forward()) {
+    agree_on_backward(/*active=*/true);
+  } else if (owner_.join_context() || weighted) {
     samples_.begin_backward();
     auto mine = entry(/*active=*/true);
     mine.reduces = true;
     terms = terms_in(exchange(mine));
   }
-  agree_to_go_backward(/*active=*/true);
   compare_comm_hooks();
   samples_.clear();
 }
@@ -95,14 +94,16 @@ void State::sync_buffers(int source) {
   });
 }
 
-// A rank that left its backward pass out would meet the others' buckets with its next iteration.
-void State::agree_to_go_backward(bool active) {
-  if (!agrees_in_forward()) return;
+// A rank that left out the backward pass, on which the ranks agreed in forward, communicates
+// something else now: its entry shows that, where its buckets would not fit.
+void State::agree_on_backward(bool active) {
+  auto* join = owner_.join_context();
   RankEntry mine;
   mine.active = active;
-  mine.in_backward = true;
-  const auto disagreement = exchange_entries(mine, group_, device(), *monitor_).disagreement();
-  if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
+  mine.reduces = true;
+  mine.place = place_of(join->index_of(owner_), /*in_backward=*/true);
+  exchange_entries(mine, group_, device(), *monitor_);
+  join->expect_backward(false);
 }
 
 // Ranks that reduce their buckets in different ways would wait for each other.
@@ -123,12 +124,13 @@ RankEntry State::entry(bool active) {
   return entry;
 }
 
-JoinRound State::exchange(const RankEntry& mine) {
+JoinRound State::exchange(RankEntry mine) {
   auto* join = owner_.join_context();
   if (join && join->counts(owner_)) {
     // The joined ranks began the round before they called any hook.
     return mine.active ? join->begin_round(mine) : join->round();
   }
+  if (join) mine.place = place_of(join->index_of(owner_), /*in_backward=*/false);
   return exchange_entries(mine, group_, device(), *monitor_);
 }
 
@@ -153,10 +155,8 @@ PassTerms State::terms_in(const JoinRound& round) const {
 }
 
 void State::join_pass(const JoinRound& round) {
-  const auto disagreement = round.disagreement();
-  if (!disagreement.empty()) monitor_->throw_agreed(disagreement);
   if (!round.reduces()) return;
-  agree_to_go_backward(/*active=*/false);
+  if (agrees_in_forward()) agree_on_backward(/*active=*/false);
   const auto terms = terms_in(round);
   samples_.clear();
   compare_comm_hooks();

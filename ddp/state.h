@@ -44,7 +44,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void join_pass(const JoinRound& round);
   void end_join(bool is_last_joiner, const JoinOptions& options);
   /// Agrees with the other ranks on an iteration of the join, if there is one.
-  JoinRound exchange(const RankEntry& mine);
+  JoinRound exchange(RankEntry mine);
 
   void begin(PassTerms& terms) override;
   void start(int source) override;
@@ -62,8 +62,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::vector<NamedParameter> checked_parameters();
   void sync_initial_state(const std::exception_ptr& refusal);
   std::vector<at::Tensor> state_tensors() const;
+  void agree_on_backward(bool active);
   void compare_comm_hooks();
-  void agree_to_go_backward(bool active);
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);

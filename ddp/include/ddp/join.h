@@ -76,10 +76,11 @@ class Joinable {
   JoinContext* join_context_ = nullptr;
 };
 
-/// Says that this rank begins an iteration. Does nothing outside of a join, and for all but the
-/// first object of one.
+/// Says that this rank begins an iteration. Does nothing outside of a join. For all but the first
+/// object of one it only checks this rank's own order.
 ///
-/// \throws c10::Error  with throw_on_early_termination, when a rank has no input left.
+/// \throws c10::Error  with throw_on_early_termination, when a rank has no input left; when a model
+///         before this object has had no backward pass, or the ranks are in different passes.
 ///
 /// Collective: yes, one all-reduce of 16 bytes a rank. Blocks: host.
 void notify_join(Joinable& joinable);
@@ -96,7 +97,9 @@ void notify_join(Joinable& joinable);
 /// \param joinables  at least one, each once; the first one's iterations are what is counted, and
 ///        the others do as many. The same ones in the same order on every rank. Within an iteration
 ///        they communicate in this order, each one's forward and backward pass before the next
-///        one's: a rank without input stands in for them one after the other.
+///        one's: a rank without input stands in for them one after the other. A rank that leaves
+///        out a backward pass, of several joinables or with throw_on_early_termination, is an error
+///        on all ranks; forward passes under torch::NoGradGuard are each rank's own.
 /// \throws c10::ValueError  for no joinable, or ones with different process groups.
 /// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
 ///         it, on the others that one did.
