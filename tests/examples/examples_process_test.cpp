@@ -177,17 +177,18 @@ TEST_CASE("a file that cannot be saved is told before training", "[examples][pro
 
 TEST_CASE(
     "minimal runs without a launcher, and says so only where it is asked", "[examples][process]") {
-  ProcessOptions options;
+  auto options = kTwoMinutes;
   options.environment = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
                          "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS=1"};
-  const Ended quiet = run({MINIMAL}, options);
+  const auto quiet = ddp::testing::run({MINIMAL_PROGRAM}, options);
   CHECK(quiet.code == 0);
   CHECK(quiet.err.empty());
   CHECK_THAT(quiet.out, ContainsText("y = "));
   options.environment.push_back("TORCH_CPP_LOG_LEVEL=INFO");
-  CHECK_THAT(run({MINIMAL}, options).err, ContainsText("it is a world of one rank"));
+  CHECK_THAT(
+      ddp::testing::run({MINIMAL_PROGRAM}, options).err, ContainsText("it is a world of one rank"));
   options.environment.push_back("MASTER_ADDR=127.0.0.1");
-  const Ended half = run({MINIMAL}, options);
+  const auto half = ddp::testing::run({MINIMAL_PROGRAM}, options);
   CHECK(half.code != 0);
   CHECK_THAT(half.err, ContainsText("expected WORLD_SIZE in the environment"));
 }
