@@ -116,6 +116,10 @@ int parse_int(
 
 Environment read_environment(const Lookup& lookup) {
   Environment environment;
+  environment.alone = !read_first(
+      lookup, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+               "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK",
+               "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"});
   environment.local_rank =
       read_first(lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
   environment.local_world_size =

@@ -45,6 +45,8 @@ struct Environment {
   std::optional<Setting> local_world_size;
   std::optional<Setting> master_addr;
   std::optional<Setting> master_port;
+  /// No launcher has started this process: none of the variables is set by which one could be told.
+  bool alone = false;
   /// Where rank and world size were looked for, for the message that they are missing.
   std::string rank_name = "RANK";
   std::string world_size_name = "WORLD_SIZE";

@@ -8,8 +8,10 @@
 #include <exception>
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -180,6 +182,23 @@ const Setting& needed(
   return *setting;
 }
 
+// Whether nothing at all says that there are other processes.
+bool is_alone(
+    const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
+  return environment.alone && !options.store() && method.kind == InitMethod::Kind::kEnv &&
+         options.rank() == -1 && options.world_size() == -1 && !method.rank && !method.world_size;
+}
+
+Rendezvous meet_nobody() {
+  LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of one "
+               "rank. ddprun, torchrun, mpirun and srun start several.";
+  Rendezvous alone;
+  alone.store = c10::make_intrusive<c10d::HashStore>();
+  alone.store_host = "which this process holds";
+  alone.hosting_rank = 0;
+  return alone;
+}
+
 }  // namespace
 
 Rendezvous rendezvous(
@@ -190,6 +209,7 @@ Rendezvous rendezvous(
       " ms. Give what the slowest rank may take, or leave it out for 30 "
       "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
+  if (is_alone(options, method, environment)) return meet_nobody();
   const auto place = resolve_place(options, method, environment);
   Rendezvous result;
   result.rank = place.rank;

@@ -17,7 +17,8 @@ Pipe make_pipe() {
 
 void set_nonblocking(const Fd& fd) {
   if (::fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) {
-    throw std::system_error(errno, std::generic_category(), "cannot make a pipe non-blocking");
+    throw std::system_error(
+        errno, std::generic_category(), "cannot make a rank's output non-blocking");
   }
 }
 

@@ -5,18 +5,23 @@
 namespace ddp::launch {
 
 int LineMux::add_source(std::string prefix) {
-  sources_.push_back({std::move(prefix), ""});
+  sources_.push_back({std::move(prefix), {}, ""});
   return static_cast<int>(sources_.size()) - 1;
 }
 
 void LineMux::feed(int source, std::string_view bytes, std::string& out) {
+  if (reader_ == For::Terminal) return take(source, bytes, out);
+  std::string plain;
+  sources_[source].filter.feed(bytes, plain);
+  take(source, plain, out);
+}
+
+void LineMux::take(int source, std::string_view bytes, std::string& out) {
   if (bytes.empty()) return;
   std::string& held = sources_[source].held;
 
   // Where a read ended in "\r", only the next byte tells a frame from a line's "\r\n".
-  if (!held.empty() && held.back() == '\r' && bytes.front() != '\n') {
-    put(source, {}, out);
-  }
+  if (!held.empty() && held.back() == '\r' && bytes.front() != '\n') put_frame(source, {}, out);
   for (;;) {
     size_t end = bytes.find_first_of("\r\n");
     if (end == std::string_view::npos) break;
@@ -24,7 +29,8 @@ void LineMux::feed(int source, std::string_view bytes, std::string& out) {
       if (end + 1 == bytes.size()) break;
       if (bytes[end + 1] == '\n') ++end;
     }
-    put(source, bytes.substr(0, end + 1), out);
+    const auto line = bytes.substr(0, end + 1);
+    line.back() == '\n' ? put(source, line, out) : put_frame(source, line, out);
     bytes.remove_prefix(end + 1);
   }
   held.append(bytes);
@@ -42,11 +48,16 @@ void LineMux::finish(int source, std::string& out) {
   }
 }
 
+/// The same for a frame, which the next one overwrites.
+void LineMux::put_frame(int source, std::string_view bytes, std::string& out) {
+  reader_ == For::Terminal ? put(source, bytes, out) : sources_[source].held.clear();
+}
+
 /// Appends what `source` holds and then `bytes`, which together are a line, a frame or a piece.
 void LineMux::put(int source, std::string_view bytes, std::string& out) {
-  auto& [prefix, held] = sources_[source];
+  auto& held = sources_[source].held;
   if (open_ != kNobody && open_ != source) out += '\n';
-  if (open_ != source || !mid_line_) out += prefix;
+  if (open_ != source || !mid_line_) out += sources_[source].prefix;
   out += held;
   out += bytes;
   held.clear();

@@ -23,7 +23,8 @@ Each rank finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZ
 GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS, as under torchrun.
 Rank 0 reads ddprun's standard input, the others /dev/null. Each line a rank writes is prefixed
 with its rank: '[1] loss 0.3'. A line is kept whole up to 16 MiB; a longer one may be broken where
-another rank speaks.
+another rank speaks. Ranks write to pseudo-terminals, so lines come as they are written and none is
+lost in a crash; a file or a pipe gets them without escape sequences, and of a progress bar the end.
 
 When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKILL after the
 grace period, and exits with that rank's code (128 + the signal's number if one killed it).

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "launch/pseudo_terminal.h"
+
 namespace ddp::launch {
 namespace {
 
@@ -37,11 +39,32 @@ Output::RankEnds Output::add_rank(int global_rank) {
 }
 
 Fd Output::add_stream(Sink& sink, int global_rank) {
-  Pipe pipe = make_pipe();
-  set_nonblocking(pipe.read);
-  const int source = sink.add_source("[" + std::to_string(global_rank) + "] ");
-  streams_.push_back({std::move(pipe.read), &sink, source});
-  return std::move(pipe.write);
+  const std::string prefix = "[" + std::to_string(global_rank) + "] ";
+  Fd read, write;
+  if (auto terminal = make_pseudo_terminal()) {
+    read = std::move(terminal->read);
+    write = std::move(terminal->write);
+  } else {
+    Pipe pipe = make_pipe();
+    read = std::move(pipe.read);
+    write = std::move(pipe.write);
+  }
+  set_nonblocking(read);
+  const int source = sink.add_source(prefix);
+  streams_.push_back({std::move(read), &sink, source, static_cast<int>(prefix.size())});
+  resize(streams_.back());
+  return write;
+}
+
+void Output::resize(const Stream& stream) {
+  auto size = terminal_size(stream.sink->fd());
+  if (!size || !stream.fd) return;
+  size->ws_col = static_cast<unsigned short>(std::max(1, size->ws_col - stream.prefix_width));
+  set_terminal_size(stream.fd, *size);
+}
+
+void Output::resize() {
+  for (const Stream& stream : streams_) resize(stream);
 }
 
 void Output::say(std::string_view line) { err_sink_->feed(own_source_, std::string(line) + "\n"); }
@@ -70,7 +93,7 @@ void Output::read_ready(Stream& stream, size_t limit) {
     if (count > 0) {
       stream.sink->feed(stream.source, {buffer, static_cast<size_t>(count)});
       total += static_cast<size_t>(count);
-    } else if (count == 0) {
+    } else if (count == 0 || errno == EIO) {  // of a pipe, of a pseudo-terminal
       stream.sink->finish(stream.source);
       stream.fd.reset();
     } else if (errno != EINTR) {

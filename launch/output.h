@@ -12,7 +12,7 @@ namespace ddp::launch {
 
 /// Carries to ddprun's stdout and stderr what the ranks write to theirs, and what ddprun says.
 ///
-/// Nothing here blocks. A reader that is slower than the ranks slows them down: their pipes are
+/// Nothing here blocks. A reader that is slower than the ranks slows them down: their output is
 /// not read while too much waits to be written.
 class Output {
  public:
@@ -20,12 +20,14 @@ class Output {
   ///        itself says.
   Output(int out_fd, int err_fd);
 
-  /// The descriptors that a rank shall have as its stdout and stderr.
+  /// The descriptors that a rank shall have as its stdout and stderr: pseudo-terminals, so that
+  /// lines come as they are written and none is lost with the rank; of the width that the lines
+  /// have behind their prefix. Pipes where the system has no pseudo-terminal.
   struct RankEnds {
     Fd out;
     Fd err;
   };
-  /// Makes the pipes of the next local rank; call it for each, in order.
+  /// Makes those of the next local rank; call it for each, in order.
   RankEnds add_rank(int global_rank);
 
   /// Queues one line of ddprun's own for stderr, behind what the ranks have written there.
@@ -34,7 +36,10 @@ class Output {
   /// Moves whatever can be moved now, from the ranks and to the readers.
   void copy();
 
-  /// Takes what a rank that has ended left in its pipes, and ends its last lines.
+  /// Takes over the size of the terminal that is written to, if any.
+  void resize();
+
+  /// Takes what a rank that has ended left, and ends its last lines.
   void drain(int local_rank);
 
   /// Appends what to wait for until `copy` has something to do.
@@ -51,10 +56,12 @@ class Output {
     Fd fd;  // empty once its writers are gone
     Sink* sink;
     int source;
+    int prefix_width;
   };
   Fd add_stream(Sink& sink, int global_rank);
   /// Reads what is there, up to `limit` bytes.
   static void read_ready(Stream& stream, size_t limit);
+  static void resize(const Stream& stream);
 
   Sink out_;
   Sink err_;

@@ -8,7 +8,7 @@ namespace ddp::launch {
 sigset_t awaited_signals() {
   sigset_t signals;
   ::sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGCHLD}) {
     if (!stays_ignored(signal)) ::sigaddset(&signals, signal);
   }
   return signals;

@@ -6,7 +6,7 @@
 namespace ddp::launch {
 
 /// The signals that ddprun waits for instead of dying from them: those that ask it to end, those
-/// that it only passes on, and SIGCHLD. Without those that stay ignored.
+/// that it only passes on, SIGWINCH and SIGCHLD. Without those that stay ignored.
 sigset_t awaited_signals();
 
 /// Whether `signal` is one that a caller may have ignored for the whole job, and has: SIGHUP, by

@@ -9,6 +9,9 @@
 
 namespace ddp::launch {
 
+Sink::Sink(int fd)
+    : fd_(fd), lines_(::isatty(fd) == 1 ? LineMux::For::Terminal : LineMux::For::File) {}
+
 void Sink::feed(int source, std::string_view bytes) {
   lines_.feed(source, bytes, pending_);
   drop_if_broken();

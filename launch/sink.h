@@ -13,7 +13,8 @@ namespace ddp::launch {
 /// that poll calls writable takes PIPE_BUF bytes at once, so writes are no larger than that.
 class Sink {
  public:
-  explicit Sink(int fd) : fd_(fd) {}
+  /// Lines are plain where `fd` is no terminal.
+  explicit Sink(int fd);
 
   int add_source(std::string prefix) { return lines_.add_source(std::move(prefix)); }
   void feed(int source, std::string_view bytes);

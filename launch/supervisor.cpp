@@ -117,8 +117,11 @@ void Supervisor::wait_for_event() {
 void Supervisor::take_signals() {
   signalfd_siginfo info;
   while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    // SIGCHLD is there to wake the loop.
-    if (info.ssi_signo != SIGCHLD) on_signal(static_cast<int>(info.ssi_signo));
+    if (info.ssi_signo == SIGWINCH) {
+      output_.resize();
+    } else if (info.ssi_signo != SIGCHLD) {  // which is there to wake the loop
+      on_signal(static_cast<int>(info.ssi_signo));
+    }
   }
 }
 

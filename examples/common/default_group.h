@@ -5,7 +5,6 @@
 
 #include <c10/util/Exception.h>
 #include <ddp/process_group.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "usage_error.h"
 
@@ -17,12 +16,8 @@ class DefaultGroup {
  public:
   /// \throws UsageError  for what the backend or the environment says.
   explicit DefaultGroup(const std::string& backend) {
-    auto options = ddp::ProcessGroupOptions().backend(backend);
-    if (!ddp::is_launched()) {
-      options.store(c10::make_intrusive<c10d::HashStore>()).rank(0).world_size(1);
-    }
     try {
-      ddp::init_process_group(options);
+      ddp::init_process_group(ddp::ProcessGroupOptions().backend(backend));
     } catch (const c10::ValueError& error) {
       throw UsageError(error.what_without_backtrace());
     }

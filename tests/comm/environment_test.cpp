@@ -45,6 +45,18 @@ Variables with(Variables variables, const Variables& more) {
 
 }  // namespace
 
+TEST_CASE("a process is alone where no launcher's variable is set", "[comm][pure]") {
+  CHECK(read({}).alone);
+  CHECK(read({{"GLOO_SOCKET_IFNAME", "eth0"}, {"OMP_NUM_THREADS", "2"}}).alone);
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
+        "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"}) {
+    CAPTURE(name);
+    CHECK(!read({{name, "0"}}).alone);
+  }
+}
+
 TEST_CASE("torchrun's and ddprun's variables are read as they are", "[comm][pure]") {
   const auto environment = read(
       {{"RANK", "1"},

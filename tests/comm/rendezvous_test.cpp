@@ -63,6 +63,27 @@ TEST_CASE(
   CHECK(met.world_size == 1);
 }
 
+TEST_CASE("a process that nobody launched is a world of one", "[comm][pure]") {
+  Environment alone;
+  alone.alone = true;
+  const auto met = rendezvous({}, alone);
+  CHECK(met.rank == 0);
+  CHECK(met.world_size == 1);
+  REQUIRE(met.store);
+  // Where anything speaks of other processes, the rest has to be said, too.
+  CHECK_THROWS_WITH(
+      rendezvous(over_store(), alone), ContainsText("expected WORLD_SIZE in the environment"));
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().rank(0), alone),
+      ContainsText("expected WORLD_SIZE in the environment"));
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().init_method("tcp://127.0.0.1:29500"), alone),
+      ContainsText("expected WORLD_SIZE in the environment"));
+  CHECK_THROWS_WITH(
+      rendezvous(ProcessGroupOptions().init_method("env://?rank=0"), alone),
+      ContainsText("expected WORLD_SIZE in the environment"));
+}
+
 TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure][errors]") {
   const auto message_of = [](const ProcessGroupOptions& options, const Environment& environment) {
     try {

@@ -127,4 +127,34 @@ TEST_CASE("profilers see forward", "[ranks][ddp][profile]") {
   CHECK(seen == 6);
 }
 
+namespace {
+
+struct Overloaded : torch::nn::Module {
+  Overloaded() { w = register_parameter("w", torch::ones({1})); }
+  template <typename T>
+  at::Tensor forward(T factor) {
+    return w * factor;
+  }
+  at::Tensor forward(int a, int b) { return w * (a + b); }
+  at::Tensor w;
+};
+struct Final final : torch::nn::Module {
+  Final() { w = register_parameter("w", torch::ones({1})); }
+  at::Tensor forward(double factor) { return w * factor; }
+  at::Tensor w;
+};
+
+}  // namespace
+
+TEST_CASE("whatever forward is, a module that has one can be wrapped", "[ranks][ddp]") {
+  const auto seen = run_ranks<std::vector<double>>(1, [](const Rank& self) {
+    DistributedDataParallel overloaded(std::make_shared<Overloaded>(), in(self));
+    DistributedDataParallel closed(std::make_shared<Final>(), in(self));
+    return std::vector<double>{
+        overloaded->forward(2).item<double>(), overloaded->forward(1, 2).item<double>(),
+        closed->forward(4).item<double>()};
+  });
+  CHECK(seen[0] == std::vector<double>{2, 3, 4});
+}
+
 }  // namespace ddp

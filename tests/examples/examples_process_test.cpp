@@ -175,6 +175,24 @@ TEST_CASE("a file that cannot be saved is told before training", "[examples][pro
   CHECK(job.ranks[1].empty());
 }
 
+TEST_CASE(
+    "minimal runs without a launcher, and says so only where it is asked", "[examples][process]") {
+  auto options = kTwoMinutes;
+  options.environment = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
+                         "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS=1"};
+  const auto quiet = ddp::testing::run({MINIMAL_PROGRAM}, options);
+  CHECK(quiet.code == 0);
+  CHECK(quiet.err.empty());
+  CHECK_THAT(quiet.out, ContainsText("y = "));
+  options.environment.push_back("TORCH_CPP_LOG_LEVEL=INFO");
+  CHECK_THAT(
+      ddp::testing::run({MINIMAL_PROGRAM}, options).err, ContainsText("it is a world of one rank"));
+  options.environment.push_back("MASTER_ADDR=127.0.0.1");
+  const auto half = ddp::testing::run({MINIMAL_PROGRAM}, options);
+  CHECK(half.code != 0);
+  CHECK_THAT(half.err, ContainsText("expected WORLD_SIZE in the environment"));
+}
+
 TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
   const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, kTwoMinutes);
   INFO(job.output);

@@ -62,7 +62,7 @@ TEST_CASE("rank 0 reads standard input, the others find none", "[process]") {
 }
 
 TEST_CASE("a rank starts with clean signals and no descriptors of ddprun's", "[process]") {
-  const std::string script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd";
+  const std::string script = "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls -1 /proc/$$/fd";
   const auto without_ddprun = run({"sh", "-c", script});
   CHECK_THAT(without_ddprun.out, ContainsText("SigBlk:\t0000000000000000"));
   CHECK_THAT(without_ddprun.out, ContainsText("SigIgn:\t0000000000000000"));

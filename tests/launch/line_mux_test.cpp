@@ -13,7 +13,10 @@ namespace {
 
 /// A mux of two sources, and all that came out of it.
 struct TwoRanks {
-  explicit TwoRanks(size_t max_held = LineMux::kMaxHeld) : mux(max_held) {
+  explicit TwoRanks(size_t max_held = LineMux::kMaxHeld)
+      : TwoRanks(LineMux::For::Terminal, max_held) {}
+  explicit TwoRanks(LineMux::For reader, size_t max_held = LineMux::kMaxHeld)
+      : mux(reader, max_held) {
     mux.add_source("[0] ");
     mux.add_source("[1] ");
   }
@@ -59,6 +62,16 @@ TEST_CASE("a progress bar's frames leave as they come", "[pure]") {
   // A frame that stands at a read's end waits for the byte that tells it from "\r\n".
   CHECK(TwoRanks().feed(0, "10%\r").feed(0, "20%\r").out == "[0] 10%\r");
   CHECK(TwoRanks().feed(0, "10%\r").finish(0).out == "[0] 10%\r\n");
+}
+
+TEST_CASE("a file gets the last frame of each line, and no escape sequence", "[pure]") {
+  using For = LineMux::For;
+  CHECK(TwoRanks(For::File).feed(0, "10%\r20%\rdone\n").out == "[0] done\n");
+  CHECK(TwoRanks(For::File).feed(0, "10%\r").feed(0, "20%\n").out == "[0] 20%\n");
+  CHECK(TwoRanks(For::File).feed(0, "10%\r20%\r").finish(0).out == "[0] 20%\r\n");
+  CHECK(TwoRanks(For::File).feed(0, "dos\r").feed(0, "\n").out == "[0] dos\r\n");
+  CHECK(TwoRanks(For::File).feed(0, "\x1b[1").feed(0, "mbold\n").out == "[0] bold\n");
+  CHECK(TwoRanks(For::File).feed(0, "10%\r").feed(1, "x\n").out == "[1] x\n");
 }
 
 TEST_CASE("another rank's line never lands in an open bar", "[pure]") {

@@ -17,8 +17,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 namespace ddp::testing {
@@ -26,6 +28,27 @@ namespace {
 
 void make_pipe(int (&ends)[2]) {
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+}
+
+void set_columns(int fd, int columns) {
+  winsize size{};
+  size.ws_row = 25;
+  size.ws_col = static_cast<unsigned short>(columns);
+  ::ioctl(fd, TIOCSWINSZ, &size);
+}
+
+/// The same for a terminal that changes nothing in what is written to it.
+void make_terminal(int (&ends)[2], int columns) {
+  ends[0] = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (ends[0] < 0 || ::grantpt(ends[0]) != 0 || ::unlockpt(ends[0]) != 0) {
+    throw std::runtime_error("no pseudo-terminal");
+  }
+  ends[1] = ::open(::ptsname(ends[0]), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  termios attributes{};
+  ::tcgetattr(ends[1], &attributes);
+  ::cfmakeraw(&attributes);
+  ::tcsetattr(ends[1], TCSANOW, &attributes);
+  set_columns(ends[0], columns);
 }
 
 void close_fd(int& fd) {
@@ -104,7 +127,7 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
   int out[2];
   int err[2];
   make_pipe(in);
-  make_pipe(out);
+  options.terminal_columns > 0 ? make_terminal(out, options.terminal_columns) : make_pipe(out);
   make_pipe(err);
   std::vector<char*> arguments;
   for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -188,6 +211,11 @@ void Process::read_until(const std::string& text, int times) {
     from = std::max(from, ended_.out.size() - std::min(ended_.out.size(), text.size()));
     if (!read_some(deadline)) fail("the program ended before it wrote '" + text + "'");
   }
+}
+
+void Process::resize_terminal(int columns) const {
+  set_columns(out_, columns);
+  send(SIGWINCH);
 }
 
 void Process::stop_reading() { close_fd(out_); }

@@ -25,6 +25,7 @@ struct ProcessOptions {
   std::string input;                              // all of its standard input
   std::vector<std::string> environment;           // "NAME=value" to put in, "NAME" to take out
   bool join_streams = false;                      // stderr into the same pipe as stdout, as 2>&1
+  int terminal_columns = 0;                       // of a terminal as its output; 0: a pipe
   std::vector<int> ignored_signals;               // as nohup has it
   std::chrono::milliseconds timeout = kPatience;  // of wait()
 };
@@ -50,6 +51,9 @@ class Process {
   /// Reads until `text` has come out `times` times on stdout.
   /// \throws std::runtime_error  with all output, when it ends or takes too long before that.
   void read_until(const std::string& text, int times = 1);
+
+  /// Makes its terminal another width, and tells it, as a terminal's window does.
+  void resize_terminal(int columns) const;
 
   /// Closes the reading end of its stdout, as `| head` does.
   void stop_reading();

@@ -52,7 +52,8 @@ struct ProcessGroupOptions {
 ///
 /// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
 /// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
-/// that knows. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
+/// that knows. A process that none of these has started (`./train`, a debugger) is a world of one
+/// rank. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
 /// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one;
 /// where a process sees one GPU only, that one does.
 ///

@@ -12,6 +12,7 @@
 
 #include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/detail/wrappable.h>
 #include <ddp/join.h>
 #include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
@@ -243,6 +244,16 @@ std::optional<int64_t> rows_of_first_tensor(const Arguments&... arguments) {
 
 template <typename M>
 class DistributedDataParallelImpl : public DistributedDataParallelBase {
+  static_assert(
+      !detail::is_any_module<M>,
+      "DistributedDataParallel: an AnyModule hides its forward; wrap the module that it holds");
+  static_assert(
+      detail::is_wrappable<M> || detail::is_any_module<M>,
+      "DistributedDataParallel: wrap a std::shared_ptr to the module, as std::make_shared<Net>() "
+      "makes it, or a holder from TORCH_MODULE(Net)");
+  static_assert(
+      detail::has_forward<M>(), "DistributedDataParallel: the wrapped module has no forward");
+
  public:
   explicit DistributedDataParallelImpl(M module, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallelBase(as_module(module), options), module_(std::move(module)) {}
@@ -262,10 +273,12 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 
  private:
   static std::shared_ptr<torch::nn::Module> as_module(const M& module) {
-    if constexpr (std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>) {
+    if constexpr (detail::is_shared_module<M>) {
       return module;
-    } else {
+    } else if constexpr (detail::is_module_holder<M>) {
       return module.is_empty() ? nullptr : module.ptr();
+    } else {
+      return nullptr;  // one of the assertions above has said why
     }
   }
 

@@ -1,0 +1,59 @@
+#pragma once
+
+// No public header: what DistributedDataParallel checks of the type that it wraps, in one line
+// each.
+
+#include <memory>
+#include <type_traits>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/pimpl.h>
+
+namespace ddp::detail {
+
+/// Whether class `T` has members named `forward`: overloads and templates as well, of which no
+/// pointer can be taken. A type with members of that name from two bases has none without doubt.
+template <typename T>
+class HasForward {
+  struct Other {
+    int forward;
+  };
+  template <typename U, bool is_open = std::is_class_v<U> && !std::is_final_v<U>>
+  struct Both : U, Other {};
+  template <typename U>
+  struct Both<U, false> {};
+
+  template <typename B>
+  static std::false_type test(decltype(&B::forward));
+  template <typename B>
+  static std::true_type test(...);
+
+ public:
+  static constexpr bool value = decltype(test<Both<T>>(nullptr))::value;
+};
+
+template <typename M>
+constexpr bool is_any_module = std::is_same_v<M, torch::nn::AnyModule>;
+template <typename M>
+constexpr bool is_module = std::is_base_of_v<torch::nn::Module, M>;
+template <typename M>
+constexpr bool is_shared_module =
+    std::is_convertible_v<const M&, std::shared_ptr<torch::nn::Module>> && !is_module<M>;
+template <typename M>
+constexpr bool is_module_holder =
+    std::is_base_of_v<torch::detail::ModuleHolderIndicator, M> && !is_any_module<M>;
+
+template <typename M>
+constexpr bool is_wrappable = is_shared_module<M> || is_module_holder<M>;
+
+template <typename M>
+constexpr bool has_forward() {
+  if constexpr (is_wrappable<M>) {
+    return HasForward<std::decay_t<decltype(*std::declval<M&>())>>::value;
+  } else {
+    return true;  // which is an error of its own
+  }
+}
+
+}  // namespace ddp::detail

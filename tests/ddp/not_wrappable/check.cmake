@@ -1,0 +1,18 @@
+# Builds TARGET in BUILD_DIR and expects it to fail with one error a line of `not_wrappable`.
+execute_process(
+  COMMAND ${CMAKE_COMMAND} --build ${BUILD_DIR} --target ${TARGET} --config ${CONFIG}
+  RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(status EQUAL 0)
+  message(FATAL_ERROR "expected ${TARGET} not to compile")
+endif()
+function(expect count text)
+  string(REGEX MATCHALL "${text}" found "${output}")
+  list(LENGTH found times)
+  if(NOT times EQUAL count)
+    message(FATAL_ERROR "expected \"${text}\" ${count} times, got it ${times} times in\n${output}")
+  endif()
+endfunction()
+expect(5 "error: ")
+expect(3 "DistributedDataParallel: wrap a std::shared_ptr to the module")
+expect(1 "DistributedDataParallel: an AnyModule hides its forward")
+expect(1 "DistributedDataParallel: the wrapped module has no forward")
