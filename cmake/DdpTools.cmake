@@ -8,9 +8,10 @@ if(DDP_USE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(DDP_CCACHE ccache)
   mark_as_advanced(DDP_CCACHE)
   if(DDP_CCACHE)
-    # Without this sloppiness ccache refuses every file that uses a precompiled header.
-    set(CMAKE_CXX_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${DDP_CCACHE})
+    # Without this sloppiness ccache refuses every file that uses a precompiled header. With the base
+    # folder it finds the precompiled headers of another clone, which take the longest.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${DDP_CCACHE})
   endif()
 endif()
 
