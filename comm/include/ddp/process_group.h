@@ -25,12 +25,12 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 ///                             .rank(rank).world_size(4));
 /// ```
 struct ProcessGroupOptions {
-  /// Who carries the tensors. "gloo" serves CPU and CUDA tensors; "shm" CPU tensors,
-  /// through memory that the ranks of a host share; over several hosts, one rank of each adds their
-  /// sums up over Gloo. "nccl" CUDA tensors only; "cpu:X,cuda:Y" chooses per device. "mpi" is known
-  /// but not in LibTorch's binaries.
+  /// The backend that carries the tensors. "gloo" carries CPU and CUDA tensors. "shm" carries CPU
+  /// tensors through memory that the ranks of a host share; on several hosts, one rank of each host
+  /// exchanges the host's sum over Gloo. "nccl" carries CUDA tensors. "cpu:X,cuda:Y" chooses for
+  /// each device. "mpi" is known, but LibTorch's binaries do not contain it.
   /// Default: "", which is shm for CPU tensors where ranks share a host, else gloo; and nccl for
-  /// CUDA tensors where every rank has NCCL and a GPU of its own. The ranks agree on which.
+  /// CUDA tensors where every rank has NCCL and a GPU of its own. The ranks agree on the choice.
   TORCH_ARG(std::string, backend) = "";
   /// How the ranks meet. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": there, where
   /// rank 0 listens; "file:///path": in a file that all ranks reach. tcp and file take
@@ -42,20 +42,20 @@ struct ProcessGroupOptions {
   TORCH_ARG(int, rank) = -1;
   /// Default: -1, from the environment
   TORCH_ARG(int, world_size) = -1;
-  /// For the group to be made, with all the steps of it together, and then for every single
-  /// collective, on the host; four times that where shared memory on several hosts has to wait for
-  /// a rank that stopped, and stands for its host. Default: 30 min
+  /// Limit of the time to make the group, all steps together, and then of each collective, as the
+  /// host sees it. Over shm on several hosts the limit is four times that where the rank that
+  /// stands for a host has stopped. Default: 30 min
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
 };
 
 /// Meets the other ranks and makes a group of all of them, the default group from now on.
 ///
 /// Rank and world size come from the options, else from RANK and WORLD_SIZE (ddprun, torchrun),
-/// else from Open MPI's variables, else from SLURM's: the launcher that started last is the one
-/// that knows. A process that none of these has started (`./train`, a debugger) is a world of one
-/// rank. Gloo listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0.
-/// With NCCL, the GPU with the local rank's number becomes the current one, if a launcher gave one;
-/// where a process sees one GPU only, that one does.
+/// else from Open MPI's variables, else from SLURM's: the launcher that started last decides. A
+/// process that none of these has started (`./train`, a debugger) is a world of one rank. Gloo
+/// listens on GLOO_SOCKET_IFNAME, else on the interface that leads to rank 0. With NCCL, the GPU
+/// with the local rank's number becomes the current one, if a launcher gave one; where a process
+/// sees one GPU only, that one does.
 ///
 /// \return  a group whose backends are connected (Gloo) or will be in the first collective (NCCL);
 ///         on all ranks or, with an error, on none.
