@@ -26,6 +26,8 @@ constexpr milliseconds kFirstReport{2000};
 constexpr milliseconds kGoneGrace{1500};
 // Backends end their collectives themselves when the timeout is over; this is behind that.
 constexpr milliseconds kTimeoutGrace{5000};
+// Attempts are numbered by averaged passes, and within them; more than this many have no reason.
+constexpr uint64_t kAttemptsOfPass = uint64_t{1} << 20;
 // How often a wait looks whether a collective on a device is over, which cannot wake it.
 constexpr std::chrono::microseconds kPollEvery{50};
 
@@ -212,6 +214,11 @@ void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where) {
 }
 
 void GroupMonitor::wait(c10d::Work& work, WaitPoint where) {
+  if (setup_.has_streams) {
+    // NCCL's wait() with a limit aborts the communicator when the limit is over.
+    poll([&] { return work.isCompleted(); }, where);
+    return wait_on_stream(work, where);
+  }
   bool succeeded = false;  // some handles are complete only once a wait() has returned
   const auto is_over = [&](milliseconds at_most) {
     if (work.isCompleted()) return true;
@@ -308,6 +315,11 @@ void GroupMonitor::begin_attempt() {
   ++attempts_;
   last_error_.clear();
   last_error_is_agreed_ = false;
+}
+
+void GroupMonitor::end_attempts() {
+  const std::lock_guard lock(mutex_);
+  attempts_ = (attempts_ / kAttemptsOfPass + 1) * kAttemptsOfPass;
 }
 
 void GroupMonitor::fail_attempt(const std::string& why) noexcept {

@@ -1,10 +1,12 @@
 #include "monitored_group.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/capabilities.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "presence.h"
@@ -23,6 +25,22 @@ std::string address_in(const std::vector<uint8_t>& report) {
   return text.substr(0, text.find('\t'));
 }
 
+bool has_streams(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
+    return capabilities_of(group, device).waits_on_stream;
+  });
+}
+
+// c10d's default where the group's backend does not tell.
+std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
+  try {
+    return group.getDefaultBackend()->getBackendOptions()->timeout;
+  } catch (const std::exception&) {
+    return std::chrono::minutes(30);
+  }
+}
+
 }  // namespace
 
 void MonitoredGroup::on_last_reference() {
@@ -38,6 +56,7 @@ void MonitoredGroup::start_monitor(
   setup.rank = getRank();
   setup.size = getSize();
   setup.timeout = timeout;
+  setup.has_streams = has_streams(*this);
   if (setup.size > 1) {
     setup.store = store->unbounded();  // the monitor's thread is one that may be left behind
     setup.store_host = store_host;
@@ -62,7 +81,8 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   GroupMonitor::Setup setup;
   setup.rank = group->getRank();
   setup.size = group->getSize();
-  setup.timeout = std::chrono::minutes(30);  // c10d's default: groups do not tell theirs
+  setup.timeout = timeout_of(*group);
+  setup.has_streams = has_streams(*group);
   setup.abort_backends = [raw = group.get()] { raw->abort(); };
   if (setup.size > 1 && group->getStore()) {
     const auto prefix = c10::str("ddp/monitor/", group->getGroupName(), "/");

@@ -20,8 +20,10 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class MonitoredWork : public c10d::Work {
  public:
   MonitoredWork(
-      WorkPtr work, std::shared_ptr<GroupMonitor> monitor, const char* name, bool waits_on_stream)
+      c10d::ProcessGroup& group, WorkPtr work, std::shared_ptr<GroupMonitor> monitor,
+      const char* name, bool waits_on_stream)
       : c10d::Work(-1, work->retrieveOpType()),
+        group_(ProcessGroup::unsafe_reclaim_from_nonowning(&group)),
         work_(std::move(work)),
         monitor_(std::move(monitor)),
         name_(name),
@@ -50,6 +52,7 @@ class MonitoredWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
+  const ProcessGroup group_;  // which a wait that fails aborts
   const WorkPtr work_;
   const std::shared_ptr<GroupMonitor> monitor_;
   const char* const name_;
@@ -67,7 +70,7 @@ WorkPtr monitored(
   const auto doing = [name] { return c10::str("starting ", name); };
   monitor->abort_on_error(doing, [&] { work = start(); });
   return c10::make_intrusive<MonitoredWork>(
-      std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream);
+      group, std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream);
 }
 
 }  // namespace ddp

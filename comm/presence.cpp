@@ -3,6 +3,7 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <sstream>
 
 #include "deadline.h"
@@ -74,6 +77,36 @@ Presence verdict_of(int error) {
   return error == ECONNREFUSED ? Presence::Gone : Presence::Unknown;
 }
 
+// A forked process has a copy of each descriptor: the socket would listen on after its owner's end.
+class Descriptors {
+ public:
+  static Descriptors& all() {
+    static auto* descriptors = new Descriptors;  // for forks at any time
+    return *descriptors;
+  }
+  void add(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    open_.insert(descriptor);
+  }
+  void remove(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    open_.erase(descriptor);
+  }
+
+ private:
+  Descriptors() {
+    pthread_atfork(
+        [] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+        [] {
+          for (const int descriptor : all().open_) close(descriptor);
+          all().mutex_.unlock();
+        });
+  }
+
+  std::mutex mutex_;
+  std::set<int> open_;
+};
+
 }  // namespace
 
 PresenceSocket::PresenceSocket(const GlooDevices& devices) {
@@ -82,6 +115,7 @@ PresenceSocket::PresenceSocket(const GlooDevices& devices) {
   if (address.length == 0) return;
   descriptor_ = make_socket(address.storage.ss_family);
   if (descriptor_ < 0) return;
+  Descriptors::all().add(descriptor_);
   const bool listens =
       bind(descriptor_, address.get(), address.length) == 0 &&
       listen(descriptor_, SOMAXCONN) == 0 &&
@@ -90,7 +124,9 @@ PresenceSocket::PresenceSocket(const GlooDevices& devices) {
 }
 
 PresenceSocket::~PresenceSocket() {
-  if (descriptor_ >= 0) close(descriptor_);
+  if (descriptor_ < 0 || !owner_.is_this_one()) return;
+  Descriptors::all().remove(descriptor_);
+  close(descriptor_);
 }
 
 void PresenceSocket::drain() const {

@@ -4,13 +4,16 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/owner_process.h>
+
 #include "interface.h"
 
 namespace ddp {
 
 /// A socket that listens for as long as this object lives. The kernel completes a peer's connection
 /// without any thread of this process, so a connection tells whether this object still exists: it
-/// does in a process that computes or is stopped, and does not in one that ended.
+/// does in a process that computes or is stopped, and does not in one that ended. A process that
+/// this one forks does not keep it alive.
 class PresenceSocket {
  public:
   /// Listens on the interface or address that the group's other sockets use.
@@ -26,6 +29,7 @@ class PresenceSocket {
   void drain() const;
 
  private:
+  const OwnerProcess owner_;
   int descriptor_ = -1;
   std::string address_;
 };

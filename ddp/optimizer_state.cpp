@@ -52,7 +52,11 @@ void broadcast_optimizer(
     if (sends) return;
     std::istringstream stream(
         std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(size)));
-    torch::load(optimizer, stream);
+    // The archive names the source's devices, which on several GPUs are not this rank's.
+    const auto& groups = optimizer.param_groups();
+    const bool has_parameters = !groups.empty() && !groups.front().params().empty();
+    const auto own = has_parameters ? groups.front().params().front().device() : at::kCPU;
+    torch::load(optimizer, stream, own);
   });
 }
 

@@ -46,10 +46,11 @@ class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
 class AutogradHooks::Abandonment {
  public:
   /// To be created on a thread that runs the backward pass.
-  Abandonment(Events events, int64_t pass)
-      : events_(std::move(events)), pass_(pass), result_(current_backward_result()) {}
+  Abandonment(AutogradHooks& hooks, int64_t pass)
+      : hooks_(hooks), events_(hooks.events_), pass_(pass), result_(current_backward_result()) {}
   ~Abandonment() {
     if (called_off || !*events_) return;
+    hooks_.end_is_watched_ = false;
     const bool known = result_ && result_->hasError();
     (*events_)->on_backward_failed(pass_, known ? result_->exception_ptr() : nullptr);
   }
@@ -59,8 +60,9 @@ class AutogradHooks::Abandonment {
   bool called_off = false;
 
  private:
-  Events events_;
-  int64_t pass_;
+  AutogradHooks& hooks_;  // there while `events_` is not empty
+  const Events events_;
+  const int64_t pass_;
   c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
@@ -99,7 +101,7 @@ bool AutogradHooks::watch_end(int64_t pass) {
     return false;
   }
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [this, events = events_, abandonment = std::make_shared<Abandonment>(events_, pass)] {
+      [this, events = events_, abandonment = std::make_shared<Abandonment>(*this, pass)] {
         abandonment->called_off = true;
         if (!*events) return;
         end_is_watched_ = false;

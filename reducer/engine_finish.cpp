@@ -16,6 +16,16 @@
 namespace ddp {
 namespace {
 
+// The ranks with input have no gradient of a parameter that no rank used. This one, which has
+// joined, still has that of its own last pass.
+std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<char>& unused) {
+  std::vector<at::Tensor> used;
+  for (size_t slot = 0; slot < bucket.indices().size(); ++slot) {
+    if (!unused[bucket.indices()[slot]]) used.push_back(bucket.parameters()[slot]);
+  }
+  return used;
+}
+
 // What a communication hook's future holds: a tensor, or a list of one, as c10d's work gives.
 at::Tensor tensor_of(const c10::IValue& value) {
   if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
@@ -72,10 +82,13 @@ void Reducer::Engine::end_pass() {
   usage_->clear_used();
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
   const auto number = pass_->number();
+  const auto terms = pass_->terms;
   if (runs_ahead()) {
     std::swap(pass_, deferred_);
     if (!pass_) pass_ = std::make_unique<BackwardPass>();
   }
+  pass_->terms = terms;  // for a further backward pass without a forward pass
+  monitor_->end_attempts();
   pass_->joined = false;
   pass_->forwards = 0;
   pass_->problems.clear();
@@ -197,7 +210,9 @@ void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused)
       [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
   if (!when_reduced_ || pass_->after_reduction_threw) return;
   try {
-    when_reduced_(bucket.parameters(), b + 1 == buckets_.size());
+    const bool last = b + 1 == buckets_.size();
+    pass_->joined && !unused.empty() ? when_reduced_(used_parameters(bucket, unused), last)
+                                     : when_reduced_(bucket.parameters(), last);
   } catch (...) {
     // The other ranks count on this one's part of the pass.
     pass_->after_reduction_threw = std::current_exception();

@@ -1,4 +1,7 @@
 // Whether a peer still exists, as its listening socket tells.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +29,25 @@ TEST_CASE("a peer is present for as long as its socket lives", "[comm][errors]")
   CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Present}));
   ends.reset();
   CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Gone}));
+}
+
+TEST_CASE("a process that a peer forked is not the peer", "[comm][errors]") {
+  auto socket = std::make_unique<PresenceSocket>(kLoopback);
+  const auto address = socket->address();
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const auto child = fork();
+  if (child == 0) {
+    char byte;
+    close(ends[1]);
+    _exit(static_cast<int>(read(ends[0], &byte, 1)));  // until the parent closes its end
+  }
+  close(ends[0]);
+  CHECK(probe({address}, 5s).front() == Presence::Present);
+  socket.reset();
+  CHECK(probe({address}, 5s).front() == Presence::Gone);
+  close(ends[1]);
+  waitpid(child, nullptr, 0);
 }
 
 TEST_CASE("an interface will do in place of an address", "[comm]") {

@@ -169,6 +169,36 @@ TEST_CASE("a joined rank steps in backward, and is equal at every step", "[ranks
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
 }
 
+TEST_CASE("a joined rank steps no parameter that the others did not use", "[ranks][join]") {
+  struct Two : torch::nn::Module {
+    Two() {
+      a = register_parameter("a", torch::ones({1}));
+      b = register_parameter("b", torch::ones({1}));
+    }
+    at::Tensor forward(bool with_b) { return with_b ? a + b : a * 1; }
+    at::Tensor a, b;
+  };
+  const auto momenta = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
+    auto net = std::make_shared<Two>();
+    DistributedDataParallel model(net, in(self).find_unused_parameters(true));
+    auto optimizer = std::make_shared<torch::optim::SGD>(
+        net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    model->step_in_backward(optimizer);
+    model->join([&] {
+      for (int i = 0; i < 1 + 2 * self.rank; ++i) {
+        optimizer->zero_grad();
+        model->forward(/*with_b=*/i == 0).sum().backward();
+      }
+    });
+    std::vector<at::Tensor> seen;
+    for (const auto& p : net->parameters()) {
+      seen.push_back(tensors_of(*optimizer->state().at(p.unsafeGetTensorImpl()))[0].clone());
+    }
+    return seen;
+  });
+  CHECK(are_equal(momenta[0], momenta[1]));
+}
+
 TEST_CASE("optimizers that an uneven join leaves different are warned of", "[ranks][join][many]") {
   const WarnAlways always;
   const auto seen = train("adam", Remedy::None);

@@ -147,6 +147,29 @@ TEST_CASE("ranks are stepped alike also where a pass throws", "[ranks][step][err
   }
 }
 
+TEST_CASE("one rank trains on after a backward pass that threw", "[ranks][step]") {
+  const auto weights = run_ranks<std::vector<float>>(1, [](const Rank& self) {
+    torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+    torch::nn::init::constant_(net->weight, 1);
+    DistributedDataParallel model(net, in(self));
+    model->step_in_backward(std::make_shared<torch::optim::SGD>(net->parameters(), 0.25));
+    std::vector<float> seen;
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      const auto y = model->forward(torch::ones({1, 1}));
+      if (step == 1)
+        y.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "out of memory"); });
+      try {
+        y.sum().backward();
+      } catch (const c10::Error&) {
+      }
+      seen.push_back(net->weight.item<float>());
+    }
+    return seen;
+  });
+  CHECK(weights[0] == std::vector<float>{0.75, 0.75, 0.5, 0.25});
+}
+
 TEST_CASE("an optimizer that cannot step in parts is refused", "[ranks][step][errors]") {
   const auto refused = [](const std::function<OptimizerPtr(torch::nn::Sequential&)>& make) {
     return errors_of_ranks(1, [&](const Rank& self) {

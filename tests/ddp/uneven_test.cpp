@@ -166,6 +166,38 @@ TEST_CASE("ranks whose forwards all threw may be far apart in time", "[ranks][er
   CHECK(errors == std::vector<std::string>{"", ""});
 }
 
+TEST_CASE(
+    "forwards that all threw stay all ranks' own after an uneven join", "[ranks][errors][ddp]") {
+  const bool alone = GENERATE(false, true);
+  const auto errors = errors_of_ranks(
+      2,
+      [&](const Rank& self) {
+        Heads net;
+        DistributedDataParallel model(net, in(self));
+        model->join([&] {
+          for (int i = 0; i < 5 - 2 * self.rank; ++i) step(model);
+        });
+        if (!alone || self.rank == 0) {
+          TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
+        }
+        if (alone && self.rank == 0) return self.outlast_the_others();
+        const auto seen = timed_error_of([&] {
+          step(model);
+          if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+          step(model);
+        });
+        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+        TORCH_CHECK(seen.error.empty(), seen.error);
+      },
+      kLongTimeout);
+  CHECK(errors[0].empty());
+  if (alone) {
+    CHECK_THAT(errors[1], ContainsText("forward threw on rank 0 of 2"));
+  } else {
+    CHECK(errors[1].empty());
+  }
+}
+
 TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks][errors][ddp]") {
   const auto seen = run_ranks<TimedError>(
       2,

@@ -35,6 +35,8 @@ class WatchedWork : public c10d::Work {
   std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   bool wait(std::chrono::milliseconds timeout) override {
+    // As NCCL's, which aborts the communicator when a limit is over.
+    TORCH_CHECK(timeout == kNoTimeout || work_->isCompleted(), "timed out in blocking wait");
     return on_stream ? true : work_->wait(timeout);
   }
 
@@ -269,6 +271,39 @@ TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]
   CHECK(warned[0] == "");
   CHECK_THAT(
       warned[1], ContainsText("last reduced backward pass") && ContainsText("b: not used in"));
+}
+
+TEST_CASE("a wait for a late rank gives NCCL no limit that would abort it", "[ranks][ahead]") {
+  const auto sums = run_ranks<float>(2, [](const Rank& self) {
+    Trainer trainer(self);
+    const auto group = trainer.group_of(self);
+    const auto monitor = monitor_of(group);
+    if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    std::vector<at::Tensor> tensors{torch::ones({1})};
+    monitor->wait(*group->allreduce(tensors), [] { return std::string("waiting in a test"); });
+    return tensors.front().item<float>();
+  });
+  CHECK(sums == std::vector<float>{2, 2});
+}
+
+TEST_CASE("a further backward pass has the terms of its forward pass", "[ranks][ahead]") {
+  const auto gradients = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    Trainer trainer(self);
+    std::vector<float> seen;
+    for (int i = 0; i < 3; ++i) {
+      trainer.reducer.prepare_for_forward();
+      const auto loss = trainer.a.sum() + trainer.b.sum();
+      trainer.reducer.prepare_for_backward({{loss}, true, PassTerms{/*scale=*/1.0}});
+      for (const bool first : {true, false}) {
+        trainer.a.mutable_grad().reset();
+        trainer.b.mutable_grad().reset();
+        loss.backward({}, /*retain_graph=*/first);
+        seen.push_back(trainer.a.grad()[0].item<float>());
+      }
+    }
+    return seen;
+  });
+  for (const auto& seen : gradients) CHECK(seen == std::vector<float>(6, 2));
 }
 
 TEST_CASE("what the device met comes out of the next pass", "[ranks][ahead]") {

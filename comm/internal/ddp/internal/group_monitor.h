@@ -63,6 +63,8 @@ class GroupMonitor {
     std::shared_ptr<PresenceSocket> presence = {};
     std::vector<std::string> addresses = {};  // of all ranks' PresenceSockets; may be empty
     std::function<void()> abort_backends = {};
+    /// One of the group's backends waits on streams.
+    bool has_streams = false;
   };
 
   /// The key that each rank's report lies under; set before any rank makes its monitor, so that
@@ -105,6 +107,9 @@ class GroupMonitor {
 
   /// This rank begins a forward pass that others begin as well.
   void begin_attempt();
+  /// An averaged backward pass ends. All ranks count attempts anew from there, for they may have
+  /// had different numbers of forward passes before it (a join).
+  void end_attempts();
   /// That pass threw. A rank that waits for this one fails, unless its own attempt of that number
   /// failed as well: then all may go on to the next.
   void fail_attempt(const std::string& why) noexcept;
