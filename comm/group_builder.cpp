@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
@@ -81,14 +83,40 @@ ProcessGroup connect(
   return group;
 }
 
+using Monitor = std::shared_ptr<GroupMonitor>;
+
+// A roll of the ranks of a group that may have failed: then not all of them come, and the rank that
+// waits throws why. The thread that calls the roll is left behind, until the roll's deadline.
+std::string call_roll_in(
+    const Monitor& monitor, const RollCall& roll, const std::string& claim,
+    const std::string& problem = "") {
+  if (!monitor || roll.world_size == 1) return call_roll(roll, claim, problem);
+  auto name = std::make_shared<std::promise<std::string>>();
+  auto called = name->get_future();
+  std::thread([name, roll, claim, problem] {
+    try {
+      name->set_value(call_roll(roll, claim, problem));
+    } catch (...) {
+      name->set_exception(std::current_exception());
+    }
+  }).detach();
+  monitor->wait_until(
+      [&](std::chrono::milliseconds at_most) {
+        return called.wait_for(at_most) == std::future_status::ready;
+      },
+      [&] { return roll.subject; });
+  return called.get();
+}
+
 // Waits until every rank of the roll has connected what it had to. The store has to live until
 // then, and may be in the process of a rank that is done, or that had nothing to connect.
-ProcessGroup connect_all(RollCall roll, const std::function<ProcessGroup()>& connect_own) {
+ProcessGroup connect_all(
+    RollCall roll, const Monitor& monitor, const std::function<ProcessGroup()>& connect_own) {
   ProcessGroup group;
   const auto problem = problem_of([&] { group = connect_own(); });
   // Those that fail at the deadline still have to say so.
   roll.deadline = roll.deadline.and_then(kLastWords);
-  call_roll(roll, "connected", problem);
+  call_roll_in(monitor, roll, "connected", problem);
   return group;
 }
 
@@ -177,7 +205,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
 
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  built.group = connect_all(roll, [&] {
+  built.group = connect_all(roll, /*monitor=*/nullptr, [&] {
     if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
     return connect(world, deadline, own_store, met.rank, ranks, "default_pg");
   });
@@ -193,9 +221,10 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   const Deadline deadline(parent.world.timeout);
   const auto store = bounded(parent.group->getStore())->within("new_group");
   const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
-  const auto name = call_roll(roll, to_text(sorted));
+  const auto monitor = own_monitor_of(*parent.group);
+  const auto name = call_roll_in(monitor, roll, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
-  return connect_all(roll, [&]() -> ProcessGroup {
+  return connect_all(roll, monitor, [&]() -> ProcessGroup {
     if (place == sorted.end()) return {};
     return connect(
         parent.world, deadline, store->within(name), static_cast<int>(place - sorted.begin()),

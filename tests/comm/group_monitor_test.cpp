@@ -15,6 +15,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <torch/torch.h>
 
+#include "comm/group_builder.h"
 #include "comm/monitored_work.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
@@ -494,6 +495,23 @@ TEST_CASE(
     CHECK(one.error == "user boom");
     CHECK(one.seconds < 15);
   }
+}
+
+TEST_CASE("a rank that makes a subgroup hears of the group's failure", "[ranks][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        if (self.rank == 1) {
+          monitor_of(self.group)->fail("rank 1 cannot go on");
+          return self.outlast_the_others();
+        }
+        const BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 40s}};
+        const auto seen = timed_error_of([&] { build_subgroup(parent, {0, 1}); });
+        TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
+        TORCH_CHECK(false, seen.error);
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[0], ContainsText("rank 1 cannot go on") && ContainsText("aborted"));
 }
 
 }  // namespace ddp
