@@ -51,9 +51,9 @@ WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) 
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::BroadcastOptions options;
   options.rootRank = src;
-  return monitored("broadcast", *group, tensor.device(), [&] {
-    return deliver({group->broadcast(tensors, options)}, {wire});
-  });
+  return monitored(
+      "broadcast", *group, tensor.device(),
+      [&] { return deliver({group->broadcast(tensors, options)}, {wire}); }, Peers::Some);
 }
 
 WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
@@ -66,9 +66,10 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   c10d::ReduceOptions options;
   options.reduceOp = reduction.op;
   options.rootRank = dst;
-  return monitored("reduce", *group, tensor.device(), [&] {
-    return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor);
-  });
+  return monitored(
+      "reduce", *group, tensor.device(),
+      [&] { return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor); },
+      Peers::Some);
 }
 
 WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& group_arg) {
@@ -76,7 +77,8 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   check_tensor("send", tensor, *group);
   check_peer("send", "dst", dst, tag, *group);
   std::vector<at::Tensor> tensors{wire_of(tensor).wire};
-  return monitored("send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); });
+  return monitored(
+      "send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); }, Peers::Some);
 }
 
 WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
@@ -85,9 +87,9 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   check_peer("recv", "src", src, tag, *group);
   const auto wire = wire_of(tensor);
   std::vector<at::Tensor> tensors{wire.wire};
-  return monitored("recv", *group, tensor.device(), [&] {
-    return deliver({group->recv(tensors, src, tag)}, {wire});
-  });
+  return monitored(
+      "recv", *group, tensor.device(),
+      [&] { return deliver({group->recv(tensors, src, tag)}, {wire}); }, Peers::Some);
 }
 
 WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }

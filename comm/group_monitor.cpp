@@ -140,7 +140,8 @@ std::optional<std::string> GroupMonitor::failure_for_this_rank() const {
 /// A wait that has lasted longer than kPatience.
 class GroupMonitor::LateWait {
  public:
-  LateWait(GroupMonitor& monitor, WaitPoint where) : monitor_(monitor), where_(where) {}
+  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers)
+      : monitor_(monitor), where_(where), peers_(peers) {}
   ~LateWait() {
     if (!reported_ || monitor_.aborted()) return;  // the others may be about to read it
     try {
@@ -165,6 +166,7 @@ class GroupMonitor::LateWait {
     if (waited < next_probe_) return;
     next_probe_ *= 2;
     if (!std::exchange(reported_, true)) monitor_.report(where_());
+    if (peers_ == Peers::Some) return;
     const auto gone = monitor_.gone_ranks(kProbe);
     if (gone.empty()) {
       gone_.clear();
@@ -181,26 +183,28 @@ class GroupMonitor::LateWait {
  private:
   GroupMonitor& monitor_;
   WaitPoint where_;
+  const Peers peers_;
   const Clock::time_point begin_ = Clock::now() - kPatience;
   milliseconds next_probe_ = kFirstReport;
   bool reported_ = false;
   std::string gone_;  // as the last probe found
 };
 
-void GroupMonitor::wait_until(c10::function_ref<bool(milliseconds)> wait, WaitPoint where) {
+void GroupMonitor::wait_until(
+    c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers) {
   if (wait(kPatience)) return;
   if (!is_watching()) {
     while (!wait(kPatience)) {
     }
     return;
   }
-  LateWait late(*this, where);
+  LateWait late(*this, where, peers);
   do {
     late.look();
   } while (!wait(kPatience));
 }
 
-void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where) {
+void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers) {
   wait_until(
       [&](milliseconds at_most) {
         const auto end = Clock::now() + at_most;
@@ -210,13 +214,13 @@ void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where) {
         }
         return true;
       },
-      where);
+      where, peers);
 }
 
-void GroupMonitor::wait(c10d::Work& work, WaitPoint where) {
+void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
   if (setup_.has_streams) {
     // NCCL's wait() with a limit aborts the communicator when the limit is over.
-    poll([&] { return work.isCompleted(); }, where);
+    poll([&] { return work.isCompleted(); }, where, peers);
     return wait_on_stream(work, where);
   }
   bool succeeded = false;  // some handles are complete only once a wait() has returned
@@ -229,7 +233,7 @@ void GroupMonitor::wait(c10d::Work& work, WaitPoint where) {
     }
     return succeeded || work.isCompleted();
   };
-  wait_until(is_over, where);
+  wait_until(is_over, where, peers);
   if (!succeeded) wait_on_stream(work, where);
 }
 

@@ -101,9 +101,9 @@ WorkPtr gather_async(
   std::vector<at::Tensor> from{wire_of(input).wire};
   c10d::GatherOptions options;
   options.rootRank = dst;
-  return monitored("gather", *group, input.device(), [&] {
-    return deliver({group->gather(to, from, options)}, output_wires);
-  });
+  return monitored(
+      "gather", *group, input.device(),
+      [&] { return deliver({group->gather(to, from, options)}, output_wires); }, Peers::Some);
 }
 
 WorkPtr scatter_async(
@@ -125,9 +125,9 @@ WorkPtr scatter_async(
   std::vector<at::Tensor> to{output_wire.wire};
   c10d::ScatterOptions options;
   options.rootRank = src;
-  return monitored("scatter", *group, output.device(), [&] {
-    return deliver({group->scatter(to, from, options)}, {output_wire});
-  });
+  return monitored(
+      "scatter", *group, output.device(),
+      [&] { return deliver({group->scatter(to, from, options)}, {output_wire}); }, Peers::Some);
 }
 
 WorkPtr reduce_scatter_async(

@@ -21,18 +21,20 @@ class MonitoredWork : public c10d::Work {
  public:
   MonitoredWork(
       c10d::ProcessGroup& group, WorkPtr work, std::shared_ptr<GroupMonitor> monitor,
-      const char* name, bool waits_on_stream)
+      const char* name, bool waits_on_stream, Peers peers)
       : c10d::Work(-1, work->retrieveOpType()),
         group_(ProcessGroup::unsafe_reclaim_from_nonowning(&group)),
         work_(std::move(work)),
         monitor_(std::move(monitor)),
         name_(name),
-        waits_on_stream_(waits_on_stream) {}
+        waits_on_stream_(waits_on_stream),
+        peers_(peers) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (timeout != kNoTimeout) return work_->wait(timeout);
     const auto where = [this] { return std::string(name_); };
-    waits_on_stream_ ? monitor_->wait_on_stream(*work_, where) : monitor_->wait(*work_, where);
+    waits_on_stream_ ? monitor_->wait_on_stream(*work_, where)
+                     : monitor_->wait(*work_, where, peers_);
     return true;
   }
 
@@ -57,20 +59,21 @@ class MonitoredWork : public c10d::Work {
   const std::shared_ptr<GroupMonitor> monitor_;
   const char* const name_;
   const bool waits_on_stream_;
+  const Peers peers_;
 };
 
 }  // namespace
 
 WorkPtr monitored(
     const char* name, c10d::ProcessGroup& group, c10::Device device,
-    c10::function_ref<WorkPtr()> start) {
+    c10::function_ref<WorkPtr()> start, Peers peers) {
   const auto monitor = own_monitor_of(group);
   if (!monitor || group.getSize() == 1) return start();
   WorkPtr work;
   const auto doing = [name] { return c10::str("starting ", name); };
   monitor->abort_on_error(doing, [&] { work = start(); });
   return c10::make_intrusive<MonitoredWork>(
-      group, std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream);
+      group, std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream, peers);
 }
 
 }  // namespace ddp

@@ -514,4 +514,19 @@ TEST_CASE("a rank that makes a subgroup hears of the group's failure", "[ranks][
   CHECK_THAT(errors[0], ContainsText("rank 1 cannot go on") && ContainsText("aborted"));
 }
 
+TEST_CASE("a rank that has done its part may go while another one is late", "[ranks][many]") {
+  const auto sums = run_ranks<float>(
+      3,
+      [](const Rank& self) {
+        if (self.rank == 2)
+          std::this_thread::sleep_for(6s);  // longer than it takes to find one gone
+        std::vector<at::Tensor> all;
+        while (self.rank == 0 && all.size() < 3) all.push_back(torch::zeros({1}));
+        gather(all, torch::full({1}, self.rank + 1.0f), /*dst=*/0, self.group);
+        return self.rank == 0 ? torch::cat(all).sum().item<float>() : 6.0f;
+      },
+      kLongTimeout);
+  CHECK(sums == std::vector<float>{6, 6, 6});
+}
+
 }  // namespace ddp

@@ -26,6 +26,14 @@ class StoreExecutor;
 /// only when the wait is late or fails.
 using WaitPoint = c10::function_ref<std::string()>;
 
+/// Whose part in a collective this rank waits for.
+enum class Peers {
+  All,
+  /// The other ranks may be done, and gone (a recv, a gather): the backend notices the end of a
+  /// rank that is needed.
+  Some,
+};
+
 /// An error that every rank of the group throws at the same call, with the same text: no rank waits
 /// for another one because of it, and the group stays usable.
 class AgreedError : public c10::Error {
@@ -80,17 +88,19 @@ class GroupMonitor {
   ///
   /// \throws c10::DistBackendError  when it fails, the group has failed, or the group's timeout is
   ///         over; the group is aborted then.
-  void wait(c10d::Work& work, WaitPoint where);
+  void wait(c10d::Work& work, WaitPoint where, Peers peers = Peers::All);
 
   /// The same where the end of `work` is a matter of the current stream: the host waits for
   /// nothing.
   void wait_on_stream(c10d::Work& work, WaitPoint where);
 
   /// Waits on the host until `is_over`, which nothing wakes, as the end of work on a device.
-  void poll(c10::function_ref<bool()> is_over, WaitPoint where);
+  void poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers = Peers::All);
 
   /// Waits until `wait` says so, which waits itself for at most the time that it is given.
-  void wait_until(c10::function_ref<bool(std::chrono::milliseconds)> wait, WaitPoint where);
+  void wait_until(
+      c10::function_ref<bool(std::chrono::milliseconds)> wait, WaitPoint where,
+      Peers peers = Peers::All);
 
   /// Runs `step`, of which other ranks run their part: what it throws is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
