@@ -90,7 +90,7 @@ void add_step(TraceEvents& events, const StepStats& step) {
                         int64_t bytes) {
     events.span(name, step.rank, track, at(begin), at(end), bytes);
   };
-  const auto number = " " + std::to_string(step.step);
+  const auto number = c10::str(" ", step.step);
   span("forward" + number, 0, 0, step.forward_ms, 0);
   span("backward" + number, 0, step.forward_ms, step.compute_ms, 0);
   span("wait for buckets" + number, 0, step.compute_ms, step.total_ms, step.bytes);
