@@ -34,19 +34,22 @@ TEST_CASE("a peer is present for as long as its socket lives", "[comm][errors]")
 TEST_CASE("a process that a peer forked is not the peer", "[comm][errors]") {
   auto socket = std::make_unique<PresenceSocket>(kLoopback);
   const auto address = socket->address();
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
+  int lives[2], runs[2];
+  REQUIRE((pipe(lives) == 0 && pipe(runs) == 0));
   const auto child = fork();
+  char byte = 0;
   if (child == 0) {
-    char byte;
-    close(ends[1]);
-    _exit(static_cast<int>(read(ends[0], &byte, 1)));  // until the parent closes its end
+    close(lives[1]);
+    const auto told = write(runs[1], &byte, 1);
+    _exit(
+        static_cast<int>(told - 1 + read(lives[0], &byte, 1)));  // until the parent closes its end
   }
-  close(ends[0]);
+  close(lives[0]);
+  REQUIRE(read(runs[0], &byte, 1) == 1);
   CHECK(probe({address}, 5s).front() == Presence::Present);
   socket.reset();
   CHECK(probe({address}, 5s).front() == Presence::Gone);
-  close(ends[1]);
+  for (const int end : {lives[1], runs[0], runs[1]}) close(end);
   waitpid(child, nullptr, 0);
 }
 
