@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "launch/pseudo_terminal.h"
 #include "support/processes.h"
 
 #include "support/catch.h"
@@ -92,6 +93,7 @@ TEST_CASE("any byte passes but for escape sequences", "[process]") {
 
 TEST_CASE(
     "a progress bar's frames are seen on a terminal while the line is unfinished", "[process]") {
+  if (!ddp::launch::make_pseudo_terminal()) return;
   ProcessOptions options;
   options.terminal_columns = 80;
   Process job(ddprun_sh({"-n", "1"}, "printf '\\r10%%\\r20%%\\r30%%'; exec sleep 1000"), options);
