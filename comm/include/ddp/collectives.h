@@ -15,13 +15,15 @@ namespace ddp {
 // - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
 //   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
 //   is a c10::ValueError on the rank that gave it.
-// - Every dtype is carried. Reductions need one the backend can add up: complex numbers are added
-//   (SUM, AVG) and not compared; on bool SUM and MAX are "or", PRODUCT and MIN are "and".
-// - Strides are each rank's own business: tensors that are not contiguous are copied.
-// - The plain call waits: on the host for CPU tensors, on the current stream for CUDA tensors. Its
-//   _async twin returns at once; outputs are ready after wait() on the handle, or once its
-//   isCompleted() is true, also without a wait(). After a failure it is true, too, and wait()
-//   throws. Tensors may be dropped before, but not written to; a send's or recv's handle is kept.
+// - Every dtype can be sent. A reduction needs a dtype that the backend can add up. Complex numbers
+//   are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are
+//   "and".
+// - Strides may differ between ranks. The library copies tensors that are not contiguous.
+// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
+//   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
+//   its isCompleted() is true. Before that, the caller may drop the tensors, but not write to them,
+//   and keeps the handle of a send or a recv. After a failure isCompleted() is true as well, and
+//   wait() throws.
 // - A rank that does not take part makes the others throw within the group's timeout.
 // - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
@@ -31,7 +33,7 @@ void all_reduce(
 c10::intrusive_ptr<c10d::Work> all_reduce_async(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 
-/// Overwrites `tensor` on every rank with the one of rank `src` of the group.
+/// Overwrites `tensor` on every rank with the values that it has on rank `src` of the group.
 void broadcast(at::Tensor& tensor, int src, const GroupArg& group = {});
 c10::intrusive_ptr<c10d::Work> broadcast_async(
     at::Tensor& tensor, int src, const GroupArg& group = {});
@@ -63,9 +65,9 @@ void gather(
 c10::intrusive_ptr<c10d::Work> gather_async(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 
-/// Hands out one tensor of rank `src` of the group to each rank.
+/// Sends each rank one tensor of rank `src` of the group.
 ///
-/// \param output  gets what `src` has for this rank.
+/// \param output  receives `inputs[r]` of rank `src`, where r is this rank.
 /// \param inputs  on `src` world-size tensors of the shape of `output`; empty elsewhere.
 void scatter(
     at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
@@ -117,13 +119,13 @@ c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 /// Cost: two all-gathers; the second sends every rank the longest string of all, world-size times.
 std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group = {});
 
-/// A barrier that says who is missing.
+/// A barrier that names the ranks that are missing.
 ///
 /// \param timeout  > 0, for all ranks to come.
-/// \throws c10::Error  on every rank that came, with the same list of those that did not.
+/// \throws c10::Error  on every rank that came, with the same list of the ranks that did not.
 ///
-/// Blocks: host; that is its nature, so it has no _async twin.
-/// Cost: goes over the group's store, not its backends; milliseconds, not for loops.
+/// Blocks: host. Has no _async twin.
+/// Cost: milliseconds, for it goes over the group's store; not for loops.
 void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp

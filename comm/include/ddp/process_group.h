@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// A c10d process group: whatever takes one of c10d's takes one of these.
+/// A c10d process group. Every function that takes c10d's takes this one.
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// Options for `init_process_group` and `make_process_group`.

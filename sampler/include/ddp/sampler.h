@@ -19,7 +19,7 @@ namespace ddp {
 struct DistributedSamplerOptions {
   /// Number of ranks that share the dataset, >= 1. Default: the size of the default group
   TORCH_ARG(std::optional<int64_t>, num_replicas) = {};
-  /// This process among them, in [0, num_replicas). Default: the rank in the default group
+  /// This process's number among them, in [0, num_replicas). Default: the rank in the default group
   TORCH_ARG(std::optional<int64_t>, rank) = {};
   /// Draw a new order in each epoch (see `set_epoch`) instead of 0, 1, 2, ... Default: true
   TORCH_ARG(bool, shuffle) = true;
@@ -28,8 +28,8 @@ struct DistributedSamplerOptions {
   /// Drop the tail of the order where the dataset does not divide evenly by the ranks, instead of
   /// repeating its first samples. Default: false
   TORCH_ARG(bool, drop_last) = false;
-  /// Go on to the next epoch by itself where nobody called `set_epoch` since the last. Python's has
-  /// no such option. Default: false
+  /// Advance to the next epoch where `set_epoch` was not called since the last one. Python's
+  /// sampler has no such option. Default: false
   TORCH_ARG(bool, advance_epoch) = false;
 };
 
@@ -67,7 +67,7 @@ class DistributedSampler : public ShardedSampler {
 struct DistributedEvalSamplerOptions {
   /// Number of ranks that share the dataset, >= 1. Default: the size of the default group
   TORCH_ARG(std::optional<int64_t>, num_replicas) = {};
-  /// This process among them, in [0, num_replicas). Default: the rank in the default group
+  /// This process's number among them, in [0, num_replicas). Default: the rank in the default group
   TORCH_ARG(std::optional<int64_t>, rank) = {};
   /// Draw a new order in each epoch (see `set_epoch`) instead of 0, 1, 2, ... Default: false
   TORCH_ARG(bool, shuffle) = false;
@@ -78,11 +78,12 @@ struct DistributedEvalSamplerOptions {
 };
 
 /// Gives each sample to exactly one rank: nothing is repeated and nothing dropped, so that metrics
-/// summed over the ranks are exact.
+/// that are summed over the ranks are exact.
 ///
 /// The first `dataset_size % num_replicas` ranks draw one sample more than the others, and ranks
-/// beyond the dataset's size none at all. Ranks may so take different numbers of steps: wrap the
-/// loop in `join` where its forward communicates, and average with the samples each rank had.
+/// beyond the dataset's size none at all. So ranks may take different numbers of steps. A forward
+/// pass under NoGradGuard, or in `eval()` without a backward pass, never communicates, so that an
+/// evaluation loop needs no `join`. Sum over samples, as below, and not over batches.
 ///
 /// Example:
 /// ```
@@ -100,7 +101,7 @@ class DistributedEvalSampler : public ShardedSampler {
   explicit DistributedEvalSampler(
       size_t dataset_size, const DistributedEvalSamplerOptions& options = {});
 
-  /// With the options of a `DistributedSampler`, which shuffles unless told otherwise.
+  /// Takes the options of a `DistributedSampler`, whose default is to shuffle.
   ///
   /// \throws c10::ValueError  also for drop_last, as no sample is dropped here.
   DistributedEvalSampler(size_t dataset_size, const DistributedSamplerOptions& options);

@@ -12,25 +12,25 @@ namespace ddp {
 
 class ShardCursor;
 
-/// What this library's samplers have in common: each rank walks through its share of an order that
-/// all ranks draw alike, a new one in each epoch.
+/// The base class of this library's samplers. In each epoch all ranks draw the same new order of
+/// the dataset, and each rank visits its share of that order.
 ///
 /// Copies share one state: the data loader holds a copy, and `set_epoch` on yours reaches it. For
 /// the same reason, give each data loader a sampler of its own.
 ///
-/// **Resuming.** `save` writes how far all ranks together have come in the epoch's order; `load`
-/// goes on from there, on as many ranks as there are then: no sample is lost or repeated (beyond
-/// those that even out the end of every epoch). Where something draws ahead of the training loop (a
-/// data loader with worker threads, or a prefetching one), the loop has to tell by `consume` what
-/// it is done with; only where `consume` was never called, in this run or in the one that was
-/// loaded, what `next` handed out counts.
+/// **Resuming.** `save` writes the position of all ranks together in the epoch's order. `load`
+/// continues from that position, on any number of ranks: no sample is lost or repeated, apart from
+/// those that pad the end of every epoch. A data loader with worker threads, or a prefetching one,
+/// draws ahead of the training loop. There, the loop calls `consume` for the samples that it has
+/// used. Where `consume` was never called, in this run or in the one that was loaded, the position
+/// counts the samples that `next` returned.
 ///
 /// Thread safety: every call takes the state's lock, so that a thread may draw ahead while the
 /// training loop consumes and saves.
 class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
  public:
-  /// Chooses the epoch whose order the next `reset` draws; the current one goes on undisturbed, but
-  /// for `save`, which is of the chosen one now.
+  /// Chooses the epoch whose order the next `reset` draws. The current epoch goes on unchanged.
+  /// `save` writes the chosen epoch from now on.
   ///
   /// Call it before each epoch, with the same number on every rank, or let the sampler advance by
   /// itself (option `advance_epoch`). A shuffling sampler that must begin a second epoch in the
@@ -58,10 +58,11 @@ class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
   /// \throws c10::ValueError  batch_size is 0.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
-  /// Tells that the training loop is done with this rank's next `samples` samples. From the first
-  /// call on (with 0, too), `save` counts these and no longer what `next` handed out.
+  /// Counts this rank's next `samples` samples as used by the training loop. From the first call on
+  /// (also one with 0), `save` writes this count, and not that of the samples that `next` returned.
   ///
-  /// \throws c10::ValueError  more than were handed out in this epoch and not yet consumed.
+  /// \throws c10::ValueError  more than `next` returned in this epoch and `consume` has not counted
+  ///         yet.
   ///
   /// Example:
   /// ```
@@ -75,13 +76,13 @@ class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
   /// \return how many samples this rank draws per epoch: `len()` in Python.
   size_t size() const;
 
-  /// Writes the epoch, the position within it, and what gives the position its meaning.
+  /// Writes the epoch, the position within it, and all that decides the epoch's order.
   ///
-  /// Save between two steps, when every rank has consumed equally many: the file of rank 0 then
-  /// serves all.
+  /// Save between two steps, when every rank has consumed the same number of samples: rank 0's file
+  /// then serves all ranks.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Reads what `save` wrote. The next `reset` goes on behind the position, unless `set_epoch`
+  /// Reads what `save` wrote. The next `reset` continues at the position, unless `set_epoch`
   /// chooses another epoch in between. The number of ranks may differ from that of the saving run.
   ///
   /// \throws c10::ValueError  the archive was saved by a sampler that visits another order (dataset

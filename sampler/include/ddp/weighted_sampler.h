@@ -13,7 +13,7 @@ namespace ddp {
 struct DistributedWeightedSamplerOptions {
   /// Number of ranks that share the draws, >= 1. Default: the size of the default group
   TORCH_ARG(std::optional<int64_t>, num_replicas) = {};
-  /// This process among them, in [0, num_replicas). Default: the rank in the default group
+  /// This process's number among them, in [0, num_replicas). Default: the rank in the default group
   TORCH_ARG(std::optional<int64_t>, rank) = {};
   /// Draws per epoch, over all ranks together, >= 1. Default: as many as there are weights
   TORCH_ARG(std::optional<int64_t>, num_samples) = {};
@@ -27,12 +27,12 @@ struct DistributedWeightedSamplerOptions {
   TORCH_ARG(bool, advance_epoch) = false;
 };
 
-/// Draws samples with given probabilities, for datasets whose classes are out of balance, and deals
-/// the draws out to the ranks.
+/// Draws samples with given probabilities, for datasets whose classes are out of balance, and
+/// distributes the draws over the ranks.
 ///
-/// All ranks together visit what Python's torch.utils.data.WeightedRandomSampler visits for the
-/// same weights and a generator seeded with seed + epoch; rank r gets draws r, r + num_replicas,
-/// ...
+/// The ranks together draw the samples that Python's torch.utils.data.WeightedRandomSampler draws
+/// for the same weights and a generator seeded with seed + epoch. Rank r gets draws r, r +
+/// num_replicas, ...
 ///
 /// Example:
 /// ```
@@ -44,12 +44,10 @@ struct DistributedWeightedSamplerOptions {
 /// Source: torch/utils/data/sampler.py 2.11, WeightedRandomSampler.
 class DistributedWeightedSampler : public ShardedSampler {
  public:
-  /// \param weights  one for each sample of the dataset, >= 0 and finite, at most 2^24; they need
-  /// not
-  ///        sum up to 1.
-  /// \throws c10::ValueError  weights that cannot be, num_samples < 1, or, without replacement,
-  /// more
-  ///         than there are weights above 0; and as `DistributedSampler`'s.
+  /// \param weights  one for each sample of the dataset, >= 0 and finite, at most 2^24 of them;
+  ///        their sum need not be 1.
+  /// \throws c10::ValueError  weights other than these, num_samples < 1, or, without replacement,
+  ///         more draws than weights above 0; and as `DistributedSampler`'s.
   ///
   /// Collective: no.
   explicit DistributedWeightedSampler(

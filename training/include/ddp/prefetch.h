@@ -25,20 +25,20 @@ namespace ddp {
 struct PrefetchOptions {
   /// Threads that transform batches and copy them to the device, >= 1. Default: 1
   TORCH_ARG(int64_t, workers) = 1;
-  /// The most batches that are drawn ahead of the loop, those that workers have in hand included,
-  /// >= 1. With fewer than `workers`, only that many threads are started. Default: workers + 1
+  /// The most batches that are drawn ahead of the loop, including those that workers still prepare,
+  /// >= 1. Below `workers`, only `depth` threads are started. Default: workers + 1
   TORCH_ARG(std::optional<int64_t>, depth) = {};
-  /// Where the loop gets the tensors of its batches; without an index, the device that is current
+  /// The device of the batches that the loop gets. Without an index it is the one that is current
   /// when the loader is made. Copies to an accelerator go through pinned memory, on a stream beside
   /// the loop's. Default: unset, tensors stay where they are
   TORCH_ARG(std::optional<c10::Device>, device) = {};
-  /// Called with a batch's number of samples when the loop is done with it: on the loop's thread,
-  /// when it asks for the next batch; and with 0 before a pass draws anything. Made for
-  /// `DistributedSampler::consume`: a position that is saved at the beginning of the loop's body is
-  /// then behind the batch before. Samples are counted as the inner loader drew them, before the
-  /// transform: in a tensor, `Example` or pair along the first dimension of (its first) tensor, in
-  /// a vector its elements, in a type of yours by `size_t batch_size(const MyBatch&)`, declared
-  /// beside it. Default: none
+  /// Called on the loop's thread, with the number of samples of a batch that the loop is done with:
+  /// when the loop asks for the next batch. Called with 0 before a pass draws anything. Made for
+  /// `DistributedSampler::consume`: a position that the loop saves at the beginning of its body
+  /// then includes all batches before. Samples are counted as the inner loader drew them, before
+  /// the transform: in a tensor along its first dimension, in an `Example` or a pair along the
+  /// first dimension of its first tensor, in a vector by element, in a type of yours by `size_t
+  /// batch_size(const MyBatch&)`, declared beside that type. Default: none
   TORCH_ARG(std::function<void(size_t samples)>, on_consumed) = {};
 };
 
@@ -53,39 +53,39 @@ struct Unchanged {
 
 }  // namespace detail
 
-/// Prepares the next batches of a data loader while the loop works on this one. Make it with
+/// Prepares the next batches of a data loader while the loop works on the current one. Make it with
 /// `make_prefetch_loader`.
 ///
-/// It goes on as the inner loader does: `begin()` starts a pass over it, and the loop gets its
-/// batches in its order, whatever the number of workers. Worker threads take turns at drawing a
-/// batch from the inner loader, and transform and copy theirs side by side: so slow work belongs in
-/// the transform, not in the dataset. A torch::data loader inside is best left with `workers(0)`:
-/// with workers of its own it can only begin again after a pass that went to the end.
+/// `begin()` starts a pass over the inner loader. The loop gets the inner loader's batches in the
+/// inner loader's order, whatever the number of workers. One worker thread at a time draws a batch
+/// from the inner loader; all of them transform and copy their batches in parallel. So slow work
+/// belongs in the transform, not in the dataset. A torch::data loader inside should have
+/// `workers(0)`: with workers of its own it can begin again only after a pass that went to the end.
 ///
-/// An exception in the inner loader or the transform reaches the loop, as it was thrown, where its
-/// batch would have come; the pass is over then, as it is after the last batch, and `begin()`
-/// starts another. A loop may also end early: a pass ends with its iterator, the next `begin()` or
-/// the loader, whichever is first. That waits for what workers have in hand, joins them and frees
-/// what they prepared.
+/// The loop gets an exception of the inner loader or of the transform, as it was thrown, in place
+/// of that batch. The pass is over then, as after the last batch, and `begin()` starts another. A
+/// loop may also end early: a pass ends with its iterator, the next `begin()` or the loader,
+/// whichever is first. The end of a pass waits for the batches that the workers still prepare,
+/// joins the workers and frees all prepared batches.
 ///
-/// What the thread that calls `begin()` has set for itself (grad mode, inference mode, autocast)
-/// holds on the workers too; but each of them computes on one thread, or together they would crowd
-/// out the loop. Random numbers from LibTorch's default generator are drawn on several threads now,
-/// in an order that differs from run to run: a transform that must be repeatable takes its own
-/// generator, seeded by what is in the batch.
+/// The workers take over grad mode, inference mode and autocast from the thread that calls
+/// `begin()`. Each worker computes on one thread, so that the workers leave cores to the loop.
+/// Several threads draw random numbers from LibTorch's default generator, in an order that differs
+/// from run to run. A transform that must be repeatable takes a generator of its own, seeded by the
+/// contents of the batch.
 ///
-/// With a CUDA device (or another accelerator, but MPS) the workers run on a side stream. The
-/// stream that is current where the loop asks for a batch waits for it on the device; the host
-/// never does. Tensors must be strided there, or the batch is an error. Other devices get plain
-/// copies.
+/// With a CUDA device (or another accelerator than MPS) the workers run on a side stream. The
+/// stream that is current when the loop asks for a batch waits for the batch on the device; the
+/// host does not wait for the device. A tensor that is not strided is an error there. Other devices
+/// get plain copies.
 ///
 /// Thread safety: one thread makes the loader, loops and destroys it. The transform is called from
-/// `workers` threads at a time. The inner loader, its dataset and its sampler belong to the workers
-/// during a pass; of a `DistributedSampler`, `consume` and `save` may be called all the same (see
-/// `on_consumed`, without which its position counts samples drawn ahead).
+/// `workers` threads at a time. During a pass the inner loader, its dataset and its sampler belong
+/// to the workers. `consume` and `save` of a `DistributedSampler` may be called all the same.
+/// Without `on_consumed`, the position that `save` writes includes samples that were drawn ahead.
 ///
-/// Cost: `begin()` starts the threads. Memory: the batch in the loop, up to `depth` ahead of it,
-/// and on top a batch's input while it is transformed and its pinned copy while it is moved.
+/// Cost: `begin()` starts the threads. Memory: the batch in the loop and up to `depth` ahead of it;
+/// in addition, a batch's input while it is transformed and its pinned copy while it is moved.
 ///
 /// Example:
 /// ```
@@ -126,14 +126,14 @@ class PrefetchLoader {
   PrefetchLoader(const PrefetchLoader&) = delete;
   PrefetchLoader& operator=(const PrefetchLoader&) = delete;
 
-  /// Ends the pass that is on.
+  /// Ends the current pass.
   ~PrefetchLoader() { end_pass(); }
 
-  /// Ends the pass that is on, begins one of the inner loader, on this thread, and starts the
-  /// workers on it.
+  /// Ends the current pass, begins a pass of the inner loader on this thread, and starts the
+  /// workers.
   ///
-  /// \return an iterator as torch::data's loaders return: its `++`, and the first use of it, wait
-  ///         for the batch. It holds the pass; once another has begun, both throw c10::Error.
+  /// \return an iterator as torch::data's loaders return: its `++` and its first use wait for the
+  ///         batch. It owns the pass; once another pass has begun, both throw c10::Error.
   /// \throws  what the inner loader's `begin()` throws.
   Iterator begin() {
     end_pass();
@@ -195,7 +195,7 @@ class PrefetchLoader {
 /// \param transform  takes a batch of the inner loader and returns the loop's. Called from several
 ///        threads at a time, so it is `const` there.
 /// \return a pointer to a loader, as torch::data::make_data_loader returns.
-/// \throws c10::ValueError  a null pointer; workers or depth < 1; a device that is not there, or
+/// \throws c10::ValueError  a null pointer; workers or depth < 1; a device that does not exist, or
 ///         batches whose tensors cannot be found to copy them to it (see move_tensors.h for types
 ///         of your own); on_consumed with batches that cannot be counted.
 ///

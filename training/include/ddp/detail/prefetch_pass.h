@@ -1,7 +1,8 @@
 #pragma once
 
-/// What `PrefetchLoader` (see prefetch.h) does for any type of batch. No public header: its names
-/// may change at any time, and prefetch.h includes it only because its code is templates.
+/// The parts of `PrefetchLoader` (see prefetch.h) that work for any type of batch. Not a public
+/// header: its names may change at any time. prefetch.h includes it only because the loader is a
+/// template.
 
 #include <cstddef>
 #include <functional>
@@ -44,8 +45,8 @@ struct Mover<torch::data::Example<Data, torch::data::example::NoTarget>> {
 template <typename T>
 using OwnBatchSize = decltype(static_cast<size_t>(batch_size(std::declval<const T&>())));
 
-/// How many samples a batch of type `T` holds. In the general case that is not known, unless it is
-/// a user's type, with a function `size_t batch_size(const MyBatch&)` declared beside it.
+/// How many samples a batch of type `T` holds. Not known in general. Known for a user's type that
+/// has a function `size_t batch_size(const MyBatch&)` declared beside it.
 template <typename T>
 struct BatchSize {
   static constexpr bool known = has<OwnBatchSize, T>;
@@ -91,8 +92,8 @@ template <typename Iterator>
 using MultiPass = std::enable_if_t<std::is_base_of_v<
     std::forward_iterator_tag, typename std::iterator_traits<Iterator>::iterator_category>>;
 
-/// Takes the batch out of a loader's iterator. One that can go over its elements again stands in a
-/// container, whose elements stay: those are copied.
+/// Moves the batch out of a loader's iterator. An iterator that can pass over its elements again
+/// points into a container: there, the batch is copied.
 template <typename Batch, typename Iterator>
 Batch batch_at(Iterator& position) {
   if constexpr (has<MultiPass, Iterator>) {
@@ -111,7 +112,7 @@ class PrefetchJob {
   /// Transforms the batch and, unless `to_device` is null, moves its tensors. Once, on any thread.
   virtual void run(const TensorMove* to_device) = 0;
 
-  /// Samples that the inner loader drew for it; 0 when nobody asked.
+  /// Samples in the batch as the inner loader drew it; 0 without `on_consumed`.
   size_t samples() const { return samples_; }
 
  private:
@@ -140,7 +141,7 @@ class TransformJob final : public PrefetchJob {
   std::optional<Out> out_;
 };
 
-/// What `prepare_prefetch` has to know of the types of batches.
+/// What `prepare_prefetch` needs to know of the batches' types.
 struct BatchFacts {
   const char* inner_type;
   bool can_count;
