@@ -6,12 +6,17 @@
 #include "state.h"
 
 namespace ddp {
+namespace {
+
+constexpr const char* kWrappedName = "module";  // as in Python
+
+}  // namespace
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)
     : torch::nn::Module("DistributedDataParallel"),
       state_(std::make_unique<State>(*this, module, options)) {
-  register_module("module", std::move(module));
+  register_module(kWrappedName, std::move(module));
 }
 
 DistributedDataParallelBase::~DistributedDataParallelBase() {
@@ -44,6 +49,17 @@ void DistributedDataParallelBase::step_in_backward(
 }
 
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
+
+void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
+  state_->wrapped().save(archive);
+}
+
+void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) {
+  auto& wrapped = state_->wrapped();
+  torch::serialize::InputArchive inner;
+  const bool has_own = wrapped.named_children().contains(kWrappedName);
+  wrapped.load(!has_own && archive.try_read(kWrappedName, inner) ? inner : archive);
+}
 
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
   state_->before_forward(samples);

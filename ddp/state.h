@@ -54,6 +54,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup& group() const { return group_; }
   GroupMonitor& monitor() const { return *monitor_; }
   const Reducer& reducer() const { return *reducer_; }
+  torch::nn::Module& wrapped() const { return *wrapped_; }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const std::optional<c10::Device>& input_device() const { return input_device_; }
   bool* gradient_sync() { return &gradient_sync_; }

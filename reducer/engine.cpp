@@ -168,6 +168,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   monitor_->check();
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
   const bool alone = phase_ != Phase::Armed;
+  follow_parameters();
   if (outcome.training) ++pass_->forwards;
   pass_->terms = outcome.terms;
   begin_pass(pass_->number());
@@ -178,7 +179,14 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
 }
 
 void Reducer::Engine::prepare_for_local_backward() {
-  if (phase_ != Phase::Reducing) phase_ = Phase::Local;
+  if (phase_ == Phase::Reducing) return;
+  follow_parameters();
+  phase_ = Phase::Local;
+}
+
+// Once the forward pass has made its part of the graph: what leads to a gradient now is final.
+void Reducer::Engine::follow_parameters() {
+  if (hooks_.follow()) usage_->accumulators_changed();
 }
 
 void Reducer::Engine::forward_failed(bool training) noexcept {

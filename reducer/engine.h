@@ -88,6 +88,7 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine.cpp: between passes
   void begin_pass(int64_t number);
+  void follow_parameters();
   void place_status();
   void rebuild_buckets();
   void warn_of_last_pass() const noexcept;

@@ -23,6 +23,7 @@ class FindUnused : public UsagePolicy {
       : UsagePolicy(parameters, accumulators), search_(accumulators) {}
 
   bool tracks_usage() const override { return true; }
+  void accumulators_changed() override { search_ = GraphSearch(accumulators_); }
 
   // Gradients that no search foretold to be missing turn out to be missing at the end.
   std::vector<Problem> check(const BackwardPass& pass) override { return check_detached(pass); }

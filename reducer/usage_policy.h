@@ -37,6 +37,9 @@ class UsagePolicy {
   /// Whether the coming pass only counts gradients.
   virtual bool is_counting() const { return false; }
 
+  /// Parameters have other accumulators than before.
+  virtual void accumulators_changed() {}
+
   /// What forward passes since the last averaged backward pass led to.
   ///
   /// \param pass  the coming one: parameters that cannot get a gradient become unused in it.

@@ -175,6 +175,17 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// What was measured so far: per step and per bucket; see `summary` and `write_trace`.
   ReductionStats stats() const;
 
+  /// torch::nn::Module. Writes the wrapped module's own names, so the file loads into a plain one.
+  ///
+  /// Collective: no. One rank is enough: replicas are equal.
+  void save(torch::serialize::OutputArchive& archive) const override;
+
+  /// torch::nn::Module. Takes files of the plain module and of a wrapped one, also those whose
+  /// names begin with "module.".
+  ///
+  /// Collective: no. Every rank has to load the same file.
+  void load(torch::serialize::InputArchive& archive) override;
+
   class State;
 
  protected:
