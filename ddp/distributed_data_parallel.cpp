@@ -39,6 +39,8 @@ ProcessGroup DistributedDataParallelBase::join_process_group() const { return st
 
 void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
 
+void DistributedDataParallelBase::refresh() { state_->refresh(); }
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   state_->register_comm_hook(std::move(hook));
 }

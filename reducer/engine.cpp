@@ -92,6 +92,7 @@ Reducer::Engine::Engine(
           tunes(options),
           nullptr,
           {}},
+      bare_(buckets_.parameters().size()),
       pass_(std::make_unique<BackwardPass>()) {
   if (tunes(options) && group_->getSize() > 1) {
     observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
@@ -109,7 +110,9 @@ void Reducer::Engine::warn_of_last_pass() const noexcept {
   try {
     std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
     by_rank[static_cast<size_t>(group_->getRank())] = deferred_->problems;
-    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
+    TORCH_WARN(
+        "The last reduced backward pass was wrong. ",
+        describe_problems(by_rank, buckets_.parameters().size()));
   } catch (const std::exception&) {
     // A warning handler that throws.
   }

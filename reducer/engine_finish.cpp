@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <ddp/internal/join_names.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
@@ -80,6 +81,7 @@ void Reducer::Engine::finish_pass() {
 
 void Reducer::Engine::end_pass() {
   usage_->clear_used();
+  bare_.clear();
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
   const auto number = pass_->number();
   const auto terms = pass_->terms;
@@ -198,7 +200,9 @@ std::string Reducer::Engine::objection_to(BackwardPass& pass, std::vector<char>&
   const auto where = [] { return std::string("gathering the ranks' errors"); };
   std::string text;
   monitor_->abort_on_error(where, [&] {
-    text = gather_problems(pass.problems, group_, [&](c10d::Work& work) { wait_for(work, where); });
+    text = gather_problems(
+        pass.problems, buckets_.parameters().size(), group_,
+        [&](c10d::Work& work) { wait_for(work, where); });
   });
   return text;
 }
