@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/value_sample.h>
 #include <torch/optim/lbfgs.h>
 
@@ -39,14 +39,14 @@ OptimizerInBackward::OptimizerInBackward(
     std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
     : optimizer_(std::move(optimizer)) {
   constexpr const char* kSubject = "step_in_backward: ";
-  TORCH_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
+  DDP_CHECK_VALUE(
       !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
       "after backward.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
   const auto& groups = optimizer_->param_groups();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       std::any_of(
           groups.begin(), groups.end(),
           [&](const auto& group) {

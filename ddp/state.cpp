@@ -9,7 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
 #include <torch/csrc/autograd/function.h>
@@ -208,7 +208,7 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
   try {
     // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
     if (reducer_->forget_discarded_gradients()) samples_.clear();
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         counted || found,
         "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
         "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
@@ -223,7 +223,7 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
 }
 
 void State::count_samples(int64_t samples) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       samples >= 0, "count_samples: expected a number of samples >= 0, got ", samples,
       ". Pass the samples of the coming forward pass.");
   samples_of_next_forward_ = samples;

@@ -1,7 +1,7 @@
 // How a wrapper comes to be: what it checks, compares with the other ranks, and is given besides.
 #include <algorithm>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "model_description.h"
@@ -18,7 +18,7 @@ void check_names_to_ignore(const torch::nn::Module& module, const std::vector<st
   const auto parameters = module.named_parameters();
   const auto buffers = module.named_buffers();
   for (const auto& name : names) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         parameters.contains(name) || buffers.contains(name),
         "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
         "buffers of the module, got \"",
@@ -31,7 +31,7 @@ void check_names_to_ignore(const torch::nn::Module& module, const std::vector<st
 void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
   const auto& first = parameters.front();
   for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         p.tensor.device().type() == first.tensor.device().type(),
         "DistributedDataParallel: expected all parameters on one type of device, got \"",
         first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
@@ -39,7 +39,7 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
   }
   const auto type = first.tensor.device().type();
   const auto devices = group->getDeviceTypes();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       devices.empty() || std::any_of(
                              devices.begin(), devices.end(),
                              [&](const c10::Device& d) { return d.type() == type; }),
@@ -51,13 +51,13 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
 std::optional<c10::Device> checked_input_device(
     const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
   if (device_ids.empty()) return {};
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       device_ids.size() == 1,
       "DistributedDataParallelOptions: expected at most one device in "
       "device_ids, got ",
       device_ids.size(), ". Run one rank per device.");
   for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
         "DistributedDataParallelOptions: expected device_ids only for a module on that one "
         "accelerator, got ",
@@ -125,10 +125,10 @@ void State::train_with(std::vector<NamedParameter> parameters) {
 
 void State::refresh() {
   constexpr const char* kRule = "refresh: expected to be called between two steps, got a call in ";
-  TORCH_CHECK(
+  DDP_CHECK(
       !torch::autograd::get_current_node(), kRule, "a backward pass on ", monitor_->rank_text(),
       ". Call it behind optimizer.step().");
-  TORCH_CHECK(
+  DDP_CHECK(
       !owner_.join_context(), kRule, "join() on ", monitor_->rank_text(),
       ", where ranks without input take no part in it. Call it behind the join.");
   monitor_->check();
@@ -138,16 +138,16 @@ void State::refresh() {
 }
 
 std::vector<NamedParameter> State::checked_parameters() {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       wrapped_,
       "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options_.stats_every() >= 0,
       "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
       options_.stats_every(), ".");
   check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
   auto parameters = trained_parameters(*wrapped_, ignored_);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !parameters.empty(),
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
@@ -187,7 +187,7 @@ void State::broadcast_model(int source) {
 }
 
 void State::step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer) {
-  TORCH_CHECK(
+  DDP_CHECK(
       !optimizer_,
       "step_in_backward: expected to be called once, got another optimizer. Put all "
       "parameters into groups of one.");
@@ -208,7 +208,7 @@ void State::attach_optimizer(Reducer& reducer) {
 }
 
 void State::register_comm_hook(CommHook hook) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options_.reduction() == Reduction::Mean,
       "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
       "gradients become, got another one. Leave reduction out and do it in the hook.");
