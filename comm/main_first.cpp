@@ -28,7 +28,7 @@ void agree(
     const std::exception_ptr& own, const char* expected, const char* where,
     const ProcessGroup& group) {
   // The mark tells an exception without a text from none.
-  const auto texts = gather_strings(own ? "!" + text_of(own) : "", group, where);
+  const auto texts = gather_strings(own ? c10::str('!', text_of(own)) : "", group, where);
   const auto failed =
       std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
   if (failed == texts.end()) return;
