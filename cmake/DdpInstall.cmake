@@ -8,6 +8,12 @@ set(ddp_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
 set_target_properties(ddp PROPERTIES
   VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+get_target_property(ddp_type ddp TYPE)
+if(ddp_type STREQUAL "SHARED_LIBRARY")
+  # An installed libddp.so does not know where LibTorch lies; the program that uses both does. Its
+  # DT_RPATH is searched for the libraries that libddp.so needs as well, its DT_RUNPATH is not.
+  target_link_options(ddp INTERFACE $<INSTALL_INTERFACE:LINKER:--disable-new-dtags>)
+endif()
 install(TARGETS ddp EXPORT ddpTargets)
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
 
