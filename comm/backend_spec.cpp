@@ -5,8 +5,8 @@
 #include <sstream>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 namespace {
@@ -28,7 +28,7 @@ const Description& known(const std::string& backend, const std::string& text) {
   if (description != nullptr) return *description;
   std::vector<std::string> names;
   for (const auto& one : backends::all()) names.push_back(one.name);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       false, "backend(): expected ", c10::Join(", ", names), " or cpu:X,cuda:Y with those, got \"",
       text, "\"", backend == text ? "" : " with \"" + backend + "\"", ".", remedy());
 }
@@ -50,7 +50,7 @@ void check_serves(const Description& backend, const std::string& device, const s
   }
   const auto last = others.back();
   others.pop_back();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       false, "backend(): expected ", c10::Join(", ", others), " or ", last, " for ", device,
       ", for ", backend.name, " serves ", upper(backend.devices.front()), " tensors only, got \"",
       text, "\".", remedy());
@@ -58,17 +58,17 @@ void check_serves(const Description& backend, const std::string& device, const s
 
 void add(BackendSpec& spec, const std::string& part, const std::string& text) {
   const auto colon = part.find(':');
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       colon != std::string::npos,
       "backend(): expected device:backend pairs as in cpu:gloo,cuda:nccl, got \"", text,
       "\" with \"", part, "\".", remedy());
   const auto device = part.substr(0, colon);
   const auto backend = part.substr(colon + 1);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       device == "cpu" || device == "cuda", "backend(): expected the devices cpu and cuda, got \"",
       text, "\" with \"", device, "\".", remedy());
   check_serves(known(backend, text), device, text);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       spec.emplace(device, backend).second, "backend(): expected each device once, got \"", text,
       "\" with \"", device, "\" again.", remedy());
 }
@@ -90,7 +90,7 @@ BackendSpec parse_backend(const std::string& text, bool gpus_are_usable) {
   } else {
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) add(spec, part, text);
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         text.back() != ',', "backend(): expected no comma at the end, got \"", text, "\".",
         remedy());
   }
@@ -100,7 +100,7 @@ BackendSpec parse_backend(const std::string& text, bool gpus_are_usable) {
 void check_built(const BackendSpec& spec) {
   for (const auto& [device, name] : spec) {
     const auto& backend = *backends::find(name);
-    TORCH_CHECK(backend.make != nullptr, "backend ", name, ": ", backend.why_no_build);
+    DDP_CHECK(backend.make != nullptr, "backend ", name, ": ", backend.why_no_build);
   }
 }
 

@@ -4,8 +4,8 @@
 #include <mutex>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "bounded_call.h"
@@ -68,8 +68,7 @@ class BoundedStore::Session {
   bool begin(const char* name, TimePoint due) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_left_behind_) {
-      throw SilentStoreError(
-          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "nobody waits for it any more");
+      throw readable_error<SilentStoreError>(DDP_HERE, "nobody waits for it any more");
     }
     if (is_over_ || name_ != nullptr) return false;
     name_ = name;
@@ -150,8 +149,8 @@ c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
 
 void BoundedStore::throw_silent(const char* name, Deadline::Clock::time_point since) const {
   const auto waited = Deadline::Clock::now() - since;
-  throw SilentStoreError(
-      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+  throw readable_error<SilentStoreError>(
+      DDP_HERE,
       c10::str(
           "the store, ", host_->name(), ", did not answer for ",
           std::chrono::duration_cast<Milliseconds>(waited).count(), " ms (", name,

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 
@@ -11,10 +11,10 @@ std::string place_of(const c10d::ProcessGroup& group) {
 }
 
 void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup& group) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tensor.defined(), call, ": expected a defined tensor, got an undefined one ", place_of(group),
       ". Give it a size before the call, as at::empty() does.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tensor.layout() == at::kStrided, call, ": expected a dense tensor, got layout ",
       tensor.layout(), " ", place_of(group), ". Call to_dense() first.");
   const auto devices = group.getDeviceTypes();
@@ -23,7 +23,7 @@ void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup
     if (device.type() == tensor.device().type()) return;
     served += (served.empty() ? "" : ", ") + device.str();
   }
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       false, call, ": expected a tensor on a device the group has a backend for (", served,
       "), got one on ", tensor.device(), " ", place_of(group),
       ". Move the tensor, or choose the backends, as in backend(\"cpu:gloo,cuda:nccl\").");
@@ -32,13 +32,13 @@ void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup
 void check_list(
     const char* call, const char* name, const std::vector<at::Tensor>& tensors,
     const at::Tensor& like, c10d::ProcessGroup& group) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tensors.size() == static_cast<size_t>(group.getSize()), call,
       ": expected one tensor per rank in ", name, ", which is ", group.getSize(), ", got ",
       tensors.size(), " ", place_of(group), ". Give one for each rank, in the order of ranks.");
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(call, tensors[i], group);
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         tensors[i].scalar_type() == like.scalar_type() && tensors[i].device() == like.device(),
         call, ": expected ", name, "[", i, "] to be ", like.scalar_type(), " on ", like.device(),
         " like the rest, got ", tensors[i].scalar_type(), " on ", tensors[i].device(), " ",
@@ -49,7 +49,7 @@ void check_list(
 void check_no_list(
     const char* call, const char* name, const std::vector<at::Tensor>& tensors, int root,
     c10d::ProcessGroup& group) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tensors.empty(), call, ": expected ", name, " to be empty on all ranks but ", root, ", got ",
       tensors.size(), " tensor(s) ", place_of(group), ". Pass an empty list there.");
 }
@@ -57,13 +57,13 @@ void check_no_list(
 void check_shape(
     const char* call, const std::string& name, const at::Tensor& tensor, const at::Tensor& like,
     c10d::ProcessGroup& group) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tensor.sizes() == like.sizes(), call, ": expected ", name, " of shape ", like.sizes(),
       ", got ", tensor.sizes(), " ", place_of(group), ". Make it with that shape.");
 }
 
 void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup& group) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       rank >= 0 && rank < group.getSize(), call, ": expected ", name,
       " to be a rank of the group, 0 to ", group.getSize() - 1, ", got ", rank, " ",
       place_of(group), ". Count ranks as get_rank() of that group does.");
@@ -71,10 +71,10 @@ void check_rank(const char* call, const char* name, int rank, c10d::ProcessGroup
 
 void check_peer(const char* call, const char* name, int rank, int tag, c10d::ProcessGroup& group) {
   check_rank(call, name, rank, group);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       rank != group.getRank(), call, ": expected ", name, " to be another rank, got this one ",
       place_of(group), ". What stays on a rank is copied, not sent.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       tag >= 0, call, ": expected a tag of at least 0, got ", tag, " ", place_of(group),
       ". Give both sides the same one, such as 0.");
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "collective_checks.h"
@@ -123,11 +123,11 @@ void barrier(const GroupArg& group) { barrier_async(group)->wait(); }
 
 void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_arg) {
   const auto group = group_arg.get();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
       timeout.count(), " ms ", place_of(*group), ". Give what the slowest rank may take.");
   const auto store = group->getStore();
-  TORCH_CHECK(
+  DDP_CHECK(
       store, "monitored_barrier: expected a group with a store, got one without ", place_of(*group),
       ". Use one that init_process_group, make_process_group or new_group made.");
   call_roll(

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "fnv1a.h"
 
@@ -90,7 +90,7 @@ int parse_int(
     const Setting& setting, const Range& range, const std::string& remedy,
     const std::string& place) {
   const auto bad = [&](const char* expectation) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         false, setting.name, ": expected ", expectation,
         range.max == std::numeric_limits<int>::max()
             ? c10::str(" of at least ", range.min)

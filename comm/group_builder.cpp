@@ -9,8 +9,8 @@
 #include <sstream>
 #include <thread>
 
-#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "backends/registry.h"
@@ -132,15 +132,15 @@ void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& paren
   const auto text = to_text(sorted);
   const auto place = place_of(parent);
   const int world_size = parent.getSize();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !sorted.empty(), "new_group: expected at least one rank, got none ", place,
       ". List the members, the same on all ranks.");
   for (size_t i = 0; i < sorted.size(); ++i) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         sorted[i] >= 0 && sorted[i] < world_size,
         "new_group: expected ranks of the default group, 0 to ", world_size - 1, ", got ",
         sorted[i], " in ", text, " ", place, ". Leave out what is not one of them.");
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
         " twice in ", text, " ", place, ". List it once.");
   }
@@ -150,7 +150,7 @@ void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& paren
 
 int local_rank_of(const Environment& environment, int world_size) {
   if (environment.local_rank) return parse_int(*environment.local_rank, {0}, kLauncherRemedy);
-  TORCH_CHECK(
+  DDP_CHECK(
       world_size == 1,
       "get_local_rank: expected LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK or "
       "SLURM_LOCALID in the environment, got none of them in a world of ",

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "bounded_store.h"
@@ -258,14 +258,14 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
   const auto what =
       without_full_stop(c10::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
-  TORCH_CHECK_WITH(DistBackendError, is_watching(), what);
+  DDP_CHECK_WITH(DistBackendError, is_watching(), what);
   throw_aborted(is_local(cause) ? what : explain(what, where));
 }
 
 void GroupMonitor::throw_aborted(const std::string& why) {
   fail(why);
   check();
-  TORCH_CHECK_WITH(DistBackendError, false, why, kAborted);
+  DDP_CHECK_WITH(DistBackendError, false, why, kAborted);
 }
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
@@ -311,7 +311,7 @@ std::optional<std::string> GroupMonitor::aborted() const {
 
 void GroupMonitor::check() const {
   const auto why = aborted();
-  TORCH_CHECK_WITH(DistBackendError, !why, *why);
+  DDP_CHECK_WITH(DistBackendError, !why, *why);
 }
 
 void GroupMonitor::begin_attempt() {
@@ -357,7 +357,7 @@ void GroupMonitor::note_agreed_error() {
 
 void GroupMonitor::throw_agreed(const std::string& text) {
   note_agreed_error();
-  throw AgreedError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+  throw readable_error<AgreedError>(DDP_HERE, text);
 }
 
 void GroupMonitor::leave_by_exception() noexcept {

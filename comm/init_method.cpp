@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 namespace {
 
 [[noreturn]] void bad_url(const std::string& url, const std::string& problem) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       false, "init_method(): expected env://, tcp://host:port or file:///path, got \"", url,
       "\": ", problem, ". Write it in one of these forms, or leave it out for env://.");
 }

@@ -13,7 +13,7 @@
 #include <memory>
 #include <sstream>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 namespace {
@@ -26,7 +26,7 @@ using Owned = std::unique_ptr<T, void (*)(T*)>;
 Owned<ifaddrs> interfaces() {
   ifaddrs* list = nullptr;
   const int error = getifaddrs(&list) == 0 ? 0 : errno;
-  TORCH_CHECK(
+  DDP_CHECK(
       error == 0,
       "Gloo: expected to list this host's network interfaces, but cannot: ", std::strerror(error),
       ". Set GLOO_SOCKET_IFNAME to the one that leads to the other ranks.");
@@ -85,7 +85,7 @@ std::string address_towards(const std::string& host) {
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), "9", &hints, &found);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       status == 0, "Gloo: expected rank 0's host to have an address, got \"", host,
       "\": ", gai_strerror(status), ". Check MASTER_ADDR (or the host in tcp://).");
   const Owned<addrinfo> addresses(found, freeaddrinfo);
@@ -98,7 +98,7 @@ std::string address_towards(const std::string& host) {
                                    : first_address_for_others();
     }
   }
-  TORCH_CHECK(
+  DDP_CHECK(
       !local.empty(), "Gloo: expected a route from this host to \"", host,
       "\", found none. Set GLOO_SOCKET_IFNAME to the interface that leads to the other ranks.");
   return local;
@@ -124,7 +124,7 @@ std::vector<std::string> parse_interfaces(const Setting& setting) {
   std::vector<std::string> names;
   std::istringstream list(setting.value);
   for (std::string name; std::getline(list, name, ',');) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         if_nametoindex(name.c_str()) != 0, setting.name,
         ": expected interfaces of this host, got \"", name, "\". There are ", names_of_interfaces(),
         ": set it to those that lead to the other ranks, or unset it.");

@@ -3,8 +3,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 
 #include "collective_checks.h"
 #include "monitored_work.h"
@@ -154,7 +154,7 @@ WorkPtr all_to_all_async(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group_arg) {
   const auto group = group_arg.get();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !inputs.empty(), "all_to_all: expected one tensor per rank in inputs, got none ",
       place_of(*group), ". Give one for each rank, in the order of ranks.");
   check_tensor("all_to_all", inputs.front(), *group);
@@ -162,7 +162,7 @@ WorkPtr all_to_all_async(
   check_list("all_to_all", "outputs", outputs, inputs.front(), *group);
   const auto sent = inputs[group->getRank()].numel();
   const auto received = outputs[group->getRank()].numel();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       sent == received, "all_to_all: expected outputs[", group->getRank(), "] of ", sent,
       " elements, which inputs[", group->getRank(), "] has, got ", received, " ", place_of(*group),
       ". Make it as large as what this rank sends itself.");

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 
@@ -33,16 +34,13 @@ void agree(
       std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
   if (failed == texts.end()) return;
   const auto rank = failed - texts.begin();
-  const auto monitor = own_monitor_of(*group);
-  if (rank == group->getRank()) {
-    if (monitor) monitor->note_agreed_error();
-    std::rethrow_exception(own);
-  }
-  const auto problem = c10::str(
-      "main_first: expected the function to return on ", expected, ", got an exception on rank ",
-      rank, " of ", texts.size(), ": ", failed->substr(1));
-  if (monitor) monitor->throw_agreed(problem);
-  TORCH_CHECK(false, problem);
+  if (const auto monitor = own_monitor_of(*group)) monitor->note_agreed_error();
+  if (rank == group->getRank()) std::rethrow_exception(own);
+  throw readable_error<AgreedError>(
+      DDP_HERE,
+      c10::str(
+          "main_first: expected the function to return on ", expected,
+          ", got an exception on rank ", rank, " of ", texts.size(), ": ", failed->substr(1)));
 }
 
 }  // namespace

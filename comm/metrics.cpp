@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 
 #include "carrier_device.h"
@@ -97,9 +97,8 @@ std::string describe_keys(const char* call, const std::vector<Question>& by_rank
   }
   auto problem = describe_subjects(call, by_rank);
   if (problem.empty()) problem = describe_keys(call, by_rank);
-  const auto monitor = own_monitor_of(*group);
-  if (monitor) monitor->throw_agreed(problem);
-  TORCH_CHECK(false, problem);
+  if (const auto monitor = own_monitor_of(*group)) monitor->note_agreed_error();
+  throw readable_error<AgreedError>(DDP_HERE, problem);
 }
 
 std::vector<double> all_reduced(

@@ -4,9 +4,9 @@
 #include <exception>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "presence.h"
@@ -94,7 +94,7 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
           return count;
         },
         group->getStore()->getTimeout());
-    TORCH_CHECK_WITH(
+    DDP_CHECK_WITH(
         DistStoreError, number, "process group: expected the store to answer within ",
         group->getStore()->getTimeout().count(), " ms, got no answer on rank ", setup.rank, " of ",
         setup.size, ". Look for the process that hosts the store.");

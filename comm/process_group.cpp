@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "environment.h"
 #include "group_builder.h"
@@ -25,7 +25,7 @@ Default& the_default() {
 BuiltGroup default_built() {
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
-  TORCH_CHECK(
+  DDP_CHECK(
       slot.built.group,
       "process group: expected a default group, got none. Call "
       "ddp::init_process_group() first, or pass a group.");
@@ -39,7 +39,7 @@ ProcessGroup make_process_group(const ProcessGroupOptions& options) {
 }
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {
-  TORCH_CHECK(
+  DDP_CHECK(
       !is_initialized(),
       "init_process_group: expected no default group, but there is one. Call "
       "destroy_process_group() first, or new_group() for a further group.");
@@ -77,7 +77,7 @@ ProcessGroup new_group(const std::vector<int>& ranks) {
 
 ProcessGroup GroupArg::get() const {
   if (!given_) return default_group();
-  TORCH_CHECK(
+  DDP_CHECK(
       group_,
       "process group: expected a group this process is a member of, got an empty one. "
       "new_group() gives it to ranks that are not in the group: let those skip the call.");

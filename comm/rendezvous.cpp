@@ -7,8 +7,8 @@
 #include <cstring>
 #include <exception>
 
-#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -57,7 +57,7 @@ Number resolve(
     const char* remedy = "End the URL with ?rank=R&world_size=W, this process's numbers.";
     return {in_url->name, parse_int(*in_url, {min}, remedy)};
   }
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       in_environment.has_value(), "init_process_group: expected ", variable,
       " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
       "or set ",
@@ -72,7 +72,7 @@ Place resolve_place(
       environment.world_size_name, 1);
   const auto rank =
       resolve("rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       rank.value < world_size.value, rank.name, ": expected a rank from 0 to ",
       world_size.value - 1, ", for ", world_size.name, " is ", world_size.value, ", got ",
       rank.value, ". Ranks count from 0: give each of the ", world_size.value,
@@ -82,7 +82,7 @@ Place resolve_place(
 
 void check_host(const std::string& host, const Place& place, const Deadline& deadline) {
   const auto problem = await_address(host, deadline);
-  TORCH_CHECK(
+  DDP_CHECK(
       problem.empty(), "init_process_group: expected an address for the host \"", host,
       "\", got none", to_text(place), ": ", problem,
       ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
@@ -114,7 +114,7 @@ StorePtr open_client(
         return c10::make_intrusive<c10d::TCPStore>(host, options);
       },
       Deadline::in(deadline.left()) + kAnswerGrace);
-  TORCH_CHECK(store, address.listener(), " took the connection and did not answer");
+  DDP_CHECK(store, address.listener(), " took the connection and did not answer");
   return *store;
 }
 
@@ -131,17 +131,17 @@ StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const D
   const auto problem = problem_of([&] {
     if (!listens) {
       const auto unreachable = await_listener(address.host, address.port, deadline);
-      TORCH_CHECK(unreachable.empty(), unreachable);
+      DDP_CHECK(unreachable.empty(), unreachable);
     }
     options.timeout = deadline.left();
     store = listens ? open_server(address, options) : open_client(address, options, deadline);
     store->setTimeout(deadline.timeout());
   });
-  TORCH_CHECK(
+  DDP_CHECK(
       store || !listens, "init_process_group: expected rank 0 to listen on port ", address.port,
       ", but it cannot: ", problem,
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
-  TORCH_CHECK(
+  DDP_CHECK(
       store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
       " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", place.rank,
       " of ", place.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
@@ -154,7 +154,7 @@ StorePtr make_file_store(
   // FileStore waits minutes for a file that it cannot make.
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   const std::string problem = fd < 0 ? std::strerror(errno) : "";
-  TORCH_CHECK(
+  DDP_CHECK(
       fd >= 0, "init_process_group: expected to open or create ", path, " for file://, but cannot",
       to_text(place), ": ", problem,
       ". Give a path in a folder that exists and that every rank may write to.");
@@ -176,7 +176,7 @@ const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
 const Setting& needed(
     const std::optional<Setting>& setting, const char* name, const Environment& environment,
     const Place& place) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       setting.has_value(), "init_process_group: expected ", name,
       " in the environment, got nothing", to_text(place), ". ", environment.address_remedy);
   return *setting;
@@ -203,7 +203,7 @@ Rendezvous meet_nobody() {
 
 Rendezvous rendezvous(
     const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.timeout().count() > 0, "timeout(): expected more than 0 ms, got ",
       options.timeout().count(),
       " ms. Give what the slowest rank may take, or leave it out for 30 "

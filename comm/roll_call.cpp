@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "bounded_store.h"
 
@@ -72,7 +72,7 @@ class Caller {
       join();
       if (const auto verdict = attend()) {
         leave(*verdict);
-        TORCH_CHECK(*verdict == kOk, *verdict);
+        DDP_CHECK(*verdict == kOk, *verdict);
         return name_;
       }
     }
@@ -100,9 +100,10 @@ class Caller {
     try {
       return roll_.store->compareSet(kOpen, "", random_name());
     } catch (const c10::NotImplementedError&) {
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          false, roll_.subject, ": expected a store that implements compareSet, got one that does ",
-          "not on rank ", roll_.rank, " of ", roll_.world_size,
+      DDP_CHECK_WITH(
+          NotImplementedError, false, roll_.subject,
+          ": expected a store that implements compareSet, got one that does ", "not on rank ",
+          roll_.rank, " of ", roll_.world_size,
           ". Use a TCPStore, FileStore or HashStore, or override compareSet in a class of your "
           "own.");
     }
@@ -259,7 +260,7 @@ class Caller {
 
 std::string call_roll(const RollCall& roll, const std::string& claim, const std::string& problem) {
   if (roll.world_size == 1) {
-    TORCH_CHECK(problem.empty(), problem);
+    DDP_CHECK(problem.empty(), problem);
     return random_name();
   }
   const auto place = c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
@@ -273,14 +274,16 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
     });
     return *name;
   } catch (const SilentStoreError& error) {
-    C10_THROW_ERROR(Error, c10::str(place, error.what_without_backtrace(), "."));
+    throw readable_error<c10::Error>(
+        DDP_HERE, c10::str(place, error.what_without_backtrace(), "."));
   } catch (const c10::DistError& error) {
-    C10_THROW_ERROR(
-        Error, c10::str(
-                   place,
-                   "lost the store while it waited for the other ranks. The process that has it, "
-                   "usually rank 0, ended: look there for the reason. (",
-                   error.what_without_backtrace(), ")"));
+    throw readable_error<c10::Error>(
+        DDP_HERE,
+        c10::str(
+            place,
+            "lost the store while it waited for the other ranks. The process that has it, "
+            "usually rank 0, ended: look there for the reason. (",
+            error.what_without_backtrace(), ")"));
   }
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <ATen/ops/view_as_real.h>
-#include <c10/util/Exception.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 
 #include "collective_checks.h"
 
@@ -80,11 +80,11 @@ WireReduction wire_reduction(
   using c10d::ReduceOp;
   const auto dtype = tensor.scalar_type();
   const bool complex = at::isComplexType(dtype);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !complex || op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG, call,
       ": expected SUM or AVG for complex tensors, got another operation on ", dtype, " ",
       place_of(group), ". Reduce at::view_as_real() of it where the parts are meant.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       op.op_ != ReduceOp::AVG || complex || at::isFloatingType(dtype), call,
       ": expected a floating-point or complex tensor for AVG, got ", dtype, " ", place_of(group),
       ". Use SUM and divide as you need it.");

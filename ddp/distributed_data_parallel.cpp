@@ -6,12 +6,17 @@
 #include "state.h"
 
 namespace ddp {
+namespace {
+
+constexpr const char* kWrappedName = "module";  // as in Python
+
+}  // namespace
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)
     : torch::nn::Module("DistributedDataParallel"),
       state_(std::make_unique<State>(*this, module, options)) {
-  register_module("module", std::move(module));
+  register_module(kWrappedName, std::move(module));
 }
 
 DistributedDataParallelBase::~DistributedDataParallelBase() {
@@ -34,6 +39,8 @@ ProcessGroup DistributedDataParallelBase::join_process_group() const { return st
 
 void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
 
+void DistributedDataParallelBase::refresh() { state_->refresh(); }
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   state_->register_comm_hook(std::move(hook));
 }
@@ -44,6 +51,17 @@ void DistributedDataParallelBase::step_in_backward(
 }
 
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
+
+void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
+  state_->wrapped().save(archive);
+}
+
+void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) {
+  auto& wrapped = state_->wrapped();
+  torch::serialize::InputArchive inner;
+  const bool has_own = wrapped.named_children().contains(kWrappedName);
+  wrapped.load(!has_own && archive.try_read(kWrappedName, inner) ? inner : archive);
+}
 
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
   state_->before_forward(samples);

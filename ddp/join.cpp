@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "join_context.h"
@@ -17,16 +17,16 @@ constexpr int kManyRounds = 1000;
 
 const std::vector<Joinable*>& checked(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !joinables.empty(), "join: expected at least one Joinable, got none. Pass the model.");
-  TORCH_CHECK_VALUE(body, "join: expected a body to run, got an empty function.");
+  DDP_CHECK_VALUE(body, "join: expected a body to run, got an empty function.");
   for (const auto* joinable : joinables) {
-    TORCH_CHECK_VALUE(joinable, "join: expected Joinables, got a null pointer.");
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(joinable, "join: expected Joinables, got a null pointer.");
+    DDP_CHECK_VALUE(
         joinable->join_process_group() == joinables.front()->join_process_group(),
         "join: expected all Joinables to use one process group, got different ones. Join those of "
         "each group on their own.");
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         std::count(joinables.begin(), joinables.end(), joinable) == 1,
         "join: expected each Joinable once, got one twice. List it once.");
   }
@@ -40,7 +40,7 @@ JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& op
       options_(options),
       monitor_(monitor_of(joinables_.front()->join_process_group())) {
   for (const auto* joinable : joinables_) {
-    TORCH_CHECK(
+    DDP_CHECK(
         !joinable->join_context_,
         "join: expected Joinables that are in no other join, got one that is. Joins cannot be "
         "nested.");
@@ -61,7 +61,7 @@ void JoinContext::check_backward_ran() {
   monitor_->abort_on_error(
       [] { return std::string("beginning an iteration of a further object of the join"); },
       [&] {
-        TORCH_CHECK(
+        DDP_CHECK(
             !expects_backward_,
             "join: expected the backward pass of the model before, on which the ranks agreed in "
             "its forward pass, got the next object's iteration. Run one backward pass after each "
@@ -77,9 +77,9 @@ const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
     return *round_;
   }
   ended_early_ = true;
-  TORCH_CHECK(
+  DDP_CHECK(
       !mine.active, "Detected at least one rank that exhausted inputs. Throwing across all ranks.");
-  TORCH_CHECK(false, "Rank ", first.join_process_group()->getRank(), " exhausted all inputs.");
+  DDP_CHECK(false, "Rank ", first.join_process_group()->getRank(), " exhausted all inputs.");
 }
 
 void JoinContext::run(const std::function<void()>& body) {

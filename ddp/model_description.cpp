@@ -6,6 +6,7 @@
 
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 
@@ -196,10 +197,10 @@ void check_same_on_all_ranks(
     by_rank.push_back(deserialize(description));
   }
   const auto refused = describe_refusals(by_rank);
-  TORCH_CHECK_VALUE(refused.empty(), refused);
+  DDP_CHECK_VALUE(refused.empty(), refused);
   // Empty when only the digests differ: ranks may run builds with other hash functions.
   const auto difference = describe_difference(by_rank);
-  TORCH_CHECK(difference.empty(), difference);
+  DDP_CHECK(difference.empty(), difference);
 }
 
 }  // namespace ddp

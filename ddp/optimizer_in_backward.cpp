@@ -5,7 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/value_sample.h>
 #include <torch/optim/lbfgs.h>
 
 namespace ddp {
@@ -38,14 +39,14 @@ OptimizerInBackward::OptimizerInBackward(
     std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
     : optimizer_(std::move(optimizer)) {
   constexpr const char* kSubject = "step_in_backward: ";
-  TORCH_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
+  DDP_CHECK_VALUE(
       !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
       "after backward.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
   const auto& groups = optimizer_->param_groups();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       std::any_of(
           groups.begin(), groups.end(),
           [&](const auto& group) {
@@ -58,6 +59,7 @@ OptimizerInBackward::OptimizerInBackward(
 
 // Asks the optimizer for its groups each time: parameters may be added while training.
 void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
+  if (std::exchange(begins_, last)) tell_second_step();
   std::unordered_set<const void*> wanted;
   for (const auto& p : part) wanted.insert(p.unsafeGetTensorImpl());
   std::vector<std::vector<at::Tensor>> selected;
@@ -70,6 +72,25 @@ void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
   }
   const Selection selection(*optimizer_, std::move(selected));
   optimizer_->step();
+  for (const auto& p : part) {
+    if (p.grad().defined()) stepped_.emplace_back(p, value_sample(p));
+  }
+}
+
+// A leftover optimizer->step() behind backward changes what was stepped here: most parameters, pass
+// after pass. A clamp of weights does not, and copies into the model are rare.
+void OptimizerInBackward::tell_second_step() {
+  size_t changed = 0;
+  for (const auto& [parameter, sample] : stepped_) changed += value_sample(parameter) != sample;
+  const bool most = changed > 0 && changed * 2 >= stepped_.size();
+  stepped_.clear();
+  changed_passes_ = most ? changed_passes_ + 1 : 0;
+  if (changed_passes_ < 2) return;
+  TORCH_WARN_ONCE(
+      "step_in_backward: expected parameters to stay as they were stepped until the next backward "
+      "pass, got others, twice in succession. Leave out optimizer->step(): backward has done it, "
+      "and "
+      "a second call steps twice.");
 }
 
 }  // namespace ddp

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +29,13 @@ class OptimizerInBackward {
   void step(const std::vector<at::Tensor>& part, bool last);
 
  private:
+  void tell_second_step();
+
   std::shared_ptr<torch::optim::Optimizer> optimizer_;
   std::unordered_set<const void*> reduced_;
+  std::vector<std::pair<at::Tensor, uint64_t>> stepped_;  // in the last pass, and its value then
+  bool begins_ = true;                                    // the next part is a pass's first
+  int changed_passes_ = 0;  // one after the other, behind which something changed the parameters
 };
 
 }  // namespace ddp

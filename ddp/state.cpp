@@ -1,6 +1,7 @@
 // What the wrapper does around each pass, with input of its own or without (join).
 #include "state.h"
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -8,8 +9,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/join_names.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "join_context.h"
@@ -20,7 +22,18 @@ namespace ddp {
 
 using State = DistributedDataParallelBase::State;
 
-bool State::trains() const { return c10::GradMode::is_enabled() && gradient_sync_; }
+State::Gradients State::gradients_of_forward() const {
+  const auto needs_gradient = [](const NamedParameter& p) { return p.tensor.requires_grad(); };
+  const auto any = [&](const std::vector<NamedParameter>& parameters) {
+    return std::any_of(parameters.begin(), parameters.end(), needs_gradient);
+  };
+  // All frozen, as a GAN's discriminator is while its generator learns: gradients only pass
+  // through.
+  if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(frozen_))) {
+    return Gradients::None;
+  }
+  return gradient_sync_ ? Gradients::Averaged : Gradients::Local;
+}
 
 bool State::agrees_in_forward() const {
   const auto* join = owner_.join_context();
@@ -29,18 +42,20 @@ bool State::agrees_in_forward() const {
 
 void State::before_forward(std::optional<int64_t> samples) {
   const auto counted = std::exchange(samples_of_next_forward_, {});
-  if (!c10::GradMode::is_enabled()) return;
+  const auto gradients = gradients_of_forward();
+  if (gradients == Gradients::None) return;
+  tell_new_parameters();
   count_own_samples(counted, samples);
   terms_ = {};
   if (options_.reduction() == Reduction::Sum) terms_.scale = 1;
   if (agrees_in_forward()) {
     auto mine = entry(/*active=*/true);
-    mine.reduces = trains();
+    mine.reduces = gradients == Gradients::Averaged;
     const auto round = exchange(mine);
     owner_.join_context()->expect_backward(round.reduces());
     terms_ = terms_in(round);
   }
-  if (!trains()) return;
+  if (gradients != Gradients::Averaged) return;
   reducer_->prepare_for_forward(owner_.is_training());
   check_frozen_parameters();
 }
@@ -49,11 +64,16 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
   if (samples_of_forward_ > 0) {
     samples_.add_forward(std::exchange(samples_of_forward_, 0), outputs, outputs_complete);
   }
-  if (trains()) {
-    reducer_->prepare_for_backward(
-        {std::move(outputs), outputs_complete, terms_, owner_.is_training()});
-  } else if (c10::GradMode::is_enabled()) {
-    reducer_->prepare_for_local_backward();
+  switch (gradients_of_forward()) {
+    case Gradients::None:
+      break;
+    case Gradients::Local:
+      reducer_->prepare_for_local_backward();
+      break;
+    case Gradients::Averaged:
+      reducer_->prepare_for_backward(
+          {std::move(outputs), outputs_complete, terms_, owner_.is_training()});
+      break;
   }
 }
 
@@ -110,9 +130,9 @@ void State::agree_on_backward(bool active) {
 void State::compare_comm_hooks() {
   if (std::exchange(compared_hooks_, true)) return;
   if (!options_.init_sync() || group_->getSize() == 1) return;
+  const auto kind = hook_ ? c10::demangle(hook_.target_type().name()) : "none";
   check_same_on_all_ranks(
-      "communication hooks", {{"communication", "hook", hook_kind_.empty() ? "none" : hook_kind_}},
-      nullptr, group_, *monitor_);
+      "communication hooks", {{"communication", "hook", kind}}, nullptr, group_, *monitor_);
 }
 
 RankEntry State::entry(bool active) {
@@ -170,7 +190,7 @@ void State::end_join(bool is_last_joiner, const JoinOptions& options) {
     broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
   }
   const bool uneven = round.active() < round.size();
-  if (uneven && options.optimizers().empty() && !steps_in_backward_) {
+  if (uneven && options.optimizers().empty() && !optimizer_) {
     TORCH_WARN_ONCE(
         "join: some ranks had less input than others, so their optimizers took fewer steps. The "
         "models are equal now; momentum, moments and step counts of optimizers are not, and the "
@@ -188,7 +208,7 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
   try {
     // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
     if (reducer_->forget_discarded_gradients()) samples_.clear();
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         counted || found,
         "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
         "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
@@ -203,22 +223,35 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
 }
 
 void State::count_samples(int64_t samples) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       samples >= 0, "count_samples: expected a number of samples >= 0, got ", samples,
       ". Pass the samples of the coming forward pass.");
   samples_of_next_forward_ = samples;
 }
 
+void State::tell_new_parameters() {
+  const auto names = watch_->find_new();
+  if (names.empty()) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected the parameters that the module had when it was wrapped, "
+      "got ",
+      names.size(), " more on ", monitor_->rank_text(), " (", join_names(names),
+      "), whose gradients are not averaged. Call model->refresh() on every rank, and give them to "
+      "the optimizer.");
+}
+
 void State::check_frozen_parameters() {
+  std::vector<std::string> thawed;
   for (const auto& p : frozen_) {
-    if (!p.tensor.requires_grad()) continue;
-    reducer_->report_problem(
-        c10::str(
-            p.name,
-            " requires a gradient now, but did not when the module was wrapped, so its "
-            "gradient is not averaged"),
-        "Thaw parameters before wrapping, or wrap the module again.");
+    if (p.tensor.requires_grad()) thawed.push_back(p.name);
   }
+  if (thawed.empty()) return;
+  reducer_->report_problem(
+      c10::str(
+          "gradients are not averaged for ", thawed.size(),
+          thawed.size() == 1 ? " parameter (" : " parameters (", join_names(thawed),
+          ": required no gradient when the module was wrapped)"),
+      "Call model->refresh() on every rank.");
 }
 
 }  // namespace ddp

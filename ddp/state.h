@@ -14,6 +14,7 @@
 
 #include "join_round.h"
 #include "module_state.h"
+#include "parameter_watch.h"
 #include "sample_counter.h"
 #include "tensor_broadcast.h"
 
@@ -36,6 +37,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void forward_failed() noexcept;
   void count_samples(int64_t samples);
   void sync_buffers(int source = 0);
+  void refresh();
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
@@ -54,12 +56,19 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup& group() const { return group_; }
   GroupMonitor& monitor() const { return *monitor_; }
   const Reducer& reducer() const { return *reducer_; }
+  torch::nn::Module& wrapped() const { return *wrapped_; }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const std::optional<c10::Device>& input_device() const { return input_device_; }
   bool* gradient_sync() { return &gradient_sync_; }
 
  private:
+  /// What becomes of the gradients that a forward pass leads to.
+  enum class Gradients { None, Local, Averaged };
+
   std::vector<NamedParameter> checked_parameters();
+  std::vector<NamedParameter> agreed_parameters();
+  void train_with(std::vector<NamedParameter> parameters);
+  void attach_optimizer(Reducer& reducer);
   void sync_initial_state(const std::exception_ptr& refusal);
   std::vector<at::Tensor> state_tensors() const;
   void agree_on_backward(bool active);
@@ -67,9 +76,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  void tell_new_parameters();
   void check_frozen_parameters();
-  std::string explain_missing(const NamedParameter& parameter) const;
-  bool trains() const;
+  std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
+  Gradients gradients_of_forward() const;
+  bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
   bool agrees_in_forward() const;
 
   DistributedDataParallelBase& owner_;
@@ -80,16 +91,17 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const Names ignored_;
   std::optional<c10::Device> input_device_;
   std::unique_ptr<Reducer> reducer_;
-  std::vector<NamedParameter> frozen_;  // that required no gradient at construction
+  std::vector<NamedParameter> frozen_;  // that required no gradient when they were looked at
+  std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<BufferFinder> buffers_;
   TensorBroadcast buffers_under_way_;
-  std::string hook_kind_;          // of the communication hook; compared in the first pass
-  SampleCounter samples_;          // since the last averaged backward pass
-  double samples_of_forward_ = 0;  // of the one that goes on
+  CommHook hook_;
+  std::shared_ptr<torch::optim::Optimizer> optimizer_;  // that is stepped in backward
+  SampleCounter samples_;                               // since the last averaged backward pass
+  double samples_of_forward_ = 0;                       // of the one that goes on
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;  // false inside no_sync()
   bool compared_hooks_ = false;
-  bool steps_in_backward_ = false;
   PassTerms terms_;  // of the backward pass to come
 };
 

@@ -1,20 +1,24 @@
 // How a wrapper comes to be: what it checks, compares with the other ranks, and is given besides.
 #include <algorithm>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "model_description.h"
 #include "optimizer_in_backward.h"
 #include "state.h"
 
 namespace ddp {
+
+using State = DistributedDataParallelBase::State;
+
 namespace {
 
 void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
   const auto parameters = module.named_parameters();
   const auto buffers = module.named_buffers();
   for (const auto& name : names) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         parameters.contains(name) || buffers.contains(name),
         "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
         "buffers of the module, got \"",
@@ -27,7 +31,7 @@ void check_names_to_ignore(const torch::nn::Module& module, const std::vector<st
 void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
   const auto& first = parameters.front();
   for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         p.tensor.device().type() == first.tensor.device().type(),
         "DistributedDataParallel: expected all parameters on one type of device, got \"",
         first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
@@ -35,7 +39,7 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
   }
   const auto type = first.tensor.device().type();
   const auto devices = group->getDeviceTypes();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       devices.empty() || std::any_of(
                              devices.begin(), devices.end(),
                              [&](const c10::Device& d) { return d.type() == type; }),
@@ -47,13 +51,13 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
 std::optional<c10::Device> checked_input_device(
     const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
   if (device_ids.empty()) return {};
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       device_ids.size() == 1,
       "DistributedDataParallelOptions: expected at most one device in "
       "device_ids, got ",
       device_ids.size(), ". Run one rank per device.");
   for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
         "DistributedDataParallelOptions: expected device_ids only for a module on that one "
         "accelerator, got ",
@@ -77,7 +81,7 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
 
 }  // namespace
 
-DistributedDataParallelBase::State::State(
+State::State(
     DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
     const DistributedDataParallelOptions& options)
     : owner_(owner),
@@ -86,7 +90,13 @@ DistributedDataParallelBase::State::State(
       group_(options.process_group() ? options.process_group() : default_group()),
       monitor_(monitor_of(group_)),
       ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()) {
-  // What is wrong on this rank the others have to learn, or they would wait for it.
+  train_with(agreed_parameters());
+}
+
+State::~State() = default;
+
+// What is wrong on this rank the others have to learn, or they would wait for it.
+std::vector<NamedParameter> State::agreed_parameters() {
   std::vector<NamedParameter> parameters;
   std::exception_ptr refusal;
   try {
@@ -97,27 +107,47 @@ DistributedDataParallelBase::State::State(
   const bool compares = options_.init_sync() && group_->getSize() > 1;
   if (refusal && !compares) std::rethrow_exception(refusal);
   if (compares) sync_initial_state(refusal);
-  reducer_ =
-      std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
-  reducer_->explain_missing([this](const NamedParameter& p) { return explain_missing(p); });
-  reducer_->travel_with(*this);
-  frozen_ = frozen_parameters(*wrapped_, ignored_);
-  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
+  return parameters;
 }
 
-DistributedDataParallelBase::State::~State() = default;
+void State::train_with(std::vector<NamedParameter> parameters) {
+  auto reducer =
+      std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
+  reducer->explain_missing([this](const auto& missing) { return explain_missing(missing); });
+  reducer->travel_with(*this);
+  if (hook_) reducer->register_comm_hook(hook_);
+  if (optimizer_) attach_optimizer(*reducer);
+  reducer_ = std::move(reducer);
+  frozen_ = frozen_parameters(*wrapped_, ignored_);
+  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
+  watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
+}
 
-std::vector<NamedParameter> DistributedDataParallelBase::State::checked_parameters() {
-  TORCH_CHECK_VALUE(
+void State::refresh() {
+  constexpr const char* kRule = "refresh: expected to be called between two steps, got a call in ";
+  DDP_CHECK(
+      !torch::autograd::get_current_node(), kRule, "a backward pass on ", monitor_->rank_text(),
+      ". Call it behind optimizer.step().");
+  DDP_CHECK(
+      !owner_.join_context(), kRule, "join() on ", monitor_->rank_text(),
+      ", where ranks without input take no part in it. Call it behind the join.");
+  monitor_->check();
+  train_with(agreed_parameters());
+  monitor_->end_attempts();
+  samples_.clear();
+}
+
+std::vector<NamedParameter> State::checked_parameters() {
+  DDP_CHECK_VALUE(
       wrapped_,
       "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options_.stats_every() >= 0,
       "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
       options_.stats_every(), ".");
   check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
   auto parameters = trained_parameters(*wrapped_, ignored_);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !parameters.empty(),
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
@@ -126,7 +156,7 @@ std::vector<NamedParameter> DistributedDataParallelBase::State::checked_paramete
   return parameters;
 }
 
-void DistributedDataParallelBase::State::sync_initial_state(const std::exception_ptr& refusal) {
+void State::sync_initial_state(const std::exception_ptr& refusal) {
   std::vector<StateTensor> state;
   std::vector<NamedParameter> trained;
   if (!refusal) {
@@ -139,7 +169,7 @@ void DistributedDataParallelBase::State::sync_initial_state(const std::exception
   broadcast_model(/*source=*/0);
 }
 
-std::vector<at::Tensor> DistributedDataParallelBase::State::state_tensors() const {
+std::vector<at::Tensor> State::state_tensors() const {
   std::vector<at::Tensor> tensors;
   for (const auto& s : module_state(*wrapped_, ignored_)) {
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
@@ -147,7 +177,7 @@ std::vector<at::Tensor> DistributedDataParallelBase::State::state_tensors() cons
   return tensors;
 }
 
-void DistributedDataParallelBase::State::broadcast_model(int source) {
+void State::broadcast_model(int source) {
   const auto where = [source] { return c10::str("getting the model of rank ", source); };
   monitor_->abort_on_error(where, [&] {
     TensorBroadcast broadcast;
@@ -156,34 +186,51 @@ void DistributedDataParallelBase::State::broadcast_model(int source) {
   });
 }
 
-void DistributedDataParallelBase::State::step_in_backward(
-    std::shared_ptr<torch::optim::Optimizer> optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : reducer_->parameters()) parameters.push_back(p.tensor);
-  auto stepper = std::make_shared<OptimizerInBackward>(std::move(optimizer), parameters);
-  reducer_->when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
-  steps_in_backward_ = true;
+void State::step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  DDP_CHECK(
+      !optimizer_,
+      "step_in_backward: expected to be called once, got another optimizer. Put all "
+      "parameters into groups of one.");
+  std::swap(optimizer_, optimizer);
+  try {
+    attach_optimizer(*reducer_);
+  } catch (...) {
+    optimizer_.reset();
+    throw;
+  }
 }
 
-void DistributedDataParallelBase::State::register_comm_hook(CommHook hook) {
-  TORCH_CHECK_VALUE(
+void State::attach_optimizer(Reducer& reducer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& p : reducer.parameters()) parameters.push_back(p.tensor);
+  auto stepper = std::make_shared<OptimizerInBackward>(optimizer_, parameters);
+  reducer.when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
+}
+
+void State::register_comm_hook(CommHook hook) {
+  DDP_CHECK_VALUE(
       options_.reduction() == Reduction::Mean,
       "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
       "gradients become, got another one. Leave reduction out and do it in the hook.");
-  auto kind = hook ? c10::demangle(hook.target_type().name()) : std::string();
-  reducer_->register_comm_hook(std::move(hook));
-  hook_kind_ = std::move(kind);
+  reducer_->register_comm_hook(hook);
+  hook_ = std::move(hook);
 }
 
-std::string DistributedDataParallelBase::State::explain_missing(
-    const NamedParameter& parameter) const {
+std::vector<MissingGradient> State::explain_missing(const std::vector<size_t>& parameters) const {
+  const std::string remedy = "Call model->refresh() on every rank.";
   const auto now = wrapped_->named_parameters();
-  const auto* tensor = now.find(parameter.name);
-  if (!tensor || !tensor->is_same(parameter.tensor)) {
-    return "replaced in the module after it was wrapped; wrap it again";
+  std::vector<MissingGradient> reasons;
+  for (const size_t parameter : parameters) {
+    const auto& known = reducer_->parameters()[parameter];
+    const auto* tensor = now.find(known.name);
+    auto& reason = reasons.emplace_back();
+    if (!tensor || !tensor->is_same(known.tensor)) {
+      reason = {"replaced in the module after it was wrapped", remedy};
+    } else if (!tensor->requires_grad()) {
+      reason = {"frozen after the module was wrapped", remedy};
+    }
   }
-  if (!tensor->requires_grad()) return "frozen after the module was wrapped; wrap it again";
-  return {};
+  return reasons;
 }
 
 }  // namespace ddp

@@ -67,12 +67,35 @@ class AutogradHooks::Abandonment {
 };
 
 AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
-    : events_(std::make_shared<AutogradEvents*>(&events)) {
+    : parameters_(parameters), events_(std::make_shared<AutogradEvents*>(&events)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameters[i].tensor);
-    keys_.push_back(accumulator->add_post_hook(std::make_unique<GradientHook>(events, i)));
-    accumulators_.push_back(std::move(accumulator));  // the parameter itself holds it weakly
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters[i].tensor));
+    keys_.push_back(hook(i));
   }
+}
+
+uintptr_t AutogradHooks::hook(size_t parameter) {
+  return accumulators_[parameter]->add_post_hook(
+      std::make_unique<GradientHook>(**events_, parameter));
+}
+
+bool AutogradHooks::follow() {
+  using namespace torch::autograd;
+  bool followed = false;
+  for (size_t i = 0; i < accumulators_.size(); ++i) {
+    const auto& parameter = parameters_[i].tensor;
+    auto& mine = accumulators_[i];
+    if (impl::try_get_grad_accumulator(parameter) == mine || !parameter.requires_grad()) continue;
+    const auto& known = mine->input_metadata(0);
+    if (known.options().dtype() != parameter.dtype() || known.device() != parameter.device()) {
+      continue;
+    }
+    mine->del_post_hook(keys_[i]);
+    mine = impl::grad_accumulator(parameter);
+    keys_[i] = hook(i);
+    followed = true;
+  }
+  return followed;
 }
 
 AutogradHooks::~AutogradHooks() {

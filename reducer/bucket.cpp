@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include "gradient_copy.h"
 #include "gradient_kind.h"
@@ -28,10 +27,11 @@ Bucket::Bucket(
   remembered_.resize(parameters_.size());
 }
 
-std::vector<std::string> Bucket::pack(double scale, const std::vector<char>* used, Unused unused) {
+std::vector<Bucket::Misfit> Bucket::pack(
+    double scale, const std::vector<char>* used, Unused unused) {
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
-  std::vector<std::string> problems;
+  std::vector<Misfit> misfits;
   using When = ScaledCopies::When;
   ScaledCopies copies(scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together);
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
@@ -42,19 +42,19 @@ std::vector<std::string> Bucket::pack(double scale, const std::vector<char>* use
       storage_.views()[slot].zero_();
       continue;
     }
-    auto problem = pack_one(slot, copies);
-    if (!problem.empty()) problems.push_back(std::move(problem));
+    auto difference = pack_one(slot, copies);
+    if (!difference.empty()) misfits.push_back({slot, std::move(difference)});
   }
   copies.finish();
-  return problems;
+  return misfits;
 }
 
-std::vector<std::string> Bucket::pack_sparse_one(double scale, bool zero) {
+std::vector<Bucket::Misfit> Bucket::pack_sparse_one(double scale, bool zero) {
   auto packed = zero ? PackedSparse{no_rows(parameters_.front()), ""}
-                     : pack_sparse(names_.front(), parameters_.front(), scale);
+                     : pack_sparse(parameters_.front(), scale);
   packed_ = std::move(packed.gradient);
-  if (packed.problem.empty()) return {};
-  return {std::move(packed.problem)};
+  if (packed.difference.empty()) return {};
+  return {{0, std::move(packed.difference)}};
 }
 
 void Bucket::set_aside(size_t slot, Unused unused) {
@@ -80,9 +80,7 @@ std::string Bucket::pack_one(size_t slot, ScaledCopies& copies) {
     return {};
   }
   view.zero_();
-  return c10::str(
-      "expected the gradient of ", names_[slot], " to be ", describe_kind(view),
-      ", as its bucket, got ", describe_kind(grad));
+  return kind_difference(grad, view);
 }
 
 }  // namespace ddp

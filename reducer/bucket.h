@@ -30,6 +30,12 @@ class Bucket {
     Zero,      // this rank only stands in for one that has no input: zeros
   };
 
+  /// A gradient of another kind than its place here.
+  struct Misfit {
+    size_t slot;
+    std::string difference;  // "Double instead of Float"
+  };
+
   /// \param indices  places in `parameters`; all of one dtype and device.
   /// \param tail  extra elements of storage behind the gradients, sent along with them.
   Bucket(
@@ -70,9 +76,9 @@ class Bucket {
   ///
   /// \param used  by parameter, over all buckets. The gradient of one that is not is remembered
   ///        for unpack() to restore. Null: all are used.
-  /// \return what is wrong with gradients that cannot travel here, by parameter name; those count
-  ///         as zeros, so that the collective still takes place on every rank.
-  std::vector<std::string> pack(
+  /// \return the gradients that cannot travel here; those count as zeros, so that the collective
+  ///         still takes place on every rank.
+  std::vector<Misfit> pack(
       double scale, const std::vector<char>* used = nullptr, Unused unused = Unused::Remember);
 
   /// Makes every parameter's `.grad` the reduced gradient.
@@ -83,7 +89,7 @@ class Bucket {
   void unpack(const at::Tensor& reduced, const std::vector<char>& keep = {});
 
  private:
-  std::vector<std::string> pack_sparse_one(double scale, bool zero);
+  std::vector<Misfit> pack_sparse_one(double scale, bool zero);
   std::string pack_one(size_t slot, ScaledCopies& copies);
   void set_aside(size_t slot, Unused unused);
 

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/reducer.h>
 
 namespace ddp {
@@ -45,7 +45,7 @@ void sort_by_smallest_index(BucketPlan& plan) {
 
 int64_t bytes_of_cap(double mb, const char* option) {
   const double bytes = mb * 1024 * 1024;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       std::isfinite(bytes) && bytes >= 1, "DistributedDataParallelOptions: expected ", option,
       " to be a positive number of MiB (2^20 bytes), got ", mb,
       ". Typical values are 1 to 100; leave it unset for 1 MiB, then 25 MiB.");
@@ -63,11 +63,11 @@ int64_t bytes_of_mb(double mb) {
 BucketPlan plan_buckets(
     const std::vector<ParameterExtent>& parameters, const std::vector<int64_t>& caps,
     const std::vector<size_t>& order) {
-  TORCH_CHECK_VALUE(!caps.empty(), "plan_buckets: expected at least one cap, got none");
+  DDP_CHECK_VALUE(!caps.empty(), "plan_buckets: expected at least one cap, got none");
   for (const int64_t cap : caps) {
-    TORCH_CHECK_VALUE(cap > 0, "plan_buckets: expected caps > 0 bytes, got ", cap);
+    DDP_CHECK_VALUE(cap > 0, "plan_buckets: expected caps > 0 bytes, got ", cap);
   }
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       order.empty() || order.size() == parameters.size(), "plan_buckets: expected an order of ",
       parameters.size(), " parameters, got ", order.size());
 
@@ -85,7 +85,7 @@ BucketPlan plan_buckets(
   std::vector<size_t> place(parameters.size());
   for (size_t at = 0; at < walk.size(); ++at) {
     const size_t index = walk[at];
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         index < parameters.size(), "plan_buckets: expected indices below ", parameters.size(),
         " in the order, got ", index);
     place[index] = at;

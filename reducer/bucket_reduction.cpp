@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 namespace {
@@ -61,7 +61,7 @@ class HookReduction : public BucketReduction {
     GradBucket view(
         index, is_last, bucket.gradients(), bucket.storage().views(), bucket.parameters());
     InFlight in_flight{{}, hook_(view)};
-    TORCH_CHECK(in_flight.future, "the communication hook returned no future");
+    DDP_CHECK(in_flight.future, "the communication hook returned no future");
     return in_flight;
   }
 

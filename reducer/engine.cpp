@@ -5,8 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -21,24 +21,24 @@ bool tunes(const ReducerOptions& options) {
 
 std::vector<NamedParameter> checked(
     std::vector<NamedParameter> parameters, const ReducerOptions& options) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !parameters.empty(),
       "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.stats_every() >= 0,
       "Reducer: expected a number of steps, or 0 for none, for stats_every, got ",
       options.stats_every(), ".");
   for (const auto& p : parameters) {
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         p.tensor.defined() && p.tensor.is_leaf() && p.tensor.requires_grad(),
         "Reducer: expected leaf tensors that require a gradient, got \"", p.name,
         p.tensor.defined() ? "\", which does not." : "\", which is undefined.");
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         p.tensor.is_cpu() || !tunes(options),
         "Reducer: expected parameters on the CPU for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
         "\" on ", p.tensor.device(),
         ". The host, which takes the times, runs ahead of a device: set a number of MiB.");
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         !p.expect_sparse || !tunes(options),
         "Reducer: expected dense gradients for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
         "\", whose are sparse and take another time in each step. Set a number of MiB.");
@@ -92,6 +92,7 @@ Reducer::Engine::Engine(
           tunes(options),
           nullptr,
           {}},
+      bare_(buckets_.parameters().size()),
       pass_(std::make_unique<BackwardPass>()) {
   if (tunes(options) && group_->getSize() > 1) {
     observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
@@ -109,7 +110,9 @@ void Reducer::Engine::warn_of_last_pass() const noexcept {
   try {
     std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
     by_rank[static_cast<size_t>(group_->getRank())] = deferred_->problems;
-    TORCH_WARN("The last reduced backward pass was wrong. ", describe_problems(by_rank));
+    TORCH_WARN(
+        "The last reduced backward pass was wrong. ",
+        describe_problems(by_rank, buckets_.parameters().size()));
   } catch (const std::exception&) {
     // A warning handler that throws.
   }
@@ -131,15 +134,15 @@ void Reducer::Engine::place_status() {
 }
 
 void Reducer::Engine::register_comm_hook(CommHook hook) {
-  TORCH_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
-  TORCH_CHECK(
+  DDP_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
+  DDP_CHECK(
       !has_hook_,
       "register_comm_hook: a communication hook is registered already. It can be set only once; "
       "compose hooks in one function instead.");
-  TORCH_CHECK(
+  DDP_CHECK(
       pass_->number() == 1 && phase_ != Phase::Reducing,
       "register_comm_hook: expected to be called before the first backward pass.");
-  TORCH_CHECK(
+  DDP_CHECK(
       !observers_.tunes,
       "register_comm_hook: expected buckets that stay the same once they are rebuilt, but "
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
@@ -150,7 +153,7 @@ void Reducer::Engine::register_comm_hook(CommHook hook) {
 }
 
 void Reducer::Engine::when_reduced(WhenReduced act) {
-  TORCH_CHECK(
+  DDP_CHECK(
       !when_reduced_,
       "Reducer: expected one function to call with reduced gradients, got another.");
   when_reduced_ = std::move(act);
@@ -168,6 +171,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   monitor_->check();
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
   const bool alone = phase_ != Phase::Armed;
+  follow_parameters();
   if (outcome.training) ++pass_->forwards;
   pass_->terms = outcome.terms;
   begin_pass(pass_->number());
@@ -178,7 +182,14 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
 }
 
 void Reducer::Engine::prepare_for_local_backward() {
-  if (phase_ != Phase::Reducing) phase_ = Phase::Local;
+  if (phase_ == Phase::Reducing) return;
+  follow_parameters();
+  phase_ = Phase::Local;
+}
+
+// Once the forward pass has made its part of the graph: what leads to a gradient now is final.
+void Reducer::Engine::follow_parameters() {
+  if (hooks_.follow()) usage_->accumulators_changed();
 }
 
 void Reducer::Engine::forward_failed(bool training) noexcept {

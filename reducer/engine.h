@@ -11,6 +11,7 @@
 
 #include "autograd_hooks.h"
 #include "backward_pass.h"
+#include "bare_gradients.h"
 #include "bucket_reduction.h"
 #include "bucket_schedule.h"
 #include "bucket_set.h"
@@ -66,6 +67,7 @@ class Reducer::Engine final : public AutogradEvents {
 
  private:
   enum class Phase {
+    Idle,      // no forward pass has come yet
     Local,     // gradients accumulate; hooks do nothing
     Armed,     // a forward asked for the next backward pass to be reduced
     Done,      // that pass was reduced; another one would be as well
@@ -88,6 +90,7 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine.cpp: between passes
   void begin_pass(int64_t number);
+  void follow_parameters();
   void place_status();
   void rebuild_buckets();
   void warn_of_last_pass() const noexcept;
@@ -95,6 +98,7 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine_backward.cpp: while autograd runs
   void begin_backward();
+  void note_bare_gradient(size_t parameter);
   void launch_ready_buckets();
   void launch_until_served();
   void launch_rest();
@@ -127,7 +131,8 @@ class Reducer::Engine final : public AutogradEvents {
   StatusAgreement status_;
   std::unique_ptr<BucketReduction> reduction_;
   Observers observers_;
-  std::atomic<Phase> phase_{Phase::Local};
+  BareGradients bare_;
+  std::atomic<Phase> phase_{Phase::Idle};
   std::unique_ptr<BackwardPass> pass_;      // that comes, or goes on
   std::unique_ptr<BackwardPass> deferred_;  // the one before, where the verdict on it is due later
   WhenReduced when_reduced_;

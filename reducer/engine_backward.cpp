@@ -22,7 +22,10 @@ void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   // After a reduced pass, gradients that do not come from this reducer's outputs are none of its
   // business: another wrapper's, or the bare module's.
   const bool further = phase == Phase::Done && !usage_->outputs_are_known();
-  if (phase != Phase::Armed && phase != Phase::Reducing && !further) return;
+  if (phase != Phase::Armed && phase != Phase::Reducing && !further) {
+    if (phase != Phase::Local) note_bare_gradient(parameter);
+    return;
+  }
   begin_backward();
   using Arrival = BackwardPass::Arrival;
   switch (pass_->count(parameter)) {
@@ -42,6 +45,17 @@ void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   if (!pass_->complete_one(b)) return;
   observers_.tell([&](PassObserver& o) { o.bucket_ready(b); });
   launch_ready_buckets();
+}
+
+void Reducer::Engine::note_bare_gradient(size_t parameter) {
+  const auto& [name, tensor, sparse] = buckets_.parameters()[parameter];
+  if (group_->getSize() == 1 || !bare_.note(parameter, tensor)) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected gradients of passes that the wrapper's forward began, got "
+      "an optimizer step on those of others (",
+      name, " has one) on ", monitor_->rank_text(),
+      ". They are not averaged, so the ranks' models drift apart. Call the wrapped model, not "
+      "module(), in what is trained.");
 }
 
 void Reducer::Engine::begin_backward() {
@@ -149,12 +163,16 @@ void Reducer::Engine::pack(size_t b) {
   const bool looks_at_usage = usage_->tracks_usage() || pass_->joined;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Remember;
   observers_.tell([](PassObserver& o) { o.begin_pack(); });
-  auto problems = bucket.pack(
+  auto misfits = bucket.pack(
       reduction_->scale_of(bucket, pass_->terms.scale), looks_at_usage ? &usage_->used() : nullptr,
       unused);
   observers_.tell([](PassObserver& o) { o.end_pack(); });
-  for (auto& what : problems) {
-    status_.report({std::move(what), "Convert it in a hook on the parameter, or the parameter."});
+  for (auto& misfit : misfits) {
+    status_.report(
+        {"expected gradients of the kind of their bucket, got others",
+         "Convert them in a hook on the parameter, or the parameter.",
+         {bucket.names()[misfit.slot]},
+         std::move(misfit.difference)});
   }
 }
 

@@ -7,7 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/join_names.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
@@ -29,7 +30,7 @@ std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<
 // What a communication hook's future holds: a tensor, or a list of one, as c10d's work gives.
 at::Tensor tensor_of(const c10::IValue& value) {
   if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
-  TORCH_CHECK(
+  DDP_CHECK(
       value.isTensor(), "expected the communication hook's future to hold a tensor, got ",
       value.tagKind());
   return value.toTensor();
@@ -46,7 +47,7 @@ at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& b
   if (!in_flight.future) return bucket.gradients();
   const auto result = tensor_of(in_flight.future->value());
   const auto& expected = bucket.gradients();
-  TORCH_CHECK(
+  DDP_CHECK(
       result.defined() && result.numel() == expected.numel() &&
           result.scalar_type() == expected.scalar_type() && result.device() == expected.device() &&
           result.layout() == expected.layout(),
@@ -80,6 +81,7 @@ void Reducer::Engine::finish_pass() {
 
 void Reducer::Engine::end_pass() {
   usage_->clear_used();
+  bare_.clear();
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
   const auto number = pass_->number();
   const auto terms = pass_->terms;
@@ -198,7 +200,9 @@ std::string Reducer::Engine::objection_to(BackwardPass& pass, std::vector<char>&
   const auto where = [] { return std::string("gathering the ranks' errors"); };
   std::string text;
   monitor_->abort_on_error(where, [&] {
-    text = gather_problems(pass.problems, group_, [&](c10d::Work& work) { wait_for(work, where); });
+    text = gather_problems(
+        pass.problems, buckets_.parameters().size(), group_,
+        [&](c10d::Work& work) { wait_for(work, where); });
   });
   return text;
 }

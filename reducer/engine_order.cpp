@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/tensor.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "engine.h"
 
@@ -60,7 +60,7 @@ void Reducer::Engine::agree_on_order() {
   const auto* begin = agreed.const_data_ptr<int64_t>();
   std::vector<size_t> order(begin, begin + own.size());
   monitor_->abort_on_error(where, [&] {
-    TORCH_CHECK(
+    DDP_CHECK(
         names_each_once(order),
         "expected an order of the buckets, got something else: a rank "
         "communicates out of turn. Every rank has to run the same collectives");

@@ -9,8 +9,16 @@ bool is_like(const at::Tensor& a, const at::Tensor& b) {
          a.device() == b.device() && a.sizes() == b.sizes();
 }
 
-std::string describe_kind(const at::Tensor& t) {
-  return c10::str(t.scalar_type(), " on ", t.device(), ", layout ", t.layout(), ", ", t.sizes());
+std::string kind_difference(const at::Tensor& got, const at::Tensor& expected) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& a, const auto& b) {
+    if (a != b) text += c10::str(text.empty() ? "" : ", ", what, a, " instead of ", b);
+  };
+  compare("", got.scalar_type(), expected.scalar_type());
+  compare("on ", got.device(), expected.device());
+  compare("layout ", got.layout(), expected.layout());
+  compare("shape ", got.sizes(), expected.sizes());
+  return text;
 }
 
 }  // namespace ddp

@@ -9,7 +9,7 @@ namespace ddp {
 /// Whether both have one layout, dtype, device and shape.
 bool is_like(const at::Tensor& a, const at::Tensor& b);
 
-/// Of a tensor what is_like() compares, for an error text.
-std::string describe_kind(const at::Tensor& t);
+/// How `got` differs in what is_like() compares: "Double instead of Float"; "" where it does not.
+std::string kind_difference(const at::Tensor& got, const at::Tensor& expected);
 
 }  // namespace ddp

@@ -1,23 +1,37 @@
 #include "problem_report.h"
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/join_names.h>
 
 namespace ddp {
 namespace {
 
-std::string serialize(const std::vector<Problem>& problems) {
+// A problem as the other ranks read it.
+struct Told {
+  std::string what;
+  std::string remedy;
+};
+
+std::vector<Told> told(const std::vector<Problem>& problems, size_t all) {
+  std::vector<Told> texts;
+  for (const auto& p : problems) texts.push_back({describe_problem(p, all), p.remedy});
+  return texts;
+}
+
+std::string serialize(const std::vector<Told>& problems) {
   std::string text;
   for (const auto& p : problems) text += p.what + '\t' + p.remedy + '\n';
   return text;
 }
 
-std::vector<Problem> parse_problems(const std::string& text) {
-  std::vector<Problem> problems;
+std::vector<Told> parse_problems(const std::string& text) {
+  std::vector<Told> problems;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const auto tab = line.find('\t');
@@ -36,22 +50,8 @@ std::string ranks_text(const std::vector<size_t>& ranks, size_t world) {
   return text + " of " + std::to_string(world);
 }
 
-}  // namespace
-
-std::string join_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kMostNames; ++i) {
-    if (i > 0) text += ", ";
-    text += names[i];
-  }
-  if (names.size() > kMostNames) {
-    text += " and " + std::to_string(names.size() - kMostNames) + " more";
-  }
-  return text;
-}
-
-std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank) {
-  std::vector<std::pair<Problem, std::vector<size_t>>> distinct;  // in order of first sight
+std::string describe(const std::vector<std::vector<Told>>& by_rank) {
+  std::vector<std::pair<Told, std::vector<size_t>>> distinct;  // in order of first sight
   std::map<std::string, size_t> place;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& problem : by_rank[rank]) {
@@ -62,20 +62,63 @@ std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank) 
     }
   }
   std::string text;
-  for (const auto& [problem, ranks] : distinct) {
+  for (size_t i = 0; i < distinct.size() && i < kMostProblems; ++i) {
+    const auto& [problem, ranks] = distinct[i];
     if (!text.empty()) text += '\n';
     text += "Reducer: " + problem.what + ranks_text(ranks, by_rank.size()) + ". " + problem.remedy;
+  }
+  if (distinct.size() > kMostProblems) {
+    text += c10::str("\nand ", distinct.size() - kMostProblems, " more problems.");
   }
   return text;
 }
 
+}  // namespace
+
+void add_problem(std::vector<Problem>& problems, Problem problem) {
+  if (problem.parameters.empty()) {
+    problems.push_back(std::move(problem));
+    return;
+  }
+  auto& names = problem.parameters;
+  Problem* alike = nullptr;
+  for (auto& p : problems) {
+    const auto is_named = [&](const std::string& name) {
+      return std::find(p.parameters.begin(), p.parameters.end(), name) != p.parameters.end();
+    };
+    names.erase(std::remove_if(names.begin(), names.end(), is_named), names.end());
+    const bool same = p.what == problem.what && p.remedy == problem.remedy && p.why == problem.why;
+    if (same && !p.parameters.empty()) alike = &p;
+  }
+  if (names.empty()) return;
+  if (alike) {
+    alike->parameters.insert(alike->parameters.end(), names.begin(), names.end());
+  } else {
+    problems.push_back(std::move(problem));
+  }
+}
+
+std::string describe_problem(const Problem& problem, size_t all) {
+  const auto count = problem.parameters.size();
+  if (count == 0) return problem.what;
+  return c10::str(
+      problem.what, " for ", count, " of ", all, all == 1 ? " parameter (" : " parameters (",
+      join_names(problem.parameters), problem.why.empty() ? "" : ": ", problem.why, ")");
+}
+
+std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank, size_t all) {
+  std::vector<std::vector<Told>> texts;
+  for (const auto& problems : by_rank) texts.push_back(told(problems, all));
+  return describe(texts);
+}
+
 std::string gather_problems(
-    const std::vector<Problem>& mine, const ProcessGroup& group, WaitForWork wait) {
-  std::vector<std::vector<Problem>> by_rank;
-  for (const auto& text : gather_strings(serialize(mine), group, wait)) {
+    const std::vector<Problem>& mine, size_t all, const ProcessGroup& group, WaitForWork wait) {
+  std::vector<std::vector<Told>> by_rank;
+  for (const auto& text : gather_strings(serialize(told(mine, all)), group, wait)) {
     by_rank.push_back(parse_problems(text));
   }
-  return describe_problems(by_rank);
+  return describe(by_rank);
 }
 
 }  // namespace ddp

@@ -27,14 +27,14 @@ void Reducer::forward_failed(bool training) noexcept { engine_->forward_failed(t
 void Reducer::join_backward(const PassTerms& terms) { engine_->join_backward(terms); }
 
 void Reducer::report_problem(std::string what, std::string remedy) {
-  engine_->status().report({std::move(what), std::move(remedy)});
+  engine_->status().report({std::move(what), std::move(remedy), {}, ""});
 }
 
 bool Reducer::forget_discarded_gradients() { return engine_->usage().forget_discarded_gradients(); }
 
 void Reducer::register_comm_hook(CommHook hook) { engine_->register_comm_hook(std::move(hook)); }
 
-void Reducer::explain_missing(std::function<std::string(const NamedParameter&)> explain) {
+void Reducer::explain_missing(ExplainMissing explain) {
   engine_->usage().explain_missing(std::move(explain));
 }
 

@@ -9,8 +9,8 @@
 #include <map>
 #include <sstream>
 
-#include <c10/util/Exception.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/check.h>
 
 #include "times.h"
 
@@ -181,8 +181,7 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
   }
   out << "\n]}\n";
   out.close();
-  TORCH_CHECK(
-      out, "write_trace: expected to write ", path, ", but could not. Is the folder there?");
+  DDP_CHECK(out, "write_trace: expected to write ", path, ", but could not. Is the folder there?");
 }
 
 }  // namespace ddp

@@ -1,8 +1,9 @@
 #include "sparse_gradient.h"
 
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <c10/util/StringUtil.h>
 
 #include "gradient_kind.h"
 
@@ -18,17 +19,15 @@ at::Tensor no_rows(const at::Tensor& parameter) {
       at::empty({1, 0}, options.dtype(at::kLong)), at::empty(values, options), parameter.sizes());
 }
 
-PackedSparse pack_sparse(const std::string& name, const at::Tensor& parameter, double scale) {
+PackedSparse pack_sparse(const at::Tensor& parameter, double scale) {
   const at::Tensor& grad = parameter.mutable_grad();
   const bool is_sparse = grad.defined() && grad.layout() == at::kSparse;
   // A rank that has no say (no samples) has none with infinities either.
   if (is_sparse && scale != 0) return {scale == 1.0 ? grad.clone() : grad * scale, ""};
   if (is_sparse || !grad.defined()) return {no_rows(parameter), ""};
-  return {
-      no_rows(parameter),
-      c10::str(
-          "expected the gradient of ", name,
-          " to be sparse, as of an embedding with sparse=true, got ", describe_kind(grad))};
+  auto none = no_rows(parameter);
+  auto difference = kind_difference(grad, none);
+  return {std::move(none), std::move(difference)};
 }
 
 void unpack_sparse(const at::Tensor& parameter, const at::Tensor& reduced) {

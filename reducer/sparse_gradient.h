@@ -8,14 +8,12 @@ namespace ddp {
 
 /// A sparse gradient on its way to the ranks' sum.
 struct PackedSparse {
-  at::Tensor gradient;  // a copy that a collective may write to
-  std::string problem;  // why no rows of the parameter's gradient are in it; "" when all are
+  at::Tensor gradient;     // a copy that a collective may write to
+  std::string difference;  // of the parameter's gradient, which is not in it; "" when it is
 };
 
 /// The gradient of `parameter` times `scale`; no rows where it has none or a dense one.
-///
-/// \param name  the parameter's, for the text of a problem.
-PackedSparse pack_sparse(const std::string& name, const at::Tensor& parameter, double scale);
+PackedSparse pack_sparse(const at::Tensor& parameter, double scale);
 
 /// A gradient as an embedding makes it, rows with an index each, of no rows.
 at::Tensor no_rows(const at::Tensor& parameter);

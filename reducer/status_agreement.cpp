@@ -26,7 +26,7 @@ int64_t StatusAgreement::size(size_t tracked) { return kFirstFlag + static_cast<
 
 void StatusAgreement::report(Problem problem) {
   const std::lock_guard lock(mutex_);
-  reported_.push_back(std::move(problem));
+  add_problem(reported_, std::move(problem));
 }
 
 void StatusAgreement::travel_in(at::Tensor tail) {

@@ -13,7 +13,9 @@ namespace ddp {
 namespace {
 
 constexpr const char* kUnused = "not used in forward";
-constexpr const char* kLeftOut = "its output is not in the loss";
+constexpr const char* kLeftOut = "did not contribute to this loss";
+// In which every parameter had a gradient, before the search for others is called needless.
+constexpr int kFullPasses = 10;
 
 /// find_unused_parameters: what the outputs do not lead to is unused in that pass.
 class FindUnused : public UsagePolicy {
@@ -23,19 +25,27 @@ class FindUnused : public UsagePolicy {
       : UsagePolicy(parameters, accumulators), search_(accumulators) {}
 
   bool tracks_usage() const override { return true; }
+  void accumulators_changed() override { search_ = GraphSearch(accumulators_); }
 
   // Gradients that no search foretold to be missing turn out to be missing at the end.
   std::vector<Problem> check(const BackwardPass& pass) override { return check_detached(pass); }
 
+  void end_pass(const BackwardPass& pass) override {
+    if (full_passes_ == kFullPasses) return;
+    const auto has_gradient = [](const auto& slot) { return slot.fired > 0; };
+    const bool full = std::all_of(pass.slots().begin(), pass.slots().end(), has_gradient);
+    full_passes_ = full ? full_passes_ + 1 : 0;
+    if (full_passes_ < kFullPasses) return;
+    TORCH_WARN_ONCE(
+        "find_unused_parameters is set, but every parameter had a gradient in the last ",
+        kFullPasses,
+        " backward passes. The search costs a little in each iteration, and the buckets keep the "
+        "order of registration: leave it out unless other iterations skip parameters.");
+  }
+
  protected:
   void foresee(const std::vector<torch::autograd::Node*>& outputs, BackwardPass& pass) override {
     const auto& reachable = search_.reachable(outputs);
-    if (std::find(reachable.begin(), reachable.end(), 0) == reachable.end()) {
-      TORCH_WARN_ONCE(
-          "find_unused_parameters is set, but the outputs of this forward pass lead to every "
-          "parameter. The search costs a little in each iteration, and the buckets keep the order "
-          "of registration: leave it out unless other iterations skip parameters.");
-    }
     for (size_t i = 0; i < reachable.size(); ++i) {
       if (!reachable[i]) pass.mark_unused(i);
     }
@@ -43,6 +53,7 @@ class FindUnused : public UsagePolicy {
 
  private:
   GraphSearch search_;
+  int full_passes_ = 0;  // one after the other
 };
 
 /// static_graph: the first pass counts gradients, and every later one has to bring as many. Each
@@ -66,15 +77,16 @@ class StaticGraph : public UsagePolicy {
   std::vector<Problem> check_extra(size_t parameter, const BackwardPass& pass) const override {
     const auto& slot = pass.slots()[parameter];
     return {
-        {c10::str(
-             "Your training graph has changed in this iteration: ", parameters_[parameter].name,
-             " got gradient number ", slot.fired, ", after ", slot.expected,
-             " in the first iteration"),
-         "This is not compatible with static_graph set to true."}};
+        {"Your training graph has changed in this iteration",
+         "This is not compatible with static_graph set to true.",
+         {parameters_[parameter].name},
+         c10::str(
+             "gradient number ", slot.fired, ", after ", slot.expected,
+             " in the first iteration")}};
   }
 
  protected:
-  std::string remedy_of_missing(bool /*all_unused*/, bool /*all_left_out*/) const override {
+  std::string remedy_of_missing(const std::string& /*why*/) const override {
     return "They had some in the first iteration, and static_graph set to true needs the same "
            "graph in each.";
   }
@@ -130,84 +142,98 @@ std::vector<Problem> UsagePolicy::check_extra(size_t parameter, const BackwardPa
   const auto& name = parameters_[parameter].name;
   if (slot.fired > 1) {
     return {
-        {c10::str("the gradient of ", name, " became ready twice in one backward pass"),
+        {"a gradient became ready twice in one backward pass",
          "Use a parameter in only one of the backward passes that are nested in each other, or set "
-         "static_graph(true) if every iteration does the same."}};
+         "static_graph(true) if every iteration does the same.",
+         {name},
+         ""}};
   }
   if (slot.bucket >= pass.next_bucket) return {};
   return {
-      {c10::str(
-           "the gradient of ", name,
-           " came although forward's outputs do not lead to it, when its bucket was sent already"),
-       "Return from forward everything that the loss is made of."}};
+      {"a gradient came although forward's outputs do not lead there, when its bucket was sent "
+       "already,",
+       "Return from forward everything that the loss is made of.",
+       {name},
+       ""}};
 }
 
-// Why the gradient of a parameter does not come to its hook any more; "" when it could.
-std::string UsagePolicy::why_detached(size_t parameter) const {
-  const auto& tensor = parameters_[parameter].tensor;
-  // Autograd gives a parameter a new accumulator when its data changes its type or device.
-  if (torch::autograd::impl::try_get_grad_accumulator(tensor) != accumulators_[parameter]) {
-    return c10::str(
-        "moved to ", tensor.scalar_type(), " on ", tensor.device(),
-        " after the module was wrapped; wrap it again");
+// Why gradients of parameters do not come to their hooks any more; empty where they could.
+std::vector<MissingGradient> UsagePolicy::why_detached(
+    const std::vector<size_t>& parameters) const {
+  auto reasons = explain_ ? explain_(parameters) : std::vector<MissingGradient>(parameters.size());
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    const auto& tensor = parameters_[parameters[k]].tensor;
+    const auto mine = accumulators_[parameters[k]]->input_metadata(0).options();
+    if (mine.dtype() == tensor.dtype() && mine.device() == tensor.device()) continue;
+    reasons[k] = {
+        c10::str(
+            "moved to ", tensor.scalar_type(), " on ", tensor.device(),
+            " after the module was wrapped"),
+        "Move the module before wrapping it, or call model->refresh() on every rank."};
   }
-  return explain_ ? explain_(parameters_[parameter]) : std::string();
+  return reasons;
 }
 
-std::string UsagePolicy::why_missing(size_t parameter, const std::vector<char>& reached) const {
-  const auto detached = why_detached(parameter);
-  if (!detached.empty() || reached.empty()) return detached;
-  return reached[parameter] ? kLeftOut : kUnused;
-}
-
-std::string UsagePolicy::remedy_of_missing(bool all_unused, bool all_left_out) const {
-  if (all_left_out) {
+std::string UsagePolicy::remedy_of_missing(const std::string& why) const {
+  if (why == kLeftOut) {
     return "Use every output of forward in the loss, or set find_unused_parameters(true).";
   }
-  if (all_unused) return "If a forward pass may skip parameters, set find_unused_parameters(true).";
+  if (why == kUnused) {
+    return "If a forward pass may skip parameters, set find_unused_parameters(true).";
+  }
   return "If a forward pass may skip parameters, set find_unused_parameters(true); if not, check "
          "that the loss uses every output.";
 }
 
+// By parameter, whether the outputs lead to it; empty when they are not known.
+std::vector<char> UsagePolicy::reached_parameters() const {
+  const auto nodes = outputs_.nodes();
+  if (nodes.empty()) return {};
+  std::vector<torch::autograd::Node*> roots;
+  for (const auto& node : nodes) roots.push_back(node.get());
+  return GraphSearch(accumulators_).reachable(roots);
+}
+
 std::vector<Problem> UsagePolicy::check_missing(const BackwardPass& pass) const {
   if (pass.is_complete()) return {};
-  std::vector<char> reached;  // by parameter, from the outputs; empty when they are not known
-  const auto nodes = outputs_.nodes();
-  if (!nodes.empty()) {
-    std::vector<torch::autograd::Node*> roots;
-    for (const auto& node : nodes) roots.push_back(node.get());
-    reached = GraphSearch(accumulators_).reachable(roots);
-  }
-  std::vector<std::string> missing;
-  bool all_unused = true, all_left_out = true;
+  std::vector<size_t> missing;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (pass.slots()[i].ready) continue;
-    // Names beyond those that are listed need no reason, which takes a look at the whole module.
-    const auto why = missing.size() < kMostNames ? why_missing(i, reached) : std::string();
-    all_unused = all_unused && why == kUnused;
-    all_left_out = all_left_out && why == kLeftOut;
-    missing.push_back(parameters_[i].name + (why.empty() ? "" : ": " + why));
+    if (!pass.slots()[i].ready) missing.push_back(i);
   }
-  if (missing.empty()) return {};
-  return {
-      {c10::str(
-           "backward ended without gradients for ", missing.size(), " of ", parameters_.size(),
-           " parameters (", join_names(missing), ")"),
-       remedy_of_missing(all_unused, all_left_out)}};
+  const auto reached = reached_parameters();
+  auto reasons = why_detached(missing);
+  std::vector<Problem> problems;
+  for (size_t k = 0; k < missing.size(); ++k) {
+    auto& [why, remedy] = reasons[k];
+    if (why.empty() && !reached.empty()) why = reached[missing[k]] ? kLeftOut : kUnused;
+    if (remedy.empty()) remedy = remedy_of_missing(why);
+    add_problem(
+        problems, {"backward ended without gradients",
+                   std::move(remedy),
+                   {parameters_[missing[k]].name},
+                   std::move(why)});
+  }
+  return problems;
 }
 
 // Where parameters may be without gradient, one that can get none any more would go unnoticed.
 std::vector<Problem> UsagePolicy::check_detached(const BackwardPass& pass) {
-  std::vector<Problem> problems;
+  std::vector<size_t> unused;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // Frozen is a way of being unused.
     if (pass.slots()[i].fired > 0 || !parameters_[i].tensor.requires_grad()) continue;
-    if (std::exchange(known_unused_[i], 1)) continue;
-    const auto why = why_detached(i);
-    if (why.empty()) continue;
-    problems.push_back(
-        {c10::str("the gradient of ", parameters_[i].name, " is not averaged: it was ", why),
-         "Until then the ranks' models drift apart."});
+    if (!std::exchange(known_unused_[i], 1)) unused.push_back(i);
+  }
+  if (unused.empty()) return {};
+  auto reasons = why_detached(unused);
+  std::vector<Problem> problems;
+  for (size_t k = 0; k < unused.size(); ++k) {
+    if (reasons[k].why.empty()) continue;
+    add_problem(
+        problems, {"gradients are not averaged",
+                   std::move(reasons[k].remedy),
+                   {parameters_[unused[k]].name},
+                   std::move(reasons[k].why)});
   }
   return problems;
 }

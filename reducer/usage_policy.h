@@ -21,7 +21,7 @@ namespace ddp {
 /// Threads: mark_used() on autograd's, one per parameter at a time; the rest as the Reducer.
 class UsagePolicy {
  public:
-  using Explain = std::function<std::string(const NamedParameter&)>;
+  using Explain = Reducer::ExplainMissing;
 
   /// \param accumulators  of the parameters; they outlive the policy, as the parameters do.
   static std::unique_ptr<UsagePolicy> make(
@@ -36,6 +36,9 @@ class UsagePolicy {
   virtual bool tracks_usage() const { return false; }
   /// Whether the coming pass only counts gradients.
   virtual bool is_counting() const { return false; }
+
+  /// Parameters have other accumulators than before.
+  virtual void accumulators_changed() {}
 
   /// What forward passes since the last averaged backward pass led to.
   ///
@@ -67,7 +70,8 @@ class UsagePolicy {
 
  protected:
   virtual void foresee(const std::vector<torch::autograd::Node*>& /*outputs*/, BackwardPass&) {}
-  virtual std::string remedy_of_missing(bool all_unused, bool all_left_out) const;
+  /// \param why  as in MissingGradient, or one of the reasons that the graph tells.
+  virtual std::string remedy_of_missing(const std::string& why) const;
   /// Of parameters that may be without a gradient, those that can get none any more.
   std::vector<Problem> check_detached(const BackwardPass& pass);
   std::vector<Problem> check_missing(const BackwardPass& pass) const;
@@ -77,8 +81,8 @@ class UsagePolicy {
   std::vector<uint32_t> expected_;  // by parameter
 
  private:
-  std::string why_detached(size_t parameter) const;
-  std::string why_missing(size_t parameter, const std::vector<char>& reached) const;
+  std::vector<MissingGradient> why_detached(const std::vector<size_t>& parameters) const;
+  std::vector<char> reached_parameters() const;
 
   ForwardOutputs outputs_;
   Explain explain_;

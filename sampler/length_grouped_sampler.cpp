@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "shard_cursor.h"
 
@@ -14,11 +14,11 @@ constexpr char kGroupedName[] = "DistributedLengthGroupedSampler";
 
 std::shared_ptr<ShardCursor> cursor_for(
     std::vector<int64_t> lengths, const DistributedLengthGroupedSamplerOptions& options) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.batch_size() >= 1 && options.batch_size() <= INT32_MAX, kGroupedName,
       ": expected batch_size >= 1 and below 2^31, got ", options.batch_size(),
       ". Pass the data loader's batch size.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.batches_per_bucket() >= 1, kGroupedName, ": expected batches_per_bucket >= 1, got ",
       options.batches_per_bucket(), ". Pass how many batches to sort at a time, such as 50.");
 
@@ -38,7 +38,7 @@ DistributedLengthGroupedSampler::DistributedLengthGroupedSampler(
       batch_size_(static_cast<size_t>(options.batch_size())) {}
 
 std::optional<std::vector<size_t>> DistributedLengthGroupedSampler::next(size_t batch_size) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       batch_size == batch_size_, kGroupedName, "::next: expected the batch size ", batch_size_,
       " that the sampler groups for, got ", batch_size,
       ". Pass the same to the data loader and to the sampler.");

@@ -1,6 +1,6 @@
 #include "replicas.h"
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include <ddp/process_group.h>
 
@@ -8,7 +8,7 @@ namespace ddp {
 namespace {
 
 void check_default_group(const char* sampler, const char* option) {
-  TORCH_CHECK(
+  DDP_CHECK(
       is_initialized(), sampler, ": expected ", option,
       " in the options or a default process group, got neither. Call ddp::init_process_group() "
       "first, or set num_replicas() and rank().");
@@ -24,11 +24,11 @@ ShardSpec shard_of_rank(
   ShardSpec spec;
   spec.num_replicas = num_replicas ? *num_replicas : get_world_size();
   spec.rank = rank ? *rank : get_rank();
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       spec.num_replicas >= 1 && spec.num_replicas <= INT32_MAX, sampler,
       ": expected num_replicas >= 1 and below 2^31, got ", spec.num_replicas,
       ". Pass the number of ranks that share the dataset.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       spec.rank >= 0 && spec.rank < spec.num_replicas, sampler, ": Invalid rank ", spec.rank,
       ", rank should be in the interval [0, ", spec.num_replicas - 1,
       "]. Pass this process's rank among the num_replicas, or leave both unset to use the default "

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "shard_cursor.h"
 
@@ -19,7 +19,7 @@ std::shared_ptr<ShardCursor> permuted_cursor(
 }
 
 DistributedEvalSamplerOptions for_evaluation(const DistributedSamplerOptions& options) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !options.drop_last(),
       "DistributedEvalSampler: expected drop_last=false, for it gives every sample to a rank, got "
       "true. Leave it out, or use DistributedSampler.");

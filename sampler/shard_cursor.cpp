@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 int64_t read_int(
     torch::serialize::InputArchive& archive, const std::string& key, const std::string& sampler) {
   c10::IValue value;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       archive.try_read(key, value) && value.isInt(), sampler,
       "::load: expected an integer named \"", key,
       "\", got none or something else. Pass an archive that ", sampler, "::save wrote.");
@@ -106,7 +106,7 @@ void ShardCursor::repeat_or_advance() {
 }
 
 void ShardCursor::resize(int64_t new_size) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options_.order.resizable, options_.name, "::reset: expected a dataset of the ",
       options_.order.dataset_size, " samples that the sampler was constructed for, got ", new_size,
       ". Construct another for a dataset of another size.");
@@ -118,7 +118,7 @@ void ShardCursor::resize(int64_t new_size) {
 }
 
 std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       batch_size >= 1, options_.name,
       "::next: expected batch_size >= 1, got 0. Pass the number of samples to take.");
   const std::lock_guard lock(mutex_);
@@ -138,7 +138,7 @@ std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
 void ShardCursor::consume(size_t samples) {
   const std::lock_guard lock(mutex_);
   const size_t most = visit_ ? visit_->handed_out - visit_->consumed : 0;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       samples <= most, options_.name, "::consume: expected at most the ", most,
       " samples that rank ", options_.shard.rank,
       " was handed out in this epoch and has not consumed, got ", samples,
@@ -171,7 +171,7 @@ void ShardCursor::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, own] : identity(options_)) {
     const int64_t saved = read_int(archive, key, options_.name);
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         saved == own, options_.name, "::load: expected ", key, "=", saved,
         " as when it was saved, got ", own,
         ". Construct the sampler as it was, or call set_epoch() instead of load() to start that "
@@ -182,7 +182,7 @@ void ShardCursor::load(torch::serialize::InputArchive& archive) {
   start.offset = read_int(archive, "position", options_.name);
   start.step_size = read_int(archive, "step_size", options_.name);
   const bool counts_consumed = read_int(archive, "counts_consumed", options_.name) != 0;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       start.epoch >= 0 && start.offset >= 0 && start.offset <= options_.order.size &&
           start.step_size >= 1,
       options_.name, "::load: expected an epoch >= 0, a position in [0, ", options_.order.size,

@@ -10,7 +10,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "ordered_workers.h"
 
@@ -20,7 +20,7 @@ namespace {
 c10::Device available(c10::Device device) {
   const bool known = c10::impl::hasDeviceGuardImpl(device.type());
   const int count = known ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       device.index() < count && count > 0, "PrefetchOptions: expected device to be there, got ",
       device, " and ", count, " devices of type ", c10::DeviceTypeName(device.type(), true),
       ". Choose another, or leave device unset to keep batches where they are.");
@@ -57,18 +57,18 @@ at::Tensor pinned_and_copied(const at::Tensor& t, c10::Device device) {
 
 PrefetchSetup prepare_prefetch(
     const PrefetchOptions& options, bool inner_is_null, const BatchFacts& facts) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !inner_is_null,
       "make_prefetch_loader: expected a loader to draw batches from, got a null pointer. Pass what "
       "torch::data::make_data_loader returned.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.workers() >= 1, "PrefetchOptions: expected workers >= 1, got ", options.workers(),
       ". To prepare batches on the loop's own thread, loop over the inner loader.");
   const int64_t depth = options.depth().value_or(options.workers() + 1);
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       depth >= 1, "PrefetchOptions: expected depth >= 1, got ", depth,
       ". Pass the number of batches to prepare ahead of the loop, or leave it unset.");
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       !options.on_consumed() || facts.can_count,
       "PrefetchOptions: expected batches whose samples can be counted for on_consumed, got ",
       facts.inner_type,
@@ -80,7 +80,7 @@ PrefetchSetup prepare_prefetch(
   setup.depth = static_cast<size_t>(depth);
   setup.on_consumed = options.on_consumed();
   if (!options.device()) return setup;
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       facts.can_move,
       "PrefetchOptions: expected batches whose tensors can be found, to copy them to ",
       *options.device(), ", got ", facts.loop_type,
@@ -152,7 +152,7 @@ class PrefetchPass::Delivery final : public Work {
   at::Tensor move(const at::Tensor& t) {
     if (!t.defined()) return t;
     if (!side_stream()) return t.to(*device());
-    TORCH_CHECK(
+    DDP_CHECK(
         t.layout() == at::kStrided, "PrefetchLoader: expected strided tensors to copy to ",
         *device(), ", got one with layout ", t.layout(),
         ". Leave device unset and copy the batch in the loop.");
@@ -181,7 +181,7 @@ PrefetchPass::PrefetchPass(const PrefetchSetup& setup, Draw draw)
 PrefetchPass::~PrefetchPass() = default;
 
 std::unique_ptr<PrefetchJob> PrefetchPass::next() {
-  TORCH_CHECK(
+  DDP_CHECK(
       running_,
       "PrefetchLoader: expected an iterator of the pass that is on, got one of a pass that a later "
       "begin(), or the end of the loader, has ended. Use what the last begin() returned.");

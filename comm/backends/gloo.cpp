@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -127,7 +127,7 @@ class Gloo : public ProcessGroupGloo {
   template <typename Call>
   WorkPtr begin(const Call& call) {
     const std::lock_guard lock(start_mutex());
-    TORCH_CHECK_WITH(
+    DDP_CHECK_WITH(
         DistBackendError, !aborted_,
         "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
         ", by abort() or after a failure that was reported before. Make a new group.");
@@ -218,7 +218,7 @@ BackendPtr make_gloo(const Setup& setup) {
       *gloo = connect(own);
     });
   });
-  TORCH_CHECK(
+  DDP_CHECK(
       *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(setup.gloo_devices), " within ",
       setup.connect_by.timeout().count(),

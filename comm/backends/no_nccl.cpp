@@ -1,5 +1,5 @@
 // Compiled instead of nccl.cpp where LibTorch has no CUDA part or nccl.h was not found.
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 #include "backends/nccl.h"
 
@@ -14,8 +14,8 @@ constexpr const char* kWhyNot =
 
 GpuAssignment find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
 
-BackendPtr make_nccl(const Setup& /*setup*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
+BackendPtr make_nccl(const Setup& /*setup*/) { DDP_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 
-void use_cuda_device(int /*index*/) { TORCH_CHECK(false, "backend nccl: ", kWhyNot, "."); }
+void use_cuda_device(int /*index*/) { DDP_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 
 }  // namespace ddp::backends

@@ -5,6 +5,7 @@
 
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -15,6 +16,8 @@ namespace {
 using testing::in;
 using testing::Rank;
 using testing::run_ranks;
+using testing::WarnAlways;
+using testing::Warnings;
 
 constexpr int kBatches[] = {3, 5, 4};  // of each rank, in an epoch
 constexpr int kEpochs = 3;
@@ -87,19 +90,9 @@ struct Seen {
   int warnings = 0;
 };
 
-/// Counts the warnings of its thread that speak of optimizers.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    if (warning.msg().find("optimizers took fewer steps") != std::string::npos) ++count;
-  }
-  int count = 0;
-};
-
 template <typename Optimizer, typename Options>
 Seen train(const Rank& self, const Options& optimizer_options, Remedy remedy) {
   Warnings warnings;
-  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   auto net = make_net();
   DistributedDataParallel model(net, in(self));
   auto optimizer = std::make_shared<Recorded<Optimizer>>(net->parameters(), optimizer_options);
@@ -121,7 +114,7 @@ Seen train(const Rank& self, const Options& optimizer_options, Remedy remedy) {
     seen.after_epochs.push_back(all_of(net, *optimizer));
   }
   seen.after_steps = optimizer->steps;
-  seen.warnings = warnings.count;
+  seen.warnings = warnings.count("optimizers took fewer steps");
   return seen;
 }
 
@@ -133,12 +126,6 @@ std::vector<Seen> train(const std::string& kind, Remedy remedy) {
     return train<SGD>(self, SGDOptions(0.01).momentum(0.9), remedy);
   });
 }
-
-/// TORCH_WARN_ONCE warns each time while this lives.
-struct WarnAlways {
-  WarnAlways() { c10::WarningUtils::set_warnAlways(true); }
-  ~WarnAlways() { c10::WarningUtils::set_warnAlways(false); }
-};
 
 }  // namespace
 

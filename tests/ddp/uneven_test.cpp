@@ -75,7 +75,7 @@ TEST_CASE("the remedy fits the reason for a missing gradient", "[ranks][errors][
           ": not used in forward) on rank 1 of 2. If a forward pass may skip parameters, set "
           "find_unused_parameters(true).",
       subject +
-          ": its output is not in the loss) on rank 1 of 2. Use every output of forward in "
+          ": did not contribute to this loss) on rank 1 of 2. Use every output of forward in "
           "the loss, or set find_unused_parameters(true).",
       subject +
           ") on rank 1 of 2. If a forward pass may skip parameters, set "
@@ -98,9 +98,9 @@ TEST_CASE("a module that moved after it was wrapped is an error", "[ranks][error
   });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0], ContainsText("left.weight") && ContainsText("right.weight") &&
-                     ContainsText("moved to Double on cpu after the module was wrapped; wrap it "
-                                  "again"));
+      errors[0], ContainsText("(left.weight, right.weight: moved to Double on cpu after the "
+                              "module was wrapped) on every rank. Move the module before wrapping "
+                              "it, or call model->refresh() on every rank."));
 }
 
 TEST_CASE(
@@ -117,8 +117,8 @@ TEST_CASE(
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
       errors[0],
-      ContainsText("the gradient of right.weight is not averaged: it was replaced in the "
-                   "module after it was wrapped; wrap it again on rank 1 of 2"));
+      ContainsText("gradients are not averaged for 1 of 2 parameters (right.weight: replaced in "
+                   "the module after it was wrapped) on rank 1 of 2. Call model->refresh()"));
 }
 
 TEST_CASE(

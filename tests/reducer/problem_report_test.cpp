@@ -1,5 +1,9 @@
 #include "reducer/problem_report.h"
 
+#include <algorithm>
+
+#include <ddp/internal/join_names.h>
+
 #include "support/catch.h"
 
 namespace ddp {
@@ -14,13 +18,43 @@ TEST_CASE("names are listed up to ten", "[pure][problem_report]") {
 TEST_CASE("a problem is told once, with all ranks that met it", "[pure][problem_report]") {
   const Problem a{"no gradient for x", "Do this."};
   const Problem b{"wrong dtype", "Do that."};
-  CHECK(describe_problems({{}, {a}}) == "Reducer: no gradient for x on rank 1 of 2. Do this.");
+  const auto describe = [](const std::vector<std::vector<Problem>>& by_rank) {
+    return describe_problems(by_rank, 3);
+  };
+  CHECK(describe({{}, {a}}) == "Reducer: no gradient for x on rank 1 of 2. Do this.");
   CHECK(
-      describe_problems({{a}, {b}, {a, b}}) ==
+      describe({{a}, {b}, {a, b}}) ==
       "Reducer: no gradient for x on ranks 0, 2 of 3. Do this.\n"
       "Reducer: wrong dtype on ranks 1, 2 of 3. Do that.");
-  CHECK(describe_problems({{a}, {a}}) == "Reducer: no gradient for x on every rank. Do this.");
-  CHECK(describe_problems({{a}}) == "Reducer: no gradient for x on rank 0 of 1. Do this.");
+  CHECK(describe({{a}, {a}}) == "Reducer: no gradient for x on every rank. Do this.");
+  CHECK(describe({{a}}) == "Reducer: no gradient for x on rank 0 of 1. Do this.");
+}
+
+TEST_CASE("parameters with one cause are told together, each once", "[pure][problem_report]") {
+  std::vector<Problem> problems;
+  const auto add = [&](const std::string& what, const std::string& name, const std::string& why) {
+    add_problem(problems, {what, "Do this.", {name}, why});
+  };
+  add("no gradients", "a", "frozen");
+  add("no gradients", "b", "moved");
+  add("no gradients", "c", "frozen");
+  add("no gradients", "c", "frozen");
+  add("other gradients", "a", "Double");  // has its cause
+  add_problem(problems, {"too many forwards", "Do that."});
+  REQUIRE(problems.size() == 3);
+  CHECK(describe_problem(problems[0], 9) == "no gradients for 2 of 9 parameters (a, c: frozen)");
+  CHECK(describe_problem(problems[1], 1) == "no gradients for 1 of 1 parameter (b: moved)");
+  CHECK(describe_problem(problems[2], 9) == "too many forwards");
+}
+
+TEST_CASE("a text of many problems ends", "[pure][problem_report]") {
+  std::vector<std::vector<Problem>> by_rank;
+  for (int rank = 0; rank < 64; ++rank) {
+    by_rank.push_back({{"no gradient for x" + std::to_string(rank), "Do this."}});
+  }
+  const auto text = describe_problems(by_rank, 3);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 10);
+  CHECK_THAT(text, Catch::Matchers::EndsWith("and 54 more problems."));
 }
 
 }  // namespace ddp

@@ -11,6 +11,7 @@
 #include "reducer/passes.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -22,6 +23,7 @@ using testing::errors_of_ranks;
 using testing::parameter;
 using testing::Rank;
 using testing::run_ranks;
+using testing::Warnings;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// Counts how often somebody looks whether it is over.
@@ -254,19 +256,14 @@ TEST_CASE(
 }
 
 TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {
-  struct Warnings : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { text += warning.msg(); }
-    std::string text;
-  };
   const auto warned = run_ranks<std::string>(2, [](const Rank& self) {
-    Warnings warnings;
-    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    const Warnings warnings;
     {
       Trainer trainer(self);
       trainer.step();
       trainer.step(/*skip_b=*/self.rank == 1);
     }
-    return warnings.text;
+    return c10::Join("\n", warnings.texts);
   });
   CHECK(warned[0] == "");
   CHECK_THAT(

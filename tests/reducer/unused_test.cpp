@@ -7,6 +7,7 @@
 #include "reducer/passes.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
+#include "support/warnings.h"
 
 #include "support/catch.h"
 
@@ -190,6 +191,25 @@ TEST_CASE("a gradient that the outputs did not promise is an error", "[ranks][er
     (a_sum + b.sum()).backward();
   });
   CHECK(errors[0] == errors[1]);
+}
+
+TEST_CASE("the search is called needless once ten passes skipped nothing", "[ranks][unused]") {
+  const int skips = GENERATE(-1, 5);
+  const testing::WarnAlways always;
+  const auto counts = run_ranks<std::vector<int>>(1, [&](const Rank& self) {
+    const auto a = parameter({4}), b = parameter({4});
+    Reducer reducer(
+        {{"a", a}, {"b", b}}, self.group, ReducerOptions().find_unused_parameters(true));
+    const testing::Warnings warnings;
+    std::vector<int> counts;
+    for (int step = 0; step < 12; ++step) {
+      testing::reduced_backward(
+          reducer, [&] { return step == skips ? a.sum() : a.sum() + b.sum(); });
+      counts.push_back(warnings.count("find_unused_parameters is set, but every parameter"));
+    }
+    return std::vector<int>{counts[8], counts[9], counts[11]};
+  });
+  CHECK(counts[0] == (skips < 0 ? std::vector<int>{0, 1, 1} : std::vector<int>{0, 0, 0}));
 }
 
 }  // namespace ddp

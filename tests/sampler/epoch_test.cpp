@@ -11,26 +11,19 @@
 #include <ddp/weighted_sampler.h>
 
 #include "drawing.h"
+#include "support/warnings.h"
+
 #include "support/catch.h"
 
 namespace {
 
 using ddp::DistributedSampler;
 using ddp::DistributedSamplerOptions;
+using ddp::testing::Warnings;
 
 DistributedSamplerOptions first_of_two() {
   return DistributedSamplerOptions().rank(0).num_replicas(2);
 }
-
-/// Collects the warnings of its scope, of this thread.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
 
 }  // namespace
 

@@ -149,6 +149,17 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// Collective: yes. Blocks: host.
   void sync_buffers();
 
+  /// Looks at the wrapped module anew: takes in parameters that were added, replaced, removed,
+  /// frozen, unfrozen or moved since it was wrapped, and gives all ranks rank 0's values, as
+  /// construction does (unless init_sync is false). Between two steps: gradients that were
+  /// accumulated stay, forward passes are forgotten. An optimizer gets no parameter by it.
+  /// `stats()` begins anew.
+  ///
+  /// Collective: yes. Blocks: host. Cost: as construction.
+  /// \throws c10::Error  as construction, with the same text on every rank; and inside a backward
+  ///         pass or a join().
+  void refresh();
+
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
   /// the first backward pass, and the same on every rank.
   void register_comm_hook(CommHook hook);
@@ -174,6 +185,17 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
 
   /// What was measured so far: per step and per bucket; see `summary` and `write_trace`.
   ReductionStats stats() const;
+
+  /// torch::nn::Module. Writes the wrapped module's own names, so the file loads into a plain one.
+  ///
+  /// Collective: no. One rank is enough: replicas are equal.
+  void save(torch::serialize::OutputArchive& archive) const override;
+
+  /// torch::nn::Module. Takes files of the plain module and of a wrapped one, also those whose
+  /// names begin with "module.".
+  ///
+  /// Collective: no. Every rank has to load the same file.
+  void load(torch::serialize::InputArchive& archive) override;
 
   class State;
 
@@ -328,8 +350,10 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 /// `visit_tensors` only for find_unused_parameters and for nested backward passes with
 /// static_graph.
 ///
-/// Freeze parameters before wrapping: which ones take part is decided here. Wrap, then create the
-/// optimizer, or the other way round: parameters keep their identity.
+/// Which parameters take part is decided here: freeze them before, or call `refresh()` behind it. A
+/// forward pass while all of them are frozen is not averaged, and works (a discriminator in the
+/// generator's step). Wrap, then create the optimizer, or the other way round: parameters keep
+/// their identity.
 ///
 /// Collective: construction (unless init_sync is false), and the backward pass of each forward
 ///   outside no_sync(). Every rank has to do as many of both.

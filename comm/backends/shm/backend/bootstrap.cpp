@@ -10,9 +10,9 @@
 #include <sstream>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -62,7 +62,7 @@ std::string namespace_of(const char* kind) {
 std::string name_of_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  TORCH_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
+  DDP_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
   return c10::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
@@ -155,7 +155,7 @@ std::vector<Peer> map_memory(
          own ? memory.own : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
     uint64_t token = 0;
     std::memcpy(&token, peers.back().memory->data() + place.bytes, sizeof(token));
-    TORCH_CHECK(
+    DDP_CHECK(
         token == place.token, "expected the memory of rank ", rank, " in process ", place.pid,
         ", but found another's: it is on another host, or has ended");
   }
@@ -246,7 +246,7 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
   const auto gloo = make_gloo(setup);
   if (setup.world_size == 1 && !setup.required) return gloo;
   const auto shared = bootstrap(setup, gloo, {});
-  TORCH_CHECK(
+  DDP_CHECK(
       shared.backend || !setup.required,
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
       ". Start at least two of them on one host and in one container as one user, or use "

@@ -1,7 +1,7 @@
 #include "bootstrap_round.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 namespace ddp::backends::shm {
@@ -26,7 +26,7 @@ std::vector<std::string> read_all(c10d::Store& store, const std::vector<std::str
 }  // namespace
 
 void throw_malformed(const Round& round, size_t rank, const char* expected) {
-  TORCH_CHECK(
+  DDP_CHECK(
       false, "backend shm: expected ", expected, " in the store's entry ", key_of(round.name, rank),
       " of rank ", rank, " of ", round.entries.size(), ", got \"", round.entries[rank],
       "\". Use a store, or a prefix of one, to which nothing else writes.");

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "../memory/tensors.h"
@@ -23,7 +23,7 @@ std::chrono::milliseconds wait_for_leader(std::chrono::milliseconds timeout) {
 
 template <typename Job>
 void push(Executor<Job>& executor, Job job) {
-  TORCH_CHECK_WITH(DistBackendError, executor.push(std::move(job)), kGroupDestroyed);
+  DDP_CHECK_WITH(DistBackendError, executor.push(std::move(job)), kGroupDestroyed);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void HierarchicalPipeline::fail(const std::string& why) {
 
 void HierarchicalPipeline::check() const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK_WITH(DistBackendError, abort_reason_.empty(), abort_reason_);
+  DDP_CHECK_WITH(DistBackendError, abort_reason_.empty(), abort_reason_);
 }
 
 void HierarchicalPipeline::close() {
@@ -213,7 +213,7 @@ void HierarchicalPipeline::between_hosts(
     step([this](c10d::Work& work) { wait_or_abort(work); });
   } catch (const std::exception&) {
     check();
-    TORCH_CHECK_WITH(
+    DDP_CHECK_WITH(
         DistBackendError, false, text_of(std::current_exception()),
         " (between hosts, whose leaders are ranks ", c10::Join(", ", host_.leaders), ")");
   }

@@ -5,7 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "../../../composite_work.h"
@@ -250,7 +250,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
   }
   return abort_on_error("all_gather", [&] {
     // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
-    TORCH_CHECK_VALUE(
+    DDP_CHECK_VALUE(
         output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
         output.strides(), " on rank ", rank_, ".");
     const auto all = flat(output);

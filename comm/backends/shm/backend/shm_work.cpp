@@ -5,8 +5,8 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 
 #include "../../../deadline.h"
 
@@ -68,7 +68,7 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 void ShmWork::wait_in_engine(std::chrono::milliseconds timeout) {
   // Without a timeout, the group's timeout fails the collective.
   const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
-  TORCH_CHECK_WITH(
+  DDP_CHECK_WITH(
       DistBackendError, engines_.front()->wait(*number_, at_most), title_, " (collective number ",
       *number_, ") is not over after the ", timeout.count(), " ms that wait() was given.");
 }
@@ -79,7 +79,7 @@ void ShmWork::wait_for_completion(std::chrono::milliseconds timeout) {
   while (!completed_) {
     auto patience = kPoll;
     if (timeout != kNoTimeout) {
-      TORCH_CHECK_WITH(
+      DDP_CHECK_WITH(
           DistBackendError, !deadline.passed(), title_, " is not over after the ", timeout.count(),
           " ms that wait() was given.");
       patience = std::min(patience, deadline.left());

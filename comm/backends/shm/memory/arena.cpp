@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::backends::shm {
 namespace {
@@ -45,7 +45,7 @@ size_t Arena::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto block = std::find_if(
       free_.begin(), free_.end(), [&](const auto& entry) { return entry.second >= bytes; });
-  TORCH_CHECK_WITH(
+  DDP_CHECK_WITH(
       OutOfMemoryError, block != free_.end(), "shared memory: expected ", bytes,
       " bytes in one block, but the ", segment_->bytes(), " of this rank are in use.");
   const auto [offset, size] = *block;

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <string>
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::backends::shm {
 namespace {
@@ -41,7 +41,7 @@ Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
   if (data == MAP_FAILED) {
     const int error = errno;
     ::close(fd);
-    TORCH_CHECK(
+    DDP_CHECK(
         false, "expected to map ", bytes, " bytes of shared memory, but ", std::strerror(error));
   }
   data_ = static_cast<std::byte*>(data);
@@ -60,17 +60,17 @@ Segment::~Segment() {
 std::shared_ptr<Segment> Segment::make(size_t bytes) {
   // Beyond this limit the kernel ends the process with SIGXFSZ in ftruncate.
   rlimit largest{};
-  TORCH_CHECK(
+  DDP_CHECK(
       ::getrlimit(RLIMIT_FSIZE, &largest) != 0 || bytes <= largest.rlim_cur,
       "expected to make shared memory of ", bytes, " bytes, but `ulimit -f` allows ",
       largest.rlim_cur);
   const int fd = ::memfd_create("ddp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  TORCH_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
+  DDP_CHECK(fd >= 0, "expected to make shared memory, but ", std::strerror(errno));
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd, F_ADD_SEALS, kSeals | F_SEAL_SEAL) != 0) {
     const int error = errno;
     ::close(fd);
-    TORCH_CHECK(
+    DDP_CHECK(
         false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
   }
   return std::shared_ptr<Segment>(new Segment(fd, bytes, /*owns=*/true));
@@ -80,13 +80,13 @@ std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
   const auto path = c10::str("/proc/", pid, "/fd/", fd);
   // Without waiting: the number may be a pipe's by now.
   const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
-  TORCH_CHECK(
+  DDP_CHECK(
       own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
       std::strerror(errno));
   const auto problem = why_not_a_segment(own, bytes);
   if (!problem.empty()) {
     ::close(own);
-    TORCH_CHECK(false, "expected the memory of process ", pid, " at ", path, ", but ", problem);
+    DDP_CHECK(false, "expected the memory of process ", pid, " at ", path, ", but ", problem);
   }
   return std::shared_ptr<Segment>(new Segment(own, bytes, /*owns=*/false));
 }

@@ -6,7 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::backends::shm {
 
@@ -67,7 +67,7 @@ at::Tensor shared(const at::Tensor& t, Arena& arena) {
 }
 
 at::Tensor allocate_tensor(int64_t size, const at::TensorOptions& options, Arena& arena) {
-  TORCH_CHECK_VALUE(
+  DDP_CHECK_VALUE(
       options.device().is_cpu(), "shm: expected to allocate memory of the CPU, got ",
       options.device(), ".");
   try {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
 #include "../../../deadline.h"
@@ -11,7 +11,7 @@ namespace ddp::backends::shm {
 
 void CollectiveQueue::push(PendingPtr pending) {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK_WITH(DistBackendError, abort_reason_.empty(), abort_reason_);
+  DDP_CHECK_WITH(DistBackendError, abort_reason_.empty(), abort_reason_);
   pending_.push_back(std::move(pending));
 }
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::backends::shm {
 
@@ -18,7 +18,7 @@ ProcessWatch::ProcessWatch(pid_t pid) : pid_(pid) {
 #else
   errno = ENOSYS;
 #endif
-  TORCH_CHECK(
+  DDP_CHECK(
       descriptor_ >= 0, "expected to watch process ", pid,
       " with pidfd_open, but could not: ", std::strerror(errno));
 }

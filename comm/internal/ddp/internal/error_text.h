@@ -3,7 +3,7 @@
 #include <exception>
 #include <string>
 
-#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
 
 namespace ddp {
 
@@ -26,7 +26,7 @@ inline std::string text_of(const std::exception_ptr& exception) {
 /// A backend's error with that text, to be thrown elsewhere.
 inline std::exception_ptr backend_error(const std::string& text) {
   try {
-    TORCH_CHECK_WITH(DistBackendError, false, text);
+    DDP_CHECK_WITH(DistBackendError, false, text);
   } catch (...) {
     return std::current_exception();
   }

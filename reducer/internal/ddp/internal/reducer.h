@@ -59,6 +59,12 @@ struct ForwardOutcome {
   bool training = true;
 };
 
+/// Why a parameter gets no gradient any more; empty where it could.
+struct MissingGradient {
+  std::string why;  // "frozen after the module was wrapped"
+  std::string remedy;
+};
+
 /// Turns each rank's gradients into the average over all ranks, while they are being computed.
 ///
 /// A hook on every parameter's gradient accumulator tells the parameter's bucket. The last gradient
@@ -144,9 +150,12 @@ class Reducer {
   ///         buckets is tuned.
   void register_comm_hook(CommHook hook);
 
-  /// Explains a parameter that got no gradient, for the error text; "" where there is nothing to
-  /// add to its name.
-  void explain_missing(std::function<std::string(const NamedParameter&)> explain);
+  /// Why each of `parameters`, which are places in parameters(), got no gradient.
+  using ExplainMissing =
+      std::function<std::vector<MissingGradient>(const std::vector<size_t>& parameters)>;
+
+  /// Sets what explains parameters without a gradient for the error text.
+  void explain_missing(ExplainMissing explain);
 
   /// Of a bucket's parameters; and whether it is the last bucket.
   using WhenReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;

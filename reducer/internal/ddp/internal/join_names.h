@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// How many names a text lists.
+constexpr size_t kMostNames = 10;
+
+/// "a, b, c", and "and k more" beyond kMostNames.
+std::string join_names(const std::vector<std::string>& names);
+
+}  // namespace ddp

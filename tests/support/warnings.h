@@ -1,0 +1,35 @@
+// What the library warns of, for tests whose subject that is.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+namespace ddp::testing {
+
+/// Collects the warnings of its scope, of the thread that makes it.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+
+  /// How many contain `part`.
+  int count(const std::string& part) const {
+    int found = 0;
+    for (const auto& text : texts) found += text.find(part) != std::string::npos;
+    return found;
+  }
+
+  std::vector<std::string> texts;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+/// TORCH_WARN_ONCE warns each time while this lives.
+struct WarnAlways {
+  WarnAlways() { c10::WarningUtils::set_warnAlways(true); }
+  ~WarnAlways() { c10::WarningUtils::set_warnAlways(false); }
+};
+
+}  // namespace ddp::testing
