@@ -1,17 +1,23 @@
-# cmake --install: beside the headers and ddprun, which their rooms install, the library and the
-# package that find_package(ddp) finds. The package brings LibTorch along by the same
-# DdpTorch.cmake that found it for this build.
+# cmake --install: beside the headers and ddprun, which their rooms install, the library, the
+# package that find_package(ddp) finds, and the examples. The package brings LibTorch along by the
+# same DdpTorch.cmake that found it for this build. Nothing that is installed holds a path of the
+# machine that built it.
 include(CMakePackageConfigHelpers)
 set(ddp_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
 
 set_target_properties(ddp PROPERTIES
   VERSION ${PROJECT_VERSION}
-  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-  # An installed shared library finds LibTorch where it was linked from.
-  INSTALL_RPATH_USE_LINK_PATH ON)
+  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+get_target_property(ddp_type ddp TYPE)
+if(ddp_type STREQUAL "SHARED_LIBRARY")
+  # An installed libddp.so does not know where LibTorch lies; the program that uses both does. Its
+  # DT_RPATH is searched for the libraries that libddp.so needs as well, its DT_RUNPATH is not.
+  target_link_options(ddp INTERFACE $<INSTALL_INTERFACE:LINKER:--disable-new-dtags>)
+endif()
 install(TARGETS ddp EXPORT ddpTargets)
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
 
+string(REGEX MATCH "^[0-9.]+" ddp_torch_release "${Torch_VERSION}") # without +cpu, +cu130
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ddpConfig.cmake.in
   ${PROJECT_BINARY_DIR}/ddpConfig.cmake
   INSTALL_DESTINATION ${ddp_package_dir}
@@ -24,3 +30,6 @@ install(FILES
   ${CMAKE_CURRENT_LIST_DIR}/DdpTorch.cmake
   DESTINATION ${ddp_package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp)

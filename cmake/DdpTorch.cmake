@@ -4,9 +4,9 @@
 # Where it looks, first hit wins:
 #   1. a target `torch` that the enclosing project made;
 #   2. Torch_DIR (variable or environment), then Torch_ROOT and CMAKE_PREFIX_PATH (the same);
-#   3. DDP_TORCH_DIR_HINT: what an installed ddp was built with;
-#   4. the wheel of version DDP_TORCH_WHEEL that scripts/setup.sh made ready last, in
+#   3. the wheel of version DDP_TORCH_WHEEL that scripts/setup.sh made ready last, in
 #      ${XDG_CACHE_HOME:-~/.cache}/ddp.
+# An installed package sets DDP_TORCH_BUILT_WITH, the version that it was built with, for the error.
 #
 # DDP_WITH_CUDA (AUTO, ON or OFF) chooses between two variants:
 #   CUDA  LibTorch's own find_package(Torch), which needs the CUDA toolkit at configure time.
@@ -17,7 +17,9 @@
 # ProcessGroupNCCL.hpp can be compiled, which needs the target ddp_nccl (nccl.h's folder).
 
 set(DDP_TORCH_MINIMUM 2.11)
-set(DDP_TORCH_WHEEL 2.11.0 CACHE STRING "Version of the wheel to take, of those in setup.sh's folder")
+if(NOT DEFINED DDP_TORCH_WHEEL)
+  set(DDP_TORCH_WHEEL 2.11.0 CACHE STRING "Version of the wheel to take, of those in setup.sh's folder")
+endif()
 
 # The first folder with a TorchConfig.cmake, or "".
 function(ddp_locate_torch result)
@@ -39,7 +41,6 @@ function(ddp_locate_torch result)
     # A zip's prefix is its root; a wheel's is often given as torch.utils.cmake_prefix_path.
     list(APPEND candidates "${prefix}/share/cmake/Torch" "${prefix}/Torch")
   endforeach()
-  list(APPEND candidates "${DDP_TORCH_DIR_HINT}")
 
   set(cache "$ENV{XDG_CACHE_HOME}")
   if(NOT cache)
@@ -117,11 +118,15 @@ if(NOT TARGET torch)
   # A plain variable on purpose: cached, it would outlive a changed environment or a new wheel.
   ddp_locate_torch(Torch_DIR)
   if(NOT Torch_DIR)
-    message(FATAL_ERROR "LibTorch was not found. One of these gives it:\n"
-      "  scripts/setup.sh                             installs a wheel of LibTorch in a cache folder\n"
+    set(ddp_needs "")
+    if(DDP_TORCH_BUILT_WITH)
+      set(ddp_needs " This ddp was built with LibTorch ${DDP_TORCH_BUILT_WITH} and needs that version.")
+    endif()
+    message(FATAL_ERROR "LibTorch was not found.${ddp_needs} One of these gives it:\n"
       "  -DCMAKE_PREFIX_PATH=/path/to/libtorch        an unpacked LibTorch zip\n"
       "  -DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')\n"
-      "                                               a wheel in one's own Python")
+      "                                               a wheel in one's own Python\n"
+      "  scripts/setup.sh                             of ddp's sources: a wheel in a cache folder")
   endif()
   ddp_read_torch_version("${Torch_DIR}" Torch_VERSION)
   if(Torch_VERSION VERSION_LESS DDP_TORCH_MINIMUM)

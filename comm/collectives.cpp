@@ -98,6 +98,11 @@ void all_reduce(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& group) {
   all_reduce_async(tensor, op, group)->wait();
 }
 
+at::Tensor all_reduce(at::Tensor&& tensor, c10d::ReduceOp op, const GroupArg& group) {
+  all_reduce(tensor, op, group);
+  return tensor.detach();
+}
+
 void broadcast(at::Tensor& tensor, int src, const GroupArg& group) {
   broadcast_async(tensor, src, group)->wait();
 }

@@ -8,6 +8,8 @@
 
 #include <ddp/internal/check.h>
 
+#include "fnv1a.h"
+
 namespace ddp {
 namespace {
 
@@ -28,13 +30,6 @@ std::optional<Setting> read_first(const Lookup& lookup, std::initializer_list<co
 }
 
 std::string derived_port(uint64_t number) { return std::to_string(kFirstPort + number % kPorts); }
-
-// Not std::hash: every rank has to get the same value, also from another standard library.
-uint64_t fnv1a(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
-  return hash;
-}
 
 bool is_one_host(const Environment& environment) {
   return environment.local_world_size && environment.world_size &&

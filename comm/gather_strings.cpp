@@ -8,18 +8,11 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/gather_strings.h>
 
+#include "carrier_device.h"
 #include "monitored_group.h"
 
 namespace ddp {
 namespace {
-
-// Where the group can carry bytes: on the CPU if it can, for the text lives there.
-at::Device carrier_device(const ProcessGroup& group) {
-  const auto devices = group->getDeviceTypes();
-  const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };
-  if (devices.empty() || std::any_of(devices.begin(), devices.end(), is_cpu)) return at::kCPU;
-  return devices.front();
-}
 
 std::vector<at::Tensor> gather_equal(
     const at::Tensor& mine, const ProcessGroup& group, WaitForWork wait) {
@@ -32,14 +25,18 @@ std::vector<at::Tensor> gather_equal(
 
 }  // namespace
 
-std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group_arg) {
-  const auto group = group_arg.get();
+std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group) {
+  return gather_strings(text, group.get(), "all_gather_strings");
+}
+
+std::vector<std::string> gather_strings(
+    const std::string& text, const ProcessGroup& group, const char* where) {
   const auto monitor = own_monitor_of(*group);
-  const auto where = [] { return std::string("all_gather_strings"); };
+  const auto wait_point = [where] { return std::string(where); };
   if (!monitor) return gather_strings(text, group, [](c10d::Work& work) { work.wait(); });
   std::vector<std::string> texts;
-  monitor->abort_on_error(where, [&] {
-    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor->wait(work, where); });
+  monitor->abort_on_error(wait_point, [&] {
+    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor->wait(work, wait_point); });
   });
   return texts;
 }
@@ -47,7 +44,7 @@ std::vector<std::string> all_gather_strings(const std::string& text, const Group
 std::vector<std::string> gather_strings(
     const std::string& text, const ProcessGroup& group, WaitForWork wait) {
   if (group->getSize() == 1) return {text};
-  const auto device = carrier_device(group);
+  const auto device = carrier_device(*group);
 
   std::vector<int64_t> lengths;
   const auto mine = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);

@@ -350,11 +350,13 @@ void GroupMonitor::note_error(const std::string& why) noexcept {
   }
 }
 
+void GroupMonitor::note_agreed_error() {
+  const std::lock_guard lock(mutex_);
+  last_error_is_agreed_ = true;
+}
+
 void GroupMonitor::throw_agreed(const std::string& text) {
-  {
-    const std::lock_guard lock(mutex_);
-    last_error_is_agreed_ = true;
-  }
+  note_agreed_error();
   throw readable_error<AgreedError>(DDP_HERE, text);
 }
 

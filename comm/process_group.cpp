@@ -86,6 +86,8 @@ ProcessGroup GroupArg::get() const {
 
 int get_rank(const GroupArg& group) { return group.get()->getRank(); }
 
+bool is_main(const GroupArg& group) { return get_rank(group) == 0; }
+
 int get_world_size(const GroupArg& group) { return group.get()->getSize(); }
 
 int get_local_rank() {

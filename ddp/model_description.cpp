@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 
 namespace ddp {
@@ -117,14 +118,6 @@ std::vector<std::string> gather(
   return texts;
 }
 
-std::string words_of(const std::exception_ptr& refusal) {
-  try {
-    std::rethrow_exception(refusal);
-  } catch (const c10::Error& error) {
-    return printable(error.what_without_backtrace());
-  }
-}
-
 // What the ranks say that cannot wrap their model; "" when there is none.
 std::string describe_refusals(const std::vector<std::vector<DescribedItem>>& by_rank) {
   std::string text;
@@ -190,8 +183,8 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 void check_same_on_all_ranks(
     const char* subject, const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
     const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto text =
-      serialize(refusal ? std::vector<DescribedItem>{{kRefusal, "", words_of(refusal)}} : mine);
+  const auto text = serialize(
+      refusal ? std::vector<DescribedItem>{{kRefusal, "", printable(text_of(refusal))}} : mine);
   const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
   const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {

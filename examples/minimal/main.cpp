@@ -30,7 +30,7 @@ int main() {
     }
   }
 
-  if (ddp::get_rank() == 0) {
+  if (ddp::is_main()) {
     std::cout << "y = " << line->weight.item<float>() << " x + " << line->bias.item<float>() << '\n'
               << ddp::summary(model->stats()) << '\n';
   }

@@ -149,8 +149,8 @@ void run(const Options& options, examples::Progress& progress) {
   Tally tested;
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
     const auto start = Clock::now();
-    const auto trained = sum_over_ranks(training.epoch(epoch, progress), device);
-    tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size), device);
+    const auto trained = sum_over_ranks(training.epoch(epoch, progress));
+    tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size));
     const std::chrono::duration<double> seconds = Clock::now() - start;
     char line[160];
     std::snprintf(

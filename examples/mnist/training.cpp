@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <ddp/collectives.h>
+#include <ddp/metrics.h>
 #include <ddp/sampler.h>
 
 namespace mnist {
@@ -63,18 +63,15 @@ Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_si
   return total;
 }
 
-Tally sum_over_ranks(const Tally& own, c10::Device device) {
+Tally sum_over_ranks(const Tally& own) {
   // Double holds the counts exactly.
-  auto sums =
-      at::tensor(
-          {own.loss_sum, static_cast<double>(own.correct), static_cast<double>(own.samples)},
-          at::kDouble)
-          .to(device);
-  ddp::all_reduce(sums);
-  sums = sums.cpu();
+  const auto sums = ddp::sum(
+      {{"loss_sum", own.loss_sum},
+       {"correct", static_cast<double>(own.correct)},
+       {"samples", static_cast<double>(own.samples)}});
   return {
-      sums[0].item<double>(), static_cast<int64_t>(sums[1].item<double>()),
-      static_cast<int64_t>(sums[2].item<double>())};
+      sums.at("loss_sum"), static_cast<int64_t>(sums.at("correct")),
+      static_cast<int64_t>(sums.at("samples"))};
 }
 
 }  // namespace mnist

@@ -36,7 +36,7 @@ Tally train_step(
 /// Collective: no.
 Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_size);
 
-/// Adds up the ranks' tallies, on `device`. Collective: yes, on the default group.
-Tally sum_over_ranks(const Tally& own, c10::Device device);
+/// Adds up the ranks' tallies. Collective: yes, on the default group.
+Tally sum_over_ranks(const Tally& own);
 
 }  // namespace mnist

@@ -159,6 +159,27 @@ TEST_CASE("scalars, empty tensors and parameters travel too", "[comm][ranks]") {
   }
 }
 
+TEST_CASE("all_reduce of a temporary returns the result", "[comm][ranks]") {
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
+    const auto own = filled(self.rank + 1).requires_grad_();
+    const auto half = ddp::all_reduce(own / 2, ReduceOp::SUM, self.group);
+    const auto least = ddp::all_reduce(strided(filled(self.rank)), ReduceOp::MIN, self.group);
+    auto rows = filled(self.rank);
+    const auto row = ddp::all_reduce(rows[0], ReduceOp::SUM, self.group);
+    const auto grad = half.requires_grad() ? filled(1) : filled(0);
+    return std::vector<at::Tensor>{half, own.detach(), least, row, rows[0].clone(), grad};
+  });
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const auto& result = results[rank];
+    CHECK(at::equal(result[0], filled(1.5)));
+    CHECK(at::equal(result[1], filled(static_cast<double>(rank) + 1)));
+    CHECK(at::equal(result[2], filled(0)));
+    CHECK(at::equal(result[3], filled(1)[0]));
+    CHECK(at::equal(result[4], filled(1)[0]));  // a view is reduced in place
+    CHECK(at::equal(result[5], filled(0)));     // and no graph claims the result
+  }
+}
+
 TEST_CASE("reduce leaves the result on dst", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   const auto op = GENERATE(ReduceOp::SUM, ReduceOp::AVG);

@@ -154,6 +154,18 @@ TEST_CASE("a rank that exits without a word is named by all others", "[comm][pro
   check_survivors(output_of({"exit", "between", 0, backend}, false), ended(0), 5000);
 }
 
+TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][process][errors]") {
+  const std::string backend = GENERATE("gloo", "shm");
+  std::deque<World> worlds;  // at the same time: their ranks wait and do not compute
+  for (const int victim : {0, 1}) worlds.emplace_back(Scene{"kill", "main_first", victim, backend});
+  for (auto& world : worlds) {
+    CAPTURE(backend, world.scene().victim);
+    const auto output = world.output_of_survivors();
+    check_survivors(output, ended(world.scene().victim), 10000);
+    check_survivors(output, "main_first", 10000);
+  }
+}
+
 TEST_CASE(
     "where the rank that hosts the store is stopped, the others do not wait for ever",
     "[comm][process][errors]") {

@@ -3,7 +3,8 @@
 //
 // monitored_world WHAT PLACE VICTIM BACKEND SECONDS
 //   WHAT     kill, stop, exit (without destroy_process_group) or throw: what VICTIM does
-//   PLACE    forward, backward, between (two steps) or join (its body): where it does
+//   PLACE    forward, backward, between (two steps), join (its body) or main_first (its function):
+//            where it does
 //   SECONDS  the group's timeout
 //
 // The others print what they get to know of that and after how many milliseconds, take the group
@@ -19,6 +20,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/join.h>
+#include <ddp/main_first.h>
 #include <torch/torch.h>
 
 namespace {
@@ -83,7 +85,10 @@ void train(Misfortune& misfortune, bool is_victim) {
   step();
   if (is_victim) misfortune.arm();
   const auto start = Clock::now();
-  const auto go_on = [&] { misfortune.place() == "join" ? model->join(steps) : steps(); };
+  const auto go_on = [&] {
+    ddp::main_first([&] { misfortune.strike_at("main_first"); });
+    misfortune.place() == "join" ? model->join(steps) : steps();
+  };
   if (is_victim) return go_on();
   const auto text = ddp::problem_of(go_on);
   std::printf("learned after %.0f ms: %s\n", milliseconds_since(start), text.c_str());

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,22 @@ namespace ddp {
 /// Reduces `tensor` over all ranks; every rank gets the result in place.
 void all_reduce(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+/// The same for a temporary, and returns it: `auto mean = ddp::all_reduce(loss.detach() / size);`
+///
+/// A view is reduced in place too: all_reduce(t[0]) writes to `t`. The returned tensor is detached,
+/// for autograd knows of the own rank's part only.
+at::Tensor all_reduce(
+    at::Tensor&& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+/// Does not compile, for a tensor that is const.
+template <typename Tensor>
+std::enable_if_t<std::is_same_v<Tensor, const at::Tensor>> all_reduce(
+    Tensor&, c10d::ReduceOp = c10d::ReduceOp::SUM, const GroupArg& = {}) {
+  static_assert(
+      !std::is_same_v<Tensor, const at::Tensor>,
+      "ddp::all_reduce: expected a tensor to write the result to, got a const one. Pass one that "
+      "is not const (parameter.mutable_grad() for a gradient), or a copy: "
+      "auto sum = ddp::all_reduce(tensor.clone());");
+}
 c10::intrusive_ptr<c10d::Work> all_reduce_async(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 

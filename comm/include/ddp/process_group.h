@@ -128,6 +128,11 @@ class GroupArg {
 /// This process's rank in the group.
 int get_rank(const GroupArg& group = {});
 
+/// Whether this process is rank 0 of the group: the one that prints, saves and downloads.
+///
+/// There is one on all hosts together. For one on each host, see get_local_rank().
+bool is_main(const GroupArg& group = {});
+
 /// How many ranks the group has.
 int get_world_size(const GroupArg& group = {});
 

@@ -22,6 +22,8 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
+#include <ddp/main_first.h>
+#include <ddp/metrics.h>
 #include <ddp/output_tensors.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>

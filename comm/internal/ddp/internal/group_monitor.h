@@ -127,6 +127,9 @@ class GroupMonitor {
   /// What threw on this rank without harm to the others, for the text of leave_by_exception().
   void note_error(const std::string& why) noexcept;
 
+  /// This rank throws now, and so does every other rank: the end of this rank's part in the group
+  /// is news to none of them.
+  void note_agreed_error();
   /// Throws `text`, which every rank throws now.
   [[noreturn]] void throw_agreed(const std::string& text);
 

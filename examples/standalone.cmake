@@ -1,0 +1,13 @@
+# What ddp's own build gives the examples, for a build of the examples alone.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+add_library(ddp_warnings INTERFACE)
+
+# These make a build shorter. Here there are a few programs only.
+function(ddp_use_pch)
+endfunction()
+function(ddp_command_line_source)
+endfunction()

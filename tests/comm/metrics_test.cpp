@@ -1,0 +1,154 @@
+#include <ddp/metrics.h>
+
+#include <cmath>
+#include <limits>
+
+#include "comm/carrier_device.h"
+#include "support/ranks.h"
+#include "support/recording_backend.h"
+
+#include "support/catch.h"
+
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+using ddp::testing::run_ranks;
+using Metrics = std::map<std::string, double>;
+
+namespace {
+
+/// Sums as if every rank contributed what this one does.
+class AlikeBackend : public ddp::testing::RecordingBackend {
+ public:
+  using RecordingBackend::RecordingBackend;
+
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    for (auto& tensor : tensors) tensor.mul_(getSize());
+    return RecordingBackend::allreduce(tensors, options);
+  }
+};
+
+Metrics numbered(int count) {
+  Metrics metrics;
+  for (int i = 0; i < count; ++i) metrics["metric " + std::to_string(i)] = i;
+  return metrics;
+}
+
+}  // namespace
+
+TEST_CASE("sum and average of a number are the same on every rank", "[comm][ranks]") {
+  const int size = GENERATE(1, 2, 3);
+  CAPTURE(size);
+  const auto results = run_ranks<std::vector<double>>(size, [](const Rank& self) {
+    return std::vector<double>{
+        ddp::sum(self.rank + 0.1, self.group), ddp::average(self.rank, self.group)};
+  });
+  double sum = 0;
+  for (int rank = 0; rank < size; ++rank) sum += rank + 0.1;
+  for (const auto& result : results) {
+    CHECK(result[0] == Approx(sum));
+    CHECK(result[0] == results[0][0]);  // the same bits
+    CHECK(result[1] == (size - 1) / 2.0);
+  }
+}
+
+TEST_CASE("counts beyond a float are summed exactly, and NaN and infinity pass", "[comm][ranks]") {
+  constexpr double kCount = 4503599627370497.0;  // 2^52 + 1
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto results = run_ranks<Metrics>(2, [&](const Rank& self) {
+    const bool first = self.rank == 0;
+    return ddp::sum(
+        {{"count", first ? kCount : kCount - 2},
+         {"infinity", first ? kInfinity : 1},
+         {"nan", first ? NAN : 1},
+         {"same", 1}},
+        self.group);
+  });
+  for (const auto& result : results) {
+    CHECK(result.size() == 4);
+    CHECK(result.at("count") == 9007199254740992.0);
+    CHECK(result.at("infinity") == kInfinity);
+    CHECK(std::isnan(result.at("nan")));
+    CHECK(result.at("same") == 2);
+  }
+}
+
+TEST_CASE("a map of any size is summed and averaged by its keys", "[comm][ranks]") {
+  const int count = GENERATE(0, 1, 191, 192, 193, 1000);
+  CAPTURE(count);
+  const auto results = run_ranks<std::vector<Metrics>>(2, [&](const Rank& self) {
+    auto metrics = numbered(count);
+    for (auto& [key, value] : metrics) value += self.rank;
+    return std::vector<Metrics>{ddp::sum(metrics, self.group), ddp::average(metrics, self.group)};
+  });
+  auto sums = numbered(count);
+  auto means = sums;
+  for (auto& [key, value] : sums) value = 2 * value + 1;
+  for (auto& [key, value] : means) value += 0.5;
+  for (const auto& result : results) CHECK(result == std::vector<Metrics>{sums, means});
+}
+
+TEST_CASE("a map of metrics takes one collective", "[comm]") {
+  ddp::testing::Events events;
+  const auto group = ddp::testing::group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
+  CHECK(ddp::average(1.5, group) == 1.5);
+  CHECK(ddp::average(numbered(192), group) == numbered(192));
+  // One size for all: ranks that ask different questions must not wait for each other's bytes.
+  CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 256"});
+  events.clear();
+  CHECK(ddp::average(numbered(200), group) == numbered(200));
+  CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 8"});
+}
+
+TEST_CASE("metrics travel on a device that the group has a backend for", "[comm]") {
+  ddp::testing::Events events;
+  const auto backend = c10::make_intrusive<AlikeBackend>(0, 2, events);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 2);
+  const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  group->setBackend(c10::DeviceType::CUDA, type, {backend});
+  CHECK(ddp::carrier_device(*group) == at::Device(at::kCUDA));
+  group->setBackend(c10::DeviceType::CPU, type, {backend});
+  CHECK(ddp::carrier_device(*group) == at::Device(at::kCPU));
+}
+
+TEST_CASE("keys that differ are an error on every rank, by name", "[comm][ranks][errors]") {
+  using Ask = std::function<void(const Rank&)>;
+  const auto [ask, message] = GENERATE(table<Ask, std::string>({
+      {[](const Rank& self) {
+         Metrics metrics{{"accuracy", 1}, {"loss", 1}};
+         if (self.rank == 1) metrics["loss:\n2"] = 1;
+         ddp::sum(metrics, self.group);
+       },
+       "sum: expected the same keys on every rank, got \"loss:\n2\" on rank 1 and not on ranks 0, "
+       "2 of 3. Give every rank's map the same keys."},
+      // As many keys on every rank, and more than one message holds.
+      {[](const Rank& self) {
+         auto metrics = numbered(300);
+         metrics[self.rank == 2 ? "b" : "a"] = 1;
+         ddp::average(metrics, self.group);
+       },
+       "average: expected the same keys on every rank, got \"a\" on ranks 0, 1 and not on rank 2 "
+       "of 3 (1 more differ)."},
+      {[](const Rank& self) { ddp::average(self.rank == 0 ? Metrics{} : numbered(1), self.group); },
+       "got \"metric 0\" on ranks 1, 2 and not on rank 0 of 3"},
+      {[](const Rank& self) {
+         if (self.rank == 0) ddp::average(1, self.group);
+         if (self.rank == 1) ddp::average(numbered(1), self.group);
+         if (self.rank == 2) ddp::sum(1, self.group);
+       },
+       ": expected the same call on every rank, got average of a map on rank 1 and average of one "
+       "value on rank 0 and sum of one value on rank 2 of 3."},
+  }));
+  const auto errors = errors_of_ranks(3, [ask = ask](const Rank& self) {
+    std::string error;
+    try {
+      ask(self);
+    } catch (const c10::Error& caught) {
+      error = caught.what_without_backtrace();
+    }
+    TORCH_CHECK(ddp::sum(1, self.group) == 3, "the group is out of step");
+    TORCH_CHECK(false, error);
+  });
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText(message));
+}
