@@ -5,9 +5,4 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin=$root/build/release/bin
 
 "$root/scripts/build.sh" ddprun mnist
-options=(-n 2)
-# The progress bar needs the terminal itself, not ddprun's pipe.
-if [[ -t 1 ]]; then
-  options+=(--no-prefix)
-fi
-exec "$bin/ddprun" "${options[@]}" "$bin/mnist" "$@"
+exec "$bin/ddprun" -n 2 "$bin/mnist" "$@"

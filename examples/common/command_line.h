@@ -2,6 +2,7 @@
 // examples.
 #pragma once
 
+#include <cmath>
 #include <ostream>
 #include <string>
 
@@ -10,6 +11,21 @@
 #include "usage_error.h"
 
 namespace examples {
+
+/// CLI11's own check for positive numbers lets nan and inf pass.
+inline const CLI::Validator kPositiveFinite(
+    [](const std::string& text) {
+      double value = 0;
+      const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0;
+      return good ? std::string() : "expected a number greater than 0, got " + text;
+    },
+    /*validator_desc=*/"");
+
+/// As CLI11's, without its text in the help.
+template <typename T>
+CLI::Validator between(T low, T high) {
+  return CLI::Range(low, high).description("");
+}
 
 /// Reads the command line into what `app` was told.
 ///

@@ -1,30 +1,12 @@
 #include "options.h"
 
-#include <cmath>
-
 #include <CLI/CLI.hpp>
 
 #include "../common/command_line.h"
 
 namespace mnist {
-namespace {
-
-// CLI11's own check for positive numbers lets nan and inf pass.
-const CLI::Validator kPositiveFinite(
-    [](const std::string& text) {
-      double value = 0;
-      const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value > 0;
-      return good ? std::string() : "expected a number greater than 0, got " + text;
-    },
-    /*validator_desc=*/"");
-
-// As CLI11's, without its text in the help.
-template <typename T>
-CLI::Validator between(T low, T high) {
-  return CLI::Range(low, high).description("");
-}
-
-}  // namespace
+using examples::between;
+using examples::kPositiveFinite;
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
   Options options;

@@ -1,13 +1,11 @@
 #include "run.h"
 
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <utility>
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
@@ -19,7 +17,8 @@
 
 #include "../common/idx.h"
 #include "../common/on_all_ranks.h"
-#include "../common/replicas.h"
+#include "../common/output_file.h"
+#include "../common/reporting.h"
 #include "state_file.h"
 #include "training.h"
 
@@ -34,8 +33,8 @@ struct Data {
 };
 
 Data prepare(const Options& options, int rank) {
-  if (rank == 0 && !options.save.empty()) check_can_write("--save", options.save);
-  if (rank == 0 && !options.trace.empty()) check_can_write("--trace", options.trace);
+  if (rank == 0 && !options.save.empty()) examples::check_can_write("--save", options.save);
+  if (rank == 0 && !options.trace.empty()) examples::check_can_write("--trace", options.trace);
   return {examples::read_mnist(options.data, "train"), examples::read_mnist(options.data, "t10k")};
 }
 
@@ -112,27 +111,9 @@ class Training {
   int64_t steps_per_epoch_;
 };
 
-void check_replicas(Net& net, int world_size, examples::Progress& progress) {
-  const auto unlike = examples::ranks_unlike_first(net->parameters());
-  TORCH_CHECK(
-      unlike.empty(), "parameters: expected the same bits on all ", world_size,
-      " ranks, got others than rank 0's on: ", c10::Join(", ", unlike), ".");
-  progress.line(
-      c10::str("parameters: bitwise equal on ", world_size, world_size == 1 ? " rank" : " ranks"));
-}
-
-// Every rank's steps, in one file.
-void write_trace(const std::string& path, Model& model, int rank) {
-  const auto stats = ddp::all_gather_stats(model->stats());
-  examples::on_all_ranks([&] {
-    if (rank == 0) ddp::write_trace(path, stats);
-  });
-}
-
 }  // namespace
 
 void run(const Options& options, examples::Progress& progress) {
-  using Clock = std::chrono::steady_clock;
   const int rank = ddp::get_rank();
   const int world_size = ddp::get_world_size();
   const auto device = choose_device(options);
@@ -148,29 +129,20 @@ void run(const Options& options, examples::Progress& progress) {
 
   Tally tested;
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
-    const auto start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     const auto trained = sum_over_ranks(training.epoch(epoch, progress));
     tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size));
-    const std::chrono::duration<double> seconds = Clock::now() - start;
-    char line[160];
-    std::snprintf(
-        line, sizeof line, "epoch %lld/%lld: train loss %.4f, test loss %.4f, accuracy %s, %.1f s",
-        static_cast<long long>(epoch + 1), static_cast<long long>(options.epochs),
-        trained.mean_loss(), tested.mean_loss(), tested.accuracy().c_str(), seconds.count());
-    progress.line(line);
+    report_epoch(epoch, options.epochs, trained, tested, start, progress);
   }
 
-  check_replicas(model->module(), world_size, progress);
+  examples::check_replicas(model->parameters(), progress);
   if (!options.save.empty()) {
     examples::on_all_ranks([&] {
       if (rank == 0) save(model->module(), options.save);
     });
     progress.line("saved: " + options.save);
   }
-  if (!options.trace.empty()) {
-    write_trace(options.trace, model, rank);
-    progress.line("trace: " + options.trace);
-  }
+  examples::write_trace(options.trace, model->stats(), progress);
   progress.line("steps: " + ddp::summary(model->stats()));
   progress.line("test accuracy: " + tested.accuracy());
 }

@@ -1,11 +1,9 @@
 #include "training.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <ddp/metrics.h>
 #include <ddp/sampler.h>
 
 namespace mnist {
@@ -18,16 +16,6 @@ Tally tally(const at::Tensor& output, const at::Tensor& target, double loss_sum)
 c10::Device device_of(Net& net) { return net->fc2->weight.device(); }
 
 }  // namespace
-
-std::string Tally::accuracy() const {
-  char text[64];
-  const double percent =
-      samples > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(samples) : 0;
-  std::snprintf(
-      text, sizeof text, "%.2f%% (%lld/%lld)", percent, static_cast<long long>(correct),
-      static_cast<long long>(samples));
-  return text;
-}
 
 Tally train_step(
     Model& model, torch::optim::Optimizer& optimizer, const torch::data::Example<>& batch) {
@@ -55,23 +43,9 @@ Tally evaluate(Net& net, examples::ImageDataset& dataset, int rank, int world_si
     const auto target = batch.target.to(device);
     const auto output = net->forward(batch.data.to(device));
     const auto loss_sum = at::nll_loss(output, target, {}, at::Reduction::Sum).item<double>();
-    const auto part = tally(output, target, loss_sum);
-    total.loss_sum += part.loss_sum;
-    total.correct += part.correct;
-    total.samples += part.samples;
+    total += tally(output, target, loss_sum);
   }
   return total;
-}
-
-Tally sum_over_ranks(const Tally& own) {
-  // Double holds the counts exactly.
-  const auto sums = ddp::sum(
-      {{"loss_sum", own.loss_sum},
-       {"correct", static_cast<double>(own.correct)},
-       {"samples", static_cast<double>(own.samples)}});
-  return {
-      sums.at("loss_sum"), static_cast<int64_t>(sums.at("correct")),
-      static_cast<int64_t>(sums.at("samples"))};
 }
 
 }  // namespace mnist

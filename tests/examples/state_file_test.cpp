@@ -1,5 +1,4 @@
 #include "examples/mnist/state_file.h"
-
 #include <sys/stat.h>
 
 #include <string>
@@ -7,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "examples/common/output_file.h"
 #include "examples/temporary_folder.h"
 #include "support/catch.h"
 
@@ -59,11 +59,11 @@ TEST_CASE("a save that fails leaves the folder as it was", "[examples][errors]")
 
 TEST_CASE("a place where nothing can be saved is told before training", "[examples][errors]") {
   const TemporaryFolder folder;
-  CHECK_NOTHROW(mnist::check_can_write("--save", folder.file("net.pt")));
+  CHECK_NOTHROW(examples::check_can_write("--save", folder.file("net.pt")));
   CHECK_THROWS_WITH(
-      mnist::check_can_write("--save", folder.file("missing/net.pt")),
+      examples::check_can_write("--save", folder.file("missing/net.pt")),
       ContainsText("expected a folder to write to, got " + folder.file("missing")));
   CHECK_THROWS_WITH(
-      mnist::check_can_write("--save", folder.path()),
+      examples::check_can_write("--save", folder.path()),
       ContainsText("expected the name of a file, got a folder"));
 }

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "../common/usage_error.h"
+
+namespace cifar10 {
+
+/// What the command line chooses; every rank gets the same.
+struct Options {
+  std::string model = "small";
+  int64_t epochs = 20;
+  size_t batch_size = 32;  // per rank
+  double lr = 0.2;         // for 128 images a step, over all ranks
+  int64_t seed = 1;
+  int workers = 1;                      // loader threads per rank
+  std::string backend;                  // empty: the library's choice
+  std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
+  std::string data = CIFAR10_DEFAULT_DATA;
+  std::string save;    // empty: do not
+  std::string resume;  // empty: begin anew
+  std::string trace;   // empty: do not
+};
+
+using examples::UsageError;
+
+/// Reads the command line.
+///
+/// \param help  gets the text that --help asks for.
+/// \return nothing when --help was given.
+/// \throws UsageError
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);
+
+}  // namespace cifar10

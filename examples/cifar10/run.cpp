@@ -1,0 +1,79 @@
+#include "run.h"
+
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/process_group.h>
+#include <torch/utils.h>
+
+#include "../common/cifar.h"
+#include "../common/on_all_ranks.h"
+#include "../common/output_file.h"
+#include "../common/reporting.h"
+#include "training.h"
+
+namespace cifar10 {
+namespace {
+
+struct Data {
+  examples::LabeledImages train;
+  examples::LabeledImages test;
+};
+
+Data prepare(const Options& options) {
+  if (ddp::is_main() && !options.save.empty()) examples::check_can_write("--save", options.save);
+  if (ddp::is_main() && !options.trace.empty()) examples::check_can_write("--trace", options.trace);
+  return {
+      examples::read_cifar10(options.data, "train"), examples::read_cifar10(options.data, "test")};
+}
+
+Net make_net(const Options& options) {
+  torch::manual_seed(static_cast<uint64_t>(options.seed));
+  Net net(net_options(options.model));
+  const bool on_gpu = options.backend.find("nccl") != std::string::npos;
+  // The one that init_process_group made current for this rank.
+  if (on_gpu) net->to(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
+  return net;
+}
+
+}  // namespace
+
+void run(const Options& options, examples::Progress& progress) {
+  Data data;
+  examples::on_all_ranks([&] { data = prepare(options); });
+  const int ranks = ddp::get_world_size();
+  progress.line(c10::str(
+      "training ", options.model, " on ", data.train.labels.size(0), " images, testing on ",
+      data.test.labels.size(0), "; ", ranks, ranks == 1 ? " rank" : " ranks", ", batch ",
+      options.batch_size, " per rank"));
+
+  Training training(options, make_net(options), std::move(data.train));
+  int64_t epoch = 0;
+  if (!options.resume.empty()) {
+    examples::on_all_ranks([&] { epoch = training.resume(options.resume); });
+    progress.line(c10::str("resumed: ", options.resume, ", ", epoch, " epochs done"));
+  }
+
+  auto tested = sum_over_ranks(training.evaluate(data.test));
+  for (; epoch < options.epochs; ++epoch) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto label = c10::str("epoch ", epoch + 1, "/", options.epochs);
+    const auto trained = sum_over_ranks(training.epoch(
+        epoch, [&](int64_t done, int64_t total) { progress.step(label, done, total); }));
+    tested = sum_over_ranks(training.evaluate(data.test));
+    report_epoch(epoch, options.epochs, trained, tested, start, progress);
+    if (options.save.empty()) continue;
+    examples::on_all_ranks([&] {
+      if (ddp::is_main()) training.save(options.save, epoch + 1);
+    });
+  }
+
+  check_replicas(training.model()->parameters(), progress);
+  write_trace(options.trace, training.model()->stats(), progress);
+  progress.line("steps: " + ddp::summary(training.model()->stats()));
+  progress.line("test accuracy: " + tested.accuracy());
+}
+
+}  // namespace cifar10

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/prefetch.h>
+#include <ddp/sampler.h>
+#include <torch/data/dataloader.h>
+#include <torch/optim/sgd.h>
+
+#include "../common/tally.h"
+#include "augmented_images.h"
+#include "net.h"
+#include "options.h"
+
+namespace cifar10 {
+
+/// The share of the highest learning rate that step `step` of `total` gets: it grows over the first
+/// tenth of them, and falls to 0 along a cosine.
+double rate_of_step(int64_t step, int64_t total);
+
+/// What one rank trains with.
+class Training {
+ public:
+  Training(
+      const Options& options, Net net, examples::LabeledImages images,
+      const ddp::GroupArg& group = {});
+
+  /// Trains on this rank's share of the images, once.
+  ///
+  /// \param on_step  called behind each, with the number of steps done and of the epoch's.
+  /// \return the tally of this rank's samples.
+  examples::Tally epoch(
+      int64_t epoch, const std::function<void(int64_t done, int64_t total)>& on_step = {});
+
+  /// Tallies this rank's part of other images; together the ranks count each exactly once.
+  examples::Tally evaluate(const examples::LabeledImages& images);
+
+  /// Writes what resuming needs, to a file that appears whole or not at all. One rank is enough.
+  void save(const std::string& path, int64_t epochs_done);
+  /// \return how many epochs are done.
+  /// \throws c10::ValueError  a file that cannot be read, or is of another model.
+  int64_t resume(const std::string& path);
+
+  ddp::DistributedDataParallel<Net>& model() { return model_; }
+
+ private:
+  using Loader = torch::data::StatelessDataLoader<Images, ddp::DistributedSampler>;
+
+  at::Tensor input(const at::Tensor& images);
+
+  const Options options_;
+  const ddp::ProcessGroup group_;
+  const std::vector<examples::PixelStatistics> channels_;
+  std::shared_ptr<std::atomic<int64_t>> epoch_;
+  ddp::DistributedSampler sampler_;
+  std::shared_ptr<ddp::PrefetchLoader<std::unique_ptr<Loader>, Augmentation>> loader_;
+  ddp::DistributedDataParallel<Net> model_;
+  torch::optim::SGD optimizer_;
+};
+
+}  // namespace cifar10

@@ -1,0 +1,59 @@
+// What main() of the examples shares; header only, as it depends on a program's options.
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <optional>
+#include <thread>
+
+#include <c10/util/Exception.h>
+#include <ddp/process_group.h>
+
+#include "default_group.h"
+#include "on_all_ranks.h"
+#include "progress.h"
+#include "usage_error.h"
+
+namespace examples {
+
+/// Reads the command line, makes the default group and runs the program on it; what throws is told
+/// in one line.
+///
+/// \param options  with a `backend`.
+/// \return  the status for main().
+template <typename Options>
+int run_program(
+    const char* name, int argc, const char* const* argv,
+    std::optional<Options> (&parse_options)(int, const char* const*, std::ostream&),
+    void (&run)(const Options&, Progress&)) {
+  const auto fail = [name](const char* message, int status) {
+    std::cerr << name << ": " << message << std::endl;
+    return status;
+  };
+  try {
+    // One of each host shows the help. Errors are every rank's own: the first to fail ends the job,
+    // and would take a message with it that another was to give.
+    std::ostream silent(nullptr);
+    const bool speaks = ddp::get_local_rank() == 0;
+    const auto options = parse_options(argc, argv, speaks ? std::cout : silent);
+    if (!options) return 0;
+    const DefaultGroup group(options->backend);
+    Progress progress(std::cout, Progress::choose(ddp::get_rank(), STDOUT_FILENO));
+    run(*options, progress);
+    return 0;
+  } catch (const UsageError& error) {
+    return fail(error.what(), 2);
+  } catch (const FailedElsewhere&) {
+    // Time for the rank that says why: its end ends this one as well, and not the other way round.
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+    return 1;
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace(), 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}
+
+}  // namespace examples

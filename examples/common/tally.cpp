@@ -1,0 +1,38 @@
+#include "tally.h"
+
+#include <cstdio>
+
+#include <ddp/metrics.h>
+
+namespace examples {
+
+Tally& Tally::operator+=(const Tally& other) {
+  loss_sum += other.loss_sum;
+  correct += other.correct;
+  samples += other.samples;
+  return *this;
+}
+
+std::string Tally::accuracy() const {
+  char text[64];
+  const double percent =
+      samples > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(samples) : 0;
+  std::snprintf(
+      text, sizeof text, "%.2f%% (%lld/%lld)", percent, static_cast<long long>(correct),
+      static_cast<long long>(samples));
+  return text;
+}
+
+Tally sum_over_ranks(const Tally& own, const ddp::GroupArg& group) {
+  // Double holds the counts exactly.
+  const auto sums = ddp::sum(
+      {{"loss_sum", own.loss_sum},
+       {"correct", static_cast<double>(own.correct)},
+       {"samples", static_cast<double>(own.samples)}},
+      group);
+  return {
+      sums.at("loss_sum"), static_cast<int64_t>(sums.at("correct")),
+      static_cast<int64_t>(sums.at("samples"))};
+}
+
+}  // namespace examples

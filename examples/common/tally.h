@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ddp/process_group.h>
+
+namespace examples {
+
+/// Sums over samples, of this rank or of all.
+struct Tally {
+  double loss_sum = 0;
+  int64_t correct = 0;
+  int64_t samples = 0;
+
+  Tally& operator+=(const Tally& other);
+
+  double mean_loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
+  /// "98.61% (355/360)"
+  std::string accuracy() const;
+};
+
+/// Adds up the ranks' tallies. Collective: yes.
+Tally sum_over_ranks(const Tally& own, const ddp::GroupArg& group = {});
+
+}  // namespace examples
