@@ -33,14 +33,16 @@ void GroupMonitor::report(const std::string& where) {
   if (!setup_.store) return;
   const auto rank = static_cast<size_t>(setup_.rank);
   const auto address = rank < setup_.addresses.size() ? setup_.addresses[rank] : "";
-  executor().post([key = report_key(setup_.rank), text = address + '\t' + where](auto& store) {
-    store.set(key, bytes_of(text));
-  });
+  std::unique_lock lock(mutex_);
+  const auto text = c10::str(address, '\t', where, '\t', attempts_);
+  lock.unlock();
+  executor().post(
+      [key = report_key(setup_.rank), text](auto& store) { store.set(key, bytes_of(text)); });
 }
 
-/// Which ranks wait where this one does, and where the others do; "" when the store does not say.
-std::string GroupMonitor::arrivals(const std::string& where) {
-  if (!setup_.store) return "";
+/// By rank, where it waits; empty when the store does not say.
+std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
+  if (!setup_.store) return {};
   std::vector<std::string> keys;
   for (int rank = 0; rank < setup_.size; ++rank) keys.push_back(report_key(rank));
   std::vector<std::string> reports;
@@ -54,17 +56,53 @@ std::string GroupMonitor::arrivals(const std::string& where) {
         executor().ask<std::vector<std::string>>(question, store_patience()).value_or(reports);
   } catch (const std::exception&) {
   }
-  if (reports.size() != keys.size()) return "";
+  std::vector<Waiting> waiting;
+  for (const auto& text : reports) {
+    const auto begin = std::min(text.find('\t'), text.size());
+    const auto end = std::min(text.find('\t', begin + 1), text.size());
+    auto& place = waiting.emplace_back();
+    if (begin < end) place.where = text.substr(begin + 1, end - begin - 1);
+    if (end < text.size()) place.attempts = std::stoull(text.substr(end + 1));
+  }
+  return waiting;
+}
+
+/// Which of the ranks that wait began a training forward pass that others did not: the likely cause
+/// of collectives that do not meet. "" where they began as many.
+std::string GroupMonitor::uneven_forwards(const std::vector<Waiting>& waiting) {
+  std::optional<uint64_t> most, least;
+  for (const auto& rank : waiting) {
+    if (rank.where.empty()) continue;
+    most = std::max(most.value_or(rank.attempts), rank.attempts);
+    least = std::min(least.value_or(rank.attempts), rank.attempts);
+  }
+  if (most == least) return "";
+  std::vector<int> with, without;
+  for (size_t rank = 0; rank < waiting.size(); ++rank) {
+    if (waiting[rank].where.empty()) continue;
+    if (waiting[rank].attempts == *most) with.push_back(static_cast<int>(rank));
+    if (waiting[rank].attempts == *least) without.push_back(static_cast<int>(rank));
+  }
+  return c10::str(
+      list(with), " began a training forward pass that ", list(without),
+      " did not. Every rank has to train on as many batches, or in join(): ");
+}
+
+/// `what` with which ranks wait where this one does, and where the others do.
+std::string GroupMonitor::with_arrivals(const std::string& what, const std::string& where) {
+  const auto waiting = waiting_ranks();
+  if (waiting.empty()) return what;
   std::vector<int> here, elsewhere;
   std::string others;
   for (int rank = 0; rank < setup_.size; ++rank) {
-    const auto& text = reports[static_cast<size_t>(rank)];
-    const auto place = text.substr(std::min(text.find('\t'), text.size() - 1) + 1);
+    const auto& place = waiting[static_cast<size_t>(rank)].where;
     (place == where ? here : elsewhere).push_back(rank);
     if (place != where && !place.empty()) others += c10::str("; rank ", rank, " waits in ", place);
   }
-  if (elsewhere.empty()) return "; all ranks had arrived";
-  return c10::str("; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
+  if (elsewhere.empty()) return what + "; all ranks had arrived";
+  return c10::str(
+      uneven_forwards(waiting), what, "; ", list(here), " had arrived, ", list(elsewhere),
+      " had not", others);
 }
 
 /// The peers whose processes ended, or left the group.
@@ -130,7 +168,7 @@ std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
     const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
     if (!gone.empty()) return last_words().value_or(c10::str(what, "; ", gone));
     if (!silent.empty()) return c10::str(what, "; ", silent);
-    if (!setup_.store || Clock::now() >= end) return what + arrivals(where());
+    if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where());
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }

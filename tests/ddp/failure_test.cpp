@@ -1,4 +1,5 @@
 // One rank in trouble: the others learn why, in bounded time, and nobody hangs.
+#include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -354,6 +355,28 @@ TEST_CASE("frozen, thawed and replaced parameters are explained", "[ranks][error
   if (what == "replaced") {
     CHECK_THAT(errors[0], ContainsText("(v: replaced in the module after it was wrapped"));
   }
+}
+
+TEST_CASE("a training pass that only one rank ran is named before collectives", "[ranks][errors]") {
+  testing::RanksOptions options = kLongTimeout;
+  options.backend = "shm";  // Gloo ends the process where sizes differ
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        Fragile net;
+        DistributedDataParallel model(net, in(self));
+        step(model);
+        if (self.rank == 0) step(model);
+        auto metric = torch::ones({1});
+        all_reduce(metric, c10d::ReduceOp::SUM, self.group);
+      },
+      options);
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0],
+      Catch::StartsWith("rank 0 began a training forward pass that rank 1 did not. Every rank has "
+                        "to train on as many batches, or in join(): ") &&
+          ContainsText("expected every rank to call the same collective"));
 }
 
 TEST_CASE("what users see of an error are a few lines without a stack", "[ranks][errors]") {

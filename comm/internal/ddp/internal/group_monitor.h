@@ -76,7 +76,8 @@ class GroupMonitor {
   };
 
   /// The key that each rank's report lies under; set before any rank makes its monitor, so that
-  /// one request can read them all. A report is an address, a tab and a WaitPoint.
+  /// one request can read them all. A report is an address, a WaitPoint and the count of
+  /// attempts, with tabs between.
   static std::string report_key(int rank);
 
   explicit GroupMonitor(Setup setup);
@@ -146,13 +147,20 @@ class GroupMonitor {
  private:
   struct Known;
   class LateWait;
+  /// What a rank reported.
+  struct Waiting {
+    std::string where;  // "": it does not wait
+    uint64_t attempts = 0;
+  };
 
   StoreExecutor& executor();
   static void read_failure(Known& known, c10d::Store& store, int rank);
   std::optional<std::string> look(std::chrono::milliseconds at_most);
   std::optional<std::string> failure_for_this_rank() const;
   void report(const std::string& where);
-  std::string arrivals(const std::string& where);
+  std::vector<Waiting> waiting_ranks();
+  static std::string uneven_forwards(const std::vector<Waiting>& waiting);
+  std::string with_arrivals(const std::string& what, const std::string& where);
   std::vector<int> find_gone(std::chrono::milliseconds at_most);
   std::string gone_ranks(std::chrono::milliseconds at_most);
   std::optional<std::string> last_words();
