@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "../common/usage_error.h"
+
+namespace gan {
+
+/// What the command line chooses; every rank gets the same.
+struct Options {
+  int64_t epochs = 40;
+  size_t batch_size = 16;  // per rank
+  double lr = 0.002;
+  int64_t seed = 1;
+  std::string backend;  // empty: the library's choice
+  std::string data = GAN_DEFAULT_DATA;
+  std::string picture;  // empty: none
+};
+
+using examples::UsageError;
+
+/// Reads the command line.
+///
+/// \param help  gets the text that --help asks for.
+/// \return nothing when --help was given.
+/// \throws UsageError
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);
+
+}  // namespace gan
