@@ -6,11 +6,11 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <ddp/collectives.h>
 
 #include "contest.h"
+#include "examples/common/rank_device.h"
 #include "fingerprint.h"
 #include "modes.h"
 #include "result.h"
@@ -20,16 +20,10 @@
 namespace ddp_bench {
 namespace {
 
-c10::Device device_of(const Options& options) {
-  if (options.backend.find("nccl") == std::string::npos) return c10::kCPU;
-  // The one that init_process_group made current for this rank.
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
-}
-
 class Benchmark {
  public:
   Benchmark(const Options& options, const ddp::ProcessGroup& group)
-      : options_(options), group_(group), device_(device_of(options)) {}
+      : options_(options), group_(group), device_(examples::rank_device(options.backend)) {}
 
   Task task() const { return make_task(options_.model, options_.seed, group_->getRank(), device_); }
 

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/process_group.h>
 #include <torch/utils.h>
@@ -11,6 +10,7 @@
 #include "../common/cifar.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
+#include "../common/rank_device.h"
 #include "../common/reporting.h"
 #include "training.h"
 
@@ -32,9 +32,7 @@ Data prepare(const Options& options) {
 Net make_net(const Options& options) {
   torch::manual_seed(static_cast<uint64_t>(options.seed));
   Net net(net_options(options.model));
-  const bool on_gpu = options.backend.find("nccl") != std::string::npos;
-  // The one that init_process_group made current for this rank.
-  if (on_gpu) net->to(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
+  net->to(examples::rank_device(options.backend));
   return net;
 }
 

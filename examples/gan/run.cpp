@@ -5,7 +5,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/metrics.h>
 #include <ddp/process_group.h>
@@ -14,6 +14,7 @@
 #include "../common/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
+#include "../common/rank_device.h"
 #include "../common/reporting.h"
 #include "frechet_distance.h"
 #include "picture.h"
@@ -35,12 +36,8 @@ struct Data {
 Networks make_networks(const Options& options, int64_t size) {
   torch::manual_seed(static_cast<uint64_t>(options.seed));
   Networks networks{make_generator({size}), make_discriminator({size})};
-  if (options.backend.find("nccl") != std::string::npos) {
-    // The one that init_process_group made current for this rank.
-    const auto device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
-    networks.generator->to(device);
-    networks.discriminator->to(device);
-  }
+  networks.generator->to(examples::rank_device(options.backend));
+  networks.discriminator->to(examples::rank_device(options.backend));
   return networks;
 }
 
@@ -96,6 +93,9 @@ void run(const Options& options, examples::Progress& progress) {
   const auto look = [&] {
     if (!ddp::is_main()) return;
     const auto samples = training.sample(noise);
+    TORCH_CHECK(
+        samples.isfinite().all().item<bool>(),
+        "samples: expected finite pixels, got others. Choose a smaller --lr.");
     distance = frechet_distance(samples, test);
     if (options.picture.empty()) return;
     write_pgm(options.picture, picture_of(samples.narrow(0, 0, kShown), kColumns));

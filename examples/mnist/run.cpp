@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
@@ -18,6 +17,7 @@
 #include "../common/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
+#include "../common/rank_device.h"
 #include "../common/reporting.h"
 #include "state_file.h"
 #include "training.h"
@@ -36,12 +36,6 @@ Data prepare(const Options& options, int rank) {
   if (rank == 0 && !options.save.empty()) examples::check_can_write("--save", options.save);
   if (rank == 0 && !options.trace.empty()) examples::check_can_write("--trace", options.trace);
   return {examples::read_mnist(options.data, "train"), examples::read_mnist(options.data, "t10k")};
-}
-
-c10::Device choose_device(const Options& options) {
-  if (options.backend.find("nccl") == std::string::npos) return c10::kCPU;
-  // The one that init_process_group made current for this rank.
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
 }
 
 Model make_model(const Options& options, c10::Device device, int rank) {
@@ -116,7 +110,7 @@ class Training {
 void run(const Options& options, examples::Progress& progress) {
   const int rank = ddp::get_rank();
   const int world_size = ddp::get_world_size();
-  const auto device = choose_device(options);
+  const auto device = examples::rank_device(options.backend);
   if (options.threads > 0) at::set_num_threads(options.threads);
 
   Data data;
