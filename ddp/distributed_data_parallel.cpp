@@ -41,6 +41,11 @@ void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
 
 void DistributedDataParallelBase::refresh() { state_->refresh(); }
 
+void DistributedDataParallelBase::check_replicas(
+    const std::vector<torch::optim::Optimizer*>& optimizers) {
+  state_->check_replicas(optimizers);
+}
+
 void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
   state_->register_comm_hook(std::move(hook));
 }

@@ -8,27 +8,21 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
+#include "described_items.h"
 #include "module_state.h"
 
 namespace ddp {
 
-/// One thing that all ranks have to agree on: a parameter, a buffer or an option.
-struct DescribedItem {
-  std::string kind;   // "parameter", "buffer", "option"; "refusal", which stands alone
-  std::string name;   // without tabs or newlines
-  std::string value;  // "[10, 32] float, strides [32, 1], ..."
-};
-
 /// What this rank's wrapper consists of, in the order in which it communicates.
 ///
 /// \param trained  the parameters whose gradients are averaged.
-std::vector<DescribedItem> describe_model(
+Description describe_model(
     const std::vector<StateTensor>& state, const std::vector<NamedParameter>& trained,
     const DistributedDataParallelOptions& options, const ProcessGroup& group);
 
 /// How the first rank that differs from rank 0 differs, and which others do; "" when all agree.
 /// Pure: the same text wherever it is computed.
-std::string describe_difference(const std::vector<std::vector<DescribedItem>>& by_rank);
+std::string describe_difference(const std::vector<Description>& by_rank);
 
 /// Throws on every rank, with the same text, unless all ranks describe the same.
 ///
@@ -38,7 +32,7 @@ std::string describe_difference(const std::vector<std::vector<DescribedItem>>& b
 /// Collective: yes. Blocks: host.
 /// Cost: two all-gathers of a few bytes; of whole descriptions only when they differ.
 void check_same_on_all_ranks(
-    const char* subject, const std::vector<DescribedItem>& mine, const std::exception_ptr& refusal,
+    const char* subject, const Description& mine, const std::exception_ptr& refusal,
     const ProcessGroup& group, GroupMonitor& monitor);
 
 }  // namespace ddp

@@ -41,6 +41,7 @@ bool State::agrees_in_forward() const {
 }
 
 void State::before_forward(std::optional<int64_t> samples) {
+  if (owner_.is_training()) buffers_->may_change();
   const auto counted = std::exchange(samples_of_next_forward_, {});
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
@@ -82,6 +83,13 @@ void State::forward_failed() noexcept {
   if (trains()) reducer_->forward_failed(owner_.is_training());
 }
 
+std::vector<at::Tensor> State::all_parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& p : reducer_->parameters()) tensors.push_back(p.tensor);
+  for (const auto& p : frozen_) tensors.push_back(p.tensor);
+  return tensors;
+}
+
 // The backward pass begins that all ranks take part in.
 void State::begin(PassTerms& terms) {
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
@@ -98,19 +106,20 @@ void State::begin(PassTerms& terms) {
 }
 
 void State::start(int source) {
-  if (!options_.broadcast_buffers() || group_->getSize() == 1) return;
-  buffers_under_way_.start(buffers_->find(), source, *group_);
+  // In a join, ranks without input have not stepped.
+  if (!owner_.join_context()) {
+    replica_check_.start([this] { return all_parameters(); }, *group_);
+  }
+  buffers_->start(source, *group_);
 }
 
-void State::finish(c10::function_ref<void(c10d::Work&)> wait) { buffers_under_way_.finish(wait); }
+void State::finish(c10::function_ref<void(c10d::Work&)> wait) { buffers_->finish(wait); }
 
 void State::sync_buffers(int source) {
-  if (!options_.broadcast_buffers() || group_->getSize() == 1) return;
   const auto where = [source] { return c10::str("getting the buffers of rank ", source); };
   monitor_->abort_on_error(where, [&] {
-    TensorBroadcast broadcast;
-    broadcast.start(buffers_->find(), source, *group_);
-    broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+    buffers_->start(source, *group_);
+    buffers_->finish([&](c10d::Work& work) { monitor_->wait(work, where); });
   });
 }
 

@@ -15,8 +15,9 @@
 #include "join_round.h"
 #include "module_state.h"
 #include "parameter_watch.h"
+#include "replica_check.h"
 #include "sample_counter.h"
-#include "tensor_broadcast.h"
+#include "shared_buffers.h"
 
 namespace ddp {
 
@@ -38,6 +39,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_samples(int64_t samples);
   void sync_buffers(int source = 0);
   void refresh();
+  void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
@@ -51,6 +53,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void begin(PassTerms& terms) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
+  std::string objection() override;
 
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
@@ -71,11 +74,16 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void attach_optimizer(Reducer& reducer);
   void sync_initial_state(const std::exception_ptr& refusal);
   std::vector<at::Tensor> state_tensors() const;
+  void check_between_steps(const char* function) const;
+  std::vector<ReplicaValue> values_to_check(
+      const std::vector<torch::optim::Optimizer*>& optimizers) const;
+  std::string describe_drift(const std::vector<torch::optim::Optimizer*>& optimizers) const;
   void agree_on_backward(bool active);
   void compare_comm_hooks();
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  std::vector<at::Tensor> all_parameters() const;
   void tell_new_parameters();
   void check_frozen_parameters();
   std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
@@ -93,8 +101,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::unique_ptr<Reducer> reducer_;
   std::vector<NamedParameter> frozen_;  // that required no gradient when they were looked at
   std::unique_ptr<ParameterWatch> watch_;
-  std::unique_ptr<BufferFinder> buffers_;
-  TensorBroadcast buffers_under_way_;
+  std::unique_ptr<SharedBuffers> buffers_;
+  PeriodicReplicaCheck replica_check_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // that is stepped in backward
   SampleCounter samples_;                               // since the last averaged backward pass

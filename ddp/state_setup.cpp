@@ -89,7 +89,8 @@ State::State(
       options_(options),
       group_(options.process_group() ? options.process_group() : default_group()),
       monitor_(monitor_of(group_)),
-      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()) {
+      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
+      replica_check_(options.check_replicas_every()) {
   train_with(agreed_parameters());
 }
 
@@ -119,19 +120,23 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   if (optimizer_) attach_optimizer(*reducer);
   reducer_ = std::move(reducer);
   frozen_ = frozen_parameters(*wrapped_, ignored_);
-  buffers_ = std::make_unique<BufferFinder>(*wrapped_, ignored_);
+  buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, options_.broadcast_buffers());
   watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
 }
 
-void State::refresh() {
-  constexpr const char* kRule = "refresh: expected to be called between two steps, got a call in ";
+void State::check_between_steps(const char* function) const {
+  constexpr const char* kRule = ": expected to be called between two steps, got a call in ";
   DDP_CHECK(
-      !torch::autograd::get_current_node(), kRule, "a backward pass on ", monitor_->rank_text(),
-      ". Call it behind optimizer.step().");
+      !torch::autograd::get_current_node(), function, kRule, "a backward pass on ",
+      monitor_->rank_text(), ". Call it behind optimizer.step().");
   DDP_CHECK(
-      !owner_.join_context(), kRule, "join() on ", monitor_->rank_text(),
+      !owner_.join_context(), function, kRule, "join() on ", monitor_->rank_text(),
       ", where ranks without input take no part in it. Call it behind the join.");
   monitor_->check();
+}
+
+void State::refresh() {
+  check_between_steps("refresh");
   train_with(agreed_parameters());
   monitor_->end_attempts();
   samples_.clear();
@@ -145,6 +150,11 @@ std::vector<NamedParameter> State::checked_parameters() {
       options_.stats_every() >= 0,
       "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
       options_.stats_every(), ".");
+  DDP_CHECK_VALUE(
+      options_.check_replicas_every() >= 0,
+      "DistributedDataParallel: expected a number of steps, or 0 for none, for "
+      "check_replicas_every, got ",
+      options_.check_replicas_every(), ".");
   check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
   auto parameters = trained_parameters(*wrapped_, ignored_);
   DDP_CHECK_VALUE(

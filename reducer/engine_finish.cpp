@@ -65,6 +65,7 @@ void Reducer::Engine::finish_pass() {
   std::vector<char> unused;
   std::string objection;
   if (auto* judged = await_verdict()) objection = objection_to(*judged, unused);
+  if (companion_ && objection.empty()) objection = companion_->objection();
   if (objection.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
     for (size_t b = 0; b < buckets_.size(); ++b) {

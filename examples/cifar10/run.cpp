@@ -70,7 +70,8 @@ void run(const Options& options, examples::Progress& progress) {
     });
   }
 
-  check_replicas(training.model()->parameters(), progress);
+  training.model()->check_replicas();
+  report_equal_replicas(progress);
   write_trace(options.trace, training.model()->stats(), progress);
   progress.line("steps: " + ddp::summary(training.model()->stats()));
   progress.line("test accuracy: " + tested.accuracy());

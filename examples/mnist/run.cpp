@@ -135,7 +135,8 @@ void run(const Options& options, examples::Progress& progress) {
     report_epoch(epoch, options.epochs, trained, tested, start, progress);
   }
 
-  examples::check_replicas(model->parameters(), progress);
+  model->check_replicas();
+  examples::report_equal_replicas(progress);
   if (!options.save.empty()) {
     examples::on_all_ranks([&] {
       if (rank == 0) save(model->module(), options.save);

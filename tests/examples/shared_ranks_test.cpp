@@ -1,11 +1,7 @@
 // What the examples share, on ranks that are threads.
-#include <limits>
-#include <vector>
-
-#include <torch/torch.h>
+#include <c10/util/Exception.h>
 
 #include "examples/common/on_all_ranks.h"
-#include "examples/common/replicas.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -14,30 +10,7 @@ namespace {
 
 using ddp::testing::Rank;
 
-std::vector<std::vector<int64_t>> unlike_first(
-    const std::function<std::vector<at::Tensor>(int rank)>& tensors) {
-  return ddp::testing::run_ranks<std::vector<int64_t>>(3, [&](const Rank& self) {
-    return examples::ranks_unlike_first(tensors(self.rank), self.group);
-  });
-}
-
 }  // namespace
-
-TEST_CASE("equal bits are equal, whatever the numbers", "[examples][ranks]") {
-  const auto unlike = unlike_first([](int) {
-    return std::vector<at::Tensor>{
-        torch::full({3, 2}, std::numeric_limits<double>::quiet_NaN(), torch::kDouble),
-        torch::ones(5)};
-  });
-  for (const auto& ranks : unlike) CHECK(ranks.empty());
-}
-
-TEST_CASE("one differing bit names its rank on all ranks", "[examples][ranks]") {
-  const auto unlike = unlike_first([](int rank) {
-    return std::vector<at::Tensor>{torch::ones(5), torch::tensor({1.0, rank == 1 ? -0.0 : 0.0})};
-  });
-  for (const auto& ranks : unlike) CHECK(ranks == std::vector<int64_t>{1});
-}
 
 TEST_CASE(
     "a step that fails on some ranks stops all, and the first says why",

@@ -28,6 +28,7 @@
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
 #include <ddp/reduction_stats.h>
+#include <ddp/replicas.h>
 #include <ddp/sampler.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>

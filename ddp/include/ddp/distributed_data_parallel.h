@@ -93,6 +93,10 @@ struct DistributedDataParallelOptions {
   /// Take the times of the first ten steps (17 with kTuneBucketCap) and then of every so many, for
   /// `stats()`; 0: of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
+  /// Compare a hash of the ranks' parameters with every so many averaged backward passes, which
+  /// throw as `check_replicas()` does where they differ; 0: with none. Not in a join().
+  /// Cost: reads every byte of the parameters then, and one all-reduce of 16 bytes. Default: 0
+  TORCH_ARG(int64_t, check_replicas_every) = 0;
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
@@ -161,6 +165,23 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   ///         pass or a join().
   void refresh();
 
+  /// Throws where the ranks' models are no longer the same, bit for bit, and names the first
+  /// parameter, buffer or value of an optimizer that differs, on which ranks, and by how much. Call
+  /// it between steps: what was loaded on one rank only, a learning rate that follows the local
+  /// loss, a parameter that a rank changed by itself.
+  ///
+  /// Buffers are compared where rank 0's are broadcast (broadcast_buffers), and where no rank had
+  /// a forward pass in training mode whose averaged backward pass is still to come.
+  ///
+  /// \param optimizers  whose options and state are compared as well; that of step_in_backward
+  ///         always is.
+  /// \throws c10::Error  with the same text on every rank, where they differ; in a backward pass
+  ///         or a join(), on the rank that calls it there.
+  ///
+  /// Collective: yes. Blocks: host. Cost: reads every byte of the model once (what is on a GPU is
+  ///   copied to the host), and exchanges a hash; of optimizers, as torch::save.
+  void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers = {});
+
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before
   /// the first backward pass, and the same on every rank.
   void register_comm_hook(CommHook hook);
@@ -179,10 +200,9 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// of the pass before, where that was the one that failed. In a join() ranks without input step
   /// as well, on the same gradients.
   ///
-  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together (call its step()
-  /// with
-  ///         a closure that returns the loss averaged over the ranks); for an optimizer without any
-  ///         of the parameters.
+  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together: call its step()
+  ///         behind backward, with a closure that returns the loss averaged over the ranks. For an
+  ///         optimizer without any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 

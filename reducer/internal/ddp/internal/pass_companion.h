@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -27,6 +28,8 @@ class PassCompanion {
   virtual void start(int source) = 0;
   /// Waits for what was sent, with `wait`, and takes it over.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
+  /// Behind finish(): why the pass throws, the same text on every rank; "" for nothing.
+  virtual std::string objection() { return {}; }
 };
 
 }  // namespace ddp

@@ -1,0 +1,148 @@
+#include "described_items.h"
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/gather_strings.h>
+
+namespace ddp {
+namespace {
+
+constexpr const char* kRefusal = "refusal";
+
+std::string serialize(const Description& items) {
+  std::string text;
+  for (const auto& item : items) text += item.kind + '\t' + item.name + '\t' + item.value + '\n';
+  return text;
+}
+
+Description deserialize(const std::string& text) {
+  Description items;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find('\t');
+    const auto second = line.find('\t', first + 1);
+    items.push_back(
+        {line.substr(0, first), line.substr(first + 1, second - first - 1),
+         line.substr(second + 1)});
+  }
+  return items;
+}
+
+bool same(const DescribedItem& a, const DescribedItem& b) {
+  return a.kind == b.kind && a.name == b.name && a.value == b.value;
+}
+
+size_t count_kind(const Description& items, const std::string& kind) {
+  return std::count_if(
+      items.begin(), items.end(), [&](const DescribedItem& item) { return item.kind == kind; });
+}
+
+const DescribedItem* find(
+    const Description& items, const std::string& kind, const std::string& name) {
+  const auto at = std::find_if(items.begin(), items.end(), [&](const DescribedItem& item) {
+    return item.kind == kind && item.name == name;
+  });
+  return at == items.end() ? nullptr : &*at;
+}
+
+std::string quoted(const DescribedItem& item) { return item.kind + " \"" + item.name + '"'; }
+
+std::vector<std::string> gather(
+    const char* subject, const std::string& text, const ProcessGroup& group,
+    GroupMonitor& monitor) {
+  const auto where = [subject] {
+    return c10::str(
+        "DistributedDataParallel: comparing the ranks' ", subject,
+        " (every rank has to construct and use its wrapper as the others do)");
+  };
+  std::vector<std::string> texts;
+  monitor.abort_on_error(where, [&] {
+    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor.wait(work, where); });
+  });
+  return texts;
+}
+
+// What the ranks say that cannot wrap their model; "" when there is none.
+std::string describe_refusals(const std::vector<Description>& by_rank) {
+  std::string text;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    for (const auto& item : by_rank[rank]) {
+      if (item.kind != kRefusal) continue;
+      text += c10::str(
+          text.empty() ? "" : "\n", "on rank ", rank, " of ", by_rank.size(), ": ", item.value);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string printable(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+  return name;
+}
+
+std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank) {
+  std::vector<size_t> ranks;
+  const auto text_of_first = serialize(by_rank.front());
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (serialize(by_rank[rank]) != text_of_first) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// `a` differs from `b` in its i-th item, or one of the two ends there.
+std::string describe_item_difference(const Description& a, const Description& b, size_t rank_b) {
+  size_t i = 0;
+  while (i < a.size() && i < b.size() && same(a[i], b[i])) ++i;
+  const auto counts = [&](const std::string& kind) {
+    return c10::str(
+        "rank 0 has ", count_kind(a, kind), " ", kind, "s and rank ", rank_b, " has ",
+        count_kind(b, kind), ": ");
+  };
+  if (i < a.size() && !find(b, a[i].kind, a[i].name)) {
+    return counts(a[i].kind) + quoted(a[i]) + " (" + a[i].value + ") is not on rank " +
+           std::to_string(rank_b);
+  }
+  if (i < b.size() && !find(a, b[i].kind, b[i].name)) {
+    return counts(b[i].kind) + quoted(b[i]) + " (" + b[i].value + ") is only on rank " +
+           std::to_string(rank_b);
+  }
+  const auto* other = find(b, a[i].kind, a[i].name);
+  if (other->value == a[i].value) {
+    return c10::str(
+        quoted(a[i]), " comes in another place: where rank 0 has it, rank ", rank_b, " has ",
+        quoted(b[i]));
+  }
+  return c10::str(
+      quoted(a[i]), " is ", a[i].value, " on rank 0 and ", other->value, " on rank ", rank_b);
+}
+
+std::vector<Description> gather_where_different(
+    const char* subject, const Description& mine, const std::exception_ptr& refusal,
+    const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto text =
+      serialize(refusal ? Description{{kRefusal, "", printable(text_of(refusal))}} : mine);
+  const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
+  const auto digests = gather(subject, digest, group, monitor);
+  const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
+    return other == digests.front();
+  });
+  if (equal && refusal) std::rethrow_exception(refusal);
+  if (equal) return {};
+  std::vector<Description> by_rank;
+  for (const auto& description : gather(subject, text, group, monitor)) {
+    by_rank.push_back(deserialize(description));
+  }
+  const auto refused = describe_refusals(by_rank);
+  DDP_CHECK_VALUE(refused.empty(), refused);
+  return by_rank;
+}
+
+}  // namespace ddp

@@ -1,0 +1,266 @@
+#include "replica_check.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/gather_strings.h>
+
+#include "optimizer_values.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kOptimizer = "optimizer value";
+constexpr const char* kParameter = "parameter";
+constexpr const char* kBuffer = "buffer";
+const DescribedItem kOwnBuffers{"buffers of this rank", "", ""};
+// Between what makes values comparable (a shape and a dtype) and what is compared.
+constexpr char kContent = '#';
+
+std::string_view bytes_of(const at::Tensor& dense) {
+  return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
+}
+
+// NaN equals itself, and 0 differs from -0.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const auto here = tensor.detach().cpu().contiguous();
+  return std::hash<std::string_view>()(bytes_of(here));
+}
+
+uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = tensors.size();
+  for (const auto& tensor : tensors) hash = hash * 0x9E3779B97F4A7C15u + hash_of(tensor);
+  return hash;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return c10::str("undefined", kContent);
+  return c10::str(tensor.sizes(), " ", tensor.scalar_type(), kContent, hash_of(tensor));
+}
+
+std::string form_of(const std::string& value) { return value.substr(0, value.find(kContent)); }
+
+std::string content_of(const std::string& value) { return value.substr(value.find(kContent) + 1); }
+
+// The shortest that tells it from other doubles.
+std::string describe(double number) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+void add_value(
+    std::vector<ReplicaValue>& values, const std::string& name, const c10::IValue& value) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    values.push_back({{kOptimizer, printable(name), describe(tensor)}, tensor});
+  } else if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    for (size_t i = 0; i < list.size(); ++i) add_value(values, c10::str(name, ", ", i), list[i]);
+  } else {
+    const auto text = value.isDouble() ? describe(value.toDouble()) : c10::str(value);
+    values.push_back(
+        {{kOptimizer, printable(name), printable(c10::str("number", kContent, text))}, {}});
+  }
+}
+
+/// How far a rank's tensor is from rank 0's.
+struct Distance {
+  double largest = 0;  // of an element's
+  int64_t elements = 0;
+};
+
+Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
+  const auto bytes = [](const at::Tensor& t) { return t.view({-1, 1}).view(at::kByte); };
+  const auto unlike = bytes(own).ne(bytes(first)).any(1);
+  const auto numbers = [&](const at::Tensor& t) {
+    const auto some = t.view(-1).masked_select(unlike);
+    return (some.is_complex() ? at::view_as_real(some) : some).to(at::kDouble);
+  };
+  Distance distance;
+  distance.elements = unlike.sum().item<int64_t>();
+  if (distance.elements > 0) {
+    distance.largest = (numbers(own) - numbers(first)).abs().max().item<double>();
+  }
+  return distance;
+}
+
+// Of each rank from rank 0.
+std::vector<Distance> distances(
+    const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
+  std::vector<std::string> texts;
+  monitor.abort_on_error(where, [&] {
+    const auto own = tensor.detach().cpu().contiguous();
+    const auto devices = group->getDeviceTypes();
+    const auto carrier = devices.empty() || std::count(devices.begin(), devices.end(), at::kCPU)
+                             ? c10::Device(at::kCPU)
+                             : tensor.device();
+    std::vector<at::Tensor> wire{own.view(-1).view(at::kByte).to(carrier, false, /*copy=*/true)};
+    c10d::BroadcastOptions options;
+    options.rootRank = 0;
+    monitor.wait(*group->broadcast(wire, options), where);
+    const auto first = wire.front().cpu().view(own.scalar_type()).view_as(own);
+    const auto mine = distance_between(own, first);
+    texts = gather_strings(
+        c10::str(mine.elements, ' ', describe(mine.largest)), group,
+        [&](c10d::Work& work) { monitor.wait(work, where); });
+  });
+  std::vector<Distance> result;
+  for (const auto& text : texts) {
+    const auto space = text.find(' ');
+    result.push_back({std::stod(text.substr(space)), std::stoll(text.substr(0, space))});
+  }
+  return result;
+}
+
+Description of_kind(const Description& all, const std::string& kind) {
+  Description some;
+  for (const auto& item : all) {
+    if (item.kind == kind) some.push_back(item);
+  }
+  return some;
+}
+
+std::vector<Description> forms_of(std::vector<Description> by_rank) {
+  for (auto& description : by_rank) {
+    for (auto& item : description) item.value = form_of(item.value);
+  }
+  return by_rank;
+}
+
+// The ranks whose item `i` is not rank 0's.
+std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, size_t i) {
+  std::vector<size_t> ranks;
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank][i].value != by_rank.front()[i].value) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// `ranks` have another content of item `i` than rank 0, in the same form.
+std::string describe_contents(
+    const std::vector<Description>& by_rank, size_t i, const std::vector<size_t>& ranks,
+    const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto others = c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+  if (!tensor.defined()) {
+    return c10::str(
+        "is ", content_of(by_rank.front()[i].value), " on rank 0 and ",
+        content_of(by_rank[ranks.front()][i].value), " on rank ", ranks.front());
+  }
+  Distance most;
+  for (const auto& distance : distances(tensor, group, monitor)) {
+    most.elements = std::max(most.elements, distance.elements);
+    if (std::isnan(distance.largest) || distance.largest > most.largest) {
+      most.largest = distance.largest;
+    }
+  }
+  char amount[32];
+  std::snprintf(amount, sizeof amount, "%.3g", most.largest);
+  return c10::str(
+      "differs on ", others, " from rank 0's by up to ", amount, " in ", most.elements, " of ",
+      tensor.numel(), " elements");
+}
+
+// What differs of one kind; "" for nothing.
+std::string describe_kind(
+    const std::string& kind, const std::vector<Description>& all,
+    const std::vector<ReplicaValue>& values, const ProcessGroup& group, GroupMonitor& monitor) {
+  std::vector<Description> by_rank;
+  for (const auto& description : all) by_rank.push_back(of_kind(description, kind));
+  const auto forms = forms_of(by_rank);
+  const auto misfits = ranks_unlike_first(forms);
+  if (!misfits.empty()) {
+    return describe_item_difference(forms.front(), forms[misfits.front()], misfits.front());
+  }
+  std::vector<size_t> different;
+  for (size_t i = 0; i < by_rank.front().size(); ++i) {
+    if (!ranks_unlike_first(by_rank, i).empty()) different.push_back(i);
+  }
+  if (different.empty()) return {};
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values) {
+    if (value.item.kind == kind) tensors.push_back(value.tensor);
+  }
+  const auto i = different.front();
+  return c10::str(
+      kind, " \"", by_rank.front()[i].name, "\" ",
+      different.size() > 1 ? c10::str("(the first of ", different.size(), ") ") : "",
+      describe_contents(by_rank, i, ranks_unlike_first(by_rank, i), tensors[i], group, monitor));
+}
+
+}  // namespace
+
+std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state) {
+  std::vector<ReplicaValue> values;
+  for (const auto& s : state) {
+    values.push_back(
+        {{s.is_parameter ? kParameter : kBuffer, printable(s.name), describe(s.tensor)}, s.tensor});
+  }
+  return values;
+}
+
+std::vector<ReplicaValue> replica_values(
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+  std::vector<ReplicaValue> values;
+  for (const auto& [name, value] : optimizer_values(optimizer, module)) {
+    add_value(values, name, value);
+  }
+  return values;
+}
+
+std::string describe_replica_difference(
+    const std::vector<ReplicaValue>& values, Buffers buffers, const std::exception_ptr& refusal,
+    const ProcessGroup& group, GroupMonitor& monitor) {
+  Description mine;
+  if (buffers == Buffers::Own) mine.push_back(kOwnBuffers);
+  for (const auto& value : values) mine.push_back(value.item);
+  const auto by_rank = gather_where_different("replicas", mine, refusal, group, monitor);
+  if (by_rank.empty()) return {};
+  const bool own_buffers =
+      std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {
+        return !description.empty() && description.front().kind == kOwnBuffers.kind;
+      });
+  std::string text;
+  // The options first: another learning rate is why parameters differ.
+  for (const auto* kind : {kOptimizer, kParameter, kBuffer}) {
+    if (own_buffers && kind == kBuffer) continue;
+    const auto difference = describe_kind(kind, by_rank, values, group, monitor);
+    if (!difference.empty()) text += (text.empty() ? "" : "; ") + difference;
+  }
+  return text;
+}
+
+void PeriodicReplicaCheck::start(
+    c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
+  if (every_ == 0 || group.getSize() == 1 || ++passes_ % every_ != 0) return;
+  const auto tensors = find();
+  const auto hash = static_cast<int64_t>(hash_of(tensors));
+  // The greatest of all, and of all complements, which is the complement of the least.
+  extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
+  std::vector<at::Tensor> wire{extremes_};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  work_ = group.allreduce(wire, options);
+}
+
+bool PeriodicReplicaCheck::differs(GroupMonitor& monitor) {
+  const auto work = std::exchange(work_, {});
+  if (!work) return false;
+  const auto where = [] { return std::string("comparing a hash of the ranks' parameters"); };
+  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
+  const auto extremes = extremes_.cpu();
+  const auto* of_all = extremes.const_data_ptr<int64_t>();
+  return of_all[0] != ~of_all[1];
+}
+
+}  // namespace ddp

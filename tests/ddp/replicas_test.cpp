@@ -1,0 +1,299 @@
+// Whether the ranks' models are still the same: what is found, and what is left alone.
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/replicas.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::error_of;
+using testing::errors_of_ranks;
+using testing::in;
+using testing::Rank;
+using testing::run_ranks;
+
+// Two layers with a BatchNorm between them.
+struct LayeredImpl : torch::nn::Module {
+  LayeredImpl() {
+    const torch::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.copy_(torch::linspace(-0.5, 1, p.numel()).view_as(p));
+  }
+  at::Tensor forward(const at::Tensor& x) { return last(norm(first(x))); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 4));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(4, 2));
+};
+TORCH_MODULE(Layered);
+
+using LayeredModel = DistributedDataParallel<Layered>;
+
+at::Tensor rows_of(int rank, int step) {
+  return torch::linspace(-1, 1 + rank, 15).view({5, 3}).roll(step);
+}
+
+void reduced_backward(LayeredModel& model, int rank, int step) {
+  model->zero_grad();
+  model->forward(rows_of(rank, step)).square().sum().backward();
+}
+
+void train_steps(LayeredModel& model, torch::optim::Optimizer& optimizer, int rank, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    reduced_backward(model, rank, step);
+    optimizer.step();
+  }
+}
+
+// What all three ranks throw, the same, where `spoil` did something on rank 1 behind two steps.
+std::string text_after(
+    const std::function<void(Layered&, torch::optim::Adam&)>& spoil, bool with_optimizer = false) {
+  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    torch::optim::Adam optimizer(model->parameters(), 0.01);
+    train_steps(model, optimizer, self.rank, 2);
+    with_optimizer ? model->check_replicas({&optimizer}) : model->check_replicas();
+    const torch::NoGradGuard no_grad;
+    if (self.rank == 1) spoil(net, optimizer);
+    const auto error = error_of(
+        [&] { with_optimizer ? model->check_replicas({&optimizer}) : model->check_replicas(); });
+    // The group stays usable, and rank 0's values are taken again.
+    model->refresh();
+    model->check_replicas();
+    if (!error.empty()) throw std::runtime_error(error);
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK(errors[0] == errors[2]);
+  return errors[0];
+}
+
+}  // namespace
+
+TEST_CASE("a parameter that drifted is named, with where and by how much", "[ranks][ddp]") {
+  CHECK_THAT(
+      text_after([](Layered& net, auto&) {
+        net->first->weight[1][2] += 0.25;
+        net->first->weight[0][0] -= 0.125;
+        net->last->bias[0] += 1;
+      }),
+      ContainsText(
+          "check_replicas: expected the same values on every rank, but parameter "
+          "\"first.weight\" (the first of 2) differs on rank 1 from rank 0's by up to 0.25 "
+          "in 2 of 12 elements.") &&
+          ContainsText("model->refresh()"));
+  CHECK_THAT(
+      text_after([](Layered& net, auto&) { net->first->bias[3] = std::nan(""); }),
+      ContainsText("\"first.bias\" differs on rank 1 from rank 0's by up to nan in 1 of 4"));
+  CHECK_THAT(
+      text_after([](Layered& net, auto&) { net->norm->running_var[0] += 2; }),
+      ContainsText("but buffer \"norm.running_var\" differs on rank 1 from rank 0's by up to 2 in "
+                   "1 of 4 elements"));
+}
+
+TEST_CASE("a learning rate and an optimizer's state that drifted are named", "[ranks][ddp]") {
+  const auto slower = [](Layered&, torch::optim::Adam& optimizer) {
+    optimizer.param_groups()[0].options().set_lr(0.001);
+  };
+  CHECK(text_after(slower).empty());
+  CHECK_THAT(
+      text_after(slower, true),
+      ContainsText("but optimizer value \"lr of parameter group 0\" is 0.01 on rank 0 and 0.001 on "
+                   "rank 1."));
+  CHECK_THAT(
+      text_after(
+          [](Layered& net, torch::optim::Adam& optimizer) {
+            auto& state = optimizer.state()[net->first->weight.unsafeGetTensorImpl()];
+            static_cast<torch::optim::AdamParamState&>(*state).exp_avg()[0][0] += 3;
+          },
+          true),
+      ContainsText(
+          "but optimizer value \"exp_avg of first.weight\" differs on rank 1 from rank 0's "
+          "by up to 3 in 1 of 12 elements"));
+  // Loaded on one rank only: here, lost.
+  CHECK_THAT(
+      text_after([](Layered&, torch::optim::Adam& optimizer) { optimizer.state().clear(); }, true),
+      ContainsText("optimizer value \"exp_avg of first.weight\" ([4, 3] Float) is not on rank 1"));
+}
+
+TEST_CASE("other shapes and names on a rank are told, not waited for", "[ranks][ddp]") {
+  const auto text_of = [](const std::function<void(Layered&)>& spoil) {
+    const auto errors = errors_of_ranks(3, [&](const Rank& self) {
+      Layered net;
+      LayeredModel model(net, in(self));
+      if (self.rank == 1) spoil(net);
+      model->check_replicas();
+    });
+    CHECK(errors[0] == errors[1]);
+    CHECK(errors[0] == errors[2]);
+    return errors[0];
+  };
+  CHECK_THAT(
+      text_of([](Layered& net) { net->register_parameter("extra", torch::ones({2})); }),
+      ContainsText("parameter \"extra\" ([2] Float) is only on rank 1"));
+  CHECK_THAT(
+      text_of([](Layered& net) { net->first->bias.set_data(torch::zeros({5})); }),
+      ContainsText("parameter \"first.bias\" is [4] Float on rank 0 and [5] Float on rank 1"));
+}
+
+TEST_CASE("a rank that cannot be compared is told on all", "[ranks][ddp][errors]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    std::vector<torch::optim::Optimizer*> none;
+    if (self.rank == 1) none.push_back(nullptr);
+    model->check_replicas(none);
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0], ContainsText("on rank 1 of 2: check_replicas: expected optimizers, got a null"));
+}
+
+TEST_CASE("buffers that are a rank's own for now are left alone", "[ranks][ddp]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    torch::optim::SGD optimizer(model->parameters(), 0.01);
+    train_steps(model, optimizer, self.rank, 1);
+    {
+      const auto guard = model->no_sync();
+      model->forward(rows_of(self.rank, 7)).sum().backward();
+    }
+    if (replicas_equal(*net, self.group)) throw std::runtime_error("the statistics are the same");
+    model->check_replicas();
+    train_steps(model, optimizer, self.rank, 1);
+    if (!replicas_equal(*net, self.group)) throw std::runtime_error("the models differ");
+
+    // Of one rank alone.
+    if (self.rank == 1) {
+      const torch::NoGradGuard no_grad;
+      model->forward(rows_of(self.rank, 9));
+    }
+    model->check_replicas();
+
+    LayeredModel apart(Layered(), in(self).broadcast_buffers(false));
+    torch::optim::SGD other(apart->parameters(), 0.01);
+    train_steps(apart, other, self.rank, 2);
+    apart->check_replicas();
+  });
+  for (const auto& error : errors) CHECK(error.empty());
+}
+
+TEST_CASE("ignored parameters are each rank's own", "[ranks][ddp]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    const torch::NoGradGuard no_grad;
+    net->last->bias.fill_(self.rank);
+    LayeredModel model(net, in(self).parameters_to_ignore({"last.bias"}).check_replicas_every(1));
+    model->check_replicas();
+    const torch::AutoGradMode grad(true);
+    reduced_backward(model, self.rank, 0);
+  });
+  for (const auto& error : errors) CHECK(error.empty());
+}
+
+TEST_CASE("check_replicas_every finds a drift in the step that it looks at", "[ranks][ddp]") {
+  const auto threw_in = [](const std::function<void(Layered&, torch::optim::SGD&, int)>& spoil,
+                           bool in_backward = false) {
+    const auto steps = run_ranks<std::pair<int, std::string>>(3, [&](const Rank& self) {
+      Layered net;
+      LayeredModel model(net, in(self).check_replicas_every(3));
+      const auto optimizer = std::make_shared<torch::optim::SGD>(
+          model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+      if (in_backward) model->step_in_backward(optimizer);
+      for (int step = 1; step <= 9; ++step) {
+        if (self.rank == 2) {
+          const torch::NoGradGuard no_grad;
+          spoil(net, *optimizer, step);
+        }
+        const auto error = error_of([&] { reduced_backward(model, self.rank, step); });
+        if (!error.empty()) return std::pair(step, error);
+        if (!in_backward) optimizer->step();
+      }
+      return std::pair(0, std::string());
+    });
+    CHECK(steps[1] == steps[0]);
+    CHECK(steps[2] == steps[0]);
+    return steps[0];
+  };
+  for (const bool in_backward : {false, true}) {
+    CAPTURE(in_backward);
+    CHECK(threw_in([](auto&&...) {}, in_backward).first == 0);
+    const auto [step, text] = threw_in(
+        [](Layered& net, auto&, int now) {
+          if (now == 4) net->first->weight[0][1] += 0.5;
+        },
+        in_backward);
+    CHECK(step == 6);
+    CHECK_THAT(text, ContainsText("parameter \"first.weight\"") && ContainsText("on rank 2"));
+    // The rate of step 6 acts behind the comparison, and is found in step 9.
+    const auto [later, of_rate] = threw_in(
+        [](Layered&, torch::optim::SGD& optimizer, int now) {
+          if (now == 6) optimizer.param_groups()[0].options().set_lr(0.02);
+        },
+        in_backward);
+    CHECK(later == 9);
+    CHECK_THAT(of_rate, ContainsText("differs on rank 2"));
+    CHECK((of_rate.find("lr of parameter group 0") != std::string::npos) == in_backward);
+  }
+}
+
+TEST_CASE(
+    "check_replicas_every counts on through a join, and looks at nothing in it", "[ranks][ddp]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self).check_replicas_every(2));
+    torch::optim::SGD optimizer(model->parameters(), 0.01);
+    train_steps(model, optimizer, self.rank, 1);
+    model->join(
+        [&] { train_steps(model, optimizer, self.rank, self.rank == 0 ? 5 : 2); },
+        JoinOptions().optimizers({&optimizer}));
+    train_steps(model, optimizer, self.rank, 4);
+    model->check_replicas();
+  });
+  for (const auto& error : errors) CHECK(error.empty());
+}
+
+TEST_CASE("replicas_equal compares bits, of any module", "[ranks][ddp]") {
+  const auto equal = [](const std::function<void(Layered&)>& spoil) {
+    const auto results = run_ranks<int>(3, [&](const Rank& self) {
+      Layered net;
+      if (self.rank == 2) {
+        const torch::NoGradGuard no_grad;
+        spoil(net);
+      }
+      return static_cast<int>(replicas_equal(*net, self.group));
+    });
+    CHECK(results == std::vector<int>(3, results[0]));
+    return results[0] == 1;
+  };
+  CHECK(equal([](Layered&) {}));
+  CHECK_FALSE(equal([](Layered& net) { net->first->weight[0][0] += 1e-3; }));
+  CHECK_FALSE(equal([](Layered& net) { net->norm->num_batches_tracked += 1; }));
+  CHECK_FALSE(equal([](Layered& net) { net->norm->running_mean[0] = -0.0; }));
+}
+
+TEST_CASE("check_replicas is for between two steps", "[ranks][ddp][errors]") {
+  const auto errors = errors_of_ranks(1, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    model->join([&] { model->check_replicas(); });
+  });
+  CHECK_THAT(errors[0], ContainsText("check_replicas: expected to be called between two steps"));
+  CHECK_THAT(
+      errors_of_ranks(
+          1,
+          [&](const Rank& self) { LayeredModel(Layered(), in(self).check_replicas_every(-1)); })[0],
+      ContainsText("for check_replicas_every, got -1"));
+}
+
+}  // namespace ddp
