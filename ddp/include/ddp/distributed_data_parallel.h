@@ -200,9 +200,9 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// of the pass before, where that was the one that failed. In a join() ranks without input step
   /// as well, on the same gradients.
   ///
-  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together: call its step()
-  ///         behind backward, with a closure that returns the loss averaged over the ranks. For an
-  ///         optimizer without any of the parameters.
+  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together (its closure has to
+  ///         return the loss averaged over the ranks, and step() runs it); for an optimizer without
+  ///         any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
