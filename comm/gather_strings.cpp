@@ -6,9 +6,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/gather_strings.h>
 
-#include "carrier_device.h"
 #include "monitored_group.h"
 
 namespace ddp {

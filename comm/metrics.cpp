@@ -7,10 +7,10 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 
-#include "carrier_device.h"
 #include "fnv1a.h"
 #include "monitored_group.h"
 #include "monitored_work.h"

@@ -7,29 +7,17 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ddp/internal/carrier_device.h>
 #include <torch/serialize.h>
 
 namespace ddp {
-namespace {
-
-// Where the group can carry bytes: on the CPU if it can, for the archive lives there.
-c10::Device carrier_of(c10d::ProcessGroup& group) {
-  const auto devices = group.getDeviceTypes();
-  for (const auto& device : devices) {
-    if (device.is_cpu()) return device;
-  }
-  return devices.empty() ? c10::Device(at::kCPU) : devices.front();
-}
-
-}  // namespace
-
 void broadcast_optimizer(
     torch::optim::Optimizer& optimizer, int source, const ProcessGroup& group,
     GroupMonitor& monitor) {
   if (group->getSize() == 1) return;
   const auto where = [source] { return c10::str("getting the optimizer of rank ", source); };
   monitor.abort_on_error(where, [&] {
-    const auto device = carrier_of(*group);
+    const auto device = carrier_device(*group);
     const auto broadcast = [&](const at::Tensor& tensor) {
       std::vector<at::Tensor> tensors{tensor.to(device)};
       c10d::BroadcastOptions options;

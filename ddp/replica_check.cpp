@@ -12,6 +12,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/gather_strings.h>
 
 #include "optimizer_values.h"
@@ -101,11 +102,8 @@ std::vector<Distance> distances(
   std::vector<std::string> texts;
   monitor.abort_on_error(where, [&] {
     const auto own = tensor.detach().cpu().contiguous();
-    const auto devices = group->getDeviceTypes();
-    const auto carrier = devices.empty() || std::count(devices.begin(), devices.end(), at::kCPU)
-                             ? c10::Device(at::kCPU)
-                             : tensor.device();
-    std::vector<at::Tensor> wire{own.view(-1).view(at::kByte).to(carrier, false, /*copy=*/true)};
+    std::vector<at::Tensor> wire{own.view(-1).view(at::kByte).to(
+        carrier_device(*group), /*non_blocking=*/false, /*copy=*/true)};
     c10d::BroadcastOptions options;
     options.rootRank = 0;
     monitor.wait(*group->broadcast(wire, options), where);

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/carrier_device.h"
+#include <ddp/internal/carrier_device.h>
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 
