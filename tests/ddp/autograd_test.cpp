@@ -82,6 +82,42 @@ TEST_CASE("a gradient penalty is nobody's backward pass", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients(3, expected));
 }
 
+TEST_CASE("a gradient penalty may have a backward pass of its own", "[ranks][ddp]") {
+  const std::string order = GENERATE("penalty first", "penalty last", "penalty between");
+  const bool find_unused = GENERATE(true, false);
+  CAPTURE(order, find_unused);
+  std::vector<Gradients> seen(2);
+  const auto errors = testing::errors_of_ranks(2, [&](const Rank& self) {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel model(net, in(self).find_unused_parameters(find_unused));
+    const auto run = [&] { return model->forward(torch::full({1, 2}, self.rank + 1.0)).sum(); };
+    const auto penalize = [&] {
+      const auto x = torch::ones({1, 2}).set_requires_grad(true);
+      const auto slope = torch::autograd::grad({model->forward(x).sum()}, {x}, {}, true, true)[0];
+      ((self.rank + 1) * slope.sum()).backward();
+    };
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      if (order == "penalty first") penalize();
+      const auto loss = run();
+      if (order == "penalty between") penalize();
+      loss.backward();
+      if (order == "penalty last") penalize();
+      seen[self.rank].push_back(first_gradient(net));
+      seen[self.rank].push_back(net->bias.grad().item<float>());
+    }
+  });
+  if (find_unused) {
+    // The loss and the penalty each give the weight r + 1; the penalty gives the bias nothing.
+    CHECK(errors == std::vector<std::string>(2));
+    for (const auto& gradients : seen) CHECK(gradients == Gradients{3, 1, 3, 1, 3, 1});
+  } else {
+    for (const auto& error : errors) {
+      CHECK_THAT(error, Catch::Matchers::Contains("without gradients for 1 of 2 parameters (bias"));
+    }
+  }
+}
+
 TEST_CASE("backward with inputs is averaged, every time", "[ranks][ddp]") {
   const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
     auto net = make_linear(2);

@@ -78,7 +78,8 @@ struct DistributedDataParallelOptions {
   /// What gradients become: mean over ranks, sum, or weighted by samples. Default: Mean
   TORCH_ARG(Reduction, reduction) = Reduction::Mean;
   /// Let a backward pass skip parameters: one that no rank used keeps its gradient as it was, one
-  /// that some ranks used gets the average with zeros from the others. Default: false
+  /// that some ranks used gets the average with zeros from the others. A gradient penalty with a
+  /// backward pass of its own needs it. Default: false
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// Let `.grad` share the buckets' memory for good: its memory stays the same from pass to pass.
   /// Without, a gradient is in there from the end of a pass to the next one if nobody can tell from
@@ -199,8 +200,9 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// of the pass before, where that was the one that failed. In a join() ranks without input step
   /// as well, on the same gradients.
   ///
-  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together; for an optimizer
-  ///         without any of the parameters.
+  /// \throws c10::ValueError  for LBFGS, which looks at all gradients together (its closure has to
+  ///         return the loss averaged over the ranks, and step() runs it); for an optimizer without
+  ///         any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
@@ -215,7 +217,7 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// torch::nn::Module. Takes files of the plain module and of a wrapped one, also those whose
   /// names begin with "module.".
   ///
-  /// Collective: no. Every rank has to load the same file.
+  /// Collective: no. Every rank has to load the same file, or rank 0 alone before refresh().
   void load(torch::serialize::InputArchive& archive) override;
 
   class State;
@@ -310,7 +312,8 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
         detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_device())...);
   }
 
-  /// The module that was wrapped.
+  /// The module that was wrapped. A backward pass through it, past the wrapper's `forward`, leaves
+  /// each rank its own gradients.
   M& module() { return module_; }
   const M& module() const { return module_; }
 

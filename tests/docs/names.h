@@ -1,0 +1,37 @@
+// What the blocks of code in README.md and docs use without making it. They are only compiled.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <sstream>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x);
+};
+TORCH_MODULE(Net);
+using Data = torch::data::datasets::MapDataset<
+    torch::data::datasets::MNIST, torch::data::transforms::Stack<>>;
+
+extern Data dataset;
+extern std::unique_ptr<torch::data::StatelessDataLoader<Data, ddp::DistributedSampler>> loader;
+extern ddp::DistributedDataParallel<Net> model;
+extern torch::optim::SGD optimizer;
+extern torch::Device device;
+extern int64_t epoch;
+extern at::Tensor a, b, x, y, batch_loss, grad_norm;
+extern double correct, samples;
+Data open_or_download(const char* folder);
+
+// GANs.
+extern Net generator_net, judge_net;
+extern torch::optim::Adam generator_optimizer, judge_optimizer;
+extern at::Tensor real, fake;
+at::Tensor loss(const at::Tensor& output, double target);
