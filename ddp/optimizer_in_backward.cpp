@@ -43,7 +43,7 @@ OptimizerInBackward::OptimizerInBackward(
   DDP_CHECK_VALUE(
       !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
-      "after backward.");
+      "instead, with a closure that returns the loss averaged over the ranks.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
   const auto& groups = optimizer_->param_groups();
   DDP_CHECK_VALUE(

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/reducer.h>
 #include <ddp/internal/value_sample.h>
 
 namespace ddp {
@@ -16,9 +17,9 @@ namespace ddp {
 /// and so are not averaged.
 ///
 /// Such a gradient alone is no sign: it may only have passed through, to be zeroed. Where the
-/// parameter has changed when the next one comes, and nothing was averaged in between, it was used.
+/// parameter has changed when the next gradient comes, averaged or not, it was used.
 ///
-/// Threads: note() on autograd's, one per parameter at a time; clear() between passes.
+/// Threads: note() on autograd's, one per parameter at a time; used() and clear() on one.
 class BareGradients {
  public:
   explicit BareGradients(size_t parameters) : samples_(parameters) {}
@@ -30,6 +31,19 @@ class BareGradients {
     const auto before = std::exchange(samples_[parameter], value_sample(tensor));
     any_.store(true, std::memory_order_relaxed);
     return before && before != samples_[parameter] && !told_.exchange(true);
+  }
+
+  /// A pass begins whose gradients are averaged.
+  ///
+  /// \return a parameter of which there is the first sign that one was used.
+  std::optional<size_t> used(const std::vector<NamedParameter>& parameters) {
+    if (!any_.load(std::memory_order_relaxed) || told_) return {};
+    for (size_t i = 0; i < samples_.size(); ++i) {
+      if (!samples_[i] || samples_[i] == value_sample(parameters[i].tensor)) continue;
+      told_ = true;
+      return i;
+    }
+    return {};
   }
 
   /// Gradients were averaged.

@@ -99,6 +99,7 @@ class Reducer::Engine final : public AutogradEvents {
   // engine_backward.cpp: while autograd runs
   void begin_backward();
   void note_bare_gradient(size_t parameter);
+  void tell_bare_step(size_t parameter) const;
   void launch_ready_buckets();
   void launch_until_served();
   void launch_rest();

@@ -48,14 +48,17 @@ void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
 }
 
 void Reducer::Engine::note_bare_gradient(size_t parameter) {
-  const auto& [name, tensor, sparse] = buckets_.parameters()[parameter];
-  if (group_->getSize() == 1 || !bare_.note(parameter, tensor)) return;
+  if (group_->getSize() == 1) return;
+  if (bare_.note(parameter, buckets_.parameters()[parameter].tensor)) tell_bare_step(parameter);
+}
+
+void Reducer::Engine::tell_bare_step(size_t parameter) const {
   TORCH_WARN(
       "DistributedDataParallel: expected gradients of passes that the wrapper's forward began, got "
       "an optimizer step on those of others (",
-      name, " has one) on ", monitor_->rank_text(),
+      buckets_.parameters()[parameter].name, " has one) on ", monitor_->rank_text(),
       ". They are not averaged, so the ranks' models drift apart. Call the wrapped model, not "
-      "module(), in what is trained.");
+      "module(), in what is trained, and let a penalty's backward follow its forward.");
 }
 
 void Reducer::Engine::begin_backward() {
@@ -63,6 +66,7 @@ void Reducer::Engine::begin_backward() {
   // No forward pass came in between: of two forwards and two backwards, say.
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
+  if (const auto used = bare_.used(buckets_.parameters())) tell_bare_step(*used);
   observers_.tell([](PassObserver& o) { o.begin_backward(); });
   if (companion_) companion_->begin(pass_->terms);
   // Buckets of nothing but unused parameters wait for no gradient; others may have been ready while

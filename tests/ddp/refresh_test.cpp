@@ -307,6 +307,25 @@ TEST_CASE("steps on gradients that came past the wrapper are told of, once", "[r
   for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int>{0, 1, 1, 1});
 }
 
+TEST_CASE("a step on averaged gradients and others on top is told of, once", "[ranks][ddp]") {
+  const auto counts = run_ranks<std::vector<int>>(2, [](const Rank& self) {
+    Growing net;
+    net->to(at::kDouble);
+    DistributedDataParallel model(net, in(self));
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    const Warnings warnings;
+    std::vector<int> counts;
+    for (int step = 0; step < 4; ++step) {
+      step_with(model, self, step);
+      counts.push_back(warnings.count("got an optimizer step on those of others"));
+      model->module()->forward(batch(self.rank, step)).backward();
+      sgd.step();
+    }
+    return counts;
+  });
+  for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int>{0, 1, 1, 1});
+}
+
 TEST_CASE("gradients that only pass through a bare module are not told of", "[ranks][ddp]") {
   const auto counts = run_ranks<size_t>(2, [](const Rank& self) {
     Growing net;
