@@ -12,13 +12,27 @@ namespace ddp {
 
 using torch::autograd::variable_list;
 
+namespace {
+
+thread_local const at::Tensor* incoming = nullptr;
+
+}  // namespace
+
+const at::Tensor* incoming_gradient() { return incoming; }
+
 /// On a parameter's gradient accumulator.
 class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
  public:
   GradientHook(AutogradEvents& events, size_t parameter) : events_(events), parameter_(parameter) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
-    events_.on_gradient(parameter_, !gradients.empty() && gradients.front().defined());
+    const bool defined = !gradients.empty() && gradients.front().defined();
+    // A backward pass inside this one may run hooks on this thread.
+    struct Restore {
+      const at::Tensor* before;
+      ~Restore() { incoming = before; }
+    } restore{std::exchange(incoming, defined ? &gradients.front() : nullptr)};
+    events_.on_gradient(parameter_, defined);
     return outputs;
   }
 

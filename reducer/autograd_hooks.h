@@ -29,6 +29,10 @@ class AutogradEvents {
   ~AutogradEvents() = default;
 };
 
+/// The gradient that hooks on a parameter are called with, which autograd holds beside `.grad`
+/// until they return; null where the calling thread runs none.
+const at::Tensor* incoming_gradient();
+
 /// The hooks that a reducer has in autograd: on each parameter's gradient accumulator, on the nodes
 /// that made the outputs of forward passes, and at the end of a backward pass. The destructor
 /// removes the first, and the others do nothing from then on.

@@ -77,6 +77,7 @@ class BackwardPass {
   std::optional<StatusAgreement::Arrival> status;     // the ranks' together, once it was sent
   c10::intrusive_ptr<c10d::Work> status_work;         // where the status travels alone
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  // those that the host did not wait for
+  std::shared_ptr<void> served;              // while autograd makes gradients in the group's memory
   std::exception_ptr after_reduction_threw;  // what was called with reduced gradients threw
 
   std::atomic<size_t> next_bucket{0};  // the first that was not launched

@@ -11,9 +11,22 @@
 
 namespace ddp {
 
+namespace {
+
+// Below it, what a collective of its own costs is more than two copies; as measured.
+constexpr size_t kLeastDirect = size_t{64} << 10;
+
+bool travels_alone(const at::Tensor& parameter, const GradientMemory& memory) {
+  return parameter.is_cpu() && parameter.nbytes() >= kLeastDirect &&
+         memory.reduces(parameter.scalar_type());
+}
+
+}  // namespace
+
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-    std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate)
+    std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
+    const std::shared_ptr<GradientMemory>& memory)
     : indices_(std::move(indices)), placement_(std::move(placement)) {
   for (const size_t index : indices_) {
     const auto& parameter = parameters.at(index);
@@ -23,8 +36,41 @@ Bucket::Bucket(
   }
   TORCH_INTERNAL_ASSERT(!indices_.empty() && (!sparse_ || indices_.size() == 1));
   if (sparse_) return;
-  storage_ = BucketStorage(parameters_, tail, std::move(allocate));
-  remembered_.resize(parameters_.size());
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const auto& parameter = parameters_[slot];
+    if (memory && travels_alone(parameter, *memory)) {
+      direct_.emplace(slot, DirectGradient(parameter, memory));
+    } else {
+      packed_slots_.push_back(slot);
+      packed_parameters_.push_back(parameter);
+    }
+  }
+  const auto& first = parameters_.front();
+  storage_ = BucketStorage(
+      packed_parameters_, tail,
+      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate);
+  remembered_.resize(packed_slots_.size());
+}
+
+std::vector<at::Tensor> Bucket::wires() const {
+  if (sparse_) return {packed_};
+  std::vector<at::Tensor> wires;
+  if (storage_.all().numel() > 0 || direct_.empty()) wires.push_back(storage_.wire());
+  for (const auto& [slot, direct] : direct_) wires.push_back(direct.wire());
+  return wires;
+}
+
+int64_t Bucket::bytes() const {
+  size_t bytes = 0;
+  if (sparse_) return 0;
+  for (const auto& parameter : parameters_) bytes += parameter.nbytes();
+  return static_cast<int64_t>(bytes);
+}
+
+std::vector<size_t> Bucket::direct_sizes() const {
+  std::vector<size_t> sizes;
+  for (const auto& [slot, direct] : direct_) sizes.push_back(parameters_[slot].nbytes());
+  return sizes;
 }
 
 std::vector<Bucket::Misfit> Bucket::pack(
@@ -32,18 +78,26 @@ std::vector<Bucket::Misfit> Bucket::pack(
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
   std::vector<Misfit> misfits;
+  const auto note = [&](size_t slot, std::string difference) {
+    if (!difference.empty()) misfits.push_back({slot, std::move(difference)});
+  };
+  for (auto& [slot, direct] : direct_) {
+    using Send = DirectGradient::Send;
+    const auto if_unused = unused == Unused::Zero ? Send::Zeros : Send::Copy;
+    note(slot, direct.pack(scale, is_used(slot) ? Send::Gradient : if_unused));
+  }
   using When = ScaledCopies::When;
   ScaledCopies copies(scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together);
-  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
-    if (!is_used(slot)) set_aside(slot, unused);
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    const auto slot = packed_slots_[packed];
+    if (!is_used(slot)) set_aside(packed, unused);
     if (!is_used(slot) && unused == Unused::Zero) continue;
     // A rank that has no say (no samples) has none with infinities either.
     if (scale == 0) {
-      storage_.views()[slot].zero_();
+      storage_.views()[packed].zero_();
       continue;
     }
-    auto difference = pack_one(slot, copies);
-    if (!difference.empty()) misfits.push_back({slot, std::move(difference)});
+    note(slot, pack_one(packed, copies));
   }
   copies.finish();
   return misfits;
@@ -57,21 +111,21 @@ std::vector<Bucket::Misfit> Bucket::pack_sparse_one(double scale, bool zero) {
   return {{0, std::move(packed.difference)}};
 }
 
-void Bucket::set_aside(size_t slot, Unused unused) {
-  const auto& view = storage_.views()[slot];
-  const at::Tensor& grad = parameters_[slot].mutable_grad();
-  if (grad.defined() && storage_.has_in_place(slot, grad)) remembered_[slot] = view.clone();
+void Bucket::set_aside(size_t packed, Unused unused) {
+  const auto& view = storage_.views()[packed];
+  const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+  if (grad.defined() && storage_.has_in_place(packed, grad)) remembered_[packed] = view.clone();
   if (unused == Unused::Zero) view.zero_();
 }
 
-std::string Bucket::pack_one(size_t slot, ScaledCopies& copies) {
-  const auto& view = storage_.views()[slot];
-  const at::Tensor& grad = parameters_[slot].mutable_grad();
+std::string Bucket::pack_one(size_t packed, ScaledCopies& copies) {
+  const auto& view = storage_.views()[packed];
+  const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
   if (!grad.defined()) {
     view.zero_();
     return {};
   }
-  if (storage_.has_in_place(slot, grad)) {
+  if (storage_.has_in_place(packed, grad)) {
     copies.scale(view);
     return {};
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <ddp/internal/reducer.h>
 
 #include "bucket_storage.h"
+#include "direct_gradient.h"
 #include "gradient_placement.h"
 
 namespace ddp {
@@ -18,8 +20,9 @@ class ScaledCopies;
 /// other buckets.
 ///
 /// A dense bucket packs its gradients into its BucketStorage, and a GradientPlacement says what
-/// becomes of `.grad` when they are reduced. A bucket of one sparse parameter has no storage: the
-/// gradient itself is sent.
+/// becomes of `.grad` when they are reduced; but large ones travel alone (DirectGradient), where
+/// the group has memory for that. A bucket of one sparse parameter has no storage: the gradient
+/// itself is sent.
 ///
 /// Threads: belongs to the thread that launches or finishes the bucket.
 class Bucket {
@@ -38,9 +41,11 @@ class Bucket {
 
   /// \param indices  places in `parameters`; all of one dtype and device.
   /// \param tail  extra elements of storage behind the gradients, sent along with them.
+  /// \param memory  for gradients that travel alone; null: none does.
   Bucket(
       const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-      std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate);
+      std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
+      const std::shared_ptr<GradientMemory>& memory);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
   Bucket(Bucket&& other) = default;
@@ -51,23 +56,16 @@ class Bucket {
   bool is_sparse() const { return sparse_; }
   /// Empty for a sparse bucket.
   const BucketStorage& storage() const { return storage_; }
-  /// The gradients, 1-D, without the tail; of a sparse bucket what pack() found.
+  /// The packed gradients, 1-D, without the tail; of a sparse bucket what pack() found.
   const at::Tensor& gradients() const { return sparse_ ? packed_ : storage_.gradients(); }
-  /// What a collective sends.
-  const at::Tensor& wire() const { return sparse_ ? packed_ : storage_.wire(); }
+  /// What collectives send, behind pack(): the storage, where there is anything in it, and then the
+  /// gradients that travel alone. As many on every rank.
+  std::vector<at::Tensor> wires() const;
   /// Of a dense bucket's gradients; 0 for a sparse one, whose size changes.
-  int64_t bytes() const {
-    return sparse_ ? 0 : static_cast<int64_t>(storage_.gradients().nbytes());
-  }
+  int64_t bytes() const;
+  /// Sizes in bytes of the gradients that travel alone.
+  std::vector<size_t> direct_sizes() const;
 
-  /// From now on, gradients are copied out: other code sees the storage.
-  void copy_only() { placement_->copy_only(); }
-  /// Before pack(): older gradients in the storage make room.
-  ///
-  /// \return whether the storage, and so its tail, is another one now.
-  bool vacate() { return !sparse_ && placement_->vacate(storage_, parameters_); }
-  /// Before the bucket goes: gradients that lie in its storage without being asked leave it.
-  void move_out();
   /// In place of an older bucket: gradients that belong into storage move into this one's.
   void move_in();
 
@@ -83,23 +81,26 @@ class Bucket {
 
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
-  /// \param reduced  1-D, what came back; usually gradients() itself.
+  /// \param reduced  1-D, what came back of the packed ones; usually gradients() itself.
   /// \param keep  by parameter, over all buckets: leave its `.grad` as it was before pack().
   ///        Empty: none.
   void unpack(const at::Tensor& reduced, const std::vector<char>& keep = {});
 
  private:
   std::vector<Misfit> pack_sparse_one(double scale, bool zero);
-  std::string pack_one(size_t slot, ScaledCopies& copies);
-  void set_aside(size_t slot, Unused unused);
+  std::string pack_one(size_t packed, ScaledCopies& copies);
+  void set_aside(size_t packed, Unused unused);
 
   std::vector<size_t> indices_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
   bool sparse_ = false;
+  std::map<size_t, DirectGradient> direct_;  // by slot
+  std::vector<size_t> packed_slots_;         // the others'; the storage has them in this order
+  std::vector<at::Tensor> packed_parameters_;
   std::unique_ptr<GradientPlacement> placement_;
   BucketStorage storage_;
-  std::vector<at::Tensor> remembered_;  // gradients in place here that unpack() may restore
+  std::vector<at::Tensor> remembered_;  // packed gradients in place that unpack() may restore
   at::Tensor packed_;                   // the sparse gradient that is sent
 };
 

@@ -29,10 +29,11 @@ class AllReduction : public BucketReduction {
       const Bucket& bucket, size_t /*index*/, bool /*is_last*/,
       const std::optional<double>& scale) override {
     if (group_->getSize() == 1) return {};
-    c10d::AllreduceOptions options;
+    c10d::AllreduceCoalescedOptions options;
     if (averages(bucket, scale)) options.reduceOp = c10d::ReduceOp::AVG;
-    std::vector<at::Tensor> wire{bucket.wire()};
-    return {group_->allreduce(wire, options), {}};
+    auto wires = bucket.wires();
+    if (wires.size() == 1) return {group_->allreduce(wires, options), {}};
+    return {group_->allreduce_coalesced(wires, options), {}};
   }
 
  private:

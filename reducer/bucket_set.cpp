@@ -1,12 +1,13 @@
 #include "bucket_set.h"
 
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ddp/internal/capabilities.h>
 
-#include "relocated_gradients.h"
+#include "copied_gradients.h"
 #include "viewed_gradients.h"
 
 namespace ddp {
@@ -27,11 +28,14 @@ BucketSet::BucketSet(
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       as_views_(as_views),
-      tail_(tail) {}
+      tail_(tail) {
+  if (group_->getSize() > 1 && !as_views_) {
+    memory_ = gradient_memory_of(*group_, parameters_.front().tensor.device());
+  }
+}
 
 void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   const at::NoGradGuard no_grad;
-  for (auto& bucket : buckets_) bucket.move_out();
   const bool is_rebuild = !buckets_.empty();
   buckets_.clear();
   buckets_.reserve(plan.size());
@@ -39,22 +43,31 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
     const bool last = b + 1 == plan.size();
     buckets_.emplace_back(
         parameters_, std::move(plan[b]), last ? tail_ : 0, make_placement(),
-        [group = group_](int64_t numel, const at::TensorOptions& options) {
-          return allocate(*group, numel, options);
-        });
+        [&](int64_t numel, const at::TensorOptions& options) {
+          return allocate(*group_, numel, options);
+        },
+        memory_);
   }
+  std::set<size_t> sizes;
+  for (const auto& bucket : buckets_) {
+    for (const size_t size : bucket.direct_sizes()) sizes.insert(size);
+  }
+  direct_sizes_.assign(sizes.begin(), sizes.end());
   if (!is_rebuild) return;
   for (auto& bucket : buckets_) bucket.move_in();
 }
 
 std::unique_ptr<GradientPlacement> BucketSet::make_placement() const {
   if (as_views_) return std::make_unique<ViewedGradients>();
-  return std::make_unique<RelocatedGradients>(copies_only_);
+  return std::make_unique<CopiedGradients>();
 }
 
-void BucketSet::copy_only() {
-  copies_only_ = true;
-  for (auto& bucket : buckets_) bucket.copy_only();
+void BucketSet::pack_all() {
+  if (std::exchange(memory_, nullptr)) build(indices());
+}
+
+std::shared_ptr<void> BucketSet::serve_gradients() const {
+  return memory_ && !direct_sizes_.empty() ? memory_->serve(direct_sizes_) : nullptr;
 }
 
 std::vector<std::vector<size_t>> BucketSet::indices() const {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/process_group.h>
 
@@ -21,12 +22,11 @@ class BucketSet {
   BucketSet(
       std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail);
 
-  /// Makes the buckets of `plan`. Gradients that lie in older ones move out of those before, and
-  /// where they are views into the new ones.
+  /// Makes the buckets of `plan`. Gradients that are views into older ones move into the new ones.
   void build(std::vector<std::vector<size_t>> plan);
 
-  /// From now on other code sees the buckets' memory: gradients are copied out of it.
-  void copy_only();
+  /// From now on every dense gradient is packed, for other code to see it in its bucket.
+  void pack_all();
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
@@ -40,6 +40,9 @@ class BucketSet {
   int64_t gradient_bytes() const;
   /// Of the buckets' memory.
   int64_t storage_bytes() const;
+  /// This thread's backward pass begins: large gradients shall come about where they can be sent
+  /// from, until what is returned goes.
+  std::shared_ptr<void> serve_gradients() const;
 
  private:
   std::unique_ptr<GradientPlacement> make_placement() const;
@@ -48,8 +51,9 @@ class BucketSet {
   const ProcessGroup group_;
   const bool as_views_;
   const int64_t tail_;
-  bool copies_only_ = false;
-  std::vector<Bucket> buckets_;  // in launch order
+  std::shared_ptr<GradientMemory> memory_;  // of gradients that travel alone; null: none does
+  std::vector<Bucket> buckets_;             // in launch order
+  std::vector<size_t> direct_sizes_;        // rising
 };
 
 /// What the planner has to know of each parameter.

@@ -24,47 +24,25 @@ at::Tensor alias(const at::Tensor& flat, int64_t offset, const at::Tensor& shape
 }  // namespace
 
 BucketStorage::BucketStorage(
-    const std::vector<at::Tensor>& parameters, int64_t tail, Allocate allocate)
-    : allocate_(std::move(allocate)) {
-  for (const auto& parameter : parameters) numel_ += parameter.numel();
-  const auto& first = parameters.front();
-  all_ = allocate_(
-      numel_ + tail, at::TensorOptions().dtype(first.scalar_type()).device(first.device()));
-  lay_out(parameters);
-}
-
-void BucketStorage::reallocate() {
-  all_ = allocate_(all_.numel(), all_.options());
-  lay_out(std::exchange(views_, {}));
-}
-
-void BucketStorage::lay_out(const std::vector<at::Tensor>& shapes) {
-  gradients_ = all_.narrow(0, 0, numel_);
-  tail_ = all_.narrow(0, numel_, all_.numel() - numel_);
+    const std::vector<at::Tensor>& parameters, int64_t tail, const at::TensorOptions& options,
+    const Allocate& allocate) {
+  int64_t numel = 0;
+  for (const auto& parameter : parameters) numel += parameter.numel();
+  all_ = allocate(numel + tail, options);
+  gradients_ = all_.narrow(0, 0, numel);
+  tail_ = all_.narrow(0, numel, tail);
   // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
   wire_ = all_.is_complex() ? at::view_as_real(all_) : all_;
-  views_.clear();
-  addresses_.clear();
   int64_t offset = 0;
-  for (const auto& shape : shapes) {
-    views_.push_back(alias(all_, offset, shape));
+  for (const auto& parameter : parameters) {
+    views_.push_back(alias(all_, offset, parameter));
     addresses_.push_back(views_.back().const_data_ptr());
-    offset += shape.numel();
+    offset += parameter.numel();
   }
-  own_tensors_ = static_cast<size_t>(all_.storage().use_count());
 }
 
 at::Tensor BucketStorage::view_into(const at::Tensor& flat, size_t slot) const {
   return alias(flat, views_[slot].storage_offset() - all_.storage_offset(), views_[slot]);
-}
-
-bool BucketStorage::contains(const at::Tensor& t) const {
-  return t.layout() == at::kStrided &&
-         t.storage().unsafeGetStorageImpl() == all_.storage().unsafeGetStorageImpl();
-}
-
-size_t BucketStorage::foreign_tensors() const {
-  return static_cast<size_t>(all_.storage().use_count()) - own_tensors_;
 }
 
 }  // namespace ddp

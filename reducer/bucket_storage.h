@@ -21,12 +21,12 @@ class BucketStorage {
 
   /// No memory: a sparse gradient is sent itself.
   BucketStorage() = default;
-  /// \param parameters  all of one dtype and device; slot k is for the gradient of parameter k.
+  /// \param parameters  slot k is for the gradient of parameter k; may be empty.
   /// \param tail  extra elements behind the gradients, sent along with them.
-  BucketStorage(const std::vector<at::Tensor>& parameters, int64_t tail, Allocate allocate);
-
-  /// Takes other memory, of the same size. Tensors in the old memory keep it.
-  void reallocate();
+  /// \param options  dtype and device of all parameters.
+  BucketStorage(
+      const std::vector<at::Tensor>& parameters, int64_t tail, const at::TensorOptions& options,
+      const Allocate& allocate);
 
   /// Gradients and tail, 1-D.
   const at::Tensor& all() const { return all_; }
@@ -49,25 +49,13 @@ class BucketStorage {
     return grad.strides() == views_[slot].strides() && grad.sizes() == views_[slot].sizes();
   }
 
-  /// Whether `t` lies anywhere in this memory.
-  bool contains(const at::Tensor& t) const;
-
-  /// Tensors in this memory that others made. Counts tensors, not references to them: a gradient
-  /// that a parameter and user code have is one, and both see what becomes of it.
-  size_t foreign_tensors() const;
-
  private:
-  void lay_out(const std::vector<at::Tensor>& shapes);
-
-  Allocate allocate_;
-  int64_t numel_ = 0;  // of the gradients
   at::Tensor all_;
   at::Tensor wire_;
   at::Tensor gradients_;
   at::Tensor tail_;
   std::vector<at::Tensor> views_;
   std::vector<const void*> addresses_;  // of the views' first elements
-  size_t own_tensors_ = 0;              // that lie in this memory
 };
 
 }  // namespace ddp

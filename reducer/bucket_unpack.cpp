@@ -12,23 +12,21 @@ void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
     packed_.reset();
     return;
   }
+  for (auto& [slot, direct] : direct_) direct.unpack(is_kept(slot));
   placement_->receive(storage_, reduced);
-  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
-    if (!is_kept(slot)) {
-      placement_->put(parameters_[slot].mutable_grad(), storage_, slot, reduced);
-    } else if (remembered_[slot].defined()) {
-      copy_scaled(storage_.views()[slot], remembered_[slot], 1.0);
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    const auto& parameter = packed_parameters_[packed];
+    if (!is_kept(packed_slots_[packed])) {
+      placement_->put(parameter.mutable_grad(), storage_, packed, reduced);
+    } else if (remembered_[packed].defined()) {
+      copy_scaled(storage_.views()[packed], remembered_[packed], 1.0);
     }
   }
-  remembered_.assign(parameters_.size(), at::Tensor());
-}
-
-void Bucket::move_out() {
-  if (!sparse_) placement_->move_out(storage_, parameters_);
+  remembered_.assign(packed_slots_.size(), at::Tensor());
 }
 
 void Bucket::move_in() {
-  if (!sparse_) placement_->move_in(storage_, parameters_);
+  if (!sparse_) placement_->move_in(storage_, packed_parameters_);
 }
 
 }  // namespace ddp

@@ -148,8 +148,9 @@ void Reducer::Engine::register_comm_hook(CommHook hook) {
       "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
   has_hook_ = true;
   reduction_ = make_hook_reduction(std::move(hook));
-  buckets_.copy_only();
+  buckets_.pack_all();
   place_status();
+  begin_pass(pass_->number());
 }
 
 void Reducer::Engine::when_reduced(WhenReduced act) {

@@ -36,7 +36,8 @@ namespace ddp {
 ///   6. engine_finish.cpp: finish_pass() waits for the buckets, looks at what the ranks agree on
 ///      (StatusAgreement), and finalizes one bucket after another.
 ///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
-///   8. relocated_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
+///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
+/// Large ones go (2), (4), (5) and (7) without a bucket's storage, as direct_gradient.cpp says.
 class Reducer::Engine final : public AutogradEvents {
  public:
   Engine(

@@ -67,6 +67,7 @@ void Reducer::Engine::begin_backward() {
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
   if (const auto used = bare_.used(buckets_.parameters())) tell_bare_step(*used);
+  pass_->served = buckets_.serve_gradients();
   observers_.tell([](PassObserver& o) { o.begin_backward(); });
   if (companion_) companion_->begin(pass_->terms);
   // Buckets of nothing but unused parameters wait for no gradient; others may have been ready while
@@ -98,6 +99,7 @@ void Reducer::Engine::on_backward_done() {
   // Not so at the end of a backward pass inside another one (reentrant autograd), whose own
   // gradients are still to come.
   if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
+  pass_->served.reset();
   for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
   launch_rest();
   finish_pass();
@@ -106,6 +108,7 @@ void Reducer::Engine::on_backward_done() {
 void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
   if (phase_ != Phase::Reducing || pass != pass_->number()) return;
   phase_ = Phase::Local;
+  pass_->served.reset();
   try {
     monitor_->fail(c10::str(
         "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
@@ -163,7 +166,6 @@ void Reducer::Engine::launch(size_t b) {
 
 void Reducer::Engine::pack(size_t b) {
   auto& bucket = buckets_[b];
-  if (bucket.vacate() && b + 1 == buckets_.size()) place_status();
   const bool looks_at_usage = usage_->tracks_usage() || pass_->joined;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Remember;
   observers_.tell([](PassObserver& o) { o.begin_pack(); });

@@ -40,4 +40,11 @@ BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device devic
   return capabilities;
 }
 
+std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
+  const auto backend = group.getBackend(device.type());
+  const auto* description = backends::find(backend->getBackendName());
+  if (description == nullptr || !description->gradient_memory) return nullptr;
+  return description->gradient_memory(*backend);
+}
+
 }  // namespace ddp

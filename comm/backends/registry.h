@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ddp/internal/capabilities.h>
+#include <ddp/internal/gradient_memory.h>
 
 #include "../gpu_assignment.h"
 #include "setup.h"
@@ -18,6 +19,8 @@ struct Description {
   std::vector<std::string> devices;  // whose tensors it carries: "cpu", "cuda"
   bool is_default = false;           // backend("") chooses it for its devices
   BackendCapabilities (*capabilities)() = nullptr;
+  // Of one of its backends; empty, or null, where there is none.
+  std::shared_ptr<GradientMemory> (*gradient_memory)(c10d::Backend&) = nullptr;
   BackendPtr (*make)(const Setup&) = nullptr;  // empty: no build has it
   std::string why_no_build;                    // a sentence; for those without make()
   // For a backend whose ranks need a GPU each. Empty for the others.

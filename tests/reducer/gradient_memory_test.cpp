@@ -2,6 +2,7 @@
 #include <chrono>
 #include <thread>
 
+#include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
@@ -18,8 +19,8 @@ using testing::Rank;
 using testing::reduced_backward;
 using testing::run_ranks;
 
-/// Elements of a gradient that is not copied out.
-constexpr int64_t kLarge = 8192;
+/// Elements of a gradient that travels alone, where the group has memory for that.
+constexpr int64_t kLarge = 32768;
 
 /// A reducer of two parameters, whose gradients are `factor` times rank + 1. After the first step
 /// each has a bucket of its own, one of which leaves while backward goes on.
@@ -196,17 +197,89 @@ TEST_CASE("two reducers average the same gradient in one pass", "[ranks][reducer
   CHECK(found == kNone);
 }
 
-TEST_CASE("by default gradients move into their buckets", "[ranks][reducer][memory]") {
-  const auto apart = run_ranks<int64_t>(2, [](const Rank& self) {
-    const auto a = parameter({kLarge}), b = parameter({kLarge});
-    Reducer reducer({{"a", a}, {"b", b}}, self.group);
-    for (int step = 0; step < 3; ++step) {
-      for (const auto& p : {a, b}) p.mutable_grad().reset();
-      reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
+TEST_CASE("a large gradient is averaged where autograd made it", "[ranks][reducer][memory]") {
+  const bool set_to_none = GENERATE(true, false);
+  const auto found = failures([&](const Rank& self) {
+    const auto memory = gradient_memory_of(*self.group, at::kCPU);
+    if (!memory) return;  // a backend that has none
+    Pair pair(self);
+    for (int step = 1; step <= 5; ++step) {
+      if (step == 1 || set_to_none) pair.zero(/*set_to_none=*/true);
+      const void* made = nullptr;
+      const auto hook = pair.first.register_hook(
+          [&](const at::Tensor& incoming) { made = incoming.const_data_ptr(); });
+      // Autograd makes these gradients itself; those of a sum alone are one number, expanded.
+      const auto factor = torch::full({kLarge}, self.rank + 1.0);
+      reduced_backward(
+          pair.reducer, [&] { return (pair.first * factor + pair.second * factor).sum(); });
+      pair.first.remove_hook(hook);
+      for (const auto& p : {pair.first, pair.second}) {
+        const auto& grad = p.grad();
+        TORCH_CHECK(memory->contains(grad), step);
+        TORCH_CHECK(grad.storage().nbytes() == grad.nbytes(), step, ": shares a storage");
+        TORCH_CHECK(grad.storage().use_count() == 1, step, ": is shared");
+        TORCH_CHECK(all_are(grad, set_to_none ? 1.5 : 1.5 * step), step, grad[0]);
+      }
+      const bool is_new = step == 1 || set_to_none;
+      TORCH_CHECK((pair.first.grad().const_data_ptr() == made) == is_new, step, ": was copied");
     }
-    return std::abs(a.grad().const_data_ptr<float>() - b.grad().const_data_ptr<float>());
   });
-  CHECK(apart[0] == kLarge);  // neighbours
+  CHECK(found == kNone);
+}
+
+TEST_CASE("a gradient whose memory autograd still reads is copied", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    const auto early = parameter({kLarge}), late = parameter({kLarge});
+    Reducer reducer(
+        {{"late", late}, {"early", early}}, self.group, ReducerOptions().bucket_cap_mb(1e-6));
+    for (int step = 1; step <= 4; ++step) {
+      early.mutable_grad().reset();
+      late.mutable_grad().reset();
+      reduced_backward(reducer, [&] {
+        // The same gradient goes to `early`, as a view, and on to `late`, whose own takes a while.
+        auto way = late.view({kLarge});
+        for (int i = 0; i < 20; ++i) way = way * 1.0;
+        return ((early.view({2, -1}).view({-1}) + way) * (step * (self.rank + 1.0))).sum();
+      });
+      TORCH_CHECK(all_are(early.grad(), 1.5 * step), step, early.grad()[0]);
+      TORCH_CHECK(all_are(late.grad(), 1.5 * step), step, late.grad()[0]);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE("gradients accumulate locally, and are averaged once", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    for (int step = 1; step <= 4; ++step) {
+      pair.zero(/*set_to_none=*/true);
+      pair.reducer.prepare_for_local_backward();
+      (pair.first.sum() + pair.second.sum()).backward();
+      pair.step(step);
+      TORCH_CHECK(all_are(pair.first.grad(), 1 + 1.5 * step), step, pair.first.grad()[0]);
+    }
+  });
+  CHECK(found == kNone);
+}
+
+TEST_CASE(
+    "a gradient that a hook of the program replaces is averaged", "[ranks][reducer][memory]") {
+  const auto found = failures([](const Rank& self) {
+    Pair pair(self);
+    for (int step = 1; step <= 4; ++step) {
+      pair.zero(/*set_to_none=*/true);
+      reduced_backward(pair.reducer, [&] {
+        const auto loss = (pair.first.sum() + pair.second.sum()) * (self.rank + 1.0);
+        return loss;
+      });
+      const auto before = pair.first.grad();
+      pair.first.mutable_grad() = pair.first.grad().clone();
+      pair.step(1);
+      TORCH_CHECK(all_are(pair.first.grad(), 3), step, pair.first.grad()[0]);
+      TORCH_CHECK(all_are(before, 1.5), step, before[0]);
+    }
+  });
+  CHECK(found == kNone);
 }
 
 TEST_CASE("a kept gradient is safe beside an empty parameter", "[ranks][reducer][memory]") {

@@ -18,6 +18,7 @@
 
 #include "../../gloo.h"
 #include "../../registry.h"
+#include "../memory/gradient_arena.h"
 #include "bootstrap_round.h"
 #include "hierarchical_backend.h"
 #include "shm_backend.h"
@@ -271,6 +272,10 @@ Description describe_shm() {
     capabilities.averages = true;
     capabilities.falls_back_to_gloo = true;
     return capabilities;
+  };
+  shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {
+    const auto* own = dynamic_cast<shm::FallbackBackend*>(&backend);
+    return own && own->arena() ? std::make_shared<shm::GradientArena>(own->arena()) : nullptr;
   };
   shm.make = shm::make_shm_or_gloo;
   return shm;

@@ -32,6 +32,7 @@ class FallbackBackend : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override {
     return allocate_tensor(size, options, *arena_);
   }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override {}  // they begin at 0

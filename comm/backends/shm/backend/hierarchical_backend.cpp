@@ -48,6 +48,17 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce(
   return start(Kind::kAllReduce, tensors[0], options);
 }
 
+HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (tensors.empty() || !are_plain(tensors) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return FallbackBackend::allreduce_coalesced(tensors, options);
+  }
+  std::vector<WorkPtr> works;
+  for (const auto& tensor : tensors) works.push_back(start(Kind::kAllReduce, tensor, options));
+  return combine_works(std::move(works), tensors);
+}
+
 // An all-reduce of one element. It completes behind the operations before it, whose works may still
 // be about to complete, and behind what Gloo carries.
 HierarchicalBackend::WorkPtr HierarchicalBackend::barrier(const c10d::BarrierOptions& options) {

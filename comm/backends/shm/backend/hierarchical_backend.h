@@ -31,6 +31,8 @@ class HierarchicalBackend : public FallbackBackend {
   void abort() override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:

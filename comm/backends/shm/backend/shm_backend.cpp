@@ -20,6 +20,9 @@ using c10d::OpType;
 
 namespace {
 
+// Bytes from which a tensor of several is reduced by a collective of its own.
+constexpr size_t kAlone = size_t{64} << 10;
+
 std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> all;
   for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
@@ -102,10 +105,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
     });
   }
   const auto& tensor = tensors[0];
-  const bool in_arena = tensor.is_contiguous() && arena_->offset_of(tensor);
-  return abort_on_error("all_reduce", [&] {
-    return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
-  });
+  return abort_on_error("all_reduce", [&] { return reduce_one(tensor, options); });
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
@@ -113,11 +113,31 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
   const bool ours = !tensors.empty() && are_plain(tensors) &&
                     can_reduce(tensors[0].scalar_type(), options.reduceOp);
   if (ours) {
-    return abort_on_error("all_reduce", [&] { return reduce_through_copies(tensors, options); });
+    return abort_on_error("all_reduce", [&] {
+      // By size, which is the same on all ranks; where a tensor lies is each rank's own affair.
+      Tensors small;
+      std::vector<WorkPtr> works;
+      for (const auto& tensor : tensors) {
+        if (tensor.nbytes() < kAlone) {
+          small.push_back(tensor);
+        } else {
+          works.push_back(reduce_one(tensor, options));
+        }
+      }
+      if (small.size() == 1) works.push_back(reduce_one(small.front(), options));
+      if (small.size() > 1) works.push_back(reduce_through_copies(std::move(small), options));
+      return works.size() == 1 ? works.front() : combine_works(std::move(works), tensors);
+    });
   }
   return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
     return FallbackBackend::allreduce_coalesced(tensors, options);
   });
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_one(
+    const Tensor& tensor, const c10d::AllreduceOptions& options) {
+  const bool in_arena = tensor.is_contiguous() && arena_->offset_of(tensor);
+  return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_in_place(

@@ -49,6 +49,7 @@ class ShmBackend : public FallbackBackend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  WorkPtr reduce_one(const Tensor& tensor, const c10d::AllreduceOptions& options);
   WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
   WorkPtr reduce_through_copies(Tensors tensors, const c10d::AllreduceOptions& options);
   WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);

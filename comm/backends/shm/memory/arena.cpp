@@ -26,11 +26,14 @@ void Arena::freeze() {
 }
 
 at::Tensor Arena::allocate(int64_t numel, at::ScalarType type, OnRelease on_release) {
-  const size_t bytes = in_pages(static_cast<size_t>(numel) * c10::elementSize(type));
-  const size_t offset = reserve(bytes);
+  const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(type);
+  auto* block = try_reserve(bytes);
+  DDP_CHECK_WITH(
+      OutOfMemoryError, block != nullptr, "shared memory: expected ", in_pages(bytes),
+      " bytes in one block, but the ", segment_->bytes(), " of this rank are in use.");
   const auto self = shared_from_this();
   return at::from_blob(
-      segment_->data() + offset, {numel}, [=](void*) { self->release(offset, bytes, on_release); },
+      block, {numel}, [=](void*) { self->release(block, bytes, on_release); },
       at::TensorOptions().dtype(type));
 }
 
@@ -41,20 +44,21 @@ std::optional<size_t> Arena::offset_of(const at::Tensor& t) const {
   return static_cast<size_t>(data - begin);
 }
 
-size_t Arena::reserve(size_t bytes) {
+std::byte* Arena::try_reserve(size_t bytes) {
+  bytes = in_pages(bytes);
   const std::lock_guard lock(mutex_);
   const auto block = std::find_if(
       free_.begin(), free_.end(), [&](const auto& entry) { return entry.second >= bytes; });
-  DDP_CHECK_WITH(
-      OutOfMemoryError, block != free_.end(), "shared memory: expected ", bytes,
-      " bytes in one block, but the ", segment_->bytes(), " of this rank are in use.");
+  if (block == free_.end()) return nullptr;
   const auto [offset, size] = *block;
   free_.erase(block);
   if (size > bytes) free_[offset + bytes] = size - bytes;
-  return offset;
+  return segment_->data() + offset;
 }
 
-void Arena::release(size_t offset, size_t bytes, OnRelease on_release) {
+void Arena::release(std::byte* block, size_t bytes, OnRelease on_release) {
+  bytes = in_pages(bytes);
+  auto offset = static_cast<size_t>(block - segment_->data());
   const std::lock_guard lock(mutex_);
   if (frozen_) return;
   if (on_release == OnRelease::kDiscard) segment_->discard(offset, bytes);

@@ -31,6 +31,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// \throws c10::OutOfMemoryError  when no block of that size is free.
   at::Tensor allocate(int64_t numel, at::ScalarType type, OnRelease on_release);
 
+  /// A block of that many bytes, uninitialized; null when none is free.
+  std::byte* try_reserve(size_t bytes);
+  /// Gives back a block of try_reserve(), with the same number of bytes.
+  void release(std::byte* block, size_t bytes, OnRelease on_release);
+
   /// From now on, memory that tensors release is not used again: another rank may still write to
   /// it.
   void freeze();
@@ -39,9 +44,6 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::optional<size_t> offset_of(const at::Tensor& t) const;
 
  private:
-  size_t reserve(size_t bytes);
-  void release(size_t offset, size_t bytes, OnRelease on_release);
-
   std::shared_ptr<Segment> segment_;
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset to bytes; no two of the blocks touch

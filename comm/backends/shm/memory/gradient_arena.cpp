@@ -1,0 +1,156 @@
+#include "gradient_arena.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+#include <ddp/internal/owner_process.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "../backend/reduce.h"
+
+namespace ddp::backends::shm {
+namespace {
+
+/// What a thread's allocations may come from.
+struct Service {
+  std::shared_ptr<Arena> arena;
+  std::vector<size_t> sizes;  // rising
+  OwnerProcess owner;
+};
+
+// Of this thread, the latest last; those that have ended are empty.
+thread_local std::vector<std::weak_ptr<const Service>> services;
+
+/// The blocks of all arenas that tensors have, by address. Never destroyed: tensors may outlive it.
+class Blocks {
+ public:
+  static Blocks& instance() {
+    static auto* blocks = new Blocks;
+    return *blocks;
+  }
+
+  void add(void* block, std::shared_ptr<Arena> arena, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[block] = {std::move(arena), bytes};
+  }
+
+  /// \return whether it was one.
+  bool release(void* block) {
+    Block found;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at = blocks_.find(block);
+      if (at == blocks_.end()) return false;
+      found = std::move(at->second);
+      blocks_.erase(at);
+    }
+    found.arena->release(static_cast<std::byte*>(block), found.bytes, Arena::OnRelease::kKeep);
+    return true;
+  }
+
+ private:
+  struct Block {
+    std::shared_ptr<Arena> arena;
+    size_t bytes = 0;
+  };
+  std::mutex mutex_;
+  std::unordered_map<void*, Block> blocks_;
+};
+
+void* take(const std::shared_ptr<Arena>& arena, size_t bytes) {
+  auto* block = arena->try_reserve(bytes);
+  if (block == nullptr) return nullptr;
+  Blocks::instance().add(block, arena, bytes);
+  c10::profiledCPUMemoryReporter().New(block, bytes);
+  return block;
+}
+
+class FrontAllocator final : public c10::Allocator {
+ public:
+  /// The one before the CPU allocator that was in place at the first call.
+  static FrontAllocator& instance() {
+    static auto* front = new FrontAllocator(*c10::GetCPUAllocator());
+    return *front;
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (!services.empty()) {
+      if (void* block = take_served(bytes)) return data_ptr(block);
+    }
+    return inner_.allocate(bytes);
+  }
+
+  c10::DataPtr data_ptr(void* block) const { return {block, block, &release, at::kCPU}; }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  explicit FrontAllocator(c10::Allocator& inner) : inner_(inner) {
+    // The least priority that suffices leaves room for a program's own.
+    for (int priority = 0; priority < 256 && c10::GetCPUAllocator() != this; ++priority) {
+      c10::SetCPUAllocator(this, static_cast<uint8_t>(priority));
+    }
+  }
+
+  static void* take_served(size_t bytes) {
+    for (auto it = services.rbegin(); it != services.rend(); ++it) {
+      const auto service = it->lock();
+      if (!service || !service->owner.is_this_one()) continue;
+      if (std::binary_search(service->sizes.begin(), service->sizes.end(), bytes)) {
+        return take(service->arena, bytes);
+      }
+    }
+    return nullptr;
+  }
+
+  static void release(void* block) {
+    if (Blocks::instance().release(block)) {
+      c10::profiledCPUMemoryReporter().Delete(block);
+    } else {
+      instance().inner_.raw_deallocate(block);
+    }
+  }
+
+  c10::Allocator& inner_;
+};
+
+}  // namespace
+
+GradientArena::GradientArena(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {
+  FrontAllocator::instance();
+}
+
+bool GradientArena::reduces(at::ScalarType type) const {
+  return can_reduce(type, c10d::ReduceOp::SUM) && can_reduce(type, c10d::ReduceOp::AVG);
+}
+
+at::Tensor GradientArena::allocate(int64_t numel, const at::TensorOptions& options) {
+  const auto type = c10::typeMetaToScalarType(options.dtype());
+  const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(type);
+  void* block = take(arena_, bytes);
+  if (block == nullptr) return at::empty({numel}, options);
+  auto& front = FrontAllocator::instance();
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), front.data_ptr(block), &front,
+      /*resizable=*/true);
+  auto tensor = at::empty({0}, options);
+  tensor.set_(storage, 0, {numel}, {1});
+  return tensor;
+}
+
+std::shared_ptr<void> GradientArena::serve(std::vector<size_t> sizes) {
+  const auto has_ended = [](const auto& service) { return service.expired(); };
+  services.erase(std::remove_if(services.begin(), services.end(), has_ended), services.end());
+  auto service = std::make_shared<Service>(Service{arena_, std::move(sizes), {}});
+  services.push_back(service);
+  return service;
+}
+
+}  // namespace ddp::backends::shm

@@ -1,0 +1,18 @@
+#include "copied_gradients.h"
+
+#include "gradient_kind.h"
+
+namespace ddp {
+
+void CopiedGradients::put(
+    at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced) {
+  const auto source = storage.view_into(reduced, slot);
+  // A gradient of another kind was a problem, and counted as zeros.
+  if (!grad.defined() || !is_like(grad, source)) {
+    grad = source.clone();
+  } else {
+    overwrite(grad, source);
+  }
+}
+
+}  // namespace ddp

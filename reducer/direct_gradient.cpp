@@ -1,0 +1,98 @@
+#include "direct_gradient.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "autograd_hooks.h"
+#include "gradient_copy.h"
+#include "gradient_kind.h"
+
+namespace ddp {
+namespace {
+
+// Another tensor on the memory of `t`: no autograd view, which optimizers could not `detach_()`.
+at::Tensor alias(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  auto other = at::empty({0}, t.options());
+  other.set_(t.storage(), t.storage_offset(), sizes, strides);
+  return other;
+}
+
+// Tensors on that storage which autograd itself drops before it reads anything again: while hooks
+// run on a parameter, the gradient that they are called with, and what that one is a view of.
+size_t dropped_by_autograd(const at::Tensor& grad) {
+  const auto* incoming = incoming_gradient();
+  if (incoming == nullptr || incoming->use_count() > 1 || !incoming->is_alias_of(grad)) return 0;
+  return incoming->is_view() && incoming->_base().use_count() == 1 ? 2 : 1;
+}
+
+at::DimVector strides_of(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return at::DimVector(parameter.strides());
+  return c10::contiguous_strides(parameter.sizes());
+}
+
+// Whether a hook of others may look at the gradient before the pass ends: it is to see this rank's.
+bool is_watched(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  return !accumulator || accumulator->post_hooks().size() != 1 ||
+         torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
+}
+
+}  // namespace
+
+at::Tensor DirectGradient::shaped(const at::Tensor& wire) const {
+  return alias(wire, parameter_.sizes(), strides_of(parameter_));
+}
+
+// Autograd may still have use for a storage that others share: the same one goes to several nodes.
+bool DirectGradient::can_send_in_place(const at::Tensor& grad) const {
+  return !grad.requires_grad() && !grad.is_neg() && !grad.is_conj() &&
+         grad.strides() == at::IntArrayRef(strides_of(parameter_)) &&
+         grad.storage().use_count() == 1 + dropped_by_autograd(grad) && memory_->contains(grad) &&
+         !is_watched(parameter_);
+}
+
+std::string DirectGradient::pack(double scale, Send send) {
+  const at::Tensor& grad = parameter_.mutable_grad();
+  const bool fits = grad.defined() && is_like(grad, parameter_);
+  // A rank that has no say (no samples) has none with infinities either.
+  const bool zeros = send == Send::Zeros || scale == 0 || !fits;
+  if (!zeros && send == Send::Gradient && can_send_in_place(grad)) {
+    in_place_ = grad;
+    wire_ = alias(grad, {grad.numel()}, {1});
+    scale_in_place(wire_, scale);
+    return {};
+  }
+  wire_ = memory_->allocate(parameter_.numel(), parameter_.options().requires_grad(false));
+  if (zeros) {
+    wire_.zero_();
+  } else {
+    copy_scaled(shaped(wire_), grad, scale);
+  }
+  const bool counts = send != Send::Zeros && scale != 0 && grad.defined();
+  return counts && !fits ? kind_difference(grad, parameter_) : std::string();
+}
+
+void DirectGradient::unpack(bool keep) {
+  const auto sent = std::exchange(in_place_, {});
+  const auto wire = std::exchange(wire_, {});
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (keep) return;
+  if (sent.defined() && grad.is_same(sent)) {
+    // Behind autograd's back: an operation that saved it has to notice.
+    grad.unsafeGetTensorImpl()->bump_version();
+    return;
+  }
+  const auto reduced = shaped(wire);
+  if (!grad.defined() || !is_like(grad, reduced)) {
+    // One of another kind was a problem, and counted as zeros.
+    grad = sent.defined() ? reduced.clone() : reduced;
+  } else {
+    copy_scaled(grad, reduced, 1.0);
+    grad.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace ddp
