@@ -13,6 +13,7 @@ namespace ddp {
 namespace {
 
 constexpr const char* kRefusal = "refusal";
+constexpr const char* kComparison = "comparison";
 
 std::string serialize(const Description& items) {
   std::string text;
@@ -65,6 +66,22 @@ std::vector<std::string> gather(
     texts = gather_strings(text, group, [&](c10d::Work& work) { monitor.wait(work, where); });
   });
   return texts;
+}
+
+// Where the first rank compares something else than rank 0; "" for nowhere.
+std::string describe_subjects(const std::vector<Description>& by_rank) {
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const auto& first = by_rank.front().front().name;
+    const auto& other = by_rank[rank].front().name;
+    if (other == first) continue;
+    return c10::str(
+        "DistributedDataParallel: expected every rank to make the same call, but rank 0 compares "
+        "the ranks' ",
+        first, " and rank ", rank, " the ranks' ", other,
+        ". Models are compared in construction and refresh(), replicas in check_replicas() and "
+        "replicas_equal(), communication hooks in the first averaged backward pass.");
+  }
+  return {};
 }
 
 // What the ranks say that cannot wrap their model; "" when there is none.
@@ -127,8 +144,13 @@ std::string describe_item_difference(const Description& a, const Description& b,
 std::vector<Description> gather_where_different(
     const char* subject, const Description& mine, const std::exception_ptr& refusal,
     const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto text =
-      serialize(refusal ? Description{{kRefusal, "", printable(text_of(refusal))}} : mine);
+  Description said{{kComparison, subject, ""}};
+  if (refusal) {
+    said.push_back({kRefusal, "", printable(text_of(refusal))});
+  } else {
+    said.insert(said.end(), mine.begin(), mine.end());
+  }
+  const auto text = serialize(said);
   const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
   const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
@@ -140,6 +162,9 @@ std::vector<Description> gather_where_different(
   for (const auto& description : gather(subject, text, group, monitor)) {
     by_rank.push_back(deserialize(description));
   }
+  const auto differing = describe_subjects(by_rank);
+  DDP_CHECK(differing.empty(), differing);
+  for (auto& description : by_rank) description.erase(description.begin());
   const auto refused = describe_refusals(by_rank);
   DDP_CHECK_VALUE(refused.empty(), refused);
   return by_rank;

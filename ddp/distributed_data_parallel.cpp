@@ -3,6 +3,9 @@
 #include <exception>
 #include <utility>
 
+#include <ddp/internal/check.h>
+#include <torch/optim/lbfgs.h>
+
 #include "state.h"
 
 namespace ddp {
@@ -28,6 +31,13 @@ NoSyncGuard DistributedDataParallelBase::no_sync() { return NoSyncGuard(*state_-
 void DistributedDataParallelBase::count_samples(int64_t samples) { state_->count_samples(samples); }
 
 std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& options) {
+  for (const auto* optimizer : options.optimizers()) {
+    DDP_CHECK_VALUE(
+        optimizer && !dynamic_cast<const torch::optim::LBFGS*>(optimizer),
+        "JoinOptions: expected optimizers that torch::save can write, got ",
+        optimizer ? "LBFGS" : "a null pointer", " on ", state_->monitor().rank_text(),
+        ". Leave it out.");
+  }
   // Evaluations in the join, which share nothing, shall be of one model.
   state_->sync_buffers();
   return std::make_unique<ModelJoinHook>(*state_, options);

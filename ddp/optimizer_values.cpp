@@ -1,66 +1,141 @@
 #include "optimizer_values.h"
 
 #include <algorithm>
+#include <deque>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <unordered_map>
 
 #include <c10/util/StringUtil.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
 namespace ddp {
 namespace {
 
-// What `write` writes, by key in an order that does not depend on the rank.
-std::vector<OptimizerValue> written_by(
-    const std::function<void(torch::serialize::OutputArchive&)>& write, const std::string& owner) {
+namespace optim = torch::optim;
+
+using Values = std::vector<OptimizerValue>;
+
+// What `write` writes, by key in an order that does not depend on the rank; nothing where the
+// program's own class cannot.
+Values written_by(const std::function<void(torch::serialize::OutputArchive&)>& write) {
   std::stringstream bytes;
   torch::serialize::OutputArchive out;
-  write(out);
-  out.save_to(bytes);
+  try {
+    write(out);
+    out.save_to(bytes);
+  } catch (const c10::Error&) {
+    return {};
+  }
   torch::serialize::InputArchive in;
   in.load_from(bytes);
   auto keys = in.keys();
   std::sort(keys.begin(), keys.end());
-  std::vector<OptimizerValue> values;
+  Values values;
   for (const auto& key : keys) {
     c10::IValue value;
-    if (in.try_read(key, value)) values.push_back({c10::str(key, " of ", owner), value});
+    if (in.try_read(key, value)) values.push_back({key, value});
   }
   return values;
 }
 
-void append(std::vector<OptimizerValue>& values, std::vector<OptimizerValue> more) {
-  std::move(more.begin(), more.end(), std::back_inserter(values));
+std::vector<at::Tensor> listed(const std::deque<at::Tensor>& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+template <typename Moments>
+Values moments(const Moments& state) {
+  return {
+      {"step", state.step()},
+      {"exp_avg", state.exp_avg()},
+      {"exp_avg_sq", state.exp_avg_sq()},
+      {"max_exp_avg_sq", state.max_exp_avg_sq()}};
+}
+
+// LibTorch's own are read without a copy; LBFGS's could not be written once it has stepped.
+Values values_of(const optim::OptimizerParamState& state) {
+  if (const auto* s = dynamic_cast<const optim::SGDParamState*>(&state)) {
+    return {{"momentum_buffer", s->momentum_buffer()}};
+  }
+  if (const auto* s = dynamic_cast<const optim::AdamParamState*>(&state)) return moments(*s);
+  if (const auto* s = dynamic_cast<const optim::AdamWParamState*>(&state)) return moments(*s);
+  if (const auto* s = dynamic_cast<const optim::RMSpropParamState*>(&state)) {
+    return {
+        {"step", s->step()},
+        {"square_avg", s->square_avg()},
+        {"momentum_buffer", s->momentum_buffer()},
+        {"grad_avg", s->grad_avg()}};
+  }
+  if (const auto* s = dynamic_cast<const optim::AdagradParamState*>(&state)) {
+    return {{"step", s->step()}, {"sum", s->sum()}};
+  }
+  if (const auto* s = dynamic_cast<const optim::LBFGSParamState*>(&state)) {
+    return {
+        {"func_evals", s->func_evals()},
+        {"n_iter", s->n_iter()},
+        {"t", s->t()},
+        {"prev_loss", s->prev_loss()},
+        {"d", s->d()},
+        {"H_diag", s->H_diag()},
+        {"prev_flat_grad", s->prev_flat_grad()},
+        {"old_dirs", listed(s->old_dirs())},
+        {"old_stps", listed(s->old_stps())},
+        {"ro", listed(s->ro())}};
+  }
+  return written_by([&](auto& out) { state.serialize(out); });
+}
+
+Values values_of(const optim::OptimizerOptions& options) {
+  auto values = written_by([&](auto& out) { options.serialize(out); });
+  if (!values.empty()) return values;
+  try {
+    return {{"lr", options.get_lr()}};
+  } catch (const c10::Error&) {
+    return {};  // it has none, either
+  }
+}
+
+void append(Values& values, Values more, const std::string& owner) {
+  for (auto& value : more) {
+    values.push_back({c10::str(value.name, " of ", owner), std::move(value.value)});
+  }
 }
 
 }  // namespace
 
-std::vector<OptimizerValue> optimizer_values(
-    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+Values optimizer_values(
+    const optim::Optimizer& optimizer, const torch::nn::Module& module, const Names& ignored) {
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : module.named_parameters()) {
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }
-  std::vector<OptimizerValue> options, state;
+  Values options, state;
   const auto& groups = optimizer.param_groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto group = c10::str("parameter group ", g);
-    append(options, written_by([&](auto& out) { groups[g].options().serialize(out); }, group));
+    append(options, values_of(groups[g].options()), group);
     const auto& parameters = groups[g].params();
     for (size_t p = 0; p < parameters.size(); ++p) {
       auto* const key = parameters[p].unsafeGetTensorImpl();
       const auto found = optimizer.state().find(key);
       if (found == optimizer.state().end()) continue;
       const auto name = names.find(key);
+      const bool is_named = name != names.end();
+      if (is_named && ignored.count(name->second)) continue;
       append(
-          state,
-          written_by(
-              [&](auto& out) { found->second->serialize(out); },
-              name != names.end() ? name->second : c10::str("parameter ", p, " of ", group)));
+          state, values_of(*found->second),
+          is_named ? name->second : c10::str("parameter ", p, " of ", group));
     }
   }
-  append(options, std::move(state));
+  options.insert(
+      options.end(), std::make_move_iterator(state.begin()), std::make_move_iterator(state.end()));
   return options;
 }
 

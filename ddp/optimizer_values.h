@@ -7,6 +7,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "module_state.h"
+
 namespace ddp {
 
 /// An option or a part of the state of an optimizer: a number, a tensor, or a list of tensors.
@@ -15,13 +17,14 @@ struct OptimizerValue {
   c10::IValue value;
 };
 
-/// What the optimizer's own serialization writes, by names that do not depend on the rank: options
-/// by parameter group, then the state of each parameter in the groups' order.
+/// An optimizer's options and state, by names that do not depend on the rank: options by parameter
+/// group, then the state of each parameter in the groups' order. Of a class that is not LibTorch's,
+/// what its own serialization writes; where it has none, the learning rate.
 ///
 /// \param module  names the parameters; others are named by their place.
-///
-/// Cost: as torch::save.
+/// \param ignored  parameters whose state is left out.
 std::vector<OptimizerValue> optimizer_values(
-    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+    const Names& ignored);
 
 }  // namespace ddp

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@
 namespace ddp {
 namespace {
 
+constexpr const char* kSubject = "replicas";
 constexpr const char* kOptimizer = "optimizer value";
 constexpr const char* kParameter = "parameter";
 constexpr const char* kBuffer = "buffer";
@@ -116,7 +118,8 @@ std::vector<Distance> distances(
   std::vector<Distance> result;
   for (const auto& text : texts) {
     const auto space = text.find(' ');
-    result.push_back({std::stod(text.substr(space)), std::stoll(text.substr(0, space))});
+    result.push_back(
+        {std::strtod(text.c_str() + space, nullptr), std::stoll(text.substr(0, space))});
   }
   return result;
 }
@@ -208,9 +211,10 @@ std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state) 
 }
 
 std::vector<ReplicaValue> replica_values(
-    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+    const Names& ignored) {
   std::vector<ReplicaValue> values;
-  for (const auto& [name, value] : optimizer_values(optimizer, module)) {
+  for (const auto& [name, value] : optimizer_values(optimizer, module, ignored)) {
     add_value(values, name, value);
   }
   return values;
@@ -222,7 +226,7 @@ std::string describe_replica_difference(
   Description mine;
   if (buffers == Buffers::Own) mine.push_back(kOwnBuffers);
   for (const auto& value : values) mine.push_back(value.item);
-  const auto by_rank = gather_where_different("replicas", mine, refusal, group, monitor);
+  const auto by_rank = gather_where_different(kSubject, mine, refusal, group, monitor);
   if (by_rank.empty()) return {};
   const bool own_buffers =
       std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {

@@ -26,11 +26,12 @@ struct ReplicaValue {
 /// Cost: reads all bytes once; copies to the host what is elsewhere.
 std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state);
 
-/// The options and the state of an optimizer; `module` names its parameters.
+/// The options and the state of an optimizer, as optimizer_values.
 ///
-/// Cost: as torch::save.
+/// Cost: as of a module.
 std::vector<ReplicaValue> replica_values(
-    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+    const Names& ignored);
 
 /// Whose a model's buffers are at the moment.
 enum class Buffers {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 
 #include "replica_check.h"
@@ -14,9 +15,11 @@ using State = DistributedDataParallelBase::State;
 
 namespace {
 
+constexpr const char* kRule =
+    ". What changes parameters, buffers, learning rates or the optimizer's state has to do so on "
+    "every rank alike.";
 constexpr const char* kRemedy =
-    ". What changes parameters, learning rates or the optimizer's state has to do so on every rank "
-    "alike. model->refresh() gives all ranks rank 0's parameters and buffers.";
+    " model->refresh() gives all ranks rank 0's parameters and buffers.";
 
 }  // namespace
 
@@ -43,7 +46,8 @@ std::vector<ReplicaValue> State::values_to_check(
   }
   auto values = replica_values(state);
   const auto add = [&](const torch::optim::Optimizer& optimizer) {
-    for (auto& value : replica_values(optimizer, *wrapped_)) values.push_back(std::move(value));
+    for (auto& value : replica_values(optimizer, *wrapped_, ignored_))
+      values.push_back(std::move(value));
   };
   if (optimizer_) add(*optimizer_);
   for (const auto* optimizer : optimizers) {
@@ -66,7 +70,9 @@ std::string State::describe_drift(const std::vector<torch::optim::Optimizer*>& o
   const auto buffers = buffers_->are_own() ? Buffers::Own : Buffers::Shared;
   const auto difference = describe_replica_difference(values, buffers, refusal, group_, *monitor_);
   if (difference.empty()) return {};
-  return "check_replicas: expected the same values on every rank, but " + difference + kRemedy;
+  return c10::str(
+      "check_replicas: expected the same values on every rank, but ", difference, kRule,
+      options_.init_sync() ? kRemedy : "");
 }
 
 void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers) {

@@ -51,7 +51,9 @@ void run(const Options& options, examples::Progress& progress) {
   int64_t epoch = 0;
   if (!options.resume.empty()) {
     examples::on_all_ranks([&] { epoch = training.resume(options.resume); });
-    progress.line(c10::str("resumed: ", options.resume, ", ", epoch, " epochs done"));
+    progress.line(c10::str(
+        "resumed: ", options.resume, ", ", epoch, " epochs done",
+        epoch < options.epochs ? "" : "; nothing is left to train: raise --epochs"));
   }
 
   auto tested = sum_over_ranks(training.evaluate(data.test));

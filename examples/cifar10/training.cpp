@@ -1,5 +1,6 @@
 #include "training.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -68,7 +69,8 @@ examples::Tally Training::epoch(
   const auto batch_size = static_cast<int64_t>(options_.batch_size);
   const auto share = static_cast<int64_t>(sampler_.size());
   const int64_t steps = (share + batch_size - 1) / batch_size;
-  const auto images_of_step = static_cast<double>(batch_size * ddp::get_world_size(group_));
+  const auto images_of_step =
+      static_cast<double>(std::min(batch_size, share) * ddp::get_world_size(group_));
   const double highest = options_.lr * images_of_step / kReferenceBatch;
   examples::Tally total;
   int64_t step = 0;

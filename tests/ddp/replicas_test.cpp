@@ -122,7 +122,7 @@ TEST_CASE("a learning rate and an optimizer's state that drifted are named", "[r
   // Loaded on one rank only: here, lost.
   CHECK_THAT(
       text_after([](Layered&, torch::optim::Adam& optimizer) { optimizer.state().clear(); }, true),
-      ContainsText("optimizer value \"exp_avg of first.weight\" ([4, 3] Float) is not on rank 1"));
+      ContainsText("optimizer value \"step of first.weight\" (number) is not on rank 1"));
 }
 
 TEST_CASE("other shapes and names on a rank are told, not waited for", "[ranks][ddp]") {
@@ -143,6 +143,70 @@ TEST_CASE("other shapes and names on a rank are told, not waited for", "[ranks][
   CHECK_THAT(
       text_of([](Layered& net) { net->first->bias.set_data(torch::zeros({5})); }),
       ContainsText("parameter \"first.bias\" is [4] Float on rank 0 and [5] Float on rank 1"));
+}
+
+TEST_CASE("a difference that is hardly one is told", "[ranks][ddp]") {
+  CHECK_THAT(
+      text_after([](Layered& net, auto&) {
+        net->first->bias[0] = 0;
+        net->first->bias[0] = std::numeric_limits<float>::denorm_min();
+      }),
+      ContainsText("\"first.bias\" differs on rank 1"));
+}
+
+TEST_CASE("check_replicas reads the state of every optimizer", "[ranks][ddp]") {
+  const std::string kind = GENERATE("lbfgs", "rmsprop", "adagrad", "adamw", "own");
+  CAPTURE(kind);
+  // A program's own, whose options and state cannot be written.
+  struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
+    double get_lr() const override { return lr; }
+    void set_lr(const double value) override { lr = value; }
+    double lr = 0.5;
+  };
+  struct Own : torch::optim::Optimizer {
+    explicit Own(std::vector<at::Tensor> p)
+        : torch::optim::Optimizer(
+              {torch::optim::OptimizerParamGroup(std::move(p))}, std::make_unique<OwnOptions>()) {}
+    at::Tensor step(LossClosure closure) override { return closure ? closure() : at::Tensor(); }
+    void save(torch::serialize::OutputArchive& /*archive*/) const override {}
+    void load(torch::serialize::InputArchive& /*archive*/) override {}
+  };
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    const auto parameters = model->parameters();
+    std::unique_ptr<torch::optim::Optimizer> optimizer;
+    if (kind == "lbfgs") optimizer = std::make_unique<torch::optim::LBFGS>(parameters, 0.01);
+    if (kind == "rmsprop") optimizer = std::make_unique<torch::optim::RMSprop>(parameters, 0.01);
+    if (kind == "adagrad") optimizer = std::make_unique<torch::optim::Adagrad>(parameters, 0.01);
+    if (kind == "adamw") optimizer = std::make_unique<torch::optim::AdamW>(parameters, 0.01);
+    if (kind == "own") optimizer = std::make_unique<Own>(parameters);
+    // Without BatchNorm's statistics of the rank, the losses are the same.
+    for (int step = 0; step < 2; ++step) {
+      optimizer->step([&] {
+        reduced_backward(model, /*rank=*/0, step);
+        return torch::ones({});
+      });
+      model->check_replicas({optimizer.get()});
+    }
+    if (self.rank == 1) optimizer->param_groups()[0].options().set_lr(0.25);
+    model->check_replicas({optimizer.get()});
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0], ContainsText("but optimizer value \"lr of parameter group 0\" is 0.") &&
+                     ContainsText(" on rank 0 and 0.25 on rank 1."));
+}
+
+TEST_CASE("ranks that compare different things are told so", "[ranks][ddp][errors]") {
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Layered net;
+    LayeredModel model(net, in(self));
+    self.rank == 0 ? model->check_replicas() : model->refresh();
+  });
+  CHECK(errors[0] == errors[1]);
+  CHECK_THAT(
+      errors[0], ContainsText("rank 0 compares the ranks' replicas and rank 1 the ranks' models"));
 }
 
 TEST_CASE("a rank that cannot be compared is told on all", "[ranks][ddp][errors]") {
@@ -196,7 +260,9 @@ TEST_CASE("ignored parameters are each rank's own", "[ranks][ddp]") {
     LayeredModel model(net, in(self).parameters_to_ignore({"last.bias"}).check_replicas_every(1));
     model->check_replicas();
     const torch::AutoGradMode grad(true);
-    reduced_backward(model, self.rank, 0);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    train_steps(model, optimizer, self.rank, 2);
+    model->check_replicas({&optimizer});
   });
   for (const auto& error : errors) CHECK(error.empty());
 }

@@ -178,8 +178,8 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   /// \throws c10::Error  with the same text on every rank, where they differ; in a backward pass
   ///         or a join(), on the rank that calls it there.
   ///
-  /// Collective: yes. Blocks: host. Cost: reads every byte of the model once (what is on a GPU is
-  ///   copied to the host), and exchanges a hash; of optimizers, as torch::save.
+  /// Collective: yes. Blocks: host. Cost: reads every byte of what it compares once (what is on
+  ///   a GPU is copied to the host), and exchanges a hash.
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers = {});
 
   /// Replaces the averaging all-reduce of a bucket; see `CommHook` and `ddp::hooks`. Once, before

@@ -7,16 +7,18 @@
 
 namespace ddp {
 
-/// A number that other values of a parameter hardly share: of three of its elements, or on a device
-/// of its version, which LibTorch's SGD does not count. To notice that an optimizer stepped it.
+/// A number that other values of a parameter hardly share: of three of its elements, where a host
+/// can read them; else of its version, which LibTorch's SGD does not count, and which operations
+/// count that change nothing. To notice that an optimizer stepped it.
 ///
 /// Cost: a few nanoseconds; never waits for a device.
 inline uint64_t value_sample(const at::Tensor& parameter) {
-  auto sample = static_cast<uint64_t>(parameter._version());
+  const auto version = static_cast<uint64_t>(parameter._version());
   const auto bytes = static_cast<size_t>(parameter.element_size());
   const auto numel = parameter.numel();
-  if (!parameter.is_cpu() || numel == 0 || bytes > sizeof(uint64_t)) return sample;
-  if (!parameter.is_non_overlapping_and_dense()) return sample;
+  if (!parameter.is_cpu() || numel == 0 || bytes > sizeof(uint64_t)) return version;
+  if (!parameter.is_non_overlapping_and_dense()) return version;
+  uint64_t sample = 0;
   const auto* data = static_cast<const char*>(parameter.const_data_ptr());
   for (const auto at : {int64_t{0}, numel / 2, numel - 1}) {
     uint64_t element = 0;
