@@ -11,18 +11,6 @@
 
 namespace ddp {
 
-namespace {
-
-// Below it, what a collective of its own costs is more than two copies; as measured.
-constexpr size_t kLeastDirect = size_t{64} << 10;
-
-bool travels_alone(const at::Tensor& parameter, const GradientMemory& memory) {
-  return parameter.is_cpu() && parameter.nbytes() >= kLeastDirect &&
-         memory.reduces(parameter.scalar_type());
-}
-
-}  // namespace
-
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
     std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
@@ -38,7 +26,7 @@ Bucket::Bucket(
   if (sparse_) return;
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
-    if (memory && travels_alone(parameter, *memory)) {
+    if (memory && DirectGradient::suits(parameter, *memory)) {
       direct_.emplace(slot, DirectGradient(parameter, memory));
     } else {
       packed_slots_.push_back(slot);

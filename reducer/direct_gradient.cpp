@@ -42,21 +42,35 @@ bool is_watched(const at::Tensor& parameter) {
 
 }  // namespace
 
+// Below it, what a collective of its own costs is more than two copies; as measured.
+std::atomic<size_t> DirectGradient::least_bytes{size_t{64} << 10};
+
+bool DirectGradient::suits(const at::Tensor& parameter, const GradientMemory& memory) {
+  return parameter.is_cpu() && parameter.nbytes() >= least_bytes &&
+         memory.reduces(parameter.scalar_type());
+}
+
+DirectGradient::DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMemory> memory)
+    : parameter_(std::move(parameter)),
+      memory_(std::move(memory)),
+      kind_(at::empty({1}, parameter_.options().requires_grad(false)).expand(parameter_.sizes())),
+      strides_(strides_of(parameter_)) {}
+
 at::Tensor DirectGradient::shaped(const at::Tensor& wire) const {
-  return alias(wire, parameter_.sizes(), strides_of(parameter_));
+  return alias(wire, kind_.sizes(), strides_);
 }
 
 // Autograd may still have use for a storage that others share: the same one goes to several nodes.
 bool DirectGradient::can_send_in_place(const at::Tensor& grad) const {
   return !grad.requires_grad() && !grad.is_neg() && !grad.is_conj() &&
-         grad.strides() == at::IntArrayRef(strides_of(parameter_)) &&
+         grad.strides() == at::IntArrayRef(strides_) &&
          grad.storage().use_count() == 1 + dropped_by_autograd(grad) && memory_->contains(grad) &&
          !is_watched(parameter_);
 }
 
 std::string DirectGradient::pack(double scale, Send send) {
   const at::Tensor& grad = parameter_.mutable_grad();
-  const bool fits = grad.defined() && is_like(grad, parameter_);
+  const bool fits = grad.defined() && is_like(grad, kind_);
   // A rank that has no say (no samples) has none with infinities either.
   const bool zeros = send == Send::Zeros || scale == 0 || !fits;
   if (!zeros && send == Send::Gradient && can_send_in_place(grad)) {
@@ -65,14 +79,14 @@ std::string DirectGradient::pack(double scale, Send send) {
     scale_in_place(wire_, scale);
     return {};
   }
-  wire_ = memory_->allocate(parameter_.numel(), parameter_.options().requires_grad(false));
+  wire_ = memory_->allocate(kind_.numel(), kind_.options());
   if (zeros) {
     wire_.zero_();
   } else {
     copy_scaled(shaped(wire_), grad, scale);
   }
   const bool counts = send != Send::Zeros && scale != 0 && grad.defined();
-  return counts && !fits ? kind_difference(grad, parameter_) : std::string();
+  return counts && !fits ? kind_difference(grad, kind_) : std::string();
 }
 
 void DirectGradient::unpack(bool keep) {

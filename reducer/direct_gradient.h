@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -21,13 +23,18 @@ class DirectGradient {
     Zeros,
   };
 
-  DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMemory> memory)
-      : parameter_(std::move(parameter)), memory_(std::move(memory)) {}
+  /// Whether the gradient of `parameter` is large enough, and of a type that can be reduced there.
+  static bool suits(const at::Tensor& parameter, const GradientMemory& memory);
+  /// The size in bytes from which on it is large enough. Results do not depend on it; tests change
+  /// it.
+  static std::atomic<size_t> least_bytes;
+
+  DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMemory> memory);
 
   /// Makes `.grad`, times `scale`, ready to be sent.
   ///
-  /// \return how it differs in kind from the parameter; "" where it does not. One that does counts
-  ///         as zeros.
+  /// \return how it differs in kind from what the parameter was at first; "" where it does not. One
+  ///         that does counts as zeros.
   std::string pack(double scale, Send send);
 
   /// 1-D, in the order of the parameter's memory: what is sent, and what comes back.
@@ -44,6 +51,8 @@ class DirectGradient {
 
   at::Tensor parameter_;
   std::shared_ptr<GradientMemory> memory_;
+  at::Tensor kind_;  // of the parameter's dtype, device and shape when the ranks compared those
+  at::DimVector strides_;
   at::Tensor wire_;
   at::Tensor in_place_;  // the gradient that is sent where it lies
 };

@@ -13,6 +13,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "reducer/direct_gradient.h"
+
 #include "support/hosts.h"
 
 namespace ddp::testing {
@@ -88,8 +90,14 @@ void run_one(
   at::set_num_threads(1);
   const auto backend = backend_of(options);
   const bool two_hosts = backend == "two_hosts";
+  // Gradients of all sizes travel as large ones do.
+  const bool direct = backend == "shm_direct";
+  if (direct) DirectGradient::least_bytes = 1;
   const auto group = make_process_group(ProcessGroupOptions()
-                                            .backend(two_hosts ? "gloo" : backend)
+                                            .backend(
+                                                two_hosts ? "gloo"
+                                                : direct  ? "shm"
+                                                          : backend)
                                             .store(store)
                                             .rank(rank)
                                             .world_size(size)

@@ -29,8 +29,8 @@ struct RanksOptions {
   /// cannot be unwound, and the test's locals must not die under it.
   std::chrono::milliseconds stuck_after = std::chrono::seconds(60);
   /// As in ProcessGroupOptions, or "two_hosts": shared memory on two that the ranks are told to be
-  /// on, where there are more than two ranks (cases tagged [many]). Empty: DDP_TEST_BACKEND, or
-  /// Gloo.
+  /// on, where there are more than two ranks (cases tagged [many]); or "shm_direct": shared memory,
+  /// where every gradient travels alone. Empty: DDP_TEST_BACKEND, or Gloo.
   std::string backend = "";
 };
 

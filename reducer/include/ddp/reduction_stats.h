@@ -61,7 +61,7 @@ struct ReductionStats {
   std::vector<StepStats> steps;  // the last ones that were sampled, oldest first, at most 128
   int64_t rebuilds = 0;          // of the buckets
   int64_t rebuilt_at = 0;        // the step before which they last were; 0: none yet
-  int64_t bucket_bytes = 0;      // of memory that the buckets hold
+  int64_t bucket_bytes = 0;      // of memory that the buckets hold between steps
   /// The buckets in launch order, each with the indices of its parameters, which count those that
   /// are averaged in their order of registration.
   std::vector<std::vector<size_t>> buckets = {};
