@@ -3,10 +3,12 @@
 
 #include <ddp/internal/check.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/utils/tensor_flatten.h>
 
 #include "model_description.h"
 #include "optimizer_in_backward.h"
 #include "state.h"
+#include "tensor_broadcast.h"
 
 namespace ddp {
 
@@ -190,9 +192,13 @@ std::vector<at::Tensor> State::state_tensors() const {
 void State::broadcast_model(int source) {
   const auto where = [source] { return c10::str("getting the model of rank ", source); };
   monitor_->abort_on_error(where, [&] {
-    TensorBroadcast broadcast;
-    broadcast.start(state_tensors(), source, *group_);
-    broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+    // In parts, since a message is a copy: at once, the model would need its size again.
+    constexpr size_t kPartBytes = size_t{32} << 20;
+    for (const auto& part : torch::utils::take_tensors(state_tensors(), kPartBytes)) {
+      TensorBroadcast broadcast;
+      broadcast.start(part.tensors, source, *group_);
+      broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+    }
   });
 }
 

@@ -42,11 +42,11 @@ bool is_watched(const at::Tensor& parameter) {
 
 }  // namespace
 
-// Below it, what a collective of its own costs is more than two copies; as measured.
-std::atomic<size_t> DirectGradient::least_bytes{size_t{64} << 10};
+std::atomic<size_t> DirectGradient::least_bytes{0};
 
 bool DirectGradient::suits(const at::Tensor& parameter, const GradientMemory& memory) {
-  return parameter.is_cpu() && parameter.nbytes() >= least_bytes &&
+  const size_t least = least_bytes > 0 ? least_bytes.load() : memory.least_bytes();
+  return parameter.is_cpu() && parameter.nbytes() >= least &&
          memory.reduces(parameter.scalar_type());
 }
 

@@ -25,8 +25,8 @@ class DirectGradient {
 
   /// Whether the gradient of `parameter` is large enough, and of a type that can be reduced there.
   static bool suits(const at::Tensor& parameter, const GradientMemory& memory);
-  /// The size in bytes from which on it is large enough. Results do not depend on it; tests change
-  /// it.
+  /// For tests: the size in bytes from which on it is large enough, on which results do not depend;
+  /// 0: what the memory says.
   static std::atomic<size_t> least_bytes;
 
   DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMemory> memory);

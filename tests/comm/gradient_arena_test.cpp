@@ -23,7 +23,8 @@ constexpr size_t kBytes = kNumel * sizeof(float);
 
 std::shared_ptr<GradientArena> make_arena(size_t pages = 1024) {
   return std::make_shared<GradientArena>(
-      std::make_shared<Arena>(Segment::make(pages * kPageBytes), pages * kPageBytes));
+      std::make_shared<Arena>(Segment::make(pages * kPageBytes), pages * kPageBytes),
+      /*least_bytes=*/1);
 }
 
 }  // namespace

@@ -275,7 +275,8 @@ Description describe_shm() {
   };
   shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {
     const auto* own = dynamic_cast<shm::FallbackBackend*>(&backend);
-    return own && own->arena() ? std::make_shared<shm::GradientArena>(own->arena()) : nullptr;
+    if (!own || !own->arena()) return nullptr;
+    return std::make_shared<shm::GradientArena>(own->arena(), own->least_in_place());
   };
   shm.make = shm::make_shm_or_gloo;
   return shm;

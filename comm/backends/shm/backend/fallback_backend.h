@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +35,8 @@ class FallbackBackend : public c10d::Backend {
     return allocate_tensor(size, options, *arena_);
   }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  /// GradientMemory::least_bytes() of the arena.
+  virtual size_t least_in_place() const { return SIZE_MAX; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override {}  // they begin at 0

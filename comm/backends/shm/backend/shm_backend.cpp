@@ -1,6 +1,5 @@
 #include "shm_backend.h"
 
-#include <cstring>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -9,7 +8,7 @@
 #include <ddp/internal/error_text.h>
 
 #include "../../../composite_work.h"
-#include "../memory/flat_view.h"
+#include "../memory/shared_tensors.h"
 #include "../memory/tensors.h"
 #include "reduce.h"
 #include "shm_work.h"
@@ -19,9 +18,6 @@ namespace ddp::backends::shm {
 using c10d::OpType;
 
 namespace {
-
-// Bytes from which a tensor of several is reduced by a collective of its own.
-constexpr size_t kAlone = size_t{64} << 10;
 
 std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> all;
@@ -104,102 +100,38 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
       return FallbackBackend::allreduce(tensors, options);
     });
   }
-  const auto& tensor = tensors[0];
-  return abort_on_error("all_reduce", [&] { return reduce_one(tensor, options); });
+  return reduce_all(tensors, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  const bool ours = !tensors.empty() && are_plain(tensors) &&
-                    can_reduce(tensors[0].scalar_type(), options.reduceOp);
-  if (ours) {
-    return abort_on_error("all_reduce", [&] {
-      // By size, which is the same on all ranks; where a tensor lies is each rank's own affair.
-      Tensors small;
-      std::vector<WorkPtr> works;
-      for (const auto& tensor : tensors) {
-        if (tensor.nbytes() < kAlone) {
-          small.push_back(tensor);
-        } else {
-          works.push_back(reduce_one(tensor, options));
-        }
-      }
-      if (small.size() == 1) works.push_back(reduce_one(small.front(), options));
-      if (small.size() > 1) works.push_back(reduce_through_copies(std::move(small), options));
-      return works.size() == 1 ? works.front() : combine_works(std::move(works), tensors);
+  if (tensors.empty() || !are_plain(tensors) ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
+      return FallbackBackend::allreduce_coalesced(tensors, options);
     });
   }
-  return fall_back({Kind::kAllReduce, OpType::ALLREDUCE, tensors, tensors, options.timeout}, [&] {
-    return FallbackBackend::allreduce_coalesced(tensors, options);
+  return reduce_all(tensors, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_all(
+    const Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return abort_on_error("all_reduce", [&] {
+    // Keeps the tensors alive until all ranks have written to them.
+    const auto shared = std::make_shared<SharedTensors>(tensors, *arena_, rank_, size_);
+    Call call;
+    call.timeout = options.timeout;
+    call.descriptor = shared->descriptor();
+    call.descriptor.reduction = options.reduceOp.op_;
+    call.reduce_step = [shared, type = tensors[0].scalar_type(),
+                        op = options.reduceOp](const auto& buffers) {
+      shared->each_of_own_share(buffers, [&](const SharedTensors::Part& part) {
+        reduce_elements(type, op, as_sources(part.places), part.places, part.begin, part.end);
+      });
+    };
+    call.copy_out = [shared] { shared->copy_out(); };
+    return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", tensors);
   });
-}
-
-ShmBackend::WorkPtr ShmBackend::reduce_one(
-    const Tensor& tensor, const c10d::AllreduceOptions& options) {
-  const bool in_arena = tensor.is_contiguous() && arena_->offset_of(tensor);
-  return in_arena ? reduce_in_place(tensor, options) : reduce_through_copies({tensor}, options);
-}
-
-ShmBackend::WorkPtr ShmBackend::reduce_in_place(
-    const Tensor& tensor, const c10d::AllreduceOptions& options) {
-  Call call;
-  call.timeout = options.timeout;
-  call.descriptor = describe(Kind::kAllReduce, tensor, *arena_);
-  call.descriptor.reduction = options.reduceOp.op_;
-  const auto numel = static_cast<size_t>(tensor.numel());
-  const size_t begin = share_begin(numel, rank_, size_);
-  const size_t end = share_begin(numel, rank_ + 1, size_);
-  call.reduce_step = [=, type = tensor.scalar_type(), op = options.reduceOp](const auto& buffers) {
-    reduce_elements(type, op, as_sources(buffers), buffers, begin, end);
-  };
-  call.copy_out = [tensor] {};  // keeps it alive until all ranks have written to it
-  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", {tensor});
-}
-
-// Each rank copies the shares of the other ranks into its arena, and sums its own share where the
-// caller's tensors lie.
-ShmBackend::WorkPtr ShmBackend::reduce_through_copies(
-    Tensors tensors, const c10d::AllreduceOptions& options) {
-  Tensors contiguous;
-  for (const auto& t : tensors) {
-    contiguous.push_back(t.is_contiguous() ? t : at::empty_like(t, at::MemoryFormat::Contiguous));
-    assign(contiguous.back(), t);
-  }
-  const auto flat_view = std::make_shared<FlatView>(std::move(contiguous));
-  const auto type = tensors[0].scalar_type();
-  const auto memory =
-      arena_->allocate(static_cast<int64_t>(flat_view->numel()), type, Arena::OnRelease::kKeep);
-  const size_t begin = share_begin(flat_view->numel(), rank_, size_);
-  const size_t end = share_begin(flat_view->numel(), rank_ + 1, size_);
-  const auto other_shares = [=](const auto& body) {
-    flat_view->each(0, begin, body);
-    flat_view->each(end, flat_view->numel(), body);
-  };
-  const size_t size = flat_view->element_size();
-  other_shares([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
-    std::memcpy(shown + first * size, own, count * size);
-  });
-
-  Call call;
-  call.timeout = options.timeout;
-  call.descriptor = describe(Kind::kAllReduce, memory, *arena_);
-  call.descriptor.reduction = options.reduceOp.op_;
-  call.reduce_step = [=, rank = static_cast<size_t>(rank_), op = options.reduceOp](auto buffers) {
-    auto sources = as_sources(buffers);
-    flat_view->each(begin, end, [&](std::byte* own, size_t first, size_t count) {
-      // reduce_elements() indexes from the first element, which need not exist.
-      buffers[rank] = own - first * size;
-      sources[rank] = buffers[rank];
-      reduce_elements(type, op, sources, buffers, first, first + count);
-    });
-  };
-  call.copy_out = [=] {
-    other_shares([shown = bytes_of(memory), size](std::byte* own, size_t first, size_t count) {
-      std::memcpy(own, shown + first * size, count * size);
-    });
-    for (size_t i = 0; i < tensors.size(); ++i) assign(tensors[i], flat_view->tensors()[i]);
-  };
-  return start(std::move(call), OpType::ALLREDUCE, "shm:all_reduce", tensors);
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

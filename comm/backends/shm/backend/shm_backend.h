@@ -27,6 +27,8 @@ class ShmBackend : public FallbackBackend {
       std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
   ~ShmBackend() override;
 
+  /// Measured with 2 and 4 ranks: 8 KiB are as fast in either way.
+  size_t least_in_place() const override { return size_t{16} << 10; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   uint64_t getSequenceNumberForGroup() override;
   void shutdown() override;
@@ -49,9 +51,7 @@ class ShmBackend : public FallbackBackend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  WorkPtr reduce_one(const Tensor& tensor, const c10d::AllreduceOptions& options);
-  WorkPtr reduce_in_place(const Tensor& tensor, const c10d::AllreduceOptions& options);
-  WorkPtr reduce_through_copies(Tensors tensors, const c10d::AllreduceOptions& options);
+  WorkPtr reduce_all(const Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
   WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_into(

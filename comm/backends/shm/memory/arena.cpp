@@ -25,6 +25,11 @@ void Arena::freeze() {
   frozen_ = true;
 }
 
+void Arena::discard_free() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [offset, bytes] : free_) segment_->discard(offset, bytes);
+}
+
 at::Tensor Arena::allocate(int64_t numel, at::ScalarType type, OnRelease on_release) {
   const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(type);
   auto* block = try_reserve(bytes);

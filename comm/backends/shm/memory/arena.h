@@ -36,10 +36,17 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Gives back a block of try_reserve(), with the same number of bytes.
   void release(std::byte* block, size_t bytes, OnRelease on_release);
 
+  /// Gives the memory that no tensor uses back to the kernel.
+  void discard_free();
+
   /// From now on, memory that tensors release is not used again: another rank may still write to
   /// it.
   void freeze();
 
+  /// The offset in the segment, in bytes, of an address there.
+  size_t offset_at(const std::byte* place) const {
+    return static_cast<size_t>(place - segment_->data());
+  }
   /// The offset of `t` in the segment, in bytes; nothing when `t` lies elsewhere.
   std::optional<size_t> offset_of(const at::Tensor& t) const;
 

@@ -123,9 +123,12 @@ class FrontAllocator final : public c10::Allocator {
 
 }  // namespace
 
-GradientArena::GradientArena(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {
+GradientArena::GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes)
+    : arena_(std::move(arena)), least_bytes_(least_bytes) {
   FrontAllocator::instance();
 }
+
+GradientArena::~GradientArena() { arena_->discard_free(); }
 
 bool GradientArena::reduces(at::ScalarType type) const {
   return can_reduce(type, c10d::ReduceOp::SUM) && can_reduce(type, c10d::ReduceOp::AVG);

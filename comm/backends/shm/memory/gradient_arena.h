@@ -20,15 +20,18 @@ namespace ddp::backends::shm {
 /// arena serves.
 class GradientArena final : public GradientMemory {
  public:
-  explicit GradientArena(std::shared_ptr<Arena> arena);
+  GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes);
+  ~GradientArena() override;
 
   bool reduces(at::ScalarType type) const override;
+  size_t least_bytes() const override { return least_bytes_; }
   bool contains(const at::Tensor& t) const override { return arena_->offset_of(t).has_value(); }
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override;
   std::shared_ptr<void> serve(std::vector<size_t> sizes) override;
 
  private:
   const std::shared_ptr<Arena> arena_;
+  const size_t least_bytes_;
 };
 
 }  // namespace ddp::backends::shm

@@ -66,6 +66,8 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   const auto dtype = static_cast<c10::ScalarType>(d.dtype);
   if (d.carrier == Carrier::kGloo) return c10::str(text, " of ", dtype, " (through Gloo)");
   text += c10::str(" of ", d.numel, " x ", dtype);
+  // With a word on their sizes: those may be all that differs.
+  if (d.tensors > 1) text += c10::str(" in ", d.tensors, " tensors of sizes #", d.sizes % 10000);
   if (d.kind == Kind::kBroadcast) {
     text += c10::str(" from rank ", peers_[static_cast<size_t>(d.root)].rank);
   }

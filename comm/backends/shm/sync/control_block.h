@@ -24,12 +24,15 @@ struct Descriptor {
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
   int32_t root = 0;       // of a broadcast
+  uint32_t tensors = 1;   // how many hold those elements
+  uint64_t sizes = 0;     // a hash of theirs, where there may be several
   uint64_t numel = 0;     // of the whole tensor, of which each rank holds a share or all
   uint64_t offset = 0;    // of this rank's tensor in its segment, in bytes
 
   bool matches(const Descriptor& other) const {
     return kind == other.kind && carrier == other.carrier && dtype == other.dtype &&
-           reduction == other.reduction && root == other.root && numel == other.numel;
+           reduction == other.reduction && root == other.root && tensors == other.tensors &&
+           sizes == other.sizes && numel == other.numel;
   }
 };
 

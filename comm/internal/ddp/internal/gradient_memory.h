@@ -22,6 +22,9 @@ class GradientMemory {
   /// collectives makes no difference to a bit.
   virtual bool reduces(at::ScalarType type) const = 0;
 
+  /// From how many bytes on a tensor is better reduced where it lies than copied into a larger one.
+  virtual size_t least_bytes() const = 0;
+
   /// Whether `t`, dense, lies here.
   virtual bool contains(const at::Tensor& t) const = 0;
 
