@@ -42,6 +42,7 @@ BucketStorage::BucketStorage(
 }
 
 at::Tensor BucketStorage::view_into(const at::Tensor& flat, size_t slot) const {
+  if (flat.const_data_ptr() == all_.const_data_ptr()) return views_[slot];
   return alias(flat, views_[slot].storage_offset() - all_.storage_offset(), views_[slot]);
 }
 

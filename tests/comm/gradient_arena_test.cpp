@@ -1,3 +1,7 @@
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <string>
 #include <thread>
@@ -92,6 +96,45 @@ TEST_CASE("a tensor of a gradient arena is like any other", "[shm][pure]") {
   CHECK(tensor.sum().item<double>() == 3.0 * kNumel);
   tensor.resize_({4 * kNumel});
   CHECK(tensor.narrow(0, 0, kNumel).sum().item<double>() == 3.0 * kNumel);
+}
+
+TEST_CASE("what a forked process writes stays there", "[shm][pure]") {
+  const auto arena = make_arena();
+  const auto service = arena->serve({kBytes});
+  auto tensor = at::ones({kNumel});
+  REQUIRE(arena->contains(tensor));
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool seen = at::equal(tensor, at::ones({kNumel}));
+    tensor.fill_(2);
+    const bool heap = !arena->contains(at::empty({kNumel}));  // none of its own
+    const bool written = at::equal(tensor, at::full({kNumel}, 2.0F));
+    tensor.reset();
+    _exit(seen && heap && written ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(at::equal(tensor, at::ones({kNumel})));
+  const auto next = at::full({kNumel}, 3.0F);
+  CHECK(at::equal(tensor, at::ones({kNumel})));
+}
+
+TEST_CASE("memory goes back to the kernel with a gradient arena", "[shm][pure]") {
+  const auto segment = Segment::make(1024 * kPageBytes);
+  auto arena =
+      std::make_shared<GradientArena>(std::make_shared<Arena>(segment, segment->bytes()), 1);
+  auto kept = arena->allocate(kNumel, at::kFloat).fill_(1);
+  (void)arena->allocate(kNumel, at::kFloat).fill_(1);
+  const auto pages = [&] {
+    struct stat file {};
+    REQUIRE(fstat(segment->fd(), &file) == 0);
+    return static_cast<size_t>(file.st_blocks) * 512 / kPageBytes;
+  };
+  const size_t both = pages();
+  arena.reset();
+  CHECK(pages() <= both / 2 + 1);
+  CHECK(at::equal(kept, at::ones({kNumel})));
 }
 
 TEST_CASE("the allocator of gradient arenas serves raw requests", "[shm][pure]") {

@@ -14,7 +14,7 @@
 
 namespace {
 
-enum class Child { Exits, DropsModel, DropsAll, Throws };
+enum class Child { Exits, Writes, DropsModel, DropsAll, Throws };
 
 struct ChildThrew : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -25,15 +25,20 @@ using Model = ddp::DistributedDataParallel<torch::nn::Linear>;
 // The gradient of w * x is x, on this rank.
 void step(Model& model, torch::optim::Optimizer& optimizer, double x) {
   optimizer.zero_grad();
-  model->forward(torch::full({1, 1}, x)).sum().backward();
+  model->forward(torch::full({1, model->module()->weight.size(1)}, x)).sum().backward();
+}
+
+bool all_are(const torch::Tensor& t, double value) {
+  return torch::equal(t, torch::full_like(t, value));
 }
 
 void fork_child(Child what, Model& model, std::shared_ptr<torch::optim::SGD>& optimizer) {
   const auto child = fork();
   if (child == 0) {
     alarm(20);
+    if (what == Child::Writes) model->module()->weight.mutable_grad().zero_();
     if (what == Child::Throws) throw ChildThrew("a child's exception");
-    if (what != Child::Exits) {
+    if (what == Child::DropsModel || what == Child::DropsAll) {
       model = Model(nullptr);
       optimizer.reset();
     }
@@ -45,8 +50,8 @@ void fork_child(Child what, Model& model, std::shared_ptr<torch::optim::SGD>& op
   TORCH_CHECK(status == 0, "expected the child to exit with 0, got status ", status);
 }
 
-void train(bool as_views) {
-  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+void train(int64_t width, bool as_views) {
+  torch::nn::Linear net(torch::nn::LinearOptions(width, 1).bias(false));
   torch::nn::init::constant_(net->weight, 1);  // what follows is exact
   Model model(net, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(as_views));
   auto optimizer =
@@ -54,17 +59,18 @@ void train(bool as_views) {
   model->step_in_backward(optimizer);
   const int size = ddp::get_world_size();
   const double mean = (size + 1) / 2.0;
-  for (const auto what : {Child::Exits, Child::DropsModel, Child::DropsAll, Child::Throws}) {
-    const float weight = net->weight.item<float>();
+  for (const auto what :
+       {Child::Exits, Child::Writes, Child::DropsModel, Child::DropsAll, Child::Throws}) {
+    const float weight = net->weight[0][0].item<float>();
     step(model, *optimizer, ddp::get_rank() + 1);
     fork_child(what, model, optimizer);
-    TORCH_CHECK(net->weight.grad().item<double>() == mean, "expected the gradient to stay");
-    TORCH_CHECK(net->weight.item<double>() == weight - 0.5 * mean, "expected one step");
+    TORCH_CHECK(all_are(net->weight.grad(), mean), "expected the gradient to stay");
+    TORCH_CHECK(all_are(net->weight, weight - 0.5 * mean), "expected one step");
   }
   // So long that the others look whether the group has failed.
   if (ddp::get_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   step(model, *optimizer, ddp::get_rank() + 1);
-  TORCH_CHECK(net->weight.grad().item<double>() == mean, "expected the average");
+  TORCH_CHECK(all_are(net->weight.grad(), mean), "expected the average");
 }
 
 }  // namespace
@@ -72,7 +78,9 @@ void train(bool as_views) {
 int main(int /*argc*/, char** argv) try {
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend(argv[1]).timeout(std::chrono::seconds(30)));
-  for (const bool as_views : {false, true}) train(as_views);
+  for (const int64_t width : {1, 65536}) {  // a gradient in a bucket, and one of its own
+    for (const bool as_views : {false, true}) train(width, as_views);
+  }
   // Store and group are as they were.
   std::vector<int> all;
   for (int rank = 0; rank < ddp::get_world_size(); ++rank) all.push_back(rank);

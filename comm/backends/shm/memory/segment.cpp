@@ -1,6 +1,7 @@
 #include "segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -8,7 +9,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
@@ -36,6 +39,38 @@ std::string why_not_a_segment(int fd, size_t bytes) {
 
 }  // namespace
 
+/// The segments that this process made: in a process that it forks each becomes that one's own.
+/// What such a child writes to a tensor must not reach the parent, as with any other memory.
+class Segment::Forks {
+ public:
+  static void add(Segment* segment) {
+    static const int handled = ::pthread_atfork(
+        [] { mutex().lock(); }, [] { mutex().unlock(); },
+        [] {
+          for (const auto* s : made()) s->become_private();
+          mutex().unlock();
+        });
+    DDP_CHECK(handled == 0, "expected to be told of forks, but ", std::strerror(handled));
+    const std::lock_guard lock(mutex());
+    made().insert(segment);
+  }
+  static void remove(Segment* segment) {
+    const std::lock_guard lock(mutex());
+    made().erase(segment);
+  }
+
+ private:
+  // Never destroyed: a process may fork, and a tensor go, at its very end.
+  static std::mutex& mutex() {
+    static auto* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::unordered_set<Segment*>& made() {
+    static auto* made = new std::unordered_set<Segment*>;
+    return *made;
+  }
+};
+
 Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) {
@@ -52,7 +87,14 @@ Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
   fd_ = -1;
 }
 
+void Segment::become_private() const {
+  constexpr int kHow = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
+  // Where it fails, the child goes on with memory that it shares.
+  (void)::mmap(data_, bytes_, PROT_READ | PROT_WRITE, kHow, fd_, 0);
+}
+
 Segment::~Segment() {
+  Forks::remove(this);
   ::munmap(data_, bytes_);
   if (fd_ >= 0) ::close(fd_);
 }
@@ -73,7 +115,9 @@ std::shared_ptr<Segment> Segment::make(size_t bytes) {
     DDP_CHECK(
         false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
   }
-  return std::shared_ptr<Segment>(new Segment(fd, bytes, /*owns=*/true));
+  std::shared_ptr<Segment> segment(new Segment(fd, bytes, /*owns=*/true));
+  Forks::add(segment.get());
+  return segment;
 }
 
 std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {

@@ -11,6 +11,9 @@ namespace ddp::backends::shm {
 
 /// Memory that several processes map: a memfd. It has no name in any file system. The kernel frees
 /// it when the last process that maps it has ended, however that process ends.
+///
+/// In a process that the maker forks, it is that process's own: what it reads there may still
+/// change with the maker's, until it writes; what it writes nobody else sees.
 class Segment {
  public:
   /// Makes a segment of `bytes` zeros. Only the pages that a process touches take memory.
@@ -40,7 +43,10 @@ class Segment {
   void discard(size_t offset, size_t bytes);
 
  private:
+  class Forks;
+
   Segment(int fd, size_t bytes, bool owns);
+  void become_private() const;
 
   const OwnerProcess owner_;
   int fd_;
