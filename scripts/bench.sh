@@ -9,9 +9,9 @@ usage: scripts/bench.sh [--quick] [--models A,B,...] [--passes N] [--bin FOLDER]
                         [--python PROGRAM] [--results FOLDER] [--output FOLDER]
 
 Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and the
-reducer alone on one, measures the peak memory of some modes, and writes RESULTS.md and its plots. Processes of C++ and Python take turns, in
-both orders. Takes an hour or two on two cores, which should have nothing else to do; --quick takes
-minutes.
+reducer alone on one, measures the peak memory of some modes, and writes RESULTS.md and its plots.
+Processes of C++ and Python take turns, in both orders. Takes an hour or two on two cores, which
+should have nothing else to do; --quick takes minutes.
 
   --quick             fewer steps, models and bucket sizes: shows that all works
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
