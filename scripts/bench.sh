@@ -116,6 +116,8 @@ take_turns() { # FOLDER MODEL PASS CPP_MODES PYTHON_MODES ARGUMENTS...
 # short moment of a step in which the most is in use.
 measure_memory() { # MODEL PASS
   local mode arguments=(--memory --model "$1" --iters 20)
+  # glibc then gives blocks of 1 MiB and more back when they are freed, and luck has no part in it.
+  local -x MALLOC_MMAP_THRESHOLD_=1048576
   echo "bench: memory, $1, pass $2"
   for mode in none c10d ddp ddp_view; do
     "$bin/ddprun" -n 2 --no-prefix "$bin/ddp_bench" "${arguments[@]}" --modes "$mode"
