@@ -89,6 +89,7 @@ class Bucket {
  private:
   std::vector<Misfit> pack_sparse_one(double scale, bool zero);
   std::string pack_one(size_t packed, ScaledCopies& copies);
+  void prefetch_after(size_t packed) const;
   void set_aside(size_t packed, Unused unused);
 
   std::vector<size_t> indices_;

@@ -15,6 +15,7 @@ void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
   for (auto& [slot, direct] : direct_) direct.unpack(is_kept(slot));
   placement_->receive(storage_, reduced);
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    prefetch_after(packed);
     const auto& parameter = packed_parameters_[packed];
     if (!is_kept(packed_slots_[packed])) {
       placement_->put(parameter.mutable_grad(), storage_, packed, reduced);

@@ -82,8 +82,7 @@ struct DistributedDataParallelOptions {
   /// backward pass of its own needs it. Default: false
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// Let `.grad` share the buckets' memory for good: its memory stays the same from pass to pass.
-  /// Without, a gradient is in there from the end of a pass to the next one if nobody can tell from
-  /// its values (its `storage()` is the bucket's then: save a clone). Default: false
+  /// Without, each gradient has memory of its own. Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
   /// Every iteration uses the same parameters, each as often as in the first. Allows parameters
   /// that a rank never uses and ones that get several gradients in one backward pass (reentrant
