@@ -187,7 +187,7 @@ def step(profile, caps, all_reduce, taken=0.0):
     """Lays all-reduces, one at a time and in the order of the buckets, over the backward pass.
 
     all_reduce: seconds of one of so many bytes. taken: seconds that a byte under way takes from
-    backward, where sending and computing share a core.
+    backward, where sending and computing share a core: Wires.host.
     """
     wire_free, communication, overlapped = 0.0, 0.0, 0.0
     end = profile.backward_end
@@ -200,16 +200,6 @@ def step(profile, caps, all_reduce, taken=0.0):
     after_backward = profile.step - end
     time = max(end, wire_free) + taken * overlapped + after_backward
     return Step(time, communication, overlapped, last, queued)
-
-
-def fit_taken(measured):
-    """The `taken` of step() for which (step, seconds measured), with taken = 0, agree best."""
-    above = below = 0.0
-    for on_paper, time in measured:
-        share = on_paper.overlapped / time
-        above += share * (time - on_paper.time) / time
-        below += share * share
-    return max(0.0, above / below) if below else 0.0
 
 
 NEGLIGIBLE = 0.02  # of a step: exposed communication that no measurement tells from noise

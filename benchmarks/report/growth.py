@@ -87,7 +87,9 @@ def add_collectives(page, results):
         return size / us / 1e3 if us else None
 
     mpi = read(results / "collectives" / "openmpi.txt") or "Open MPI's, which this machine lacks"
-    page.text(COLLECTIVES.format(mpi=mpi))
+    title, words = COLLECTIVES.format(mpi=mpi).split("\n\n")
+    page.text(title)
+    page.paragraph(words)
     series = [(kind, [rate(kind, size) for size in sizes]) for kind in kinds]
     page.picture(
         "all_reduce.svg",
@@ -104,7 +106,7 @@ def add_collectives(page, results):
 
     rows = [[size_name(size), *(cell(kind, size) for kind in kinds)] for size in sizes]
     page.text(tables.table(["GB/s", *kinds], rows))
-    page.text(
+    page.paragraph(
         "alpha + beta n, fitted to the times of all sizes relative to each. Caches, and how a waiting "
         "rank is woken, fit no line."
     )
@@ -272,7 +274,7 @@ def add_links(page, results):
     tuning, steps = [], []
     for rate, folder in folders:
         lines = tables.read_lines(folder)
-        page.text(f"At {rate:g} Gbit/s: " + read(folder / "rate.txt"))
+        page.paragraph(f"At {rate:g} Gbit/s: " + read(folder / "rate.txt"))
         if rate == 1:
             page.text(link_targets(lines))
         tuning += link_tuning(rate, lines)

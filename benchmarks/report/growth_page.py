@@ -1,6 +1,7 @@
 """A page of Markdown with pictures, and the files that scripts/bench_growth.sh leaves."""
 
 import json
+import textwrap
 
 
 def read(path):
@@ -29,6 +30,10 @@ class Page:
 
     def text(self, words):
         self.parts.append(words)
+
+    def paragraph(self, words):
+        """Of words that figures are put into, and so of any length."""
+        self.text(textwrap.fill(words, 104, break_long_words=False, break_on_hyphens=False))
 
     def picture(self, name, drawing, alternative):
         (self.output / "plots").mkdir(parents=True, exist_ok=True)
