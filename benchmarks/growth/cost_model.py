@@ -134,10 +134,10 @@ class Wires:
 def fit_wires(points, host):
     """Of (Gbit/s, bytes, seconds), all-reduces between two ranks.
 
-    host: what a byte takes where there is no wire, between two processes of one host. Links faster
-    than that say nothing of the wire and are left out, unless there are no others.
+    host: what a byte takes where there is no wire, between two processes of one host. Links on which
+    it takes less than twice that are left out, unless there are no others: their hosts are seen too.
     """
-    points = [one for one in points if 8e-9 / one[0] >= host] or points
+    points = [one for one in points if 8e-9 / one[0] >= 2 * host] or points
     terms = [(2, size * 8e-9 / rate) for rate, size, _ in points]
     return Wires(*fit_relative(terms, [time for _, _, time in points]), host)
 
