@@ -135,9 +135,12 @@ measure_parameters() {
 
 ranks_programs=(ddprun ddp_bench)
 measure_ranks() {
-  local steps=(--warmup 4 --iters 3 --rounds 4) models=(mlp mnist small_params) model ranks
-  [[ $quick == no ]] || { steps=(--warmup 3 --iters 1 --rounds 2) models=(mlp); }
+  local models=(mlp mnist small_params) model ranks steps
+  [[ $quick == no ]] || models=(mlp)
   for model in "${models[@]}"; do
+    steps=(--warmup 4 --iters 8 --rounds 5)
+    [[ $model != mlp ]] || steps=(--warmup 4 --iters 3 --rounds 5)
+    [[ $quick == no ]] || steps=(--warmup 3 --iters 1 --rounds 2)
     for ranks in 1 2 4 8; do
       run "$results/ranks/$model-$ranks-shm.jsonl" "$ranks" ddp_bench --model "$model" \
         --modes none,c10d,ddp "${steps[@]}"

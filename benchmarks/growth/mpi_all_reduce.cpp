@@ -2,6 +2,7 @@
 // SECONDS BYTES...`. Built where CMake finds an MPI.
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -53,12 +54,13 @@ int run(int argc, char** argv) {
   World world;
   MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world.size);
-  const double seconds = argc > 2 ? std::atof(argv[1]) : 0;
-  if (seconds <= 0) return fail("expected SECONDS > 0 and BYTES..., got other arguments");
+  char* end = nullptr;
+  const double seconds = argc > 2 ? std::strtod(argv[1], &end) : 0;
+  if (!(seconds > 0) || *end != 0) return fail("expected SECONDS > 0 and BYTES...");
   for (int i = 2; i < argc; ++i) {
-    const int64_t bytes = std::atoll(argv[i]);
-    if (bytes < 4 || bytes > (int64_t{1} << 32)) {
-      return fail("expected BYTES from 4 to 2^32, got another number");
+    const int64_t bytes = std::strtoll(argv[i], &end, 10);
+    if (*end != 0 || bytes < 4 || bytes > (int64_t{1} << 32)) {
+      return fail("expected BYTES from 4 to 2^32");
     }
     if (!measure(world, seconds, bytes)) return fail("MPI_Allreduce summed up wrongly");
   }

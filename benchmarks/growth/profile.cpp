@@ -72,7 +72,7 @@ class Profile {
     }
   }
 
-  /// \param out  gets the parameters in the order in which they were ready.
+  /// One line of JSON; gradients, of bytes and milliseconds from the start of the step, by time.
   void print(const std::string& model) const {
     std::vector<std::pair<double, size_t>> order;
     for (size_t i = 0; i < ready_ms_.size(); ++i) {
