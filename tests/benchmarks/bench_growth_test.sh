@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs scripts/bench_growth.sh: with bad arguments, and quickly over two of its sections, with the
-# real programs. usage: bench_growth_test.sh <the repository> <the folder of programs>
+# Runs scripts/bench_growth.sh: with bad arguments, and quickly over three of its sections, with
+# the real programs. usage: bench_growth_test.sh <the repository> <the folder of programs>
 set -euo pipefail
 root=$1 bin=$2
 work=$(mktemp -d)
@@ -31,8 +31,8 @@ refused "--bin: expected a folder, got '$work/no'" --only ranks --bin "$work/no"
 refused "model: expected ddprun in $work/empty" --only model --bin "$work/empty"
 
 measure() { # SECTIONS
-  "$root/scripts/bench_growth.sh" --quick --only "$1" --bin "$bin" --results "$work/results" \
-    --output "$work/a page" >"$work/log" 2>&1 || fail "--only $1:
+  "$root/scripts/bench_growth.sh" --quick --only "$1" --bin "$bin" --python "" \
+    --results "$work/results" --output "$work/a page" >"$work/log" 2>&1 || fail "--only $1:
 $(cat "$work/log")"
   page=$(cat "$work/a page/GROWTH.md")
 }
@@ -53,11 +53,10 @@ for plot in all_reduce parameters; do
 done
 
 # Another section, beside what was measured before.
-echo '{"kind": "ddp, gloo", "ranks": 2, "init_s": 9, "wrap_s": 9}' >"$work/line"
-mkdir -p "$work/results/setup"
-mv "$work/line" "$work/results/setup/few.jsonl"
-measure collectives
+measure setup
 expect "## Parameters"
-expect "| 2 | 9.000 | 9.000 |"
+expect "| ranks | ddp, gloo, s | wrap, s | ddp, default, s | wrap, s |"
+[[ $page =~ \|\ 8(\ \|\ [0-9]+\.[0-9]{3}){4} ]] || fail "GROWTH.md: no setup of 8 ranks in
+$page"
 
 echo "bench_growth.sh: all as expected"

@@ -36,7 +36,7 @@ class Algorithms(unittest.TestCase):
         # sqrt(2 * 8000 * 1e-6 / 1e-3) = 4 chunks, in 2 * (3 + 4 - 1) rounds of 1 + 2 ms.
         self.assertAlmostEqual(cost_model.two_trees(8000, 8, LINK), 12 * 3e-3)
 
-    def test_who_wins_where(self):
+    def test_the_cheapest_by_size(self):
         def best(size, ranks):
             times = {name: f(size, ranks, LINK) for name, f in cost_model.ALGORITHMS.items()}
             return min(times, key=times.get)
@@ -176,7 +176,7 @@ class Written(unittest.TestCase):
         growth.main()
         return (self.output / "GROWTH.md").read_text()
 
-    def test_nothing_is_left_out_without_saying(self):
+    def test_what_was_not_measured_has_no_section(self):
         self.assertNotIn("##", self.write())
 
     def put_link(self, rate, measured_rate):
