@@ -183,7 +183,7 @@ class Written(unittest.TestCase):
         link = self.WIRES.link(measured_rate)
         self.put(
             f"link_{rate:g}/all_reduce/gloo.jsonl",
-            *self.all_reduce("gloo", lambda n: cost_model.ring(n, 2, link)),
+            *self.all_reduce("gloo", lambda n: cost_model.ring(n if n >= MIB else 0, 2, link)),
         )
 
     def put_model(self):
