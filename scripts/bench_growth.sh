@@ -135,13 +135,13 @@ measure_parameters() {
 
 ranks_programs=(ddprun ddp_bench)
 measure_ranks() {
-  local models=(mlp mnist small_params) model ranks steps
-  [[ $quick == no ]] || models=(mlp)
+  local models=(mlp mnist small_params) worlds=(1 2 4 8) model ranks steps
+  [[ $quick == no ]] || models=(mlp) worlds=(1 2 4)
   for model in "${models[@]}"; do
     steps=(--warmup 4 --iters 8 --rounds 5)
     [[ $model != mlp ]] || steps=(--warmup 4 --iters 3 --rounds 5)
     [[ $quick == no ]] || steps=(--warmup 3 --iters 1 --rounds 2)
-    for ranks in 1 2 4 8; do
+    for ranks in "${worlds[@]}"; do
       run "$results/ranks/$model-$ranks-shm.jsonl" "$ranks" ddp_bench --model "$model" \
         --modes none,c10d,ddp "${steps[@]}"
       ((ranks > 1)) || continue

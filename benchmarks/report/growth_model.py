@@ -109,19 +109,24 @@ def read_steps(results, profiles):
     return steps
 
 
-def fit(results, all_reduces):
-    """From the all-reduces over Gloo on one host, of 1 MiB or more as buckets are, and over links."""
-    loopback = [r for r in read_lines(results / "collectives") if r["what"] == "gloo"]
-    points = [(r["bytes"], r["us"] * 1e-6) for r in loopback if r["bytes"] >= cost_model.MIB]
-    return cost_model.fit_wires(all_reduces, cost_model.fit_all_reduce(points).beta)
+def host_seconds_a_byte(results):
+    """Of all-reduces over Gloo on one host, of 1 MiB or more as buckets are; None without any."""
+    points = [
+        (record["bytes"], record["us"] * 1e-6)
+        for record in read_lines(results / "collectives")
+        if record["what"] == "gloo" and record["bytes"] >= cost_model.MIB
+    ]
+    if not points:
+        return None
+    return cost_model.fit_relative([(size,) for size, _ in points], [time for _, time in points])[0]
 
 
-def check(results, profiles, steps, all_reduces):
+def check(host, profiles, steps, all_reduces):
     """Rows of the check: each rate's steps beside the model's, fitted without that rate; errors."""
     rows, errors = [], []
     rates = sorted({s.rate for s in steps})
     for rate in rates if len(rates) > 1 else []:
-        wires = fit(results, [a for a in all_reduces if a[0] != rate])
+        wires = cost_model.fit_wires([a for a in all_reduces if a[0] != rate], host)
         for measured in (s for s in steps if s.rate == rate):
             paper = measured.on_paper(profiles, wires).time
             error = paper / measured.step - 1
@@ -221,12 +226,13 @@ def add(page, results):
     profiles = read_profiles(results / "model")
     all_reduces = read_all_reduces(results)
     steps = read_steps(results, profiles)
-    if not (profiles and all_reduces and steps and (results / "collectives" / "gloo.jsonl").exists()):
+    host = host_seconds_a_byte(results)
+    if not (profiles and all_reduces and steps and host):
         return
-    wires = fit(results, all_reduces)
+    wires = cost_model.fit_wires(all_reduces, host)
     page.text(FORMULAS)
     page.paragraph(constants_text(wires))
-    rows, errors = check(results, profiles, steps, all_reduces)
+    rows, errors = check(host, profiles, steps, all_reduces)
     if rows:
         page.paragraph(
             "The check: each rate's steps as the model has them when all figures of that rate are "
