@@ -30,5 +30,6 @@
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
+#include <ddp/state_dict.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>
