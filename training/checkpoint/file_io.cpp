@@ -119,11 +119,14 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes) {
 
 std::string read_whole_file(const std::string& path, size_t max_bytes) {
   const Descriptor file(path, O_RDONLY, "open");
-  std::string bytes(max_bytes + 1, '\0');
-  bytes.resize(read_block(file.number(), bytes.data(), bytes.size(), path));
-  DDP_CHECK(
-      bytes.size() <= max_bytes, path, ": expected at most ", max_bytes,
-      " bytes, got more. Check whether it is the right file.");
+  std::string bytes;
+  std::vector<char> block(kBlockBytes);
+  while (const size_t count = read_block(file.number(), block.data(), block.size(), path)) {
+    bytes.append(block.data(), count);
+    DDP_CHECK(
+        bytes.size() <= max_bytes, path, ": expected at most ", max_bytes,
+        " bytes, got more. Check whether it is the right file.");
+  }
   return bytes;
 }
 

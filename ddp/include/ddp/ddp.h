@@ -17,6 +17,7 @@
 ///   }
 /// }
 /// ```
+#include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>

@@ -54,7 +54,8 @@ inline constexpr bool kIsModuleHolder = std::is_base_of_v<torch::detail::ModuleH
 template <typename T>
 CheckpointPartPtr part_of(T& part) {
   if constexpr (kIsModuleHolder<T>) {
-    return part_of_module(std::static_pointer_cast<torch::nn::Module>(part.ptr()));
+    return part_of_module(
+        part.is_empty() ? nullptr : std::static_pointer_cast<torch::nn::Module>(part.ptr()));
   } else if constexpr (IsSharedModule<T>::value) {
     return part_of_module(std::static_pointer_cast<torch::nn::Module>(part));
   } else if constexpr (std::is_base_of_v<torch::nn::Module, T>) {
