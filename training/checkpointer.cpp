@@ -85,6 +85,7 @@ struct Checkpointer::Impl {
   bool try_load(int64_t step, std::string* damage);
   void take_over(Reading reading, int64_t step);
   std::string begin_save(int64_t step);
+  void check_is_newest(int64_t step) const;
   void discard(const std::string& hidden) const;
   SavePlan plan_of(int64_t step, const std::string& hidden) const;
 
@@ -94,7 +95,8 @@ struct Checkpointer::Impl {
   std::vector<NamedPart> parts;
   std::unique_ptr<SaveJob> job;  // the same on all ranks: there, or not
   int64_t job_step = -1;
-  int64_t last_step = -1;  // that was saved or loaded
+  int64_t last_step = -1;              // that was saved or loaded
+  std::vector<int64_t> damaged_steps;  // left out by load_latest(); the next save removes them
   steady_clock::time_point last_time = steady_clock::now();
 };
 
@@ -115,7 +117,9 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
   std::string hidden;
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
-    if (peers.rank() == 0) hidden = folder.begin(step);
+    if (peers.rank() != 0) return;
+    check_is_newest(step);
+    hidden = folder.begin(step);
   });
   const auto said = split_lines(peers.gather(call + '\n' + hidden + '\n' + problem, doing), 3);
   if (const auto rank = first_unlike(said[0])) {
@@ -134,6 +138,19 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
   return said[1].front();
 }
 
+// load_latest() would take a later one, of another run or from before a load, for the newest.
+void Checkpointer::Impl::check_is_newest(int64_t step) const {
+  auto steps = folder.finished_steps();
+  const auto is_damaged = [&](int64_t s) {
+    return std::find(damaged_steps.begin(), damaged_steps.end(), s) != damaged_steps.end();
+  };
+  steps.erase(std::remove_if(steps.begin(), steps.end(), is_damaged), steps.end());
+  DDP_CHECK_VALUE(
+      steps.empty() || steps.back() <= step, folder.path(), ": expected no checkpoint after step ",
+      step, ", got one of step ", steps.back(),
+      ". Load it before, remove those that are not wanted, or name another folder.");
+}
+
 // What rank 0 made for a save that does not come to pass.
 void Checkpointer::Impl::discard(const std::string& hidden) const {
   if (peers.rank() != 0 || hidden.empty()) return;
@@ -144,7 +161,8 @@ SavePlan Checkpointer::Impl::plan_of(int64_t step, const std::string& hidden) co
   DDP_CHECK(
       kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
       folder.path_of(hidden), ", which rank 0 made, got nothing", kShare);
-  SavePlan plan{folder, hidden, step, peers.rank(), peers.size(), options.keep_last(), {}};
+  SavePlan plan{folder,        hidden, step, peers.rank(), peers.size(), options.keep_last(),
+                damaged_steps, {}};
   if (plan.rank == 0) {
     for (const auto& named : parts) {
       if (named.is_per_rank) continue;
@@ -168,6 +186,7 @@ void Checkpointer::Impl::save(int64_t step) {
   }
   job = std::make_unique<SaveJob>(std::move(*plan));
   job_step = step;
+  damaged_steps.clear();
   last_step = step;
   last_time = steady_clock::now();
   if (!options.background()) finish_save();
@@ -302,11 +321,13 @@ bool Checkpointer::maybe_save(int64_t step) {
 std::optional<int64_t> Checkpointer::load_latest() {
   impl_->finish_save();
   const auto steps = impl_->agreed_steps();
+  impl_->damaged_steps.clear();
   if (steps.empty()) return std::nullopt;
   std::string damages;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     std::string damage;
     if (impl_->try_load(*step, &damage)) return *step;
+    impl_->damaged_steps.push_back(*step);
     damages += c10::str(damages.empty() ? "" : "; ", damage);
     if (impl_->peers.rank() == 0) TORCH_WARN("Checkpointer: left out step ", *step, ": ", damage);
   }

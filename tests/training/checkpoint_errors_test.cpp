@@ -321,11 +321,14 @@ TEST_CASE("a rank that sees another folder is found", "[checkpoint][ranks][error
   save_checkpoints(other.path(), 2, {2});
   check_refused(load_on(2, by_rank), "and rank 1 of 2 sees 2 in ");
   // The same steps, of another run.
-  save_checkpoints(other.path(), 2, {1, 2});
-  save_checkpoints(other.path(), 1, {2});
+  const TemporaryFolder third;
+  const auto by_third = [&](const Rank& self) {
+    return self.rank == 0 ? folder.path() : third.path();
+  };
+  save_checkpoints(third.path(), 1, {1, 2});
   check_refused(
-      load_on(2, by_rank), "rank 0 sees one in " + step_folder(folder, 2) +
-                               " and rank 1 of 2 another in " + step_folder(other, 2));
+      load_on(2, by_third), "rank 0 sees one in " + step_folder(folder, 2) +
+                                " and rank 1 of 2 another in " + step_folder(third, 2));
 
   const auto errors = errors_of_ranks(
       2, [&](const Rank& self) { ddp::Checkpointer(by_rank(self), options_of(self)).save(3); });
@@ -333,7 +336,8 @@ TEST_CASE("a rank that sees another folder is found", "[checkpoint][ranks][error
     CHECK_THAT(error, ContainsText("saving step 3 failed on rank 1 of 2: expected to find "));
     CHECK_THAT(error, ContainsText("Name a folder that all ranks share"));
   }
-  for (const auto* f : {&folder, &other}) CHECK(names_in(f->path()).size() == 2);
+  CHECK(names_in(folder.path()).size() == 2);
+  CHECK(names_in(other.path()).size() == 1);
 }
 
 TEST_CASE("ranks that save other steps or parts are found", "[checkpoint][ranks][errors]") {
@@ -361,6 +365,35 @@ TEST_CASE("a file in the folder's place is an error on every rank", "[checkpoint
     CHECK_THAT(errors[0], ContainsText("saving step 3 failed on rank 0 of 2: " + file));
     CHECK(errors[1] == errors[0]);
   }
+}
+
+TEST_CASE("a save before the newest checkpoint is refused", "[checkpoint][ranks][errors]") {
+  const TemporaryFolder folder;
+  save_checkpoints(folder.path(), 2, {1, 2});
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    TrainingRun run(self);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    run.add_to(checkpointer);
+    checkpointer.save(1);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error,
+        ContainsText(folder.path() + ": expected no checkpoint after step 1, got one of step 2"));
+  }
+  // One that is damaged does not count, and goes with the next save.
+  write_bytes(step_folder(folder, 2) + "/model.pt", "");
+  run_ranks<int>(2, [&](const Rank& self) {
+    const Warnings warnings;
+    TrainingRun run(self);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    run.add_to(checkpointer);
+    TORCH_CHECK(checkpointer.load_latest() == 1);
+    checkpointer.save(1);
+    checkpointer.wait();
+    return 0;
+  });
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"step-00000001"});
 }
 
 TEST_CASE("options, names and steps that cannot be", "[checkpoint][ranks][errors]") {
@@ -413,7 +446,7 @@ TEST_CASE("a disk that is full, read-only or gone", "[checkpoint][ranks][errors]
   check_failed(save_large(1000000), "got \"No space left on device\". Free space there");
   CHECK(names_in(disk.path()) == std::vector<std::string>{"step-00000100"});
   REQUIRE(disk.make_read_only());
-  check_failed(save_large(10), "got \"Read-only file system\"");
+  check_failed(save_large(2000000), "got \"Read-only file system\"");
 
   // The file system goes away behind the steps, and before a load.
   SmallDisk leaving(folder.file("leaving"));

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <set>
 
-#include "support/warnings.h"
+#include "training/checkpoint/random_state.h"
+#include "training/checkpoint/torch_file.h"
 
 #include "support/catch.h"
 
@@ -212,6 +213,25 @@ TEST_CASE("saved on 4 ranks, loaded on fewer, and back", "[checkpoint][ranks]") 
   std::multiset<size_t> all;
   for (size_t i = 0; i < TrainingRun::kSamples; ++i) all.insert(i);
   CHECK(seen == all);
+}
+
+TEST_CASE("random numbers go on, and a new rank draws its own", "[checkpoint][pure]") {
+  torch::manual_seed(3);
+  torch::rand({5});
+  const auto saved = ddp::copy_to_host(ddp::random_state());
+  const auto drawn = torch::rand({5});
+  ddp::prepare_random_state(saved, "saved").apply();
+  CHECK(torch::equal(torch::rand({5}), drawn));
+  const auto draw_on_new = [&](int rank, int64_t step) {
+    ddp::prepare_new_random_state(saved, rank, step, "saved").apply();
+    return torch::rand({5});
+  };
+  CHECK(torch::equal(draw_on_new(2, 10), draw_on_new(2, 10)));
+  CHECK(!torch::equal(draw_on_new(2, 10), draw_on_new(3, 10)));
+  CHECK(!torch::equal(draw_on_new(2, 10), draw_on_new(2, 11)));
+  CHECK_THROWS_WITH(
+      ddp::prepare_random_state(ddp::make_dict(), "saved"),
+      ContainsText("saved: expected the state of a generator"));
 }
 
 TEST_CASE("a rank keeps its own parts, and a new one its own", "[checkpoint][ranks]") {

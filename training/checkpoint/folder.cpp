@@ -103,17 +103,23 @@ void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   remove_path(old);
 }
 
-void CheckpointFolder::remove_old(int64_t keep, int64_t just_saved) {
+// Hidden first: a folder that lacks files would look damaged.
+void CheckpointFolder::remove_step(int64_t step) {
+  const auto hidden = path_of(c10::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
+  rename_path(path_of(step), hidden);
+  remove_path(hidden);
+}
+
+void CheckpointFolder::remove_old(
+    int64_t keep, int64_t just_saved, const std::vector<int64_t>& damaged) {
+  for (const auto step : damaged) {
+    if (step != just_saved && kind_of_path(path_of(step)) == PathKind::Folder) remove_step(step);
+  }
   if (keep == 0) return;
   auto steps = finished_steps();
   steps.erase(std::remove(steps.begin(), steps.end(), just_saved), steps.end());
-  for (size_t i = 0; i + static_cast<size_t>(keep) - 1 < steps.size(); ++i) {
-    // Hidden first: a folder that lacks files would look damaged.
-    const auto hidden =
-        path_of(c10::str(kRemovingPrefix, step_name(steps[i]), "-", unique_suffix()));
-    rename_path(path_of(steps[i]), hidden);
-    remove_path(hidden);
-  }
+  const auto kept = static_cast<size_t>(keep - 1);
+  for (size_t i = 0; i + kept < steps.size(); ++i) remove_step(steps[i]);
 }
 
 Manifest read_manifest(const std::string& folder) {

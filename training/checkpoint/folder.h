@@ -33,10 +33,12 @@ class CheckpointFolder {
   /// under this name is replaced in one step.
   void publish(const std::string& hidden_name, int64_t step);
 
-  /// Removes the finished ones but for the last `keep` and `just_saved`.
-  void remove_old(int64_t keep, int64_t just_saved);
+  /// Removes the damaged ones, and the finished ones but for the last `keep`; never `just_saved`.
+  void remove_old(int64_t keep, int64_t just_saved, const std::vector<int64_t>& damaged);
 
  private:
+  void remove_step(int64_t step);
+
   std::string path_;
 };
 

@@ -107,7 +107,8 @@ class FieldReader {
     check(
         saved->toTensor().sizes() == parameter_.sizes(), name,
         c10::str("the shape ", parameter_.sizes(), " of its parameter"), saved->toTensor().sizes());
-    value = saved->toTensor().to(parameter_.device());
+    // As Python does. What it was made with has the parameter's dtype.
+    value = saved->toTensor().to(parameter_.device(), parameter_.scalar_type());
   }
 
   /// Whose state is read.

@@ -1,5 +1,8 @@
 #include "save_job.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cinttypes>
 #include <cstdio>
 #include <exception>
@@ -26,6 +29,12 @@ constexpr size_t kMaxDoneBytes = 256;
 
 // What a rank leaves for rank 0 beside its file, once that is on the disk.
 std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
+
+// Training steps come first where cores are few. Who waits for this thread leaves a core to it.
+void yield_to_steps() {
+  constexpr int kNiceness = 15;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+}
 
 FileSum parse_done(const std::string& text, const std::string& path) {
   FileSum sum;
@@ -83,6 +92,7 @@ std::string SaveJob::path_of(const std::string& file) const {
 }
 
 void SaveJob::run() noexcept {
+  yield_to_steps();
   auto error = problem_of([&] { write_own_files(); });
   plan_.files.clear();  // the copies of the state
   note(&SaveJob::has_files_, error);
@@ -144,7 +154,7 @@ void SaveJob::publish() {
   for (auto& file : files_of_others()) manifest.files.push_back(std::move(file));
   write_whole_file(path_of(kManifestName), to_json(manifest));
   plan_.folder.publish(plan_.hidden, plan_.step);
-  plan_.folder.remove_old(plan_.keep_last, plan_.step);
+  plan_.folder.remove_old(plan_.keep_last, plan_.step, plan_.damaged_steps);
 }
 
 }  // namespace ddp

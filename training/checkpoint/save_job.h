@@ -23,6 +23,7 @@ struct SavePlan {
   int rank = 0;
   int world_size = 1;
   int64_t keep_last = 0;
+  std::vector<int64_t> damaged_steps;                      // to be removed
   std::vector<std::pair<std::string, c10::IValue>> files;  // by name; tensors on the host
 };
 

@@ -62,7 +62,7 @@ class HostCopy {
     if (!copy.defined()) {
       // A clone keeps strides where the elements are dense, and is contiguous elsewhere.
       copy = tensor.detach().resolve_conj().resolve_neg();
-      copy = copy.is_cpu() ? copy.clone() : copy.to(at::kCPU).clone();
+      copy = copy.is_cpu() ? copy.clone() : copy.to(at::kCPU);
     }
     return copy;
   }

@@ -108,11 +108,13 @@ class Checkpointer {
     return add_part(name, detail::part_of(part), /*is_per_rank=*/true);
   }
 
-  /// Saves all parts under the number of a step, >= 0. A checkpoint of the same step is replaced.
+  /// Saves all parts under the number of a step, >= 0. A checkpoint of the same step is replaced,
+  /// and those that `load_latest` left out as damaged are removed.
   ///
   /// Call it between two steps. Where one before is still being written, waits for that one.
   ///
-  /// \throws c10::Error  this save cannot begin, or the one before failed.
+  /// \throws c10::Error  this save cannot begin, as where the folder holds a later step, or the one
+  ///         before failed.
   ///
   /// Collective: yes. Blocks: host, until the state is copied; with background false, until it is
   ///   on the disk. Cost: a copy of the state in host memory, and four small gathers.
