@@ -19,7 +19,7 @@ struct Sizes {
   int width = 1024;
   int layers = 4;
   int batch = 64;
-  int steps = 60;  // after each save
+  int steps = 90;  // after each save
   int saves = 5;
   std::string folder;
 };

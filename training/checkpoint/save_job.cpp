@@ -1,8 +1,10 @@
 #include "save_job.h"
 
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <exception>
@@ -26,6 +28,8 @@ using std::chrono::seconds;
 constexpr seconds kUntilSeen(30);
 constexpr milliseconds kBetweenLooks(5);
 constexpr size_t kMaxDoneBytes = 256;
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr int kPausePerWork = 20;
 
 // What a rank leaves for rank 0 beside its file, once that is on the disk.
 std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
@@ -34,6 +38,12 @@ std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
 void yield_to_steps() {
   constexpr int kNiceness = 15;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+}
+
+std::chrono::nanoseconds cpu_of_thread() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
 FileSum parse_done(const std::string& text, const std::string& path) {
@@ -57,6 +67,8 @@ SaveJob::~SaveJob() {
 
 std::string SaveJob::wait_for_files() {
   std::unique_lock lock(mutex_);
+  is_awaited_ = true;
+  changed_.notify_all();
   changed_.wait(lock, [&] { return has_files_ || has_ended_; });
   return error_;
 }
@@ -106,7 +118,9 @@ void SaveJob::run() noexcept {
 void SaveJob::write_own_files() {
   for (const auto& [name, value] : plan_.files) {
     OutputFile file(path_of(name));
-    write_torch_file(value, [&](const void* data, size_t size) { file.write(data, size); });
+    write_torch_file(value, [&](const void* data, size_t size) {
+      write_paced(file, static_cast<const char*>(data), size);
+    });
     written_.push_back({name, file.finish()});
   }
   if (plan_.rank == 0) return;
@@ -114,6 +128,21 @@ void SaveJob::write_own_files() {
   const auto done = path_of(done_file(plan_.rank));
   write_whole_file(done + ".part", c10::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
   rename_path(done + ".part", done);
+}
+
+void SaveJob::write_paced(OutputFile& file, const char* data, size_t size) {
+  for (size_t at = 0; at < size; at += kPieceBytes) {
+    file.write(data + at, std::min(kPieceBytes, size - at));
+    pause_for_steps();
+  }
+}
+
+void SaveJob::pause_for_steps() {
+  const auto work = cpu_of_thread() - cpu_at_pause_;
+  if (work < milliseconds(1)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kPausePerWork * work, [&] { return is_awaited_ || is_cancelled_; });
+  cpu_at_pause_ = cpu_of_thread();
 }
 
 // False where nobody waits for the checkpoint any longer.
