@@ -9,9 +9,9 @@ usage: scripts/bench.sh [--quick] [--models A,B,...] [--passes N] [--bin FOLDER]
                         [--python PROGRAM] [--results FOLDER] [--output FOLDER]
 
 Builds, times every mode of ddp_bench and of Python's DistributedDataParallel on two ranks, and the
-reducer alone on one, and writes RESULTS.md and its plots. Processes of C++ and Python take turns, in
-both orders. Takes an hour or two on two cores, which should have nothing else to do; --quick takes
-minutes.
+reducer alone on one, measures the peak memory of some modes, and writes RESULTS.md and its plots.
+Processes of C++ and Python take turns, in both orders. Takes an hour or two on two cores, which
+should have nothing else to do; --quick takes minutes.
 
   --quick             fewer steps, models and bucket sizes: shows that all works
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
@@ -53,12 +53,12 @@ done
 
 sweep_passes=${passes:-2} # a sweep takes longer than all modes
 if [[ $quick == yes ]]; then
-  models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=2
-  sweep=1,5,25 sweep_models=mlp
+  models=${models:-mnist,mlp,small_params,resnet18} passes=${passes:-2} rounds=3
+  sweep=1,5,25 sweep_models=mlp memory_models=mlp
   results=${results:-$root/build/release/bench_quick} output=${output:-$results}
 else
   models=${models:-mnist,mlp,small_params,resnet18,transformer} passes=${passes:-4} rounds=5
-  sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18
+  sweep=1,5,10,25,50,100 sweep_models=mlp,resnet18 memory_models=mlp,transformer
   results=${results:-$root/build/release/bench} output=${output:-$root/benchmarks}
 fi
 [[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
@@ -112,6 +112,23 @@ take_turns() { # FOLDER MODEL PASS CPP_MODES PYTHON_MODES ARGUMENTS...
   fi
 }
 
+# A process for each mode, so that nothing of another one is in its memory. Enough steps to meet the
+# short moment of a step in which the most is in use.
+measure_memory() { # MODEL PASS
+  local mode arguments=(--memory --model "$1" --iters 20)
+  # glibc then gives blocks of 1 MiB and more back when they are freed, and luck has no part in it.
+  local -x MALLOC_MMAP_THRESHOLD_=1048576
+  echo "bench: memory, $1, pass $2"
+  for mode in none c10d ddp ddp_view; do
+    "$bin/ddprun" -n 2 --no-prefix "$bin/ddp_bench" "${arguments[@]}" --modes "$mode"
+  done >"$results/memory/$1-$2-cpp.jsonl"
+  [[ -n $python ]] || return 0
+  for mode in none py_ddp py_ddp_view; do
+    "$bin/ddprun" -n 2 --no-prefix "$python" "$root/benchmarks/peers/ddp_peer.py" \
+      "${arguments[@]}" --modes "$mode"
+  done >"$results/memory/$1-$2-py.jsonl"
+}
+
 describe_machine() {
   local cpu
   cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
@@ -119,7 +136,7 @@ describe_machine() {
     "Two ranks of one thread. $([[ $quick == no ]] || echo 'A quick run: few steps.')"
 }
 
-for part in steps overhead sweep loopback timeline; do
+for part in steps overhead memory sweep loopback timeline; do
   rm -rf "${results:?}/$part"
   mkdir -p "$results/$part"
 done
@@ -128,12 +145,17 @@ all=none,naive,flat,c10d,ddp,ddp_view,ddp_unused,ddp_static,ddp_step,ddp_tuned
 all_python=none,py_ddp,py_ddp_view,py_ddp_unused,py_ddp_static
 IFS=, read -ra models <<<"$models"
 IFS=, read -ra sweep_models <<<"$sweep_models"
+IFS=, read -ra memory_models <<<"$memory_models"
 for ((pass = 1; pass <= passes; ++pass)); do
   for model in "${models[@]}"; do
     take_turns steps "$model" "$pass" "$all" "$all_python"
   done
   echo "bench: overhead, pass $pass"
   "$bin/reducer_overhead" >"$results/overhead/$pass.txt"
+done
+for model in "${memory_models[@]}"; do
+  [[ " ${models[*]} " == *" $model "* ]] || continue
+  for ((pass = 1; pass <= passes; ++pass)); do measure_memory "$model" "$pass"; done
 done
 for model in "${sweep_models[@]}"; do
   [[ " ${models[*]} " == *" $model "* ]] || continue

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <sstream>
 
+#include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
 
 #include "fingerprint.h"
 #include "message_sender.h"
+#include "statistics.h"
 
 namespace ddp_bench {
 namespace {
@@ -16,13 +19,31 @@ namespace {
 // Of a turn's steps: enough for a median over all rounds.
 int sends_of(int iters) { return std::max(2, iters / 4); }
 
+// That all threads of this process have used so far.
+double cpu_ms() {
+  timespec time{};
+  TORCH_CHECK(
+      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0,
+      "CPU time: expected a clock of it, got none. The kernel has to have one.");
+  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
+}
+
+void time_steps(Contestant& contestant, int iters) {
+  std::vector<double> step_ms;
+  const double cpu_before = cpu_ms();
+  for (int step = 0; step < iters; ++step) {
+    step_ms.push_back(contestant.engine->step().total_ms());
+  }
+  contestant.round_cpu_ms.push_back((cpu_ms() - cpu_before) / iters);
+  contestant.round_step_ms.push_back(quantile(step_ms, 0.5));
+  contestant.step_ms.insert(contestant.step_ms.end(), step_ms.begin(), step_ms.end());
+}
+
 void take_turn(
     Contestant& contestant, int iters, MessageSender& sender, const ddp::ProcessGroup& group) {
   contestant.engine->step();  // caches hold another one's
   ddp::barrier(group);
-  for (int step = 0; step < iters; ++step) {
-    contestant.step_ms.push_back(contestant.engine->step().total_ms());
-  }
+  time_steps(contestant, iters);
   contestant.engine->rest();
   if (!contestant.communicates) return;
   const auto messages = contestant.engine->messages();
@@ -30,6 +51,15 @@ void take_turn(
   for (int send = 0; send < sends_of(iters); ++send) {
     contestant.comm_ms.push_back(sender.send(messages));
   }
+}
+
+void average_over_ranks(
+    std::vector<double>& values, const ddp::ProcessGroup& group, c10::Device device) {
+  auto mean = at::tensor(values, at::kDouble).to(device);
+  ddp::all_reduce(mean, c10d::ReduceOp::AVG, group);
+  mean = mean.cpu();
+  const auto* data = mean.const_data_ptr<double>();
+  values.assign(data, data + values.size());
 }
 
 // What every rank's modes came to, by rank.
@@ -66,6 +96,9 @@ void compete(
       const size_t turn = round % 2 == 0 ? i : contestants.size() - 1 - i;
       take_turn(contestants[turn], options.iters, sender, group);
     }
+  }
+  for (auto& contestant : contestants) {
+    average_over_ranks(contestant.round_cpu_ms, group, device);
   }
 }
 

@@ -18,7 +18,9 @@ struct Contestant {
   bool communicates = true;
   std::unique_ptr<Engine> engine;
   std::vector<double> step_ms = {};
-  std::vector<double> comm_ms = {};  // of a step's messages alone
+  std::vector<double> comm_ms = {};        // of a step's messages alone
+  std::vector<double> round_step_ms = {};  // by round, the median of its steps
+  std::vector<double> round_cpu_ms = {};   // by round, CPU time of a step; mean of the ranks
 
   /// "ddp at 25 MiB"
   std::string label() const;

@@ -7,6 +7,7 @@
 #include <ddp/process_group.h>
 
 #include "examples/common/default_group.h"
+#include "memory_run.h"
 #include "options.h"
 #include "run.h"
 
@@ -30,12 +31,14 @@ void keep_freed_memory() {
 }
 
 int measure(const ddp_bench::Options& options) {
-  keep_freed_memory();
+  // Memory is measured with malloc as users have it.
+  if (!options.memory) keep_freed_memory();
   const examples::DefaultGroup group(options.backend);
   NoWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(
       ddp::get_rank() == 0 ? c10::WarningUtils::get_warning_handler() : &quiet);
-  ddp_bench::run(options, ddp::default_group(), std::cout);
+  const auto run = options.memory ? ddp_bench::run_memory : ddp_bench::run;
+  run(options, ddp::default_group(), std::cout);
   return 0;
 }
 

@@ -78,6 +78,7 @@ void add_measurement(CLI::App& app, Options& options) {
   app.add_option("--seed", options.seed, "Of the parameters and the data")
       ->check(within<int64_t>(0, INT32_MAX));
   app.add_option("--backend", options.backend, "gloo, nccl, ...; empty: the library's choice");
+  app.add_flag("--memory", options.memory, "Measure the peak memory of one mode instead of times");
   app.add_option(
       "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
 }
@@ -135,6 +136,17 @@ void add_wrapper(CLI::App& app, Options& options, WrapperFlags& flags) {
       ->check(within<int64_t>(0, INT32_MAX));
 }
 
+void check_memory(const Options& options) {
+  if (options.modes.size() != 1) {
+    throw UsageError(
+        "--memory: expected one mode, which gets the processes for itself, got --modes " +
+        CLI::detail::join(options.modes, ","));
+  }
+  if (!options.sweep.empty() || !options.timeline.empty()) {
+    throw UsageError("--memory: expected neither --sweep nor --timeline, which time steps.");
+  }
+}
+
 void check_together(const Options& options) {
   const auto& names = options.modes;
   const std::set<std::string> once(names.begin(), names.end());
@@ -148,6 +160,7 @@ void check_together(const Options& options) {
         "--warmup: expected at least ", fewest, " steps for mode ", name, ", got ",
         options.warmup));
   }
+  if (options.memory) check_memory(options);
   const bool tunes = once.count("ddp_tuned") > 0;
   if (tunes && !options.wrapper.bucket_cap_mb_list().empty()) {
     throw UsageError(

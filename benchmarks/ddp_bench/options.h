@@ -26,6 +26,7 @@ struct Options {
   std::vector<double> sweep;  // bucket_cap_mb, one after the other; empty: as in `wrapper`
   ddp::DistributedDataParallelOptions wrapper;  // without a group
   std::string timeline;                         // a file for a step's; empty: none
+  bool memory = false;                          // watch the memory of one mode, time nothing
 };
 
 using examples::UsageError;

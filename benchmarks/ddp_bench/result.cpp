@@ -15,6 +15,23 @@ std::string number(double value, const char* format) {
 
 std::string milliseconds(double value) { return number(value, "%.4f"); }
 
+std::string field(const std::string& name, const std::string& value) {
+  return json_string(name) + ":" + value;
+}
+
+std::string share(double value) { return number(value, "%.5f"); }
+
+// "ratio", "ratio_low" and "ratio_high", the ends of its interval, and "ratio_of_rounds"
+std::string ratio_fields(const std::string& name, const PairedRatio& ratio) {
+  std::string rounds;
+  for (const double value : ratio.of_rounds) rounds += (rounds.empty() ? "" : ",") + share(value);
+  const auto& interval = ratio.interval;
+  return field(name, share(ratio.median)) + "," +
+         field(name + "_low", interval ? share(interval->low) : "null") + "," +
+         field(name + "_high", interval ? share(interval->high) : "null") + "," +
+         field(name + "_of_rounds", "[" + rounds + "]");
+}
+
 }  // namespace
 
 std::string json_string(const std::string& text) {
@@ -33,22 +50,30 @@ std::string json_string(const std::string& text) {
 }
 
 std::string to_json(const Result& r) {
-  const auto field = [](const char* name, const std::string& value) {
-    return json_string(name) + ":" + value;
-  };
   std::string line = "{";
-  line += field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) + "," +
-          field("backend", json_string(r.backend)) + "," + field("world", std::to_string(r.world)) +
-          "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
-          "," + field("step_ms", milliseconds(r.step_ms)) + "," +
-          field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
-          field("step_ms_p90", milliseconds(r.step_ms_p90)) + "," +
-          field("compute_ms", milliseconds(r.compute_ms)) + "," +
-          field("comm_ms", milliseconds(r.comm_ms)) + "," +
-          field("overlap", milliseconds(r.overlap)) + "," +
-          field("bytes", std::to_string(r.bytes)) + "," +
-          field("checksum", number(r.checksum, "%.17g")) + "}";
+  line +=
+      field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) + "," +
+      field("backend", json_string(r.backend)) + "," + field("world", std::to_string(r.world)) +
+      "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
+      "," + field("step_ms", milliseconds(r.step_ms)) + "," +
+      field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
+      field("step_ms_p90", milliseconds(r.step_ms_p90)) + "," + ratio_fields("ratio", r.ratio) +
+      "," + field("cpu_ms", milliseconds(r.cpu.ms)) + "," + ratio_fields("cpu_ratio", r.cpu.ratio) +
+      "," + field("compute_ms", milliseconds(r.compute_ms)) + "," +
+      field("comm_ms", milliseconds(r.comm_ms)) + "," + field("overlap", milliseconds(r.overlap)) +
+      "," + field("bytes", std::to_string(r.bytes)) + "," +
+      field("checksum", number(r.checksum, "%.17g")) + "}";
   return line;
+}
+
+std::string to_json(const MemoryResult& r) {
+  return "{" + field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) +
+         "," + field("backend", json_string(r.backend)) + "," +
+         field("world", std::to_string(r.world)) + "," + field("bytes", std::to_string(r.bytes)) +
+         "," + field("peak_bytes", std::to_string(r.peak.own())) + "," +
+         field("anonymous_bytes", std::to_string(r.peak.anonymous)) + "," +
+         field("shared_bytes", std::to_string(r.peak.shared)) + "," +
+         field("file_bytes", std::to_string(r.peak.file)) + "}";
 }
 
 }  // namespace ddp_bench

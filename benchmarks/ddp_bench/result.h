@@ -4,7 +4,16 @@
 #include <optional>
 #include <string>
 
+#include "memory_sampler.h"
+#include "statistics.h"
+
 namespace ddp_bench {
+
+/// Of all threads of a rank; the mean of the ranks.
+struct CpuTime {
+  double ms = 0;
+  PairedRatio ratio;  // to mode `none`
+};
 
 /// What one mode came to; benchmarks/README.md says how each number is made. Times are of a step,
 /// in milliseconds.
@@ -17,6 +26,8 @@ struct Result {
   double step_ms = 0;
   double step_ms_p10 = 0;
   double step_ms_p90 = 0;
+  PairedRatio ratio;  // to mode `none`
+  CpuTime cpu;
   double compute_ms = 0;
   double comm_ms = 0;
   double overlap = 0;
@@ -24,8 +35,19 @@ struct Result {
   double checksum = 0;
 };
 
+/// How much memory one mode took, alone in its processes.
+struct MemoryResult {
+  std::string model;
+  std::string mode;
+  std::string backend;
+  int world = 1;
+  int64_t bytes = 0;  // of the gradients
+  Pss peak;           // mean of the ranks
+};
+
 /// One line, without its end; the keys are the fields' names, in their order.
 std::string to_json(const Result& result);
+std::string to_json(const MemoryResult& result);
 
 /// A JSON string, quotes included.
 std::string json_string(const std::string& text);

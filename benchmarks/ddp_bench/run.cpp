@@ -55,11 +55,10 @@ class Benchmark {
   std::vector<Result> results(const std::vector<Contestant>& contestants) const {
     const auto none = std::find_if(
         contestants.begin(), contestants.end(), [](const auto& c) { return c.mode == kNone; });
-    const double compute_ms = quantile(none->step_ms, 0.5);
     std::vector<Result> results;
     for (const auto& contestant : contestants) {
       if (contestant.mode == kNone && !asked_for_none()) continue;
-      results.push_back(result(contestant, compute_ms));
+      results.push_back(result(contestant, *none));
     }
     return results;
   }
@@ -79,7 +78,7 @@ class Benchmark {
         mode, swept_cap, find_mode(mode).communicates, make_engine(mode, task(), wrapper_options)};
   }
 
-  Result result(const Contestant& contestant, double compute_ms) const {
+  Result result(const Contestant& contestant, const Contestant& none) const {
     const auto& sizes = contestant.engine->messages().elements;
     Result result;
     result.model = options_.model;
@@ -95,9 +94,13 @@ class Benchmark {
     result.step_ms = quantile(contestant.step_ms, 0.5);
     result.step_ms_p10 = quantile(contestant.step_ms, 0.1);
     result.step_ms_p90 = quantile(contestant.step_ms, 0.9);
-    result.compute_ms = compute_ms;
+    result.ratio = paired_ratio(contestant.round_step_ms, none.round_step_ms);
+    result.cpu = {
+        quantile(contestant.round_cpu_ms, 0.5),
+        paired_ratio(contestant.round_cpu_ms, none.round_cpu_ms)};
+    result.compute_ms = quantile(none.step_ms, 0.5);
     result.comm_ms = contestant.communicates ? quantile(contestant.comm_ms, 0.5) : 0;
-    result.overlap = overlap(compute_ms, result.comm_ms, result.step_ms);
+    result.overlap = overlap(result.compute_ms, result.comm_ms, result.step_ms);
     result.bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) *
                    static_cast<int64_t>(sizeof(float));
     result.checksum = fingerprint(contestant.engine->parameters()).checksum;

@@ -7,6 +7,19 @@
 #include <c10/util/Exception.h>
 
 namespace ddp_bench {
+namespace {
+
+constexpr double kLeftOut = 0.05;  // of all cases, by a confidence interval
+
+// Of `heads` in so many tosses of a coin.
+double chance_of_heads(size_t tosses, size_t heads) {
+  const auto all = static_cast<double>(tosses);
+  const auto some = static_cast<double>(heads);
+  const double ways = std::lgamma(all + 1) - std::lgamma(some + 1) - std::lgamma(all - some + 1);
+  return std::exp(ways - all * std::log(2.0));
+}
+
+}  // namespace
 
 double quantile(std::vector<double> values, double q) {
   TORCH_CHECK_VALUE(
@@ -22,6 +35,28 @@ double quantile(std::vector<double> values, double q) {
 double overlap(double compute, double comm, double step) {
   if (!(comm > 0)) return 0;
   return std::clamp((compute + comm - step) / comm, 0.0, 1.0);
+}
+
+std::optional<Interval> median_interval(std::vector<double> values) {
+  const size_t count = values.size();
+  if (count < kFewestForInterval) return std::nullopt;
+  std::sort(values.begin(), values.end());
+  // The chance that at most `low` of the values lie below the median.
+  size_t low = 0;
+  double chance = 0;
+  while ((chance += chance_of_heads(count, low)) <= kLeftOut / 2) ++low;
+  return Interval{values[low - 1], values[count - low]};
+}
+
+PairedRatio paired_ratio(const std::vector<double>& values, const std::vector<double>& base) {
+  TORCH_CHECK_VALUE(
+      values.size() == base.size(), "paired_ratio: expected as many values as of the base, ",
+      base.size(), ", got ", values.size(), ".");
+  PairedRatio ratio;
+  for (size_t i = 0; i < values.size(); ++i) ratio.of_rounds.push_back(values[i] / base[i]);
+  ratio.median = quantile(ratio.of_rounds, 0.5);
+  ratio.interval = median_interval(ratio.of_rounds);
+  return ratio;
 }
 
 }  // namespace ddp_bench

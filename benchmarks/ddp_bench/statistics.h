@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <vector>
 
 namespace ddp_bench {
@@ -14,5 +16,34 @@ double quantile(std::vector<double> values, double q);
 /// A step also copies and waits: what that costs counts as communication that is not hidden. 0
 /// where nothing is communicated. All in one unit of time.
 double overlap(double compute, double comm, double step);
+
+struct Interval {
+  double low = 0;
+  double high = 0;
+};
+
+/// With fewer values not even the smallest and the largest hold the median with 95% confidence.
+inline constexpr size_t kFewestForInterval = 6;
+
+/// The 95% confidence interval of the median that `values` are drawn around; nothing for fewer than
+/// kFewestForInterval values.
+///
+/// Its ends are two of the values, as many from the smallest as from the largest: the innermost two
+/// for which the sign test gives a chance of at least 95%. Whatever the distribution is, it holds
+/// for values that are independent of each other.
+std::optional<Interval> median_interval(std::vector<double> values);
+
+/// How two series of paired measurements compare.
+struct PairedRatio {
+  std::vector<double> of_rounds;     // the first over the second
+  double median = 0;                 // of these
+  std::optional<Interval> interval;  // of the median
+};
+
+/// Compares what two modes came to, round by round. What slows both modes down in a round does not
+/// count, and a round in which one of them was disturbed counts as one of many.
+///
+/// \param base  as many values, all of them above 0.
+PairedRatio paired_ratio(const std::vector<double>& values, const std::vector<double>& base);
 
 }  // namespace ddp_bench

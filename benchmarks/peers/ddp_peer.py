@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from memory_sampler import MemorySampler, own_bytes
 from peer_models import MODELS, make_task
-from peer_statistics import overlap, quantile
+from peer_statistics import overlap, paired_ratio, quantile
 
 MODES = {
     "none": None,
@@ -56,6 +57,8 @@ class Contestant:
         self.optimizer = torch.optim.SGD(self.task.net.parameters(), lr=LEARNING_RATE)
         self.step_ms = []
         self.comm_ms = []
+        self.round_step_ms = []  # the median of a round's steps
+        self.round_cpu_ms = []  # CPU time of a step; mean of the ranks
 
     @property
     def communicates(self):
@@ -105,16 +108,30 @@ class MessageSender:
         return (time.perf_counter() - start) * 1000
 
 
+def time_steps(contestant, iters):
+    cpu_before = time.process_time()
+    step_ms = [contestant.step() for _ in range(iters)]
+    contestant.round_cpu_ms.append((time.process_time() - cpu_before) * 1000 / iters)
+    contestant.round_step_ms.append(quantile(step_ms, 0.5))
+    contestant.step_ms += step_ms
+
+
 def take_turn(contestant, iters, sender):
     contestant.step()  # caches hold another one's
     dist.barrier()
-    contestant.step_ms += [contestant.step() for _ in range(iters)]
+    time_steps(contestant, iters)
     contestant.rest()
     if not contestant.communicates:
         return
     elements = contestant.bucket_elements()
     dist.barrier()
     contestant.comm_ms += [sender.send(elements) for _ in range(max(2, iters // 4))]
+
+
+def mean_of_ranks(values):
+    mean = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(mean)
+    return (mean / dist.get_world_size()).tolist()
 
 
 def compete(contestants, options):
@@ -129,6 +146,8 @@ def compete(contestants, options):
     for index in range(options.rounds):
         for contestant in contestants if index % 2 == 0 else reversed(contestants):
             take_turn(contestant, options.iters, sender)
+    for contestant in contestants:
+        contestant.round_cpu_ms = mean_of_ranks(contestant.round_cpu_ms)
 
 
 def checksum(parameters):
@@ -168,7 +187,19 @@ def disagreement(contestants):
     return None
 
 
-def result_of(contestant, compute_ms, options):
+def ratio_fields(name, values, base):
+    median, interval, of_rounds = paired_ratio(values, base)
+    low, high = interval or (None, None)
+    return {
+        name: round(median, 5),
+        f"{name}_low": low and round(low, 5),
+        f"{name}_high": high and round(high, 5),
+        f"{name}_of_rounds": [round(ratio, 5) for ratio in of_rounds],
+    }
+
+
+def result_of(contestant, none, options):
+    compute_ms = quantile(none.step_ms, 0.5)
     comm_ms = quantile(contestant.comm_ms, 0.5) if contestant.communicates else 0.0
     step_ms = quantile(contestant.step_ms, 0.5)
     return {
@@ -180,6 +211,9 @@ def result_of(contestant, compute_ms, options):
         "step_ms": round(step_ms, 4),
         "step_ms_p10": round(quantile(contestant.step_ms, 0.1), 4),
         "step_ms_p90": round(quantile(contestant.step_ms, 0.9), 4),
+        **ratio_fields("ratio", contestant.round_step_ms, none.round_step_ms),
+        "cpu_ms": round(quantile(contestant.round_cpu_ms, 0.5), 4),
+        **ratio_fields("cpu_ratio", contestant.round_cpu_ms, none.round_cpu_ms),
         "compute_ms": round(compute_ms, 4),
         "comm_ms": round(comm_ms, 4),
         "overlap": round(overlap(compute_ms, comm_ms, step_ms), 4),
@@ -214,12 +248,34 @@ def run(options):
     contestants = make_contestants(options)
     compete(contestants, options)
     none = next(contestant for contestant in contestants if contestant.mode == "none")
-    compute_ms = quantile(none.step_ms, 0.5)
     if dist.get_rank() == 0:
         for contestant in contestants:
             if contestant.mode in options.modes:
-                print(json.dumps(result_of(contestant, compute_ms, options)), flush=True)
+                print(json.dumps(result_of(contestant, none, options)), flush=True)
     return disagreement(contestants)
+
+
+def run_memory(options):
+    """Prints how much memory the one mode takes, with malloc as users have it."""
+    torch.set_num_threads(options.threads)
+    sampler = MemorySampler()
+    contestant = Contestant(options.modes[0], options, options.bucket_cap_mb)
+    for _ in range(options.warmup + options.iters):
+        contestant.step()
+    peak = sampler.stop()
+    result = {
+        "model": options.model,
+        "mode": contestant.mode,
+        "backend": BACKEND,
+        "world": dist.get_world_size(),
+        "bytes": sum(values.nbytes for values in contestant.parameters()),
+        "peak_bytes": own_bytes(peak),
+        **peak,
+    }
+    for field in ("peak_bytes", *peak):
+        result[field] = int(mean_of_ranks([result[field]])[0])
+    if dist.get_rank() == 0:
+        print(json.dumps(result), flush=True)
 
 
 def mebibytes(text):
@@ -257,9 +313,12 @@ def parse_options():
         help="run each mode but none once with each of these bucket_cap_mb",
     )
     parser.add_argument("--no-broadcast-buffers", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="peak memory of one mode, no times")
     options = parser.parse_args()
     if min(options.iters, options.rounds, options.threads) < 1 or options.warmup < 3:
         parser.error("--iters, --rounds and --threads begin at 1, --warmup at 3")
+    if options.memory and (len(options.modes) > 1 or options.sweep):
+        parser.error("--memory takes one mode and no --sweep")
     return options
 
 
@@ -278,7 +337,7 @@ def main():
     options = parse_options()
     dist.init_process_group(BACKEND)
     try:
-        wrong = run(options)
+        wrong = run_memory(options) if options.memory else run(options)
     finally:
         dist.destroy_process_group()
     if wrong:

@@ -17,3 +17,27 @@ def overlap(compute, comm, step):
     if not comm > 0:
         return 0.0
     return min(max((compute + comm - step) / comm, 0.0), 1.0)
+
+
+# With fewer values not even the smallest and the largest hold the median with 95% confidence.
+FEWEST_FOR_INTERVAL = 6
+LEFT_OUT = 0.05  # of all cases, by a confidence interval
+
+
+def median_interval(values):
+    """The ends of the 95% confidence interval of the median, by the sign test; None for few values."""
+    count = len(values)
+    if count < FEWEST_FOR_INTERVAL:
+        return None
+    values = sorted(values)
+    low, chance = 0, 0.5**count  # that at most `low` of the values lie below the median
+    while chance <= LEFT_OUT / 2:
+        low += 1
+        chance += math.comb(count, low) / 2**count
+    return values[low - 1], values[count - low]
+
+
+def paired_ratio(values, base):
+    """What values[i] / base[i] have for a median, its interval, and these ratios themselves."""
+    ratios = [value / one for value, one in zip(values, base)]
+    return quantile(ratios, 0.5), median_interval(ratios), ratios

@@ -2,9 +2,9 @@
 
 usage: report.py RESULTS_FOLDER OUTPUT_FOLDER
 
-RESULTS_FOLDER holds steps/*.jsonl, sweep/*.jsonl, loopback/*.jsonl, link_<rate>/*.jsonl and
-overhead/*.txt (a file for each process), timeline/<model>.json, machine.txt and link_<rate>/rate.txt;
-what is not there is left out.
+RESULTS_FOLDER holds steps/*.jsonl, sweep/*.jsonl, loopback/*.jsonl, link_<rate>/*.jsonl,
+memory/*.jsonl and overhead/*.txt (a file for each process, in memory/ for the processes of a pass),
+timeline/<model>.json, machine.txt and link_<rate>/rate.txt; what is not there is left out.
 """
 
 import json
@@ -28,6 +28,12 @@ What it adds to a step of forward and backward: one rank, 800 small parameters, 
 it may add at most is a share of what c10d's adds in the same process: as much as 0.4 ms, with the
 search for unused parameters 0.8, where c10d's adds 3.7 and 5.2. The column in ms says how far those
 are reached here."""
+
+MEMORY = """## Peak memory
+
+Of a rank, while one mode makes the model, wraps it and trains, alone in its processes: private and
+shared memory, without the pages of programs and libraries. The ranks share what they all have mapped
+in equal parts. "/ gradients" is what comes above `none`, in bytes of the gradients."""
 
 LOOPBACK = """## Over Gloo on one host
 
@@ -105,6 +111,15 @@ class Report:
         if table:
             self.parts += [OVERHEAD, table]
 
+    def add_memory(self):
+        lines = tables.read_lines(self.results / "memory")
+        if lines:
+            self.parts.append(MEMORY)
+        for model in tables.models_of(lines):
+            gradients = next(r["bytes"] for r in lines if r["model"] == model)
+            self.parts.append(f"### {model}, {tables.megabytes(gradients)} MB of gradients")
+            self.parts.append(tables.memory_table(lines, model))
+
     def add_sweeps(self):
         swept = tables.read_lines(self.results / "sweep")
         tuned = tables.tuning_table(tables.read_lines(self.results / "steps") + swept)
@@ -149,6 +164,7 @@ class Report:
         self.parts = [foreword.strip(), read(self.results / "machine.txt")]
         self.add_steps()
         self.add_overhead()
+        self.add_memory()
         self.add_sweeps()
         self.add_loopback()
         self.add_timelines()

@@ -3,6 +3,10 @@
 import json
 import pathlib
 import statistics
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "peers"))
+from peer_statistics import FEWEST_FOR_INTERVAL, median_interval
 
 # What mode ddp shall come to at most: step_ms over compute_ms, two ranks on one host.
 TARGETS = {"mnist": 1.05, "mlp": 1.25, "small_params": 1.03, "resnet18": 1.04}
@@ -14,6 +18,9 @@ FEWEST_SIZES = 3  # of a sweep that says which is best
 # What engines of reducer_overhead shall add to a step at most, in shares of what c10d's adds: 0.4 and
 # 0.8 ms where that took 3.7 and 5.2.
 OVERHEAD_TARGETS = {"ddp": 0.4 / 3.7, "ddp, unused": 0.8 / 5.2}
+# What modes shall take of memory at most above `none`, in bytes of the gradients.
+MEMORY_TARGET = 1.1
+MEMORY_TARGET_MODES = ("ddp", "ddp_view")
 TUNED = "ddp_tuned"
 MODE_ORDER = [
     "none", "naive", "flat", "c10d", "ddp", "ddp_view", "ddp_unused", "ddp_static",
@@ -43,7 +50,7 @@ def read_lines(folder):
 
 def told_cap(record):
     """The bucket size that a mode was given; ddp_tuned chooses one, and not the same every time."""
-    return None if record["mode"] == TUNED else record["bucket_cap_mb"]
+    return None if record["mode"] == TUNED else record.get("bucket_cap_mb")
 
 
 class Row:
@@ -57,17 +64,25 @@ class Row:
     def median(self, field):
         return statistics.median(record[field] for record in self.records)
 
-    def ratios(self, field="compute_ms"):
-        """Of the step to that field of the same process; only these can be compared."""
-        return [r["step_ms"] / r[field] for r in self.records if r[field]]
+    def over_none(self, field="ratio"):
+        """To mode `none`, of the rounds of all processes: a median and its interval, or None.
 
-    def ratio(self, field="compute_ms"):
-        ratios = self.ratios(field)
+        The field is "ratio" or "cpu_ratio".
+        """
+        ratios = [ratio for record in self.records for ratio in record[f"{field}_of_rounds"]]
+        return statistics.median(ratios), median_interval(ratios)
+
+    def ratio(self):
+        return self.over_none()[0]
+
+    def over_alone(self):
+        """Of the step to communication alone in the same process; None where no process has both."""
+        ratios = [r["step_ms"] / r["alone_ms"] for r in self.records if r["alone_ms"]]
         return statistics.median(ratios) if ratios else None
 
     def caps(self):
         """Told or chosen: "25 MiB", "5 or 10 MiB"; "" where no process names one."""
-        caps = {record["bucket_cap_mb"] for record in self.records} - {None}
+        caps = {record.get("bucket_cap_mb") for record in self.records} - {None}
         return " or ".join(f"{cap:g}" for cap in sorted(caps)) + " MiB" if caps else ""
 
     def name(self):
@@ -104,18 +119,30 @@ def table(columns, rows):
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def interval_cell(interval):
+    return span(interval, "{:.3f}") if interval else f"needs {FEWEST_FOR_INTERVAL} rounds"
+
+
 def step_table(rows):
     def cells(row):
+        over_none, cpu_over_none = row.over_none("ratio"), row.over_none("cpu_ratio")
         timed = [
             row.name(),
             f"{row.median('step_ms'):.1f}",
             f"{row.median('step_ms_p10'):.1f}-{row.median('step_ms_p90'):.1f}",
-            f"{row.ratio():.3f}",
-            span(row.ratios(), "{:.3f}"),
         ]
-        if row.median("bytes") == 0:
-            return timed + ["", "", ""]
-        over_alone = row.ratio("alone_ms")
+        cpu = f"{row.median('cpu_ms'):.1f}"
+        if row.mode == "none":
+            return timed + ["", "", "", cpu] + [""] * 5
+        timed += [
+            f"{over_none[0]:.3f}",
+            interval_cell(over_none[1]),
+            span([record["ratio"] for record in row.records], "{:.3f}"),
+            cpu,
+            f"{cpu_over_none[0]:.3f}",
+            interval_cell(cpu_over_none[1]),
+        ]
+        over_alone = row.over_alone()
         return timed + [
             f"{row.median('comm_ms'):.1f}",
             f"{over_alone:.3f}" if over_alone else "-",
@@ -123,7 +150,8 @@ def step_table(rows):
         ]
 
     columns = [
-        "mode", "step ms", "p10-p90", "/ none", "of each process", "comm ms", "/ comm", "overlap",
+        "mode", "step ms", "p10-p90", "/ none", "95%", "of each process", "CPU ms", "CPU / none",
+        "95%", "comm ms", "/ comm", "overlap",
     ]
     return table(columns, [cells(row) for row in rows])
 
@@ -143,11 +171,14 @@ def target_table(lines, targets):
         )
         if row is None:
             continue
-        over = {"compute_ms": "none", "alone_ms": "communication alone"}[field]
-        value = row.ratio(field)
+        if field == "compute_ms":
+            (value, interval), over = row.over_none(), "none"
+            shown = interval_cell(interval)
+        else:
+            value, over, shown = row.over_alone(), "communication alone", ""
         reached = [f"{value:.3f} x {over}", verdict(value, target)] if value else ["-", ""]
-        rows.append([model, reached[0], f"{target}", reached[1]])
-    return table(["model", "ddp", "at most", ""], rows)
+        rows.append([model, reached[0], shown, f"{target}", reached[1]])
+    return table(["model", "ddp", "95%", "at most", ""], rows)
 
 
 def tuning_table(lines):
@@ -177,6 +208,41 @@ def tuning_table(lines):
         f"at most {100 * (TUNED_TARGET - 1):.0f}%",
     ]
     return table(columns, rows)
+
+
+def megabytes(count):
+    return f"{count / 1e6:.1f}"
+
+
+def memory_table(lines, model):
+    """Peaks beside those of mode `none` of the same language, medians over processes."""
+    rows = rows_of(lines, model)
+    base = {row.by: row.median("peak_bytes") for row in rows if row.mode == "none"}
+
+    def cells(row):
+        peak = row.median("peak_bytes")
+        measured = [
+            row.name(),
+            megabytes(peak),
+            span([record["peak_bytes"] / 1e6 for record in row.records], "{:.1f}"),
+            megabytes(row.median("anonymous_bytes")),
+            megabytes(row.median("shared_bytes")),
+        ]
+        if row.mode == "none" or row.by not in base:
+            return measured + [""] * 4
+        above = peak - base[row.by]
+        share = above / row.median("bytes")
+        measured += [megabytes(above), f"{share:.2f}"]
+        if row.mode not in MEMORY_TARGET_MODES:
+            return measured + ["", ""]
+        most = base[row.by] + MEMORY_TARGET * row.median("bytes")
+        return measured + [megabytes(most), verdict(peak, most)]
+
+    columns = [
+        "mode", "peak MB", "of each process", "private", "shared", "above none", "/ gradients",
+        "at most", "",
+    ]
+    return table(columns, [cells(row) for row in rows])
 
 
 def overhead_table(folder):

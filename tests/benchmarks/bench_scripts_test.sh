@@ -57,14 +57,24 @@ ddp_peer small_params
 ddp_bench small_params" "$order"
 expect "calls without one thread for each rank" "" "$(grep -v OMP_NUM_THREADS=1 "$CALLS" || true)"
 results=$(cat "$work/out/RESULTS.md")
-for text in "## mnist" "| small_params | 1.200 x none | 1.03 | missed by 16.5% |" \
+for text in "## mnist" "| small_params | 1.200 x none | needs 6 rounds | 1.03 | missed by 16.5% |" \
   "| py_ddp_static |" "plots/timeline_mnist.svg" "A quick run" \
   "| ddp, unused | 20.00 | 0.880 | 0.880 | 0.200 | 0.15 | missed by 30.0% |" "| mnist | 8 MiB | 1.200 | - |"; do
   [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
 $results"
 done
 
+expect "memory of a model that was not asked for" 0 "$(calls_with --memory)"
+
 bench --models mlp
+for mode in none c10d ddp ddp_view; do
+  expect "processes with the memory of $mode" 4 \
+    "$(calls_with "ddp_bench --memory --model mlp --iters [0-9]* --modes $mode ")"
+done
+for mode in none py_ddp py_ddp_view; do
+  expect "processes of Python with the memory of $mode" 4 \
+    "$(calls_with "ddp_peer.py --memory --model mlp --iters [0-9]* --modes $mode ")"
+done
 expect "processes with all modes" 4 "$(calls_with 'ddp_bench .*--modes none,naive')"
 expect "sweeps" 4 "$(calls_with 'ddp_bench .*--modes none,c10d,ddp,ddp_tuned --sweep')"
 expect "sweeps over Gloo" 2 "$(calls_with 'ddp_bench .*--sweep .*--backend gloo')"
@@ -72,6 +82,12 @@ results=$(cat "$work/out/RESULTS.md")
 [[ $results == *"| mlp | 8 MiB | 1.200 | 1 MiB | 1.200 | +0.0% | met |"* ]] ||
   fail "RESULTS.md: expected the size that was tuned beside the best of the sweep in
 $results"
+for text in "### mlp, 100.0 MB of gradients" "| 1.200 | 1.200 | 1.200 | 9.0 | 1.100 | 1.100 |" \
+  "| ddp | 300.0 | 300.0 | 90.0 | 10.0 | 200.0 | 2.00 | 210.0 | missed by 42.9% |" \
+  "| py_ddp | 300.0 | 300.0 | 90.0 | 10.0 | 200.0 | 2.00 |  |  |"; do
+  [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
+$results"
+done
 [[ $results == *"## Over Gloo on one host"*"### mlp"* ]] || fail "RESULTS.md: no loopback in
 $results"
 bench --models mlp --passes 3

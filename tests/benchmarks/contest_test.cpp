@@ -1,6 +1,9 @@
 #include "benchmarks/ddp_bench/contest.h"
 
+#include <chrono>
+#include <ctime>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include <ddp/collectives.h>
@@ -138,6 +141,7 @@ TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]"
   struct Seen {
     std::string log;
     size_t steps = 0, sends = 0, sends_of_silent = 0;
+    std::vector<double> round_step_ms, round_cpu_ms;
   };
   const auto seen = run_ranks<Seen>(1, [](const Rank& self) {
     Seen result;
@@ -148,6 +152,8 @@ TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]"
     result.steps = contestants[0].step_ms.size();
     result.sends = contestants[0].comm_ms.size();
     result.sends_of_silent = contestants[1].comm_ms.size();
+    result.round_step_ms = contestants[0].round_step_ms;
+    result.round_cpu_ms = contestants[0].round_cpu_ms;
     return result;
   });
   CHECK(
@@ -159,6 +165,58 @@ TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]"
   CHECK(seen[0].steps == 6);
   CHECK(seen[0].sends == 6);  // at least two in a turn
   CHECK(seen[0].sends_of_silent == 0);
+  CHECK(seen[0].round_step_ms.size() == 3);
+  CHECK(seen[0].round_cpu_ms.size() == 3);
+}
+
+namespace {
+
+/// Computes on a thread of its own in every step, for as long as it is told.
+class Busy : public Engine {
+ public:
+  explicit Busy(std::chrono::milliseconds cpu_time) : Engine(tiny_task(0)), cpu_time_(cpu_time) {}
+  Messages messages() const override { return {}; }
+
+ protected:
+  void after_backward() override {
+    std::thread([this] {
+      timespec end{};
+      do {
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+      } while (end.tv_sec == 0 && end.tv_nsec < std::chrono::nanoseconds(cpu_time_).count());
+    }).join();
+  }
+
+ private:
+  std::chrono::milliseconds cpu_time_;
+};
+
+}  // namespace
+
+TEST_CASE("CPU time is of all threads and a step, by round", "[benchmarks][ranks]") {
+  using std::chrono::milliseconds;
+  const auto of_ranks = run_ranks<std::vector<double>>(1, [](const Rank& self) {
+    std::vector<Contestant> contestants =
+        two({"idle", {}, false, std::make_unique<Busy>(milliseconds(0))},
+            {"busy", {}, false, std::make_unique<Busy>(milliseconds(20))});
+    compete(contestants, {/*iters=*/3, /*rounds=*/2, /*warmup=*/1}, self.group);
+    return contestants[1].round_cpu_ms;
+  });
+  REQUIRE(of_ranks[0].size() == 2);
+  for (const double cpu_ms : of_ranks[0]) {
+    CHECK(cpu_ms >= 20);
+    CHECK(cpu_ms < 60);  // not that of all three steps
+  }
+}
+
+TEST_CASE("CPU time is the mean of the ranks", "[benchmarks][ranks]") {
+  const auto of_ranks = run_ranks<std::vector<double>>(2, [](const Rank& self) {
+    std::vector<Contestant> contestants;
+    contestants.push_back(contestant("none", self));
+    compete(contestants, {/*iters=*/2, /*rounds=*/2, /*warmup=*/3}, self.group);
+    return contestants[0].round_cpu_ms;
+  });
+  CHECK(of_ranks[0] == of_ranks[1]);
 }
 
 TEST_CASE("messages are the buckets' sizes", "[benchmarks][ranks]") {

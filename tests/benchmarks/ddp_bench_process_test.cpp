@@ -18,9 +18,32 @@ using ddp::testing::JobEnded;
 using ddp::testing::ProcessOptions;
 using Lines = std::vector<std::string>;
 
-const Lines kFields = {"model",   "mode",        "backend",     "world",      "bucket_cap_mb",
-                       "step_ms", "step_ms_p10", "step_ms_p90", "compute_ms", "comm_ms",
-                       "overlap", "bytes",       "checksum"};
+const Lines kFields = {
+    "model",
+    "mode",
+    "backend",
+    "world",
+    "bucket_cap_mb",
+    "step_ms",
+    "step_ms_p10",
+    "step_ms_p90",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "ratio_of_rounds",
+    "cpu_ms",
+    "cpu_ratio",
+    "cpu_ratio_low",
+    "cpu_ratio_high",
+    "cpu_ratio_of_rounds",
+    "compute_ms",
+    "comm_ms",
+    "overlap",
+    "bytes",
+    "checksum"};
+const Lines kMemoryFields = {"model",           "mode",         "backend",
+                             "world",           "bytes",        "peak_bytes",
+                             "anonymous_bytes", "shared_bytes", "file_bytes"};
 
 const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
 
@@ -31,8 +54,8 @@ JobEnded bench(Lines arguments) {
 }
 
 /// A line's fields, as it spells them; checks that they are all there, in their order.
-std::map<std::string, std::string> fields_of(const std::string& line) {
-  static const std::regex kField(R"re("(\w+)":("[^"]*"|[^,}]*))re");
+std::map<std::string, std::string> fields_of(const std::string& line, const Lines& expected) {
+  static const std::regex kField(R"re("(\w+)":("[^"]*"|\[[^\]]*\]|[^,}]*))re");
   CAPTURE(line);
   CHECK(line.front() == '{');
   CHECK(line.back() == '}');
@@ -42,11 +65,12 @@ std::map<std::string, std::string> fields_of(const std::string& line) {
     names.push_back((*it)[1]);
     fields[names.back()] = (*it)[2];
   }
-  CHECK(names == kFields);
+  CHECK(names == expected);
   return fields;
 }
 
-std::vector<std::map<std::string, std::string>> results_of(const JobEnded& job) {
+std::vector<std::map<std::string, std::string>> results_of(
+    const JobEnded& job, const Lines& fields = kFields) {
   INFO(job.output);
   CHECK(job.code == 0);
   CHECK(job.ranks[1].empty());
@@ -54,7 +78,7 @@ std::vector<std::map<std::string, std::string>> results_of(const JobEnded& job) 
   std::vector<std::map<std::string, std::string>> results;
   for (const auto& line : job.ranks[0]) {
     if (line.find("Warning: ") != std::string::npos) continue;
-    results.push_back(fields_of(line));
+    results.push_back(fields_of(line, fields));
   }
   return results;
 }
@@ -83,6 +107,11 @@ void check_all_modes(const std::string& model, double bytes) {
     CHECK(value(result, "step_ms_p10") <= value(result, "step_ms"));
     CHECK(value(result, "step_ms") <= value(result, "step_ms_p90"));
     CHECK(result.at("compute_ms") == results[0].at("step_ms"));
+    CHECK(value(result, "ratio") > 0);
+    CHECK(result.at("ratio_low") == "null");  // of one round
+    CHECK(result.at("ratio_of_rounds") == "[" + result.at("ratio") + "]");
+    CHECK(value(result, "cpu_ms") > 0);
+    CHECK(result.at("cpu_ratio_of_rounds") == "[" + result.at("cpu_ratio") + "]");
     CHECK(0 <= value(result, "overlap"));
     CHECK(value(result, "overlap") <= 1);
     CHECK((value(result, "comm_ms") > 0) == (i > 0));
@@ -130,6 +159,24 @@ TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
   std::getline(std::ifstream(file), json);
   // 0.9 MB: by default the first bucket, of 1 MiB, takes them all.
   CHECK_THAT(json, ContainsText("\"bucket 3\"") && ContainsText("\"optimizer\""));
+}
+
+TEST_CASE("memory is measured with one mode in the processes", "[benchmarks][process]") {
+  for (const char* mode : {"none", "ddp"}) {
+    const auto job = bench({"--model", "mnist", "--memory", "--modes", mode, "--warmup", "3"});
+    const auto results = results_of(job, kMemoryFields);
+    REQUIRE(results.size() == 1);
+    const auto& result = results[0];
+    CHECK(value(result, "bytes") == 4799528);
+    CHECK(
+        value(result, "peak_bytes") ==
+        Approx(value(result, "anonymous_bytes") + value(result, "shared_bytes")));
+    CHECK(value(result, "file_bytes") > 0);
+    // Parameters and gradients at least.
+    CHECK(value(result, "peak_bytes") > 2 * 4799528);
+    // `none` has a control block in shared memory, no gradients.
+    CHECK((value(result, "shared_bytes") > 1 << 20) == (mode != std::string("none")));
+  }
 }
 
 // RESULTS.md has a table of it (benchmarks/report/tables.py).

@@ -19,7 +19,7 @@ are_alike() { # CHECKSUM CHECKSUM; but for rounding: another parameter or sample
   awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && (a - b)^2 < (1e-10 * a)^2) }'
 }
 keys_of() { # LINES
-  sed -E 's/("[a-z0-9_]+"): *("[^"]*"|[^,}]+)/\1/g; s/, /,/g' <<<"$1" | sort -u
+  sed -E 's/("[a-z0-9_]+"): *("[^"]*"|\[[^]]*\]|[^,}]+)/\1/g; s/, /,/g' <<<"$1" | sort -u
 }
 expect() { # WHAT EXPECTED GOT
   [[ $2 == "$3" ]] || {
@@ -44,4 +44,9 @@ for model in mnist mlp small_params transformer; do # resnet18 takes too long he
       expect "the checksum of $model" "$(values_of checksum "$ours")" "$checksum"
   done
 done
+
+ours=$(lines_of mnist "$bench" --memory --modes ddp)
+peers=$(lines_of mnist "$python" "$root/benchmarks/peers/ddp_peer.py" --memory --modes py_ddp)
+expect "the keys of the peer's memory" "$(keys_of "$ours")" "$(keys_of "$peers")"
+expect "the bytes of the peer's gradients" "$(values_of bytes "$ours")" "$(values_of bytes "$peers")"
 echo "ddp_peer.py: trains as ddp_bench"

@@ -47,6 +47,8 @@ TEST_CASE("what is measured comes from the command line", "[benchmarks][pure]") 
   CHECK(options.backend == "gloo");
   CHECK(options.sweep == Sizes{0.5, 10});
   CHECK(options.timeline == "t.json");
+  CHECK_FALSE(options.memory);
+  CHECK(parse({"--memory", "--modes", "ddp"}).memory);
 }
 
 TEST_CASE("the wrapper's options come from the command line", "[benchmarks][pure]") {
@@ -102,6 +104,9 @@ TEST_CASE("a command line that cannot be is told in one line", "[benchmarks][pur
            {{"--bucket-cap-mb", "5", "--bucket-cap-mb-list", "5"}, "--bucket-cap-mb"},
            {{"--modes", "none,ddp_tuned", "--bucket-cap-mb-list", "1,2"},
             "--bucket-cap-mb-list: expected modes without ddp_tuned"},
+           {{"--memory"}, "--memory: expected one mode"},
+           {{"--memory", "--modes", "ddp", "--sweep", "1"}, "--memory: expected neither --sweep"},
+           {{"--memory", "--modes", "ddp", "--timeline", "f"}, "--memory: expected neither"},
            {{"--reduction", "sum"}, "--reduction: expected one of mean, sample_weighted"},
            {{"--stats-every", "-1"}, "--stats-every"},
            {{"--iters", "0"}, "--iters"},

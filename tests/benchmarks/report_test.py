@@ -7,6 +7,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -16,18 +17,35 @@ sys.path += [str(ROOT / "benchmarks/report"), str(ROOT / "benchmarks/peers")]
 import report
 import svg
 import tables
-from peer_statistics import overlap, quantile
+from memory_sampler import MemorySampler, own_bytes, parse_pss
+from peer_statistics import median_interval, overlap, paired_ratio, quantile
 
 
 def line(mode, step, **fields):
     record = {
         "model": "mlp", "mode": mode, "backend": "gloo", "world": 2, "bucket_cap_mb": None,
-        "step_ms": step, "step_ms_p10": step - 1, "step_ms_p90": step + 1, "compute_ms": 100.0,
+        "step_ms": step, "step_ms_p10": step - 1, "step_ms_p90": step + 1, "cpu_ms": step + 5,
+        "compute_ms": 100.0,
         "comm_ms": 0.0 if mode == "none" else 50.0, "overlap": 0.5,
         "bytes": 0 if mode == "none" else 4000, "checksum": 7.5,
     }
     record.update(fields)
-    return record
+    ratio = step / record["compute_ms"]
+    return {**ratios("ratio", [ratio]), **ratios("cpu_ratio", [ratio]), **record}
+
+
+def ratios(name, of_rounds):
+    """What a line says of ratios, but for the interval that the report makes itself."""
+    return {name: quantile(of_rounds, 0.5), f"{name}_of_rounds": of_rounds}
+
+
+def memory(mode, peak, **fields):
+    record = {
+        "model": "mlp", "mode": mode, "backend": "shm", "world": 2, "bytes": 50_000_000,
+        "peak_bytes": peak, "anonymous_bytes": peak - 10_000_000, "shared_bytes": 10_000_000,
+        "file_bytes": 90_000_000,
+    }
+    return {**record, **fields}
 
 
 class Statistics(unittest.TestCase):
@@ -47,6 +65,52 @@ class Statistics(unittest.TestCase):
         self.assertEqual(overlap(100, 50, 90), 1)
         self.assertEqual(overlap(100, 50, 200), 0)
         self.assertEqual(overlap(100, 0, 90), 0)
+
+
+    def test_median_interval(self):
+        for count, low, high in ((6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (20, 6, 15),
+                                 (50, 18, 33), (100, 40, 61)):
+            values = [(i * 7 + 3) % count + 1 for i in range(count)]
+            self.assertEqual(median_interval(values), (low, high))
+        self.assertEqual(median_interval([2.5] * 3000), (2.5, 2.5))
+        self.assertIsNone(median_interval([1, 2, 3, 4, 5]))
+
+    def test_paired_ratio(self):
+        base = [10, 20, 30, 40, 50, 600, 70]
+        median, interval, of_rounds = paired_ratio([11, 22, 33, 400, 55, 66, 77], base)
+        self.assertAlmostEqual(median, 1.1)
+        self.assertEqual(of_rounds[3], 10)
+        self.assertAlmostEqual(interval[0], 0.11)
+        self.assertEqual(interval[1], 10)
+
+
+class Memory(unittest.TestCase):
+    # memory_sampler_test.cpp has the same text.
+    def test_a_rollup_tells_the_memory_by_kind(self):
+        pss = parse_pss(
+            "563e7c2bb000-7fffea352000 ---p 00000000 00:00 0                          [rollup]\n"
+            "Rss:              686848 kB\n"
+            "Pss:              531470 kB\n"
+            "Pss_Dirty:        431470 kB\n"
+            "Pss_Anon:         420000 kB\n"
+            "Pss_File:          71470 kB\n"
+            "Pss_Shmem:         40000 kB\n"
+            "Swap:                  0 kB\n"
+            "SwapPss:               0 kB\n"
+        )
+        expected = {"anonymous_bytes": 420000, "shared_bytes": 40000, "file_bytes": 71470}
+        self.assertEqual(pss, {kind: 1024 * size for kind, size in expected.items()})
+        self.assertEqual(own_bytes(pss), 460000 * 1024)
+        self.assertIsNone(parse_pss("Rss: 12 kB\nPss: 12 kB\n"))
+
+    def test_the_peak_is_kept(self):
+        sampler = MemorySampler()
+        before = own_bytes(sampler.peak)
+        block = bytearray(b"x") * (64 << 20)
+        while own_bytes(sampler.peak) < before + (60 << 20):
+            time.sleep(0.001)
+        del block
+        self.assertGreater(own_bytes(sampler.stop()), before + (60 << 20))
 
 
 class Written(unittest.TestCase):
@@ -79,12 +143,50 @@ class Written(unittest.TestCase):
         slow = {"compute_ms": 200.0, "comm_ms": 100.0}
         self.put("steps/mlp-2-cpp.jsonl", line("none", 200.0, **slow), line("ddp", 280.0, **slow))
         text = self.write()
-        self.assertIn("| ddp | 200.0 | 199.0-201.0 | 1.300 | 1.200-1.400 | 75.0 | - |", text)
-        self.assertIn("| mlp | 1.300 x none | 1.25 | missed by 4.0% |", text)
+        self.assertIn(
+            "| ddp | 200.0 | 199.0-201.0 | 1.300 | needs 6 rounds | 1.200-1.400 | 205.0 | 1.300 | "
+            "needs 6 rounds | 75.0 | - |",
+            text,
+        )
+        self.assertIn("| mlp | 1.300 x none | needs 6 rounds | 1.25 | missed by 4.0% |", text)
+
+    def test_intervals_are_of_the_rounds_of_all_processes(self):
+        step = [[1.1, 1.2, 1.3, 1.4], [1.15, 1.25, 1.35, 1.45, 9.0]]
+        for index, of_rounds in enumerate(step):
+            cpu = [ratio - 0.05 for ratio in of_rounds]
+            fields = {**ratios("ratio", of_rounds), **ratios("cpu_ratio", cpu)}
+            self.put(f"steps/mlp-{index}-cpp.jsonl", line("none", 100.0), line("ddp", 130.0, **fields))
+        text = self.write()
+        # Of nine rounds the second and the eighth.
+        self.assertIn(
+            "| 1.300 | 1.150-1.450 | 1.250-1.350 | 135.0 | 1.250 | 1.100-1.400 |", text
+        )
+        self.assertIn("| mlp | 1.300 x none | 1.150-1.450 | 1.25 | missed by 4.0% |", text)
+        self.assertIn("| none | 100.0 | 99.0-101.0 |  |  |  | 105.0 |  |", text)
+
+    def test_memory_is_above_none_of_the_same_language(self):
+        for index, more in enumerate((0, 2_000_000, 30_000_000)):
+            modes = {"none": 100_000_000, "c10d": 230_000_000, "ddp": 155_000_000 + more}
+            modes["ddp_view"] = 160_000_000
+            lines = [memory(mode, peak) for mode, peak in modes.items()]
+            self.put(f"memory/mlp-{index}-cpp.jsonl", *lines)
+        self.put("memory/mlp-0-py.jsonl", memory("none", 300_000_000), memory("py_ddp", 400_000_000))
+        text = self.write()
+        self.assertIn("## Peak memory", text)
+        self.assertIn("### mlp, 50.0 MB of gradients", text)
+        for row in (
+            "| none | 100.0 | 100.0 | 90.0 | 10.0 |  |  |  |  |",
+            "| c10d | 230.0 | 230.0 | 220.0 | 10.0 | 130.0 | 2.60 |  |  |",
+            "| ddp | 157.0 | 155.0-185.0 | 147.0 | 10.0 | 57.0 | 1.14 | 155.0 | missed by 1.3% |",
+            "| none, Python | 300.0 | 300.0 | 290.0 | 10.0 |  |  |  |  |",
+            "| py_ddp | 400.0 | 400.0 | 390.0 | 10.0 | 100.0 | 2.00 |  |  |",
+        ):
+            self.assertIn(row, text)
+        self.assertIn("| ddp_view | 160.0 |", text)
 
     def test_a_target_that_is_met(self):
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
-        self.assertIn("| mlp | 1.250 x none | 1.25 | met |", self.write())
+        self.assertIn("| mlp | 1.250 x none | needs 6 rounds | 1.25 | met |", self.write())
 
     def test_other_bucket_sizes_and_modes_are_no_target(self):
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0, bucket_cap_mb=5.0))
@@ -136,16 +238,16 @@ class Written(unittest.TestCase):
         self.put_text("link_1/rate.txt", "One TCP connection carries 0.957 Gbit/s.\n")
         text = self.write()
         self.assertIn("carries 0.957", text)
-        self.assertIn("| mlp | 1.040 x communication alone | 1.05 | met |", text)
+        self.assertIn("| mlp | 1.040 x communication alone |  | 1.05 | met |", text)
         self.assertEqual(text.count("communication alone"), 1)
-        self.assertIn("| ddp | 52.0 | 51.0-53.0 | 0.520 | 0.520 | 40.0 | 1.040 |", text)
+        self.assertIn("| 57.0 | 0.520 | needs 6 rounds | 40.0 | 1.040 |", text)
         self.assertLess(text.index("of 1 Gbit/s"), text.index("of 10 Gbit/s"))
 
     def test_without_flat_there_is_no_communication_alone(self):
         self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 52.0))
         # Another process's says nothing about this one.
         self.put("link_1/mlp-2-cpp.jsonl", line("none", 100.0), line("flat", 90.0))
-        self.assertIn("| mlp | - | 1.05 |  |", self.write())
+        self.assertIn("| mlp | - |  | 1.05 |  |", self.write())
 
     def test_tuning_is_compared_with_the_sweep_of_the_same_process(self):
         caps = [line("ddp", 100.0 + cap, bucket_cap_mb=cap) for cap in (20.0, 10.0, 25.0)]

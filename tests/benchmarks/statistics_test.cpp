@@ -32,3 +32,50 @@ TEST_CASE("overlap stays between 0 and 1", "[benchmarks][pure]") {
   CHECK(ddp_bench::overlap(100, 50, 200) == 0);  // copies, too
   CHECK(ddp_bench::overlap(100, 0, 90) == 0);    // nothing to hide
 }
+
+// By tables of the sign test: of 10 values the 2nd and the 9th, of 20 the 6th and the 15th, ...
+TEST_CASE("a median's interval ends at two of the values", "[benchmarks][pure]") {
+  struct Case {
+    int count, low, high;
+  };
+  for (const auto& [count, low, high] :
+       {Case{6, 1, 6},
+        {8, 1, 8},
+        {9, 2, 8},
+        {10, 2, 9},
+        {20, 6, 15},
+        {50, 18, 33},
+        {100, 40, 61}}) {
+    std::vector<double> values;
+    for (int i = 0; i < count; ++i) values.push_back((i * 7 + 3) % count + 1);  // all of 1 to count
+    CAPTURE(count);
+    const auto interval = ddp_bench::median_interval(values);
+    REQUIRE(interval.has_value());
+    CHECK(interval->low == low);
+    CHECK(interval->high == high);
+  }
+  // Powers of one half that no double can hold.
+  CHECK(ddp_bench::median_interval(std::vector<double>(3000, 2.5))->low == 2.5);
+}
+
+TEST_CASE("few values have no interval", "[benchmarks][pure]") {
+  CHECK_FALSE(ddp_bench::median_interval({}).has_value());
+  CHECK_FALSE(ddp_bench::median_interval({1, 2, 3, 4, 5}).has_value());
+  CHECK(ddp_bench::kFewestForInterval == 6);
+}
+
+TEST_CASE("ratios are of the same round", "[benchmarks][pure]") {
+  // The machine slows down; one round of each mode was disturbed.
+  const std::vector<double> base = {10, 20, 30, 40, 50, 600, 70};
+  const auto ratio = ddp_bench::paired_ratio({11, 22, 33, 400, 55, 66, 77}, base);
+  CHECK(ratio.median == Approx(1.1));
+  REQUIRE(ratio.of_rounds.size() == 7);
+  CHECK(ratio.of_rounds[3] == 10);
+  REQUIRE(ratio.interval.has_value());
+  CHECK(ratio.interval->low == Approx(0.11));
+  CHECK(ratio.interval->high == Approx(10));
+  CHECK_FALSE(ddp_bench::paired_ratio({11, 22}, {10, 20}).interval.has_value());
+  CHECK(ddp_bench::paired_ratio({11, 22}, {10, 20}).median == Approx(1.1));
+  CHECK_THROWS_WITH(
+      ddp_bench::paired_ratio({1, 2}, {1}), ContainsText("expected as many values as of the base"));
+}

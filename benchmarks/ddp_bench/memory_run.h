@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ostream>
+
+#include <ddp/process_group.h>
+
+#include "options.h"
+
+namespace ddp_bench {
+
+/// Trains in the first mode of the options, watches how much memory each rank takes, and on rank 0
+/// writes a line.
+///
+/// The memory holds nothing else: no other mode's replica, no parameters to compare with.
+///
+/// \throws c10::Error  where the kernel does not tell what a process takes.
+///
+/// Collective: yes.
+void run_memory(const Options& options, const ddp::ProcessGroup& group, std::ostream& out);
+
+}  // namespace ddp_bench
