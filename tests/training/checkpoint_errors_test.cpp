@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
+#include <random>
 
 #include "support/warnings.h"
 #include "training/checkpoint/crc32c.h"
@@ -196,6 +198,33 @@ TEST_CASE("cut at every KiB, and any bit flipped, a file is refused", "[checkpoi
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     CHECK(expect_refusal(damaged));
   }
+}
+
+TEST_CASE("a file with wrong bytes is read or refused, whatever they are", "[checkpoint][errors]") {
+  const TemporaryFolder folder;
+  torch::nn::Linear net(3, 2);
+  const auto path = folder.file("model.pt");
+  ddp::save_state_dict(*net, path);
+  const auto bytes = read_bytes(path);
+  const auto pickle = bytes.find("\x80\x02");
+  REQUIRE(pickle != std::string::npos);
+  std::mt19937 random(1);
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    auto damaged = bytes;
+    // Half of them within the pickle.
+    const auto from = i % 2 == 0 ? pickle : 0;
+    const auto end = i % 2 == 0 ? std::min(pickle + 400, bytes.size()) : bytes.size();
+    for (unsigned n = 0; n <= random() % 3; ++n) {
+      damaged[from + random() % (end - from)] = static_cast<char>(random());
+    }
+    write_bytes(path, damaged);
+    const auto error = error_of([&] { ddp::load_state_dict(*net, path); });
+    if (error.empty()) continue;
+    ++refused;
+    if (error.find(path) != 0) FAIL_CHECK(error);
+  }
+  CHECK(refused > 100);
 }
 
 TEST_CASE("where all are damaged, nothing is loaded", "[checkpoint][ranks][errors]") {
