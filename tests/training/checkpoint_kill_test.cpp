@@ -1,5 +1,5 @@
 // A run whose ranks are killed again and again, wherever they are, and resumed each time, ends as
-// the run that nobody killed.
+// the run that nobody killed. DDP_TEST_KILLS=20 in the environment kills 20 times.
 #include <signal.h>
 #include <unistd.h>
 
