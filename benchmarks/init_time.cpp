@@ -2,9 +2,13 @@
 // ranks and tells them when; Python's counterpart is peers/init_peer.py.
 //
 // For each line on standard input, a backend and a port, it makes the default group at that port of
-// this host, passes a barrier, prints the seconds that both took, and destroys the group.
-// RANK and WORLD_SIZE are in the environment.
+// this host, passes a barrier, wraps a model and passes another barrier, prints the seconds until
+// the first barrier and from there to the second, and destroys the group. RANK and WORLD_SIZE are
+// in the environment.
 #include <ddp/collectives.h>
+#include <ddp/distributed_data_parallel.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <chrono>
 #include <cstdio>
@@ -15,15 +19,35 @@
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 double time_init(const std::string& backend, const std::string& port) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   ddp::init_process_group(ddp::ProcessGroupOptions()
                               .backend(backend == "default" ? "" : backend)
                               .init_method("tcp://127.0.0.1:" + port)
                               .timeout(std::chrono::minutes(5)));
   ddp::barrier();
-  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-  return time.count();
+  return seconds_since(start);
+}
+
+/// 8 parameters, 1 MiB; as peers/init_peer.py has it.
+torch::nn::Sequential make_net() {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(256, 256));
+  return net;
+}
+
+/// Rank 0's parameters reach every rank, and all ranks have compared what they wrap.
+double time_wrap(const torch::nn::Sequential& net) {
+  const auto start = Clock::now();
+  const ddp::DistributedDataParallel<torch::nn::Sequential> model(net);
+  ddp::barrier();
+  return seconds_since(start);
 }
 
 void say(const char* text) {
@@ -36,7 +60,9 @@ void say(const char* text) {
 int main() try {
   say("ready");
   for (std::string backend, port; std::cin >> backend >> port;) {
-    say(std::to_string(time_init(backend, port)).c_str());
+    const auto net = make_net();
+    const double init = time_init(backend, port);
+    say((std::to_string(init) + " " + std::to_string(time_wrap(net))).c_str());
     // Until the script has heard of all: rank 0's store goes with it.
     std::string all_done;
     std::cin >> all_done;

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Times init_process_group and a first barrier, beside Python's, on this host.
+"""Times init_process_group with a first barrier, and wrapping a model, beside Python's, on this host.
 
-    benchmarks/init_time.py [--ranks 2,8,32,64] [--runs 3] [--build build/release]
+    benchmarks/init_time.py [--ranks 2,8,32,64] [--runs 3] [--bin build/release/bin] [--json]
 
 All ranks are started and have loaded LibTorch before the clock starts; the time of a run is that
-of its slowest rank, and the table, in Markdown, has the median of the runs. The last column needs
-a Python with torch (scripts/python_with_torch.sh) and is empty without one, or where the host has
-no memory for so many.
+of its slowest rank, and the table, in Markdown, has the median of the runs. The last columns need
+a Python with torch (scripts/python_with_torch.sh) and are empty without one, or where the host has
+no memory for so many. With --json, a line of JSON for each kind and number of ranks.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import socket
@@ -49,12 +50,13 @@ class World:
         ]
         self._expect_ready()
 
-    def time_init(self, backend):
+    def time_setup(self, backend):
+        """Seconds to make the group, and to wrap a model, each of the slowest rank."""
         self._tell(f"{backend} {free_port()}")
-        seconds = max(float(line) for line in self._hear())
+        times = [[float(word) for word in line.split()] for line in self._hear()]
         self._tell("done")
         self._expect_ready()
-        return seconds
+        return [max(of_part) for of_part in zip(*times)]
 
     def close(self):
         for rank in self.ranks:
@@ -78,8 +80,8 @@ class World:
         assert all(line == "ready\n" for line in self._hear())
 
 
-def ddp_world(build, size):
-    program = str(build / "bin" / "init_time")
+def ddp_world(bin_folder, size):
+    program = str(bin_folder / "init_time")
     return World(
         ([program], {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)})
         for rank in range(size)
@@ -91,27 +93,43 @@ def python_world(python, size):
     return World(([python, "-W", "ignore", peer, str(rank), str(size)], {}) for rank in range(size))
 
 
-def median(world, backend, runs):
-    return f"{statistics.median(world.time_init(backend) for _ in range(runs)):.3f}"
+def medians(world, backend, runs):
+    """Of a world's runs: seconds for the group and for wrapping."""
+    return [statistics.median(part) for part in zip(*(world.time_setup(backend) for _ in range(runs)))]
 
 
-def row(arguments, python, size):
-    cells = [str(size)]
-    world = ddp_world(arguments.build, size)
-    for backend in ("gloo", "default"):
-        cells.append(median(world, backend, arguments.runs))
+def measure(arguments, python, size):
+    """Yields the kind, and its medians, or None where the host has no memory for it."""
+    world = ddp_world(arguments.bin, size)
+    for backend, kind in (("gloo", "ddp, gloo"), ("default", "ddp, default")):
+        yield kind, medians(world, backend, arguments.runs)
     world.close()
     if python is None or available_memory_mb() < size * PEER_MEMORY_MB:
-        return [*cells, ""]
+        yield "Python, gloo", None
+        return
     world = python_world(python, size)
-    cells.append(median(world, "gloo", arguments.runs))
+    yield "Python, gloo", medians(world, "gloo", arguments.runs)
     world.close()
-    return cells
 
 
-def find_python(build):
+def print_row(size, measured):
+    cells = [str(size)]
+    for _, times in measured:
+        cells += [f"{seconds:.3f}" for seconds in times] if times else ["", ""]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def print_lines(size, measured):
+    for kind, times in measured:
+        if times:
+            init_s, wrap_s = times
+            record = {"kind": kind, "ranks": size, "init_s": init_s, "wrap_s": wrap_s}
+            print(json.dumps(record), flush=True)
+
+
+def find_python(bin_folder):
     script = ROOT / "scripts" / "python_with_torch.sh"
-    with open(build / "CMakeCache.txt") as cache:
+    with open(bin_folder.parent / "CMakeCache.txt") as cache:
         torch_dir = next((line for line in cache if line.startswith("Torch_DIR:")), "=")
     environment = os.environ | {"Torch_DIR": torch_dir.split("=", 1)[1].strip()}
     found = subprocess.run([script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -122,14 +140,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="2,8,32,64")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
-    parser.add_argument("--python", help="with torch; default: of the LibTorch that was built with")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build" / "release" / "bin")
+    parser.add_argument("--json", action="store_true", help="lines instead of a table")
+    parser.add_argument(
+        "--python", help='with torch, "" for none; default: of the LibTorch that was built with'
+    )
     arguments = parser.parse_args()
-    python = arguments.python or find_python(arguments.build)
-    print("| ranks | ddp, gloo (s) | ddp, default (s) | Python, gloo (s) |")
-    print("|---|---|---|---|")
-    for size in arguments.ranks.split(","):
-        print("| " + " | ".join(row(arguments, python, int(size))) + " |", flush=True)
+    python = arguments.python if arguments.python is not None else find_python(arguments.bin)
+    if not arguments.json:
+        print("| ranks | ddp, gloo (s) | wrap | ddp, default (s) | wrap | Python, gloo (s) | wrap |")
+        print("|" + "---|" * 7)
+    for size in map(int, arguments.ranks.split(",")):
+        measured = measure(arguments, python or None, size)
+        (print_lines if arguments.json else print_row)(size, measured)
 
 
 main()

@@ -5,14 +5,16 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-usage: scripts/bench_link.sh [--quick] [--models A,B,...] [--bin FOLDER] [--python PROGRAM]
-                             [--results FOLDER] [--output FOLDER] [RATE...]
+usage: scripts/bench_link.sh [--quick] [--short] [--models A,B,...] [--bin FOLDER]
+                             [--python PROGRAM] [--results FOLDER] [--output FOLDER] [RATE...]
 
 Runs one rank of ddp_bench, and of its peer in Python, in each of two network namespaces that a
 link of RATE Gbit/s joins (default: 1 and 10), and writes RESULTS.md. Needs root, ip and tc. The
 namespaces and all that runs in them are gone when it ends, but by SIGKILL.
 
   --quick             fewer steps and bucket sizes
+  --short             what bench_growth.sh asks for: C++ only, the fewest modes, bucket sizes and
+                      steps that say which size is best, the all-reduce alone; no RESULTS.md
   --models A,B,...    of ddp_bench; default: mlp,resnet18
   --bin FOLDER        with ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
@@ -29,11 +31,12 @@ fail() {
   exit 1
 }
 
-quick=no models=mlp,resnet18 bin="" python=find
+quick=no short=no models=mlp,resnet18 bin="" python=find
 results="" output="" rates=()
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
+    --short) short=yes python="" ;;
     --models | --bin | --python | --results | --output)
       (($# > 1)) || fail "$1 needs a value"
       declare "${1#--}=$2"
@@ -65,14 +68,15 @@ for program in ip tc; do
   command -v "$program" >/dev/null || fail "needs $program (Debian's package iproute2)"
 done
 if [[ -z $bin ]]; then
-  "$root/scripts/build.sh" ddp_bench
+  "$root/scripts/build.sh" ddp_bench growth_all_reduce
   bin=$root/build/release/bin
 fi
 [[ -x $bin/ddp_bench ]] || fail "expected ddp_bench in $bin"
+[[ -x $bin/growth_all_reduce || $short == no ]] || fail "expected growth_all_reduce in $bin"
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
-[[ -n $python ]] || say "no Python with torch, so there will be no peers in the results"
+[[ -n $python || $short == yes ]] || say "no Python with torch, so there will be no peers in the results"
 
 spaces=("ddp_bench_$$_0" "ddp_bench_$$_1")
 addresses=(10.213.0.1 10.213.0.2)
@@ -197,6 +201,29 @@ measure() { # FOLDER MODEL
   run_python "$1" "$2" sweep --modes none,py_ddp --sweep "$sweep" "${steps[@]}"
 }
 
+# Over a slow link a step takes seconds, and nearly all of them the wire's: few steps are enough, and
+# ddp_tuned, which needs more of them, runs alone.
+measure_short() { # FOLDER MODEL RATE
+  local steps=(--iters 2 --rounds 4) sweep=1,5,10,25
+  if awk -v rate="$3" 'BEGIN { exit !(rate < 0.5) }' || [[ $quick == yes ]]; then
+    steps=(--iters 2 --rounds 1) sweep=1,10,25
+    run_cpp "$1" "$2" sweep --modes none,ddp --sweep "$sweep" "${steps[@]}" --warmup 3
+    run_cpp "$1" "$2" tuned --modes none,ddp_tuned "${steps[@]}"
+    return
+  fi
+  run_cpp "$1" "$2" steps --modes none,flat,c10d,ddp,ddp_tuned "${steps[@]}"
+  run_cpp "$1" "$2" sweep --modes none,flat,ddp,ddp_tuned --sweep "$sweep" "${steps[@]}"
+}
+# Between 4 KiB, for the latency, and 1 MiB most of a message is the shaper's burst, not the link.
+measure_all_reduce() { # FOLDER
+  local sizes=4096,1048576,4194304,16777216
+  [[ $quick == no ]] || sizes=4096,1048576,4194304
+  say "${1##*/}, the all-reduce alone"
+  mkdir -p "$1/all_reduce"
+  run_ranks "$1/all_reduce/gloo.jsonl" \
+    "$bin/growth_all_reduce" --backend gloo --no-copies --sizes "$sizes"
+}
+
 IFS=, read -ra models <<<"$models"
 make_link
 for rate in "${rates[@]}"; do
@@ -204,10 +231,16 @@ for rate in "${rates[@]}"; do
   mkdir -p "$folder"
   shape_link "$rate"
   check_rate "$rate" "$folder"
+  [[ $short == no ]] || measure_all_reduce "$folder"
   for model in "${models[@]}"; do
     rm -f "$folder/$model"-*.jsonl
-    measure "$folder" "$model"
+    if [[ $short == yes ]]; then
+      measure_short "$folder" "$model" "$rate"
+    else
+      measure "$folder" "$model"
+    fi
   done
 done
+[[ $short == no ]] || exit 0
 python3 "$root/benchmarks/report/report.py" "$results" "$output"
 say "wrote $output/RESULTS.md"

@@ -4,7 +4,9 @@ import datetime
 import sys
 import time
 
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 
 def time_init(backend, port, rank, world_size):
@@ -20,12 +22,23 @@ def time_init(backend, port, rank, world_size):
     return time.monotonic() - start
 
 
+def time_wrap(net):
+    start = time.monotonic()
+    model = DistributedDataParallel(net)
+    dist.barrier()
+    seconds = time.monotonic() - start
+    del model
+    return seconds
+
+
 def main():
     rank, world_size = (int(argument) for argument in sys.argv[1:])
     print("ready", flush=True)
     for line in sys.stdin:
         backend, port = line.split()
-        print(f"{time_init(backend, port, rank, world_size):.6f}", flush=True)
+        net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+        init = time_init(backend, port, rank, world_size)
+        print(f"{init:.6f} {time_wrap(net):.6f}", flush=True)
         sys.stdin.readline()
         dist.destroy_process_group()
         print("ready", flush=True)

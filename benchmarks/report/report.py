@@ -19,7 +19,7 @@ FOREWORD = """# Results
 Of `scripts/bench.sh`{link}; [README.md](README.md) says how each column is made, and in which runs what
 stands here was measured. Times depend on the machine and on what else it does: judge the ratios. Each
 is of one process, whose modes take turns; processes of C++ and Python took turns as well, in both
-orders.
+orders. [GROWTH.md](GROWTH.md) has how costs grow with bytes, parameters, ranks and slower links.
 """
 
 OVERHEAD = """## The reducer alone

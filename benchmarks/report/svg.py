@@ -55,22 +55,36 @@ def ticks(low, high, steps):
         index += 1
 
 
-def line_chart(title, categories, series, x_label, y_label):
-    """Draws one line for each (name, values by category); None where there is no value."""
-    width, height, left, right, top, bottom = 720, 400, 70, 170, 56, 50
-    values = [value for _, ys in series for value in ys if value is not None]
+def linear_axis(values):
+    """(share of the height by value, ticks), with a margin on both sides, but not below 0."""
     low, high = min(values), max(values)
     margin = (high - low) * 0.1 or high * 0.1 or 1
     low, high = max(0, low - margin), high + margin
+    return lambda value: (value - low) / (high - low), list(ticks(low, high, 6))
+
+
+def logarithmic_axis(values):
+    """The same with equal distances for equal ratios; the values are above 0."""
+    low = math.floor(math.log10(min(values)) + 1e-9)
+    high = math.ceil(math.log10(max(values)) - 1e-9)
+    high = max(high, low + 1)
+    marks = [10.0 ** power for power in range(low, high + 1)]
+    return lambda value: (math.log10(value) - low) / (high - low), marks
+
+
+def line_chart(title, categories, series, x_label, y_label, axis=linear_axis):
+    """Draws one line for each (name, values by category); None where there is no value."""
+    width, height, left, right, top, bottom = 720, 400, 70, 170, 56, 50
+    share_of, marks = axis([value for _, ys in series for value in ys if value is not None])
 
     def x_of(index):
         return left + (width - left - right) * (index + 0.5) / len(categories)
 
     def y_of(value):
-        return height - bottom - (height - top - bottom) * (value - low) / (high - low)
+        return height - bottom - (height - top - bottom) * share_of(value)
 
     parts = [text(left, 22, title, extra='font-weight="bold"')]
-    for tick in ticks(low, high, 6):
+    for tick in marks:
         parts.append(line(left, y_of(tick), width - right, y_of(tick), "#ddd"))
         parts.append(text(left - 8, y_of(tick) + 4, f"{tick:g}", "end"))
     for index, category in enumerate(categories):

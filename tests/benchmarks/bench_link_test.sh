@@ -21,9 +21,9 @@ ip netns del "$probe"
 
 mkdir "$work/bin" "$work/out"
 export CALLS=$work/calls
-link() { # sets `script`
+link() { # ARGUMENTS...; sets `script`
   status=0
-  "$root/scripts/bench_link.sh" --quick --models mlp --bin "$work/bin" --python "" \
+  "$root/scripts/bench_link.sh" "$@" --quick --models mlp --bin "$work/bin" --python "" \
     --results "$work/results" --output "$work/out" 1 >"$work/log" 2>&1 &
   script=$!
 }
@@ -55,6 +55,26 @@ for text in "over a link of 1 Gbit/s" "| mlp | 3.000 x communication alone |  | 
   [[ $results == *"$text"* ]] || fail "RESULTS.md: expected '$text' in
 $results"
 done
+
+# As bench_growth.sh asks for it: the fewest modes, and the all-reduce alone.
+cat >"$work/bin/growth_all_reduce" <<'END'
+#!/usr/bin/env bash
+echo "rank $RANK of $WORLD_SIZE: $*"
+END
+chmod +x "$work/bin/growth_all_reduce"
+: >"$CALLS"
+rm "$work/out/RESULTS.md"
+link --short
+ended
+[[ $status == 0 ]] || fail "--short: $log"
+expect_nothing_left "--short"
+calls=$(sed 's/ --iters.*//' "$CALLS" | sort | uniq -c | tr -s ' ')
+[[ $calls == " 2 --backend gloo --model mlp --modes none,ddp --sweep 1,10,25
+ 2 --backend gloo --model mlp --modes none,ddp_tuned" ]] || fail "--short ran
+$calls"
+[[ $(cat "$work/results/link_1/all_reduce/gloo.jsonl") == "rank 0 of 2: --backend gloo "* ]] ||
+  fail "--short: no all-reduce alone"
+[[ ! -e $work/out/RESULTS.md ]] || fail "--short: expected no RESULTS.md"
 
 cat >"$work/bin/ddp_bench" <<'END'
 #!/usr/bin/env bash

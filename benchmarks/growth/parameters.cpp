@@ -1,0 +1,119 @@
+// What a step costs beside a step without communication, by the number of parameters: all are tiny,
+// so nothing but the work for each parameter grows. `ddprun -n 2 growth_parameters`.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ddp/collectives.h>
+#include <ddp/process_group.h>
+#include <CLI/CLI.hpp>
+
+#include "benchmarks/ddp_bench/engine.h"
+#include "benchmarks/ddp_bench/modes.h"
+#include "benchmarks/median.h"
+
+namespace {
+
+constexpr int kElements = 16;  // of a parameter
+constexpr int kWarmup = 6;     // outlasts the rebuild of the buckets
+
+/// y = x * w_1 * w_2 * ...
+class Factors : public ddp_bench::Net {
+ public:
+  explicit Factors(int count) {
+    for (int i = 0; i < count; ++i) {
+      factors_.push_back(register_parameter("w" + std::to_string(i), at::ones({kElements})));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    at::Tensor y = x;
+    for (const auto& factor : factors_) y = y * factor;
+    return y;
+  }
+
+ private:
+  std::vector<at::Tensor> factors_;
+};
+
+at::Tensor sum_loss(const at::Tensor& output, const at::Tensor& /*target*/) { return output.sum(); }
+
+ddp_bench::Task make_task(int count) {
+  ddp_bench::Task task;
+  task.net = std::make_shared<Factors>(count);
+  task.input = at::zeros({kElements});  // its gradients are zero, so that no factor moves
+  task.loss = sum_loss;
+  return task;
+}
+
+/// Without the optimizer, whose time grows as well.
+double step_us(ddp_bench::Engine& engine) {
+  const auto times = engine.step();
+  return 1000 * ddp_bench::milliseconds(times.start, times.backward);
+}
+
+void measure(int count, int rounds, const std::vector<std::string>& modes) {
+  const auto group = ddp::default_group();
+  std::vector<std::unique_ptr<ddp_bench::Engine>> engines;
+  for (const auto& mode : modes) {
+    const auto options = ddp::DistributedDataParallelOptions().process_group(group);
+    engines.push_back(ddp_bench::make_engine(mode, make_task(count), options));
+    for (int i = 0; i < kWarmup; ++i) engines.back()->step();
+  }
+  std::vector<std::vector<double>> times(engines.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < engines.size(); ++i) {
+      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
+      const size_t at = round % 2 == 1 ? engines.size() - 1 - i : i;
+      engines[at]->step();  // caches hold another one's
+      ddp::barrier(group);
+      times[at].push_back(step_us(*engines[at]));
+    }
+  }
+  for (size_t i = 0; i < engines.size() && group->getRank() == 0; ++i) {
+    // Round by round: the machine's speed drifts by more than what is measured.
+    std::vector<double> above;
+    for (int r = 0; r < rounds; ++r) above.push_back(times[i][r] - times[0][r]);
+    std::printf(
+        "{\"mode\": \"%s\", \"ranks\": %d, \"parameters\": %d, \"step_us\": %.2f, "
+        "\"above_none_us\": %.2f}\n",
+        modes[i].c_str(), group->getSize(), count, benchmarks::median(times[i]),
+        benchmarks::median(above));
+    std::fflush(stdout);
+  }
+  engines.clear();
+  ddp::barrier(group);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  CLI::App app("What a step costs by the number of parameters. Run it with ddprun.");
+  std::vector<int> counts = {10, 100, 1000, 10000};
+  double steps = 4e4;
+  app.add_option("--counts", counts, "of parameters")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--steps", steps, "parameters x steps of each mode, but 7 to 1000 steps")
+      ->check(CLI::Range(1.0, 1e9))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  at::set_num_threads(1);
+  ddp::init_process_group();
+  for (const int count : counts) {
+    const int rounds = static_cast<int>(std::clamp(steps / count, 7.0, 1000.0));
+    measure(count, rounds, {"none", "c10d", "ddp"});
+  }
+  ddp::destroy_process_group();
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "growth_parameters: %s\n", error.what());
+  return EXIT_FAILURE;
+}

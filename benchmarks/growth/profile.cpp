@@ -1,0 +1,133 @@
+// When each gradient of a model is ready, in a step that sends nothing: `ddprun -n 2 growth_profile
+// --model mlp`. The cost model (cost_model.py) lays communication over it.
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ddp/collectives.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <CLI/CLI.hpp>
+
+#include "benchmarks/ddp_bench/engine.h"
+#include "benchmarks/ddp_bench/modes.h"
+#include "benchmarks/median.h"
+
+namespace {
+
+using ddp_bench::Clock;
+namespace autograd = torch::autograd;
+
+constexpr int kWarmup = 3;
+
+/// Notes when autograd has accumulated a gradient.
+class ReadyHook : public autograd::FunctionPostHook {
+ public:
+  explicit ReadyHook(Clock::time_point& ready) : ready_(ready) {}
+  autograd::variable_list operator()(
+      const autograd::variable_list& outputs, const autograd::variable_list& /*inputs*/) override {
+    ready_ = Clock::now();
+    return outputs;
+  }
+
+ private:
+  Clock::time_point& ready_;
+};
+
+class Profile {
+ public:
+  Profile(const std::string& model, const ddp::ProcessGroup& group)
+      : group_(group),
+        task_(ddp_bench::make_task(model, /*seed=*/1, group->getRank())),
+        parameters_(task_.net->parameters()),
+        ready_(parameters_.size()),
+        ready_ms_(parameters_.size()),
+        engine_(ddp_bench::make_engine(
+            "none", task_, ddp::DistributedDataParallelOptions().process_group(group))) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      accumulators_.push_back(autograd::impl::grad_accumulator(parameters_[i]));
+      accumulators_.back()->add_post_hook(std::make_unique<ReadyHook>(ready_[i]));
+    }
+  }
+
+  void step(bool counts) {
+    ddp::barrier(group_);
+    const auto times = engine_->step();
+    if (!counts) return;
+    forward_ms_.push_back(ddp_bench::milliseconds(times.start, times.forward));
+    step_ms_.push_back(times.total_ms());
+    for (size_t i = 0; i < ready_.size(); ++i) {
+      ready_ms_[i].push_back(ddp_bench::milliseconds(times.start, ready_[i]));
+    }
+  }
+
+  /// One line of JSON; gradients, of bytes and milliseconds from the start of the step, by time.
+  void print(const std::string& model) const {
+    std::vector<std::pair<double, size_t>> order;
+    for (size_t i = 0; i < ready_ms_.size(); ++i) {
+      order.emplace_back(benchmarks::median(ready_ms_[i]), parameters_[i].nbytes());
+    }
+    std::sort(order.begin(), order.end());
+    std::printf(
+        "{\"model\": \"%s\", \"ranks\": %d, \"forward_ms\": %.4f, \"step_ms\": %.4f, "
+        "\"gradients\": [",
+        model.c_str(), group_->getSize(), benchmarks::median(forward_ms_),
+        benchmarks::median(step_ms_));
+    for (size_t i = 0; i < order.size(); ++i) {
+      std::printf("%s[%zu, %.4f]", i > 0 ? ", " : "", order[i].second, order[i].first);
+    }
+    std::printf("]}\n");
+  }
+
+ private:
+  ddp::ProcessGroup group_;
+  ddp_bench::Task task_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<Clock::time_point> ready_;
+  std::vector<std::vector<double>> ready_ms_;
+  std::vector<double> forward_ms_;
+  std::vector<double> step_ms_;
+  std::vector<std::shared_ptr<autograd::Node>> accumulators_;
+  std::unique_ptr<ddp_bench::Engine> engine_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  CLI::App app("When each gradient of a model is ready. Run it with ddprun.");
+  std::string model = "mlp";
+  int steps = 15;
+  app.add_option("--model", model, "of ddp_bench")->capture_default_str();
+  app.add_option("--steps", steps, "that are timed")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  // As ddp_bench: gradients come and go, and page faults would take longer than what is measured.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  at::set_num_threads(1);
+  const auto group = ddp::init_process_group();
+  {
+    Profile profile(model, group);
+    for (int i = -kWarmup; i < steps; ++i) profile.step(/*counts=*/i >= 0);
+    if (group->getRank() == 0) profile.print(model);
+  }
+  ddp::barrier();
+  ddp::destroy_process_group();
+  return EXIT_SUCCESS;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "growth_profile: %s\n", error.what());
+  return EXIT_FAILURE;
+}
