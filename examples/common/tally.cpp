@@ -13,6 +13,21 @@ Tally& Tally::operator+=(const Tally& other) {
   return *this;
 }
 
+void Tally::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("loss_sum", c10::IValue(loss_sum));
+  archive.write("correct", c10::IValue(correct));
+  archive.write("samples", c10::IValue(samples));
+}
+
+void Tally::load(torch::serialize::InputArchive& archive) {
+  const auto read = [&](const char* key) {
+    c10::IValue value;
+    archive.read(key, value);
+    return value;
+  };
+  *this = {read("loss_sum").toDouble(), read("correct").toInt(), read("samples").toInt()};
+}
+
 std::string Tally::accuracy() const {
   char text[64];
   const double percent =

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <ddp/process_group.h>
+#include <torch/serialize/archive.h>
 
 namespace examples {
 
@@ -14,6 +15,10 @@ struct Tally {
   int64_t samples = 0;
 
   Tally& operator+=(const Tally& other);
+
+  /// For a checkpoint.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
 
   double mean_loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
   /// "98.61% (355/360)"

@@ -38,6 +38,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
       ->check(between(0, 1024));
   app.add_option("--data", options.data, "Folder with MNIST's four files, unpacked");
   app.add_option("--save", options.save, "File for the trained parameters");
+  auto* checkpoint = app.add_option(
+      "--checkpoint", options.checkpoint, "Folder for checkpoints of the whole run; empty: none");
+  app.add_option("--checkpoint-every", options.checkpoint_every, "Steps from one to the next")
+      ->needs(checkpoint)
+      ->check(between<int64_t>(1, 1000000));
+  app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
+      ->needs(checkpoint);
   app.add_option(
       "--trace", options.trace,
       "File for the times inside some steps of all ranks, for ui.perfetto.dev");

@@ -21,8 +21,11 @@ struct Options {
   bool tune_bucket_cap = false;         // instead of it
   int threads = 0;                      // per rank; 0: what OMP_NUM_THREADS says
   std::string data = MNIST_DEFAULT_DATA;
-  std::string save;   // empty: do not
-  std::string trace;  // empty: do not
+  std::string save;               // empty: do not
+  std::string checkpoint;         // folder; empty: do not
+  int64_t checkpoint_every = 50;  // steps
+  bool resume = false;            // from the last one there
+  std::string trace;              // empty: do not
 };
 
 using examples::UsageError;

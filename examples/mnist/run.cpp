@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
 #include <ddp/reduction_stats.h>
@@ -70,30 +72,56 @@ class Training {
         optimizer_(model_->parameters(), options.lr),
         steps_per_epoch_(
             static_cast<int64_t>((sampler_.size() + options.batch_size - 1) / options.batch_size)) {
+    if (options.checkpoint.empty()) return;
+    checkpointer_.emplace(
+        options.checkpoint, ddp::CheckpointerOptions().every_steps(options.checkpoint_every));
+    checkpointer_->add("model", model_).add("optimizer", optimizer_).add("sampler", sampler_);
+    checkpointer_->add_per_rank("tally", tally_);
   }
 
+  /// \throws c10::ValueError  another run's checkpoints are in the way.
+  void check_is_new() const {
+    TORCH_CHECK_VALUE(
+        !checkpointer_ || options_.resume || checkpointer_->steps().empty(), "--checkpoint ",
+        options_.checkpoint,
+        ": expected a folder without checkpoints, got some of another run. Add --resume to go on "
+        "with it, or name another folder.");
+  }
+
+  /// Goes on from the last checkpoint; where there is none, from the beginning.
+  void resume(examples::Progress& progress) {
+    if (!options_.resume) return;
+    step_ = checkpointer_->load_latest().value_or(0);
+    progress.line(c10::str("resumed after step ", step_));
+  }
+
+  /// \return the epoch that the next step is in, or that has ended with the last one.
+  int64_t epoch() const { return static_cast<int64_t>(sampler_.epoch()); }
+
   /// \return the tally of this rank's samples.
-  Tally epoch(int64_t epoch, examples::Progress& progress) {
+  Tally train_epoch(int64_t epoch, examples::Progress& progress) {
     model_->train();
     sampler_.set_epoch(static_cast<size_t>(epoch));
     const auto label = c10::str("epoch ", epoch + 1, "/", options_.epochs);
-    Tally total;
-    int64_t step = 0;
     for (auto& batch : *loader_) {
-      decay_learning_rate(epoch * steps_per_epoch_ + step);
-      const auto part = train_step(model_, optimizer_, batch);
-      total.loss_sum += part.loss_sum;
-      total.correct += part.correct;
-      total.samples += part.samples;
-      progress.step(label, ++step, steps_per_epoch_);
+      decay_learning_rate();
+      tally_ += train_step(model_, optimizer_, batch);
+      ++step_;
+      progress.step(label, step_ - epoch * steps_per_epoch_, steps_per_epoch_);
+      if (checkpointer_) checkpointer_->maybe_save(step_);
     }
-    return total;
+    return std::exchange(tally_, {});
+  }
+
+  /// Returns once the last checkpoint is on the disk.
+  void finish() {
+    if (checkpointer_) checkpointer_->wait();
   }
 
  private:
-  void decay_learning_rate(int64_t step) {
+  void decay_learning_rate() {
     const auto total = static_cast<double>(options_.epochs * steps_per_epoch_);
-    const double lr = options_.lr * (1.0 - static_cast<double>(step) / total);
+    const double lr = options_.lr * (1.0 - static_cast<double>(step_) / total);
     for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
   }
 
@@ -103,6 +131,10 @@ class Training {
   std::unique_ptr<Loader> loader_;
   torch::optim::Adam optimizer_;
   int64_t steps_per_epoch_;
+  int64_t step_ = 0;  // done so far, in all epochs
+  Tally tally_;       // of the epoch so far
+  // Behind the parts that it saves, so that its last save ends before them.
+  std::optional<ddp::Checkpointer> checkpointer_;
 };
 
 }  // namespace
@@ -121,14 +153,17 @@ void run(const Options& options, examples::Progress& progress) {
   Model model = make_model(options, device, rank);
   Training training(options, model, examples::ImageDataset(data.train, pixels));
 
+  examples::on_all_ranks([&] { training.check_is_new(); });
+  training.resume(progress);
   Tally tested;
-  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+  for (int64_t epoch = training.epoch(); epoch < options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();
-    const auto trained = sum_over_ranks(training.epoch(epoch, progress));
+    const auto trained = sum_over_ranks(training.train_epoch(epoch, progress));
     tested = sum_over_ranks(evaluate(model->module(), test, rank, world_size));
     report_epoch(epoch, options.epochs, trained, tested, start, progress);
   }
 
+  training.finish();
   model->check_replicas();
   examples::report_equal_replicas(progress);
   if (!options.save.empty()) {

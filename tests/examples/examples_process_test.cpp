@@ -1,4 +1,6 @@
 // The example programs as a user starts them.
+#include <signal.h>
+
 #include <algorithm>
 #include <regex>
 #include <string>
@@ -218,4 +220,40 @@ TEST_CASE("which backend was chosen is in the log, once a job", "[examples][proc
       count(
           ddp::testing::lines_of(job.output),
           R"(default_pg: backend("") chose "shm" for CPU tensors.)") == 1);
+}
+
+TEST_CASE("a killed mnist resumes to the same end", "[examples][process]") {
+  const TemporaryFolder whole, killed;
+  const auto arguments = [](const TemporaryFolder& folder) {
+    return Lines{"--epochs", "1", "--checkpoint", folder.path(), "--checkpoint-every", "5"};
+  };
+  // Without how long it took.
+  const auto epoch_line = [](const Lines& lines) {
+    for (const auto& line : lines) {
+      if (line.find("epoch 1/1") == 0) return line.substr(0, line.rfind(','));
+    }
+    return std::string();
+  };
+  const auto expected = mnist_on_two_ranks(arguments(whole)).ranks.front();
+  REQUIRE(!epoch_line(expected).empty());
+  {
+    auto command = arguments(killed);
+    command.insert(command.begin(), {"-n", "2", MNIST_PROGRAM});
+    ddp::testing::Process job(ddp::testing::ddprun(command), kTwoMinutes);
+    REQUIRE(ddp::testing::eventually([&] {
+      const auto names = examples::testing::names_in(killed.path());
+      return std::count(names.begin(), names.end(), "step-00000010") > 0;
+    }));
+    job.send(SIGKILL);
+  }
+  const auto again = mnist_on_two_ranks(arguments(killed));
+  CHECK(again.code != 0);
+  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
+  auto resume = arguments(killed);
+  resume.push_back("--resume");
+  const auto resumed = mnist_on_two_ranks(resume).ranks.front();
+  CHECK(count(resumed, "resumed after step ") == 1);
+  CHECK(count(resumed, "resumed after step 0") == 0);
+  CHECK(epoch_line(resumed) == epoch_line(expected));
+  CHECK(resumed.back() == expected.back());
 }

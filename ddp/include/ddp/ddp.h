@@ -17,6 +17,7 @@
 ///   }
 /// }
 /// ```
+#include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
@@ -30,5 +31,6 @@
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
+#include <ddp/state_dict.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>

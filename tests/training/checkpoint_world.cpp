@@ -1,0 +1,81 @@
+// A rank of a run that is killed and resumed: trains on chance, saves behind its steps, and prints
+// at the end what all of it comes to. checkpoint_world FOLDER STEPS
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+namespace {
+
+// FNV-1a, as it comes.
+uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const auto& tensor : tensors) {
+    const auto dense = tensor.detach().contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(dense.const_data_ptr());
+    for (size_t i = 0; i < dense.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+void run(const std::string& folder, int64_t steps) {
+  ddp::init_process_group();
+  const int rank = ddp::get_rank();
+  torch::manual_seed(5);
+  torch::nn::Sequential net(
+      torch::nn::Linear(64, 512), torch::nn::Dropout(0.5), torch::nn::BatchNorm1d(512),
+      torch::nn::Linear(512, 16));
+  ddp::DistributedDataParallel model(net);
+  torch::optim::AdamW optimizer(model->parameters(), 0.01);
+  torch::optim::StepLR scheduler(optimizer, /*step_size=*/20, /*gamma=*/0.9);
+  ddp::DistributedSampler sampler(50, ddp::DistributedSamplerOptions().advance_epoch(true));
+  torch::manual_seed(100 + rank);
+
+  ddp::Checkpointer checkpointer(folder, ddp::CheckpointerOptions().every_steps(3).keep_last(2));
+  checkpointer.add("model", model).add("optimizer", optimizer).add("scheduler", scheduler);
+  checkpointer.add("sampler", sampler);
+  const auto begun = checkpointer.load_latest().value_or(0);
+  std::printf("pid %d begins after %lld\n", getpid(), static_cast<long long>(begun));
+  std::fflush(stdout);
+
+  for (auto step = begun; step < steps;) {
+    auto indices = sampler.next(4);
+    if (!indices) {
+      sampler.reset();
+      indices = sampler.next(4);
+    }
+    const auto shift = static_cast<double>(indices->front());
+    const auto x = torch::sin(torch::arange(16.0 * 64, torch::kFloat) * shift).view({16, 64});
+    optimizer.zero_grad();
+    (model->forward(x) - torch::randn({16, 16})).pow(2).mean().backward();
+    optimizer.step();
+    scheduler.step();
+    checkpointer.maybe_save(++step);
+    std::printf("step %lld\n", static_cast<long long>(step));
+    std::fflush(stdout);
+  }
+  checkpointer.wait();
+  auto values = net->parameters();
+  for (const auto& buffer : net->buffers()) values.push_back(buffer);
+  values.push_back(torch::rand({1}));
+  std::printf("end %016llx\n", static_cast<unsigned long long>(hash_of(values)));
+  ddp::destroy_process_group();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  try {
+    run(argv[1], std::atoll(argv[2]));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,164 @@
+// A training run with all that a checkpoint holds, for the tests of Checkpointer.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "examples/temporary_folder.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+namespace ddp::testing {
+
+using examples::testing::names_in;
+using examples::testing::TemporaryFolder;
+
+/// A value of a user's own class.
+struct Counter {
+  int64_t count = 0;
+  bool refuses = false;
+
+  void save(torch::serialize::OutputArchive& archive) const {
+    archive.write("count", c10::IValue(count));
+  }
+  void load(torch::serialize::InputArchive& archive) {
+    c10::IValue value;
+    archive.read("count", value);
+    count = value.toInt();
+    TORCH_CHECK(!refuses, "Counter: refuses");
+  }
+};
+
+/// One rank's run: without dropout, as ranks that are threads share one generator.
+class TrainingRun {
+ public:
+  static constexpr size_t kSamples = 40;
+  static constexpr size_t kBatch = 2;
+
+  explicit TrainingRun(const Rank& self)
+      : rank(self.rank),
+        net(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 2)),
+        model(filled(net), DistributedDataParallelOptions().process_group(self.group)),
+        optimizer(model->parameters(), torch::optim::AdamOptions(0.05).amsgrad(true)),
+        scheduler(optimizer, /*step_size=*/3, /*gamma=*/0.5),
+        plateau(optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5F, /*patience=*/1),
+        sampler(
+            kSamples, DistributedSamplerOptions().num_replicas(self.size).rank(self.rank).seed(7)),
+        generator(at::make_generator<at::CPUGeneratorImpl>(1 + self.rank)) {}
+
+  /// Takes the next samples, trains on them and returns their numbers.
+  std::vector<size_t> step() {
+    auto indices = sampler.next(kBatch);
+    if (!indices) {
+      sampler.set_epoch(sampler.epoch() + 1);
+      sampler.reset();
+      indices = sampler.next(kBatch);
+    }
+    std::vector<float> numbers(indices->begin(), indices->end());
+    const auto x =
+        torch::sin(torch::tensor(numbers).unsqueeze(1) * torch::arange(1.0, 5.0, torch::kFloat));
+    optimizer.zero_grad();
+    const auto noise = torch::randn({2}, generator) * 0.01;
+    const auto loss = (model->forward(x) - x.narrow(1, 0, 2) + noise).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    scheduler.step();
+    ++counter.count;
+    plateau.step(static_cast<float>(counter.count % 5));  // the same on all ranks
+    ++samples;
+    return *indices;
+  }
+
+  void add_to(Checkpointer& checkpointer) {
+    checkpointer.add("model", model).add("optimizer", optimizer).add("scheduler", scheduler);
+    checkpointer.add("plateau", plateau).add("sampler", sampler).add("counter", counter);
+    checkpointer.add_per_rank("generator", generator).add_per_rank("samples", samples);
+  }
+
+  /// All that decides how the run goes on, as numbers.
+  std::vector<at::Tensor> values() {
+    std::vector<at::Tensor> all;
+    for (const auto& p : net->named_parameters()) all.push_back(p.value().detach().clone());
+    for (const auto& b : net->named_buffers()) all.push_back(b.value().clone());
+    for (const auto& p : net->parameters()) {
+      const auto found = optimizer.state().find(p.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      const auto& state = static_cast<torch::optim::AdamParamState&>(*found->second);
+      all.push_back(state.exp_avg().clone());
+      all.push_back(state.exp_avg_sq().clone());
+      all.push_back(state.max_exp_avg_sq().clone());
+      all.push_back(torch::tensor(state.step()));
+    }
+    const auto lr = optimizer.param_groups().front().options().get_lr();
+    all.push_back(torch::tensor({lr, static_cast<double>(counter.count), double(samples)}));
+    return all;
+  }
+
+  int rank;
+  torch::nn::Sequential net;
+  DistributedDataParallel<torch::nn::Sequential> model;
+  torch::optim::Adam optimizer;
+  torch::optim::StepLR scheduler;
+  torch::optim::ReduceLROnPlateauScheduler plateau;
+  DistributedSampler sampler;
+  at::Generator generator;
+  Counter counter;
+  int64_t samples = 0;
+
+ private:
+  // The same on every rank, without the generator that threads share.
+  static torch::nn::Sequential filled(torch::nn::Sequential net) {
+    const torch::NoGradGuard no_grad;
+    for (auto& p : net->parameters()) {
+      p.copy_(torch::sin(torch::arange(1.0, 1.0 + static_cast<double>(p.numel()))).view_as(p));
+    }
+    return net;
+  }
+};
+
+inline bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!torch::equal(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+inline CheckpointerOptions options_of(const Rank& self) {
+  return CheckpointerOptions().process_group(self.group);
+}
+
+/// Makes runs of `steps` steps on `size` ranks and saves a checkpoint after each of `saves`.
+inline void save_checkpoints(
+    const std::string& folder, int size, const std::vector<int64_t>& saves) {
+  run_ranks<int>(size, [&](const Rank& self) {
+    TrainingRun run(self);
+    Checkpointer checkpointer(folder, options_of(self));
+    run.add_to(checkpointer);
+    for (int64_t step = 1; step <= saves.back(); ++step) {
+      run.step();
+      if (std::find(saves.begin(), saves.end(), step) != saves.end()) checkpointer.save(step);
+    }
+    checkpointer.wait();
+    return 0;
+  });
+}
+
+inline std::string read_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+}  // namespace ddp::testing

@@ -1,0 +1,78 @@
+# Trains a small model and saves its state_dicts for state_dict_interop.cpp (save FOLDER), or goes on
+# with those that it saved (load FOLDER): the losses have to be those that the other program had.
+import os
+import sys
+
+import torch
+
+STEPS = 5
+OPTIMIZERS = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+    "PlainSGD": lambda p: torch.optim.SGD(p, lr=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+def make_model():
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def train(model, optimizer, first):
+    losses = []
+    for step in range(first, first + STEPS):
+        x = torch.sin(torch.arange(32.0) * (step + 1)).view(8, 4)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save(folder):
+    for name, make in OPTIMIZERS.items():
+        torch.manual_seed(1)
+        model = make_model()
+        # Other options than the constructor's, so that it shows whether the file's are taken.
+        optimizer = make(model.parameters())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02
+        train(model, optimizer, 0)
+        wrapped = {"module." + key: value for key, value in model.state_dict().items()}
+        torch.save(wrapped if name == "Adam" else model.state_dict(), f"{folder}/{name}.model.pt")
+        torch.save(optimizer.state_dict(), f"{folder}/{name}.optimizer.pt")
+        with open(f"{folder}/{name}.losses", "w") as out:
+            out.writelines(f"{loss:.9g}\n" for loss in train(model, optimizer, STEPS))
+    torch.save(make_model(), f"{folder}/whole_model.pt")
+    torch.save(torch.zeros(2), f"{folder}/legacy.pt", _use_new_zipfile_serialization=False)
+    torch.optim.Adam(make_model().parameters(), maximize=True)
+    torch.save(
+        torch.optim.Adam(make_model().parameters(), maximize=True).state_dict(),
+        f"{folder}/maximize.pt")
+
+
+def load(folder):
+    for name, make in OPTIMIZERS.items():
+        model = make_model()
+        optimizer = make(model.parameters())
+        model.load_state_dict(torch.load(f"{folder}/{name}.model.pt", weights_only=True))
+        optimizer.load_state_dict(torch.load(f"{folder}/{name}.optimizer.pt", weights_only=True))
+        assert optimizer.param_groups[0]["lr"] == 0.02, optimizer.param_groups
+        with open(f"{folder}/{name}.losses") as lines:
+            expected = [float(line) for line in lines]
+        for got, want in zip(train(model, optimizer, 2 * STEPS), expected, strict=True):
+            assert abs(got - want) <= 1e-6, f"{name}: loss {got}, in C++ {want}"
+    values = torch.load(f"{folder}/values.pt", weights_only=True)
+    assert values["tied"].data_ptr() == values["again"].data_ptr(), "a shared tensor was doubled"
+    assert torch.equal(values["view"], torch.arange(10.0)), values["view"]
+    assert torch.equal(values["transposed"], torch.arange(6.0).view(2, 3).t()), values
+    assert values["half"].dtype == torch.bfloat16, values["half"]
+    assert os.path.getsize(f"{folder}/values.pt") < 20000, "a view came with its whole storage"
+
+
+if __name__ == "__main__":
+    {"save": save, "load": load}[sys.argv[1]](sys.argv[2])

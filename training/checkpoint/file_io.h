@@ -1,0 +1,84 @@
+// Files and folders by POSIX, not std::filesystem: LibTorch's libraries export an older copy of
+// that one's functions, which a program that links them gets instead of its own and crashes in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// What tells whether a file is what was written.
+struct FileSum {
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+};
+
+inline bool operator==(const FileSum& a, const FileSum& b) {
+  return a.bytes == b.bytes && a.crc32c == b.crc32c;
+}
+
+/// A new file that is written from its front.
+class OutputFile {
+ public:
+  /// Creates the file, or empties the one that is there.
+  ///
+  /// \throws c10::Error  with the path and the system's reason; so do all members.
+  explicit OutputFile(std::string path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(const void* data, size_t size);
+
+  /// Returns once the file is on the disk.
+  FileSum finish();
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  FileSum sum_;
+};
+
+/// Writes a whole file and returns once it is on the disk.
+FileSum write_whole_file(const std::string& path, const std::string& bytes);
+
+/// A whole, small file.
+///
+/// \param max_bytes  a longer file is an error.
+/// \throws c10::Error
+std::string read_whole_file(const std::string& path, size_t max_bytes);
+
+/// Reads a file to its end.
+///
+/// \throws c10::Error
+FileSum sum_of_file(const std::string& path);
+
+/// What a path names.
+enum class PathKind { Nothing, File, Folder };
+
+/// \throws c10::Error  where the system does not say: no permission, a file system that went away.
+PathKind kind_of_path(const std::string& path);
+
+/// The names in a folder, in no order. \throws c10::Error
+std::vector<std::string> names_in_folder(const std::string& path);
+
+/// Makes a folder and those above it, where they are missing. \throws c10::Error
+void make_folders(const std::string& path);
+
+/// Returns once the names in a folder are on the disk. \throws c10::Error
+void sync_folder(const std::string& path);
+
+/// Renames a file or a folder, onto nothing or onto a file. \throws c10::Error
+void rename_path(const std::string& from, const std::string& to);
+
+/// Gives each of two folders the other's name, in one step.
+///
+/// \return false where the file system cannot.
+bool exchange_paths(const std::string& a, const std::string& b);
+
+/// Removes a file, or a folder with all it holds. \throws c10::Error
+void remove_path(const std::string& path);
+
+}  // namespace ddp

@@ -1,0 +1,172 @@
+// The kinds of state that a checkpoint holds, but for schedulers and random numbers.
+#include "part.h"
+
+#include <sstream>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
+#include <torch/serialize/archive.h>
+
+#include "archive_bytes.h"
+#include "module_dict.h"
+#include "optimizer_dict.h"
+
+namespace ddp::detail {
+namespace {
+
+class ModulePart : public CheckpointPart {
+ public:
+  ModulePart(torch::nn::Module& module, std::shared_ptr<torch::nn::Module> owner)
+      : module_(module), owner_(std::move(owner)) {}
+
+  c10::IValue state() override { return module_dict(module_); }
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    return prepare_module(module_, saved, context.strict, context.subject);
+  }
+
+ private:
+  torch::nn::Module& module_;
+  const std::shared_ptr<torch::nn::Module> owner_;
+};
+
+class OptimizerPart : public CheckpointPart {
+ public:
+  explicit OptimizerPart(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  c10::IValue state() override { return optimizer_dict(optimizer_); }
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    return prepare_optimizer(optimizer_, saved, context.subject);
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+};
+
+/// What only the part itself can read: LibTorch's archives, as bytes.
+class ArchivePart : public CheckpointPart {
+ public:
+  ArchivePart(
+      std::function<void(torch::serialize::OutputArchive&)> save,
+      std::function<void(torch::serialize::InputArchive&)> load)
+      : save_(std::move(save)), load_(std::move(load)) {}
+
+  c10::IValue state() override { return archive_bytes(save_); }
+
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    DDP_CHECK_VALUE(
+        is_archive_bytes(saved), context.subject, ": expected what save(archive) wrote, got ",
+        saved.tagKind(), ". Add the part that was saved under this name.");
+    PreparedLoad load;
+    // The part's own load() is the only judge of it, so that it has to be tried.
+    load.apply = [this, bytes = saved, subject = context.subject] { read(bytes, subject); };
+    load.undo = [this, bytes = state(), subject = context.subject] { read(bytes, subject); };
+    return load;
+  }
+
+ private:
+  void read(const c10::IValue& bytes, const std::string& subject) {
+    read_archive_bytes(bytes, subject, load_);
+  }
+
+  const std::function<void(torch::serialize::OutputArchive&)> save_;
+  const std::function<void(torch::serialize::InputArchive&)> load_;
+};
+
+/// A plain value: how to get it, whether another is one, and how to set it.
+class ValuePart : public CheckpointPart {
+ public:
+  using Get = std::function<c10::IValue()>;
+  using Check = std::function<bool(const c10::IValue&)>;
+  using Set = std::function<void(const c10::IValue&)>;
+
+  ValuePart(std::string kind, Get get, Check check, Set set)
+      : kind_(std::move(kind)),
+        get_(std::move(get)),
+        check_(std::move(check)),
+        set_(std::move(set)) {}
+
+  c10::IValue state() override { return get_(); }
+
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    DDP_CHECK_VALUE(
+        check_(saved), context.subject, ": expected ", kind_, ", got ", saved.tagKind(),
+        ". Add the part that was saved under this name.");
+    PreparedLoad load;
+    load.apply = [this, saved] { set_(saved); };
+    return load;
+  }
+
+ private:
+  const std::string kind_;
+  const Get get_;
+  const Check check_;
+  const Set set_;
+};
+
+}  // namespace
+
+CheckpointPartPtr part_of_module(std::shared_ptr<torch::nn::Module> module) {
+  DDP_CHECK_VALUE(
+      module != nullptr,
+      "Checkpointer::add: expected a module, got an empty holder. Construct the module first.");
+  auto& reference = *module;
+  return std::make_shared<ModulePart>(reference, std::move(module));
+}
+
+CheckpointPartPtr part_of_module(torch::nn::Module& module) {
+  return std::make_shared<ModulePart>(module, nullptr);
+}
+
+CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer) {
+  if (known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
+  return part_of_archive(
+      [&optimizer](torch::serialize::OutputArchive& archive) { optimizer.save(archive); },
+      [&optimizer](torch::serialize::InputArchive& archive) { optimizer.load(archive); });
+}
+
+CheckpointPartPtr part_of_archive(
+    std::function<void(torch::serialize::OutputArchive&)> save,
+    std::function<void(torch::serialize::InputArchive&)> load) {
+  return std::make_shared<ArchivePart>(std::move(save), std::move(load));
+}
+
+CheckpointPartPtr part_of_tensor(at::Tensor& tensor) {
+  DDP_CHECK_VALUE(
+      tensor.defined(),
+      "Checkpointer::add: expected a tensor, got an undefined one. Give it a value first.");
+  return std::make_shared<ValuePart>(
+      c10::str("a tensor ", tensor.sizes(), " ", tensor.scalar_type()),
+      [&tensor] { return tensor.detach(); },
+      [&tensor](const c10::IValue& saved) {
+        return saved.isTensor() && saved.toTensor().sizes() == tensor.sizes() &&
+               saved.toTensor().scalar_type() == tensor.scalar_type();
+      },
+      [&tensor](const c10::IValue& saved) {
+        const c10::NoGradGuard no_grad;
+        tensor.copy_(saved.toTensor());
+      });
+}
+
+CheckpointPartPtr part_of_int(std::function<int64_t()> get, std::function<void(int64_t)> set) {
+  return std::make_shared<ValuePart>(
+      "an integer", std::move(get), [](const c10::IValue& saved) { return saved.isInt(); },
+      [set = std::move(set)](const c10::IValue& saved) { set(saved.toInt()); });
+}
+
+CheckpointPartPtr part_of_double(std::function<double()> get, std::function<void(double)> set) {
+  return std::make_shared<ValuePart>(
+      "a number", std::move(get), [](const c10::IValue& saved) { return saved.isDouble(); },
+      [set = std::move(set)](const c10::IValue& saved) { set(saved.toDouble()); });
+}
+
+CheckpointPartPtr part_of_string(std::string& text) {
+  return std::make_shared<ValuePart>(
+      "a string", [&text] { return text; },
+      [](const c10::IValue& saved) { return saved.isString(); },
+      [&text](const c10::IValue& saved) { text = saved.toStringRef(); });
+}
+
+}  // namespace ddp::detail

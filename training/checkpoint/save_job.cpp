@@ -1,0 +1,189 @@
+#include "save_job.h"
+
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <exception>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/version.h>
+#include <torch/version.h>
+
+#include "torch_file.h"
+
+namespace ddp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// For files of other ranks to be seen by rank 0: network file systems remember for seconds that
+// there was none.
+constexpr seconds kUntilSeen(30);
+constexpr milliseconds kBetweenLooks(5);
+constexpr size_t kMaxDoneBytes = 256;
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr int kPausePerWork = 20;
+
+// What a rank leaves for rank 0 beside its file, once that is on the disk.
+std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
+
+// Training steps come first where cores are few. Who waits for this thread leaves a core to it.
+void yield_to_steps() {
+  constexpr int kNiceness = 15;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+}
+
+std::chrono::nanoseconds cpu_of_thread() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
+FileSum parse_done(const std::string& text, const std::string& path) {
+  FileSum sum;
+  DDP_CHECK(
+      std::sscanf(text.c_str(), "%" SCNu64 " %" SCNx32, &sum.bytes, &sum.crc32c) == 2, path,
+      ": expected a size and a checksum, got something else. Check the file system.");
+  return sum;
+}
+
+}  // namespace
+
+std::string rank_file(int rank) { return c10::str("rank-", rank, ".pt"); }
+
+SaveJob::SaveJob(SavePlan plan) : plan_(std::move(plan)), thread_([this] { run(); }) {}
+
+SaveJob::~SaveJob() {
+  cancel();
+  thread_.join();
+}
+
+std::string SaveJob::wait_for_files() {
+  std::unique_lock lock(mutex_);
+  is_awaited_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return has_files_ || has_ended_; });
+  return error_;
+}
+
+std::string SaveJob::wait_for_end() {
+  std::unique_lock lock(mutex_);
+  others_are_done_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return has_ended_; });
+  return error_;
+}
+
+bool SaveJob::ends_within(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, patience, [&] { return has_ended_; });
+}
+
+void SaveJob::cancel() {
+  const std::lock_guard lock(mutex_);
+  is_cancelled_ = true;
+  changed_.notify_all();
+}
+
+void SaveJob::note(bool SaveJob::*milestone, const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  this->*milestone = true;
+  if (!error.empty()) error_ = error;
+  changed_.notify_all();
+}
+
+std::string SaveJob::path_of(const std::string& file) const {
+  return plan_.folder.path_of(plan_.hidden) + "/" + file;
+}
+
+void SaveJob::run() noexcept {
+  yield_to_steps();
+  auto error = problem_of([&] { write_own_files(); });
+  plan_.files.clear();  // the copies of the state
+  note(&SaveJob::has_files_, error);
+  if (plan_.rank == 0) {
+    if (error.empty()) error = problem_of([&] { publish(); });
+    if (!error.empty()) problem_of([&] { remove_path(plan_.folder.path_of(plan_.hidden)); });
+  }
+  note(&SaveJob::has_ended_, error);
+}
+
+void SaveJob::write_own_files() {
+  for (const auto& [name, value] : plan_.files) {
+    OutputFile file(path_of(name));
+    write_torch_file(value, [&](const void* data, size_t size) {
+      write_paced(file, static_cast<const char*>(data), size);
+    });
+    written_.push_back({name, file.finish()});
+  }
+  if (plan_.rank == 0) return;
+  const auto& sum = written_.back().sum;
+  const auto done = path_of(done_file(plan_.rank));
+  write_whole_file(done + ".part", c10::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+  rename_path(done + ".part", done);
+}
+
+void SaveJob::write_paced(OutputFile& file, const char* data, size_t size) {
+  for (size_t at = 0; at < size; at += kPieceBytes) {
+    file.write(data + at, std::min(kPieceBytes, size - at));
+    pause_for_steps();
+  }
+}
+
+void SaveJob::pause_for_steps() {
+  const auto work = cpu_of_thread() - cpu_at_pause_;
+  if (work < milliseconds(1)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kPausePerWork * work, [&] { return is_awaited_ || is_cancelled_; });
+  cpu_at_pause_ = cpu_of_thread();
+}
+
+// False where nobody waits for the checkpoint any longer.
+bool SaveJob::wait_to_look_again() {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, kBetweenLooks, [&] { return is_cancelled_; });
+}
+
+std::vector<ManifestFile> SaveJob::files_of_others() {
+  std::vector<ManifestFile> files;
+  auto done_since = std::chrono::steady_clock::now();
+  for (int rank = 1; rank < plan_.world_size; ++rank) {
+    const auto path = path_of(done_file(rank));
+    while (kind_of_path(path) == PathKind::Nothing) {
+      DDP_CHECK(
+          wait_to_look_again(), "step ", plan_.step, " was not saved: rank ", rank,
+          " did not finish its part. Load an earlier step.");
+      const std::lock_guard lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      if (!others_are_done_) done_since = now;
+      DDP_CHECK(
+          now - done_since < kUntilSeen, path, ": expected what rank ", rank,
+          " wrote, got nothing. Name a folder that all ranks share.");
+    }
+    files.push_back({rank_file(rank), parse_done(read_whole_file(path, kMaxDoneBytes), path)});
+    remove_path(path);
+  }
+  return files;
+}
+
+void SaveJob::publish() {
+  Manifest manifest;
+  manifest.step = plan_.step;
+  manifest.world_size = plan_.world_size;
+  manifest.library_version = DDP_VERSION;
+  manifest.libtorch_version = TORCH_VERSION;
+  manifest.files = written_;
+  for (auto& file : files_of_others()) manifest.files.push_back(std::move(file));
+  write_whole_file(path_of(kManifestName), to_json(manifest));
+  plan_.folder.publish(plan_.hidden, plan_.step);
+  plan_.folder.remove_old(plan_.keep_last, plan_.step, plan_.damaged_steps);
+}
+
+}  // namespace ddp

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/detail/checkpoint_part.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+
+namespace ddp {
+
+/// Options for `Checkpointer`; every rank must pass the same.
+struct CheckpointerOptions {
+  /// How many finished checkpoints stay, >= 0: a save removes the oldest beyond. 0 keeps all.
+  /// Default: 3
+  TORCH_ARG(int64_t, keep_last) = 3;
+  /// maybe_save() saves each such step, >= 0. 0: not by steps. Default: 0
+  TORCH_ARG(int64_t, every_steps) = 0;
+  /// maybe_save() saves once this time has passed since the last save, by rank 0's clock. Costs a
+  /// small collective in each call. 0: not by time. Default: 0
+  TORCH_ARG(std::chrono::seconds, every) = std::chrono::seconds(0);
+  /// Write behind the training steps, on a thread: save() returns after a copy in host memory.
+  /// Default: true
+  TORCH_ARG(bool, background) = true;
+  /// Whether names that a checkpoint or the program lacks, and other dtypes, are errors. Else a
+  /// warning lists the names, and the values are converted. Default: true
+  TORCH_ARG(bool, strict) = true;
+  /// The ranks that save together. Default: the default group
+  TORCH_ARG(ProcessGroup, process_group) = {};
+};
+
+/// Saves the whole state of a training run, and restores it bit for bit.
+///
+/// A checkpoint is a folder, `FOLDER/step-00000120`, that appears whole or not at all:
+///
+///   manifest.json           step, world size, versions, and size and CRC-32C of each file
+///   model.pt, ...           one for each part; rank 0 writes them
+///   rank-0.pt, rank-1.pt    what each rank has for itself: random numbers, parts of `add_per_rank`
+///
+/// A module's and an optimizer's file is Python's: `torch.load(file, weights_only=True)` is its
+/// `state_dict()` (see state_dict.h). All ranks see the same FOLDER, on one host or on a file
+/// system that they share; one run at a time writes to it.
+///
+/// The states of the default generators (CPU and GPUs in use) of every rank are always saved.
+///
+/// **Another number of ranks.** Parts that the ranks share, a sampler's position among them, are
+/// whole on any number. Rank r takes the random numbers and the parts of its own of the saved rank
+/// r. A rank that the saved run did not have seeds its generators from rank 0's seed, its number
+/// and the step, and leaves its own parts as they are.
+///
+/// **Errors.** One rank's error is every rank's: all throw the same text, before any state changes,
+/// and no finished checkpoint is touched. What fails behind the steps is thrown by the next call
+/// that communicates, and by `wait()`.
+///
+/// Thread safety: none; the training loop's thread calls it. Ownership: parts must outlive it.
+///
+/// Example:
+/// ```
+/// ddp::Checkpointer checkpointer(
+///     "checkpoints", ddp::CheckpointerOptions().every_steps(1000));
+/// checkpointer.add("model", model).add("optimizer", optimizer).add("sampler", sampler);
+/// int64_t step = checkpointer.load_latest().value_or(0);
+/// for (size_t epoch = sampler.epoch(); epoch < 10; ++epoch) {
+///   sampler.set_epoch(epoch);
+///   for (auto& batch : *loader) {
+///     train(batch);
+///     checkpointer.maybe_save(++step);
+///   }
+/// }
+/// checkpointer.save(step);
+/// checkpointer.wait();
+/// ```
+class Checkpointer {
+ public:
+  /// Touches no file yet.
+  ///
+  /// \throws c10::ValueError  an empty name, or a negative option. c10::Error  there is no default
+  ///         group, and none is given.
+  explicit Checkpointer(std::string folder, const CheckpointerOptions& options = {});
+  /// Finishes the save under way, for at most a minute; while an exception unwinds the stack, for
+  /// at most two seconds. What fails is a warning.
+  ~Checkpointer();
+  Checkpointer(Checkpointer&&) noexcept;
+  Checkpointer& operator=(Checkpointer&&) = delete;
+
+  /// Adds a part that is the same on all ranks: rank 0's is saved, and every rank loads it. Every
+  /// rank adds the same names.
+  ///
+  /// \param name  the part's file, without ".pt": letters, digits, '.', '_' and '-'.
+  /// \param part  a module, its holder or a DistributedDataParallel; an optimizer; a scheduler of
+  ///        LibTorch; a tensor, a number or a string; an at::Generator; or anything with
+  ///        `save(torch::serialize::OutputArchive&)` and `load(torch::serialize::InputArchive&)`,
+  ///        as samplers. It must outlive this object.
+  /// \throws c10::ValueError  a name that is taken or cannot be a file's; an empty module.
+  template <typename T>
+  Checkpointer& add(const std::string& name, T& part) {
+    return add_part(name, detail::part_of(part), /*is_per_rank=*/false);
+  }
+
+  /// Adds a part of which each rank has its own: a generator, the residuals of a communication
+  /// hook, a count of this rank's samples.
+  template <typename T>
+  Checkpointer& add_per_rank(const std::string& name, T& part) {
+    return add_part(name, detail::part_of(part), /*is_per_rank=*/true);
+  }
+
+  /// Saves all parts under the number of a step, >= 0. A checkpoint of the same step is replaced,
+  /// and those that `load_latest` left out as damaged are removed.
+  ///
+  /// Call it between two steps. Where one before is still being written, waits for that one.
+  ///
+  /// \throws c10::Error  this save cannot begin, as where the folder holds a later step, or the one
+  ///         before failed.
+  ///
+  /// Collective: yes. Blocks: host, until the state is copied; with background false, until it is
+  ///   on the disk. Cost: a copy of the state in host memory, and four small gathers.
+  void save(int64_t step);
+
+  /// Saves if the options say that it is time; never twice the same step, nor step 0.
+  ///
+  /// \return whether it saved, the same on all ranks.
+  ///
+  /// Collective: yes. Cost: nothing where no save is due and `every` is not set.
+  bool maybe_save(int64_t step);
+
+  /// Loads the newest checkpoint that is whole; of a newer one that is damaged or unfinished, a
+  /// warning says why it is left out.
+  ///
+  /// \return its step; nothing where there is no checkpoint yet.
+  /// \throws c10::Error  none is whole; or the newest does not fit the program: other names,
+  ///         shapes or dtypes, another format.
+  ///
+  /// Collective: yes. Blocks: host. Cost: every rank reads the shared files twice.
+  std::optional<int64_t> load_latest();
+
+  /// Loads the checkpoint of this step.
+  ///
+  /// \throws c10::Error  there is none; it is damaged; it does not fit.
+  ///
+  /// Collective: yes.
+  void load(int64_t step);
+
+  /// The steps of the finished checkpoints that this rank sees now, oldest first.
+  std::vector<int64_t> steps() const;
+
+  /// Waits until the last save is on the disk of all ranks.
+  ///
+  /// \throws c10::Error  it failed.
+  ///
+  /// Collective: yes.
+  void wait();
+
+ private:
+  struct Impl;
+
+  Checkpointer& add_part(const std::string& name, detail::CheckpointPartPtr part, bool is_per_rank);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddp
