@@ -24,7 +24,9 @@ at::Tensor alias(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef str
 // run on a parameter, the gradient that they are called with, and what that one is a view of.
 size_t dropped_by_autograd(const at::Tensor& grad) {
   const auto* incoming = incoming_gradient();
-  if (incoming == nullptr || incoming->use_count() > 1 || !incoming->is_alias_of(grad)) return 0;
+  // A sparse one has no storage: its bucket may have let others go that waited for it.
+  if (incoming == nullptr || !incoming->has_storage() || incoming->use_count() > 1) return 0;
+  if (!incoming->is_alias_of(grad)) return 0;
   return incoming->is_view() && incoming->_base().use_count() == 1 ? 2 : 1;
 }
 
@@ -69,6 +71,9 @@ bool DirectGradient::can_send_in_place(const at::Tensor& grad) const {
 }
 
 std::string DirectGradient::pack(double scale, Send send) {
+  // Of a pass that ended in an error: nothing came back.
+  in_place_.reset();
+  wire_.reset();
   const at::Tensor& grad = parameter_.mutable_grad();
   const bool fits = grad.defined() && is_like(grad, kind_);
   // A rank that has no say (no samples) has none with infinities either.

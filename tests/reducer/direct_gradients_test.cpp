@@ -164,6 +164,58 @@ TEST_CASE("ranks may differ in where their gradients lie", "[ranks][reducer][dir
   CHECK(found == kNothing);
 }
 
+TEST_CASE(
+    "after a pass that ended in an error gradients are averaged", "[ranks][reducer][direct]") {
+  const auto found = wrong_on([](const Rank& self) {
+    const auto a = parameter({kWide}), b = parameter({kWide});
+    Reducer reducer({{"a", a}, {"b", b}}, self.group);
+    const double mine = self.rank + 1.0;
+    for (int step = 1; step <= 3; ++step) {
+      const auto both = [&] { return loss_of(a, mine) + loss_of(b, mine); };
+      reduced_backward(reducer, both);
+      bool failed = false;
+      try {
+        reduced_backward(reducer, [&] { return self.rank == 0 ? loss_of(a, mine) : both(); });
+      } catch (const std::exception&) {
+        failed = true;
+      }
+      TORCH_CHECK(failed, "b got no gradient on rank 0");
+      a.mutable_grad().zero_();
+      b.mutable_grad().zero_();
+      reduced_backward(reducer, both);
+      TORCH_CHECK(holds(a.grad(), 1.5) && holds(b.grad(), 1.5), step, " ", a.grad()[0]);
+      a.mutable_grad().reset();
+      b.mutable_grad().reset();
+    }
+  });
+  CHECK(found == kNothing);
+}
+
+TEST_CASE("a sparse gradient may be the last that came", "[ranks][reducer][direct]") {
+  const auto found = wrong_on([](const Rank& self) {
+    const auto table = parameter({8, 4}), a = parameter({kWide}), last = parameter({kWide});
+    // The sparse bucket goes first, although its gradient comes after a's.
+    Reducer reducer(
+        {{"last", last}, {"a", a}, {"table", table, /*expect_sparse=*/true}}, self.group,
+        ReducerOptions().bucket_cap_mb(1e-6).find_unused_parameters(true));
+    for (int step = 1; step <= 3; ++step) {
+      for (const auto& p : {table, a, last}) p.mutable_grad().reset();
+      const double mine = step * (self.rank + 1.0);
+      reduced_backward(reducer, [&] {
+        const auto rows = torch::embedding(
+            table, torch::tensor({1, 2}, torch::kLong), /*padding_idx=*/-1,
+            /*scale_grad_by_freq=*/false, /*sparse=*/true);
+        const auto late = (last * torch::full({kWide}, mine)).sum();
+        const auto middle = rows.sum() * mine + late * 1.0;
+        return loss_of(a, mine) + middle;  // a's gradient is ready before the others'
+      });
+      TORCH_CHECK(holds(a.grad(), 1.5 * step) && holds(last.grad(), 1.5 * step), step);
+      TORCH_CHECK(table.grad().to_dense()[1][0].item<double>() == 1.5 * step, step);
+    }
+  });
+  CHECK(found == kNothing);
+}
+
 TEST_CASE("with create_graph a gradient keeps its graph", "[ranks][reducer][direct]") {
   const auto found = wrong_on([](const Rank& self) {
     const auto a = parameter({kWide});

@@ -1,12 +1,16 @@
 #include "gradient_arena.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -22,20 +26,37 @@ struct Service {
   OwnerProcess owner;
 };
 
-// Of this thread, the latest last; those that have ended are empty.
-thread_local std::vector<std::weak_ptr<const Service>> services;
+/// Of one thread, the latest last; those that have ended are empty.
+class Services {
+ public:
+  /// Null before the thread's first, and when it has gone: tensors are made still later, by
+  /// destructors of static objects.
+  static Services* of_this_thread() { return of_this_thread_; }
+  static Services& make_for_this_thread() {
+    thread_local Services services;
+    of_this_thread_ = &services;
+    return services;
+  }
+  ~Services() { of_this_thread_ = nullptr; }
+
+  std::vector<std::weak_ptr<const Service>> list;
+
+ private:
+  static thread_local Services* of_this_thread_;
+};
+thread_local Services* Services::of_this_thread_ = nullptr;
 
 /// The blocks of all arenas that tensors have, by address. Never destroyed: tensors may outlive it.
 class Blocks {
  public:
   static Blocks& instance() {
-    static auto* blocks = new Blocks;
+    static auto* blocks = make();
     return *blocks;
   }
 
   void add(void* block, std::shared_ptr<Arena> arena, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    blocks_[block] = {std::move(arena), bytes};
+    blocks_[block] = {std::move(arena), bytes, {}};
   }
 
   /// \return whether it was one.
@@ -48,7 +69,10 @@ class Blocks {
       found = std::move(at->second);
       blocks_.erase(at);
     }
-    found.arena->release(static_cast<std::byte*>(block), found.bytes, Arena::OnRelease::kKeep);
+    // In a forked process another thread's lock on the arena may be held for ever.
+    if (found.owner.is_this_one()) {
+      found.arena->release(static_cast<std::byte*>(block), found.bytes, Arena::OnRelease::kKeep);
+    }
     return true;
   }
 
@@ -56,7 +80,19 @@ class Blocks {
   struct Block {
     std::shared_ptr<Arena> arena;
     size_t bytes = 0;
+    OwnerProcess owner;
   };
+
+  // No process is forked while a thread holds the lock: that process could free no tensor.
+  static Blocks* make() {
+    auto* blocks = new Blocks;
+    const int handled = ::pthread_atfork(
+        [] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+        [] { instance().mutex_.unlock(); });
+    DDP_CHECK(handled == 0, "expected to be told of forks, but ", std::strerror(handled));
+    return blocks;
+  }
+
   std::mutex mutex_;
   std::unordered_map<void*, Block> blocks_;
 };
@@ -78,8 +114,8 @@ class FrontAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (!services.empty()) {
-      if (void* block = take_served(bytes)) return data_ptr(block);
+    if (const auto* services = Services::of_this_thread()) {
+      if (void* block = take_served(*services, bytes)) return data_ptr(block);
     }
     return inner_.allocate(bytes);
   }
@@ -99,8 +135,8 @@ class FrontAllocator final : public c10::Allocator {
     }
   }
 
-  static void* take_served(size_t bytes) {
-    for (auto it = services.rbegin(); it != services.rend(); ++it) {
+  static void* take_served(const Services& services, size_t bytes) {
+    for (auto it = services.list.rbegin(); it != services.list.rend(); ++it) {
       const auto service = it->lock();
       if (!service || !service->owner.is_this_one()) continue;
       if (std::binary_search(service->sizes.begin(), service->sizes.end(), bytes)) {
@@ -150,6 +186,7 @@ at::Tensor GradientArena::allocate(int64_t numel, const at::TensorOptions& optio
 
 std::shared_ptr<void> GradientArena::serve(std::vector<size_t> sizes) {
   const auto has_ended = [](const auto& service) { return service.expired(); };
+  auto& services = Services::make_for_this_thread().list;
   services.erase(std::remove_if(services.begin(), services.end(), has_ended), services.end());
   auto service = std::make_shared<Service>(Service{arena_, std::move(sizes), {}});
   services.push_back(service);
