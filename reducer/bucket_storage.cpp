@@ -1,28 +1,10 @@
 #include "bucket_storage.h"
 
-#include <utility>
-
-#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "gradient_layout.h"
+
 namespace ddp {
-namespace {
-
-// Aliases `flat` without being an autograd view of it: optimizers call `detach_()` on gradients in
-// `zero_grad()`, which a view refuses.
-at::Tensor alias(const at::Tensor& flat, int64_t offset, const at::Tensor& shape) {
-  auto view = at::empty({0}, flat.options());
-  const auto begin = flat.storage_offset() + offset;
-  if (shape.is_non_overlapping_and_dense()) {
-    view.set_(flat.storage(), begin, shape.sizes(), shape.strides());
-  } else {
-    view.set_(flat.storage(), begin, shape.sizes(), c10::contiguous_strides(shape.sizes()));
-  }
-  return view;
-}
-
-}  // namespace
-
 BucketStorage::BucketStorage(
     const std::vector<at::Tensor>& parameters, int64_t tail, const at::TensorOptions& options,
     const Allocate& allocate) {
@@ -33,9 +15,9 @@ BucketStorage::BucketStorage(
   tail_ = all_.narrow(0, numel, tail);
   // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
   wire_ = all_.is_complex() ? at::view_as_real(all_) : all_;
-  int64_t offset = 0;
+  int64_t offset = all_.storage_offset();
   for (const auto& parameter : parameters) {
-    views_.push_back(alias(all_, offset, parameter));
+    views_.push_back(alias(all_, offset, parameter.sizes(), gradient_strides(parameter)));
     addresses_.push_back(views_.back().const_data_ptr());
     offset += parameter.numel();
   }
@@ -43,7 +25,9 @@ BucketStorage::BucketStorage(
 
 at::Tensor BucketStorage::view_into(const at::Tensor& flat, size_t slot) const {
   if (flat.const_data_ptr() == all_.const_data_ptr()) return views_[slot];
-  return alias(flat, views_[slot].storage_offset() - all_.storage_offset(), views_[slot]);
+  const auto& view = views_[slot];
+  const auto offset = view.storage_offset() - all_.storage_offset();
+  return alias(flat, flat.storage_offset() + offset, view.sizes(), view.strides());
 }
 
 }  // namespace ddp

@@ -10,8 +10,7 @@
 namespace ddp {
 
 /// The memory that one bucket's dense gradients are packed into without gaps, and one view into it
-/// per parameter. A view has its parameter's strides where those are dense, else it is contiguous:
-/// autograd's gradient layout contract.
+/// per parameter, with gradient_strides().
 ///
 /// Threads: as Bucket.
 class BucketStorage {

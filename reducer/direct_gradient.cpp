@@ -9,16 +9,10 @@
 #include "autograd_hooks.h"
 #include "gradient_copy.h"
 #include "gradient_kind.h"
+#include "gradient_layout.h"
 
 namespace ddp {
 namespace {
-
-// Another tensor on the memory of `t`: no autograd view, which optimizers could not `detach_()`.
-at::Tensor alias(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  auto other = at::empty({0}, t.options());
-  other.set_(t.storage(), t.storage_offset(), sizes, strides);
-  return other;
-}
 
 // Tensors on that storage which autograd itself drops before it reads anything again: while hooks
 // run on a parameter, the gradient that they are called with, and what that one is a view of.
@@ -28,11 +22,6 @@ size_t dropped_by_autograd(const at::Tensor& grad) {
   if (incoming == nullptr || !incoming->has_storage() || incoming->use_count() > 1) return 0;
   if (!incoming->is_alias_of(grad)) return 0;
   return incoming->is_view() && incoming->_base().use_count() == 1 ? 2 : 1;
-}
-
-at::DimVector strides_of(const at::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense()) return at::DimVector(parameter.strides());
-  return c10::contiguous_strides(parameter.sizes());
 }
 
 // Whether a hook of others may look at the gradient before the pass ends: it is to see this rank's.
@@ -56,10 +45,10 @@ DirectGradient::DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMem
     : parameter_(std::move(parameter)),
       memory_(std::move(memory)),
       kind_(at::empty({1}, parameter_.options().requires_grad(false)).expand(parameter_.sizes())),
-      strides_(strides_of(parameter_)) {}
+      strides_(gradient_strides(parameter_)) {}
 
 at::Tensor DirectGradient::shaped(const at::Tensor& wire) const {
-  return alias(wire, kind_.sizes(), strides_);
+  return alias(wire, wire.storage_offset(), kind_.sizes(), strides_);
 }
 
 // Autograd may still have use for a storage that others share: the same one goes to several nodes.
@@ -80,7 +69,7 @@ std::string DirectGradient::pack(double scale, Send send) {
   const bool zeros = send == Send::Zeros || scale == 0 || !fits;
   if (!zeros && send == Send::Gradient && can_send_in_place(grad)) {
     in_place_ = grad;
-    wire_ = alias(grad, {grad.numel()}, {1});
+    wire_ = alias(grad, grad.storage_offset(), {grad.numel()}, {1});
     scale_in_place(wire_, scale);
     return {};
   }

@@ -28,7 +28,7 @@ constexpr size_t kBytes = kNumel * sizeof(float);
 std::shared_ptr<GradientArena> make_arena(size_t pages = 1024) {
   return std::make_shared<GradientArena>(
       std::make_shared<Arena>(Segment::make(pages * kPageBytes), pages * kPageBytes),
-      /*least_bytes=*/1);
+      /*least_bytes=*/1, [](at::ScalarType) { return true; });
 }
 
 }  // namespace
@@ -122,8 +122,8 @@ TEST_CASE("what a forked process writes stays there", "[shm][pure]") {
 
 TEST_CASE("memory goes back to the kernel with a gradient arena", "[shm][pure]") {
   const auto segment = Segment::make(1024 * kPageBytes);
-  auto arena =
-      std::make_shared<GradientArena>(std::make_shared<Arena>(segment, segment->bytes()), 1);
+  auto arena = std::make_shared<GradientArena>(
+      std::make_shared<Arena>(segment, segment->bytes()), 1, [](at::ScalarType) { return true; });
   auto kept = arena->allocate(kNumel, at::kFloat).fill_(1);
   (void)arena->allocate(kNumel, at::kFloat).fill_(1);
   const auto pages = [&] {

@@ -21,6 +21,7 @@
 #include "../memory/gradient_arena.h"
 #include "bootstrap_round.h"
 #include "hierarchical_backend.h"
+#include "reduce.h"
 #include "shm_backend.h"
 
 namespace ddp::backends::shm {
@@ -276,7 +277,10 @@ Description describe_shm() {
   shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {
     const auto* own = dynamic_cast<shm::FallbackBackend*>(&backend);
     if (!own || !own->arena()) return nullptr;
-    return std::make_shared<shm::GradientArena>(own->arena(), own->least_in_place());
+    // What it averages it also sums.
+    return std::make_shared<shm::GradientArena>(
+        own->arena(), own->least_in_place(),
+        [](at::ScalarType type) { return shm::can_reduce(type, c10d::ReduceOp::AVG); });
   };
   shm.make = shm::make_shm_or_gloo;
   return shm;

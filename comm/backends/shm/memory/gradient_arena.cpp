@@ -1,20 +1,15 @@
 #include "gradient_arena.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/owner_process.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "../backend/reduce.h"
+#include "fork_handlers.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -86,10 +81,9 @@ class Blocks {
   // No process is forked while a thread holds the lock: that process could free no tensor.
   static Blocks* make() {
     auto* blocks = new Blocks;
-    const int handled = ::pthread_atfork(
+    on_fork(
         [] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
         [] { instance().mutex_.unlock(); });
-    DDP_CHECK(handled == 0, "expected to be told of forks, but ", std::strerror(handled));
     return blocks;
   }
 
@@ -159,16 +153,12 @@ class FrontAllocator final : public c10::Allocator {
 
 }  // namespace
 
-GradientArena::GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes)
-    : arena_(std::move(arena)), least_bytes_(least_bytes) {
+GradientArena::GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes, Reduces reduces)
+    : arena_(std::move(arena)), least_bytes_(least_bytes), reduces_(reduces) {
   FrontAllocator::instance();
 }
 
 GradientArena::~GradientArena() { arena_->discard_free(); }
-
-bool GradientArena::reduces(at::ScalarType type) const {
-  return can_reduce(type, c10d::ReduceOp::SUM) && can_reduce(type, c10d::ReduceOp::AVG);
-}
 
 at::Tensor GradientArena::allocate(int64_t numel, const at::TensorOptions& options) {
   const auto type = c10::typeMetaToScalarType(options.dtype());

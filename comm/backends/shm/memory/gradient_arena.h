@@ -20,10 +20,13 @@ namespace ddp::backends::shm {
 /// arena serves.
 class GradientArena final : public GradientMemory {
  public:
-  GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes);
+  /// What a backend reduces in place.
+  using Reduces = bool (*)(at::ScalarType);
+
+  GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes, Reduces reduces);
   ~GradientArena() override;
 
-  bool reduces(at::ScalarType type) const override;
+  bool reduces(at::ScalarType type) const override { return reduces_(type); }
   size_t least_bytes() const override { return least_bytes_; }
   bool contains(const at::Tensor& t) const override { return arena_->offset_of(t).has_value(); }
   at::Tensor allocate(int64_t numel, const at::TensorOptions& options) override;
@@ -32,6 +35,7 @@ class GradientArena final : public GradientMemory {
  private:
   const std::shared_ptr<Arena> arena_;
   const size_t least_bytes_;
+  const Reduces reduces_;
 };
 
 }  // namespace ddp::backends::shm

@@ -1,7 +1,6 @@
 #include "segment.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +14,8 @@
 
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+
+#include "fork_handlers.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -44,13 +45,8 @@ std::string why_not_a_segment(int fd, size_t bytes) {
 class Segment::Forks {
  public:
   static void add(Segment* segment) {
-    static const int handled = ::pthread_atfork(
-        [] { mutex().lock(); }, [] { mutex().unlock(); },
-        [] {
-          for (const auto* s : made()) s->become_private();
-          mutex().unlock();
-        });
-    DDP_CHECK(handled == 0, "expected to be told of forks, but ", std::strerror(handled));
+    static std::once_flag told;
+    std::call_once(told, tell_of_forks);
     const std::lock_guard lock(mutex());
     made().insert(segment);
   }
@@ -60,6 +56,14 @@ class Segment::Forks {
   }
 
  private:
+  static void tell_of_forks() {
+    on_fork(
+        [] { mutex().lock(); }, [] { mutex().unlock(); },
+        [] {
+          for (const auto* s : made()) s->become_private();
+          mutex().unlock();
+        });
+  }
   // Never destroyed: a process may fork, and a tensor go, at its very end.
   static std::mutex& mutex() {
     static auto* mutex = new std::mutex;
