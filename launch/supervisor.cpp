@@ -71,6 +71,7 @@ int Supervisor::run() {
     take_lifeline();
     take_output();
     take_deaths();
+    take_stops();
     advance();
   }
   finish_output();
@@ -107,9 +108,9 @@ void Supervisor::wait_for_event() {
 
   milliseconds timeout(-1);
   if (state_ == State::Killing) timeout = kKillAgainEvery;
-  if (state_ == State::Ending) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
-    timeout = std::max(left, milliseconds(0));
+  if (state_ == State::Ending || stall_deadline_) {
+    const auto end = stall_deadline_.value_or(deadline_);
+    timeout = std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
   }
   ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
 }
@@ -186,6 +187,21 @@ void Supervisor::on_rank_end(Rank& rank, int status) {
   if (!as_told) output_.say(report);
 }
 
+void Supervisor::take_stops() {
+  for (Rank& rank : ranks_) {
+    siginfo_t info = {};
+    constexpr int kChanges = WSTOPPED | WCONTINUED | WNOHANG;
+    if (!rank.alive || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, kChanges) != 0) continue;
+    if (info.si_pid == 0) continue;
+    rank.stopped = info.si_code == CLD_STOPPED;
+    if (!rank.stopped) continue;
+    output_.say(
+        "rank " + std::to_string(rank.global_rank) + " (pid " + std::to_string(rank.pid) +
+        ") was stopped by signal " + std::to_string(info.si_status) + " (" +
+        signal_name(info.si_status) + ")");
+  }
+}
+
 void Supervisor::take_output() {
   output_.copy();
   if (output_.error() == 0 || state_ != State::Running) return;
@@ -206,6 +222,8 @@ void Supervisor::advance() {
       // What the ranks left running in the background ends with them.
       if (count_alive() == 0) {
         begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+      } else {
+        end_stall();
       }
       break;
     case State::Ending:
@@ -225,13 +243,29 @@ void Supervisor::advance() {
   }
 }
 
+/// Nobody but this program can end a job whose last ranks are stopped. They are not killed at once:
+/// whoever stopped the whole job may be waking one process after the other.
+void Supervisor::end_stall() {
+  if (!only_stopped_ranks_are_left()) {
+    stall_deadline_.reset();
+  } else if (!stall_deadline_) {
+    stall_deadline_ = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
+  } else if (Clock::now() >= *stall_deadline_) {
+    output_.say("all other ranks have ended; killing " + still_running() + ", which is stopped");
+    exit_code_ = 128 + SIGKILL;
+    begin_killing();
+  }
+}
+
 void Supervisor::begin_ending(int signal, milliseconds grace) {
+  stall_deadline_.reset();
   state_ = State::Ending;
   deadline_ = Clock::now() + grace;
   send_to_job(signal);
 }
 
 void Supervisor::begin_killing() {
+  stall_deadline_.reset();
   state_ = State::Killing;
   deadline_ = Clock::now() + kKillLimit;
   send_to_job(SIGKILL);
@@ -274,6 +308,14 @@ Supervisor::Rank* Supervisor::find_alive(pid_t pid) {
 int Supervisor::count_alive() const {
   return static_cast<int>(
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; }));
+}
+
+/// Whether the other ranks have ended, at least one.
+bool Supervisor::only_stopped_ranks_are_left() const {
+  const int alive = count_alive();
+  const auto stopped = std::count_if(
+      ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive && rank.stopped; });
+  return alive > 0 && alive == stopped && alive < static_cast<int>(ranks_.size());
 }
 
 /// "rank 0 (pid 12), rank 1 (pid 13)", or what the ranks have left behind.

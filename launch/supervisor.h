@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ class Supervisor {
     int local_rank;
     pid_t pid;
     bool alive;
+    bool stopped = false;  // as by SIGSTOP
   };
 
   void start_ranks();
@@ -53,11 +55,13 @@ class Supervisor {
   void take_signals();
   void take_lifeline();
   void take_deaths();
+  void take_stops();
   void take_output();
   void advance();
 
   void on_signal(int signal);
   void on_rank_end(Rank& rank, int status);
+  void end_stall();
   void begin_ending(int signal, std::chrono::milliseconds grace);
   void begin_killing();
   void send_to_job(int signal);
@@ -65,6 +69,7 @@ class Supervisor {
 
   Rank* find_alive(pid_t pid);
   int count_alive() const;
+  bool only_stopped_ranks_are_left() const;
   std::string still_running() const;
 
   const LaunchOptions options_;
@@ -76,10 +81,11 @@ class Supervisor {
   Output output_;
   std::vector<Rank> ranks_;
   State state_ = State::Running;
-  Clock::time_point deadline_;     // of Ending and Killing
-  bool any_children_ = true;       // as of the last take_deaths
-  std::vector<int> sent_signals_;  // to the whole job
-  int signals_taken_ = 0;          // but for those that are only passed on
+  Clock::time_point deadline_;                       // of Ending and Killing
+  std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
+  bool any_children_ = true;                         // as of the last take_deaths
+  std::vector<int> sent_signals_;                    // to the whole job
+  int signals_taken_ = 0;                            // but for those that are only passed on
   int exit_code_ = 0;
 };
 
