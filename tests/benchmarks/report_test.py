@@ -148,7 +148,7 @@ class Written(unittest.TestCase):
             "needs 6 rounds | 75.0 | - |",
             text,
         )
-        self.assertIn("| mlp | 1.300 x none | needs 6 rounds | 1.10 | missed by 18.2% |", text)
+        self.assertIn("| mlp | 1.300 x none | needs 6 rounds | 1.1 | missed by 18.2% |", text)
 
     def test_intervals_are_of_the_rounds_of_all_processes(self):
         step = [[1.1, 1.2, 1.3, 1.4], [1.15, 1.25, 1.35, 1.45, 9.0]]
@@ -161,7 +161,7 @@ class Written(unittest.TestCase):
         self.assertIn(
             "| 1.300 | 1.150-1.450 | 1.250-1.350 | 135.0 | 1.250 | 1.100-1.400 |", text
         )
-        self.assertIn("| mlp | 1.300 x none | 1.150-1.450 | 1.10 | missed by 18.2% |", text)
+        self.assertIn("| mlp | 1.300 x none | 1.150-1.450 | 1.1 | missed by 18.2% |", text)
         self.assertIn("| none | 100.0 | 99.0-101.0 |  |  |  | 105.0 |  |", text)
 
     def test_memory_is_above_none_of_the_same_language(self):
@@ -186,7 +186,7 @@ class Written(unittest.TestCase):
 
     def test_a_target_that_is_met(self):
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0))
-        self.assertIn("| mlp | 1.100 x none | needs 6 rounds | 1.10 | met |", self.write())
+        self.assertIn("| mlp | 1.100 x none | needs 6 rounds | 1.1 | met |", self.write())
 
     def test_other_bucket_sizes_and_modes_are_no_target(self):
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0, bucket_cap_mb=5.0))
