@@ -23,6 +23,7 @@
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
+#include <ddp/lr_scheduler.h>
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
 #include <ddp/output_tensors.h>
