@@ -10,4 +10,4 @@ if ! python=$("$repository/scripts/python_with_torch.sh" 2>/dev/null); then
   echo "skipped: no Python has torch"
   exit
 fi
-"$python" "$repository/tests/training/lr_schedules.py" "$program"
+"$python" -W ignore "$repository/tests/training/lr_schedules.py" "$program"
