@@ -17,10 +17,12 @@
 ///   }
 /// }
 /// ```
+#include <ddp/autocast.h>
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/grad_scaler.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
 #include <ddp/lr_scheduler.h>

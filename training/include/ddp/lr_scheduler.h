@@ -25,9 +25,9 @@ namespace ddp {
 //   call of step().
 // - The rates that the optimizer has when a schedule is constructed are its initial ones. Construct
 //   it on a fresh optimizer, and load checkpoints behind it.
-// - Two schedules on one optimizer, both stepped, multiply as in Python, but LambdaLR and
-// OneCycleLR,
-//   which set rates.
+// - Two schedules on one optimizer, both stepped, multiply as in Python; but LambdaLR and
+// OneCycleLR
+//   set rates.
 //
 // No call communicates: every rank steps its own schedule, and gets the same rates.
 // Thread safety: none. Ownership: the optimizer must outlive its schedules.
