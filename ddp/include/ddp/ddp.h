@@ -17,6 +17,7 @@
 ///   }
 /// }
 /// ```
+#include <ddp/activation_checkpoint.h>
 #include <ddp/autocast.h>
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
