@@ -94,8 +94,8 @@ TEST_CASE("autocast of forward holds where backward is outside of it", "[pure]")
     {
       const AutocastGuard guard(torch::kCPU);
       // Twice: what the first call casts, the second one outside is not to find without a graph.
-      const auto twice = (checkpoints ? checkpoint(net, x) : net(x)) + net(x);
-      loss = twice.square().sum();
+      const auto first = checkpoints ? checkpoint(net, x) : net(x);
+      loss = (first + net(x)).square().sum();
     }
     loss.backward();
     return net->weight.grad();
@@ -124,15 +124,16 @@ TEST_CASE("arguments and results of checkpoint hold tensors in containers", "[pu
 
 TEST_CASE("checkpoint passes on what the function returns as it came", "[pure]") {
   const auto x = torch::ones({2}, torch::requires_grad());
-  const auto indices = torch::tensor({1, 0});
+  const auto mask = torch::tensor({1.0, 0.0});
   const auto results = checkpoint(
       CheckpointOptions(),
-      [](const at::Tensor& t, const at::Tensor& i) {
-        return std::make_tuple(t, i, t.argmax(), t.exp());
+      [](const at::Tensor& t, const at::Tensor& mask) {
+        return std::make_tuple(t, mask, t.argmax(), t.exp());
       },
-      x, indices);
+      x, mask);
   CHECK(std::get<0>(results).is_same(x));
-  CHECK(std::get<1>(results).is_same(indices));
+  CHECK(std::get<1>(results).is_same(mask));
+  CHECK_FALSE(mask.requires_grad());
   CHECK_FALSE(std::get<2>(results).requires_grad());
   (std::get<3>(results).sum() + std::get<0>(results).sum()).backward();
   CHECK(torch::equal(x.grad(), torch::full({2}, std::exp(1.0F) + 1)));
