@@ -39,7 +39,8 @@ CallContext::Restored::Restored(const CallContext& context) {
     set_generator_state(generator, state);
   }
   const auto enter = [&](c10::DeviceType device, const AutocastOptions& options) {
-    // A cast that is cached has the graph of this scope, and others would find it.
+    // A cast that is cached has the graph of this scope, which others would find, where backward is
+    // called within a region.
     autocast_.emplace_front(device, AutocastOptions(options).cache_enabled(false));
   };
   for (const auto& [device, dtype] : enabled_autocast()) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -293,26 +292,10 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-/// The forward's scope: no graph, and no cast cached without one.
-class Recomputation::NoGraph {
- public:
-  NoGraph() : cache_was_enabled_(at::autocast::is_autocast_cache_enabled()) {
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~NoGraph() { at::autocast::set_autocast_cache_enabled(cache_was_enabled_); }
-
- private:
-  const c10::NoGradGuard no_grad_;
-  const bool cache_was_enabled_;
-};
-
 Recomputation::Recomputation(RepeatableCall call)
-    : node_(std::make_shared<Node>(std::move(call))), no_graph_(std::make_unique<NoGraph>()) {}
-
-Recomputation::~Recomputation() = default;
+    : node_(std::make_shared<Node>(std::move(call))) {}
 
 void Recomputation::connect(const std::vector<at::Tensor>& outputs) {
-  no_graph_.reset();
   node_->connect(node_, outputs);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <ddp/detail/recompute.h>
 #include <ddp/detail/wrappable.h>
@@ -82,7 +83,10 @@ auto checkpoint_call(RepeatableCall call, Function function, Args&&... args) {
     return tensors_of(std::apply(function, replaced));
   };
   Recomputation recomputation(std::move(call));
-  auto result = std::apply(function, arguments);
+  auto result = [&] {
+    const c10::NoGradGuard no_grad;
+    return std::apply(function, arguments);
+  }();
   recomputation.connect(tensors_of(result));
   return result;
 }

@@ -43,19 +43,14 @@ class Recomputation {
  public:
   /// Notes random numbers and autocast as they are now: construct it before the call.
   explicit Recomputation(RepeatableCall call);
-  ~Recomputation();
-  Recomputation(const Recomputation&) = delete;
-  Recomputation& operator=(const Recomputation&) = delete;
 
   /// Connects the tensors of the result, behind the call.
   void connect(const std::vector<at::Tensor>& outputs);
 
  private:
-  class NoGraph;
   class Node;
 
   std::shared_ptr<Node> node_;
-  std::unique_ptr<NoGraph> no_graph_;  // until connect()
 };
 
 /// \throws c10::Error  the tensors of a result of this type cannot be found.
