@@ -36,5 +36,6 @@
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
 #include <ddp/state_dict.h>
+#include <ddp/sync_batch_norm.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>
