@@ -148,7 +148,7 @@ class Written(unittest.TestCase):
             "needs 6 rounds | 75.0 | - |",
             text,
         )
-        self.assertIn("| mlp | 1.300 x none | needs 6 rounds | 1.25 | missed by 4.0% |", text)
+        self.assertIn("| mlp | 1.300 x none | needs 6 rounds | 1.1 | missed by 18.2% |", text)
 
     def test_intervals_are_of_the_rounds_of_all_processes(self):
         step = [[1.1, 1.2, 1.3, 1.4], [1.15, 1.25, 1.35, 1.45, 9.0]]
@@ -161,7 +161,7 @@ class Written(unittest.TestCase):
         self.assertIn(
             "| 1.300 | 1.150-1.450 | 1.250-1.350 | 135.0 | 1.250 | 1.100-1.400 |", text
         )
-        self.assertIn("| mlp | 1.300 x none | 1.150-1.450 | 1.25 | missed by 4.0% |", text)
+        self.assertIn("| mlp | 1.300 x none | 1.150-1.450 | 1.1 | missed by 18.2% |", text)
         self.assertIn("| none | 100.0 | 99.0-101.0 |  |  |  | 105.0 |  |", text)
 
     def test_memory_is_above_none_of_the_same_language(self):
@@ -185,8 +185,8 @@ class Written(unittest.TestCase):
         self.assertIn("| ddp_view | 160.0 |", text)
 
     def test_a_target_that_is_met(self):
-        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 125.0))
-        self.assertIn("| mlp | 1.250 x none | needs 6 rounds | 1.25 | met |", self.write())
+        self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0))
+        self.assertIn("| mlp | 1.100 x none | needs 6 rounds | 1.1 | met |", self.write())
 
     def test_other_bucket_sizes_and_modes_are_no_target(self):
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 110.0, bucket_cap_mb=5.0))
@@ -318,9 +318,9 @@ class Written(unittest.TestCase):
         text = self.write()
         self.assertIn("## The reducer alone", text)
         self.assertIn("| none | 12.00 |  |  |  |  |  |", text)
-        self.assertIn("| ddp | 12.40 | 0.400 | 0.300-0.500 | 0.075 | 0.11 | met |", text)
+        self.assertIn("| ddp | 12.40 | 0.400 | 0.300-0.500 | 0.075 | 0.08 | met |", text)
         self.assertIn(
-            "| ddp, unused | 12.90 | 0.900 | 0.700-1.000 | 0.180 | 0.15 | missed by 17.0% |", text
+            "| ddp, unused | 12.90 | 0.900 | 0.700-1.000 | 0.180 | 0.15 | missed by 20.0% |", text
         )
         self.assertIn("| c10d | 16.00 | 4.000 | 4.000-8.000 |  |  |  |", text)
 
