@@ -100,9 +100,10 @@ std::string GroupMonitor::with_arrivals(const std::string& what, const std::stri
     if (place != where && !place.empty()) others += c10::str("; rank ", rank, " waits in ", place);
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
+  // A rank that waits nowhere stands still, whatever it began.
+  const auto cause = others.empty() ? "" : uneven_forwards(waiting);
   return c10::str(
-      uneven_forwards(waiting), what, "; ", list(here), " had arrived, ", list(elsewhere),
-      " had not", others);
+      cause, what, "; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
 }
 
 /// The peers whose processes ended, or left the group.
@@ -152,9 +153,9 @@ std::optional<std::string> GroupMonitor::last_words() {
   return look(store_patience());
 }
 
-/// How long a rank in trouble waits for an answer of the store, whose host may be gone.
+/// How long a rank in trouble waits for an answer of the store, whose host may be gone, or silent.
 milliseconds GroupMonitor::store_patience() const {
-  return host_is_gone_ ? kAnswerPatience : kStorePatience;
+  return host_is_gone_ || !silent_store().empty() ? kAnswerPatience : kStorePatience;
 }
 
 /// The text of a failure of this rank: what another rank recorded before, or `what` with what can
@@ -166,7 +167,13 @@ std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
     if (auto failure = look(kAnswerPatience)) return *failure;
     const auto silent = silent_store();
     const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
-    if (!gone.empty()) return last_words().value_or(c10::str(what, "; ", gone));
+    if (!gone.empty()) {
+      if (auto words = last_words()) return *words;
+      // Again: the first that is found may have left because of another one, whose end takes
+      // longer.
+      const auto all_gone = gone_ranks(kProbe);
+      return c10::str(what, "; ", all_gone.empty() ? gone : all_gone);
+    }
     if (!silent.empty()) return c10::str(what, "; ", silent);
     if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where());
     std::this_thread::sleep_for(kBetweenLooks);
