@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ddp/detail/join_scope.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
@@ -11,6 +12,8 @@
 
 namespace ddp {
 namespace {
+
+thread_local int joins_that_go_on = 0;
 
 // From here on it is likely that somebody's loop does not end.
 constexpr int kManyRounds = 1000;
@@ -46,11 +49,15 @@ JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& op
         "nested.");
   }
   for (auto* joinable : joinables_) joinable->join_context_ = this;
+  if (!options_.throw_on_early_termination()) ++joins_that_go_on;
 }
 
 JoinContext::~JoinContext() {
+  if (!options_.throw_on_early_termination()) --joins_that_go_on;
   for (auto* joinable : joinables_) joinable->join_context_ = nullptr;
 }
+
+bool detail::in_join_that_goes_on() { return joins_that_go_on > 0; }
 
 int JoinContext::index_of(const Joinable& joinable) const {
   const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);

@@ -86,7 +86,12 @@ std::vector<Bucket::Misfit> Bucket::pack(
       storage_.views()[packed].zero_();
       continue;
     }
-    note(slot, pack_one(packed, copies));
+    auto difference = pack_one(packed, copies);
+    at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+    if (difference.empty() && is_used(slot) && grad.defined()) {
+      placement_->packed(grad, storage_, packed);
+    }
+    note(slot, std::move(difference));
   }
   copies.finish();
   return misfits;

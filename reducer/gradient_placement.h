@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// Where a bucket's gradients lie between two passes, and how they get there. `parameters` are the
+/// Where a bucket's gradients lie between two passes, and how they get there. `parameters` are
 /// those that are packed, by slot of the storage.
 ///
 /// Threads: as Bucket.
@@ -17,6 +17,10 @@ class GradientPlacement {
  public:
   virtual ~GradientPlacement() = default;
 
+  /// Behind the copy of `grad`, of `slot`, into the storage: it need not keep memory of its own.
+  virtual void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
+    (void)grad, (void)storage, (void)slot;
+  }
   /// Before a pass's gradients are put: `reduced`, 1-D, is what came back of the whole bucket.
   virtual void receive(const BucketStorage& storage, const at::Tensor& reduced) {
     (void)storage, (void)reduced;

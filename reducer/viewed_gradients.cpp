@@ -5,6 +5,13 @@
 
 namespace ddp {
 
+void ViewedGradients::packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
+  // Now, and not when the bucket is back: a pass never holds all gradients twice.
+  if (!grad.requires_grad() && !storage.has_in_place(slot, grad)) {
+    grad = share_memory(storage.views()[slot]);
+  }
+}
+
 void ViewedGradients::receive(const BucketStorage& storage, const at::Tensor& reduced) {
   if (reduced.const_data_ptr() == storage.all().const_data_ptr()) return;
   storage.gradients().copy_(reduced);

@@ -8,6 +8,7 @@ namespace ddp {
 /// may rely on it.
 class ViewedGradients final : public GradientPlacement {
  public:
+  void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
   void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
       override;

@@ -25,9 +25,7 @@ orders. [GROWTH.md](GROWTH.md) has how costs grow with bytes, parameters, ranks 
 OVERHEAD = """## The reducer alone
 
 What it adds to a step of forward and backward: one rank, 800 small parameters, nothing to send. What
-it may add at most is a share of what c10d's adds in the same process: as much as 0.4 ms, with the
-search for unused parameters 0.8, where c10d's adds 3.7 and 5.2. The column in ms says how far those
-are reached here."""
+it may add at most is a share of what c10d's adds in the same process."""
 
 MEMORY = """## Peak memory
 

@@ -57,4 +57,23 @@ TEST_CASE("buckets are reduced where the backend has memory for them", "[pure][r
   CHECK(backend->all_inside);
 }
 
+// Or a pass would hold every gradient twice at its end, and views are there to save memory.
+TEST_CASE("a view takes the place of a gradient when its bucket leaves", "[pure][reducer]") {
+  testing::Events events;
+  const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
+  const auto group = testing::group_over(backend);
+  const auto w = testing::parameter();
+  const auto v = testing::parameter();
+  Reducer reducer(
+      {{"w", w}, {"v", v}}, group,
+      ReducerOptions().bucket_cap_mb(1.0 / (1 << 20)).gradient_as_bucket_view(true));
+  bool was_view = false;
+  w.register_hook([&](const at::Tensor&) { was_view = backend->is_inside(v.grad()); });
+  for (int pass = 0; pass < 3; ++pass) {
+    v.mutable_grad().reset();
+    testing::reduced_backward(reducer, [&] { return (w.exp() * v).sum(); });  // v's comes first
+  }
+  CHECK(was_view);
+}
+
 }  // namespace ddp

@@ -38,23 +38,13 @@ at::Generator cuda_generator(int64_t gpu) {
       c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
 }
 
-at::Tensor state_of(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
 // Tries a state on a copy: the generator itself is the only judge of it.
 void check_state(
     const at::Generator& generator, const c10::IValue* saved, const std::string& subject) {
   DDP_CHECK_VALUE(
       saved != nullptr && saved->isTensor(), subject,
       ": expected the state of a generator of random numbers, got none. Load another checkpoint.");
-  set_state(generator.clone(), saved->toTensor());
+  set_generator_state(generator.clone(), saved->toTensor());
 }
 
 // SplitMix64: neighbouring numbers become unlike ones.
@@ -67,12 +57,22 @@ uint64_t mix_bits(uint64_t bits) {
 
 }  // namespace
 
+at::Tensor generator_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
 c10::IValue random_state() {
   auto dict = make_dict();
-  dict.insert(kCpu, state_of(cpu_generator()));
+  dict.insert(kCpu, generator_state(cpu_generator()));
   dict.insert(kSeed, static_cast<int64_t>(cpu_generator().current_seed()));
   auto gpus = make_dict();
-  for (const auto gpu : gpus_in_use()) gpus.insert(gpu, state_of(cuda_generator(gpu)));
+  for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(cuda_generator(gpu)));
   dict.insert(kCuda, gpus);
   return dict;
 }
@@ -92,7 +92,7 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
   }
   PreparedLoad load;
   load.apply = [states = std::move(states)] {
-    for (const auto& [generator, state] : states) set_state(generator, state);
+    for (const auto& [generator, state] : states) set_generator_state(generator, state);
   };
   return load;
 }
@@ -129,11 +129,11 @@ class GeneratorPart : public CheckpointPart {
  public:
   explicit GeneratorPart(at::Generator& generator) : generator_(generator) {}
 
-  c10::IValue state() override { return state_of(generator_); }
+  c10::IValue state() override { return generator_state(generator_); }
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
     check_state(generator_, &saved, context.subject);
     PreparedLoad load;
-    load.apply = [this, state = saved.toTensor()] { set_state(generator_, state); };
+    load.apply = [this, state = saved.toTensor()] { set_generator_state(generator_, state); };
     return load;
   }
 

@@ -3,11 +3,16 @@
 #include <cstdint>
 #include <string>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
 
 #include "prepared_load.h"
 
 namespace ddp {
+
+/// The state of a generator, and back.
+at::Tensor generator_state(at::Generator generator);
+void set_generator_state(at::Generator generator, const at::Tensor& state);
 
 /// The states of this process's default generators: the CPU's, and those of the GPUs that it uses.
 c10::IValue random_state();

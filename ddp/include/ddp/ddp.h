@@ -17,12 +17,16 @@
 ///   }
 /// }
 /// ```
+#include <ddp/activation_checkpoint.h>
+#include <ddp/autocast.h>
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/grad_scaler.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
+#include <ddp/lr_scheduler.h>
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
 #include <ddp/output_tensors.h>
@@ -32,5 +36,6 @@
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
 #include <ddp/state_dict.h>
+#include <ddp/sync_batch_norm.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>

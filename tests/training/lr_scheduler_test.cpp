@@ -1,0 +1,112 @@
+// What schedules refuse; their rates are compared with Python's in lr_schedules.py.
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "support/catch.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace ddp;
+using ddp::testing::error_of;
+
+torch::optim::SGD make_sgd(size_t groups = 1) {
+  std::vector<torch::optim::OptimizerParamGroup> all;
+  for (size_t i = 0; i < groups; ++i) {
+    all.emplace_back(std::vector<at::Tensor>{torch::zeros({1})});
+  }
+  return torch::optim::SGD(std::move(all), torch::optim::SGDOptions(0.1));
+}
+
+}  // namespace
+
+TEST_CASE("a schedule refuses options out of range", "[pure][errors]") {
+  auto sgd = make_sgd(2);
+  const auto refuses = [&](const std::string& text, const auto& make) {
+    CAPTURE(text);
+    const auto error = error_of([&] { make(); });
+    CHECK(error.find(text) != std::string::npos);
+    CHECK(sgd.param_groups()[0].options().get_lr() == 0.1);
+  };
+  using Lambda = LambdaLR::Lambda;
+  refuses("one for each of the 2 parameter groups, got 3", [&] {
+    LambdaLR(sgd, std::vector<Lambda>(3, [](int64_t) { return 1.0; }));
+  });
+  refuses("got an empty one", [&] { LambdaLR(sgd, Lambda()); });
+  refuses("start_factor <= 1, got 0", [&] { LinearLR(sgd, LinearLROptions().start_factor(0)); });
+  refuses("end_factor <= 1, got 1.5", [&] { LinearLR(sgd, LinearLROptions().end_factor(1.5)); });
+  refuses("total_iters >= 1, got 0", [&] { LinearLR(sgd, LinearLROptions().total_iters(0)); });
+  refuses("T_max >= 1, got 0", [&] { CosineAnnealingLR(sgd, CosineAnnealingLROptions()); });
+  refuses("expected one max_lr, or one for each of the 2 parameter groups, got 0", [&] {
+    OneCycleLR(sgd, OneCycleLROptions().total_steps(5));
+  });
+  refuses("expected total_steps, or epochs and steps_per_epoch", [&] {
+    OneCycleLR(sgd, OneCycleLROptions().max_lr(0.1).epochs(2));
+  });
+  refuses("total_steps >= 1, got -1", [&] { OneCycleLR(sgd, OneCycleLROptions(0.1, -1)); });
+  refuses(
+      "pct_start <= 1, got 2", [&] { OneCycleLR(sgd, OneCycleLROptions(0.1, 10).pct_start(2)); });
+  refuses("pct_start is 0.1 of 10 steps", [&] {
+    OneCycleLR(sgd, OneCycleLROptions(0.1, 10).pct_start(0.1));
+  });
+  refuses(
+      "got \"sine\"", [&] { OneCycleLR(sgd, OneCycleLROptions(0.1, 10).anneal_strategy("sine")); });
+}
+
+TEST_CASE("a cycle of momentum wants an optimizer that has one", "[pure][errors]") {
+  torch::optim::Adagrad adagrad({torch::zeros({1})});
+  const auto error = error_of([&] { OneCycleLR(adagrad, OneCycleLROptions(0.1, 10)); });
+  CHECK(error.find("Set cycle_momentum(false)") != std::string::npos);
+  OneCycleLR cycle(adagrad, OneCycleLROptions(0.1, 10).cycle_momentum(false));
+  for (int i = 0; i < 10; ++i) cycle.step();
+  CHECK(
+      error_of([&] { cycle.step(); }).find("at most total_steps (10) calls") != std::string::npos);
+}
+
+TEST_CASE("a sequence refuses schedules that are not its own", "[pure][errors]") {
+  auto sgd = make_sgd();
+  auto other = make_sgd();
+  LinearLR linear(sgd);
+  LinearLR of_other(other);
+  CosineAnnealingLR cosine(sgd, 10);
+  const auto error = [&](std::vector<LRScheduler*> schedulers, std::vector<int64_t> milestones) {
+    return error_of([&] { SequentialLR(sgd, std::move(schedulers), std::move(milestones)); });
+  };
+  CHECK(error({}, {}).find("at least one scheduler") != std::string::npos);
+  CHECK(error({&linear, &cosine}, {}).find("1 milestones for 2 schedulers") != std::string::npos);
+  CHECK(error({&linear, &cosine}, {0}).find("from 1 on, got [0]") != std::string::npos);
+  CHECK(error({&linear, &of_other}, {5}).find("one of another for number 1") != std::string::npos);
+  CHECK(error({&linear, nullptr}, {5}).find("got nullptr for number 1") != std::string::npos);
+  SequentialLR sequence(sgd, {&linear, &cosine}, {5});
+  CHECK(error({&sequence}, {}).find("List its schedulers here") != std::string::npos);
+  sequence.step();
+  CHECK(error({&linear}, {}).find("a LinearLR, at epoch 1") != std::string::npos);
+}
+
+TEST_CASE("a schedule's state is for as many parameter groups", "[pure][errors]") {
+  auto one = make_sgd(1);
+  auto two = make_sgd(2);
+  LinearLR saved(one);
+  LinearLR loaded(two);
+  std::stringstream file;
+  torch::serialize::OutputArchive out;
+  saved.save(out);
+  out.save_to(file);
+  torch::serialize::InputArchive in;
+  in.load_from(file);
+  CHECK(error_of([&] {
+          loaded.load(in);
+        }).find("of 2 parameter groups, got that of 1") != std::string::npos);
+  CHECK(loaded.last_epoch() == 0);
+}
+
+TEST_CASE("a rate is scaled by the ranks of the group", "[ranks]") {
+  const auto rates = ddp::testing::run_ranks<double>(
+      3, [](const ddp::testing::Rank& self) { return scaled_lr(0.1, self.group); });
+  CHECK(rates == std::vector<double>(3, 0.1 * 3));
+}

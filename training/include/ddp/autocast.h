@@ -1,0 +1,58 @@
+#pragma once
+
+#include <optional>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <torch/arg.h>
+
+namespace ddp {
+
+struct AutocastOptions {
+  AutocastOptions() = default;
+  /* implicit */ AutocastOptions(at::ScalarType dtype) : dtype_(dtype) {}
+
+  /// What matrix products and convolutions compute in: kBFloat16 or kHalf. Default: LibTorch's,
+  /// bfloat16 on CPUs and half on CUDA.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype) = {};
+  /// False switches autocast off for a part of a region.
+  TORCH_ARG(bool, enabled) = true;
+  /// Whether a parameter is cast once a region, instead of at each use. Default: as it is set now.
+  TORCH_ARG(std::optional<bool>, cache_enabled) = {};
+};
+
+/// Mixed precision for the operations of this scope, on tensors of one kind of device: matrix
+/// products and convolutions run in 16 bits, what needs the range stays in float32. Parameters and
+/// their gradients stay what they are. As Python's `torch.autocast`.
+///
+/// ```
+/// at::Tensor loss;
+/// {
+///   const ddp::AutocastGuard autocast(torch::kCPU);
+///   loss = cross_entropy(model->forward(x), y);
+/// }
+/// loss.backward();  // outside: the backward of each operation has its forward's dtype
+/// ```
+///
+/// Guards nest. The cache of cast parameters is cleared at the end of the outermost one, so that
+/// the next sees what the optimizer changed. The state before is back at the end, behind an
+/// exception too.
+///
+/// Thread safety: autocast is a state of the thread; destroy the guard on the thread that made it,
+/// in the reverse order. Cost: under a microsecond, and the casts.
+class [[nodiscard]] AutocastGuard {
+ public:
+  /// \throws c10::ValueError  another dtype, or a device that has no autocast.
+  explicit AutocastGuard(c10::DeviceType device, const AutocastOptions& options = {});
+  ~AutocastGuard();
+  AutocastGuard(const AutocastGuard&) = delete;
+  AutocastGuard& operator=(const AutocastGuard&) = delete;
+
+ private:
+  const c10::DeviceType device_;
+  const bool was_enabled_;
+  const at::ScalarType dtype_before_;
+  const bool cache_was_enabled_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,59 @@
+#pragma once
+
+// No public header: what checkpoint() does that does not depend on the function's type.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+namespace ddp::detail {
+
+/// A call of a function that backward repeats.
+struct RepeatableCall {
+  /// Calls the function with `inputs` in place of the tensors among its arguments, and gives the
+  /// tensors of its result.
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> run;
+  /// The tensors among the arguments.
+  std::vector<at::Tensor> inputs;
+  /// What else the result depends on, of what requires gradients.
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;  // of parameters, for errors
+  /// What a repetition is not to change: running statistics.
+  std::vector<at::Tensor> buffers;
+  bool preserve_rng_state = true;
+  bool determinism_check = true;
+
+  /// Of the module's parameters and buffers.
+  void take_from(const torch::nn::Module& module);
+  /// Of single tensors.
+  void take_from(const std::vector<at::Tensor>& parameters);
+  /// Whether a backward pass may come through it.
+  bool needs_gradients() const;
+};
+
+/// One call without a graph, and the node that makes the graph anew in backward.
+///
+/// Threads: belongs to the thread of the forward until connect(), then to that of the backward.
+class Recomputation {
+ public:
+  /// Notes random numbers and autocast as they are now: construct it before the call.
+  explicit Recomputation(RepeatableCall call);
+
+  /// Connects the tensors of the result, behind the call.
+  void connect(const std::vector<at::Tensor>& outputs);
+
+ private:
+  class Node;
+
+  std::shared_ptr<Node> node_;
+};
+
+/// \throws c10::Error  the tensors of a result of this type cannot be found.
+void check_result_understood(bool understood, const std::string& type);
+
+}  // namespace ddp::detail

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+namespace ddp {
+
+struct GradScalerOptions {
+  /// What the loss is multiplied by at first.
+  TORCH_ARG(double, init_scale) = 65536.0;
+  /// Above 1: times this, the scale grows after growth_interval steps in a row without infinities.
+  TORCH_ARG(double, growth_factor) = 2.0;
+  /// Between 0 and 1: times this, it shrinks after a step that was skipped.
+  TORCH_ARG(double, backoff_factor) = 0.5;
+  TORCH_ARG(int64_t, growth_interval) = 2000;
+  /// False: scale() gives its argument back, step() steps, all else does nothing.
+  TORCH_ARG(bool, enabled) = true;
+  /// Groups whose ranks skip a step together, as soon as one of them has found an infinity. Under
+  /// DistributedDataParallel none is needed: an average with an infinity is one on every rank. Name
+  /// the groups over which gradients are cut up, or ranks that have parameters of their own.
+  TORCH_ARG(std::vector<ProcessGroup>, found_inf_groups) = {};
+};
+
+/// Scales the loss so that gradients in half precision do not vanish, skips the steps in which they
+/// overflowed, and finds the scale on the way. The same scales and skipped steps as Python's
+/// `torch.amp.GradScaler`. bfloat16 has the range of float32 and needs no scaler.
+///
+/// ```
+/// ddp::GradScaler scaler;
+/// scaler.scale(loss).backward();  // the wrapper averages scaled gradients
+/// scaler.unscale_(optimizer);     // only where gradients are looked at before the step
+/// torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+/// scaler.step(optimizer);
+/// scaler.update();                // once a step, behind all optimizers
+/// ```
+///
+/// step_in_backward() steps before anyone could look for infinities, and excludes a scaler.
+///
+/// Collective over found_inf_groups, where there are any: unscale_(), and step() without it.
+/// Thread safety: none. A Checkpointer saves it.
+/// Cost: one pass over the gradients, and one wait for the device in step().
+class GradScaler {
+ public:
+  /// \throws c10::ValueError  an option out of its range.
+  explicit GradScaler(const GradScalerOptions& options = {});
+
+  /// `loss` times the scale.
+  at::Tensor scale(const at::Tensor& loss) const;
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
+
+  /// Divides the optimizer's gradients by the scale, and looks for infinities and NaN in them.
+  ///
+  /// \throws c10::Error  a second time since update(), behind step(), or where no parameter has a
+  ///         gradient. c10::ValueError  gradients in half precision: parameters are to stay
+  ///         float32.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// Calls `optimizer.step()`, unless its gradients have infinities or NaN. Unscales them before,
+  /// where unscale_() has not.
+  ///
+  /// \return false: skipped.
+  /// \throws c10::Error  a second time since update(). c10::ValueError  an LBFGS, which computes
+  ///         gradients within its step. Else as unscale_().
+  bool step(torch::optim::Optimizer& optimizer);
+
+  /// Adapts the scale to what was found since the last call, or sets it to `new_scale`.
+  ///
+  /// \throws c10::Error  nothing was unscaled since the last call.
+  ///         c10::ValueError  `new_scale` is not above 0, or not finite.
+  void update(std::optional<double> new_scale = std::nullopt);
+
+  /// 1 if it is not enabled.
+  double get_scale() const { return enabled() ? scale_ : 1.0; }
+  bool enabled() const { return options_.enabled(); }
+
+  /// Call these between update() and the next step.
+  void save(torch::serialize::OutputArchive& archive) const;
+  /// The saved scale, factors and interval replace the options. Nothing happens if not enabled.
+  ///
+  /// \throws c10::ValueError  saved by one that was not enabled.
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  enum class Stage { Unscaled, Stepped };
+  struct Progress {
+    Stage stage;
+    bool found_inf;
+  };
+
+  bool unscale_gradients(torch::optim::Optimizer& optimizer) const;
+
+  GradScalerOptions options_;
+  float scale_;  // in float32, as Python's: where it overflows it stays
+  int64_t growth_tracker_ = 0;
+  std::map<const torch::optim::Optimizer*, Progress> progress_;  // since update()
+};
+
+}  // namespace ddp

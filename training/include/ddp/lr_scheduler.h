@@ -1,0 +1,272 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+#include <torch/serialize/archive.h>
+
+namespace ddp {
+
+// Python's learning-rate schedules (torch.optim.lr_scheduler), to the last digit. LibTorch itself
+// has StepLR and ReduceLROnPlateauScheduler.
+//
+// - As in Python a constructor takes the schedule's first step: it sets the rates of epoch 0.
+//   LibTorch's own schedulers do not, and so are one step() behind.
+// - Call `step()` behind `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
+//   call of step().
+// - The rates that the optimizer has when a schedule is constructed are its initial ones. Construct
+//   it on a fresh optimizer, and load checkpoints behind it.
+// - Two schedules on one optimizer, both stepped, multiply as in Python; but LambdaLR and
+// OneCycleLR
+//   set rates.
+//
+// No call communicates: every rank steps its own schedule, and gets the same rates.
+// Thread safety: none. Ownership: the optimizer must outlive its schedules.
+
+/// What the schedules share: Python's counting, and save() and load() for a Checkpointer.
+class LRScheduler : public torch::optim::LRScheduler {
+ public:
+  /// The number of calls of step() so far.
+  int64_t last_epoch() const { return static_cast<int64_t>(step_count_) - 1; }
+  /// The rates that are set now, one a parameter group.
+  std::vector<double> get_last_lr() const { return get_current_lrs(); }
+
+  /// The count and the initial rates; the rates that are set are the optimizer's to save.
+  virtual void save(torch::serialize::OutputArchive& archive) const;
+  /// \throws c10::ValueError  saved with another number of parameter groups; nothing changes then.
+  virtual void load(torch::serialize::InputArchive& archive);
+
+ protected:
+  /// \param name  the class, for error texts.
+  LRScheduler(torch::optim::Optimizer& optimizer, const char* name);
+
+  /// The rates at an epoch, from those that are set.
+  virtual std::vector<double> next_lrs(int64_t epoch) = 0;
+  /// Whether the schedule has initial rates of its own.
+  virtual bool has_own_base_lrs() const { return false; }
+  /// The rates at epoch 0 of a schedule that comes after another one.
+  virtual std::vector<double> first_lrs_in_sequence() { return next_lrs(0); }
+
+  torch::optim::Optimizer& optimizer() const { return optimizer_; }
+  const char* name() const { return name_; }
+  /// By parameter group, when the schedule began.
+  const std::vector<double>& base_lrs() const { return base_lrs_; }
+  void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
+
+ private:
+  friend class SequentialLR;
+
+  std::vector<double> get_lrs() final;
+  /// At epoch 0, whatever it was.
+  void restart(bool follows_another);
+
+  torch::optim::Optimizer& optimizer_;
+  const char* name_;
+  std::vector<double> base_lrs_;
+  uint64_t birth_;  // rises from schedule to schedule of the process
+  bool follows_another_ = false;
+};
+
+/// One value for all parameter groups, or one for each.
+class PerGroup {
+ public:
+  PerGroup(double value) : values_{value} {}
+  PerGroup(std::vector<double> values) : values_(std::move(values)) {}
+  PerGroup(std::initializer_list<double> values) : values_(values) {}
+
+  const std::vector<double>& values() const { return values_; }
+
+ private:
+  std::vector<double> values_;
+};
+
+/// lr = initial lr * lr_lambda(epoch). The functions are not saved.
+class LambdaLR final : public LRScheduler {
+ public:
+  using Lambda = std::function<double(int64_t epoch)>;
+
+  LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda);
+  /// \param lr_lambdas  one a parameter group.
+  /// \throws c10::ValueError  another number of them, or an empty one.
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+
+  std::vector<Lambda> lr_lambdas_;
+};
+
+/// Options for `MultiStepLR`.
+struct MultiStepLROptions {
+  MultiStepLROptions() = default;
+  MultiStepLROptions(std::vector<int64_t> milestones) : milestones_(std::move(milestones)) {}
+
+  /// Epochs at which the rate is multiplied; one that is there twice counts twice.
+  TORCH_ARG(std::vector<int64_t>, milestones) = {};
+  /// By what. Default: 0.1
+  TORCH_ARG(double, gamma) = 0.1;
+};
+
+/// Multiplies the rate by `gamma` at each milestone.
+class MultiStepLR final : public LRScheduler {
+ public:
+  MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override;
+
+  MultiStepLROptions options_;
+};
+
+/// Options for `LinearLR`.
+struct LinearLROptions {
+  /// What the rate is multiplied by at epoch 0, in (0, 1]. Default: 1/3
+  TORCH_ARG(double, start_factor) = 1.0 / 3;
+  /// And from epoch `total_iters` on, in [0, 1]. Default: 1
+  TORCH_ARG(double, end_factor) = 1.0;
+  /// Epochs from one to the other, >= 1. Default: 5
+  TORCH_ARG(int64_t, total_iters) = 5;
+};
+
+/// A warm-up: the rate grows (or falls) linearly, and stays then.
+class LinearLR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  an option out of its range.
+  explicit LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options = {});
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override;
+
+  LinearLROptions options_;
+};
+
+/// Options for `CosineAnnealingLR`.
+struct CosineAnnealingLROptions {
+  CosineAnnealingLROptions() = default;
+  CosineAnnealingLROptions(int64_t T_max) : T_max_(T_max) {}
+
+  /// Epochs from the initial rate to `eta_min`, >= 1; as many again lead back. Must be set.
+  TORCH_ARG(int64_t, T_max) = 0;
+  /// The least rate. Default: 0
+  TORCH_ARG(double, eta_min) = 0;
+};
+
+/// Half a cosine from the initial rate to `eta_min` (Loshchilov and Hutter, arXiv:1608.03983,
+/// without restarts).
+class CosineAnnealingLR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  T_max below 1.
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options);
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  std::vector<double> first_lrs_in_sequence() override;
+
+  CosineAnnealingLROptions options_;
+};
+
+/// Options for `OneCycleLR`.
+struct OneCycleLROptions {
+  OneCycleLROptions() = default;
+  OneCycleLROptions(PerGroup max_lr, int64_t total_steps)
+      : max_lr_(std::move(max_lr)), total_steps_(total_steps) {}
+
+  /// The highest rate, for all parameter groups or for each. Must be set.
+  TORCH_ARG(PerGroup, max_lr) = std::vector<double>();
+  /// Steps of the cycle, >= 1. Unset: epochs * steps_per_epoch, which must be set then.
+  TORCH_ARG(std::optional<int64_t>, total_steps) = {};
+  TORCH_ARG(std::optional<int64_t>, epochs) = {};
+  TORCH_ARG(std::optional<int64_t>, steps_per_epoch) = {};
+  /// The share of the cycle in which the rate rises, in [0, 1]. Default: 0.3
+  TORCH_ARG(double, pct_start) = 0.3;
+  /// "cos" or "linear". Default: "cos"
+  TORCH_ARG(std::string, anneal_strategy) = "cos";
+  /// Whether momentum (SGD, RMSprop) or beta1 (Adam, AdamW) moves against the rate. Default: true
+  TORCH_ARG(bool, cycle_momentum) = true;
+  /// Momentum where the rate is highest. Default: 0.85
+  TORCH_ARG(PerGroup, base_momentum) = 0.85;
+  /// And where it is lowest. Default: 0.95
+  TORCH_ARG(PerGroup, max_momentum) = 0.95;
+  /// initial rate = max_lr / div_factor. Default: 25
+  TORCH_ARG(double, div_factor) = 25;
+  /// least rate = initial rate / final_div_factor. Default: 1e4
+  TORCH_ARG(double, final_div_factor) = 1e4;
+  /// A third phase from the initial rate to the least one; else the second leads there. Default:
+  /// false
+  TORCH_ARG(bool, three_phase) = false;
+};
+
+/// Up to `max_lr` and down again, far below where it began (Smith and Topin, arXiv:1708.07120).
+/// Step it once a batch.
+class OneCycleLR final : public LRScheduler {
+ public:
+  /// \throws c10::ValueError  an option out of its range, or an optimizer without momentum where it
+  ///         is to be cycled.
+  OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options);
+
+ private:
+  enum class Level { Initial, Max, Min };
+  /// From the phase before to `end_step`; momentum runs from that of `from` to that of `to`.
+  struct Phase {
+    double end_step;
+    Level from;
+    Level to;
+  };
+
+  /// \throws c10::ValueError  behind the last step.
+  std::vector<double> next_lrs(int64_t epoch) override;
+  bool has_own_base_lrs() const override { return true; }
+  void check_options() const;
+  std::vector<Phase> make_phases() const;
+  double lr_at(Level level, size_t group) const;
+  double momentum_at(Level level, size_t group) const;
+  double anneal(double start, double end, double share) const;
+
+  OneCycleLROptions options_;
+  int64_t total_steps_;
+  std::vector<Phase> phases_;
+};
+
+/// One schedule after the other: number k + 1 begins at epoch `milestones[k]`, with its own epoch
+/// 0.
+class SequentialLR final : public LRScheduler {
+ public:
+  /// \param schedulers  of this optimizer; not stepped yet, and not by anybody else from here on.
+  ///        They must outlive this one.
+  /// \param milestones  rising; one less.
+  /// \throws c10::ValueError  where they are not, or one of them is a SequentialLR.
+  SequentialLR(
+      torch::optim::Optimizer& optimizer, std::vector<LRScheduler*> schedulers,
+      std::vector<int64_t> milestones);
+
+  /// Those of the schedules, too.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::vector<double> next_lrs(int64_t epoch) override;
+  void check_schedulers() const;
+  void share_base_lrs();
+
+  std::vector<LRScheduler*> schedulers_;
+  std::vector<int64_t> milestones_;
+};
+
+/// base * number of ranks: the linear scaling rule for a batch that grows with them (Goyal et al.,
+/// arXiv:1706.02677), who warm it up over the first five epochs (LinearLR, or SequentialLR).
+///
+/// \param group  unset: the default group.
+double scaled_lr(double base, const ProcessGroup& group = {});
+
+}  // namespace ddp

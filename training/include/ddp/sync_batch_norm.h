@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/options/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+namespace ddp {
+
+/// As torch::nn::BatchNormOptions, and a group.
+struct SyncBatchNormOptions {
+  /* implicit */ SyncBatchNormOptions(int64_t num_features) : num_features_(num_features) {}
+
+  /// C of an input [N, C] or [N, C, ...].
+  TORCH_ARG(int64_t, num_features);
+  TORCH_ARG(double, eps) = 1e-5;
+  /// How fast the running statistics follow; nullopt: the average of all batches so far.
+  TORCH_ARG(std::optional<double>, momentum) = 0.1;
+  /// Whether it has a weight and a bias.
+  TORCH_ARG(bool, affine) = true;
+  TORCH_ARG(bool, track_running_stats) = true;
+  /// Whose batches are normalized together. Default: the default group.
+  TORCH_ARG(ProcessGroup, process_group) = {};
+};
+
+/// Batch normalization over the batches of all ranks, as if they were one: output, running
+/// statistics and the gradient of the input are those of torch::nn::BatchNorm over the whole batch.
+/// Gradients of weight and bias are the rank's own share, which the wrapper averages as all others.
+///
+/// Ranks may have batches of any size, an empty one too. Parameters and buffers have BatchNorm's
+/// names, so that states load in both directions. Evaluation, a world of one, and a program without
+/// a group compute what BatchNorm does.
+///
+/// \par forward
+/// \param input  [N, C] to [N, C, D, H, W], in any memory format, float, double, half or bfloat16.
+/// \throws c10::ValueError  on every rank: one value a channel in the whole batch.
+///         c10::Error  another shape; a join without throw_on_early_termination, because ranks
+///         without input cannot stand in.
+/// Collective: forward in training (one all-gather of 2 C + 1 doubles), and its backward where the
+///   input requires a gradient (one all-reduce of 2 C); under no_sync() too. Every rank has to do
+///   as many of both. Within checkpoint() the all-gather is repeated.
+/// Blocks: host, over NCCL the stream.
+/// Source: torch.nn.SyncBatchNorm, torch 2.11.0. Different from there: it works on CPUs.
+class SyncBatchNormImpl
+    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  /// \throws c10::ValueError  num_features below 1, eps not above 0, momentum outside of 0 to 1.
+  explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
+
+  at::Tensor forward(const at::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+
+  const ProcessGroup& process_group() const { return group_; }
+
+ protected:
+  /// \throws c10::Error  where the input has not this many dimensions.
+  void check_dimensions(const at::Tensor& input, int64_t least, int64_t most) const;
+  void _check_input_dim(const at::Tensor& input) override;
+
+ private:
+  double next_momentum();
+  /// The group to communicate in; null for none.
+  ProcessGroup group_in_use() const;
+
+  ProcessGroup group_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+/// Of an input [N, C] or [N, C, L].
+class SyncBatchNorm1dImpl : public SyncBatchNormImpl {
+ public:
+  using SyncBatchNormImpl::SyncBatchNormImpl;
+
+ protected:
+  void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 2, 3); }
+};
+TORCH_MODULE(SyncBatchNorm1d);
+
+/// Of an input [N, C, H, W].
+class SyncBatchNorm2dImpl : public SyncBatchNormImpl {
+ public:
+  using SyncBatchNormImpl::SyncBatchNormImpl;
+
+ protected:
+  void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 4, 4); }
+};
+TORCH_MODULE(SyncBatchNorm2d);
+
+/// Of an input [N, C, D, H, W].
+class SyncBatchNorm3dImpl : public SyncBatchNormImpl {
+ public:
+  using SyncBatchNormImpl::SyncBatchNormImpl;
+
+ protected:
+  void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 5, 5); }
+};
+TORCH_MODULE(SyncBatchNorm3d);
+
+/// Puts SyncBatchNorm1d, 2d and 3d into the places of BatchNorm1d, 2d and 3d in `net` and the
+/// Sequentials within it. They take over parameters (the same tensors, so that optimizers stay
+/// right), buffers and mode.
+///
+/// A class of yours keeps its own handle on a BatchNorm, past which nobody else can put another one
+/// there: declare a SyncBatchNorm in it.
+///
+/// \return how many were converted.
+/// \throws c10::ValueError  a BatchNorm within a module that is no Sequential, by name; nothing is
+///         changed then.
+int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group = {});
+
+}  // namespace ddp

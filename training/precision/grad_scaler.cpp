@@ -1,0 +1,252 @@
+#include <ddp/grad_scaler.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/serialize.h>
+
+namespace ddp {
+namespace {
+
+bool is_scale(double value) { return value > 0 && std::isfinite(static_cast<float>(value)); }
+
+void check_scale(const char* name, double value) {
+  DDP_CHECK_VALUE(
+      is_scale(value), "GradScaler: expected ", name, " above 0 and finite in float32, got ", value,
+      ". 65536 is a good one to begin with.");
+}
+
+void check_options(const GradScalerOptions& options) {
+  if (!options.enabled()) return;
+  check_scale("init_scale", options.init_scale());
+  DDP_CHECK_VALUE(
+      options.growth_factor() > 1 && std::isfinite(options.growth_factor()),
+      "GradScaler: expected growth_factor > 1, got ", options.growth_factor(), ". 2 is usual.");
+  DDP_CHECK_VALUE(
+      options.backoff_factor() > 0 && options.backoff_factor() < 1,
+      "GradScaler: expected 0 < backoff_factor < 1, got ", options.backoff_factor(),
+      ". 0.5 is usual.");
+  DDP_CHECK_VALUE(
+      options.growth_interval() > 0, "GradScaler: expected growth_interval >= 1, got ",
+      options.growth_interval(), ". 2000 is usual.");
+}
+
+bool less_device(const c10::Device& a, const c10::Device& b) {
+  return std::make_pair(a.type(), a.index()) < std::make_pair(b.type(), b.index());
+}
+
+/// The gradients that one kernel can unscale together.
+using Kind = std::pair<c10::Device, at::ScalarType>;
+struct LessKind {
+  bool operator()(const Kind& a, const Kind& b) const {
+    if (a.first != b.first) return less_device(a.first, b.first);
+    return a.second < b.second;
+  }
+};
+using GradientsByKind = std::map<Kind, std::vector<at::Tensor>, LessKind>;
+
+GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
+  GradientsByKind gradients;
+  const auto& groups = optimizer.param_groups();
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const auto& parameters = groups[group].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      at::Tensor gradient = parameters[i].grad();
+      if (!gradient.defined()) continue;
+      DDP_CHECK_VALUE(
+          gradient.scalar_type() != at::kHalf,
+          "GradScaler: attempting to unscale FP16 gradients: expected float32 ones, got Half, of "
+          "parameter ",
+          i, " in group ", group,
+          ". Leave the model in float32, and compute in half under an AutocastGuard.");
+      if (gradient.is_sparse()) gradient = gradient._values();
+      gradients[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
+    }
+  }
+  return gradients;
+}
+
+/// What a rank met, the worst last.
+enum class Found : int64_t { Nothing, Inf, Error };
+
+Found unscale_and_look(torch::optim::Optimizer& optimizer, float scale, bool may_be_none) {
+  // In double, as in Python: the nearest float32 of the reciprocal.
+  const auto inverse = static_cast<float>(1.0 / static_cast<double>(scale));
+  std::map<c10::Device, at::Tensor, decltype(&less_device)> infs(&less_device);
+  for (auto& [kind, gradients] : gradients_by_kind(optimizer)) {
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(kind.first);
+    auto [inf, is_new] = infs.try_emplace(kind.first);
+    if (is_new) inf->second = at::zeros({}, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        gradients, inf->second, at::full({}, inverse, options));
+  }
+  DDP_CHECK(
+      !infs.empty() || may_be_none,
+      "GradScaler: no inf checks were recorded for this optimizer: expected gradients in its "
+      "parameters, got none. Call backward() on the scaled loss first.");
+  const bool any = std::any_of(infs.begin(), infs.end(), [](const auto& device_and_inf) {
+    return device_and_inf.second.template item<float>() > 0;
+  });
+  return any ? Found::Inf : Found::Nothing;
+}
+
+/// Where a group of the optimizer's ranks communicates.
+at::TensorOptions device_of(torch::optim::Optimizer& optimizer) {
+  auto device = c10::Device(at::kCPU);
+  for (const auto& group : optimizer.param_groups()) {
+    if (!group.params().empty()) device = group.params().front().device();
+  }
+  return at::TensorOptions().dtype(at::kLong).device(device);
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), scale_(static_cast<float>(options.init_scale())) {
+  check_options(options);
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  DDP_CHECK_VALUE(
+      loss.defined(),
+      "GradScaler::scale: expected a loss, got an undefined tensor. Compute the loss first.");
+  return enabled() ? loss * scale_ : loss;
+}
+
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) const {
+  std::vector<at::Tensor> scaled;
+  scaled.reserve(losses.size());
+  for (const auto& loss : losses) scaled.push_back(scale(loss));
+  return scaled;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!enabled()) return;
+  const auto progress = progress_.find(&optimizer);
+  if (progress != progress_.end()) {
+    DDP_CHECK(
+        progress->second.stage != Stage::Unscaled,
+        "unscale_() has already been called on this optimizer since the last update(). Call it at "
+        "most once a step.");
+    DDP_CHECK(false, "unscale_() is being called after step(). Call it before, or not at all.");
+  }
+  const c10::NoGradGuard no_grad;
+  const bool inf = unscale_gradients(optimizer);
+  progress_[&optimizer] = {Stage::Unscaled, inf};
+}
+
+bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
+  const auto& groups = options_.found_inf_groups();
+  // The ranks of the groups wait for this one, whatever it meets.
+  std::exception_ptr error;
+  auto found = Found::Nothing;
+  try {
+    found = unscale_and_look(optimizer, scale_, /*may_be_none=*/!groups.empty());
+  } catch (...) {
+    error = std::current_exception();
+    found = Found::Error;
+  }
+  for (const auto& group : groups) {
+    auto worst = at::full({1}, static_cast<int64_t>(found), device_of(optimizer));
+    all_reduce(worst, c10d::ReduceOp::MAX, group);
+    found = static_cast<Found>(worst.item<int64_t>());
+  }
+  if (error) std::rethrow_exception(error);
+  DDP_CHECK(
+      found != Found::Error,
+      "GradScaler: another rank of found_inf_groups could not unscale its gradients. See its "
+      "error.");
+  return found == Found::Inf;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  DDP_CHECK_VALUE(
+      !enabled() || !dynamic_cast<torch::optim::LBFGS*>(&optimizer),
+      "GradScaler::step: expected an optimizer that steps on the gradients that are there, got "
+      "LBFGS, which computes more within its step. Train it without a scaler, in float32 or "
+      "bfloat16.");
+  if (!enabled()) {
+    optimizer.step();
+    return true;
+  }
+  auto progress = progress_.find(&optimizer);
+  DDP_CHECK(
+      progress == progress_.end() || progress->second.stage != Stage::Stepped,
+      "step() has already been called since the last update(). Call update() once a step, behind "
+      "the step of every optimizer.");
+  if (progress == progress_.end()) {
+    unscale_(optimizer);
+    progress = progress_.find(&optimizer);
+  }
+  if (!progress->second.found_inf) optimizer.step();
+  progress->second.stage = Stage::Stepped;
+  return !progress->second.found_inf;
+}
+
+void GradScaler::update(std::optional<double> new_scale) {
+  if (!enabled()) return;
+  if (new_scale) {
+    check_scale("new_scale", *new_scale);
+    scale_ = static_cast<float>(*new_scale);
+    progress_.clear();
+    return;
+  }
+  DDP_CHECK(
+      !progress_.empty(),
+      "GradScaler: no inf checks were recorded prior to update. Call step() for each optimizer "
+      "first.");
+  bool any = false;
+  for (const auto& [optimizer, progress] : progress_) any = any || progress.found_inf;
+  if (any) {
+    scale_ = static_cast<float>(scale_ * options_.backoff_factor());
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ == options_.growth_interval()) {
+    const auto grown = static_cast<float>(scale_ * options_.growth_factor());
+    if (std::isfinite(grown)) scale_ = grown;
+    growth_tracker_ = 0;
+  }
+  progress_.clear();
+}
+
+void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("enabled", enabled());
+  if (!enabled()) return;
+  archive.write("scale", static_cast<double>(scale_));
+  archive.write("growth_factor", options_.growth_factor());
+  archive.write("backoff_factor", options_.backoff_factor());
+  archive.write("growth_interval", options_.growth_interval());
+  archive.write("_growth_tracker", growth_tracker_);
+}
+
+void GradScaler::load(torch::serialize::InputArchive& archive) {
+  if (!enabled()) return;
+  const auto read = [&](const std::string& name) {
+    c10::IValue value;
+    archive.read(name, value);
+    return value;
+  };
+  DDP_CHECK_VALUE(
+      read("enabled").toBool(),
+      "GradScaler: expected the state of one that was enabled, got that of one that was not. "
+      "Construct this one with enabled(false) as well, or do not load it.");
+  auto options = options_;
+  options.init_scale(read("scale").toDouble())
+      .growth_factor(read("growth_factor").toDouble())
+      .backoff_factor(read("backoff_factor").toDouble())
+      .growth_interval(read("growth_interval").toInt());
+  const auto tracker = read("_growth_tracker").toInt();
+  check_options(options);
+  options_ = options;
+  scale_ = static_cast<float>(options.init_scale());
+  growth_tracker_ = tracker;
+  progress_.clear();
+}
+
+}  // namespace ddp

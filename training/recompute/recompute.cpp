@@ -1,0 +1,308 @@
+#include <ddp/detail/recompute.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/internal/check.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "call_context.h"
+
+namespace ddp::detail {
+namespace {
+
+using torch::autograd::variable_list;
+
+bool requires_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
+}
+
+std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> versions;
+  for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
+  return versions;
+}
+
+std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {
+  std::vector<c10::Device> devices;
+  for (const auto* tensors : {&call.inputs, &call.parameters}) {
+    for (const auto& tensor : *tensors) {
+      if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
+      if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+        devices.push_back(tensor.device());
+      }
+    }
+  }
+  return devices;
+}
+
+/// Takes the hooks off parameters for its scope: the outer backward calls them, on the gradient
+/// that comes from here.
+class WithoutHooks {
+ public:
+  explicit WithoutHooks(const std::vector<at::Tensor>& parameters) {
+    for (const auto& parameter : parameters) {
+      auto& hooks = torch::autograd::impl::hooks(parameter);
+      if (!hooks.empty()) taken_.emplace_back(parameter, std::exchange(hooks, {}));
+    }
+  }
+  ~WithoutHooks() {
+    for (auto& [parameter, hooks] : taken_) {
+      std::swap(torch::autograd::impl::hooks(parameter), hooks);
+    }
+  }
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  std::vector<std::pair<at::Tensor, Hooks>> taken_;
+};
+
+/// Puts buffers back at the end of its scope, unnoticed by operations that saved them: so does
+/// batch_norm change them.
+class KeptBuffers {
+ public:
+  explicit KeptBuffers(const std::vector<at::Tensor>& buffers) {
+    for (const auto& buffer : buffers) {
+      const auto alias = buffer.variable_data();
+      kept_.emplace_back(alias, alias.clone());
+    }
+  }
+  ~KeptBuffers() {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [buffer, value] : kept_) buffer.copy_(value);
+  }
+  KeptBuffers(const KeptBuffers&) = delete;
+  KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+};
+
+/// Every leaf under `outputs` has to be among `known`, or its gradient would be lost.
+void check_leaves(const variable_list& outputs, const variable_list& known) {
+  std::unordered_set<const c10::TensorImpl*> known_leaves;
+  for (const auto& leaf : known) known_leaves.insert(leaf.unsafeGetTensorImpl());
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const auto& output : outputs) visit(output.grad_fn().get());
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      DDP_CHECK(
+          known_leaves.count(leaf->variable.unsafeGetTensorImpl()) == 1,
+          "checkpoint: expected a result that depends on the arguments and the named parameters, "
+          "got one that depends on another tensor ",
+          leaf->variable.sizes(),
+          " that requires a gradient. Pass it as an argument, or name it in "
+          "CheckpointOptions().parameters().");
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+}
+
+}  // namespace
+
+void RepeatableCall::take_from(const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    if (!requires_grad(parameter.value())) continue;
+    parameters.push_back(parameter.value());
+    names.push_back(parameter.key());
+  }
+  for (const auto& buffer : module.buffers()) {
+    if (buffer.defined()) buffers.push_back(buffer);
+  }
+}
+
+void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!requires_grad(tensors[i])) continue;
+    parameters.push_back(tensors[i]);
+    names.push_back(c10::str(i, " of CheckpointOptions().parameters()"));
+  }
+}
+
+bool RepeatableCall::needs_gradients() const {
+  return c10::GradMode::is_enabled() &&
+         (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
+}
+
+/// Stands in the graph for the call.
+class Recomputation::Node : public torch::autograd::Node {
+ public:
+  explicit Node(RepeatableCall call)
+      : context_(accelerators_of(call), call.preserve_rng_state),
+        input_versions_(versions_of(call.inputs)),
+        parameter_versions_(versions_of(call.parameters)),
+        call_(std::move(call)) {
+    auto inputs = call_->inputs;
+    inputs.insert(inputs.end(), call_->parameters.begin(), call_->parameters.end());
+    set_next_edges(torch::autograd::collect_next_edges(inputs));
+  }
+
+  std::string name() const override { return "ddp::Recomputation"; }
+  void release_variables() override { call_.reset(); }
+
+  void connect(const std::shared_ptr<Node>& self, const std::vector<at::Tensor>& outputs);
+
+ protected:
+  variable_list apply(variable_list&& gradients) override;
+
+ private:
+  variable_list detached_inputs() const;
+  void check_unchanged() const;
+  void check_like_first(const std::vector<at::Tensor>& outputs) const;
+  bool is_passed_through(const at::Tensor& output) const;
+
+  const CallContext context_;
+  const std::vector<int64_t> input_versions_;
+  const std::vector<int64_t> parameter_versions_;
+  std::optional<RepeatableCall> call_;  // until its backward
+  size_t outputs_ = 0;                  // tensors of the result
+  std::vector<size_t> connected_;       // which of them are this node's
+};
+
+bool Recomputation::Node::is_passed_through(const at::Tensor& output) const {
+  const auto is_output = [&](const at::Tensor& tensor) { return tensor.is_same(output); };
+  return std::any_of(call_->inputs.begin(), call_->inputs.end(), is_output);
+}
+
+void Recomputation::Node::connect(
+    const std::shared_ptr<Node>& self, const std::vector<at::Tensor>& outputs) {
+  outputs_ = outputs.size();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& output = outputs[i];
+    // What comes from elsewhere has a graph, or none, of its own.
+    if (!output.defined() || output.requires_grad() || is_passed_through(output)) continue;
+    if (!torch::autograd::isDifferentiableType(output.scalar_type())) continue;
+    torch::autograd::set_history(output, self);
+    connected_.push_back(i);
+  }
+}
+
+variable_list Recomputation::Node::detached_inputs() const {
+  variable_list inputs;
+  for (const auto& input : call_->inputs) {
+    inputs.push_back(
+        requires_grad(input) ? input.detach().requires_grad_()
+        : input.defined()    ? input.detach()
+                             : input);
+  }
+  return inputs;
+}
+
+void Recomputation::Node::check_unchanged() const {
+  for (size_t i = 0; i < call_->inputs.size(); ++i) {
+    DDP_CHECK(
+        version_of(call_->inputs[i]) == input_versions_[i], "checkpoint: expected tensor ", i,
+        " of the arguments as it was in forward, got one that was modified by an inplace "
+        "operation. Pass a clone().");
+  }
+  for (size_t i = 0; i < call_->parameters.size(); ++i) {
+    DDP_CHECK(
+        version_of(call_->parameters[i]) == parameter_versions_[i],
+        "checkpoint: expected parameter ", call_->names[i],
+        " as it was in forward, got one that was modified by an inplace operation. Step the "
+        "optimizer behind backward.");
+  }
+}
+
+void Recomputation::Node::check_like_first(const std::vector<at::Tensor>& outputs) const {
+  DDP_CHECK(
+      outputs.size() == outputs_, "checkpoint: expected the ", outputs_,
+      " tensors that the function returned in forward, got ", outputs.size(),
+      ". It has to do the same twice.");
+  if (!call_->determinism_check) return;
+  for (size_t k = 0; k < connected_.size(); ++k) {
+    const auto& first = input_metadata(k);
+    const auto& second = outputs[connected_[k]];
+    DDP_CHECK(
+        second.defined() && second.sym_sizes() == first.shape_as_dim_vector() &&
+            second.options().type_equal(first.options()) && second.device() == first.device(),
+        "checkpoint: expected tensor ", connected_[k], " of the result as in forward, ",
+        first.shape_as_dim_vector(), " ", first.dtype().toScalarType(), ", got ",
+        second.defined() ? c10::str(second.sizes(), " ", second.scalar_type()) : "an undefined one",
+        ". The function has to do the same twice: look for what depends on a counter, on the time, "
+        "or on random numbers of a generator of its own.");
+  }
+}
+
+variable_list Recomputation::Node::apply(variable_list&& gradients) {
+  DDP_CHECK(
+      call_.has_value(),
+      "checkpoint: trying to backward through the graph a second time: expected retain_graph in "
+      "the first, got none. Pass retain_graph=true there, or compute forward again.");
+  DDP_CHECK(
+      !c10::GradMode::is_enabled(),
+      "checkpoint: expected a backward without create_graph, got one with it. Leave checkpoint() "
+      "out where second derivatives are needed.");
+  check_unchanged();
+
+  const auto inputs = detached_inputs();
+  variable_list outputs;
+  variable_list output_gradients;
+  {
+    const c10::AutoGradMode with_grad(true);
+    const KeptBuffers buffers(call_->buffers);
+    const CallContext::Restored context(context_);
+    const auto results = call_->run(inputs);
+    check_like_first(results);
+    for (size_t k = 0; k < connected_.size(); ++k) {
+      const auto& result = results[connected_[k]];
+      if (!gradients[k].defined() || !requires_grad(result)) continue;
+      outputs.push_back(result);
+      output_gradients.push_back(std::move(gradients[k]));
+    }
+  }
+
+  variable_list wanted;
+  std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(wanted), requires_grad);
+  wanted.insert(wanted.end(), call_->parameters.begin(), call_->parameters.end());
+  variable_list found(wanted.size());
+  if (!outputs.empty()) {
+    check_leaves(outputs, wanted);
+    const WithoutHooks no_hooks(call_->parameters);
+    found = torch::autograd::grad(
+        outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
+        /*allow_unused=*/true);
+  }
+  variable_list result;
+  auto next = found.begin();
+  for (const auto& input : inputs) {
+    result.push_back(requires_grad(input) ? std::move(*next++) : at::Tensor());
+  }
+  std::move(next, found.end(), std::back_inserter(result));
+  return result;
+}
+
+Recomputation::Recomputation(RepeatableCall call)
+    : node_(std::make_shared<Node>(std::move(call))) {}
+
+void Recomputation::connect(const std::vector<at::Tensor>& outputs) {
+  node_->connect(node_, outputs);
+}
+
+void check_result_understood(bool understood, const std::string& type) {
+  DDP_CHECK(
+      understood, "checkpoint: expected a result whose tensors can be found, got a ", type,
+      ". Declare visit_tensors() for it (ddp/output_tensors.h), or return the tensors themselves.");
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,125 @@
+// Schedules that make the next rate of the present one, so that several may run at once. Each
+// operation is in Python's order: another one rounds to other digits.
+#include <algorithm>
+#include <cmath>
+
+#include <ddp/internal/check.h>
+#include <ddp/lr_scheduler.h>
+
+namespace ddp {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+template <typename Rule>
+std::vector<double> each(std::vector<double> lrs, const Rule& rule) {
+  for (size_t group = 0; group < lrs.size(); ++group) lrs[group] = rule(lrs[group], group);
+  return lrs;
+}
+
+}  // namespace
+
+LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda)
+    : LambdaLR(
+          optimizer, std::vector<Lambda>(optimizer.param_groups().size(), std::move(lr_lambda))) {}
+
+LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas)
+    : LRScheduler(optimizer, "LambdaLR"), lr_lambdas_(std::move(lr_lambdas)) {
+  DDP_CHECK_VALUE(
+      lr_lambdas_.size() == base_lrs().size(),
+      "LambdaLR: expected one function, or one for each of the ", base_lrs().size(),
+      " parameter groups, got ", lr_lambdas_.size(), ".");
+  for (const auto& lr_lambda : lr_lambdas_) {
+    DDP_CHECK_VALUE(lr_lambda, "LambdaLR: expected a function for lr_lambda, got an empty one.");
+  }
+  step();
+}
+
+std::vector<double> LambdaLR::next_lrs(int64_t epoch) {
+  return each(
+      base_lrs(), [&](double base, size_t group) { return base * lr_lambdas_[group](epoch); });
+}
+
+MultiStepLR::MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options)
+    : LRScheduler(optimizer, "MultiStepLR"), options_(std::move(options)) {
+  step();
+}
+
+std::vector<double> MultiStepLR::next_lrs(int64_t epoch) {
+  const auto& milestones = options_.milestones();
+  const auto times = std::count(milestones.begin(), milestones.end(), epoch);
+  const double factor = std::pow(options_.gamma(), static_cast<double>(times));
+  return each(get_last_lr(), [&](double lr, size_t) { return times == 0 ? lr : lr * factor; });
+}
+
+std::vector<double> MultiStepLR::first_lrs_in_sequence() {
+  const auto& milestones = options_.milestones();
+  const auto times = std::count_if(
+      milestones.begin(), milestones.end(), [](int64_t milestone) { return milestone <= 0; });
+  const double factor = std::pow(options_.gamma(), static_cast<double>(times));
+  return each(base_lrs(), [&](double base, size_t) { return base * factor; });
+}
+
+LinearLR::LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options)
+    : LRScheduler(optimizer, "LinearLR"), options_(options) {
+  DDP_CHECK_VALUE(
+      options_.start_factor() > 0 && options_.start_factor() <= 1,
+      "LinearLR: expected 0 < start_factor <= 1, got ", options_.start_factor(), ".");
+  DDP_CHECK_VALUE(
+      options_.end_factor() >= 0 && options_.end_factor() <= 1,
+      "LinearLR: expected 0 <= end_factor <= 1, got ", options_.end_factor(), ".");
+  DDP_CHECK_VALUE(
+      options_.total_iters() >= 1, "LinearLR: expected total_iters >= 1, got ",
+      options_.total_iters(), ".");
+  step();
+}
+
+std::vector<double> LinearLR::next_lrs(int64_t epoch) {
+  if (epoch == 0) {
+    return each(get_last_lr(), [&](double lr, size_t) { return lr * options_.start_factor(); });
+  }
+  if (epoch > options_.total_iters()) return get_last_lr();
+  const double change = options_.end_factor() - options_.start_factor();
+  const double before = static_cast<double>(options_.total_iters()) * options_.start_factor() +
+                        static_cast<double>(epoch - 1) * change;
+  return each(get_last_lr(), [&](double lr, size_t) { return lr * (1.0 + change / before); });
+}
+
+std::vector<double> LinearLR::first_lrs_in_sequence() {
+  return each(base_lrs(), [&](double base, size_t) { return base * options_.start_factor(); });
+}
+
+CosineAnnealingLR::CosineAnnealingLR(
+    torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options)
+    : LRScheduler(optimizer, "CosineAnnealingLR"), options_(options) {
+  DDP_CHECK_VALUE(
+      options_.T_max() >= 1, "CosineAnnealingLR: expected T_max >= 1, got ", options_.T_max(),
+      ". Set the number of steps from the initial rate to the least one.");
+  step();
+}
+
+std::vector<double> CosineAnnealingLR::next_lrs(int64_t epoch) {
+  if (epoch == 0) return get_last_lr();
+  const auto T_max = static_cast<double>(options_.T_max());
+  const double eta_min = options_.eta_min();
+  // From the least rate there is no factor that leads up again.
+  if ((epoch - 1 - options_.T_max()) % (2 * options_.T_max()) == 0) {
+    return each(get_last_lr(), [&](double lr, size_t group) {
+      return lr + (base_lrs()[group] - eta_min) * (1 - std::cos(kPi / T_max)) / 2;
+    });
+  }
+  const auto height = [&](int64_t at) {
+    return 1 + std::cos(kPi * static_cast<double>(at) / T_max);
+  };
+  const double ratio = height(epoch) / height(epoch - 1);
+  return each(get_last_lr(), [&](double lr, size_t) { return ratio * (lr - eta_min) + eta_min; });
+}
+
+std::vector<double> CosineAnnealingLR::first_lrs_in_sequence() {
+  const double eta_min = options_.eta_min();
+  return each(base_lrs(), [&](double base, size_t) {
+    return eta_min + (base - eta_min) * (1 + std::cos(0.0)) / 2;
+  });
+}
+
+}  // namespace ddp

@@ -1,0 +1,58 @@
+#include <ddp/lr_scheduler.h>
+
+#include <atomic>
+
+#include <ddp/internal/check.h>
+#include <torch/serialize.h>
+
+namespace ddp {
+namespace {
+
+// Of the schedules of one optimizer the first was made when its rates were the initial ones.
+uint64_t next_birth() {
+  static std::atomic<uint64_t> births{0};
+  return ++births;
+}
+
+}  // namespace
+
+LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, const char* name)
+    : torch::optim::LRScheduler(optimizer),
+      optimizer_(optimizer),
+      name_(name),
+      base_lrs_(get_current_lrs()),
+      birth_(next_birth()) {}
+
+std::vector<double> LRScheduler::get_lrs() {
+  const auto epoch = static_cast<int64_t>(step_count_);
+  return epoch == 0 && follows_another_ ? first_lrs_in_sequence() : next_lrs(epoch);
+}
+
+void LRScheduler::restart(bool follows_another) {
+  step_count_ = 0;
+  follows_another_ = follows_another;
+  step();
+}
+
+void LRScheduler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("step_count", torch::tensor(static_cast<int64_t>(step_count_)), /*is_buffer=*/true);
+  archive.write("base_lrs", torch::tensor(base_lrs_, torch::kDouble), /*is_buffer=*/true);
+}
+
+void LRScheduler::load(torch::serialize::InputArchive& archive) {
+  at::Tensor count;
+  at::Tensor base;
+  archive.read("step_count", count, /*is_buffer=*/true);
+  archive.read("base_lrs", base, /*is_buffer=*/true);
+  DDP_CHECK_VALUE(
+      base.numel() == static_cast<int64_t>(base_lrs_.size()), name_, ": expected the state of ",
+      base_lrs_.size(), " parameter groups, got that of ", base.numel(),
+      ". Make the optimizer with the groups that it was saved with.");
+  base = base.to(at::kDouble).contiguous();
+  base_lrs_.assign(base.const_data_ptr<double>(), base.const_data_ptr<double>() + base.numel());
+  step_count_ = static_cast<unsigned>(count.item<int64_t>());
+}
+
+double scaled_lr(double base, const ProcessGroup& group) { return base * get_world_size(group); }
+
+}  // namespace ddp
