@@ -13,6 +13,14 @@ constexpr uint64_t kFnvBasis = 14695981039346656037ULL;
 // FNV-1a over whole numbers.
 uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 1099511628211ULL; }
 
+// MurmurHash3's last step: behind FNV alone, numbers that are near each other share their upper
+// half.
+uint64_t spread(uint64_t hash) {
+  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccdULL;
+  hash = (hash ^ (hash >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  return hash ^ (hash >> 33);
+}
+
 constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
                             "reduce",     "gather",    "scatter",    "all_to_all"};
 constexpr std::array kReductions{"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
@@ -25,7 +33,7 @@ uint64_t CollectiveCall::hash() const {
   for (const int64_t field : {int64_t{dtype}, int64_t{reduction}, int64_t{root}}) {
     hash = mixed(hash, static_cast<uint64_t>(field));
   }
-  return mixed(mixed(mixed(hash, tensors), sizes), numel);
+  return spread(mixed(mixed(mixed(hash, tensors), sizes), numel));
 }
 
 CollectiveCall describe_call(
