@@ -29,6 +29,12 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
+std::string monitor::uneven_forwards_text(const std::string& with, const std::string& without) {
+  return c10::str(
+      with, " began a training forward pass that ", without,
+      " did not. Every rank has to train on as many batches, or in join(): ");
+}
+
 void GroupMonitor::report(const std::string& where) {
   if (!setup_.store) return;
   const auto rank = static_cast<size_t>(setup_.rank);
@@ -83,9 +89,7 @@ std::string GroupMonitor::uneven_forwards(const std::vector<Waiting>& waiting) {
     if (waiting[rank].attempts == *most) with.push_back(static_cast<int>(rank));
     if (waiting[rank].attempts == *least) without.push_back(static_cast<int>(rank));
   }
-  return c10::str(
-      list(with), " began a training forward pass that ", list(without),
-      " did not. Every rank has to train on as many batches, or in join(): ");
+  return uneven_forwards_text(list(with), list(without));
 }
 
 /// `what` with which ranks wait where this one does, and where the others do.
@@ -163,8 +167,15 @@ milliseconds GroupMonitor::store_patience() const {
 std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
   const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout / 2);
   report(where());  // for the others' texts, if they find no reason either
+  auto next_comparison = Clock::now();
+  auto pause = kBetweenLooks;
   while (true) {
-    if (auto failure = look(kAnswerPatience)) return *failure;
+    std::optional<std::string> compare_in;
+    if (Clock::now() >= next_comparison) {
+      compare_in = where();
+      next_comparison = Clock::now() + std::exchange(pause, 2 * pause);
+    }
+    if (auto failure = look(kAnswerPatience, compare_in)) return *failure;
     const auto silent = silent_store();
     const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
     if (!gone.empty()) {
