@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "launch/environment.h"
+#include "launch/log_file.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
 #include "launch/spawn.h"
@@ -51,9 +52,9 @@ std::optional<std::string> variable(const char* name) {
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchOptions& options, int master_port, int lifeline)
+Supervisor::Supervisor(const LaunchOptions& options, const Attempt& attempt, int lifeline)
     : options_(options),
-      master_port_(master_port),
+      attempt_(attempt),
       lifeline_(lifeline),
       output_(STDOUT_FILENO, STDERR_FILENO) {
   const sigset_t signals = awaited_signals();
@@ -75,6 +76,10 @@ int Supervisor::run() {
     advance();
   }
   finish_output();
+  if (const auto error = output_.log_error()) {
+    output_.say(std::string("the logs are not complete: ") + std::strerror(error));
+    output_.copy();
+  }
   return exit_code_;
 }
 
@@ -84,17 +89,23 @@ void Supervisor::start_ranks() {
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
 
+  if (attempt_.number > 0) {
+    output_.say(
+        "restart " + std::to_string(attempt_.number) + " of " +
+        std::to_string(options_.max_restarts) + ": starting " +
+        count_of(options_.local_ranks, "rank") + " again");
+  }
   for (int local_rank = 0; local_rank < options_.local_ranks; ++local_rank) {
     const int rank = global_rank(options_, local_rank);
     StandardFds fds = {rank == 0 ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
     Output::RankEnds ends;
     if (options_.prefix) {
-      ends = output_.add_rank(rank);
+      ends = output_.add_rank(rank, log_of(options_, attempt_, rank));
       fds.out = ends.out.get();
       fds.err = ends.err.get();
     }
     const pid_t pid = spawn(
-        options_.command, rank_environment(inherited, options_, master_port_, local_rank, threads),
+        options_.command, rank_environment(inherited, options_, attempt_, local_rank, threads),
         fds);
     ranks_.push_back({rank, local_rank, pid, true});
     deaths_.watch(pid);
@@ -178,6 +189,7 @@ void Supervisor::on_rank_end(Rank& rank, int status) {
                        std::to_string(rank.pid) + ") " + describe_end(status);
   if (state_ == State::Running) {
     exit_code_ = code;
+    rank_failed_ = true;
     if (count_alive() > 0) report += "; ending the other " + count_of(count_alive(), "rank");
     output_.say(report);
     begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
@@ -251,6 +263,7 @@ void Supervisor::end_stall() {
   } else if (!stall_deadline_) {
     stall_deadline_ = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
   } else if (Clock::now() >= *stall_deadline_) {
+    rank_failed_ = true;
     output_.say("all other ranks have ended; killing " + still_running() + ", which is stopped");
     exit_code_ = 128 + SIGKILL;
     begin_killing();

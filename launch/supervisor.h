@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include "launch/death_watch.h"
+#include "launch/environment.h"
 #include "launch/fd.h"
 #include "launch/options.h"
 #include "launch/output.h"
@@ -27,16 +28,18 @@ namespace ddp::launch {
 /// (`run_guarded` makes it one): a rank's own children are ended with it wherever they moved.
 class Supervisor {
  public:
-  /// \param master_port  what the ranks get as MASTER_PORT.
+  /// \param attempt  this start of the ranks: a Supervisor has one.
   /// \param lifeline  read end of a pipe; when it ends, everything is killed at once.
-  Supervisor(const LaunchOptions& options, int master_port, int lifeline);
+  Supervisor(const LaunchOptions& options, const Attempt& attempt, int lifeline);
 
-  /// Runs the job to its end.
+  /// Runs the attempt to its end.
   ///
   /// \return ddprun's exit code: that of the first rank to fail, 128 + the number of the signal
   ///         that ended it or the job, 0 when every rank exited with 0.
   /// \throws CannotExecute  when the program cannot be; ranks may be left to the guard.
   int run();
+  /// Why run() returned what it did: a rank failed by itself, and may do better the next time.
+  bool rank_failed() const { return rank_failed_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,7 +76,7 @@ class Supervisor {
   std::string still_running() const;
 
   const LaunchOptions options_;
-  const int master_port_;
+  const Attempt attempt_;
   const int lifeline_;
   bool guarded_ = true;  // the lifeline has not ended
   Fd signals_;
@@ -87,6 +90,7 @@ class Supervisor {
   std::vector<int> sent_signals_;                    // to the whole job
   int signals_taken_ = 0;                            // but for those that are only passed on
   int exit_code_ = 0;
+  bool rank_failed_ = false;
 };
 
 }  // namespace ddp::launch

@@ -3,6 +3,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ddp/internal/group_monitor.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -19,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const ddp::GlooDevices kLoopback{{}, "127.0.0.1"};
+const ddp::GlooDevices kOnLoopback{{}, "127.0.0.1"};
 
 /// A store that answers nothing before its end.
 struct Silence {
@@ -33,6 +34,10 @@ struct Silence {
         c10::make_intrusive<c10d::HashStore>(), [ended = ended](auto&) { ended.wait(); });
   }
 };
+
+void set_text(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
+}
 
 GroupMonitor::Setup setup_of(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
   GroupMonitor::Setup setup;
@@ -50,9 +55,9 @@ TEST_CASE(
   Silence silence;
   auto setup = setup_of(1, silence.store());
   setup.store_host = 0;
-  setup.presence = std::make_shared<PresenceSocket>(kLoopback);
-  const PresenceSocket host(kLoopback);
-  auto gone = std::make_unique<PresenceSocket>(kLoopback);
+  setup.presence = std::make_shared<PresenceSocket>(kOnLoopback);
+  const PresenceSocket host(kOnLoopback);
+  auto gone = std::make_unique<PresenceSocket>(kOnLoopback);
   setup.addresses = {host.address(), setup.presence->address(), gone->address()};
   gone.reset();
   GroupMonitor monitor(setup);
@@ -72,7 +77,7 @@ TEST_CASE(
 TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {
-    store->set(GroupMonitor::report_key(rank), std::string("\t"));
+    set_text(*store, GroupMonitor::report_key(rank), "\t");
   }
   const auto timed_out = [](GroupMonitor& monitor) {
     return ddp::testing::error_of([&] {
@@ -86,7 +91,7 @@ TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][er
   setup.timeout = 1s;
   GroupMonitor trains(setup);
   trains.begin_attempt();
-  store->set(GroupMonitor::report_key(1), std::string("\tlearning what the ranks will do\t0"));
+  set_text(*store, GroupMonitor::report_key(1), "\tlearning what the ranks will do\t0");
   CHECK_THAT(
       timed_out(trains),
       Catch::StartsWith("learning what the ranks will do failed on rank 0 of 3: Timed out; ranks "
