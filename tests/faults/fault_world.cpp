@@ -17,6 +17,7 @@
 // sends after a failure: what a survivor learns by itself is what this is about.
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +25,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
@@ -70,12 +70,12 @@ void play_other_host() {
 }
 
 /// Waits until no rank ends for SIGTERM any more: a fault comes after that.
-void meet_in(const std::filesystem::path& folder) {
-  const auto sign_of = [&](int rank) { return folder / ("ready-" + std::to_string(rank)); };
-  std::filesystem::create_directories(folder);
+void meet_in(const std::string& folder) {
+  const auto sign_of = [&](int rank) { return folder + "/ready-" + std::to_string(rank); };
+  ::mkdir(folder.c_str(), 0777);
   std::ofstream(sign_of(rank_of_this())).close();
   for (int rank = 0; rank < world_size(); ++rank) {
-    while (!std::filesystem::exists(sign_of(rank))) std::this_thread::sleep_for(10ms);
+    while (::access(sign_of(rank).c_str(), F_OK) != 0) std::this_thread::sleep_for(10ms);
   }
 }
 
