@@ -15,6 +15,7 @@ using Environment = std::vector<std::string>;
 struct Attempt {
   int number = 0;   // 0, or which restart
   int master_port;  // what the ranks get as MASTER_PORT
+  int end_fd = -1;  // readable once another host has ended the attempt; -1: one host
 };
 
 /// Decides a rank's OMP_NUM_THREADS.

@@ -2,9 +2,11 @@
 #include <exception>
 #include <iostream>
 #include <optional>
+#include <variant>
 
 #include "launch/fd.h"
 #include "launch/guard.h"
+#include "launch/host.h"
 #include "launch/options.h"
 #include "launch/reserved_port.h"
 #include "launch/spawn.h"
@@ -35,9 +37,26 @@ int run_attempts(const LaunchOptions& options, int lifeline) {
   }
 }
 
+/// The same on several hosts, which agree on each attempt.
+int run_attempts_together(const LaunchOptions& options, int lifeline) {
+  Host host(options, lifeline);
+  int exit_code = 0;
+  for (;;) {
+    const auto next = host.next_attempt();
+    if (const auto* end = std::get_if<Host::End>(&next)) {
+      // After a signal: the other hosts learn of it as the connection ends.
+      return exit_code != 0 ? exit_code : end->exit_code;
+    }
+    Supervisor supervisor(options, std::get<Attempt>(next), lifeline);
+    exit_code = supervisor.run();
+    host.report(exit_code, supervisor.rank_failed());
+  }
+}
+
 int supervise(const LaunchOptions& options, int lifeline) {
   try {
-    return run_attempts(options, lifeline);
+    const bool together = options.nodes > 1 && options.max_restarts > 0;
+    return together ? run_attempts_together(options, lifeline) : run_attempts(options, lifeline);
   } catch (const CannotExecute& error) {
     complain(error);
     return error.exit_code();

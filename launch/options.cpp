@@ -32,7 +32,8 @@ When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKI
 grace period, and exits with that rank's code (128 + the signal's number if one killed it).
 With --max-restarts all ranks then start again, with a port of their own, until one attempt
 succeeds or none is left: the program goes on from its last checkpoint, if it loads one. What ends
-by a signal to ddprun is not started again.
+by a signal to ddprun is not started again. Several hosts agree on it at the endpoint, where node 0's
+ddprun listens; the ranks' own MASTER_PORT is then another one, and every ddprun waits for the others.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
 SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
@@ -169,7 +170,8 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
 void add_attempts(CLI::App& app, LaunchOptions& options) {
   app.add_option(
          "--max-restarts", options.max_restarts,
-         "How often all ranks start again after one has failed,\non one host. Default: 0")
+         "How often all ranks start again after one has failed.\nThe same on every host. Default: "
+         "0")
       ->check(whole_number(0, kMaxRestarts))
       ->type_name("N");
   app.add_option(
@@ -219,11 +221,6 @@ void check_hosts(const LaunchOptions& options, const Given& given) {
         nnodes +
         ": expected --rdzv-endpoint, the same on every host, or --master-addr and "
         "--master-port");
-  }
-  if (options.nodes > 1 && options.max_restarts > 0) {
-    throw CLI::ValidationError(
-        "--max-restarts: expected one host, got " + nnodes +
-        "; hosts that restart together are torchrun's (--no-python)");
   }
   if (options.node_rank >= options.nodes) {
     throw CLI::ValidationError(

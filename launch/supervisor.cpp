@@ -72,6 +72,7 @@ int Supervisor::run() {
     take_lifeline();
     take_output();
     take_deaths();
+    take_other_hosts();
     take_stops();
     advance();
   }
@@ -115,6 +116,7 @@ void Supervisor::start_ranks() {
 void Supervisor::wait_for_event() {
   std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {deaths_.fd(), POLLIN, 0}};
   if (guarded_) waited.push_back({lifeline_, POLLIN, 0});
+  if (state_ == State::Running) waited.push_back({attempt_.end_fd, POLLIN, 0});
   output_.add_to(waited);
 
   milliseconds timeout(-1);
@@ -161,6 +163,14 @@ void Supervisor::take_lifeline() {
   if (state_ == State::Running) exit_code_ = 128 + SIGKILL;
   output_.say("was killed itself; killing " + still_running());
   begin_killing();
+}
+
+/// What the other hosts say is read after the attempt, by Host.
+void Supervisor::take_other_hosts() {
+  pollfd other = {attempt_.end_fd, POLLIN, 0};
+  if (state_ != State::Running || ::poll(&other, 1, 0) <= 0) return;
+  output_.say("another host ended the attempt; ending " + count_of(count_alive(), "rank"));
+  begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
 }
 
 void Supervisor::take_deaths() {

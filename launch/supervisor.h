@@ -19,7 +19,9 @@ namespace ddp::launch {
 ///
 /// One thread, one loop over poll. The job goes through the states in order, and may skip any:
 ///
-///   Running   until a rank fails, a signal comes, the output's reader leaves, or all ranks end
+///   Running   until a rank fails, on another host, too, a signal comes, the output's reader
+///   leaves,
+///             or all ranks end
 ///   Ending    all were sent a signal and have the grace period to end
 ///   Killing   all are sent SIGKILL until none is left
 ///   Done      nothing that the ranks started runs any more
@@ -39,7 +41,7 @@ class Supervisor {
   /// \throws CannotExecute  when the program cannot be; ranks may be left to the guard.
   int run();
   /// Why run() returned what it did: a rank failed by itself, and may do better the next time.
-  bool rank_failed() const { return rank_failed_; }
+  bool rank_failed() const { return rank_failed_ && signals_taken_ == 0; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -57,6 +59,7 @@ class Supervisor {
   void wait_for_event();
   void take_signals();
   void take_lifeline();
+  void take_other_hosts();
   void take_deaths();
   void take_stops();
   void take_output();

@@ -69,6 +69,19 @@ TEST_CASE("a crash is restarted, a signal to ddprun is not", "[process]") {
   CHECK(ended.out == "[0] attempt 0 of 5\n");
 }
 
+TEST_CASE("a signal while the ranks of a failed attempt end stops the restarts", "[process]") {
+  // Rank 0 ends at its second signal: ddprun's own, and then the test's.
+  Process job(ddprun_sh(
+      {"-n", "2", "--max-restarts", "5"},
+      kSayAttempt + "[ $RANK = 1 ] && { sleep 0.2; exit 5; }; trap 'echo ending; trap \"exit 0\" "
+                    "TERM' TERM; while :; do sleep 0.05; done"));
+  job.read_until("ending");
+  job.send(SIGTERM);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 5);
+  CHECK(ended.out.find("attempt 1") == std::string::npos);
+}
+
 TEST_CASE("--log-dir keeps what each rank writes in each attempt", "[process]") {
   const TemporaryFolder folder;
   const auto logs = folder.path() + "/new/logs";
