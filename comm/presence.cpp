@@ -74,7 +74,9 @@ int make_socket(int family) {
 
 Presence verdict_of(int error) {
   if (error == 0) return Presence::Present;
-  return error == ECONNREFUSED ? Presence::Gone : Presence::Unknown;
+  const bool is_refused = error == ECONNREFUSED;
+  const bool is_unreachable = error == EHOSTUNREACH || error == ENETUNREACH || error == ETIMEDOUT;
+  return is_refused ? Presence::Gone : is_unreachable ? Presence::Silent : Presence::Unknown;
 }
 
 // A forked process has a copy of each descriptor: the socket would listen on after its owner's end.
@@ -173,8 +175,10 @@ std::vector<Presence> probe(
       waiting[i].fd = -1;
     }
   }
-  for (const auto& w : waiting) {
-    if (w.fd >= 0) close(w.fd);
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    if (waiting[i].fd < 0) continue;
+    found[i] = Presence::Silent;
+    close(waiting[i].fd);
   }
   return found;
 }
