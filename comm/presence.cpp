@@ -2,6 +2,7 @@
 
 #include <ifaddrs.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -34,18 +35,28 @@ SocketAddress copy_of(const sockaddr* address, socklen_t length) {
   return copy;
 }
 
-// Length 0 for an interface without an internet address.
+// Whether other hosts can use it: a link-local one means another interface there.
+bool is_usable(const sockaddr* address) {
+  if (address->sa_family == AF_INET) return true;
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
+  return address->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr);
+}
+
+// IPv4 where there is both. Length 0 for an interface without an internet address.
 SocketAddress address_of_interface(const std::string& name) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, freeifaddrs);
+  SocketAddress found;
   for (const auto* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || name != entry->ifa_name) continue;
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
+    if (entry->ifa_addr == nullptr || name != entry->ifa_name || !is_usable(entry->ifa_addr)) {
+      continue;
     }
+    const bool is_v4 = entry->ifa_addr->sa_family == AF_INET;
+    if (is_v4) return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
+    if (found.length == 0) found = copy_of(entry->ifa_addr, sizeof(sockaddr_in6));
   }
-  return {};
+  return found;
 }
 
 // Of numbers alone: no name is looked up. Length 0 where they are none.

@@ -143,9 +143,10 @@ fault() { # COMMAND...
 # Half of the ranks on each host. Each writes to $work/RANK.
 start() { # RANKS BACKEND STEPS SECONDS
   local rank side per_host=$(($1 / 2))
-  rm -f "$work"/[0-9]
+  rm -f "$work"/[0-9] # a program that still reads one must not read on
   for ((rank = 0; rank < $1; ++rank)); do
     side=$((rank / per_host))
+    : >"$work/$rank"
     ip netns exec "${hosts[side]}" env "RANK=$rank" "WORLD_SIZE=$1" \
       "LOCAL_RANK=$((rank % per_host))" "LOCAL_WORLD_SIZE=$per_host" \
       "MASTER_ADDR=${addresses[0]}" MASTER_PORT=29500 OMP_NUM_THREADS=1 \

@@ -66,19 +66,21 @@ class Training {
 
 // What ended it; empty where nothing did.
 std::string train(int steps) {
-  Training training;
   double longest = 0;
+  uint64_t weights = 0;
   auto start = Clock::now();
   const auto problem = ddp::problem_of([&] {
+    Training training;
     for (int step = 1; step <= steps; ++step) {
       start = Clock::now();
       training.step();
       longest = std::max(longest, milliseconds_since(start));
       if (step % 100 == 0) say(c10::str("step ", step));
     }
+    weights = training.fingerprint();
   });
   if (problem.empty()) {
-    say(c10::str("weights ", training.fingerprint(), ", longest step ", longest, " ms"));
+    say(c10::str("weights ", weights, ", longest step ", longest, " ms"));
   } else {
     say(c10::str("learned after ", milliseconds_since(start), " ms: ", problem));
   }
