@@ -8,7 +8,7 @@ usage() {
 usage: scripts/network_faults.sh [--short] [--without] [--bin FOLDER]
 
 Trains on two hosts, each a network namespace of this one, while the link between them fails, and
-prints a table of what each rank did. Needs root and ip. The namespaces and all that runs in them are
+prints a table of what each rank did. Needs root, ip and tc. The namespaces and all that runs in them are
 gone when it ends, but by SIGKILL.
 
   --short        a cut of 2 s, and a host that vanishes; about 15 s. Without: all, about 5 minutes
@@ -51,7 +51,9 @@ while (($# > 0)); do
 done
 
 (($(id -u) == 0)) || skip "needs root, to make network namespaces"
-command -v ip >/dev/null || skip "needs ip (Debian's package iproute2)"
+for program in ip tc; do
+  command -v "$program" >/dev/null || skip "needs $program (Debian's package iproute2)"
+done
 if [[ -z $bin ]]; then
   "$root/scripts/build.sh" network_world || exit 1
   bin=$root/build/release/bin
@@ -130,11 +132,13 @@ vanish() { # SIDE
     ((rank * 2 / ${#ranks[@]} != $1)) || kill_and_wait "${ranks[rank]}"
   done
 }
-slow_down() { # 8 Mbit/s
+slow_down_for() { # SECONDS, to 1 Mbit/s
   local side
   for side in 0 1; do
-    tc -n "${hosts[side]}" qdisc replace dev "link$side" root tbf rate 8mbit burst 64kb latency 1s
+    tc -n "${hosts[side]}" qdisc replace dev "link$side" root tbf rate 1mbit burst 8kb latency 1s
   done
+  sleep "$1"
+  for side in 0 1; do tc -n "${hosts[side]}" qdisc del dev "link$side" root; done
 }
 fault() { # COMMAND...
   [[ $faulty == no ]] || "$@"
@@ -260,7 +264,7 @@ if [[ $short == yes ]]; then
 fi
 
 survives "packets dropped for 2 s" 2 gloo 30 1500 drop_for 2
-survives "8 Mbit/s" 2 gloo 30 0 slow_down
+survives "1 Mbit/s for 5 s" 2 gloo 30 100 slow_down_for 5
 survives "none" 4 "" 30 0 true
 survives "link down for 2 s" 4 "" 30 1500 cut_for 2
 survives "packets dropped for 60 s" 2 gloo 150 60000 drop_for 60
