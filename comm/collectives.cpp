@@ -8,6 +8,7 @@
 
 #include "collective_checks.h"
 #include "monitored_work.h"
+#include "recorded_group.h"
 #include "roll_call.h"
 #include "wire.h"
 
@@ -24,8 +25,11 @@ WorkPtr start_barrier(c10d::ProcessGroup& group) {
       on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
   c10d::BarrierOptions options;
   if (!on_cpu) options.device_ids = {device.index()};
-  return monitored(
-      "barrier", group, device, [&] { return group.getBackend(device.type())->barrier(options); });
+  return monitored("barrier", group, device, [&] {
+    return start_recorded(group, device, describe_call(CollectiveKind::kBarrier, {}), [&] {
+      return group.getBackend(device.type())->barrier(options);
+    });
+  });
 }
 
 }  // namespace

@@ -83,10 +83,12 @@ void GroupMonitor::read_failure(Known& known, c10d::Store& store, int rank) {
   std::optional<std::string> failure;
   std::unique_lock lock(known.mutex);
   auto attempts = known.attempts;
+  const auto compare = std::exchange(known.compare, nullptr);
   lock.unlock();
   std::string silence;
   try {
     failure = ddp::read_failure(store);
+    if (!failure && compare) failure = compare(store);
     failure ? record_reader(store, rank) : read_attempts(store, attempts);
   } catch (const SilentStoreError& error) {
     silence = text_of(error);
@@ -104,12 +106,17 @@ void GroupMonitor::read_failure(Known& known, c10d::Store& store, int rank) {
 /// Asks the store for the group's failure, if no question is under way, and waits a little for the
 /// answer.
 ///
+/// \param compare_in  where this rank waits, if it shall compare its calls with the other ranks':
+///        with this question, or with the next one.
 /// \return what concerns this rank of what is known then.
-std::optional<std::string> GroupMonitor::look(milliseconds at_most) {
+std::optional<std::string> GroupMonitor::look(
+    milliseconds at_most, const std::optional<std::string>& compare_in) {
   if (!setup_.store) return std::nullopt;
+  auto compare = compare_in && setup_.calls ? comparison(*compare_in) : Question();
   bool is_new = false;
   {
     const std::lock_guard lock(known_->mutex);
+    if (compare) known_->compare = std::move(compare);
     is_new = !known_->failure && !std::exchange(known_->asked, true);
     if (is_new) known_->asked_at = Clock::now();
   }
@@ -156,8 +163,12 @@ class GroupMonitor::LateWait {
   /// \throws c10::DistBackendError  when there is no use in going on.
   void look() {
     monitor_.check();
-    if (const auto failure = monitor_.look(kAnswerPatience)) monitor_.throw_aborted(*failure);
     const auto waited = Clock::now() - begin_;
+    const auto compare_in =
+        waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
+    if (const auto failure = monitor_.look(kAnswerPatience, compare_in)) {
+      monitor_.throw_aborted(*failure);
+    }
     if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
       monitor_.throw_failed(
           backend_error(c10::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),

@@ -32,6 +32,12 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
+std::string monitor::uneven_forwards_text(const std::string& with, const std::string& without) {
+  return c10::str(
+      with, " began a training forward pass that ", without,
+      " did not. Every rank has to train on as many batches, or in join(): ");
+}
+
 void GroupMonitor::report(const std::string& where) {
   if (!setup_.store) return;
   const auto rank = static_cast<size_t>(setup_.rank);
@@ -86,9 +92,7 @@ std::string GroupMonitor::uneven_forwards(const std::vector<Waiting>& waiting) {
     if (waiting[rank].attempts == *most) with.push_back(static_cast<int>(rank));
     if (waiting[rank].attempts == *least) without.push_back(static_cast<int>(rank));
   }
-  return c10::str(
-      list(with), " began a training forward pass that ", list(without),
-      " did not. Every rank has to train on as many batches, or in join(): ");
+  return uneven_forwards_text(list(with), list(without));
 }
 
 /// `what` with which ranks wait where this one does, and where the others do.
@@ -103,9 +107,10 @@ std::string GroupMonitor::with_arrivals(const std::string& what, const std::stri
     if (place != where && !place.empty()) others += c10::str("; rank ", rank, " waits in ", place);
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
+  // A rank that waits nowhere stands still, whatever it began.
+  const auto cause = others.empty() ? "" : uneven_forwards(waiting);
   return c10::str(
-      uneven_forwards(waiting), what, "; ", list(here), " had arrived, ", list(elsewhere),
-      " had not", others);
+      cause, what, "; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
 }
 
 /// The peers whose processes ended, or left the group.
@@ -173,9 +178,9 @@ std::optional<std::string> GroupMonitor::last_words() {
   return look(store_patience());
 }
 
-/// How long a rank in trouble waits for an answer of the store, whose host may be gone.
+/// How long a rank in trouble waits for an answer of the store, whose host may be gone, or silent.
 milliseconds GroupMonitor::store_patience() const {
-  return host_is_gone_ ? kAnswerPatience : kStorePatience;
+  return host_is_gone_ || !silent_store().empty() ? kAnswerPatience : kStorePatience;
 }
 
 /// The text of a failure of this rank: what another rank recorded before, or `what` with what can
@@ -183,11 +188,24 @@ milliseconds GroupMonitor::store_patience() const {
 std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
   const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout / 2);
   report(where());  // for the others' texts, if they find no reason either
+  auto next_comparison = Clock::now();
+  auto pause = kBetweenLooks;
   while (true) {
-    if (auto failure = look(kAnswerPatience)) return *failure;
+    std::optional<std::string> compare_in;
+    if (Clock::now() >= next_comparison) {
+      compare_in = where();
+      next_comparison = Clock::now() + std::exchange(pause, 2 * pause);
+    }
+    if (auto failure = look(kAnswerPatience, compare_in)) return *failure;
     const auto silent = silent_store();
     const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
-    if (!gone.empty()) return last_words().value_or(c10::str(what, "; ", gone));
+    if (!gone.empty()) {
+      if (auto words = last_words()) return *words;
+      // Again: the first that is found may have left because of another one, whose end takes
+      // longer.
+      const auto all_gone = gone_ranks(kProbe);
+      return c10::str(what, "; ", all_gone.empty() ? gone : all_gone);
+    }
     if (!silent.empty()) return c10::str(what, "; ", silent, silent_ranks());
     if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where()) + silent_ranks();
     std::this_thread::sleep_for(kBetweenLooks);

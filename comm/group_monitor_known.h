@@ -26,6 +26,9 @@ inline constexpr milliseconds kStorePatience{2000};
 inline constexpr milliseconds kProbe{300};
 inline constexpr milliseconds kBetweenLooks{50};
 
+/// The likely cause of collectives that do not meet. `with` and `without` name ranks.
+std::string uneven_forwards_text(const std::string& with, const std::string& without);
+
 }  // namespace monitor
 
 /// What the store said last.
@@ -34,6 +37,7 @@ struct GroupMonitor::Known {
   std::condition_variable answered;
   std::optional<std::string> failure;
   std::vector<FailedAttempt> attempts;
+  Question compare;    // that the next question to the store begins with; may be empty
   bool asked = false;  // and not answered yet
   monitor::Clock::time_point asked_at{};
   std::string silence;  // what the store's own limit said when it did not answer

@@ -8,6 +8,7 @@
 
 #include "collective_checks.h"
 #include "monitored_work.h"
+#include "recorded_group.h"
 #include "wire.h"
 
 namespace ddp {
@@ -47,7 +48,9 @@ WorkPtr all_to_all_flat(
   // Of the backend: the group's own name for it has changed with LibTorch's versions.
   const auto backend = group.getBackend(from.device().type());
   auto to_each = received;  // Gloo takes the lengths away
-  const auto work = backend->alltoall_base(to, from, to_each, sent);
+  const auto call = describe_call(CollectiveKind::kAllToAll, from);
+  const auto work = start_recorded(
+      group, from.device(), call, [&] { return backend->alltoall_base(to, from, to_each, sent); });
   const auto finish = [to, from, received, outputs] {
     const auto parts = to.split_with_sizes(received);
     for (size_t rank = 0; rank < parts.size(); ++rank) {

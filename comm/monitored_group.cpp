@@ -57,6 +57,8 @@ void MonitoredGroup::start_monitor(
   setup.size = getSize();
   setup.timeout = timeout;
   setup.has_streams = has_streams(*this);
+  setup.calls = calls();
+  setup.group_name = getGroupName();
   if (setup.size > 1) {
     setup.store = store->unbounded();  // the monitor's thread is one that may be left behind
     setup.store_host = store_host;

@@ -7,16 +7,16 @@
 
 #include "bounded_store.h"
 #include "interface.h"
-#include "owned_process_group.h"
+#include "recorded_group.h"
 
 namespace ddp {
 
 /// A process group that this library made, and its monitor.
 ///
 /// Its end tells the other ranks when an exception causes it.
-class MonitoredGroup : public OwnedProcessGroup {
+class MonitoredGroup : public RecordedGroup {
  public:
-  using OwnedProcessGroup::OwnedProcessGroup;
+  using RecordedGroup::RecordedGroup;
 
   /// Exchanges the addresses of the ranks' PresenceSockets, and makes the monitor.
   ///

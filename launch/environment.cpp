@@ -28,8 +28,8 @@ int global_rank(const LaunchOptions& options, int local_rank) {
 }
 
 Environment rank_environment(
-    const Environment& inherited, const LaunchOptions& options, int master_port, int local_rank,
-    const std::string& omp_threads) {
+    const Environment& inherited, const LaunchOptions& options, const Attempt& attempt,
+    int local_rank, const std::string& omp_threads) {
   const std::pair<std::string, std::string> own[] = {
       {"RANK=", std::to_string(global_rank(options, local_rank))},
       {"WORLD_SIZE=", std::to_string(options.nodes * options.local_ranks)},
@@ -38,7 +38,9 @@ Environment rank_environment(
       {"GROUP_RANK=", std::to_string(options.node_rank)},
       {"GROUP_WORLD_SIZE=", std::to_string(options.nodes)},
       {"MASTER_ADDR=", options.master_addr},
-      {"MASTER_PORT=", std::to_string(master_port)},
+      {"MASTER_PORT=", std::to_string(attempt.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT=", std::to_string(attempt.number)},
+      {"TORCHELASTIC_MAX_RESTARTS=", std::to_string(options.max_restarts)},
       {"OMP_NUM_THREADS=", omp_threads},
   };
   Environment result;

@@ -11,6 +11,12 @@ namespace ddp::launch {
 /// One `NAME=value` per entry.
 using Environment = std::vector<std::string>;
 
+/// One start of all ranks.
+struct Attempt {
+  int number = 0;   // 0, or which restart
+  int master_port;  // what the ranks get as MASTER_PORT
+};
+
 /// Decides a rank's OMP_NUM_THREADS.
 ///
 /// \param inherited  OMP_NUM_THREADS of ddprun's own environment, if set.
@@ -27,8 +33,8 @@ std::string omp_threads(
 ///
 /// \param local_rank  0 <= local_rank < options.local_ranks.
 Environment rank_environment(
-    const Environment& inherited, const LaunchOptions& options, int master_port, int local_rank,
-    const std::string& omp_threads);
+    const Environment& inherited, const LaunchOptions& options, const Attempt& attempt,
+    int local_rank, const std::string& omp_threads);
 
 /// The rank in the whole job: hosts hold consecutive ranks, in the order of their node rank.
 int global_rank(const LaunchOptions& options, int local_rank);

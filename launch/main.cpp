@@ -18,9 +18,26 @@ constexpr int kLauncherFailed = 1;
 
 void complain(const std::exception& error) { std::fprintf(stderr, "ddprun: %s\n", error.what()); }
 
-int supervise(const LaunchOptions& options, int master_port, int lifeline) {
+/// Starts the ranks until they succeed, or no restart is left.
+int run_attempts(const LaunchOptions& options, int lifeline) {
+  for (int number = 0;; ++number) {
+    // Held until the attempt has ended. What an earlier one left in the network does not meet it.
+    std::optional<ReservedPort> reserved;
+    int port = options.master_port;
+    if (port == 0) port = reserved.emplace().port();
+    Supervisor supervisor(options, {number, port}, lifeline);
+    const int exit_code = supervisor.run();
+    if (exit_code == 0 || !supervisor.rank_failed()) return exit_code;
+    if (number == options.max_restarts) {
+      if (number > 0) std::fprintf(stderr, "ddprun: gave up: no restart of %d is left\n", number);
+      return exit_code;
+    }
+  }
+}
+
+int supervise(const LaunchOptions& options, int lifeline) {
   try {
-    return Supervisor(options, master_port, lifeline).run();
+    return run_attempts(options, lifeline);
   } catch (const CannotExecute& error) {
     complain(error);
     return error.exit_code();
@@ -32,11 +49,7 @@ int supervise(const LaunchOptions& options, int master_port, int lifeline) {
 
 int launch(const LaunchOptions& options) {
   open_missing_standard_fds();
-  // Held until the job has ended.
-  std::optional<ReservedPort> reserved;
-  int port = options.master_port;
-  if (port == 0) port = reserved.emplace().port();
-  return run_guarded([&](int lifeline) { return supervise(options, port, lifeline); });
+  return run_guarded([&](int lifeline) { return supervise(options, lifeline); });
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace {
 // One host's ranks; beyond this a typo is likelier than a machine.
 constexpr int kMaxLocalRanks = 1024;
 constexpr int kMaxNodes = 65536;
+constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxGraceSeconds = 86400;
 
 constexpr const char* kDescription =
@@ -20,7 +21,8 @@ constexpr const char* kDescription =
 
 constexpr const char* kDetails = R"(
 Each rank finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and OMP_NUM_THREADS, as under torchrun.
+GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, OMP_NUM_THREADS, TORCHELASTIC_RESTART_COUNT and
+TORCHELASTIC_MAX_RESTARTS, as under torchrun.
 Rank 0 reads ddprun's standard input, the others /dev/null. Each line a rank writes is prefixed
 with its rank: '[1] loss 0.3'. A line is kept whole up to 16 MiB; a longer one may be broken where
 another rank speaks. Ranks write to pseudo-terminals, so lines come as they are written and none is
@@ -28,6 +30,9 @@ lost in a crash; a file or a pipe gets them without escape sequences, and of a p
 
 When a rank fails, ddprun says which and why, sends SIGTERM to the others, SIGKILL after the
 grace period, and exits with that rank's code (128 + the signal's number if one killed it).
+With --max-restarts all ranks then start again, with a port of their own, until one attempt
+succeeds or none is left: the program goes on from its last checkpoint, if it loads one. What ends
+by a signal to ddprun is not started again.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
 SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
@@ -38,7 +43,8 @@ Exit code: 0 when every rank exited with 0; 2 bad usage; 126 the program cannot 
 
 Examples:
   ddprun -n 2 ./train --epochs 6
-  ddprun -n 8 --nnodes 2 --node-rank 0 --master-addr host0 --master-port 29500 ./train
+  ddprun -n 8 --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500 ./train
+  ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
 )";
 
 /// Accepts decimal integers in [low, high] only: no sign tricks, no fractions, no overflow.
@@ -67,6 +73,30 @@ CLI::Validator seconds() {
 CLI::Validator host() {
   const auto check = [](const std::string& text) {
     return text.empty() ? std::string("expected a host, got ''") : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator folder() {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("expected a folder, got ''") : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+/// Where the last colon is: an IPv6 address has others, and brackets around it.
+size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
+
+CLI::Validator endpoint() {
+  const auto check = [](const std::string& text) {
+    const auto colon = port_separator(text);
+    int port = 0;
+    const auto* end = text.data() + text.size();
+    if (colon != std::string::npos && colon > 0) {
+      const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, port);
+      if (error == std::errc() && stop == end && 1 <= port && port <= 65535) return std::string();
+    }
+    return "expected HOST:PORT with a port from 1 to 65535, got '" + text + "'";
   };
   return CLI::Validator(check, "");
 }
@@ -100,6 +130,7 @@ struct Given {
   bool no_prefix = false;
   std::optional<std::string> master_addr;
   std::optional<int> master_port;
+  std::optional<std::string> endpoint;
   std::optional<int> omp_threads;
   std::optional<double> grace_seconds;
 };
@@ -128,6 +159,23 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
          "Rank 0's port. Default with one host: ddprun reserves one")
       ->check(whole_number(1, 65535))
       ->type_name("PORT");
+  app.add_option(
+         "--rdzv-endpoint", given.endpoint,
+         "--master-addr and --master-port in one, as torchrun has it")
+      ->check(endpoint())
+      ->type_name("HOST:PORT");
+}
+
+void add_attempts(CLI::App& app, LaunchOptions& options) {
+  app.add_option(
+         "--max-restarts", options.max_restarts,
+         "How often all ranks start again after one has failed,\non one host. Default: 0")
+      ->check(whole_number(0, kMaxRestarts))
+      ->type_name("N");
+  app.add_option(
+         "--log-dir", options.log_dir, "Keep what each rank writes, too: attempt_0/rank_0.log, ...")
+      ->check(folder())
+      ->type_name("FOLDER");
 }
 
 void add_ranks(CLI::App& app, Given& given) {
@@ -161,9 +209,21 @@ void check_hosts(const LaunchOptions& options, const Given& given) {
   };
   refuse_beside_standalone("--master-addr", given.master_addr.has_value());
   refuse_beside_standalone("--master-port", given.master_port.has_value());
-  if (options.nodes > 1 && (!given.master_addr || !given.master_port)) {
+  refuse_beside_standalone("--rdzv-endpoint", given.endpoint.has_value());
+  if (given.endpoint && (given.master_addr || given.master_port)) {
     throw CLI::ValidationError(
-        nnodes + ": expected --master-addr and --master-port, the same on every host");
+        "--rdzv-endpoint: expected no --master-addr or --master-port beside it, which it replaces");
+  }
+  if (options.nodes > 1 && !given.endpoint && (!given.master_addr || !given.master_port)) {
+    throw CLI::ValidationError(
+        nnodes +
+        ": expected --rdzv-endpoint, the same on every host, or --master-addr and "
+        "--master-port");
+  }
+  if (options.nodes > 1 && options.max_restarts > 0) {
+    throw CLI::ValidationError(
+        "--max-restarts: expected one host, got " + nnodes +
+        "; hosts that restart together are torchrun's (--no-python)");
   }
   if (options.node_rank >= options.nodes) {
     throw CLI::ValidationError(
@@ -172,11 +232,26 @@ void check_hosts(const LaunchOptions& options, const Given& given) {
   }
 }
 
+void check_logs(const LaunchOptions& options, const Given& given) {
+  if (given.no_prefix && !options.log_dir.empty()) {
+    throw CLI::ValidationError(
+        "--log-dir: expected no --no-prefix beside it, with which ranks write past ddprun");
+  }
+}
+
 LaunchOptions completed(LaunchOptions options, const Given& given) {
   options.prefix = !given.no_prefix;
   options.omp_threads = given.omp_threads;
   if (given.master_addr) options.master_addr = *given.master_addr;
   if (given.master_port) options.master_port = *given.master_port;
+  if (given.endpoint) {
+    const auto colon = port_separator(*given.endpoint);
+    options.master_addr = given.endpoint->substr(0, colon);
+    if (options.master_addr.front() == '[' && options.master_addr.back() == ']') {
+      options.master_addr = options.master_addr.substr(1, options.master_addr.size() - 2);
+    }
+    options.master_port = std::stoi(given.endpoint->substr(colon + 1));
+  }
   if (given.grace_seconds) {
     options.grace = std::chrono::milliseconds(static_cast<int64_t>(*given.grace_seconds * 1000));
   }
@@ -196,10 +271,12 @@ ParsedOptions parse_options(
   app.set_version_flag("--version", "ddprun " DDP_VERSION);
   add_hosts(app, options, given);
   add_ranks(app, given);
+  add_attempts(app, options);
   try {
     app.parse(argc, argv);
     options.command = take_command(app.remaining());
     check_hosts(options, given);
+    check_logs(options, given);
   } catch (const CLI::Success& request) {  // --help, --version
     return {std::nullopt, app.exit(request, out, err)};
   } catch (const CLI::ParseError& error) {

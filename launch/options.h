@@ -18,6 +18,8 @@ struct LaunchOptions {
   std::optional<int> omp_threads;  // unset: the environment's, or an even share of the cores
   std::optional<std::chrono::milliseconds> grace;  // unset: depends on why the job ends
   bool prefix = true;
+  int max_restarts = 0;
+  std::string log_dir;               // empty: none
   std::vector<std::string> command;  // the program and its arguments, never empty
 };
 

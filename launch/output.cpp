@@ -31,14 +31,16 @@ Output::Output(int out_fd, int err_fd)
       err_sink_(same_file(out_fd, err_fd) ? &out_ : &err_),
       own_source_(err_sink_->add_source("ddprun: ")) {}
 
-Output::RankEnds Output::add_rank(int global_rank) {
+Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
+  Log* log = nullptr;
+  if (log_file) log = logs_.emplace_back(std::make_unique<Log>(std::move(log_file))).get();
   RankEnds ends;
-  ends.out = add_stream(out_, global_rank);
-  ends.err = add_stream(*err_sink_, global_rank);
+  ends.out = add_stream(out_, global_rank, log);
+  ends.err = add_stream(*err_sink_, global_rank, log);
   return ends;
 }
 
-Fd Output::add_stream(Sink& sink, int global_rank) {
+Fd Output::add_stream(Sink& sink, int global_rank, Log* log) {
   const std::string prefix = "[" + std::to_string(global_rank) + "] ";
   Fd read, write;
   if (auto terminal = make_pseudo_terminal()) {
@@ -51,7 +53,9 @@ Fd Output::add_stream(Sink& sink, int global_rank) {
   }
   set_nonblocking(read);
   const int source = sink.add_source(prefix);
-  streams_.push_back({std::move(read), &sink, source, static_cast<int>(prefix.size())});
+  const int log_source = log ? log->sink.add_source("") : 0;
+  streams_.push_back(
+      {std::move(read), &sink, source, static_cast<int>(prefix.size()), log, log_source});
   resize(streams_.back());
   return write;
 }
@@ -75,6 +79,14 @@ void Output::copy() {
   }
   out_.write_ready();
   err_.write_ready();
+  for (const auto& log : logs_) log->sink.write_ready();
+}
+
+int Output::log_error() const {
+  for (const auto& log : logs_) {
+    if (log->sink.error() != 0) return log->sink.error();
+  }
+  return 0;
 }
 
 void Output::drain(int local_rank) {
@@ -82,8 +94,13 @@ void Output::drain(int local_rank) {
   const size_t first = 2 * static_cast<size_t>(local_rank);
   for (size_t i = first; i < std::min(first + 2, streams_.size()); ++i) {
     read_ready(streams_[i], kDrainLimit);
-    streams_[i].sink->finish(streams_[i].source);
+    finish(streams_[i]);
   }
+}
+
+void Output::finish(Stream& stream) {
+  stream.sink->finish(stream.source);
+  if (stream.log) stream.log->sink.finish(stream.log_source);
 }
 
 void Output::read_ready(Stream& stream, size_t limit) {
@@ -91,10 +108,12 @@ void Output::read_ready(Stream& stream, size_t limit) {
   for (size_t total = 0; stream.fd && total < limit;) {
     const ssize_t count = ::read(stream.fd.get(), buffer, sizeof(buffer));
     if (count > 0) {
-      stream.sink->feed(stream.source, {buffer, static_cast<size_t>(count)});
+      const std::string_view bytes(buffer, static_cast<size_t>(count));
+      stream.sink->feed(stream.source, bytes);
+      if (stream.log) stream.log->sink.feed(stream.log_source, bytes);
       total += static_cast<size_t>(count);
     } else if (count == 0 || errno == EIO) {  // of a pipe, of a pseudo-terminal
-      stream.sink->finish(stream.source);
+      finish(stream);
       stream.fd.reset();
     } else if (errno != EINTR) {
       return;  // nothing there now

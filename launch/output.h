@@ -1,6 +1,8 @@
 #pragma once
 
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -28,7 +30,9 @@ class Output {
     Fd err;
   };
   /// Makes those of the next local rank; call it for each, in order.
-  RankEnds add_rank(int global_rank);
+  ///
+  /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
+  RankEnds add_rank(int global_rank, Fd log = {});
 
   /// Queues one line of ddprun's own for stderr, behind what the ranks have written there.
   void say(std::string_view line);
@@ -50,15 +54,25 @@ class Output {
 
   /// errno of a failed write (EPIPE: the reader went away), or 0.
   int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
+  /// errno of a failed write to a log, or 0. The job goes on.
+  int log_error() const;
 
  private:
+  struct Log {
+    explicit Log(Fd file) : fd(std::move(file)), sink(fd.get()) {}
+    Fd fd;
+    Sink sink;
+  };
   struct Stream {
     Fd fd;  // empty once its writers are gone
     Sink* sink;
     int source;
     int prefix_width;
+    Log* log;  // null: none
+    int log_source;
   };
-  Fd add_stream(Sink& sink, int global_rank);
+  Fd add_stream(Sink& sink, int global_rank, Log* log);
+  static void finish(Stream& stream);
   /// Reads what is there, up to `limit` bytes.
   static void read_ready(Stream& stream, size_t limit);
   static void resize(const Stream& stream);
@@ -69,6 +83,7 @@ class Output {
   // into the middle of the other's.
   Sink* err_sink_;
   int own_source_;
+  std::vector<std::unique_ptr<Log>> logs_;  // of the ranks that have one
   std::vector<Stream> streams_;  // stdout and stderr of local rank 0, of local rank 1, ...
 };
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "launch/environment.h"
+#include "launch/log_file.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
 #include "launch/spawn.h"
@@ -51,9 +52,9 @@ std::optional<std::string> variable(const char* name) {
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchOptions& options, int master_port, int lifeline)
+Supervisor::Supervisor(const LaunchOptions& options, const Attempt& attempt, int lifeline)
     : options_(options),
-      master_port_(master_port),
+      attempt_(attempt),
       lifeline_(lifeline),
       output_(STDOUT_FILENO, STDERR_FILENO) {
   const sigset_t signals = awaited_signals();
@@ -71,9 +72,14 @@ int Supervisor::run() {
     take_lifeline();
     take_output();
     take_deaths();
+    take_stops();
     advance();
   }
   finish_output();
+  if (const auto error = output_.log_error()) {
+    output_.say(std::string("the logs are not complete: ") + std::strerror(error));
+    output_.copy();
+  }
   return exit_code_;
 }
 
@@ -83,17 +89,23 @@ void Supervisor::start_ranks() {
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
 
+  if (attempt_.number > 0) {
+    output_.say(
+        "restart " + std::to_string(attempt_.number) + " of " +
+        std::to_string(options_.max_restarts) + ": starting " +
+        count_of(options_.local_ranks, "rank") + " again");
+  }
   for (int local_rank = 0; local_rank < options_.local_ranks; ++local_rank) {
     const int rank = global_rank(options_, local_rank);
     StandardFds fds = {rank == 0 ? STDIN_FILENO : null.get(), STDOUT_FILENO, STDERR_FILENO};
     Output::RankEnds ends;
     if (options_.prefix) {
-      ends = output_.add_rank(rank);
+      ends = output_.add_rank(rank, log_of(options_, attempt_, rank));
       fds.out = ends.out.get();
       fds.err = ends.err.get();
     }
     const pid_t pid = spawn(
-        options_.command, rank_environment(inherited, options_, master_port_, local_rank, threads),
+        options_.command, rank_environment(inherited, options_, attempt_, local_rank, threads),
         fds);
     ranks_.push_back({rank, local_rank, pid, true});
     deaths_.watch(pid);
@@ -107,9 +119,9 @@ void Supervisor::wait_for_event() {
 
   milliseconds timeout(-1);
   if (state_ == State::Killing) timeout = kKillAgainEvery;
-  if (state_ == State::Ending) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
-    timeout = std::max(left, milliseconds(0));
+  if (state_ == State::Ending || stall_deadline_) {
+    const auto end = stall_deadline_.value_or(deadline_);
+    timeout = std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
   }
   ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
 }
@@ -177,6 +189,7 @@ void Supervisor::on_rank_end(Rank& rank, int status) {
                        std::to_string(rank.pid) + ") " + describe_end(status);
   if (state_ == State::Running) {
     exit_code_ = code;
+    rank_failed_ = true;
     if (count_alive() > 0) report += "; ending the other " + count_of(count_alive(), "rank");
     output_.say(report);
     begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
@@ -184,6 +197,21 @@ void Supervisor::on_rank_end(Rank& rank, int status) {
   }
   const bool as_told = std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
   if (!as_told) output_.say(report);
+}
+
+void Supervisor::take_stops() {
+  for (Rank& rank : ranks_) {
+    siginfo_t info = {};
+    constexpr int kChanges = WSTOPPED | WCONTINUED | WNOHANG;
+    if (!rank.alive || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, kChanges) != 0) continue;
+    if (info.si_pid == 0) continue;
+    rank.stopped = info.si_code == CLD_STOPPED;
+    if (!rank.stopped) continue;
+    output_.say(
+        "rank " + std::to_string(rank.global_rank) + " (pid " + std::to_string(rank.pid) +
+        ") was stopped by signal " + std::to_string(info.si_status) + " (" +
+        signal_name(info.si_status) + ")");
+  }
 }
 
 void Supervisor::take_output() {
@@ -206,6 +234,8 @@ void Supervisor::advance() {
       // What the ranks left running in the background ends with them.
       if (count_alive() == 0) {
         begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+      } else {
+        end_stall();
       }
       break;
     case State::Ending:
@@ -225,13 +255,30 @@ void Supervisor::advance() {
   }
 }
 
+/// Nobody but this program can end a job whose last ranks are stopped. They are not killed at once:
+/// whoever stopped the whole job may be waking one process after the other.
+void Supervisor::end_stall() {
+  if (!only_stopped_ranks_are_left()) {
+    stall_deadline_.reset();
+  } else if (!stall_deadline_) {
+    stall_deadline_ = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
+  } else if (Clock::now() >= *stall_deadline_) {
+    rank_failed_ = true;
+    output_.say("all other ranks have ended; killing " + still_running() + ", which is stopped");
+    exit_code_ = 128 + SIGKILL;
+    begin_killing();
+  }
+}
+
 void Supervisor::begin_ending(int signal, milliseconds grace) {
+  stall_deadline_.reset();
   state_ = State::Ending;
   deadline_ = Clock::now() + grace;
   send_to_job(signal);
 }
 
 void Supervisor::begin_killing() {
+  stall_deadline_.reset();
   state_ = State::Killing;
   deadline_ = Clock::now() + kKillLimit;
   send_to_job(SIGKILL);
@@ -274,6 +321,14 @@ Supervisor::Rank* Supervisor::find_alive(pid_t pid) {
 int Supervisor::count_alive() const {
   return static_cast<int>(
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; }));
+}
+
+/// Whether the other ranks have ended, at least one.
+bool Supervisor::only_stopped_ranks_are_left() const {
+  const int alive = count_alive();
+  const auto stopped = std::count_if(
+      ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive && rank.stopped; });
+  return alive > 0 && alive == stopped && alive < static_cast<int>(ranks_.size());
 }
 
 /// "rank 0 (pid 12), rank 1 (pid 13)", or what the ranks have left behind.

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <sys/types.h>
 
 #include "launch/death_watch.h"
+#include "launch/environment.h"
 #include "launch/fd.h"
 #include "launch/options.h"
 #include "launch/output.h"
@@ -26,16 +28,18 @@ namespace ddp::launch {
 /// (`run_guarded` makes it one): a rank's own children are ended with it wherever they moved.
 class Supervisor {
  public:
-  /// \param master_port  what the ranks get as MASTER_PORT.
+  /// \param attempt  this start of the ranks: a Supervisor has one.
   /// \param lifeline  read end of a pipe; when it ends, everything is killed at once.
-  Supervisor(const LaunchOptions& options, int master_port, int lifeline);
+  Supervisor(const LaunchOptions& options, const Attempt& attempt, int lifeline);
 
-  /// Runs the job to its end.
+  /// Runs the attempt to its end.
   ///
   /// \return ddprun's exit code: that of the first rank to fail, 128 + the number of the signal
   ///         that ended it or the job, 0 when every rank exited with 0.
   /// \throws CannotExecute  when the program cannot be; ranks may be left to the guard.
   int run();
+  /// Why run() returned what it did: a rank failed by itself, and may do better the next time.
+  bool rank_failed() const { return rank_failed_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -46,6 +50,7 @@ class Supervisor {
     int local_rank;
     pid_t pid;
     bool alive;
+    bool stopped = false;  // as by SIGSTOP
   };
 
   void start_ranks();
@@ -53,11 +58,13 @@ class Supervisor {
   void take_signals();
   void take_lifeline();
   void take_deaths();
+  void take_stops();
   void take_output();
   void advance();
 
   void on_signal(int signal);
   void on_rank_end(Rank& rank, int status);
+  void end_stall();
   void begin_ending(int signal, std::chrono::milliseconds grace);
   void begin_killing();
   void send_to_job(int signal);
@@ -65,10 +72,11 @@ class Supervisor {
 
   Rank* find_alive(pid_t pid);
   int count_alive() const;
+  bool only_stopped_ranks_are_left() const;
   std::string still_running() const;
 
   const LaunchOptions options_;
-  const int master_port_;
+  const Attempt attempt_;
   const int lifeline_;
   bool guarded_ = true;  // the lifeline has not ended
   Fd signals_;
@@ -76,11 +84,13 @@ class Supervisor {
   Output output_;
   std::vector<Rank> ranks_;
   State state_ = State::Running;
-  Clock::time_point deadline_;     // of Ending and Killing
-  bool any_children_ = true;       // as of the last take_deaths
-  std::vector<int> sent_signals_;  // to the whole job
-  int signals_taken_ = 0;          // but for those that are only passed on
+  Clock::time_point deadline_;                       // of Ending and Killing
+  std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
+  bool any_children_ = true;                         // as of the last take_deaths
+  std::vector<int> sent_signals_;                    // to the whole job
+  int signals_taken_ = 0;                            // but for those that are only passed on
   int exit_code_ = 0;
+  bool rank_failed_ = false;
 };
 
 }  // namespace ddp::launch

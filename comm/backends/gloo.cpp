@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -19,11 +20,13 @@
 #include "backends/gloo_point_to_point.h"
 #include "backends/registry.h"
 #include "bounded_store.h"
+#include "collective_call.h"
 
 namespace ddp::backends {
 namespace {
 
 using c10d::ProcessGroupGloo;
+using Kind = CollectiveKind;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
@@ -36,6 +39,7 @@ std::recursive_mutex& start_mutex() {
 
 /// ProcessGroupGloo, but
 ///   - threads may start collectives in several groups at once
+///   - collectives that differ do not meet: see tag_with()
 ///   - abort() fails the collectives under way and all later ones, and does not wait for their end
 ///   - sends and receives take the group's timeout, not the timeout of connecting, and can be
 ///   polled
@@ -45,61 +49,87 @@ class Gloo : public ProcessGroupGloo {
   using Base::Base;
 
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return begin([&] { return Base::broadcast(t, o); });
+    return begin(
+        describe_call(Kind::kBroadcast, t, -1, o.rootRank), [&] { return Base::broadcast(t, o); });
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return begin([&] { return Base::allreduce(t, o); });
+    return begin(
+        describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] { return Base::allreduce(t, o); });
   }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return begin([&] { return Base::allreduce_sparse(t, o); });
+    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
+      return Base::allreduce_sparse(t, o);
+    });
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return begin([&] { return Base::allreduce_coalesced(t, o); });
+    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
+      return Base::allreduce_coalesced(t, o);
+    });
   }
   WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
-    return begin([&] { return Base::reduce(t, o); });
+    return begin(describe_call(Kind::kReduce, t, o.reduceOp.op_, o.rootRank), [&] {
+      return Base::reduce(t, o);
+    });
   }
   WorkPtr allgather(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin([&] { return Base::allgather(to, from, o); });
+    return begin(
+        describe_call(Kind::kAllGather, from), [&] { return Base::allgather(to, from, o); });
   }
   WorkPtr _allgather_base(
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    return begin([&] { return Base::_allgather_base(to, from, o); });
+    return begin(
+        describe_call(Kind::kAllGather, from), [&] { return Base::_allgather_base(to, from, o); });
   }
   WorkPtr allgather_coalesced(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin([&] { return Base::allgather_coalesced(to, from, o); });
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::allgather_coalesced(to, from, o);
+    });
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin([&] { return Base::allgather_into_tensor_coalesced(to, from, o); });
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::allgather_into_tensor_coalesced(to, from, o);
+    });
   }
   WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
-    return begin([&] { return Base::gather(to, from, o); });
+    return begin(describe_call(Kind::kGather, from, -1, o.rootRank), [&] {
+      return Base::gather(to, from, o);
+    });
   }
   WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
-    return begin([&] { return Base::scatter(to, from, o); });
+    return begin(describe_call(Kind::kScatter, to, -1, o.rootRank), [&] {
+      return Base::scatter(to, from, o);
+    });
   }
   WorkPtr reduce_scatter(
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    return begin([&] { return Base::reduce_scatter(to, from, o); });
+    return begin(describe_lists(Kind::kReduceScatter, from, o.reduceOp.op_), [&] {
+      return Base::reduce_scatter(to, from, o);
+    });
   }
   WorkPtr _reduce_scatter_base(
       at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return begin([&] { return Base::_reduce_scatter_base(to, from, o); });
+    return begin(describe_call(Kind::kReduceScatter, to, o.reduceOp.op_), [&] {
+      return Base::_reduce_scatter_base(to, from, o);
+    });
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    return begin([&] { return Base::reduce_scatter_tensor_coalesced(to, from, o); });
+    return begin(describe_call(Kind::kReduceScatter, to, o.reduceOp.op_), [&] {
+      return Base::reduce_scatter_tensor_coalesced(to, from, o);
+    });
   }
   WorkPtr alltoall_base(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
-    return begin([&] { return Base::alltoall_base(to, from, to_splits, from_splits, o); });
+    return begin(describe_call(Kind::kAllToAll, from), [&] {
+      return Base::alltoall_base(to, from, to_splits, from_splits, o);
+    });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    return begin([&] { return Base::barrier(o); });
+    return begin(describe_call(Kind::kBarrier, {}), [&] { return Base::barrier(o); });
   }
 
   WorkPtr send(Tensors& t, int dst, int tag) override {
@@ -123,6 +153,25 @@ class Gloo : public ProcessGroupGloo {
   }
 
  private:
+  // Gloo matches the ranks' messages by kind of collective and tag, which c10d takes from a count
+  // of collectives. Where a message meets a buffer of another size, Gloo throws on its own thread,
+  // which ends the process; of equal sizes, one dtype is summed as the other. So half of the tag is
+  // of what is called: messages of calls that differ wait for each other, until the monitors of the
+  // waiting ranks find the difference. 16 bits of a count are more than are under way at a time.
+  void tag_with(const CollectiveCall& call) {
+    constexpr uint32_t kCountMask = 0xffff;
+    collectiveCounter_ = (static_cast<uint32_t>(call.hash() >> 32) & ~kCountMask) |
+                         (collectiveCounter_ & kCountMask);
+  }
+
+  template <typename Start>
+  WorkPtr begin(const CollectiveCall& call, const Start& start) {
+    return begin([&] {
+      tag_with(call);
+      return start();
+    });
+  }
+
   // A call after abort() would fail in Gloo, too, but with an error about another call.
   template <typename Call>
   WorkPtr begin(const Call& call) {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/temporary_folder.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -148,7 +148,7 @@ TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]
 }
 
 TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
-  const examples::testing::TemporaryFolder folder;
+  const ddp::testing::TemporaryFolder folder;
   const auto file = folder.file("step.json");
   const auto results = results_of(bench(
       {"--model", "small_params", "--modes", "ddp,c10d", "--bucket-cap-mb-list", "0.1,0.3",

@@ -3,15 +3,15 @@
 #include <string>
 #include <vector>
 
-#include "examples/temporary_folder.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::JobEnded;
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
 JobEnded cifar10_on_two_ranks(Lines arguments) {

@@ -8,9 +8,9 @@
 #include "examples/cifar10/shapes.h"
 #include "examples/cifar10/training.h"
 #include "examples/common/cifar.h"
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -22,8 +22,8 @@ using cifar10::Training;
 using ddp::testing::error_of;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
+using ddp::testing::TemporaryFolder;
 using examples::LabeledImages;
-using examples::testing::TemporaryFolder;
 
 constexpr int64_t kClasses = 10;
 

@@ -9,18 +9,18 @@
 #include <torch/torch.h>
 
 #include "examples/common/image_dataset.h"
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::error_of;
+using ddp::testing::TemporaryFolder;
 using examples::CifarLabels;
 using examples::read_cifar10;
 using examples::read_cifar100;
-using examples::testing::TemporaryFolder;
 
 constexpr int64_t kImageBytes = 3072;
 

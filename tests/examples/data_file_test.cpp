@@ -4,16 +4,16 @@
 
 #include <torch/torch.h>
 
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::error_of;
+using ddp::testing::TemporaryFolder;
 using examples::DataFile;
-using examples::testing::TemporaryFolder;
 
 }  // namespace
 

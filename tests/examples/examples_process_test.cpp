@@ -10,15 +10,15 @@
 
 #include "examples/common/idx.h"
 #include "examples/mnist/training.h"
-#include "examples/temporary_folder.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::JobEnded;
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
 const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
@@ -241,7 +241,7 @@ TEST_CASE("a killed mnist resumes to the same end", "[examples][process]") {
     command.insert(command.begin(), {"-n", "2", MNIST_PROGRAM});
     ddp::testing::Process job(ddp::testing::ddprun(command), kTwoMinutes);
     REQUIRE(ddp::testing::eventually([&] {
-      const auto names = examples::testing::names_in(killed.path());
+      const auto names = ddp::testing::names_in(killed.path());
       return std::count(names.begin(), names.end(), "step-00000010") > 0;
     }));
     job.send(SIGKILL);

@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "examples/temporary_folder.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::JobEnded;
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
 JobEnded gan_on_two_ranks(Lines arguments) {
@@ -51,7 +51,7 @@ TEST_CASE("gan learns digits on two ranks, and draws them", "[examples][process]
   const std::string header = "P5\n360 360\n255\n";
   CHECK(bytes.compare(0, header.size(), header) == 0);
   CHECK(bytes.size() == header.size() + 360 * 360);
-  CHECK(examples::testing::names_in(folder.path()).size() == 1);
+  CHECK(ddp::testing::names_in(folder.path()).size() == 1);
 }
 
 TEST_CASE("bad input to gan is told", "[examples][process][errors]") {

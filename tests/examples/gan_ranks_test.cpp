@@ -11,9 +11,9 @@
 #include "examples/gan/frechet_distance.h"
 #include "examples/gan/picture.h"
 #include "examples/gan/training.h"
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -24,7 +24,7 @@ namespace {
 using ddp::testing::error_of;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 using Tensors = std::vector<at::Tensor>;
 
 std::optional<Options> parse_gan(std::vector<const char*> arguments, std::ostream& help) {
@@ -136,7 +136,7 @@ TEST_CASE("samples are laid out in rows, and written as PGM", "[examples][pure]"
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   CHECK(bytes == std::string("P5\n3 2\n255\n\0\1\2\xFD\xFE\xFF", 17));
-  CHECK(examples::testing::names_in(folder.path()).size() == 1);
+  CHECK(ddp::testing::names_in(folder.path()).size() == 1);
   const auto missing = folder.file("missing/samples.pgm");
   CHECK_THAT(error_of([&] { write_pgm(missing, picture); }), ContainsText(missing));
 }

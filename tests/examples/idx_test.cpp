@@ -6,18 +6,18 @@
 
 #include <torch/torch.h>
 
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace {
 
 using ddp::testing::error_of;
+using ddp::testing::TemporaryFolder;
 using examples::read_idx_images;
 using examples::read_idx_labels;
 using examples::read_mnist;
-using examples::testing::TemporaryFolder;
 
 constexpr uint32_t kImages = 0x00000803;
 constexpr uint32_t kLabels = 0x00000801;

@@ -7,15 +7,15 @@
 #include <torch/torch.h>
 
 #include "examples/common/output_file.h"
-#include "examples/temporary_folder.h"
 #include "support/catch.h"
+#include "support/temporary_folder.h"
 
 namespace {
 
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 
 size_t files_in(const TemporaryFolder& folder) {
-  return examples::testing::names_in(folder.path()).size();
+  return ddp::testing::names_in(folder.path()).size();
 }
 
 }  // namespace

@@ -50,6 +50,30 @@ TEST_CASE("a job succeeds when every rank does, early or late", "[process]") {
   CHECK(ended.err.empty());
 }
 
+TEST_CASE("a job whose last rank is stopped ends after the grace period", "[process]") {
+  Process job(ddprun_sh(
+      {"-n", "2", "--grace", "0.2"}, "[ $RANK = 0 ] && exit 0; echo pid $$; kill -STOP $$"));
+  const Ended ended = wait_without_orphans(job);
+  const auto rank = "rank 1 (pid " + pid_of(ended.out, 1) + ")";
+  CHECK(ended.code == 128 + SIGKILL);
+  CHECK_THAT(
+      ended.err, ContainsText("ddprun: " + rank + " was stopped by signal 19 (SIGSTOP)\n") &&
+                     ContainsText("ddprun: all other ranks have ended; killing " + rank));
+}
+
+TEST_CASE("a stopped rank may go on", "[process]") {
+  ProcessOptions options;
+  options.join_streams = true;
+  Process job(
+      ddprun_sh({"-n", "2"}, "[ $RANK = 0 ] && exit 0; echo pid $$; kill -STOP $$; echo awake"),
+      options);
+  job.read_until("was stopped");
+  ::kill(numbers_after(job.out(), "[1] pid ").at(0), SIGCONT);
+  const Ended ended = job.wait();
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.out, ContainsText("[1] awake"));
+}
+
 TEST_CASE("a caller that ignores SIGCHLD does not hide how the ranks ended", "[process]") {
   ProcessOptions ignoring;
   ignoring.ignored_signals = {SIGCHLD};

@@ -28,12 +28,13 @@ Environment sorted(Environment environment) {
 TEST_CASE("a rank's environment names it, its world and the master", "[pure]") {
   auto options = job(4, 3, 2);
   options.master_addr = "host0";
+  options.max_restarts = 5;
   CHECK(
-      sorted(rank_environment({}, options, 29500, 1, "6")) ==
+      sorted(rank_environment({}, options, {2, 29500}, 1, "6")) ==
       Environment{
           "GROUP_RANK=2", "GROUP_WORLD_SIZE=3", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4",
           "MASTER_ADDR=host0", "MASTER_PORT=29500", "OMP_NUM_THREADS=6", "RANK=9",
-          "WORLD_SIZE=12"});
+          "TORCHELASTIC_MAX_RESTARTS=5", "TORCHELASTIC_RESTART_COUNT=2", "WORLD_SIZE=12"});
 }
 
 TEST_CASE("ranks are numbered through all hosts without a gap", "[pure]") {
@@ -52,14 +53,18 @@ TEST_CASE("what is inherited stays, unless it speaks of another job", "[pure]") 
       "EMPTY=",
       "WORLD_SIZE=9",
       "MASTER_PORT=1",
-      "TORCHELASTIC_USE_AGENT_STORE=True"};
-  const auto result = rank_environment(inherited, job(1), 2, 0, "1");
+      "TORCHELASTIC_USE_AGENT_STORE=True",
+      "TORCHELASTIC_RESTART_COUNT=7"};
+  const auto result = rank_environment(inherited, job(1), {0, 2}, 0, "1");
   const auto has = [&](const std::string& entry) {
     return std::count(result.begin(), result.end(), entry) == 1;
   };
   for (const char* kept : {"PATH=/bin", "RANKING=first", "EMPTY="}) CHECK(has(kept));
-  for (const char* own : {"RANK=0", "WORLD_SIZE=1", "MASTER_PORT=2"}) CHECK(has(own));
-  CHECK(result.size() == 3 + 9);
+  for (const char* own :
+       {"RANK=0", "WORLD_SIZE=1", "MASTER_PORT=2", "TORCHELASTIC_RESTART_COUNT=0"}) {
+    CHECK(has(own));
+  }
+  CHECK(result.size() == 3 + 11);
 }
 
 TEST_CASE("OMP_NUM_THREADS: the option, else the user's, else a share of the cores", "[pure]") {

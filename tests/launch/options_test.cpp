@@ -102,8 +102,21 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
       {{"-n", "2", "--"}, {"expected a program"}},
       {{"-n", "2", ""}, {"program's name"}},
       {{"-n", "2", "--frobnicate", "p"}, {"unknown option '--frobnicate'"}},
-      {{"-n", "2", "--nnodes", "2", "p"}, {"--master-addr and --master-port"}},
+      {{"-n", "2", "--nnodes", "2", "p"},
+       {"--rdzv-endpoint, the same on every host", "--master-addr and --master-port"}},
       {{"-n", "2", "--nnodes", "2", "--master-addr", "h", "p"}, {"--master-port"}},
+      {{"-n", "2", "--rdzv-endpoint", "h", "p"}, {"--rdzv-endpoint", "HOST:PORT", "'h'"}},
+      {{"-n", "2", "--rdzv-endpoint", ":1", "p"}, {"--rdzv-endpoint", "HOST:PORT"}},
+      {{"-n", "2", "--rdzv-endpoint", "h:0", "p"}, {"--rdzv-endpoint", "1 to 65535"}},
+      {{"-n", "2", "--rdzv-endpoint", "h:1", "--master-port", "2", "p"},
+       {"--rdzv-endpoint", "replaces"}},
+      {{"-n", "2", "--standalone", "--rdzv-endpoint", "h:1", "p"},
+       {"--standalone", "--rdzv-endpoint"}},
+      {{"-n", "2", "--max-restarts", "-1", "p"}, {"--max-restarts", "'-1'"}},
+      {{"-n", "2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--max-restarts", "1", "p"},
+       {"--max-restarts: expected one host, got --nnodes 2", "torchrun"}},
+      {{"-n", "2", "--log-dir", "", "p"}, {"--log-dir", "expected a folder"}},
+      {{"-n", "2", "--no-prefix", "--log-dir", "x", "p"}, {"--log-dir", "--no-prefix"}},
       {{"-n", "2", "--nnodes", "0", "p"}, {"--nnodes", "'0'"}},
       {{"-n", "2", "--node-rank", "1", "p"}, {"--node-rank", "less than --nnodes (1)", "got 1"}},
       {{"-n", "2", "--master-addr", "", "p"}, {"--master-addr"}},
@@ -133,7 +146,8 @@ TEST_CASE("--help explains every option and --version tells it", "[pure]") {
   CHECK(help.err.empty());
   for (const char* text :
        {"Usage: ddprun -n RANKS", "--standalone", "--nnodes", "--node-rank", "--master-addr",
-        "--master-port", "--omp-threads", "--grace", "--no-prefix", "ddprun -n 2 ./train"}) {
+        "--master-port", "--omp-threads", "--grace", "--no-prefix", "--max-restarts", "--log-dir",
+        "--rdzv-endpoint", "ddprun -n 2 ./train"}) {
     CHECK_THAT(help.out, ContainsText(text));
   }
   const Parse version({"--version"});

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/temporary_folder.h"
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -18,10 +18,10 @@ namespace {
 
 using ddp::testing::Ended;
 using ddp::testing::lines_of;
+using ddp::testing::names_in;
 using ddp::testing::numbers_after;
 using ddp::testing::Process;
-using examples::testing::names_in;
-using examples::testing::TemporaryFolder;
+using ddp::testing::TemporaryFolder;
 
 constexpr int kRanks = 2;
 

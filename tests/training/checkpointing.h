@@ -12,14 +12,14 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "examples/temporary_folder.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 namespace ddp::testing {
 
-using examples::testing::names_in;
-using examples::testing::TemporaryFolder;
+using ddp::testing::names_in;
+using ddp::testing::TemporaryFolder;
 
 /// A value of a user's own class.
 struct Counter {

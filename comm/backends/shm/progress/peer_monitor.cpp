@@ -59,22 +59,22 @@ bool PeerMonitor::uses_gloo(uint64_t number) const {
 }
 
 std::string PeerMonitor::to_text(const Descriptor& d) const {
-  const char* kinds[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
-  const char* reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
-  std::string text = kinds[static_cast<uint32_t>(d.kind)];
-  if (d.kind == Kind::kBarrier) return text;
-  const auto dtype = static_cast<c10::ScalarType>(d.dtype);
-  if (d.carrier == Carrier::kGloo) return c10::str(text, " of ", dtype, " (through Gloo)");
-  text += c10::str(" of ", d.numel, " x ", dtype);
-  // With a word on their sizes: those may be all that differs.
-  if (d.tensors > 1) text += c10::str(" in ", d.tensors, " tensors of sizes #", d.sizes % 10000);
-  if (d.kind == Kind::kBroadcast) {
-    text += c10::str(" from rank ", peers_[static_cast<size_t>(d.root)].rank);
+  CollectiveCall call;
+  call.kind = d.kind;
+  if (d.kind == Kind::kBarrier) return ddp::to_text(call);
+  if (d.carrier == Carrier::kGloo) {
+    return c10::str(
+        ddp::to_text(d.kind), " of ", static_cast<c10::ScalarType>(d.dtype), " (through Gloo)");
   }
+  call.dtype = static_cast<int8_t>(d.dtype);
+  call.tensors = d.tensors;
+  call.sizes = d.sizes;
+  call.numel = d.numel;
+  if (d.kind == Kind::kBroadcast) call.root = peers_[static_cast<size_t>(d.root)].rank;
   if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
-    text += c10::str(", ", reductions[d.reduction]);
+    call.reduction = static_cast<int8_t>(d.reduction);
   }
-  return text;
+  return ddp::to_text(call);
 }
 
 bool PeerMonitor::has_stopped(int rank, uint64_t number) const {

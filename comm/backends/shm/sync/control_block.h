@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <string>
 
+#include "../../../collective_call.h"
 #include "doorbell.h"
 
 namespace ddp::backends::shm {
 
-enum class Kind : uint32_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+using Kind = CollectiveKind;
 
 /// What moves the bytes of a collective.
 enum class Carrier : uint32_t { kMemory, kGloo };

@@ -19,6 +19,7 @@
 
 namespace ddp {
 
+class CallHistory;
 class PresenceSocket;
 class StoreExecutor;
 
@@ -51,12 +52,16 @@ class AgreedError : public c10::Error {
 /// A rank that ends without a word is found by its PresenceSocket: at once where a collective
 /// breaks, else after four seconds of waiting.
 ///
+/// Ranks that call different collectives are found by their CallHistory: a rank whose wait fails,
+/// or lasts two seconds, compares its calls with those of the ranks that did so before. A rank that
+/// is behind, and has called the same so far, differs from nobody.
+///
 /// No waiting thread talks to the store: the monitor's own thread does, and the waiting thread
 /// takes what answer there is. Where the process that hosts the store is stopped, waits end with
 /// their timeout, and the text says which rank does not answer.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
-/// each half second and, after two seconds, two for each doubling of the time; the same for any
+/// each half second and, after two seconds, four for each doubling of the time; the same for any
 /// world size. Probes go to the peers and not to the store.
 /// Threads: all members, from any thread.
 class GroupMonitor {
@@ -71,6 +76,9 @@ class GroupMonitor {
     std::shared_ptr<PresenceSocket> presence = {};
     std::vector<std::string> addresses = {};  // of all ranks' PresenceSockets; may be empty
     std::function<void()> abort_backends = {};
+    /// What this rank calls in the group; empty: its calls are not compared.
+    std::shared_ptr<const CallHistory> calls = {};
+    std::string group_name = {};
     /// One of the group's backends waits on streams.
     bool has_streams = false;
   };
@@ -155,7 +163,11 @@ class GroupMonitor {
 
   StoreExecutor& executor();
   static void read_failure(Known& known, c10d::Store& store, int rank);
-  std::optional<std::string> look(std::chrono::milliseconds at_most);
+  using Question = std::function<std::optional<std::string>(c10d::Store&)>;
+  Question comparison(const std::string& where) const;
+  std::optional<std::string> look(
+      std::chrono::milliseconds at_most,
+      const std::optional<std::string>& compare_in = std::nullopt);
   std::optional<std::string> failure_for_this_rank() const;
   void report(const std::string& where);
   std::vector<Waiting> waiting_ranks();

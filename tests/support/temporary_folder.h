@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::testing {
+namespace ddp::testing {
 
 // POSIX, not std::filesystem: LibTorch's libraries export an older copy of that one's functions,
 // which a program that links them gets instead of its own and crashes in.
@@ -63,4 +63,4 @@ class TemporaryFolder {
   std::string path_;
 };
 
-}  // namespace examples::testing
+}  // namespace ddp::testing

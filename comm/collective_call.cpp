@@ -1,0 +1,80 @@
+#include "collective_call.h"
+
+#include <array>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+namespace ddp {
+namespace {
+
+constexpr uint64_t kFnvBasis = 14695981039346656037ULL;
+
+// FNV-1a over whole numbers.
+uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 1099511628211ULL; }
+
+// MurmurHash3's last step: behind FNV alone, numbers that are near each other share their upper
+// half.
+uint64_t spread(uint64_t hash) {
+  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccdULL;
+  hash = (hash ^ (hash >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  return hash ^ (hash >> 33);
+}
+
+constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
+                            "reduce",     "gather",    "scatter",    "all_to_all"};
+constexpr std::array kReductions{"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                 "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+
+}  // namespace
+
+uint64_t CollectiveCall::hash() const {
+  uint64_t hash = mixed(kFnvBasis, static_cast<uint64_t>(kind));
+  for (const int64_t field : {int64_t{dtype}, int64_t{reduction}, int64_t{root}}) {
+    hash = mixed(hash, static_cast<uint64_t>(field));
+  }
+  return spread(mixed(mixed(mixed(hash, tensors), sizes), numel));
+}
+
+CollectiveCall describe_call(
+    CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction, int64_t root) {
+  CollectiveCall call;
+  call.kind = kind;
+  call.reduction = static_cast<int8_t>(reduction);
+  call.root = static_cast<int32_t>(root);
+  if (tensors.empty()) return call;
+  call.dtype = static_cast<int8_t>(tensors[0].scalar_type());
+  if (kind == CollectiveKind::kAllToAll) return call;
+  call.tensors = static_cast<uint32_t>(tensors.size());
+  call.sizes = tensors.size() > 1 ? kFnvBasis : 0;
+  for (const auto& tensor : tensors) {
+    const auto numel = static_cast<uint64_t>(tensor.numel());
+    call.numel += numel;
+    if (tensors.size() > 1) call.sizes = mixed(call.sizes, numel);
+  }
+  return call;
+}
+
+const char* to_text(CollectiveKind kind) { return kKinds.at(static_cast<size_t>(kind)); }
+
+std::string to_text(const CollectiveCall& call) {
+  std::string text = to_text(call.kind);
+  if (call.dtype < 0) return text;
+  const auto dtype = static_cast<c10::ScalarType>(call.dtype);
+  if (call.kind == CollectiveKind::kAllToAll) return c10::str(text, " of ", dtype);
+  text += c10::str(" of ", call.numel, " x ", dtype);
+  // With a word on their sizes: those may be all that differs.
+  if (call.tensors > 1) {
+    text += c10::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
+  }
+  if (call.root >= 0) {
+    const bool sends =
+        call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter;
+    text += c10::str(sends ? " from rank " : " to rank ", call.root);
+  }
+  if (call.reduction >= 0)
+    text += c10::str(", ", kReductions.at(static_cast<size_t>(call.reduction)));
+  return text;
+}
+
+}  // namespace ddp

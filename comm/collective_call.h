@@ -1,0 +1,64 @@
+// One collective, as one rank calls it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+namespace ddp {
+
+enum class CollectiveKind : uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kBarrier,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll
+};
+
+/// What all ranks of a group have to call alike. Ranks whose calls differ wait for each other, or
+/// write over each other's memory.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  int8_t dtype = -1;      // at::ScalarType; -1: no tensors
+  int8_t reduction = -1;  // c10d::ReduceOp::RedOpType; -1: reduces nothing
+  int32_t root = -1;      // a rank of the group; -1: has none
+  uint32_t tensors = 1;   // how many hold the elements
+  uint64_t sizes = 0;     // a hash of the tensors' numbers of elements, where there are several
+  uint64_t numel = 0;     // of all tensors; 0 for an all-to-all, whose sizes are each rank's own
+
+  bool operator==(const CollectiveCall& other) const {
+    return kind == other.kind && dtype == other.dtype && reduction == other.reduction &&
+           root == other.root && tensors == other.tensors && sizes == other.sizes &&
+           numel == other.numel;
+  }
+  bool operator!=(const CollectiveCall& other) const { return !(*this == other); }
+
+  /// Of all members: calls of different hashes differ.
+  uint64_t hash() const;
+};
+
+/// \param tensors  those whose sizes and dtype are the same on all ranks: of a scatter the output,
+///        of a gather the input.
+CollectiveCall describe_call(
+    CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction = -1, int64_t root = -1);
+
+/// The same with one tensor for each rank, in the list that c10d takes for each of a rank's
+/// devices.
+inline CollectiveCall describe_lists(
+    CollectiveKind kind, const std::vector<std::vector<at::Tensor>>& lists, int reduction = -1) {
+  return describe_call(kind, lists.empty() ? at::ArrayRef<at::Tensor>() : lists[0], reduction);
+}
+
+/// "all_reduce".
+const char* to_text(CollectiveKind kind);
+/// "all_reduce of 10 x Float, SUM".
+std::string to_text(const CollectiveCall& call);
+
+}  // namespace ddp

@@ -1,0 +1,56 @@
+// Whether the ranks of a group have called the same collectives.
+#include <utility>
+#include <vector>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/group_monitor.h>
+
+#include "call_records.h"
+#include "failure_records.h"
+#include "group_monitor_known.h"
+
+namespace ddp {
+namespace {
+
+using Lane = CallHistory::Lane;
+
+std::string likely_cause(const Desync& desync) {
+  const auto& [lower, upper, number] = desync;
+  if (lower.attempts == upper.attempts) return "";
+  const bool lower_began = lower.attempts > upper.attempts;
+  return monitor::uneven_forwards_text(
+      c10::str("rank ", (lower_began ? lower : upper).rank),
+      c10::str("rank ", (lower_began ? upper : lower).rank));
+}
+
+}  // namespace
+
+/// A question to the store: whether this rank's calls up to now differ from those of another rank
+/// that waits. Records that as the group's failure, and answers with the failure.
+GroupMonitor::Question GroupMonitor::comparison(const std::string& where) const {
+  CallRecord own;
+  own.rank = setup_.rank;
+  own.where = where;
+  {
+    const std::lock_guard lock(mutex_);
+    own.attempts = attempts_;
+  }
+  std::vector<std::pair<Lane, CallRecord>> records;
+  for (const auto lane : CallHistory::kLanes) {
+    own.list = setup_.calls->read(lane);
+    if (!own.list.calls.empty()) records.emplace_back(lane, own);
+  }
+  return [records = std::move(records),
+          name = setup_.group_name](c10d::Store& store) -> std::optional<std::string> {
+    for (const auto& [lane, record] : records) {
+      if (const auto desync = compare_calls(store, lane, record)) {
+        return record_failure(
+            store,
+            c10::str(likely_cause(*desync), "process group \"", name, "\": ", to_text(*desync)));
+      }
+    }
+    return std::nullopt;
+  };
+}
+
+}  // namespace ddp

@@ -1,0 +1,99 @@
+// What a rank in trouble makes of a store that does not answer, and of a peer that stands still.
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/internal/group_monitor.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/presence.h"
+#include "comm/watched_store.h"
+#include "support/error_of.h"
+
+#include "support/catch.h"
+
+using ddp::GroupMonitor;
+using ddp::PresenceSocket;
+using namespace std::chrono_literals;
+
+namespace {
+
+const ddp::GlooDevices kOnLoopback{{}, "127.0.0.1"};
+
+/// A store that answers nothing before its end.
+struct Silence {
+  std::promise<void> end;
+  std::shared_future<void> ended{end.get_future()};
+
+  ~Silence() { end.set_value(); }
+
+  c10::intrusive_ptr<c10d::Store> store() {
+    return c10::make_intrusive<ddp::testing::WatchedStore>(
+        c10::make_intrusive<c10d::HashStore>(), [ended = ended](auto&) { ended.wait(); });
+  }
+};
+
+void set_text(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+GroupMonitor::Setup setup_of(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  GroupMonitor::Setup setup;
+  setup.rank = rank;
+  setup.size = 3;
+  setup.timeout = 60s;
+  setup.store = store;
+  return setup;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a rank whose peer is gone does not ask a silent store again and again", "[comm][errors]") {
+  Silence silence;
+  auto setup = setup_of(1, silence.store());
+  setup.store_host = 0;
+  setup.presence = std::make_shared<PresenceSocket>(kOnLoopback);
+  const PresenceSocket host(kOnLoopback);
+  auto gone = std::make_unique<PresenceSocket>(kOnLoopback);
+  setup.addresses = {host.address(), setup.presence->address(), gone->address()};
+  gone.reset();
+  GroupMonitor monitor(setup);
+
+  const auto seen = ddp::testing::timed_error_of([&] {
+    monitor.abort_on_error(
+        [] { return std::string("reducing"); },
+        [] { throw std::runtime_error("Connection closed by peer"); });
+  });
+  CHECK_THAT(
+      seen.error,
+      ContainsText("reducing failed on rank 1 of 3: Connection closed by peer; rank 2 of 3 has "
+                   "ended, or left the process group."));
+  CHECK(seen.seconds < 4);  // two seconds of patience, once
+}
+
+TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (int rank = 0; rank < 3; ++rank) {
+    set_text(*store, GroupMonitor::report_key(rank), "\t");
+  }
+  const auto timed_out = [](GroupMonitor& monitor) {
+    return ddp::testing::error_of([&] {
+      monitor.abort_on_error(
+          [] { return std::string("learning what the ranks will do"); },
+          [] { throw std::runtime_error("Timed out"); });
+    });
+  };
+  // Rank 1 is out of input, in a join: it begins no forward pass.
+  auto setup = setup_of(0, store);
+  setup.timeout = 1s;
+  GroupMonitor trains(setup);
+  trains.begin_attempt();
+  set_text(*store, GroupMonitor::report_key(1), "\tlearning what the ranks will do\t0");
+  CHECK_THAT(
+      timed_out(trains),
+      Catch::StartsWith("learning what the ranks will do failed on rank 0 of 3: Timed out; ranks "
+                        "0, 1 had arrived, rank 2 had not"));
+}

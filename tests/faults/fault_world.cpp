@@ -1,0 +1,228 @@
+// One rank, RANK of WORLD_SIZE, of a small training in which one rank suffers a fault.
+//
+// fault_world PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER
+//   PHASE      before (init_process_group), constructor, forward, backward, collective, join,
+//              between (two steps), save or destroy: where the fault comes
+//   FAULT      kill, segv, exit, throw (an exception that leaves main) or stop
+//   VICTIM     the rank that suffers it
+//   TRANSPORT  shm, gloo, or hosts: shm, where the last rank is on a host of its own
+//   SECONDS    the group's timeout
+//   FOLDER     for the checkpoint
+//
+// Each rank prints what happens to it and when, by the clock that all processes of a host share:
+//   rank 2 strikes at 123456 ms
+//   rank 0 learned at 123499 ms: TEXT          the error that this rank got, in one line
+//   rank 0 left at 123512 ms                   it has taken its group apart
+// A rank that got an error ends with exit code 1. No rank ends for the SIGTERM that a launcher
+// sends after a failure: what a survivor learns by itself is what this is about.
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <ddp/internal/error_text.h>
+#include <torch/torch.h>
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kCannotPlayHost = 77;
+
+int rank_of_this() { return std::atoi(std::getenv("RANK")); }
+int world_size() { return std::atoi(std::getenv("WORLD_SIZE")); }
+
+void say(const char* what, const std::string& text = "") {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+  auto line = text;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  std::printf(
+      "rank %d %s at %lld ms%s%s\n", rank_of_this(), what, static_cast<long long>(ms),
+      line.empty() ? "" : ": ", line.c_str());
+  std::fflush(stdout);
+}
+
+/// Gives this process a boot id of its own, by which the library tells hosts apart.
+void play_other_host() {
+  const bool moved = unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
+  const auto* const random = "/proc/sys/kernel/random";
+  const bool mounted =
+      moved && mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+      mount(
+          (std::string(random) + "/uuid").c_str(), (std::string(random) + "/boot_id").c_str(),
+          nullptr, MS_BIND, nullptr) == 0;
+  if (mounted) return;
+  std::perror("skipped: this process may not mount, which makes it another host");
+  std::exit(kCannotPlayHost);
+}
+
+/// Waits until no rank ends for SIGTERM any more: a fault comes after that.
+void meet_in(const std::filesystem::path& folder) {
+  const auto sign_of = [&](int rank) { return folder / ("ready-" + std::to_string(rank)); };
+  std::filesystem::create_directories(folder);
+  std::ofstream(sign_of(rank_of_this())).close();
+  for (int rank = 0; rank < world_size(); ++rank) {
+    while (!std::filesystem::exists(sign_of(rank))) std::this_thread::sleep_for(10ms);
+  }
+}
+
+class Misfortune {
+ public:
+  Misfortune(std::string phase, std::string fault, bool is_victim)
+      : phase_(std::move(phase)), fault_(std::move(fault)), is_victim_(is_victim) {}
+
+  bool is_victim() const { return is_victim_; }
+
+  void strike_at(const std::string& phase) const {
+    if (!is_victim_ || phase != phase_) return;
+    say("strikes");
+    if (fault_ == "kill") std::raise(SIGKILL);
+    if (fault_ == "segv") std::raise(SIGSEGV);
+    if (fault_ == "stop") std::raise(SIGSTOP);
+    if (fault_ == "exit") _exit(3);
+    throw std::runtime_error("user boom");
+  }
+
+ private:
+  const std::string phase_, fault_;
+  const bool is_victim_;
+};
+
+class NetImpl : public torch::nn::Module {
+ public:
+  explicit NetImpl(const Misfortune& misfortune) : misfortune_(misfortune) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = first_->forward(x);
+    if (!is_armed_) return second_->forward(y);
+    misfortune_.strike_at("forward");
+    if (y.requires_grad()) {
+      y.register_hook([this](const at::Tensor&) { misfortune_.strike_at("backward"); });
+    }
+    return second_->forward(y);
+  }
+
+  void arm() { is_armed_ = true; }
+
+ private:
+  const Misfortune& misfortune_;
+  bool is_armed_ = false;
+  torch::nn::Linear first_ = register_module("first", torch::nn::Linear(8, 64));
+  torch::nn::Linear second_ = register_module("second", torch::nn::Linear(64, 4));
+};
+TORCH_MODULE(Net);
+
+/// A part of the user's own in a checkpoint.
+struct Progress {
+  const Misfortune& misfortune;
+
+  void save(torch::serialize::OutputArchive& archive) const {
+    misfortune.strike_at("save");
+    archive.write("samples", torch::zeros({1}));
+  }
+  void load(torch::serialize::InputArchive&) {}
+};
+
+class Training {
+ public:
+  Training(const Misfortune& misfortune, std::string folder)
+      : misfortune_(misfortune), folder_(std::move(folder)) {}
+
+  void run() {
+    ddp::barrier();
+    misfortune_.strike_at("constructor");
+    Net net(misfortune_);
+    ddp::DistributedDataParallel model(net);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    Progress progress{misfortune_};
+    ddp::Checkpointer checkpointer(folder_);
+    checkpointer.add("model", model).add("optimizer", optimizer).add_per_rank("progress", progress);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      model->forward(torch::ones({2, 8})).sum().backward();
+      optimizer.step();
+    };
+
+    step();
+    step();
+    net->arm();
+    step();
+    misfortune_.strike_at("between");
+    step();
+    collectives();
+    join(model, step);
+    checkpointer.save(1);
+    checkpointer.wait();
+  }
+
+ private:
+  void collectives() {
+    const int rank = ddp::get_rank(), size = ddp::get_world_size();
+    auto sum = torch::ones({1});
+    ddp::all_reduce(sum);
+    misfortune_.strike_at("collective");
+    std::vector<at::Tensor> all;
+    for (int other = 0; rank == 1 && other < size; ++other) all.push_back(torch::zeros({1}));
+    ddp::gather(all, sum, /*dst=*/1);
+    ddp::barrier();
+  }
+
+  // Rank 1 is out of input before the fault comes.
+  template <typename Model, typename Step>
+  void join(Model& model, const Step& step) {
+    model->join([&] {
+      for (int i = 0; i < (ddp::get_rank() == 1 ? 1 : 4); ++i) {
+        if (i == 2) misfortune_.strike_at("join");
+        step();
+      }
+    });
+  }
+
+  const Misfortune& misfortune_;
+  const std::string folder_;
+};
+
+void run(const Misfortune& misfortune, const std::string& transport, int seconds, char* folder) {
+  misfortune.strike_at("before");
+  ddp::init_process_group(ddp::ProcessGroupOptions()
+                              .backend(transport == "gloo" ? "gloo" : "shm")
+                              .timeout(std::chrono::seconds(seconds)));
+  Training(misfortune, folder).run();
+  misfortune.strike_at("destroy");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  TORCH_CHECK(argc == 7, "expected a phase, a fault, a rank, a transport, seconds and a folder");
+  std::signal(SIGTERM, SIG_IGN);
+  const std::string transport = argv[4];
+  if (transport == "hosts" && rank_of_this() == world_size() - 1) play_other_host();
+  meet_in(argv[6]);
+  at::set_num_threads(1);
+
+  const Misfortune misfortune(argv[1], argv[2], rank_of_this() == std::atoi(argv[3]));
+  const auto train = [&] { run(misfortune, transport, std::atoi(argv[5]), argv[6]); };
+  if (misfortune.is_victim()) {
+    train();  // what it throws leaves main
+    return EXIT_SUCCESS;
+  }
+  const auto text = ddp::problem_of(train);
+  if (!text.empty()) say("learned", text);
+  if (ddp::is_initialized()) ddp::destroy_process_group();
+  say("left");
+  return text.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
+}

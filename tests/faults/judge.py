@@ -1,0 +1,101 @@
+"""Says what a case of the fault matrix should have done and did not."""
+
+import re
+
+from cases import RANKS
+from world import GRACE, GROUP_TIMEOUT, waits_for_timeout
+
+NEWS_WITHIN = 5  # seconds
+LAUNCHER_WITHIN = 3  # seconds beyond what it gives the survivors
+TORCHRUN_GRACE = 30  # seconds between its SIGTERM and its SIGKILL
+
+# Where a survivor of each phase may find out: what it waited for, or what threw.
+WAITED_IN = {
+    "before": r"init_process_group",
+    "constructor": r"DistributedDataParallel|init_process_group|starting|reading|broadcast",
+    "forward": r"reducing|forward|backward|counting",
+    "backward": r"reducing|backward|forward",
+    "collective": r"gather|barrier",
+    "join": r"join|reducing|learning what the ranks will do",
+    "between": r"reducing|forward|backward",
+    "save": r"Checkpoint|checkpoint|gather",
+    "destroy": r"",
+}
+
+
+def survivors(case):
+    return [rank for rank in range(RANKS) if rank != case.victim]
+
+
+def names(text, rank):
+    """Whether a text speaks of that rank: "rank 2 of 3", "ranks 0, 2"."""
+    return re.search(rf"\branks? (?:\d+, )*{rank}\b", text) is not None
+
+
+def news_within(case):
+    """Seconds from the fault to a survivor's error."""
+    return NEWS_WITHIN + (GROUP_TIMEOUT if waits_for_timeout(case) else 0)
+
+
+def end_within(case):
+    """Seconds from the fault to the launcher's end."""
+    allowed = news_within(case) + LAUNCHER_WITHIN
+    if case.launcher == "ddprun":
+        return allowed + GRACE
+    return allowed + (TORCHRUN_GRACE if case.launcher == "torchrun" else 0)
+
+
+def misses_of_survivors(case, observed):
+    allowed = news_within(case) * 1000
+    for rank in survivors(case):
+        if rank not in observed.left:
+            yield f"rank {rank} did not leave its group"
+        if case.phase == "destroy":
+            # Not a collective: nobody waits for the rank that is lost there.
+            if rank in observed.learned:
+                yield f"rank {rank} threw: {observed.learned[rank][1]}"
+            elif observed.left.get(rank, 0) > NEWS_WITHIN * 1000:
+                yield f"rank {rank} left after {observed.left[rank]} ms"
+            continue
+        if rank not in observed.learned:
+            yield f"rank {rank} did not throw"
+            continue
+        after, text = observed.learned[rank]
+        if after > allowed:
+            yield f"rank {rank} threw after {after} ms"
+        if not names(text, case.victim):
+            yield f"rank {rank} did not name rank {case.victim}: {text}"
+        elif not re.search(WAITED_IN[case.phase], text):
+            yield f"rank {rank} did not say where: {text}"
+
+
+def misses_of_launcher(case, observed):
+    if case.launcher == "plain":
+        for code in observed.codes:
+            if code != (0 if case.phase == "destroy" else 1):
+                yield f"a survivor ended with exit code {code}"
+        return
+    if observed.codes == [0]:
+        yield "the launcher ended with exit code 0"
+    # What the survivors said is the launcher's output, too: the lines about a rank are its own.
+    own = "\n".join(line for line in observed.output.splitlines()
+                    if re.search(r"ddprun:|\(pid|rank\s+: ", line))
+    named = names(own, case.victim) or re.search(rf"rank\s*: {case.victim}\b", own)
+    if not named and not (case.launcher == "torchrun" and case.fault == "stop"):
+        yield f"the launcher did not name rank {case.victim}"
+
+
+def misses(case, observed):
+    """What is wrong with a case; nothing where it did all that it should."""
+    if not observed.struck_at:
+        return ["the fault did not come: " + observed.output[-500:]]
+    found = []
+    if observed.hung:
+        found.append("hung")
+    elif observed.ended_after > end_within(case):
+        found.append(f"ended after {observed.ended_after:.1f} s")
+    found += misses_of_survivors(case, observed)
+    if not observed.hung:
+        found += misses_of_launcher(case, observed)
+    found += [f"left behind: {what}" for what in observed.left_behind]
+    return found

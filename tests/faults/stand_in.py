@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Stands in for fault_world and for a launcher of it, and does one thing wrong: DDP_TWIN says what.
+
+    stand_in.py PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER      a rank
+    stand_in.py -n 3 ... -- PROGRAM ARGUMENTS...                 a launcher
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+twin = os.environ.get("DDP_TWIN", "")
+
+
+def launch():
+    command = sys.argv[sys.argv.index("--") + 1 :]
+    ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(r)}) for r in range(3)]
+    for rank, process in enumerate(ranks):
+        if process.wait() == 3 and twin != "launcher that names nobody":
+            print(f"ddprun: rank {rank} (pid {process.pid}) exited with code 3", flush=True)
+    return 0 if twin == "launcher that returns 0" else 3
+
+
+def run_rank():
+    rank, victim = int(os.environ["RANK"]), int(sys.argv[3])
+    now = int(time.monotonic() * 1000)
+    if rank == victim:
+        if twin == "stray file":
+            (pathlib.Path(os.environ["TMPDIR"]) / "stray").touch()
+        if twin == "stray process":
+            subprocess.Popen(["sleep", "60"], start_new_session=True)
+        if twin != "no fault":
+            print(f"rank {rank} strikes at {now} ms", flush=True)
+        return 3
+    if twin == "survivor that hangs":
+        time.sleep(60)
+    if twin == "survivor that sleeps":
+        now += 6000
+    who = "a peer" if twin == "survivor that names nobody" else f"rank {victim} of 3"
+    where = "something" if twin == "survivor that does not say where" else "reducing bucket 0 of 1"
+    if twin != "survivor that does not throw":
+        print(f"rank {rank} learned at {now + 100} ms: {where} failed: {who} has ended", flush=True)
+    print(f"rank {rank} left at {now + 200} ms", flush=True)
+    return 0 if twin == "survivor that ends with 0" else 1
+
+
+sys.exit(launch() if "--" in sys.argv else run_rank())
