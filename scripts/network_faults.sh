@@ -199,7 +199,7 @@ survives() { # FAULT RANKS BACKEND SECONDS LEAST_MS COMMAND...
   local -a case=("$name" "$(world "$2" "$3")")
   stop_ranks && remove_hosts && make_hosts || fail "cannot make namespaces"
   start "$2" "$3" "$steps" "$4"
-  await_step 200 || { wrong "${case[@]}" "no rank trained" && return; }
+  await_step 100 || { wrong "${case[@]}" "no rank trained" && return; }
   fault "${@:6}"
   await_end $(($4 + 60)) || { wrong "${case[@]}" "a rank still runs" && return; }
   weights=$(said '^weights ([0-9]+),.*')
@@ -220,7 +220,7 @@ ends() { # FAULT RANKS BACKEND SECONDS TEXT_0 TEXT_1 COMMAND...: TEXT_N of host 
   local -a case=("$name" "$(world "$2" "$3"), timeout $4 s") texts=("$5" "$6")
   stop_ranks && remove_hosts && make_hosts || fail "cannot make namespaces"
   start "$2" "$3" 1000000 "$4"
-  await_step 200 || { wrong "${case[@]}" "no rank trained" && return; }
+  await_step 100 || { wrong "${case[@]}" "no rank trained" && return; }
   began=$(date +%s%N)
   fault "${@:7}"
   await_end $(($4 + beyond_timeout)) ||
@@ -250,7 +250,7 @@ no_way_to_meet() { # SECONDS
 
 # How long after the group's timeout a rank has left at the latest, see docs/network.md.
 beyond_timeout=12
-steps=1000
+steps=1500
 
 make_hosts 2>"$work/problem" || skip "cannot make network namespaces: $(head -n 1 "$work/problem")"
 row fault ranks outcome
