@@ -1,0 +1,130 @@
+"""Agents of torchrun join and leave while mnist trains: it goes on from its last checkpoint with as
+many ranks as there are, and learns what it learns undisturbed.
+
+elastic_test.py TORCHRUN MNIST. Exit code 77: skipped, no torchrun is usable here.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+PATIENCE = 100  # seconds
+torchrun, mnist = sys.argv[1:3]
+started = time.monotonic()
+
+
+def fail(what):
+    logs = "".join(f"--- {a.name}\n{a.log()}" for a in agents)
+    sys.exit(f"FAILED: {what}\n{logs}")
+
+
+def wait_until(what, condition):
+    while not condition():
+        if time.monotonic() - started > PATIENCE:
+            fail(f"waited in vain until {what}")
+        time.sleep(0.05)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def descendants(pid):
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as stat:
+                parents[int(entry)] = int(stat.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            pass
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found
+
+
+class Agent:
+    """One host's torchrun, with one rank."""
+
+    def __init__(self, name, hosts_rendezvous=False):
+        self.name = name
+        conf = ("last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,"
+                f"is_host={hosts_rendezvous}")
+        command = [
+            torchrun, "--nnodes=1:3", "--nproc-per-node=1", "--max-restarts=3",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
+            f"--rdzv-conf={conf}", "--monitor-interval=0.2", "--no-python", mnist, "--epochs=8",
+            f"--checkpoint={folder}/checkpoints", "--checkpoint-every=5", "--resume",
+        ]
+        # With the store that torchrun shares with the ranks, an agent that comes later waits for an
+        # address which is not there.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        with open(f"{folder}/{name}.log", "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        agents.append(self)
+
+    def log(self):
+        with open(f"{folder}/{self.name}.log", errors="replace") as log:
+            return log.read()
+
+    def kill(self):
+        """As a host that loses its power."""
+        for pid in reversed(descendants(self.process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def worlds():
+    """How many ranks each start had, as rank 0 says, on whichever host it is."""
+    starts = []
+    for agent in agents:
+        starts += re.findall(r"(\d) ranks?, cpu.*\nresumed after step (\d+)", agent.log())
+    return sorted((int(step), int(ranks)) for ranks, step in starts)
+
+
+def newest_checkpoint():
+    try:
+        names = os.listdir(f"{folder}/checkpoints")
+    except OSError:
+        return 0
+    return max([int(n[5:]) for n in names if n.startswith("step-")], default=0)
+
+
+if subprocess.run([torchrun, "--help"], capture_output=True, check=False).returncode != 0:
+    print(f"skipped: {torchrun} does not run")
+    sys.exit(77)
+port = free_port()
+agents = []
+with tempfile.TemporaryDirectory(prefix="ddp-elastic-") as folder:
+    try:
+        first, second, third = Agent("first", hosts_rendezvous=True), Agent("second"), Agent("third")
+        wait_until("three ranks have saved", lambda: newest_checkpoint() >= 15)
+        second.kill()
+        wait_until("two ranks go on", lambda: (worlds() or [(0, 0)])[-1][1] == 2)
+        fourth = Agent("fourth")
+        for agent in (first, third, fourth):
+            wait_until(f"{agent.name} has ended", lambda: agent.process.poll() is not None)
+            if agent.process.returncode != 0:
+                fail(f"{agent.name} ended with exit code {agent.process.returncode}")
+        output = "".join(a.log() for a in agents)
+        if [ranks for _, ranks in worlds()] != [3, 2, 3]:
+            fail(f"expected 3, 2 and 3 ranks, got (step, ranks) {worlds()}")
+        if not 15 <= worlds()[1][0] < worlds()[2][0]:
+            fail(f"expected each start to go on where the last one was, got {worlds()}")
+        if "bitwise equal on 3 ranks" not in output:
+            fail("expected equal parameters at the end")
+        accuracy = float(re.findall(r"test accuracy: ([\d.]+)%", output)[-1])
+        if accuracy < 95:
+            fail(f"expected an accuracy of 95%, got {accuracy}%")
+        print(f"(step, ranks) of each start: {worlds()}; accuracy {accuracy}%")
+    finally:
+        for agent in agents:
+            if agent.process.poll() is None:
+                agent.kill()
