@@ -12,12 +12,16 @@
 #include <thread>
 #include <utility>
 
+#include "bounded_call.h"
+
 namespace ddp {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
+// For an attempt when the deadline is about to pass.
+constexpr auto kLeastForLookup = std::chrono::milliseconds(500);
 
 std::string text_of(int error) { return std::strerror(error); }
 
@@ -36,18 +40,26 @@ std::string try_address(const addrinfo& address, std::chrono::milliseconds timeo
   return error == 0 ? "" : text_of(error);
 }
 
-// The host's addresses, or getaddrinfo's error.
-std::pair<Addresses, int> look_up(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  return {Addresses(status == 0 ? found : nullptr, freeaddrinfo), status};
+using Resolved = std::pair<Addresses, int>;
+
+// The host's addresses, or getaddrinfo's error. Name servers that do not answer take it longer than
+// the deadline.
+Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
+  auto result = bounded_call(
+      [host, port]() -> Resolved {
+        addrinfo hints{};
+        hints.ai_socktype = SOCK_STREAM;
+        addrinfo* found = nullptr;
+        const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+        return {Addresses(status == 0 ? found : nullptr, freeaddrinfo), status};
+      },
+      Deadline::in(std::max(deadline.left(), kLeastForLookup)));
+  return result ? std::move(*result) : Resolved{Addresses(nullptr, freeaddrinfo), EAI_AGAIN};
 }
 
 // The error of the last of the host's addresses, or "" when one of them took the connection.
 std::string try_host(const std::string& host, int port, const Deadline& deadline) {
-  const auto [addresses, status] = look_up(host, port);
+  const auto [addresses, status] = look_up(host, port, deadline);
   if (status != 0) return gai_strerror(status);
   std::string error;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
@@ -66,7 +78,7 @@ std::string await_address(
     const std::string& host, const Deadline& deadline, std::chrono::milliseconds patience) {
   const Deadline unknown(patience);
   for (;;) {
-    const int status = look_up(host, 0).second;
+    const int status = look_up(host, 0, deadline).second;
     if (status == 0) return "";
     if (deadline.passed() || (unknown.passed() && !is_passing(status))) return gai_strerror(status);
     std::this_thread::sleep_for(kBetweenAttempts);

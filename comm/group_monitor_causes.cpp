@@ -18,6 +18,9 @@ using namespace monitor;
 // How long a rank whose collective broke looks for the reason, which may be about to be written.
 constexpr milliseconds kReasonPatience{3000};
 
+// How long a peer's host may take to complete a connection: the kernel sends again after 1 s.
+constexpr milliseconds kConnecting{1500};
+
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text_of_bytes(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -135,6 +138,24 @@ std::string GroupMonitor::gone_ranks(milliseconds at_most) {
       host_is_gone_ ? c10::str(" (rank ", setup_.store_host, " hosts the store)") : "");
 }
 
+/// "; rank 1 of 3 cannot be reached: its host is down, or the network to it"; "" for none. A
+/// process that is stopped can be reached.
+std::string GroupMonitor::silent_ranks() const {
+  if (setup_.addresses.empty()) return "";
+  const auto found = probe(setup_.addresses, kConnecting);
+  std::vector<int> silent;
+  for (int rank = 0; rank < setup_.size; ++rank) {
+    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Presence::Silent) {
+      silent.push_back(rank);
+    }
+  }
+  if (silent.empty()) return "";
+  const bool is_one = silent.size() == 1;
+  return c10::str(
+      "; ", list(silent), " of ", setup_.size, " cannot be reached: ",
+      is_one ? "its host is down, or the network to it" : "their hosts are down, or the network");
+}
+
 /// That the store does not answer, and who hosts it; "" when it does.
 std::string GroupMonitor::silent_store() const {
   if (!setup_.store) return "";
@@ -185,8 +206,8 @@ std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
       const auto all_gone = gone_ranks(kProbe);
       return c10::str(what, "; ", all_gone.empty() ? gone : all_gone);
     }
-    if (!silent.empty()) return c10::str(what, "; ", silent);
-    if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where());
+    if (!silent.empty()) return c10::str(what, "; ", silent, silent_ranks());
+    if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where()) + silent_ranks();
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }

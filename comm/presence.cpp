@@ -2,6 +2,7 @@
 
 #include <ifaddrs.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -34,18 +35,28 @@ SocketAddress copy_of(const sockaddr* address, socklen_t length) {
   return copy;
 }
 
-// Length 0 for an interface without an internet address.
+// Whether other hosts can use it: a link-local one means another interface there.
+bool is_usable(const sockaddr* address) {
+  if (address->sa_family == AF_INET) return true;
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
+  return address->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr);
+}
+
+// IPv4 where there is both. Length 0 for an interface without an internet address.
 SocketAddress address_of_interface(const std::string& name) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, freeifaddrs);
+  SocketAddress found;
   for (const auto* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || name != entry->ifa_name) continue;
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
+    if (entry->ifa_addr == nullptr || name != entry->ifa_name || !is_usable(entry->ifa_addr)) {
+      continue;
     }
+    const bool is_v4 = entry->ifa_addr->sa_family == AF_INET;
+    if (is_v4) return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
+    if (found.length == 0) found = copy_of(entry->ifa_addr, sizeof(sockaddr_in6));
   }
-  return {};
+  return found;
 }
 
 // Of numbers alone: no name is looked up. Length 0 where they are none.
@@ -74,7 +85,9 @@ int make_socket(int family) {
 
 Presence verdict_of(int error) {
   if (error == 0) return Presence::Present;
-  return error == ECONNREFUSED ? Presence::Gone : Presence::Unknown;
+  const bool is_refused = error == ECONNREFUSED;
+  const bool is_unreachable = error == EHOSTUNREACH || error == ENETUNREACH || error == ETIMEDOUT;
+  return is_refused ? Presence::Gone : is_unreachable ? Presence::Silent : Presence::Unknown;
 }
 
 // A forked process has a copy of each descriptor: the socket would listen on after its owner's end.
@@ -173,8 +186,10 @@ std::vector<Presence> probe(
       waiting[i].fd = -1;
     }
   }
-  for (const auto& w : waiting) {
-    if (w.fd >= 0) close(w.fd);
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    if (waiting[i].fd < 0) continue;
+    found[i] = Presence::Silent;
+    close(waiting[i].fd);
   }
   return found;
 }

@@ -37,7 +37,8 @@ class PresenceSocket {
 enum class Presence {
   Present,
   Gone,     // its host answers, and nobody listens
-  Unknown,  // no answer in time, or an address that says nothing
+  Silent,   // nothing answers there: its host is down, or the network to it
+  Unknown,  // an address that says nothing
 };
 
 /// Connects to each PresenceSocket at `addresses`, all at the same time.

@@ -1,4 +1,7 @@
 // Whether a peer still exists, as its listening socket tells.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +54,28 @@ TEST_CASE("a process that a peer forked is not the peer", "[comm][errors]") {
   CHECK(probe({address}, 5s).front() == Presence::Gone);
   for (const int end : {lives[1], runs[0], runs[1]}) close(end);
   waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("an address that no host answers at is silent", "[comm][errors]") {
+  // A kernel whose queue of connections is full drops what comes, as a host that is down does.
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof name;
+  auto* generic = reinterpret_cast<sockaddr*>(&name);
+  REQUIRE((bind(listener, generic, length) == 0 && listen(listener, 0) == 0));
+  REQUIRE(getsockname(listener, generic, &length) == 0);
+  std::vector<int> queued;
+  for (int i = 0; i < 3; ++i) {
+    queued.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    connect(queued.back(), generic, length);
+  }
+  const auto address = "127.0.0.1 " + std::to_string(ntohs(name.sin_port));
+  CHECK(probe({address}, 200ms).front() == Presence::Silent);
+  close(listener);
+  CHECK(probe({address}, 5s).front() == Presence::Gone);
+  for (const int fd : queued) close(fd);
 }
 
 TEST_CASE("an interface will do in place of an address", "[comm]") {

@@ -175,6 +175,7 @@ class GroupMonitor {
   std::string with_arrivals(const std::string& what, const std::string& where);
   std::vector<int> find_gone(std::chrono::milliseconds at_most);
   std::string gone_ranks(std::chrono::milliseconds at_most);
+  std::string silent_ranks() const;
   std::optional<std::string> last_words();
   std::chrono::milliseconds store_patience() const;
   std::string silent_store() const;

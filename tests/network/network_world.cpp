@@ -1,0 +1,113 @@
+// One rank, RANK of WORLD_SIZE, of a training whose network, or whose host, has a fault.
+//
+// network_world STEPS SECONDS [BACKEND]
+//   SECONDS  the group's timeout
+//   BACKEND  default: the library's
+//
+// Prints "step N" every hundred steps; at the end which weights it has, and how long the longest
+// step took. What ends it early, it prints with the time since its last step. A rank that cannot
+// start prints why and after how long.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/process_group.h>
+#include <torch/torch.h>
+
+#include "comm/fnv1a.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// A file or a pipe would hold the lines back.
+void say(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+class Training {
+ public:
+  Training() : optimizer_(model_->parameters(), 0.01) {
+    torch::manual_seed(static_cast<uint64_t>(ddp::get_rank()));
+  }
+
+  void step() {
+    optimizer_.zero_grad();
+    model_->forward(torch::randn({8, 64})).pow(2).mean().backward();
+    optimizer_.step();
+  }
+
+  uint64_t fingerprint() const {
+    std::string bytes;
+    for (const auto& parameter : model_->parameters()) {
+      bytes.append(static_cast<const char*>(parameter.const_data_ptr()), parameter.nbytes());
+    }
+    return ddp::fnv1a(bytes);
+  }
+
+ private:
+  static torch::nn::Linear seeded_net() {
+    torch::manual_seed(0);
+    return torch::nn::Linear(64, 64);
+  }
+
+  ddp::DistributedDataParallel<torch::nn::Linear> model_{seeded_net()};
+  torch::optim::SGD optimizer_;
+};
+
+// What ended it; empty where nothing did.
+std::string train(int steps) {
+  double longest = 0;
+  uint64_t weights = 0;
+  auto start = Clock::now();
+  const auto problem = ddp::problem_of([&] {
+    Training training;
+    for (int step = 1; step <= steps; ++step) {
+      start = Clock::now();
+      training.step();
+      longest = std::max(longest, milliseconds_since(start));
+      if (step % 100 == 0) say(c10::str("step ", step));
+    }
+    weights = training.fingerprint();
+  });
+  if (problem.empty()) {
+    say(c10::str("weights ", weights, ", longest step ", longest, " ms"));
+  } else {
+    say(c10::str("learned after ", milliseconds_since(start), " ms: ", problem));
+  }
+  return problem;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  TORCH_CHECK(argc == 3 || argc == 4, "expected steps, seconds and maybe a backend");
+  at::set_num_threads(1);
+  const auto start = Clock::now();
+  const auto problem = ddp::problem_of([&] {
+    ddp::init_process_group(ddp::ProcessGroupOptions()
+                                .backend(argc == 4 ? argv[3] : "")
+                                .timeout(std::chrono::seconds(std::atoi(argv[2]))));
+  });
+  if (!problem.empty()) {
+    say(c10::str("refused after ", milliseconds_since(start), " ms: ", problem));
+    return EXIT_FAILURE;
+  }
+  const bool trained = train(std::atoi(argv[1])).empty();
+  const auto end = Clock::now();
+  ddp::destroy_process_group();
+  say(c10::str("left after ", milliseconds_since(end), " ms"));
+  return trained ? EXIT_SUCCESS : EXIT_FAILURE;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "network_world: %s\n", error.what());
+  return EXIT_FAILURE;
+}
