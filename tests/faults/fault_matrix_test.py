@@ -26,7 +26,7 @@ def misses_with(twin, launcher):
 
 class Judgement(unittest.TestCase):
     def setUp(self):
-        world.PATIENCE = dict.fromkeys(world.PATIENCE, 2)
+        world.PATIENCE = dict.fromkeys(world.PATIENCE, 5)
         world.KERNEL_PATIENCE = 0.3
 
     def test_nothing_is_missed_where_all_is_right(self):

@@ -25,6 +25,9 @@ def launch():
 
 def run_rank():
     rank, victim = int(os.environ["RANK"]), int(sys.argv[3])
+    struck = pathlib.Path(sys.argv[6])
+    while rank != victim and not struck.exists():
+        time.sleep(0.01)
     now = int(time.monotonic() * 1000)
     if rank == victim:
         if twin == "stray file":
@@ -33,6 +36,7 @@ def run_rank():
             subprocess.Popen(["sleep", "60"], start_new_session=True)
         if twin != "no fault":
             print(f"rank {rank} strikes at {now} ms", flush=True)
+        struck.mkdir()
         return 3
     if twin == "survivor that hangs":
         time.sleep(60)
