@@ -114,6 +114,36 @@ c10::intrusive_ptr<c10d::Work> all_to_all_async(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group = {});
 
+/// Gathers every rank's `input` into one tensor, in the order of ranks.
+///
+/// \param output  as many elements as all inputs together: [W * n, ...] or [W, n, ...] for inputs
+///        [n, ...].
+void all_gather_into_tensor(
+    at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> all_gather_into_tensor_async(
+    at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
+
+/// Reduces `input` over all ranks; rank r gets the r-th of its world-size equal parts.
+///
+/// \param input  as many elements as all outputs together. Never written to.
+void reduce_scatter_tensor(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+    const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+    const GroupArg& group = {});
+
+/// Sends each rank some rows of `input`, and receives rows of `output` from each.
+///
+/// \param output_splits, input_splits  how many rows come from each rank and go to it, by rank;
+///        empty: as many for each. Sizes of the other dimensions are the same on all ranks.
+void all_to_all_single(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
+    const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
+c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
+    const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
+
 /// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag, at least 0.
 void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 c10::intrusive_ptr<c10d::Work> send_async(

@@ -1,0 +1,141 @@
+// The collectives of <ddp/collectives.h> from one tensor into one tensor.
+#include <ddp/collectives.h>
+
+#include <numeric>
+
+#include <ddp/internal/check.h>
+
+#include "collective_checks.h"
+#include "monitored_work.h"
+#include "recorded_group.h"
+#include "wire.h"
+
+namespace ddp {
+namespace {
+
+void check_alike(
+    const char* call, const char* name, const at::Tensor& tensor, const char* other_name,
+    const at::Tensor& other, c10d::ProcessGroup& group) {
+  check_tensor(call, tensor, group);
+  check_tensor(call, other, group);
+  DDP_CHECK_VALUE(
+      tensor.scalar_type() == other.scalar_type() && tensor.device() == other.device(), call,
+      ": expected ", name, " of dtype ", other.scalar_type(), " on ", other.device(), " as ",
+      other_name, ", got ", tensor.scalar_type(), " on ", tensor.device(), " ", place_of(group),
+      ". Make both alike.");
+}
+
+/// `tensor` is like `other`, and holds world-size times as many elements.
+void check_whole(
+    const char* call, const char* name, const at::Tensor& tensor, const char* other_name,
+    const at::Tensor& other, c10d::ProcessGroup& group) {
+  check_alike(call, name, tensor, other_name, other, group);
+  DDP_CHECK_VALUE(
+      tensor.numel() == other.numel() * group.getSize(), call, ": expected ", name, " of ",
+      other.numel() * group.getSize(), " elements, those of ", other_name,
+      " once for each rank, got ", tensor.numel(), " ", place_of(group),
+      ". The ranks' parts lie in it one after the other.");
+}
+
+/// The rows of a tensor for each rank: as given, or as many for each.
+std::vector<int64_t> splits_of(
+    const char* name, const at::Tensor& tensor, const std::vector<int64_t>& given,
+    c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      tensor.dim() > 0, "all_to_all_single: expected ", name,
+      " with a first dimension to cut, got a scalar ", place_of(group), ". Use view({1}).");
+  const auto world = static_cast<size_t>(group.getSize());
+  const auto rows = tensor.size(0);
+  if (given.empty()) {
+    DDP_CHECK_VALUE(
+        rows % group.getSize() == 0, "all_to_all_single: expected ", name,
+        " with as many rows for each of ", world, " ranks, got ", rows, " ", place_of(group),
+        ". Pass split sizes.");
+    return std::vector<int64_t>(world, rows / group.getSize());
+  }
+  int64_t sum = 0;
+  bool negative = false;
+  for (const auto split : given) {
+    sum += split;
+    negative = negative || split < 0;
+  }
+  DDP_CHECK_VALUE(
+      given.size() == world && !negative && sum == rows, "all_to_all_single: expected ", world,
+      " split sizes of at least 0 for ", name, " that add up to its ", rows, " rows, got ",
+      c10::IntArrayRef(given), " ", place_of(group), ". One for each rank, in the order of ranks.");
+  return given;
+}
+
+}  // namespace
+
+WorkPtr all_gather_into_tensor_async(
+    at::Tensor& output, const at::Tensor& input, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_whole("all_gather_into_tensor", "output", output, "input", input, *group);
+  const auto to = wire_of(output);
+  auto to_wire = to.wire.view({-1});
+  auto from = wire_of(input).wire.view({-1});
+  return monitored("all_gather_into_tensor", *group, input.device(), [&] {
+    return deliver({group->_allgather_base(to_wire, from)}, {to});
+  });
+}
+
+WorkPtr reduce_scatter_tensor_async(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_whole("reduce_scatter_tensor", "input", input, "output", output, *group);
+  const auto reduction = wire_reduction("reduce_scatter_tensor", op, output, *group);
+  const auto to = number_wire_of(output);
+  auto to_wire = to.wire.view({-1});
+  auto from = number_wire_of(input).wire.view({-1});
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduction.op;
+  return monitored("reduce_scatter_tensor", *group, output.device(), [&] {
+    return deliver({group->_reduce_scatter_base(to_wire, from, options)}, {to}, reduction.divisor);
+  });
+}
+
+WorkPtr all_to_all_single_async(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+    const std::vector<int64_t>& input_splits, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_alike("all_to_all_single", "output", output, "input", input, *group);
+  auto received = splits_of("output", output, output_splits, *group);
+  auto sent = splits_of("input", input, input_splits, *group);
+  const auto rank = static_cast<size_t>(group->getRank());
+  DDP_CHECK_VALUE(
+      output.sizes().slice(1) == input.sizes().slice(1) && received[rank] == sent[rank],
+      "all_to_all_single: expected an output whose rows are the input's, and as many of them from "
+      "this rank as it sends to itself, got input ",
+      input.sizes(), " with ", sent[rank], " and output ", output.sizes(), " with ", received[rank],
+      " ", place_of(*group), ". Make what a rank receives as large as what is sent to it.");
+  const auto to = wire_of(output);
+  auto to_wire = to.wire;
+  auto from = wire_of(input).wire;
+  // Of the backend: the group's own name for it has changed with LibTorch's versions.
+  const auto backend = group->getBackend(input.device().type());
+  const auto call = describe_call(CollectiveKind::kAllToAll, from);
+  return monitored("all_to_all_single", *group, input.device(), [&] {
+    const auto work = start_recorded(*group, input.device(), call, [&] {
+      return backend->alltoall_base(to_wire, from, received, sent);
+    });
+    return deliver({work}, {to});
+  });
+}
+
+void all_gather_into_tensor(at::Tensor& output, const at::Tensor& input, const GroupArg& group) {
+  all_gather_into_tensor_async(output, input, group)->wait();
+}
+
+void reduce_scatter_tensor(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op, const GroupArg& group) {
+  reduce_scatter_tensor_async(output, input, op, group)->wait();
+}
+
+void all_to_all_single(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+    const std::vector<int64_t>& input_splits, const GroupArg& group) {
+  all_to_all_single_async(output, input, output_splits, input_splits, group)->wait();
+}
+
+}  // namespace ddp

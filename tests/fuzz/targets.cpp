@@ -1,0 +1,178 @@
+#include "targets.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/backend_spec.h"
+#include "comm/call_records.h"
+#include "comm/environment.h"
+#include "comm/failure_records.h"
+#include "comm/init_method.h"
+#include "examples/common/cifar.h"
+#include "examples/common/idx.h"
+#include "launch/options.h"
+#include "training/checkpoint/crc32c.h"
+#include "training/checkpoint/manifest.h"
+#include "training/checkpoint/torch_file.h"
+
+namespace ddp::fuzz {
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+/// Bad bytes may cause one of the library's errors, and nothing else.
+template <typename Body>
+void only_errors(const Body& body) {
+  try {
+    body();
+  } catch (const c10::Error&) {
+  } catch (const DamagedCheckpoint&) {
+  }
+}
+
+/// A file in memory.
+class MemoryFile {
+ public:
+  explicit MemoryFile(std::string_view bytes) : fd_(::memfd_create("fuzz", 0)) {
+    require(fd_ >= 0);
+    require(::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  }
+  ~MemoryFile() { ::close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+void idx(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  only_errors([&] { require(examples::read_idx_images(file.path()).dim() == 3); });
+  only_errors([&] { require(examples::read_idx_labels(file.path(), 10).dim() == 1); });
+}
+
+void cifar(std::string_view bytes) {
+  // It reads files of fixed names in a folder.
+  static const std::string folder = [] {
+    char name[] = "/tmp/ddp-fuzz-XXXXXX";
+    require(::mkdtemp(name) != nullptr);
+    return std::string(name);
+  }();
+  const MemoryFile file(bytes);
+  for (const char* name : {"/test_batch.bin", "/test.bin"}) {
+    ::unlink((folder + name).c_str());
+    require(::symlink(file.path().c_str(), (folder + name).c_str()) == 0);
+  }
+  only_errors([] { require(examples::read_cifar10(folder, "test").images.dim() == 4); });
+  only_errors([] { require(examples::read_cifar100(folder, "test").images.dim() == 4); });
+  for (const char* name : {"/test_batch.bin", "/test.bin"}) ::unlink((folder + name).c_str());
+}
+
+void torch_file(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  only_errors([&] { (void)read_torch_file(file.path()); });
+}
+
+void manifest(std::string_view bytes) {
+  only_errors([&] { (void)parse_manifest(std::string(bytes), "manifest.json"); });
+  // With the sum that no fuzzer guesses.
+  const auto sum = hexadecimal(crc32c(0, bytes.data(), bytes.size()));
+  const auto whole = std::string(bytes) + "  \"crc32c\": \"" + sum + "\"\n}\n";
+  only_errors([&] {
+    const auto parsed = parse_manifest(whole, "manifest.json");
+    require(to_json(parse_manifest(to_json(parsed), "again")) == to_json(parsed));
+  });
+}
+
+void init_method(std::string_view bytes) {
+  only_errors([&] { (void)parse_init_method(std::string(bytes)); });
+  only_errors([&] { (void)parse_backend(std::string(bytes), true); });
+}
+
+void environment(std::string_view bytes) {
+  std::map<std::string, std::string> variables;
+  std::istringstream lines{std::string(bytes)};
+  for (std::string line; std::getline(lines, line);) {
+    const auto equals = line.find('=');
+    if (equals != std::string::npos) variables[line.substr(0, equals)] = line.substr(equals + 1);
+  }
+  const auto found = [&](const std::string& name) -> std::optional<std::string> {
+    const auto at = variables.find(name);
+    return at == variables.end() ? std::nullopt : std::optional<std::string>(at->second);
+  };
+  only_errors([&] {
+    const auto environment = read_environment(found);
+    for (const auto& setting :
+         {environment.rank, environment.world_size, environment.local_rank,
+          environment.local_world_size, environment.master_port, environment.attempt}) {
+      if (setting) only_errors([&] { (void)parse_int(*setting, {0, kMaxPort}, "Correct it."); });
+    }
+  });
+}
+
+/// What another rank may have put into the store: of another version, or a stranger.
+void store_entries(std::string_view bytes) {
+  c10d::HashStore store;
+  const std::vector<uint8_t> value(bytes.begin(), bytes.end());
+  store.set("calls", value);
+  CallRecord own;
+  own.rank = 1;
+  own.list.calls.emplace_back();
+  only_errors([&] {
+    const auto desync = compare_calls(store, CallHistory::Lane::kCpu, own);
+    if (desync) require(!to_text(*desync).empty());
+  });
+  record_attempt(store, {0, 1, std::string(bytes)});
+  std::vector<FailedAttempt> known;
+  only_errors([&] { read_attempts(store, known); });
+  require(known.size() == 1);
+}
+
+void ddprun_options(std::string_view bytes) {
+  std::vector<std::string> words{"ddprun"};
+  std::istringstream lines{std::string(bytes)};
+  for (std::string line; std::getline(lines, line);) words.push_back(line);
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  std::ostringstream out;
+  std::ostringstream err;
+  const auto parsed = launch::parse_options(static_cast<int>(argv.size()), argv.data(), out, err);
+  if (parsed.options) {
+    require(!parsed.options->command.empty() && parsed.options->local_ranks >= 1);
+  } else {
+    require(parsed.exit_code == 0 || !err.str().empty());
+  }
+}
+
+}  // namespace
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all{
+      {"idx", idx},
+      {"cifar", cifar},
+      {"torch_file", torch_file},
+      {"manifest", manifest},
+      {"init_method", init_method},
+      {"environment", environment},
+      {"store_entries", store_entries},
+      {"ddprun_options", ddprun_options},
+  };
+  return all;
+}
+
+}  // namespace ddp::fuzz
