@@ -15,9 +15,8 @@ if(DDP_SANITIZE MATCHES "undefined")
   list(APPEND DDP_TEST_ENVIRONMENT UBSAN_OPTIONS=print_stacktrace=1)
 endif()
 if(DDP_SANITIZE MATCHES "address")
-  # LibTorch keeps its registries and thread pools until the process ends, as intended, and the
-  # leak checker reports all of them.
-  list(APPEND DDP_TEST_ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
+  list(APPEND DDP_TEST_ENVIRONMENT
+    "LSAN_OPTIONS=suppressions='${CMAKE_CURRENT_LIST_DIR}/lsan.supp':print_suppressions=0")
 endif()
 if(DDP_SANITIZE MATCHES "thread")
   list(APPEND DDP_TEST_ENVIRONMENT

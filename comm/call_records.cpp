@@ -13,6 +13,8 @@ namespace {
 // Ranks that put their records into the store at the same time come after each other. A rank that
 // has lost so often compares itself again when it has waited twice as long.
 constexpr int kMostTries = 4;
+// More than any group has had: so that sums of numbers do not overflow.
+constexpr uint64_t kMostCalls = uint64_t{1} << 62;
 // How many calls before and behind the first difference a text has.
 constexpr uint64_t kShown = 5;
 
@@ -33,7 +35,8 @@ std::string serialize(const CallRecord& record) {
   return text.str();
 }
 
-CallRecord parse(const std::string& text) {
+// Nothing for what this version has not written: the store is open to strangers.
+std::optional<CallRecord> parse(const std::string& text) {
   CallRecord record;
   std::istringstream fields(text);
   size_t count = 0;
@@ -45,7 +48,9 @@ CallRecord parse(const std::string& text) {
     call.kind = static_cast<CollectiveKind>(kind);
     call.dtype = static_cast<int8_t>(dtype);
     call.reduction = static_cast<int8_t>(reduction);
+    if (kind < 0 || kind > UINT8_MAX || !call.is_known()) return std::nullopt;
   }
+  if (!fields || record.list.first > kMostCalls) return std::nullopt;
   fields.get();  // a space
   std::getline(fields, record.where, '\0');
   return record;
@@ -102,13 +107,14 @@ std::optional<Desync> compare_calls(
   for (int tries = 0; tries < kMostTries; ++tries) {
     const auto stands = replace(store, key, expected, text);
     if (stands == text) return std::nullopt;
-    auto other = parse(stands);
-    if (const auto number = first_difference(other.list, own.list)) {
-      const bool is_lower = own.rank < other.rank;
-      return is_lower ? Desync{own, std::move(other), *number}
-                      : Desync{std::move(other), own, *number};
+    if (auto other = parse(stands)) {
+      if (const auto number = first_difference(other->list, own.list)) {
+        const bool is_lower = own.rank < other->rank;
+        return is_lower ? Desync{own, std::move(*other), *number}
+                        : Desync{std::move(*other), own, *number};
+      }
+      if (own.list.end() <= other->list.end()) return std::nullopt;
     }
-    if (own.list.end() <= other.list.end()) return std::nullopt;
     expected = stands;
   }
   return std::nullopt;

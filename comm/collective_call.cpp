@@ -36,6 +36,12 @@ uint64_t CollectiveCall::hash() const {
   return spread(mixed(mixed(mixed(hash, tensors), sizes), numel));
 }
 
+bool CollectiveCall::is_known() const {
+  return static_cast<size_t>(kind) < kKinds.size() && dtype >= -1 &&
+         dtype < static_cast<int>(c10::ScalarType::NumOptions) && reduction >= -1 &&
+         reduction < static_cast<int>(kReductions.size());
+}
+
 CollectiveCall describe_call(
     CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction, int64_t root) {
   CollectiveCall call;

@@ -42,6 +42,9 @@ struct CollectiveCall {
 
   /// Of all members: calls of different hashes differ.
   uint64_t hash() const;
+  /// Whether to_text() knows all of it. Not so for what a stranger, or another version of the
+  /// library, has written.
+  bool is_known() const;
 };
 
 /// \param tensors  those whose sizes and dtype are the same on all ranks: of a scatter the output,

@@ -33,7 +33,7 @@ class OwnedProcessGroup : public c10d::ProcessGroup {
   virtual void on_last_reference() {}
 
  private:
-  const OwnerProcess owner_;
+  const OwnerProcess owner_{};
   // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
   // last other reference goes. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};

@@ -198,3 +198,13 @@ TEST_CASE("calls that are near each other differ in the bits of a tag", "[comm]"
   for (call.numel = 0; call.numel < 4000; ++call.numel) shared += seen[call.hash() >> 48]++;
   CHECK(shared < 240);
 }
+
+TEST_CASE("a record that no rank has written is replaced", "[comm]") {
+  for (const std::string text :
+       {"", "nonsense", "0 0 0 1 200 0 0 0 1 0 1", "0 0 0 1 0 0 99 0 1 0 1", "0 0 0 5 0 6 0 -1"}) {
+    CAPTURE(text);
+    c10d::HashStore store;
+    store.set("calls", std::vector<uint8_t>(text.begin(), text.end()));
+    CHECK(found_by(store, {record_of(1, "ab"), record_of(2, "ac")}) == "1/2 at 1");
+  }
+}

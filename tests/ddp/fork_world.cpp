@@ -19,9 +19,13 @@ namespace {
 struct MakesTensorsAtExit {
   ~MakesTensorsAtExit() {
     // What was freed is written over, and kept.
-    for (int i = 0; i < 1024; ++i) std::memset(std::malloc(16 << (i % 4)), 0xff, 16 << (i % 4));
+    for (int i = 0; i < 1024; ++i) {
+      kept[i] = std::malloc(16 << (i % 4));
+      std::memset(kept[i], 0xff, 16 << (i % 4));
+    }
     for (int i = 0; i < 64; ++i) (void)torch::ones({1024 * (i + 1)});
   }
+  void* kept[1024];
 } at_exit;
 
 enum class Child { Exits, Writes, DropsModel, DropsAll, Throws };

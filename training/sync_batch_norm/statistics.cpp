@@ -93,8 +93,11 @@ class Normalize : public torch::autograd::Function<Normalize> {
         "SyncBatchNorm: expected a backward without create_graph, got one with it. Second "
         "derivatives do not go through the other ranks' batches.");
     const auto saved = context->get_saved_variables();
-    const auto& [input, weight, mean, var, count] =
-        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4]);
+    const at::Tensor& input = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor& mean = saved[2];
+    const at::Tensor& var = saved[3];
+    const at::Tensor& count = saved[4];
     const double eps = context->saved_data["eps"].toDouble();
     const auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());

@@ -42,7 +42,7 @@ SharedTensors::SharedTensors(std::vector<at::Tensor> tensors, Arena& arena, int 
   begin_ = share_begin(numel_, rank, ranks);
   end_ = share_begin(numel_, rank + 1, ranks);
   std::byte* buffer = make_room(arena);
-  offset_ = arena.offset_at(buffer);
+  if (buffer != nullptr) offset_ = arena.offset_at(buffer);  // of no elements there is no memory
   each_of_other_shares(
       [](std::byte* own, std::byte* shown, size_t bytes) { std::memcpy(shown, own, bytes); });
 }
