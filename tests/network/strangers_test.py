@@ -186,7 +186,8 @@ class Strangers(unittest.TestCase):
             self.stranger(port)
         ranks.append(self.start(1, port, seconds=2))
         self.expect_refused(
-            ranks, ["rank 1 did not come", "expected rank 0 to answer at 127.0.0.1 port .*, but rank 1 of 2"], within=8)
+            # Where the strangers are very quick, rank 0 does not reach itself.
+            ranks, ["rank 1 did not come|expected rank 0 to listen on port", "expected rank 0 to answer at 127.0.0.1 port .*, but rank 1 of 2"], within=8)
 
     def test_second_job(self):
         """It is refused, and the first one trains on."""
