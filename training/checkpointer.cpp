@@ -107,6 +107,7 @@ void Checkpointer::Impl::finish_save() {
   const auto doing = c10::str("saving step ", job_step);
   peers.agree(ended->wait_for_files(), doing);
   peers.agree(ended->wait_for_end(), doing);
+  damaged_steps.clear();  // a save that fails may not have removed them
 }
 
 // Rank 0 makes the folder that all ranks write to. Returns its name.
@@ -186,7 +187,6 @@ void Checkpointer::Impl::save(int64_t step) {
   }
   job = std::make_unique<SaveJob>(std::move(*plan));
   job_step = step;
-  damaged_steps.clear();
   last_step = step;
   last_time = steady_clock::now();
   if (!options.background()) finish_save();
@@ -252,7 +252,7 @@ void Checkpointer::Impl::take_over(Reading reading, int64_t step) {
 // False where a rank finds it damaged: then `damage` says how.
 bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
   const auto doing = c10::str("loading step ", step);
-  auto reading = read_checkpoint(folder.path_of(step), parts, peers.rank(), options.strict());
+  auto reading = read_checkpoint(folder.path_of(step), step, parts, peers.rank(), options.strict());
   const auto said = split_lines(
       peers.gather(
           c10::str(

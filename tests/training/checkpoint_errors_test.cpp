@@ -2,14 +2,13 @@
 // that names file and cause, and nothing changed.
 #include "checkpointing.h"
 
-#include <sys/mount.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <iostream>
 #include <random>
 
+#include "small_disk.h"
 #include "support/warnings.h"
 #include "training/checkpoint/crc32c.h"
 #include "training/checkpoint/manifest.h"
@@ -85,34 +84,6 @@ void check_falls_back(const TemporaryFolder& folder, const std::string& why) {
   CHECK_THAT(outcomes.front().warnings.back(), ContainsText("left out step 2: "));
   CHECK_THAT(outcomes.front().warnings.back(), ContainsText(why));
 }
-
-bool is_root() { return geteuid() == 0; }
-
-/// A file system of its own, of one mebibyte.
-class SmallDisk {
- public:
-  explicit SmallDisk(std::string path) : path_(std::move(path)) {
-    mkdir(path_.c_str(), 0700);
-    is_mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, "size=1m") == 0;
-  }
-  ~SmallDisk() { unmount(); }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-
-  bool is_mounted() const { return is_mounted_; }
-  bool make_read_only() const {
-    return mount("tmpfs", path_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") == 0;
-  }
-  void unmount() {
-    if (is_mounted_) umount2(path_.c_str(), MNT_DETACH);
-    is_mounted_ = false;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string path_;
-  bool is_mounted_ = false;
-};
 
 }  // namespace
 

@@ -67,7 +67,8 @@ std::vector<int64_t> CheckpointFolder::steps() const {
 std::vector<int64_t> CheckpointFolder::finished_steps() const {
   auto steps = this->steps();
   const auto is_unfinished = [&](int64_t step) {
-    return kind_of_path(path_of(step) + "/" + kManifestName) != PathKind::File;
+    return kind_of_path(path_of(step)) != PathKind::Folder ||
+           kind_of_path(path_of(step) + "/" + kManifestName) != PathKind::File;
   };
   steps.erase(std::remove_if(steps.begin(), steps.end(), is_unfinished), steps.end());
   return steps;
@@ -123,6 +124,9 @@ void CheckpointFolder::remove_old(
 }
 
 Manifest read_manifest(const std::string& folder) {
+  if (kind_of_path(folder) != PathKind::Folder) {
+    throw DamagedCheckpoint(folder + " is no folder");
+  }
   const auto path = c10::str(folder, "/", kManifestName);
   if (kind_of_path(path) != PathKind::File) {
     throw DamagedCheckpoint(c10::str(folder, " has no ", kManifestName));

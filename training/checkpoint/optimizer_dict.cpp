@@ -120,6 +120,10 @@ class FieldReader {
     if (condition) return;
     if constexpr (std::is_same_v<Got, c10::IValue>) {
       if (got.isTensor()) check(false, name, rule, c10::str("a tensor ", got.toTensor().sizes()));
+      // Their elements may be many.
+      if (got.isTuple() || got.isList() || got.isGenericDict()) {
+        check(false, name, rule, c10::str("a ", got.tagKind()));
+      }
     }
     DDP_CHECK_VALUE(
         false, subject_, ": expected \"", name, "\" to be ", rule, ", got ", got,

@@ -1,5 +1,6 @@
 #include "pickle_reader.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -18,6 +19,9 @@ namespace {
 
 constexpr const char* kDamagedPickle = "expected a whole pickle, got one that is damaged: ";
 
+// More than any state_dict() has. What is nested deeper would overflow the stack where it is freed.
+constexpr int kMaxDepth = 100;
+
 #define DDP_CHECK_PICKLE(condition, ...) \
   DDP_CHECK(condition, kDamagedPickle, __VA_ARGS__, ". Load another file.")
 
@@ -26,8 +30,9 @@ constexpr const char* kDamagedPickle = "expected a whole pickle, got one that is
 struct PickleItem {
   enum class Kind { Mark, Value, Tuple, Global, Storage };
   Kind kind = Kind::Mark;
-  c10::IValue value;
+  c10::IValue value;                               // also of a tuple that holds values alone
   std::shared_ptr<std::vector<PickleItem>> items;  // Tuple
+  int depth = 0;                                   // Tuple: 1 where it holds plain values
   std::string name;                                // Global: "torch.FloatStorage"
   c10::Storage storage;
   std::optional<at::ScalarType> dtype;  // Storage: of its elements; none: bytes
@@ -41,13 +46,12 @@ PickleItem make_value(c10::IValue value) {
 }
 
 c10::IValue as_value(const PickleItem& item) {
-  if (item.kind == PickleItem::Kind::Tuple) {
-    std::vector<c10::IValue> elements;
-    for (const auto& element : *item.items) elements.push_back(as_value(element));
-    return c10::ivalue::Tuple::create(std::move(elements));
-  }
+  const bool is_tuple = item.kind == PickleItem::Kind::Tuple;
+  // One of those that are no values tells what it is.
+  if (is_tuple && item.value.isNone())
+    std::for_each(item.items->begin(), item.items->end(), as_value);
   DDP_CHECK(
-      item.kind == PickleItem::Kind::Value,
+      is_tuple || item.kind == PickleItem::Kind::Value,
       "expected tensors, numbers, strings, lists and dictionaries, got ",
       item.name.empty() ? "something else" : item.name, ". Save a state_dict().");
   return item.value;
@@ -196,9 +200,9 @@ class PickleMachine {
       case '\x87':
         return push(make_tuple_item(pop_last(static_cast<unsigned char>(code) - 0x84)));
       case ']':
-        return push(make_value(make_list()));
+        return push(make_container(make_list()));
       case '}':
-        return push(make_value(make_dict()));
+        return push(make_container(make_dict()));
       case 'a':
         return append(pop_last(1));
       case 'e':
@@ -309,11 +313,49 @@ class PickleMachine {
     return items;
   }
 
-  static PickleItem make_tuple_item(std::vector<PickleItem> items) {
+  PickleItem make_tuple_item(std::vector<PickleItem> items) {
     PickleItem item;
     item.kind = Kind::Tuple;
+    item.depth = depth_around(items);
+    const auto is_value = [](const PickleItem& element) {
+      return element.kind == Kind::Value || element.value.isTuple();
+    };
+    if (std::all_of(items.begin(), items.end(), is_value)) {
+      std::vector<c10::IValue> elements;
+      for (const auto& element : items) elements.push_back(element.value);
+      item.value = c10::ivalue::Tuple::create(std::move(elements));
+    }
     item.items = std::make_shared<std::vector<PickleItem>>(std::move(items));
     return item;
+  }
+
+  PickleItem make_container(c10::IValue value) {
+    containers_[value.internalToPointer()] = {};  // another may have been at this address
+    return make_value(std::move(value));
+  }
+
+  // The depth of what holds these items, which may change no more: it stays as deep as that, and
+  // nothing comes to hold itself.
+  int depth_around(const std::vector<PickleItem>& items) {
+    int deepest = 0;
+    for (const auto& item : items) {
+      int depth = item.depth;
+      if (item.kind == Kind::Value && (item.value.isList() || item.value.isGenericDict())) {
+        auto& container = containers_[item.value.internalToPointer()];
+        container.is_held = true;
+        depth = container.depth;
+      }
+      deepest = std::max(deepest, depth);
+    }
+    DDP_CHECK_PICKLE(deepest < kMaxDepth, "it is nested more than ", kMaxDepth, " deep");
+    return deepest + 1;
+  }
+
+  void check_addition(const c10::IValue& target, const std::vector<PickleItem>& items) {
+    const int depth = depth_around(items);
+    auto& container = containers_[target.internalToPointer()];
+    DDP_CHECK_PICKLE(!container.is_held, "a container changes that another holds");
+    container.depth = std::max(container.depth, depth);
   }
 
   const PickleItem& remembered(uint32_t index) {
@@ -325,6 +367,7 @@ class PickleMachine {
   bool append(const std::vector<PickleItem>& items) {
     const auto target = as_value(top());
     DDP_CHECK_PICKLE(target.isList(), "a list is missing");
+    check_addition(target, items);
     auto list = target.toList();
     for (const auto& item : items) list.push_back(as_value(item));
     return true;
@@ -333,6 +376,7 @@ class PickleMachine {
   bool set_items(const std::vector<PickleItem>& items) {
     const auto target = as_value(top());
     DDP_CHECK_PICKLE(target.isGenericDict() && items.size() % 2 == 0, "a dictionary is missing");
+    check_addition(target, items);
     auto dict = target.toGenericDict();
     for (size_t i = 0; i < items.size(); i += 2) {
       const auto key = as_value(items[i]);
@@ -374,7 +418,7 @@ class PickleMachine {
         function.kind == Kind::Global && arguments.kind == Kind::Tuple, "a call has another form");
     const auto& name = function.name;
     const auto& given = *arguments.items;
-    if (name == "collections.OrderedDict" && given.empty()) return make_value(make_dict());
+    if (name == "collections.OrderedDict" && given.empty()) return make_container(make_dict());
     if (name == "torch._utils._rebuild_tensor_v2") return make_value(rebuild_tensor(given, false));
     if (name == "torch._utils._rebuild_tensor_v3") return make_value(rebuild_tensor(given, true));
     if (name == "torch._utils._rebuild_parameter" && !given.empty()) return given.front();
@@ -385,11 +429,18 @@ class PickleMachine {
     return {};
   }
 
+  /// A list or a dictionary.
+  struct Container {
+    int depth = 1;
+    bool is_held = false;
+  };
+
   const std::string& pickle_;
   const FindStorage& find_storage_;
   size_t position_ = 0;
   std::vector<PickleItem> stack_;
   std::unordered_map<uint32_t, PickleItem> memo_;
+  std::unordered_map<const void*, Container> containers_;
   std::unordered_map<std::string, c10::Storage> storages_;
 };
 

@@ -30,7 +30,11 @@ class CheckpointReader {
         strict_(strict),
         manifest_(read_manifest(folder_)) {}
 
-  std::vector<PreparedLoad> read() {
+  std::vector<PreparedLoad> read(int64_t step) {
+    DDP_CHECK(
+        manifest_.step == step, folder_, ": expected the checkpoint of step ", step,
+        ", as its name says, got that of step ", manifest_.step,
+        ". Give it its name back, or move it elsewhere.");
     compare_names();
     for (const auto& named : parts_) {
       const auto file = part_file(named.name);
@@ -152,11 +156,12 @@ c10::IValue state_of_rank(const std::vector<NamedPart>& parts) {
 }
 
 Reading read_checkpoint(
-    const std::string& folder, const std::vector<NamedPart>& parts, int rank, bool strict) {
+    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts, int rank,
+    bool strict) {
   Reading reading;
   try {
     CheckpointReader reader(folder, parts, rank, strict);
-    reading.loads = reader.read();
+    reading.loads = reader.read(step);
     reading.text = reader.contents();
   } catch (const DamagedCheckpoint& damage) {
     reading.verdict = Reading::Verdict::Damaged;

@@ -35,8 +35,9 @@ struct Reading {
 /// Reads and checks the files that a rank needs of a checkpoint, and compares them with its parts.
 /// Changes nothing, and does not throw.
 ///
-/// \param folder  the checkpoint's.
+/// \param folder  the checkpoint's, of this step by its name.
 Reading read_checkpoint(
-    const std::string& folder, const std::vector<NamedPart>& parts, int rank, bool strict);
+    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts, int rank,
+    bool strict);
 
 }  // namespace ddp

@@ -28,11 +28,15 @@ using std::chrono::seconds;
 constexpr seconds kUntilSeen(30);
 constexpr milliseconds kBetweenLooks(5);
 constexpr size_t kMaxDoneBytes = 256;
+constexpr size_t kMaxFailureBytes = size_t{1} << 16;
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr int kPausePerWork = 20;
 
 // What a rank leaves for rank 0 beside its file, once that is on the disk.
 std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
+
+// What it leaves instead, where it cannot write its file.
+std::string failure_file(int rank) { return c10::str("rank-", rank, ".failed"); }
 
 // Training steps come first where cores are few. Who waits for this thread leaves a core to it.
 void yield_to_steps() {
@@ -69,8 +73,8 @@ std::string SaveJob::wait_for_files() {
   std::unique_lock lock(mutex_);
   is_awaited_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [&] { return has_files_ || has_ended_; });
-  return error_;
+  changed_.wait(lock, [&] { return has_files_; });
+  return files_error_;
 }
 
 std::string SaveJob::wait_for_end() {
@@ -107,6 +111,8 @@ void SaveJob::run() noexcept {
   yield_to_steps();
   auto error = problem_of([&] { write_own_files(); });
   plan_.files.clear();  // the copies of the state
+  if (!error.empty() && plan_.rank > 0) problem_of([&] { leave_failure(error); });
+  files_error_ = error;
   note(&SaveJob::has_files_, error);
   if (plan_.rank == 0) {
     if (error.empty()) error = problem_of([&] { publish(); });
@@ -125,9 +131,19 @@ void SaveJob::write_own_files() {
   }
   if (plan_.rank == 0) return;
   const auto& sum = written_.back().sum;
-  const auto done = path_of(done_file(plan_.rank));
-  write_whole_file(done + ".part", c10::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
-  rename_path(done + ".part", done);
+  leave_for_first(done_file(plan_.rank), c10::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+}
+
+// Whole, or not at all.
+void SaveJob::leave_for_first(const std::string& file, const std::string& text) {
+  const auto path = path_of(file);
+  write_whole_file(path + ".part", text);
+  rename_path(path + ".part", path);
+}
+
+void SaveJob::leave_failure(const std::string& error) {
+  remove_path(path_of(rank_file(plan_.rank)));  // where there was no space, there is some now
+  leave_for_first(failure_file(plan_.rank), error);
 }
 
 void SaveJob::write_paced(OutputFile& file, const char* data, size_t size) {
@@ -153,10 +169,15 @@ bool SaveJob::wait_to_look_again() {
 
 std::vector<ManifestFile> SaveJob::files_of_others() {
   std::vector<ManifestFile> files;
+  std::string failures;
   auto done_since = std::chrono::steady_clock::now();
   for (int rank = 1; rank < plan_.world_size; ++rank) {
     const auto path = path_of(done_file(rank));
+    const auto failure = path_of(failure_file(rank));
+    bool has_failed = false;
     while (kind_of_path(path) == PathKind::Nothing) {
+      has_failed = kind_of_path(failure) != PathKind::Nothing;
+      if (has_failed) break;
       DDP_CHECK(
           wait_to_look_again(), "step ", plan_.step, " was not saved: rank ", rank,
           " did not finish its part. Load an earlier step.");
@@ -167,9 +188,15 @@ std::vector<ManifestFile> SaveJob::files_of_others() {
           now - done_since < kUntilSeen, path, ": expected what rank ", rank,
           " wrote, got nothing. Name a folder that all ranks share.");
     }
+    // The others may still be writing, so that what they write to has to stay until they are done.
+    if (has_failed) {
+      failures += c10::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
+      continue;
+    }
     files.push_back({rank_file(rank), parse_done(read_whole_file(path, kMaxDoneBytes), path)});
     remove_path(path);
   }
+  DDP_CHECK(failures.empty(), "step ", plan_.step, " was not saved.", failures);
   return files;
 }
 

@@ -29,7 +29,8 @@ struct SavePlan {
 
 /// Writes a rank's part of a checkpoint on a thread of its own. Rank 0's thread then waits for the
 /// other ranks' parts, which it finds in the folder, writes the manifest, and gives the folder its
-/// name: no rank's training loop is needed for that.
+/// name: no rank's training loop is needed for that. A rank that cannot write its part leaves the
+/// reason there instead.
 ///
 /// As long as nobody waits for it, the thread works for one part in twenty of the time, so that
 /// training steps keep the cores.
@@ -60,6 +61,8 @@ class SaveJob {
  private:
   void run() noexcept;
   void write_own_files();
+  void leave_for_first(const std::string& file, const std::string& text);
+  void leave_failure(const std::string& error);
   void write_paced(OutputFile& file, const char* data, size_t size);
   void pause_for_steps();
   std::vector<ManifestFile> files_of_others();
@@ -71,6 +74,7 @@ class SaveJob {
   SavePlan plan_;
   std::vector<ManifestFile> written_;         // the thread's
   std::chrono::nanoseconds cpu_at_pause_{0};  // likewise: what it had used
+  std::string files_error_;                   // its to write until has_files_
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

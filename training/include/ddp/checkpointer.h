@@ -81,8 +81,9 @@ class Checkpointer {
   /// \throws c10::ValueError  an empty name, or a negative option. c10::Error  there is no default
   ///         group, and none is given.
   explicit Checkpointer(std::string folder, const CheckpointerOptions& options = {});
-  /// Finishes the save under way, for at most a minute; while an exception unwinds the stack, for
-  /// at most two seconds. What fails is a warning.
+  /// Finishes the save under way: writes this rank's files, however long that takes, and waits for
+  /// the other ranks' for at most a minute; while an exception unwinds the stack, for at most two
+  /// seconds. What fails is a warning.
   ~Checkpointer();
   Checkpointer(Checkpointer&&) noexcept;
   Checkpointer& operator=(Checkpointer&&) = delete;

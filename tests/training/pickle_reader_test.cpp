@@ -1,0 +1,66 @@
+// Pickles that no torch.save writes: an error, in little time and memory.
+#include <string>
+
+#include "support/error_of.h"
+#include "training/checkpoint/pickle_reader.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using namespace ddp::testing;
+
+c10::IValue read(const std::string& operations) {
+  return ddp::read_pickle(
+      "\x80\x02" + operations + ".", [](const std::string&) { return c10::Storage(); });
+}
+
+std::string error_in(const std::string& operations) {
+  return error_of([&] { read(operations); });
+}
+
+std::string repeated(const std::string& operations, size_t times) {
+  std::string all;
+  for (size_t i = 0; i < times; ++i) all += operations;
+  return all;
+}
+
+// A tuple in a tuple, and a list in a list.
+std::string nested_tuples(size_t depth) { return ")" + std::string(depth - 1, '\x85'); }
+std::string nested_lists(size_t depth) {
+  return std::string(depth, ']') + std::string(depth - 1, 'a');
+}
+
+}  // namespace
+
+TEST_CASE("a pickle may be nested a hundred deep", "[checkpoint][errors][pure]") {
+  CHECK(read(nested_tuples(100)).isTuple());
+  CHECK(read(nested_lists(100)).isList());
+  CHECK(read(repeated("}K\x01", 99) + "}" + std::string(99, 's')).isGenericDict());
+  for (const size_t depth : {size_t{101}, size_t{300000}}) {
+    CAPTURE(depth);
+    CHECK_THAT(error_in(nested_tuples(depth)), ContainsText("nested more than 100 deep"));
+    CHECK_THAT(error_in(nested_lists(depth)), ContainsText("nested more than 100 deep"));
+  }
+}
+
+TEST_CASE("nothing in a pickle holds itself", "[checkpoint][errors][pure]") {
+  const std::string text = "a container changes that another holds";
+  const std::string keep("q\0", 2);
+  const std::string take("h\0", 2);
+  CHECK_THAT(error_in("]" + keep + take + "a"), ContainsText(text));
+  CHECK_THAT(error_in("}" + keep + "K\x01" + take + "s"), ContainsText(text));
+  // In a tuple that it then takes.
+  CHECK_THAT(error_in("]" + keep + take + "\x85" + "a"), ContainsText(text));
+  // What two hold is none of these.
+  CHECK(read("](]" + keep + take + "e").toListRef().size() == 2);
+}
+
+TEST_CASE("a tuple that many hold is made once", "[checkpoint][errors][pure]") {
+  // Forty pairs, each of the one before twice: 2^40 where they were copies.
+  std::string pairs = ")";
+  for (char i = 0; i < 40; ++i) pairs += std::string("q") + i + "h" + i + "\x86";
+  const auto value = read(pairs);
+  const auto& both = value.toTupleRef().elements();
+  CHECK(both[0].is(both[1]));
+}
