@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/view_as_real.h>
+#include <ddp/internal/check.h>
 
 namespace ddp::hooks {
 namespace {
@@ -37,6 +38,45 @@ CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
   };
 }
 
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+FuturePtr completed(const at::Tensor& tensor) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::TensorType::get(),
+      tensor.is_cuda() ? std::vector<c10::Device>{tensor.device()} : std::vector<c10::Device>{});
+  future->markCompleted(tensor);
+  return future;
+}
+
+// The bucket in another dtype.
+GradBucket in_dtype(const GradBucket& bucket, at::ScalarType dtype) {
+  const auto& buffer = bucket.buffer();
+  const auto low = buffer.to(dtype);
+  std::vector<at::Tensor> gradients;
+  for (const auto& gradient : bucket.gradients()) {
+    const auto offset = gradient.storage_offset() - buffer.storage_offset();
+    gradients.push_back(low.as_strided(gradient.sizes(), gradient.strides(), offset));
+  }
+  return {bucket.index(), bucket.is_last(), low, std::move(gradients), bucket.parameters()};
+}
+
+CommHook compress_around(const char* name, at::ScalarType dtype, CommHook hook) {
+  DDP_CHECK_VALUE(hook, name, ": expected a hook, got an empty function. Name one.");
+  return [dtype, hook = std::move(hook)](GradBucket& bucket) -> FuturePtr {
+    const at::Tensor buffer = bucket.buffer();
+    if (buffer.is_sparse() || buffer.is_complex()) return hook(bucket);
+    auto low = in_dtype(bucket, dtype);
+    return hook(low)->then(
+        [buffer](c10::ivalue::Future& done) {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          const auto value = done.value();
+          buffer.copy_(value.isTensor() ? value.toTensor() : value.toTensorVector().at(0));
+          return c10::IValue(buffer);
+        },
+        c10::TensorType::get());
+  };
+}
+
 }  // namespace
 
 CommHook all_reduce(const ProcessGroup& group) {
@@ -50,5 +90,34 @@ CommHook all_reduce(const ProcessGroup& group) {
 CommHook fp16_compress(const ProcessGroup& group) { return compress_to(at::kHalf, group); }
 
 CommHook bf16_compress(const ProcessGroup& group) { return compress_to(at::kBFloat16, group); }
+
+CommHook fp16_compress_wrapper(CommHook hook) {
+  return compress_around("fp16_compress_wrapper", at::kHalf, std::move(hook));
+}
+
+CommHook bf16_compress_wrapper(CommHook hook) {
+  return compress_around("bf16_compress_wrapper", at::kBFloat16, std::move(hook));
+}
+
+CommHook noop() {
+  return [](GradBucket& bucket) { return completed(bucket.buffer()); };
+}
+
+CommHook post_local_sgd(const PostLocalSGDHookOptions& options) {
+  DDP_CHECK_VALUE(
+      options.start_iter() >= 0, "post_local_sgd: expected start_iter to be at least 0, got ",
+      options.start_iter(), ". Name a step.");
+  DDP_CHECK_VALUE(
+      options.subgroup() || !options.post_local_gradient_allreduce(),
+      "post_local_sgd: expected a subgroup to average over after step ", options.start_iter(),
+      ", got none. Make one with new_group, or set post_local_gradient_allreduce(false).");
+  auto late = options.post_local_gradient_allreduce() ? all_reduce(options.subgroup()) : noop();
+  return [early = all_reduce(options.process_group()), late = std::move(late),
+          start = options.start_iter(), step = int64_t{0}](GradBucket& bucket) mutable {
+    const bool is_early = step < start;
+    if (bucket.is_last()) ++step;
+    return is_early ? early(bucket) : late(bucket);
+  };
+}
 
 }  // namespace ddp::hooks

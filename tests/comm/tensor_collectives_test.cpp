@@ -1,4 +1,5 @@
 // Collectives from one tensor into one tensor.
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -27,7 +30,35 @@ at::Tensor rows_of(int64_t count, int rank, at::ScalarType type = at::kFloat) {
   return (at::arange(count * 3) + 100 * rank).view({count, 3}).to(type);
 }
 
+/// A further group of some ranks of the test.
+ddp::ProcessGroup part_of(const Rank& self, const std::string& name, int rank, int size) {
+  return ddp::make_process_group(
+      ddp::ProcessGroupOptions()
+          .backend("gloo")
+          .store(c10::make_intrusive<c10d::PrefixStore>(name, self.store))
+          .rank(rank)
+          .world_size(size)
+          .timeout(std::chrono::seconds(20)));
+}
+
 }  // namespace
+
+TEST_CASE("hierarchical_all_reduce reduces over a grid", "[comm][ranks][many]") {
+  const auto op = GENERATE(Op::SUM, Op::AVG, Op::MAX);
+  const int64_t count = GENERATE(0, 1, 7);
+  const auto results = run_ranks<std::vector<at::Tensor>>(4, [&](const Rank& self) {
+    const int row = self.rank / 2;
+    const int column = self.rank % 2;
+    const auto inner = part_of(self, "row " + std::to_string(row), column, 2);
+    const auto outer = part_of(self, "column " + std::to_string(column), row, 2);
+    auto grid = rows_of(count, self.rank).t();  // not contiguous
+    ddp::hierarchical_all_reduce(grid, inner, outer, op);
+    auto flat = rows_of(count, self.rank).t();
+    ddp::all_reduce(flat, op, self.group);
+    return std::vector<at::Tensor>{grid, flat};
+  });
+  for (const auto& result : results) CHECK(at::equal(result[0], result[1]));
+}
 
 TEST_CASE("all_gather_into_tensor puts the ranks' inputs one after the other", "[comm][ranks]") {
   const int world = GENERATE(1, 2, 3);

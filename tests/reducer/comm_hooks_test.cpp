@@ -41,17 +41,18 @@ at::Tensor averaged_gradient(const Rank& self, const CommHook& hook, bool as_vie
 TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
   const int size = GENERATE(1, 2, 3);
   const bool as_views = GENERATE(false, true);
-  const std::string name = GENERATE("none", "all_reduce", "fp16", "bf16");
+  const std::string name = GENERATE("none", "all_reduce", "fp16", "bf16", "around");
   CAPTURE(size, as_views, name);
   const auto gradients = run_ranks<at::Tensor>(size, [&](const Rank& self) {
     CommHook hook;
     if (name == "all_reduce") hook = hooks::all_reduce(self.group);
     if (name == "fp16") hook = hooks::fp16_compress(self.group);
     if (name == "bf16") hook = hooks::bf16_compress(self.group);
+    if (name == "around") hook = hooks::bf16_compress_wrapper(hooks::all_reduce(self.group));
     return averaged_gradient(self, hook, as_views);
   });
   // A third is not representable: a few units of the wire's precision, at most.
-  const double tolerance = name == "fp16" ? 2e-3 : name == "bf16" ? 2e-2 : 1e-6;
+  const double tolerance = name == "fp16" ? 2e-3 : name == "bf16" || name == "around" ? 2e-2 : 1e-6;
   for (const auto& gradient : gradients) {
     CHECK(torch::allclose(gradient, torch::full({10}, (size + 1) / 2.0), 0, tolerance));
     CHECK(torch::equal(gradient, gradients[0]));
@@ -70,6 +71,30 @@ TEST_CASE("a hook owns the division and may return another tensor", "[ranks][com
   });
   CHECK(torch::equal(gradients[0], torch::full({10}, 10.0)));
   CHECK(torch::equal(gradients[1], torch::full({10}, 20.0)));
+}
+
+TEST_CASE("noop leaves every rank its own gradients", "[ranks][comm_hooks]") {
+  const auto gradients = run_ranks<at::Tensor>(
+      2, [](const Rank& self) { return averaged_gradient(self, hooks::noop(), false); });
+  CHECK(torch::equal(gradients[0], torch::full({10}, 1.0)));
+  CHECK(torch::equal(gradients[1], torch::full({10}, 2.0)));
+}
+
+TEST_CASE("a hook that is wrapped sees half precision", "[ranks][comm_hooks]") {
+  run_ranks<int>(2, [](const Rank& self) {
+    const auto inner = hooks::all_reduce(self.group);
+    const CommHook looks = [&](GradBucket& bucket) {
+      TORCH_CHECK(bucket.buffer().scalar_type() == at::kHalf);
+      TORCH_CHECK(bucket.gradients()[0].scalar_type() == at::kHalf);
+      TORCH_CHECK(bucket.gradients()[0].is_alias_of(bucket.buffer()));
+      return inner(bucket);
+    };
+    const auto gradient = averaged_gradient(self, hooks::fp16_compress_wrapper(looks), false);
+    TORCH_CHECK(torch::equal(gradient, torch::full({10}, 1.5)));
+    return 0;
+  });
+  CHECK_THAT(
+      testing::error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
 }
 
 TEST_CASE("a hook sees the bucket's parameters and gradients", "[ranks][comm_hooks]") {

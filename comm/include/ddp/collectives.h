@@ -133,6 +133,19 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 
+/// Reduces `tensor` over the ranks of a grid in place: among the ranks of `inner` each sums up its
+/// part, `outer` sums up those of all inner groups, and `inner` puts the parts together. Where
+/// inner groups are hosts, as much travels between them as one rank of each would send, cut in
+/// pieces that all ranks of a host send at once.
+///
+/// \param inner  of this rank and those near it, as on one host.
+/// \param outer  of the ranks that have this rank's number in their inner group.
+///
+/// Collective: over both groups. Has no _async twin. Cost: a copy of the tensor.
+void hierarchical_all_reduce(
+    at::Tensor& tensor, const GroupArg& inner, const GroupArg& outer,
+    c10d::ReduceOp op = c10d::ReduceOp::SUM);
+
 /// Sends each rank some rows of `input`, and receives rows of `output` from each.
 ///
 /// \param output_splits, input_splits  how many rows come from each rank and go to it, by rank;

@@ -29,7 +29,9 @@
 #include <ddp/lr_scheduler.h>
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
+#include <ddp/model_averager.h>
 #include <ddp/output_tensors.h>
+#include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
 #include <ddp/reduction_stats.h>
@@ -37,5 +39,6 @@
 #include <ddp/sampler.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
+#include <ddp/top_k.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ddp/process_group.h>
+#include <torch/arg.h>
 
 namespace ddp {
 
@@ -67,6 +69,36 @@ CommHook fp16_compress(const ProcessGroup& group = {});
 
 /// As fp16_compress in bfloat16: float's range, 8 bits of precision. On CPU too.
 CommHook bf16_compress(const ProcessGroup& group = {});
+
+/// Hands the bucket to `hook` in half precision, and casts what comes back: what that hook sends is
+/// half as large. Around fp16_compress there is nothing left to do.
+///
+/// \throws c10::ValueError  an empty function.
+CommHook fp16_compress_wrapper(CommHook hook);
+
+/// As fp16_compress_wrapper in bfloat16.
+CommHook bf16_compress_wrapper(CommHook hook);
+
+/// Leaves every rank its own gradients: what a step costs without communication, and a base for
+/// averaging parameters instead.
+CommHook noop();
+
+struct PostLocalSGDHookOptions {
+  /// Steps, from 0, that are averaged over `process_group`.
+  TORCH_ARG(int64_t, start_iter) = 1000;
+  /// What is averaged over after that, as the ranks of a host, whose links are fast.
+  TORCH_ARG(ProcessGroup, subgroup) = {};
+  /// False: after that, gradients stay as they are.
+  TORCH_ARG(bool, post_local_gradient_allreduce) = true;
+  /// None: the default group.
+  TORCH_ARG(ProcessGroup, process_group) = {};
+};
+
+/// Averages gradients among all ranks for some steps, and then within a subgroup only. Parameters
+/// drift apart from there on: average them from time to time with a PeriodicModelAverager.
+///
+/// \throws c10::ValueError  a negative start_iter; no subgroup where one is to be averaged over.
+CommHook post_local_sgd(const PostLocalSGDHookOptions& options);
 
 }  // namespace hooks
 }  // namespace ddp

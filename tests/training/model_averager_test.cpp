@@ -1,0 +1,141 @@
+// Local SGD: who averages with whom, and when.
+#include <ddp/model_averager.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using namespace ddp::testing;
+
+// In which steps of ten the averages of two ranks were taken.
+std::string steps_of(int64_t period, int64_t warmup) {
+  const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
+    ddp::PeriodicModelAverager averager(period, warmup, self.group);
+    std::string steps;
+    for (int step = 0; step < 10; ++step) {
+      const std::vector<at::Tensor> parameters{
+          torch::full({2, 3}, static_cast<float>(self.rank)),
+          torch::full({2}, 4.0 * self.rank, torch::kDouble)};
+      averager.average_parameters(parameters);
+      if (torch::equal(parameters[0], torch::full({2, 3}, 0.5)) &&
+          torch::equal(parameters[1], torch::full({2}, 2.0, torch::kDouble))) {
+        steps += std::to_string(step);
+      }
+    }
+    return steps;
+  });
+  CHECK(seen[0] == seen[1]);
+  return seen[0];
+}
+
+}  // namespace
+
+TEST_CASE("parameters are averaged periodically, after a warm-up", "[local_sgd][ranks]") {
+  CHECK(steps_of(1, 0) == "0123456789");
+  CHECK(steps_of(3, 2) == "258");
+  CHECK(steps_of(4, 0) == "048");
+}
+
+TEST_CASE("a hierarchy averages within the longest period's group", "[local_sgd][ranks]") {
+  const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
+    // This rank alone every step, both every second step.
+    ddp::ProcessGroup alone = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
+    auto averager = ddp::HierarchicalModelAverager::over({{1, alone}, {2, self.group}}, 1);
+    std::vector<float> values;
+    for (int step = 0; step < 5; ++step) {
+      const std::vector<at::Tensor> parameters{torch::full({1}, static_cast<float>(self.rank))};
+      averager.average_parameters(parameters);
+      values.push_back(parameters[0].item<float>());
+    }
+    return values;
+  });
+  CHECK(seen[0] == std::vector<float>{0, 0, 0.5, 0, 0.5});
+  CHECK(seen[1] == std::vector<float>{1, 1, 0.5, 1, 0.5});
+}
+
+TEST_CASE(
+    "local SGD: averaged early, in the subgroup late, and the same at the end",
+    "[local_sgd][ranks]") {
+  const auto weights = run_ranks<std::vector<torch::Tensor>>(2, [](const Rank& self) {
+    torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
+    {
+      const torch::NoGradGuard no_grad;
+      net->weight.fill_(1);
+    }
+    ddp::DistributedDataParallel model(
+        net, ddp::DistributedDataParallelOptions().process_group(self.group));
+    model->register_comm_hook(ddp::hooks::post_local_sgd(ddp::hooks::PostLocalSGDHookOptions()
+                                                             .start_iter(2)
+                                                             .post_local_gradient_allreduce(false)
+                                                             .process_group(self.group)));
+    ddp::PostLocalSGDOptimizer optimizer(
+        std::make_shared<torch::optim::SGD>(model->parameters(), 0.1),
+        std::make_shared<ddp::PeriodicModelAverager>(3, 2, self.group));
+    std::vector<torch::Tensor> after;
+    for (int step = 0; step < 6; ++step) {
+      optimizer.zero_grad();
+      model->forward(torch::full({1, 2}, 1.0F + static_cast<float>(self.rank))).sum().backward();
+      optimizer.step();
+      after.push_back(net->weight.detach().clone());
+    }
+    return after;
+  });
+  // Averaged gradients in steps 0 and 1, averaged parameters in steps 2 and 5.
+  const std::vector<bool> same{true, true, true, false, false, true};
+  for (size_t step = 0; step < same.size(); ++step) {
+    CAPTURE(step);
+    CHECK(torch::equal(weights[0][step], weights[1][step]) == same[step]);
+    const auto mean = (weights[0][step] + weights[1][step]) / 2;
+    CHECK(torch::allclose(mean, torch::full({1, 2}, 1 - 0.15 * static_cast<double>(step + 1))));
+  }
+}
+
+TEST_CASE("an averager's count is saved", "[local_sgd][ranks]") {
+  const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
+    ddp::PeriodicModelAverager averager(3, 0, self.group);
+    for (int i = 0; i < 5; ++i) averager.average_parameters(std::vector<at::Tensor>{});
+    torch::serialize::OutputArchive saved;
+    averager.save(saved);
+    std::stringstream bytes;
+    saved.save_to(bytes);
+    torch::serialize::InputArchive archive;
+    archive.load_from(bytes);
+    ddp::PeriodicModelAverager loaded(3, 0, self.group);
+    loaded.load(archive);
+    return loaded.step();
+  });
+  CHECK(steps[0] == 5);
+}
+
+TEST_CASE("averagers refuse what they cannot do", "[local_sgd][errors][ranks]") {
+  const auto error = [](const std::function<void(const Rank&)>& body) {
+    return errors_of_ranks(1, body)[0];
+  };
+  CHECK_THAT(
+      error([](const Rank& self) { ddp::PeriodicModelAverager(0, 0, self.group); }),
+      ContainsText("expected a period of at least 1, got 0"));
+  CHECK_THAT(
+      error([](const Rank& self) { ddp::PeriodicModelAverager(1, -1, self.group); }),
+      ContainsText("warmup_steps to be at least 0, got -1"));
+  CHECK_THAT(
+      error([](const Rank& self) {
+        ddp::HierarchicalModelAverager::over({{1, self.group}, {2, self.group}});
+      }),
+      ContainsText("larger groups for longer periods"));
+  CHECK_THAT(
+      error([](const Rank&) { ddp::PostLocalSGDOptimizer(nullptr, nullptr); }),
+      ContainsText("null pointer"));
+  CHECK_THAT(
+      error_of([] { ddp::hooks::post_local_sgd(ddp::hooks::PostLocalSGDHookOptions()); }),
+      ContainsText("expected a subgroup"));
+}

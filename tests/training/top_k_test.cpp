@@ -1,0 +1,141 @@
+#include <ddp/top_k.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "support/error_of.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using namespace ddp::testing;
+using ddp::hooks::TopK;
+using ddp::hooks::TopKOptions;
+
+// A model whose gradient is what the test says, and what the optimizer would see of it.
+struct TopKRun {
+  TopKRun(const Rank& self, const TopKOptions& options, at::ScalarType dtype = torch::kFloat)
+      : net(torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false))),
+        model(make(net, self, dtype)),
+        hook(options, self.group) {
+    model->register_comm_hook(hook);
+  }
+
+  static ddp::DistributedDataParallel<torch::nn::Sequential> make(
+      torch::nn::Sequential net, const Rank& self, at::ScalarType dtype) {
+    net->to(dtype);
+    return ddp::DistributedDataParallel(
+        net, ddp::DistributedDataParallelOptions().process_group(self.group));
+  }
+
+  std::vector<float> averaged(const std::vector<float>& gradient) {
+    net->zero_grad();
+    const auto x = torch::tensor(gradient).view({1, 4}).to(net->parameters()[0].scalar_type());
+    model->forward(x).sum().backward();
+    const auto grad = net->parameters()[0].grad().flatten().to(torch::kFloat);
+    return {grad.data_ptr<float>(), grad.data_ptr<float>() + grad.numel()};
+  }
+
+  torch::nn::Sequential net;
+  ddp::DistributedDataParallel<torch::nn::Sequential> model;
+  TopK hook;
+};
+
+using Values = std::vector<float>;
+using Steps = std::vector<Values>;
+
+}  // namespace
+
+TEST_CASE("TopK averages each rank's largest, and the rest later", "[top_k][ranks]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
+  const auto seen = run_ranks<Steps>(2, [&](const Rank& self) {
+    TopKRun run(self, TopKOptions().ratio(0.5), dtype);
+    const auto gradient = self.rank == 0 ? Values{8, -4, 2, 0} : Values{0, 2, 4, -8};
+    Steps steps;
+    for (int step = 0; step < 3; ++step) steps.push_back(run.averaged(gradient));
+    return steps;
+  });
+  // Rank 0 sends 8 and -4, then 8 and 2 + 2 or -4; rank 1 mirrors it.
+  CHECK(seen[0][0] == Values{4, -2, 2, -4});
+  for (const auto& steps : seen) CHECK(steps == seen[0]);
+  const auto sums = run_ranks<Values>(2, [&](const Rank& self) {
+    TopKRun run(self, TopKOptions().ratio(0.25), dtype);
+    const auto gradient = self.rank == 0 ? Values{4, 2, 1, 0} : Values{0, 1, 2, 4};
+    Values sum(4, 0);
+    for (int step = 0; step < 64; ++step) {
+      const auto mean = run.averaged(gradient);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += mean[i];
+    }
+    return sum;
+  });
+  // What stays behind at the end is bounded: about one step's gradient of each rank.
+  const Values expected{128, 96, 96, 128};
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(sums[0][i] - expected[i]) < 8);
+}
+
+TEST_CASE("TopK without error feedback forgets what stays behind", "[top_k][ranks]") {
+  const auto seen = run_ranks<Steps>(2, [](const Rank& self) {
+    TopKRun run(self, TopKOptions().ratio(0.25).use_error_feedback(false).start_iter(1));
+    Steps steps;
+    for (int step = 0; step < 3; ++step) steps.push_back(run.averaged({4, 2, 1, 0}));
+    return steps;
+  });
+  for (const auto& steps : seen) {
+    CHECK(steps[0] == Values{4, 2, 1, 0});  // before start_iter
+    CHECK(steps[1] == Values{4, 0, 0, 0});
+    CHECK(steps[2] == Values{4, 0, 0, 0});
+  }
+}
+
+TEST_CASE("TopK of all elements is the average", "[top_k][ranks][many]") {
+  const int world = GENERATE(1, 3);
+  const auto seen = run_ranks<Values>(world, [](const Rank& self) {
+    TopKRun run(self, TopKOptions().ratio(1));
+    const auto value = static_cast<float>(self.rank);
+    return run.averaged({value, 2 * value, 3 * value, -value});
+  });
+  const float mean = static_cast<float>(world - 1) / 2;
+  for (const auto& values : seen) CHECK(values == Values{mean, 2 * mean, 3 * mean, -mean});
+}
+
+TEST_CASE("TopK goes on from a checkpoint as if it had never ended", "[top_k][ranks]") {
+  const TemporaryFolder folder;
+  const auto ends = [&](bool is_resumed) {
+    return run_ranks<Steps>(2, [&](const Rank& self) {
+      const Values gradient{4, 3, 2, 1};
+      TopKRun run(self, TopKOptions().ratio(0.25));
+      ddp::Checkpointer checkpointer(
+          folder.path(), ddp::CheckpointerOptions().process_group(self.group));
+      checkpointer.add_per_rank("hook", run.hook);
+      if (is_resumed) {
+        checkpointer.load(3);
+      } else {
+        for (int step = 0; step < 3; ++step) run.averaged(gradient);
+        checkpointer.save(3);
+        checkpointer.wait();
+      }
+      return Steps{run.averaged(gradient), run.averaged(gradient)};
+    });
+  };
+  const auto whole = ends(false);
+  CHECK(ends(true) == whole);
+  CHECK(whole[0][0] != Values{4, 0, 0, 0});  // as a hook without memory would have it
+}
+
+TEST_CASE("TopK refuses options out of their range", "[top_k][errors][ranks]") {
+  const auto error = [](const TopKOptions& options) {
+    return errors_of_ranks(1, [&](const Rank& self) { TopK(options, self.group); })[0];
+  };
+  CHECK_THAT(
+      error(TopKOptions().ratio(0)), ContainsText("ratio to be above 0 and at most 1, got 0"));
+  CHECK_THAT(error(TopKOptions().ratio(1.5)), ContainsText("got 1.5"));
+  CHECK_THAT(error(TopKOptions().ratio(std::nan(""))), ContainsText("got nan"));
+  CHECK_THAT(error(TopKOptions().start_iter(-1)), ContainsText("at least 0, got -1"));
+}

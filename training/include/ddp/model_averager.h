@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+namespace ddp {
+
+/// Averages parameters among ranks, in some steps. Every rank calls it after every optimizer step.
+class ModelAverager {
+ public:
+  virtual ~ModelAverager() = default;
+
+  /// Counts a step, and averages the parameters in place if it is one of those.
+  ///
+  /// \param parameters  the same on every rank, in number, shapes and order. All are averaged, also
+  ///        those without a gradient, which Python leaves out.
+  ///
+  /// Collective: in the steps that average. Cost: then, one all-reduce of all parameters, and a
+  ///   copy of them.
+  void average_parameters(const std::vector<at::Tensor>& parameters);
+  void average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+  /// How many steps it has counted.
+  int64_t step() const { return step_; }
+  void set_step(int64_t step);
+
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+ protected:
+  ModelAverager() = default;
+  ModelAverager(const ModelAverager&) = default;
+  ModelAverager& operator=(const ModelAverager&) = default;
+
+ private:
+  /// The group to average over in this step, if any.
+  virtual std::optional<ProcessGroup> group_of_step(int64_t step) const = 0;
+
+  int64_t step_ = 0;
+};
+
+/// Averages every `period` steps, from step `warmup_steps` on, counted from 0: with a period of 3
+/// and 2 steps of warm-up in steps 2, 5, 8... As Python's `PeriodicModelAverager`.
+class PeriodicModelAverager final : public ModelAverager {
+ public:
+  /// \param group  none is the default group.
+  /// \throws c10::ValueError  a period below 1, negative warm-up.
+  explicit PeriodicModelAverager(
+      int64_t period, int64_t warmup_steps = 0, const ProcessGroup& group = {});
+
+ private:
+  std::optional<ProcessGroup> group_of_step(int64_t step) const override;
+
+  int64_t period_;
+  int64_t warmup_steps_;
+  ProcessGroup group_;
+};
+
+/// Averages within small groups often, and within large ones seldom: in a step that several periods
+/// divide, within the group of the longest. As Python's `HierarchicalModelAverager`.
+///
+/// ```
+/// // 8 ranks: pairs every 2 steps, fours every 4, all every 8.
+/// ddp::HierarchicalModelAverager averager({{2, 2}, {4, 4}, {8, 8}});
+/// ```
+class HierarchicalModelAverager final : public ModelAverager {
+ public:
+  /// \param group_size_of_period  the longer the period, the larger the group; ranks whose numbers
+  ///        follow each other belong together, and the last size is that of the default group.
+  /// \throws c10::ValueError  periods below 1, sizes that do not grow with them, do not divide the
+  ///         ranks, or do not end with all of them; negative warm-up.
+  ///
+  /// Collective: over the default group; makes the groups.
+  explicit HierarchicalModelAverager(
+      const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps = 0);
+
+  /// With groups that are there already, each of which this rank belongs to, by their periods.
+  ///
+  /// \throws c10::ValueError  as above; an empty group.
+  static HierarchicalModelAverager over(
+      std::map<int64_t, ProcessGroup> group_of_period, int64_t warmup_steps = 0);
+
+ private:
+  HierarchicalModelAverager(int64_t warmup_steps, std::map<int64_t, ProcessGroup> group_of_period);
+
+  std::optional<ProcessGroup> group_of_step(int64_t step) const override;
+
+  std::map<int64_t, ProcessGroup> group_of_period_;
+  int64_t warmup_steps_;
+};
+
+/// Steps an optimizer, then averages the parameters if it is time. With hooks::post_local_sgd, or
+/// without a wrapper at all. The optimizer's state, as its momentum, stays each rank's own.
+///
+/// ```
+/// ddp::PostLocalSGDOptimizer optimizer(
+///     std::make_shared<torch::optim::SGD>(model->parameters(), 0.1),
+///     std::make_shared<ddp::PeriodicModelAverager>(4, 100));
+/// ```
+///
+/// Schedulers take `optimizer.optimizer()`.
+class PostLocalSGDOptimizer {
+ public:
+  /// \throws c10::ValueError  a null pointer.
+  PostLocalSGDOptimizer(
+      std::shared_ptr<torch::optim::Optimizer> optimizer, std::shared_ptr<ModelAverager> averager);
+
+  /// Collective: in the steps that average.
+  at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
+  void zero_grad(bool set_to_none = true) { optimizer_->zero_grad(set_to_none); }
+
+  torch::optim::Optimizer& optimizer() { return *optimizer_; }
+
+  /// The optimizer, and the averager's count.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  std::shared_ptr<torch::optim::Optimizer> optimizer_;
+  std::shared_ptr<ModelAverager> averager_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <ddp/comm_hooks.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/serialize/archive.h>
+
+namespace ddp::hooks {
+
+struct PowerSGDOptions {
+  /// The rank r of what travels instead of an n x m gradient: (n + m) r elements.
+  TORCH_ARG(int64_t, matrix_approximation_rank) = 1;
+  /// Steps, from 0, that are averaged as without a hook: early gradients change fast. At least 2
+  /// with use_error_feedback or warm_start.
+  TORCH_ARG(int64_t, start_iter) = 1000;
+  /// A gradient is compressed where that makes it smaller by more than this factor.
+  TORCH_ARG(double, min_compression_rate) = 2.0;
+  /// Whether what compression loses is added to the next step's gradient. Costs the memory of all
+  /// gradients.
+  TORCH_ARG(bool, use_error_feedback) = true;
+  /// Whether a step begins with the directions of the one before, not with random ones.
+  TORCH_ARG(bool, warm_start) = true;
+  /// Added to the length by which a column is divided, for ranks 1 and 2 and half precision.
+  TORCH_ARG(double, orthogonalization_epsilon) = 0.0;
+  /// Of the random directions; the same on all ranks, as every option.
+  TORCH_ARG(int64_t, random_seed) = 0;
+  /// Whether gradients of one shape in a bucket are multiplied in one call.
+  TORCH_ARG(bool, batch_tensors_with_same_shape) = false;
+};
+
+/// Elements that were to be averaged since compression began, and those that travelled instead.
+struct CompressionStats {
+  int64_t numel_before = 0;
+  int64_t numel_after = 0;
+  /// numel_before / numel_after; 0 where nothing has travelled.
+  double rate() const {
+    return numel_after > 0 ? static_cast<double>(numel_before) / static_cast<double>(numel_after)
+                           : 0.0;
+  }
+};
+
+/// Averages a low-rank approximation of every gradient in place of the gradient (Vogels et al.,
+/// "PowerSGD", 2019, https://arxiv.org/abs/1905.13727), with the random numbers of Python's
+/// `powerSGD_hook`. A gradient counts as a matrix of its first dimension by all others; those that
+/// would not shrink enough are averaged whole.
+///
+/// ```
+/// ddp::hooks::PowerSGD power_sgd(ddp::hooks::PowerSGDOptions().matrix_approximation_rank(4));
+/// model->register_comm_hook(power_sgd);
+/// checkpointer.add_per_rank("power_sgd", power_sgd);  // what compression lost is each rank's own
+/// ```
+///
+/// One object for one wrapper. A copy shares its state. Thread safety: none; look at stats() and
+/// save between steps.
+///
+/// Differences from Python: a bucket's second collective leaves when the next bucket is ready, so
+/// that ranks cannot disagree about the order; a direction of length 0 stays 0 where Python's
+/// becomes NaN; sparse and complex gradients are averaged whole.
+///
+/// Collective: as every hook. Cost: memory of the gradients with use_error_feedback, and three
+/// products of a gradient with a matrix of r columns.
+class PowerSGD {
+ public:
+  /// \param group  of the wrapper; none is the default group.
+  /// \throws c10::ValueError  an option out of its range.
+  explicit PowerSGD(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
+
+  operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
+
+  CompressionStats stats() const;
+
+  /// Everything but the options and the group. A bucket whose parameters have other sizes than when
+  /// it was saved starts anew.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// A PowerSGD that nobody else holds.
+CommHook power_sgd(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
+
+}  // namespace ddp::hooks
