@@ -35,6 +35,8 @@ State::Gradients State::gradients_of_forward() const {
   return gradient_sync_ ? Gradients::Averaged : Gradients::Local;
 }
 
+bool State::is_in_join() const { return owner_.join_context() != nullptr; }
+
 bool State::agrees_in_forward() const {
   const auto* join = owner_.join_context();
   return join && !join->begins_in_backward();
@@ -139,7 +141,9 @@ void State::agree_on_backward(bool active) {
 void State::compare_comm_hooks() {
   if (std::exchange(compared_hooks_, true)) return;
   if (!options_.init_sync() || group_->getSize() == 1) return;
-  const auto kind = hook_ ? c10::demangle(hook_.target_type().name()) : "none";
+  const auto kind = hook_               ? c10::demangle(hook_.target_type().name())
+                    : shards_gradients_ ? "none, but sharded gradients"
+                                        : "none";
   check_same_on_all_ranks(
       "communication hooks", {{"communication", "hook", kind}}, nullptr, group_, *monitor_);
 }
@@ -199,7 +203,8 @@ void State::end_join(bool is_last_joiner, const JoinOptions& options) {
     broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
   }
   const bool uneven = round.active() < round.size();
-  if (uneven && options.optimizers().empty() && !optimizer_) {
+  const bool all_step = optimizer_ || has_sharded_optimizer_;
+  if (uneven && options.optimizers().empty() && !all_step) {
     TORCH_WARN_ONCE(
         "join: some ranks had less input than others, so their optimizers took fewer steps. The "
         "models are equal now; momentum, moments and step counts of optimizers are not, and the "

@@ -43,6 +43,15 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
+  // What a sharded optimizer asks for.
+  std::shared_ptr<GradientShards> shard_gradients();
+  void when_reduced(Reducer::WhenReduced act) { reducer_->when_reduced(std::move(act)); }
+  /// Another one means another reducer.
+  int64_t generation() const { return generation_; }
+  bool is_in_join() const;
+  /// Ranks without input step as well.
+  void has_sharded_optimizer(bool has) { has_sharded_optimizer_ = has; }
+
   // What a rank without input does in a join.
   RankEntry entry(bool active);
   void join_pass(const JoinRound& round);
@@ -110,6 +119,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;  // false inside no_sync()
   bool compared_hooks_ = false;
+  bool shards_gradients_ = false;
+  bool has_sharded_optimizer_ = false;
+  int64_t generation_ = 0;
   PassTerms terms_;  // of the backward pass to come
 };
 

@@ -121,6 +121,8 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   if (hook_) reducer->register_comm_hook(hook_);
   if (optimizer_) attach_optimizer(*reducer);
   reducer_ = std::move(reducer);
+  ++generation_;
+  shards_gradients_ = false;
   frozen_ = frozen_parameters(*wrapped_, ignored_);
   buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, options_.broadcast_buffers());
   watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
@@ -202,7 +204,21 @@ void State::broadcast_model(int source) {
   });
 }
 
+std::shared_ptr<GradientShards> State::shard_gradients() {
+  DDP_CHECK(
+      !optimizer_,
+      "ZeroRedundancyOptimizer: expected no step_in_backward() with stage 2, got one, which would "
+      "find no gradients. Leave it out, and set overlap(true).");
+  auto shards = reducer_->shard_gradients();
+  shards_gradients_ = true;
+  return shards;
+}
+
 void State::step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  DDP_CHECK(
+      !shards_gradients_,
+      "step_in_backward: expected gradients on every rank, got those of a "
+      "ZeroRedundancyOptimizer of stage 2, which are not. Set overlap(true) there.");
   DDP_CHECK(
       !optimizer_,
       "step_in_backward: expected to be called once, got another optimizer. Put all "

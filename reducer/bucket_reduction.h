@@ -32,6 +32,10 @@ class BucketReduction {
   /// Whether numbers behind the gradients of `bucket` come back as their sum, or their average.
   virtual bool carries_status(const Bucket& bucket) const = 0;
 
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  /// What has to end before another bucket is packed, if anything; asked for once.
+  virtual WorkPtr in_the_way() { return {}; }
+
   /// Starts the reduction of a packed bucket, without waiting.
   virtual InFlight start(
       const Bucket& bucket, size_t index, bool is_last, const std::optional<double>& scale) = 0;

@@ -23,6 +23,12 @@ BucketPlan BucketSchedule::first_plan() const {
   return plan(plans_at_once_ ? caps_ : std::vector<int64_t>{kUnlimitedBytes}, {});
 }
 
+BucketPlan BucketSchedule::settle() {
+  state_ = State::Final;
+  passes_left_ = 0;
+  return plan(caps_, {});
+}
+
 void BucketSchedule::begin_pass() {
   records_ = passes_left_ == 1 && !lasts_;
   count_ = 0;

@@ -27,6 +27,9 @@ class BucketSchedule {
 
   BucketPlan first_plan() const;
 
+  /// The plan under the caps in the expected order, for good.
+  BucketPlan settle();
+
   /// The gradient of a parameter is ready.
   void note_ready(size_t parameter) {
     if (records_) order_[count_.fetch_add(1)] = parameter;

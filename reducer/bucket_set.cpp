@@ -1,24 +1,25 @@
 #include "bucket_set.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ddp/internal/capabilities.h>
+#include <ATen/ops/zeros.h>
+#include <ddp/internal/reducible_memory.h>
 
 #include "copied_gradients.h"
+#include "sharded_gradients.h"
 #include "viewed_gradients.h"
 
 namespace ddp {
 namespace {
 
-// From the backend where it has memory of its own to reduce in, without copies in and out.
-at::Tensor allocate(c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options) {
-  if (group.getSize() > 1 && capabilities_of(group, options.device()).reduces_in_own_memory) {
-    return group.getBackend(options.device().type())->allocateTensor(numel, options);
-  }
-  return at::empty({numel}, options);
+int64_t numel_of(const std::vector<size_t>& bucket, const std::vector<NamedParameter>& parameters) {
+  int64_t numel = 0;
+  for (const size_t index : bucket) numel += parameters[index].tensor.numel();
+  return numel;
 }
 
 }  // namespace
@@ -37,16 +38,13 @@ BucketSet::BucketSet(
 void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   const at::NoGradGuard no_grad;
   const bool is_rebuild = !buckets_.empty();
+  const auto allocate = make_allocator(plan);
   buckets_.clear();
   buckets_.reserve(plan.size());
   for (size_t b = 0; b < plan.size(); ++b) {
-    const bool last = b + 1 == plan.size();
+    const auto tail = tail_of(plan[b], /*is_last=*/b + 1 == plan.size());
     buckets_.emplace_back(
-        parameters_, std::move(plan[b]), last ? tail_ : 0, make_placement(),
-        [&](int64_t numel, const at::TensorOptions& options) {
-          return allocate(*group_, numel, options);
-        },
-        memory_);
+        parameters_, std::move(plan[b]), tail, make_placement(b), allocate, memory_);
   }
   std::set<size_t> sizes;
   for (const auto& bucket : buckets_) {
@@ -57,7 +55,50 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   for (auto& bucket : buckets_) bucket.move_in();
 }
 
-std::unique_ptr<GradientPlacement> BucketSet::make_placement() const {
+// What the status needs; or what it takes for each rank's part to be of the same size.
+int64_t BucketSet::tail_of(const std::vector<size_t>& bucket, bool is_last) const {
+  if (!shards_) return is_last ? tail_ : 0;
+  const auto numel = numel_of(bucket, parameters_);
+  return shard_size(numel, group_->getSize()) * group_->getSize() - numel;
+}
+
+BucketStorage::Allocate BucketSet::make_allocator(
+    const std::vector<std::vector<size_t>>& plan) const {
+  if (!shards_) {
+    return [this](int64_t numel, const at::TensorOptions& options) {
+      return reducible_memory(*group_, numel, options);
+    };
+  }
+  int64_t largest = 0;
+  for (const auto& bucket : plan) {
+    largest = std::max(largest, numel_of(bucket, parameters_) + tail_of(bucket, false));
+  }
+  // By dtype.
+  const auto shared = std::make_shared<std::map<c10::ScalarType, at::Tensor>>();
+  return [this, largest, shared](int64_t numel, const at::TensorOptions& options) {
+    auto& memory = (*shared)[options.dtype().toScalarType()];
+    if (!memory.defined()) memory = reducible_memory(*group_, largest, options).zero_();
+    return memory.narrow(0, 0, numel);
+  };
+}
+
+void BucketSet::shard(
+    std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards) {
+  shards_ = std::move(shards);
+  memory_ = nullptr;
+  shards_->clear();
+  for (const auto& bucket : plan) {
+    const auto size = shard_size(numel_of(bucket, parameters_), group_->getSize());
+    const auto& first = parameters_[bucket.front()].tensor;
+    auto& shard = shards_->emplace_back();
+    shard.average = at::zeros({size}, at::dtype(first.scalar_type()).device(first.device()));
+    shard.arrived.assign(bucket.size(), 0);
+  }
+  build(std::move(plan));
+}
+
+std::unique_ptr<GradientPlacement> BucketSet::make_placement(size_t b) const {
+  if (shards_) return std::make_unique<ShardedGradients>((*shards_)[b], group_->getRank());
   if (as_views_) return std::make_unique<ViewedGradients>();
   return std::make_unique<CopiedGradients>();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ddp/internal/gradient_memory.h>
+#include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/process_group.h>
 
@@ -24,6 +25,10 @@ class BucketSet {
 
   /// Makes the buckets of `plan`. Gradients that are views into older ones move into the new ones.
   void build(std::vector<std::vector<size_t>> plan);
+
+  /// From now on each rank gets its parts of the averages alone, in the buckets of `plan`, which
+  /// share one piece of memory. No gradient is sparse.
+  void shard(std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards);
 
   /// From now on every dense gradient is packed, for other code to see it in its bucket.
   void pack_all();
@@ -45,12 +50,15 @@ class BucketSet {
   std::shared_ptr<void> serve_gradients() const;
 
  private:
-  std::unique_ptr<GradientPlacement> make_placement() const;
+  std::unique_ptr<GradientPlacement> make_placement(size_t b) const;
+  BucketStorage::Allocate make_allocator(const std::vector<std::vector<size_t>>& plan) const;
+  int64_t tail_of(const std::vector<size_t>& bucket, bool is_last) const;
 
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
   const bool as_views_;
   const int64_t tail_;
+  std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
   std::shared_ptr<GradientMemory> memory_;  // of gradients that travel alone; null: none does
   std::vector<Bucket> buckets_;             // in launch order
   std::vector<size_t> direct_sizes_;        // rising

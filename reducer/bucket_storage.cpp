@@ -1,8 +1,7 @@
 #include "bucket_storage.h"
 
 #include <ATen/ops/view_as_real.h>
-
-#include "gradient_layout.h"
+#include <ddp/internal/gradient_layout.h>
 
 namespace ddp {
 BucketStorage::BucketStorage(

@@ -3,13 +3,13 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ddp/internal/gradient_layout.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "autograd_hooks.h"
 #include "gradient_copy.h"
 #include "gradient_kind.h"
-#include "gradient_layout.h"
 
 namespace ddp {
 namespace {

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "problem_report.h"
+#include "sharded_gradients.h"
 
 namespace ddp {
 namespace {
@@ -133,24 +134,44 @@ void Reducer::Engine::place_status() {
   }
 }
 
+void Reducer::Engine::check_reduction_may_change(const char* what) const {
+  DDP_CHECK(
+      !has_own_reduction_, what,
+      ": a communication hook is registered already, or gradients are sharded. It can be set only "
+      "once; compose hooks in one function instead.");
+  DDP_CHECK(
+      pass_->number() == 1 && phase_ != Phase::Reducing, what,
+      ": expected to be called before the first backward pass.");
+  DDP_CHECK(
+      !observers_.tunes, what,
+      ": expected buckets that stay the same once they are rebuilt, but bucket_cap_mb is "
+      "kTuneBucketCap. Set a number of MiB.");
+}
+
 void Reducer::Engine::register_comm_hook(CommHook hook) {
   DDP_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
-  DDP_CHECK(
-      !has_hook_,
-      "register_comm_hook: a communication hook is registered already. It can be set only once; "
-      "compose hooks in one function instead.");
-  DDP_CHECK(
-      pass_->number() == 1 && phase_ != Phase::Reducing,
-      "register_comm_hook: expected to be called before the first backward pass.");
-  DDP_CHECK(
-      !observers_.tunes,
-      "register_comm_hook: expected buckets that stay the same once they are rebuilt, but "
-      "bucket_cap_mb is kTuneBucketCap. Set a number of MiB.");
-  has_hook_ = true;
+  check_reduction_may_change("register_comm_hook");
+  has_own_reduction_ = true;
   reduction_ = make_hook_reduction(std::move(hook));
   buckets_.pack_all();
   place_status();
   begin_pass(pass_->number());
+}
+
+std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
+  check_reduction_may_change("sharded gradients");
+  for (const auto& p : buckets_.parameters()) {
+    DDP_CHECK_VALUE(
+        !p.expect_sparse, "sharded gradients: expected dense gradients, got those of \"", p.name,
+        "\", which are sparse. Make the Embedding with sparse(false).");
+  }
+  has_own_reduction_ = true;
+  const auto shards = std::make_shared<GradientShards>();
+  buckets_.shard(schedule_.settle().buckets, shards);
+  reduction_ = make_reduce_scatter(group_, buckets_.parameters().front().tensor.device(), shards);
+  place_status();
+  begin_pass(pass_->number());
+  return shards;
 }
 
 void Reducer::Engine::when_reduced(WhenReduced act) {

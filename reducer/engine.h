@@ -51,6 +51,7 @@ class Reducer::Engine final : public AutogradEvents {
   void forward_failed(bool training) noexcept;
   void join_backward(const PassTerms& terms);
   void register_comm_hook(CommHook hook);
+  std::shared_ptr<GradientShards> shard_gradients();
   void when_reduced(WhenReduced act);
   ReductionStats stats() const;
 
@@ -91,6 +92,7 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine.cpp: between passes
   void begin_pass(int64_t number);
+  void check_reduction_may_change(const char* what) const;
   void follow_parameters();
   void place_status();
   void rebuild_buckets();
@@ -139,7 +141,7 @@ class Reducer::Engine final : public AutogradEvents {
   std::unique_ptr<BackwardPass> deferred_;  // the one before, where the verdict on it is due later
   WhenReduced when_reduced_;
   PassCompanion* companion_ = nullptr;
-  bool has_hook_ = false;  // a communication hook
+  bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
 };
 
 }  // namespace ddp

@@ -153,6 +153,10 @@ void Reducer::Engine::launch(size_t b) {
   monitor_->abort_on_error(
       [&] { return c10::str("starting bucket ", b); },
       [&] {
+        if (const auto work = reduction_->in_the_way())
+          follow(work, [b] {
+            return c10::str("reducing bucket ", b - 1, " to make room for the next");
+          });
         pack(b);
         if (is_last && !status_.travels_alone()) send_status();
         const auto& bucket = buckets_[b];

@@ -1,4 +1,4 @@
-#include "gradient_layout.h"
+#include <ddp/internal/gradient_layout.h>
 
 #include <ATen/ops/empty.h>
 

@@ -34,6 +34,8 @@ bool Reducer::forget_discarded_gradients() { return engine_->usage().forget_disc
 
 void Reducer::register_comm_hook(CommHook hook) { engine_->register_comm_hook(std::move(hook)); }
 
+std::shared_ptr<GradientShards> Reducer::shard_gradients() { return engine_->shard_gradients(); }
+
 void Reducer::explain_missing(ExplainMissing explain) {
   engine_->usage().explain_missing(std::move(explain));
 }

@@ -42,3 +42,4 @@
 #include <ddp/top_k.h>
 #include <ddp/version.h>
 #include <ddp/weighted_sampler.h>
+#include <ddp/zero.h>

@@ -25,6 +25,8 @@
 
 namespace ddp {
 
+class ZeroRedundancyOptimizerBase;
+
 /// As a bucket cap: measure the first steps, and choose the cap with the least predicted step time.
 constexpr double kTuneBucketCap = std::numeric_limits<double>::lowest();
 
@@ -237,6 +239,8 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   const std::optional<c10::Device>& input_device() const;
 
  private:
+  friend class ZeroRedundancyOptimizerBase;
+
   std::unique_ptr<State> state_;
 };
 

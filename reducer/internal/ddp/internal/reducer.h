@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/pass_companion.h>
 #include <ddp/process_group.h>
@@ -149,6 +150,15 @@ class Reducer {
   /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the cap of
   ///         buckets is tuned.
   void register_comm_hook(CommHook hook);
+
+  /// Reduces and scatters from now on: each rank gets its parts of the averages, and `.grad` is
+  /// undefined behind a reduced pass. Once, before the first backward pass. Buckets stay as they
+  /// are then, and share the memory of one: each is packed when the one before is reduced.
+  ///
+  /// \return  where this rank's parts arrive, by bucket. A pass that fails leaves them unspecified.
+  /// \throws c10::Error  when there is a hook, a backward pass was reduced, the cap of buckets is
+  ///         tuned, or gradients are sparse.
+  std::shared_ptr<GradientShards> shard_gradients();
 
   /// Why each of `parameters`, which are places in parameters(), got no gradient.
   using ExplainMissing =

@@ -1,0 +1,133 @@
+#include "sharded_optimizer.h"
+
+#include <algorithm>
+
+#include <ddp/collectives.h>
+#include <ddp/internal/gradient_layout.h>
+#include <ddp/internal/reducible_memory.h>
+
+#include "state_tensors.h"
+
+namespace ddp {
+std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& piece : chunk.pieces) {
+    const auto& parameter = chunk.parameters[piece.slot];
+    auto& gradient = gradients.emplace_back();
+    if (chunk.shard) {
+      if (!chunk.shard->arrived[piece.slot]) continue;
+      gradient = chunk.shard->average.narrow(0, piece.at, piece.numel);
+    } else if (parameter.grad().defined()) {
+      gradient = memory_order_of(parameter.grad(), parameter).narrow(0, piece.from, piece.numel);
+    }
+  }
+  return gradients;
+}
+
+ShardedOptimizer::ShardedOptimizer(
+    ProcessGroup group, std::vector<std::vector<at::Tensor>> chunks, const Groups& groups,
+    const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind)
+    : group_(std::move(group)), kind_(std::move(kind)) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const void*, size_t> group_of;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& p : groups[g].params()) group_of[p.unsafeGetTensorImpl()] = g;
+  }
+  std::vector<std::vector<at::Tensor>> values(groups.size());
+  for (auto& parameters : chunks) {
+    auto& chunk = chunks_.emplace_back();
+    chunk.parameters = std::move(parameters);
+    lay_out(chunk);
+    std::vector<ShardPiece> stepped;
+    for (const auto& piece : chunk.pieces) {
+      const auto found = group_of.find(chunk.parameters[piece.slot].unsafeGetTensorImpl());
+      if (found == group_of.end()) continue;
+      stepped.push_back(piece);
+      chunk.values.push_back(chunk.own.narrow(0, piece.at, piece.numel).detach());
+      values[found->second].push_back(chunk.values.back());
+    }
+    chunk.pieces = std::move(stepped);
+  }
+  Groups own;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    own.emplace_back(std::move(values[g]), groups[g].options().clone());
+  }
+  optimizer_ = kind_.make(own, defaults);
+}
+
+// The parameters' values move into the memory.
+void ShardedOptimizer::lay_out(ShardChunk& chunk) const {
+  std::vector<int64_t> numels;
+  int64_t numel = 0;
+  for (const auto& p : chunk.parameters) numels.push_back(p.numel());
+  for (const auto n : numels) numel += n;
+  const int64_t ranks = group_->getSize();
+  const int rank = group_->getRank();
+  const auto size = shard_size(numel, ranks);
+  const auto& first = chunk.parameters.front();
+  chunk.memory = reducible_memory(
+                     *group_, size * ranks,
+                     at::TensorOptions().dtype(first.scalar_type()).device(first.device()))
+                     .zero_();
+  chunk.own = chunk.memory.narrow(0, rank * size, size);
+  chunk.pieces = pieces_of(numels, size, rank);
+  int64_t at = chunk.memory.storage_offset();
+  for (auto& p : chunk.parameters) {
+    const auto place = alias(chunk.memory, at, p.sizes(), gradient_strides(p));
+    place.copy_(p);
+    p.set_data(place);
+    at += p.numel();
+  }
+}
+
+void ShardedOptimizer::set_options(const Groups& groups) {
+  auto& own = optimizer_->param_groups();
+  for (size_t g = 0; g < own.size(); ++g) own[g].set_options(groups[g].options().clone());
+}
+
+void ShardedOptimizer::step() {
+  for (auto& chunk : chunks_) {
+    const auto gradients = gradients_of(chunk);
+    for (size_t i = 0; i < gradients.size(); ++i) chunk.values[i].mutable_grad() = gradients[i];
+  }
+  optimizer_->step();
+  for (auto& chunk : chunks_) {
+    for (auto& value : chunk.values) value.mutable_grad().reset();
+  }
+}
+
+// The optimizer leaves alone what has no gradient.
+void ShardedOptimizer::step(ShardChunk& chunk) {
+  const auto gradients = gradients_of(chunk);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;
+    if (is_reduced) chunk.values[i].mutable_grad() = gradients[i];
+  }
+  optimizer_->step();
+  for (auto& value : chunk.values) value.mutable_grad().reset();
+}
+
+c10::intrusive_ptr<c10d::Work> ShardedOptimizer::gather(ShardChunk& chunk) {
+  return all_gather_into_tensor_async(chunk.memory, chunk.own, group_);
+}
+
+void ShardedOptimizer::mark_changed(const ShardChunk& chunk) {
+  for (const auto& p : chunk.parameters) p.unsafeGetTensorImpl()->bump_version();
+}
+
+torch::optim::OptimizerParamState* ShardedOptimizer::state_of(const at::Tensor& value) const {
+  const auto found = optimizer_->state().find(value.unsafeGetTensorImpl());
+  return found == optimizer_->state().end() ? nullptr : found->second.get();
+}
+
+size_t ShardedOptimizer::state_bytes() const {
+  size_t bytes = 0;
+  for (const auto& [key, state] : optimizer_->state()) {
+    for (const auto* tensor : parts_of(*state).tensors) {
+      if (tensor->defined()) bytes += tensor->nbytes();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace ddp

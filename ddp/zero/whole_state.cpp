@@ -1,0 +1,128 @@
+// The state of the whole from everybody's part, and the other way round.
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/gradient_layout.h>
+
+#include "sharded_optimizer.h"
+#include "state_tensors.h"
+
+namespace ddp {
+namespace {
+
+// Columns of what is known of each parameter; behind them, which tensors its state has.
+constexpr int64_t kHasState = 0;
+constexpr int64_t kStep = 1;
+constexpr int64_t kTensors = 2;
+
+}  // namespace
+
+// One row a parameter, of which this rank may have nothing.
+at::Tensor ShardedOptimizer::gather_facts() const {
+  int64_t rows = 0;
+  for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.parameters.size());
+  const auto tensors = static_cast<int64_t>(parts_of(*kind_.make_state()).tensors.size());
+  auto facts = at::zeros({rows, kTensors + tensors}, at::kLong);
+  auto fact = facts.accessor<int64_t, 2>();
+  int64_t first = 0;
+  for (const auto& chunk : chunks_) {
+    for (size_t i = 0; i < chunk.pieces.size(); ++i) {
+      auto* state = state_of(chunk.values[i]);
+      if (!state) continue;
+      const auto row = first + static_cast<int64_t>(chunk.pieces[i].slot);
+      const auto parts = parts_of(*state);
+      fact[row][kHasState] = 1;
+      if (parts.step) fact[row][kStep] = *parts.step;
+      for (int64_t t = 0; t < tensors; ++t) {
+        fact[row][kTensors + t] = parts.tensors[static_cast<size_t>(t)]->defined();
+      }
+    }
+    first += static_cast<int64_t>(chunk.parameters.size());
+  }
+  if (chunks_.empty()) return facts;
+  auto everybodys = facts.to(chunks_.front().memory.device());
+  all_reduce(everybodys, c10d::ReduceOp::MAX, group_);
+  return everybodys.cpu();
+}
+
+at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) const {
+  auto own = at::zeros_like(chunk.own);
+  for (size_t i = 0; i < chunk.pieces.size(); ++i) {
+    auto* state = state_of(chunk.values[i]);
+    if (!state) continue;
+    const auto* tensor = parts_of(*state).tensors[part];
+    const auto& piece = chunk.pieces[i];
+    if (tensor->defined()) own.narrow(0, piece.at, piece.numel).copy_(*tensor);
+  }
+  auto all = at::zeros_like(chunk.memory);
+  all_gather_into_tensor(all, own, group_);
+  return all;
+}
+
+void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
+  const at::NoGradGuard no_grad;
+  const auto facts = gather_facts();
+  const auto fact = facts.accessor<int64_t, 2>();
+  const auto tensors = static_cast<size_t>(facts.size(1) - kTensors);
+  int64_t first = 0;
+  for (const auto& chunk : chunks_) {
+    const auto count = static_cast<int64_t>(chunk.parameters.size());
+    std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states;
+    for (int64_t slot = 0; slot < count; ++slot) {
+      auto& state = states.emplace_back();
+      if (!whole || !fact[first + slot][kHasState]) continue;
+      state = kind_.make_state();
+      if (auto* step = parts_of(*state).step) *step = fact[first + slot][kStep];
+    }
+    for (size_t t = 0; t < tensors; ++t) {
+      const auto column = kTensors + static_cast<int64_t>(t);
+      const auto rows = facts.narrow(0, first, count).select(1, column);
+      if (rows.sum().item<int64_t>() == 0) continue;
+      const auto all = gather_state(chunk, t);
+      if (!whole) continue;
+      int64_t at = 0;
+      for (int64_t slot = 0; slot < count; ++slot) {
+        const auto& parameter = chunk.parameters[static_cast<size_t>(slot)];
+        if (fact[first + slot][column]) {
+          auto& tensor = *parts_of(*states[static_cast<size_t>(slot)]).tensors[t];
+          tensor = at::empty_strided(parameter.sizes(), gradient_strides(parameter), all.options());
+          memory_order_of(tensor, parameter).copy_(all.narrow(0, at, parameter.numel()));
+        }
+        at += parameter.numel();
+      }
+    }
+    for (int64_t slot = 0; slot < count; ++slot) {
+      auto& state = states[static_cast<size_t>(slot)];
+      const auto& parameter = chunk.parameters[static_cast<size_t>(slot)];
+      if (state) whole->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+    first += count;
+  }
+}
+
+void ShardedOptimizer::take_state(const torch::optim::Optimizer& whole) {
+  const at::NoGradGuard no_grad;
+  optimizer_->state().clear();
+  for (const auto& chunk : chunks_) {
+    for (size_t i = 0; i < chunk.pieces.size(); ++i) {
+      const auto& piece = chunk.pieces[i];
+      const auto& parameter = chunk.parameters[piece.slot];
+      const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
+      if (found == whole.state().end()) continue;
+      auto state = found->second->clone();
+      for (auto* tensor : parts_of(*state).tensors) {
+        if (!tensor->defined()) continue;
+        DDP_CHECK_VALUE(
+            tensor->sizes() == parameter.sizes(),
+            "ZeroRedundancyOptimizer: expected a state of the parameter's shape ",
+            parameter.sizes(), ", got ", tensor->sizes(),
+            ". Load the state of the same model's optimizer.");
+        *tensor = memory_order_of(*tensor, parameter).narrow(0, piece.from, piece.numel).clone();
+      }
+      optimizer_->state()[chunk.values[i].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+}
+
+}  // namespace ddp

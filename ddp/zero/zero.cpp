@@ -1,0 +1,406 @@
+#include <ddp/zero.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include "../state.h"
+#include "sharded_optimizer.h"
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{25} << 20;
+
+using State = DistributedDataParallelBase::State;
+
+const ZeroOptions& checked(const ZeroOptions& options, const State& model) {
+  constexpr const char* kSubject = "ZeroRedundancyOptimizer: ";
+  DDP_CHECK_VALUE(
+      options.stage() == 1 || options.stage() == 2, kSubject, "expected stage 1 or 2, got ",
+      options.stage(), ". 1 divides the state, 2 gradients as well.");
+  const bool is_models = !options.process_group() || options.process_group() == model.group();
+  DDP_CHECK_VALUE(
+      is_models || (options.stage() == 1 && !options.overlap()), kSubject,
+      "expected the model's process group with stage 2 or overlap, got another one. Leave "
+      "process_group out.");
+  return options;
+}
+
+void check_parameters(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups, const State& model) {
+  std::unordered_map<const void*, const NamedParameter*> known;
+  for (const auto& p : model.reducer().parameters()) known[p.tensor.unsafeGetTensorImpl()] = &p;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& parameters = groups[g].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto found = known.find(parameters[i].unsafeGetTensorImpl());
+      DDP_CHECK_VALUE(
+          found != known.end() || !parameters[i].requires_grad(),
+          "ZeroRedundancyOptimizer: expected parameters of the model, whose gradients it averages, "
+          "got another one: parameter ",
+          i, " of group ", g, " on ", model.monitor().rank_text(),
+          ". Step it with an optimizer of its own, or call model->refresh() before.");
+      DDP_CHECK_VALUE(
+          found == known.end() || !found->second->expect_sparse,
+          "ZeroRedundancyOptimizer: expected parameters with dense gradients, got \"",
+          found->second->name,
+          "\", whose are sparse. Make the Embedding with sparse(false), or "
+          "step it with an optimizer of its own.");
+    }
+  }
+}
+
+}  // namespace
+
+class ZeroRedundancyOptimizerBase::Impl {
+ public:
+  Impl(
+      ZeroRedundancyOptimizerBase& owner, std::shared_ptr<DistributedDataParallelBase> model,
+      detail::ZeroKind kind, const ZeroOptions& options)
+      : owner_(owner),
+        model_(std::move(model)),
+        options_(checked(options, state())),
+        kind_(std::move(kind)),
+        group_count_(owner.param_groups().size()),
+        generation_(state().generation()) {
+    check_parameters(owner.param_groups(), state());
+    auto group = options_.process_group() ? options_.process_group() : state().group();
+    if (options_.stage() == 2) shards_ = state().shard_gradients();
+    optimizer_ = std::make_unique<ShardedOptimizer>(
+        std::move(group), chunks(), owner.param_groups(), owner.defaults(), kind_);
+    auto& chunks = optimizer_->chunks();
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      if (shards_) chunks[c].shard = &(*shards_)[c];
+    }
+    state().has_sharded_optimizer(true);
+  }
+  ~Impl() { state().has_sharded_optimizer(false); }
+
+  void step_in_backward(const std::shared_ptr<Impl>& self) {
+    auto& chunks = optimizer_->chunks();
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      for (size_t slot = 0; slot < chunks[c].parameters.size(); ++slot) {
+        places_[chunks[c].parameters[slot].unsafeGetTensorImpl()] = {c, slot};
+      }
+    }
+    begin_pass();
+    state().when_reduced([weak = std::weak_ptr<Impl>(self)](const auto& part, bool last) {
+      if (const auto impl = weak.lock()) impl->reduced(part, last);
+    });
+  }
+
+  void step() {
+    if (options_.overlap()) return;
+    check();
+    state().monitor().abort_on_error(
+        [] { return std::string("stepping a ZeroRedundancyOptimizer"); },
+        [&] {
+          const at::NoGradGuard no_grad;
+          optimizer_->set_options(owner_.param_groups());
+          optimizer_->step();
+          release_gradients();
+          gather_all();
+        });
+  }
+
+  /// What was reduced so far is stepped, or thrown away.
+  void release_gradients() {
+    if (!shards_) return;
+    for (auto& shard : *shards_) {
+      std::fill(shard.arrived.begin(), shard.arrived.end(), char{0});
+    }
+  }
+
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> found;
+    if (!shards_) {
+      for (const auto& group : owner_.param_groups()) {
+        for (const auto& p : group.params()) {
+          if (p.grad().defined()) found.push_back(p.grad());
+        }
+      }
+      return found;
+    }
+    for (const auto& chunk : optimizer_->chunks()) {
+      for (auto& gradient : gradients_of(chunk)) {
+        if (gradient.defined()) found.push_back(std::move(gradient));
+      }
+    }
+    return found;
+  }
+
+  std::unique_ptr<torch::optim::Optimizer> unsharded() const {
+    return kind_.make(owner_.param_groups(), owner_.defaults());
+  }
+
+  std::unique_ptr<torch::optim::Optimizer> consolidated(int to) const {
+    check();
+    auto whole = to < 0 || to == optimizer_->group()->getRank() ? unsharded() : nullptr;
+    optimizer_->collect_state(whole.get());
+    return whole;
+  }
+
+  void load_whole(const torch::optim::Optimizer& whole) {
+    optimizer_->take_state(whole);
+    auto& groups = owner_.param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      groups[g].set_options(whole.param_groups()[g].options().clone());
+    }
+  }
+
+  const ZeroOptions& options() const { return options_; }
+  const ShardedOptimizer& optimizer() const { return *optimizer_; }
+  State& state() const { return *model_->state_; }
+
+ private:
+  struct Place {
+    size_t chunk;
+    size_t slot;
+  };
+
+  std::vector<std::vector<at::Tensor>> chunks() const {
+    const auto& parameters = state().reducer().parameters();
+    std::vector<at::Tensor> tensors;
+    if (!shards_) {
+      std::unordered_set<const void*> wanted;
+      for (const auto& group : owner_.param_groups()) {
+        for (const auto& p : group.params()) wanted.insert(p.unsafeGetTensorImpl());
+      }
+      for (const auto& p : parameters) {
+        if (wanted.count(p.tensor.unsafeGetTensorImpl())) tensors.push_back(p.tensor);
+      }
+      return chunks_of(tensors, kChunkBytes);
+    }
+    // As the gradients' averages come.
+    std::vector<std::vector<at::Tensor>> chunks;
+    for (const auto& bucket : state().reducer().bucket_indices()) {
+      auto& chunk = chunks.emplace_back();
+      for (const auto index : bucket) chunk.push_back(parameters[index].tensor);
+    }
+    return chunks;
+  }
+
+  void check() const {
+    DDP_CHECK(
+        state().generation() == generation_,
+        "ZeroRedundancyOptimizer: expected the model as it was when this was made, got one after "
+        "refresh() on ",
+        state().monitor().rank_text(), ". Make a new optimizer behind it.");
+    DDP_CHECK(
+        owner_.param_groups().size() == group_count_, "ZeroRedundancyOptimizer: expected the ",
+        group_count_, " groups of parameters that it was made with, got ",
+        owner_.param_groups().size(), " on ", state().monitor().rank_text(),
+        ". Make a new optimizer with all of them.");
+  }
+
+  // One after the other: the backend may need a copy of what it gathers.
+  void gather_all() {
+    for (auto& chunk : optimizer_->chunks()) {
+      optimizer_->gather(chunk)->wait();
+      ShardedOptimizer::mark_changed(chunk);
+    }
+  }
+
+  void begin_pass() {
+    for (auto& chunk : optimizer_->chunks()) {
+      chunk.reported.assign(chunk.parameters.size(), 0);
+      chunk.missing = chunk.parameters.size();
+    }
+  }
+
+  // Parts of a backward pass, the same ones in the same order on every rank.
+  void reduced(const std::vector<at::Tensor>& part, bool last) {
+    const at::NoGradGuard no_grad;
+    check();
+    for (const auto& p : part) {
+      const auto place = places_.find(p.unsafeGetTensorImpl());
+      if (place == places_.end()) continue;
+      auto& chunk = optimizer_->chunks()[place->second.chunk];
+      chunk.reported[place->second.slot] = 1;
+      if (--chunk.missing == 0) step_and_send(chunk);
+    }
+    if (!last) return;
+    // Of parameters that no rank used, a rank without input hears nothing.
+    for (auto& chunk : optimizer_->chunks()) {
+      if (chunk.missing > 0) step_and_send(chunk);
+    }
+    for (auto& [chunk, work] : under_way_) {
+      work->wait();
+      ShardedOptimizer::mark_changed(*chunk);
+    }
+    under_way_.clear();
+    begin_pass();
+    release_gradients();
+  }
+
+  void step_and_send(ShardChunk& chunk) {
+    optimizer_->set_options(owner_.param_groups());
+    optimizer_->step(chunk);
+    under_way_.emplace_back(&chunk, optimizer_->gather(chunk));
+  }
+
+  ZeroRedundancyOptimizerBase& owner_;
+  const std::shared_ptr<DistributedDataParallelBase> model_;
+  const ZeroOptions options_;
+  const detail::ZeroKind kind_;
+  const size_t group_count_;
+  const int64_t generation_;
+  std::shared_ptr<GradientShards> shards_;  // with stage 2
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  // With overlap.
+  std::unordered_map<const void*, Place> places_;
+  std::vector<std::pair<ShardChunk*, c10::intrusive_ptr<c10d::Work>>> under_way_;
+};
+
+namespace {
+
+/// A rank without input steps beside the others, on the gradients that the model's hook gets.
+class ZeroJoinHook : public JoinHook {
+ public:
+  explicit ZeroJoinHook(ZeroRedundancyOptimizerBase& optimizer) : optimizer_(optimizer) {}
+
+  void main_hook() override { optimizer_.step(); }
+
+ private:
+  ZeroRedundancyOptimizerBase& optimizer_;
+};
+
+}  // namespace
+
+ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(
+    std::shared_ptr<DistributedDataParallelBase> model,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    std::unique_ptr<torch::optim::OptimizerOptions> defaults, detail::ZeroKind kind,
+    const ZeroOptions& options)
+    : Optimizer(groups, std::move(defaults)),
+      impl_(std::make_shared<Impl>(*this, std::move(model), std::move(kind), options)) {
+  if (options.overlap()) impl_->step_in_backward(impl_);
+}
+
+ZeroRedundancyOptimizerBase::~ZeroRedundancyOptimizerBase() = default;
+
+at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  const auto& state = impl_->state();
+  DDP_CHECK(
+      options().overlap() || !state.is_in_join() || join_context(),
+      "ZeroRedundancyOptimizer: expected to be part of the join() that its model is in, got a step "
+      "without, for which ranks without input would not come, on ",
+      state.monitor().rank_text(), ". Call ddp::join({model.get(), &optimizer}, body).");
+  impl_->step();
+  return loss;
+}
+
+void ZeroRedundancyOptimizerBase::zero_grad(bool set_to_none) {
+  Optimizer::zero_grad(set_to_none);
+  impl_->release_gradients();
+}
+
+void ZeroRedundancyOptimizerBase::save(torch::serialize::OutputArchive& archive) const {
+  consolidated()->save(archive);
+}
+
+void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive& archive) {
+  const auto whole = unsharded();
+  whole->load(archive);
+  load_whole(*whole);
+}
+
+size_t ZeroRedundancyOptimizerBase::local_state_bytes() const {
+  return impl_->optimizer().state_bytes();
+}
+
+std::vector<at::Tensor> ZeroRedundancyOptimizerBase::gradients() const {
+  return impl_->gradients();
+}
+
+const ZeroOptions& ZeroRedundancyOptimizerBase::options() const { return impl_->options(); }
+
+const ProcessGroup& ZeroRedundancyOptimizerBase::process_group() const {
+  return impl_->optimizer().group();
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::consolidated(int to) const {
+  return impl_->consolidated(to);
+}
+
+std::unique_ptr<torch::optim::Optimizer> ZeroRedundancyOptimizerBase::unsharded() const {
+  return impl_->unsharded();
+}
+
+void ZeroRedundancyOptimizerBase::load_whole(const torch::optim::Optimizer& whole) {
+  impl_->load_whole(whole);
+}
+
+std::unique_ptr<JoinHook> ZeroRedundancyOptimizerBase::join_hook(const JoinOptions& /*options*/) {
+  DDP_CHECK_VALUE(
+      options().stage() == 2 || !impl_->state().options().find_unused_parameters(),
+      "ZeroRedundancyOptimizer: expected stage 2 in a join() of a model with "
+      "find_unused_parameters, where ranks without input do not know which gradients are old, got "
+      "stage 1. Set stage(2).");
+  return std::make_unique<ZeroJoinHook>(*this);
+}
+
+c10::Device ZeroRedundancyOptimizerBase::join_device() const { return impl_->state().device(); }
+
+ProcessGroup ZeroRedundancyOptimizerBase::join_process_group() const {
+  return impl_->state().group();
+}
+
+double clip_grad_norm_(ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type) {
+  DDP_CHECK_VALUE(
+      norm_type > 0, "clip_grad_norm_: expected a norm_type above 0, got ", norm_type,
+      ". 2 is usual.");
+  const at::NoGradGuard no_grad;
+  const auto gradients = optimizer.gradients();
+  if (optimizer.options().stage() == 1) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : optimizer.param_groups()) {
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    }
+    return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
+  }
+  const bool is_max = std::isinf(norm_type);
+  double norm = 0;
+  for (const auto& gradient : gradients) {
+    const auto part = at::linalg_vector_norm(gradient, norm_type).item<double>();
+    // Not std::max, for which nothing is larger than NaN.
+    if (is_max) {
+      norm = part > norm || std::isnan(part) ? part : norm;
+    } else {
+      norm += std::pow(part, norm_type);
+    }
+  }
+  auto total = at::full({1}, norm, at::dtype(at::kDouble).device(optimizer.join_device()));
+  all_reduce(total, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM, optimizer.process_group());
+  norm = total.item<double>();
+  if (!is_max) norm = std::pow(norm, 1 / norm_type);
+  constexpr double kEpsilon = 1e-6;  // torch's
+  const double scale = max_norm / (norm + kEpsilon);
+  if (scale < 1 || std::isnan(scale)) {
+    for (const auto& gradient : gradients) gradient.mul_(scale);
+  }
+  return norm;
+}
+
+void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value) {
+  const at::NoGradGuard no_grad;
+  for (const auto& gradient : optimizer.gradients()) gradient.clamp_(-clip_value, clip_value);
+}
+
+}  // namespace ddp

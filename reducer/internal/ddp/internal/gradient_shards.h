@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// This rank's part of one bucket's averages, where each rank keeps only its own (ZeRO, stage 2).
+///
+/// A bucket's gradients lie one after another, each with the strides of its parameter, and rank r's
+/// part is elements [r * n, (r + 1) * n), where n is shard_size().
+struct GradientShard {
+  at::Tensor average;  // 1-D, of n elements; those behind the bucket's end mean nothing
+  // By parameter of the bucket: `average` holds a gradient of it, to which the next pass's is
+  // added, as to `.grad`. Whoever uses them up sets this to 0.
+  std::vector<char> arrived;
+  at::Tensor before = {};  // those, while that pass is on its way
+};
+
+/// By bucket. Final when the backward pass returns.
+using GradientShards = std::vector<GradientShard>;
+
+/// The elements of a rank's part of so many, a multiple of a few.
+inline int64_t shard_size(int64_t numel, int64_t ranks) {
+  constexpr int64_t kMultiple = 4;
+  return ((numel + ranks - 1) / ranks + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+}  // namespace ddp

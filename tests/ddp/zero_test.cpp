@@ -1,0 +1,519 @@
+// A sharded optimizer against the same optimizer without sharding.
+#include <ddp/zero.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/gradient_shards.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "ddp/zero/shard_layout.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::errors_of_ranks;
+using testing::in;
+using testing::Rank;
+using testing::run_ranks;
+
+using Net = torch::nn::Sequential;
+using Model = DistributedDataParallel<Net>;
+using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+using Tensors = std::vector<at::Tensor>;
+
+Net make_net() {
+  Net net(
+      torch::nn::Linear(7, 15), torch::nn::ReLU(), torch::nn::Linear(15, 13), torch::nn::ReLU(),
+      torch::nn::Linear(13, 3));
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  const torch::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  return net;
+}
+
+/// Which optimizer of the parameters: the plain one, or a sharded one of a stage.
+struct Mode {
+  int stage = 0;
+  bool overlap = false;
+};
+
+constexpr Mode kPlain{};
+constexpr double kSmallBuckets = 0.0002;  // a few parameters each
+
+ZeroOptions options_of(const Mode& mode) {
+  return ZeroOptions().stage(mode.stage).overlap(mode.overlap);
+}
+
+template <typename Optim, typename Options>
+OptimizerPtr make(Model& model, const Groups& groups, const Options& options, const Mode& mode) {
+  if (mode.stage == 0) return std::make_shared<Optim>(groups, options);
+  return std::make_shared<ZeroRedundancyOptimizer<Optim>>(model, groups, options, options_of(mode));
+}
+
+/// The net's parameters in two groups, the second with options of its own.
+OptimizerPtr make_optimizer(const std::string& kind, Model& model, const Mode& mode) {
+  using namespace torch::optim;
+  const auto all = model->parameters();
+  Groups groups{
+      OptimizerParamGroup({all[3], all[0], all[2]}), OptimizerParamGroup({all[1], all[4], all[5]})};
+  if (kind == "sgd") {
+    return make<SGD>(model, groups, SGDOptions(0.1).momentum(0.9).nesterov(true), mode);
+  }
+  if (kind == "adam") return make<Adam>(model, groups, AdamOptions(0.01).amsgrad(true), mode);
+  if (kind == "adamw") {
+    groups[1].set_options(std::make_unique<AdamWOptions>(AdamWOptions(0.02).weight_decay(0.5)));
+    return make<AdamW>(model, groups, AdamWOptions(0.01), mode);
+  }
+  if (kind == "rmsprop") {
+    const auto options = RMSpropOptions(0.01).centered(true).momentum(0.5);
+    return make<RMSprop>(model, groups, options, mode);
+  }
+  return make<Adagrad>(model, groups, AdagradOptions(0.01), mode);
+}
+
+ZeroRedundancyOptimizerBase* sharded(const OptimizerPtr& optimizer) {
+  return dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get());
+}
+
+void zero_grad(const OptimizerPtr& optimizer) {
+  auto* zero = sharded(optimizer);
+  zero ? zero->zero_grad() : optimizer->zero_grad();
+}
+
+at::Tensor input_of(int rank, int64_t step) {
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);
+  return at::randn({4, 7}, chance, at::TensorOptions());
+}
+
+at::Tensor loss_of(Model& model, const Rank& self, int64_t step) {
+  return model->forward(input_of(self.rank, step)).square().mean();
+}
+
+Tensors values_of(const Model& model) {
+  Tensors values;
+  for (const auto& p : model->parameters()) values.push_back(p.detach().clone());
+  return values;
+}
+
+bool all_equal(const Tensors& a, const Tensors& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!at::equal(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+double distance(const Tensors& a, const Tensors& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
+  }
+  return largest;
+}
+
+/// What `train` makes of a model and an optimizer, by rank.
+Tensors run(
+    int world, const std::string& kind, const Mode& mode,
+    const std::function<void(Model&, const OptimizerPtr&, const Rank&)>& train,
+    const DistributedDataParallelOptions& given = {}) {
+  const auto values = run_ranks<Tensors>(world, [&](const Rank& self) {
+    auto options = given;
+    Model model(make_net(), options.process_group(self.group).bucket_cap_mb(kSmallBuckets));
+    const auto optimizer = make_optimizer(kind, model, mode);
+    train(model, optimizer, self);
+    return values_of(model);
+  });
+  for (const auto& of_rank : values) REQUIRE(all_equal(of_rank, values[0]));
+  return values[0];
+}
+
+/// Gloo's rings sum in another order, for more than two ranks, where they scatter.
+void check_same(const Tensors& got, const Tensors& expected, int world, int stage) {
+  const char* backend = std::getenv("DDP_TEST_BACKEND");
+  const bool sums_alike = stage < 2 || world < 3 || (backend && backend != std::string("gloo"));
+  if (sums_alike) {
+    CHECK(all_equal(got, expected));
+  } else {
+    CHECK(distance(got, expected) < 1e-5);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a sharded optimizer steps as the plain one", "[zero][ranks]") {
+  const std::string kind = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
+  const int world = GENERATE(1, 2, 3);
+  const auto train = [](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+    torch::optim::StepLR schedule(*optimizer, 2, 0.5);
+    for (int64_t step = 0; step < 5; ++step) {
+      zero_grad(optimizer);
+      loss_of(model, self, step).backward();
+      optimizer->step();
+      schedule.step();
+    }
+  };
+  const auto expected = run(world, kind, kPlain, train);
+  for (const auto& mode : {Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true}}) {
+    CAPTURE(kind, world, mode.stage, mode.overlap);
+    check_same(run(world, kind, mode, train), expected, world, mode.stage);
+  }
+}
+
+TEST_CASE("a sharded optimizer takes gradients that accumulate", "[zero][ranks]") {
+  const auto train = [](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+    int64_t batch = 0;
+    for (int64_t step = 0; step < 3; ++step) {
+      zero_grad(optimizer);
+      {
+        const auto guard = model->no_sync();
+        loss_of(model, self, batch++).backward();
+      }
+      loss_of(model, self, batch++).backward();
+      // A second average on top of the first.
+      loss_of(model, self, batch++).backward();
+      optimizer->step();
+    }
+  };
+  const auto expected = run(2, "adamw", kPlain, train);
+  CHECK(all_equal(run(2, "adamw", Mode{1}, train), expected));
+  CHECK(distance(run(2, "adamw", Mode{2}, train), expected) < 1e-5);
+}
+
+TEST_CASE("behind a step, gradients begin anew without zero_grad", "[zero][ranks]") {
+  const auto train = [](bool clears) {
+    return [clears](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+      for (int64_t step = 0; step < 3; ++step) {
+        if (clears) model->zero_grad();
+        loss_of(model, self, step).backward();
+        optimizer->step();
+      }
+    };
+  };
+  CHECK(all_equal(run(2, "sgd", Mode{2}, train(true)), run(2, "sgd", kPlain, train(true))));
+  CHECK(all_equal(run(2, "sgd", Mode{2}, train(false)), run(2, "sgd", kPlain, train(true))));
+}
+
+TEST_CASE("a parameter without a gradient is left alone", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
+  struct Halves : torch::nn::Module {
+    torch::nn::Linear first = register_module("first", torch::nn::Linear(7, 5));
+    torch::nn::Linear second = register_module("second", torch::nn::Linear(7, 5));
+    at::Tensor forward(const at::Tensor& x, bool both) {
+      return both ? first->forward(x) + second->forward(x) : first->forward(x);
+    }
+  };
+  const auto end_of = [](const Mode& how) {
+    const auto values = run_ranks<Tensors>(2, [&](const Rank& self) {
+      torch::manual_seed(5);
+      auto halves = std::make_shared<Halves>();
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& p : halves->parameters()) p.fill_(0.5);
+      }
+      DistributedDataParallel model(
+          halves, in(self).find_unused_parameters(true).bucket_cap_mb(kSmallBuckets));
+      using torch::optim::AdamW;
+      const torch::optim::AdamWOptions options(0.1);
+      OptimizerPtr optimizer;
+      if (how.stage == 0) {
+        optimizer = std::make_shared<AdamW>(model->parameters(), options);
+      } else {
+        optimizer =
+            std::make_shared<ZeroRedundancyOptimizer<AdamW>>(model, options, options_of(how));
+      }
+      for (int64_t step = 0; step < 5; ++step) {
+        zero_grad(optimizer);
+        // Step 3: on rank 1 alone.
+        const bool both = step == 1 || (step == 3 && self.rank == 1);
+        model->forward(input_of(self.rank, step), both).square().mean().backward();
+        optimizer->step();
+      }
+      Tensors ends;
+      for (const auto& p : model->parameters()) ends.push_back(p.detach().clone());
+      return ends;
+    });
+    REQUIRE(all_equal(values[0], values[1]));
+    return values[0];
+  };
+  CHECK(all_equal(end_of(mode), end_of(kPlain)));
+}
+
+TEST_CASE("with stage 2 only this rank's part of the gradients stays", "[zero][ranks]") {
+  const auto sizes = run_ranks<std::vector<int64_t>>(3, [](const Rank& self) {
+    Model model(make_net(), in(self).bucket_cap_mb(kSmallBuckets));
+    ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+        model, torch::optim::AdamWOptions(0.1), ZeroOptions().stage(2));
+    loss_of(model, self, 0).backward();
+    int64_t whole = 0;
+    for (const auto& p : model->parameters()) whole += p.grad().defined();
+    int64_t part = 0;
+    for (const auto& gradient : optimizer.gradients()) part += gradient.numel();
+    optimizer.step();
+    return std::vector<int64_t>{
+        whole, part, static_cast<int64_t>(optimizer.local_state_bytes()),
+        static_cast<int64_t>(optimizer.gradients().size())};
+  });
+  int64_t elements = 0;
+  for (const auto& p : make_net()->parameters()) elements += p.numel();
+  constexpr int64_t kBytes = 2 * sizeof(float);  // of AdamW's state, an element
+  const int64_t buckets = 6;                     // at most
+  int64_t parts = 0;
+  for (const auto& size : sizes) {
+    CHECK(size[0] == 0);
+    CHECK(size[2] <= elements * kBytes / 3 + 64 * buckets);
+    CHECK(size[3] == 0);  // used up
+    parts += size[1];
+  }
+  CHECK(parts == elements);
+}
+
+TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2});
+  const auto end_of = [](const Mode& how) {
+    return run_ranks<Tensors>(2, [&](const Rank& self) {
+      torch::manual_seed(3);
+      Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
+      {
+        const torch::NoGradGuard no_grad;
+        auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+        for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+        auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
+        weight.set_data(weight.contiguous(at::MemoryFormat::ChannelsLast));
+      }
+      Model model(net, in(self));
+      const auto options = torch::optim::AdamOptions(0.1);
+      const auto optimizer = make<torch::optim::Adam>(
+          model, {torch::optim::OptimizerParamGroup(model->parameters())}, options, how);
+      for (int64_t step = 0; step < 3; ++step) {
+        zero_grad(optimizer);
+        auto chance = at::make_generator<at::CPUGeneratorImpl>(10 * step + self.rank);
+        const auto x = at::randn({2, 3, 6, 6}, chance, at::TensorOptions())
+                           .contiguous(at::MemoryFormat::ChannelsLast);
+        model->forward(x).square().mean().backward();
+        optimizer->step();
+      }
+      TORCH_CHECK(model->parameters()[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+      return values_of(model);
+    });
+  };
+  CHECK(all_equal(end_of(mode)[0], end_of(kPlain)[0]));
+}
+
+TEST_CASE("ranks without input step beside the others", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{2, true});
+  const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+    auto* zero = sharded(optimizer);
+    std::vector<Joinable*> joinables{model.get()};
+    JoinOptions options;
+    if (!zero) options.optimizers({optimizer.get()});
+    if (zero && !zero->options().overlap()) joinables.push_back(zero);
+    const auto body = [&](int64_t batches) {
+      return [&, batches] {
+        for (int64_t step = 0; step < batches; ++step) {
+          zero_grad(optimizer);
+          loss_of(model, self, step).backward();
+          optimizer->step();
+        }
+      };
+    };
+    ddp::join(joinables, body(self.rank == 0 ? 2 : 5), options);
+    ddp::join(joinables, body(self.rank == 0 ? 3 : 1), options);
+  };
+  CHECK(all_equal(run(2, "adam", mode, train), run(2, "adam", kPlain, train)));
+}
+
+TEST_CASE("gradients are clipped as without sharding", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2});
+  const double norm_type = GENERATE(1.0, 2.0, std::numeric_limits<double>::infinity());
+  const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+    for (int64_t step = 0; step < 3; ++step) {
+      zero_grad(optimizer);
+      loss_of(model, self, step).backward();
+      auto* zero = sharded(optimizer);
+      const double norm =
+          zero ? clip_grad_norm_(*zero, 0.05, norm_type)
+               : torch::nn::utils::clip_grad_norm_(model->parameters(), 0.05, norm_type);
+      TORCH_CHECK(norm > 0.05, "nothing to clip");
+      optimizer->step();
+    }
+  };
+  CHECK(distance(run(2, "sgd", mode, train), run(2, "sgd", kPlain, train)) < 1e-6);
+  const auto values = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+    loss_of(model, self, 0).backward();
+    auto* zero = sharded(optimizer);
+    zero ? clip_grad_value_(*zero, 0.01)
+         : torch::nn::utils::clip_grad_value_(model->parameters(), 0.01);
+    optimizer->step();
+  };
+  CHECK(all_equal(run(2, "sgd", mode, values), run(2, "sgd", kPlain, values)));
+}
+
+TEST_CASE("the state of four ranks loads on two, on one, and without sharding", "[zero][ranks]") {
+  const std::string kind = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
+  const auto mode = GENERATE(Mode{1}, Mode{2});
+  const auto saved = [](const torch::optim::Optimizer& optimizer) {
+    torch::serialize::OutputArchive archive;
+    optimizer.save(archive);
+    std::stringstream bytes;
+    archive.save_to(bytes);
+    return bytes.str();
+  };
+  const auto load = [](torch::optim::Optimizer& optimizer, const std::string& text) {
+    std::stringstream bytes(text);
+    torch::serialize::InputArchive archive;
+    archive.load_from(bytes);
+    optimizer.load(archive);
+  };
+  // Every rank trains on the same data: averages do not depend on how many there are.
+  const auto train = [](Model& model, const OptimizerPtr& optimizer, int64_t first, int64_t end) {
+    for (auto step = first; step < end; ++step) {
+      zero_grad(optimizer);
+      model->forward(input_of(0, step)).square().mean().backward();
+      optimizer->step();
+    }
+  };
+  const auto whole = run(1, kind, kPlain, [&](auto& model, const auto& optimizer, const Rank&) {
+    train(model, optimizer, 0, 6);
+  });
+  std::string state;
+  const auto half = run(4, kind, mode, [&](auto& model, const auto& optimizer, const Rank& self) {
+    train(model, optimizer, 0, 3);
+    const auto text = saved(*optimizer);
+    if (self.rank == 0) state = text;
+  });
+  for (const int world : {1, 2, 3}) {
+    for (const auto& reader : {kPlain, mode}) {
+      CAPTURE(kind, world, reader.stage);
+      const auto end =
+          run(world, kind, reader, [&](auto& model, const auto& optimizer, const Rank&) {
+            {
+              const torch::NoGradGuard no_grad;
+              const auto parameters = model->parameters();
+              for (size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(half[i]);
+            }
+            load(*optimizer, state);
+            train(model, optimizer, 3, 6);
+          });
+      CHECK(distance(end, whole) < 1e-6);
+    }
+  }
+}
+
+TEST_CASE("a sharded optimizer refuses what it cannot do", "[zero][errors][ranks]") {
+  using torch::optim::SGD;
+  using torch::optim::SGDOptions;
+  const auto error = [](const std::function<void(Model&, const Rank&)>& body, int world = 1) {
+    return errors_of_ranks(world, [&](const Rank& self) {
+      Model model(make_net(), in(self));
+      body(model, self);
+    })[0];
+  };
+  using Zero = ZeroRedundancyOptimizer<SGD>;
+  const SGDOptions sgd(0.1);
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) { Zero(model, sgd, ZeroOptions().stage(3)); }),
+      ContainsText("expected stage 1 or 2, got 3"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        const Tensors others{torch::ones({2}).requires_grad_()};
+        Zero(model, {torch::optim::OptimizerParamGroup(others)}, sgd);
+      }),
+      ContainsText("expected parameters of the model") && ContainsText("parameter 0 of group 0"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank& self) {
+        const auto other = c10::make_intrusive<c10d::ProcessGroup>(self.rank, self.size);
+        Zero(model, sgd, ZeroOptions().stage(2).process_group(other));
+      }),
+      ContainsText("expected the model's process group with stage 2"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        model->register_comm_hook(hooks::noop());
+        Zero(model, sgd, ZeroOptions().stage(2));
+      }),
+      ContainsText("a communication hook is registered already"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        Zero zero(model, sgd, ZeroOptions().stage(2));
+        model->step_in_backward(std::make_shared<SGD>(model->parameters(), sgd));
+      }),
+      ContainsText("expected gradients on every rank"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        Zero zero(model, sgd);
+        model->refresh();
+        zero.step();
+      }),
+      ContainsText("after refresh() on rank 0"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        Zero zero(model, sgd);
+        zero.add_param_group(
+            torch::optim::OptimizerParamGroup(Tensors{torch::ones({2}).requires_grad_()}));
+        zero.step();
+      }),
+      ContainsText("expected the 1 groups"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank& self) {
+        Zero zero(model, sgd);
+        model->join([&] {
+          loss_of(model, self, 0).backward();
+          zero.step();
+        });
+      }),
+      ContainsText("expected to be part of the join()"));
+  CHECK_THAT(
+      error([&](Model& model, const Rank&) {
+        Zero zero(model, sgd);
+        clip_grad_norm_(zero, 1, 0);
+      }),
+      ContainsText("norm_type above 0, got 0"));
+  CHECK_THAT(
+      errors_of_ranks(
+          1,
+          [&](const Rank& self) {
+            Net net(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+            Model model(net, in(self));
+            Zero zero(model, sgd);
+          })[0],
+      ContainsText("\"0.weight\", whose are sparse"));
+  CHECK_THAT(
+      error(
+          [&](Model& model, const Rank& self) {
+            Zero zero(model, sgd, ZeroOptions().stage(self.rank == 0 ? 1 : 2));
+            loss_of(model, self, 0).backward();
+          },
+          2),
+      ContainsText("sharded gradients"));
+}
+
+TEST_CASE("slices cover every element once", "[zero][pure]") {
+  const std::vector<int64_t> numels{5, 1, 0, 17, 3};
+  for (const int ranks : {1, 2, 3, 8, 40}) {
+    const auto size = shard_size(26, ranks);
+    std::vector<std::vector<int>> seen;
+    for (const auto n : numels) seen.emplace_back(n, 0);
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const auto& piece : pieces_of(numels, size, rank)) {
+        CHECK(piece.at + piece.numel <= size);
+        for (int64_t i = 0; i < piece.numel; ++i) ++seen[piece.slot][piece.from + i];
+      }
+    }
+    for (size_t slot = 0; slot < numels.size(); ++slot) {
+      CHECK(seen[slot] == std::vector<int>(numels[slot], 1));
+    }
+  }
+}
+
+}  // namespace ddp
