@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kMessageBytes = size_t{250} << 20;
+constexpr size_t kMessageBytes = size_t{25} << 20;
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// Overwrites tensors with rank `source`'s, in messages of about 250 MiB. Autograd does not see it:
+/// Overwrites tensors with rank `source`'s, in messages of about 25 MiB. Autograd does not see it:
 /// versions stay, so a graph that was recorded before can still run backward.
 class TensorBroadcast {
  public:

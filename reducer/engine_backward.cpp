@@ -153,10 +153,12 @@ void Reducer::Engine::launch(size_t b) {
   monitor_->abort_on_error(
       [&] { return c10::str("starting bucket ", b); },
       [&] {
-        if (const auto work = reduction_->in_the_way())
+        if (const auto work = reduction_->in_the_way()) {
           follow(work, [b] {
             return c10::str("reducing bucket ", b - 1, " to make room for the next");
           });
+          if (b > 0) pass_->bucket(b - 1).in_flight.work.reset();  // Gloo's keep a copy of it
+        }
         pack(b);
         if (is_last && !status_.travels_alone()) send_status();
         const auto& bucket = buckets_[b];

@@ -76,7 +76,7 @@ size_t first_unlike(const std::vector<std::string>& by_rank) {
 
 struct Checkpointer::Impl {
   Impl(std::string path, const CheckpointerOptions& given)
-      : options(given), folder(std::move(path)), peers(group_of(given)) {}
+      : options(given), group(group_of(given)), folder(std::move(path)), peers(group) {}
 
   void save(int64_t step);
   bool is_time(int64_t step);
@@ -87,9 +87,11 @@ struct Checkpointer::Impl {
   std::string begin_save(int64_t step);
   void check_is_newest(int64_t step) const;
   void discard(const std::string& hidden) const;
+  void gather_parts() const;
   SavePlan plan_of(int64_t step, const std::string& hidden) const;
 
   const CheckpointerOptions options;
+  const ProcessGroup group;
   CheckpointFolder folder;
   CheckpointPeers peers;
   std::vector<NamedPart> parts;
@@ -158,6 +160,13 @@ void Checkpointer::Impl::discard(const std::string& hidden) const {
   problem_of([&] { remove_path(folder.path_of(hidden)); });
 }
 
+// What several ranks have parts of. Where the ranks' connection fails, it does so on all of them.
+void Checkpointer::Impl::gather_parts() const {
+  for (const auto& named : parts) {
+    if (!named.is_per_rank) named.part->gather(group);
+  }
+}
+
 SavePlan Checkpointer::Impl::plan_of(int64_t step, const std::string& hidden) const {
   DDP_CHECK(
       kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
@@ -178,8 +187,9 @@ void Checkpointer::Impl::save(int64_t step) {
   finish_save();
   const auto hidden = begin_save(step);
   std::optional<SavePlan> plan;
-  const auto problem = problem_of([&] { plan = plan_of(step, hidden); });
   try {
+    gather_parts();
+    const auto problem = problem_of([&] { plan = plan_of(step, hidden); });
     peers.agree(problem, c10::str("saving step ", step));
   } catch (...) {
     discard(hidden);

@@ -32,7 +32,7 @@ void check_known(const torch::optim::Optimizer& optimizer, const char* function)
   DDP_CHECK_VALUE(
       known_optimizer(optimizer), function,
       ": expected LibTorch's Adam, AdamW, SGD, RMSprop or Adagrad, got another optimizer. Use "
-      "torch::save and torch::load for it.");
+      "torch::save and torch::load for it; of a ZeroRedundancyOptimizer, save consolidated(0).");
 }
 
 }  // namespace

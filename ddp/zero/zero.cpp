@@ -20,7 +20,8 @@
 namespace ddp {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{25} << 20;
+// Gathered in one call, of which a backend may need a copy.
+constexpr int64_t kChunkBytes = int64_t{2} << 20;
 
 using State = DistributedDataParallelBase::State;
 

@@ -8,9 +8,9 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "live_bytes.h"
 #include "support/catch.h"
 #include "support/error_of.h"
+#include "support/live_bytes.h"
 #include "support/ranks.h"
 
 namespace {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ddp/detail/checkpoint_part.h>
+#include <ddp/process_group.h>
 
 #include "prepared_load.h"
 
@@ -22,6 +23,12 @@ class CheckpointPart {
   CheckpointPart(const CheckpointPart&) = delete;
   CheckpointPart& operator=(const CheckpointPart&) = delete;
   virtual ~CheckpointPart() = default;
+
+  /// Fetches from the other ranks what state() returns next, on every rank of a part that they
+  /// share, before rank 0 is asked for it.
+  ///
+  /// Collective: over `group`, where it does anything.
+  virtual void gather(const ProcessGroup& /*group*/) {}
 
   /// The state now. Its tensors may be the live ones.
   virtual c10::IValue state() = 0;

@@ -1,6 +1,7 @@
 // The kinds of state that a checkpoint holds, but for schedulers and random numbers.
 #include "part.h"
 
+#include <memory>
 #include <sstream>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/zero.h>
 #include <torch/serialize/archive.h>
 
 #include "archive_bytes.h"
@@ -43,6 +45,41 @@ class OptimizerPart : public CheckpointPart {
 
  private:
   torch::optim::Optimizer& optimizer_;
+};
+
+/// What each rank has a part of. Its state is that of the optimizer without sharding, so that it
+/// loads on any number of ranks, and in Python.
+class ShardedOptimizerPart : public CheckpointPart {
+ public:
+  explicit ShardedOptimizerPart(ZeroRedundancyOptimizerBase& optimizer) : optimizer_(optimizer) {}
+
+  void gather(const ProcessGroup& group) override {
+    // Rank 0 of another group need not be rank 0 of this one.
+    whole_ = optimizer_.consolidated(group == optimizer_.process_group() ? 0 : -1);
+  }
+
+  c10::IValue state() override {
+    const auto whole = std::move(whole_);
+    DDP_CHECK(
+        whole,
+        "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank "
+        "loads its share, got it in add_per_rank(). Call add().");
+    return optimizer_dict(*whole);
+  }
+
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    std::shared_ptr<torch::optim::Optimizer> whole = optimizer_.unsharded();
+    auto load = prepare_optimizer(*whole, saved, context.subject);
+    load.apply = [this, whole, take = std::move(load.apply)] {
+      take();
+      optimizer_.load_whole(*whole);
+    };
+    return load;
+  }
+
+ private:
+  ZeroRedundancyOptimizerBase& optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> whole_;  // between gather() and state()
 };
 
 /// What only the part itself can read: LibTorch's archives, as bytes.
@@ -121,6 +158,9 @@ CheckpointPartPtr part_of_module(torch::nn::Module& module) {
 }
 
 CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer) {
+  if (auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer)) {
+    return std::make_shared<ShardedOptimizerPart>(*sharded);
+  }
   if (known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
   return part_of_archive(
       [&optimizer](torch::serialize::OutputArchive& archive) { optimizer.save(archive); },

@@ -9,11 +9,17 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize.h>
 
 namespace ddp {
 namespace {
+
+constexpr const char* kHalfGradients =
+    "GradScaler: attempting to unscale FP16 gradients: expected float32 ones, got Half, of ";
+constexpr const char* kHalfRemedy =
+    ". Leave the model in float32, and compute in half under an AutocastGuard.";
 
 bool is_scale(double value) { return value > 0 && std::isfinite(static_cast<float>(value)); }
 
@@ -52,8 +58,32 @@ struct LessKind {
 };
 using GradientsByKind = std::map<Kind, std::vector<at::Tensor>, LessKind>;
 
+/// Whose gradients are each rank's own; null for other optimizers.
+ZeroRedundancyOptimizerBase* with_gradient_shards(torch::optim::Optimizer& optimizer) {
+  auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
+  return sharded && sharded->options().stage() == 2 ? sharded : nullptr;
+}
+
+void check_takes_scaler(torch::optim::Optimizer& optimizer) {
+  const auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
+  DDP_CHECK_VALUE(
+      !sharded || !sharded->options().overlap(),
+      "GradScaler: expected an optimizer that steps when it is told to, got a "
+      "ZeroRedundancyOptimizer with overlap, which steps in the backward pass. Set "
+      "overlap(false).");
+}
+
 GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
   GradientsByKind gradients;
+  if (const auto* sharded = with_gradient_shards(optimizer)) {
+    for (auto& gradient : sharded->gradients()) {
+      DDP_CHECK_VALUE(
+          gradient.scalar_type() != at::kHalf, kHalfGradients,
+          "the ZeroRedundancyOptimizer's share", kHalfRemedy);
+      gradients[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
+    }
+    return gradients;
+  }
   const auto& groups = optimizer.param_groups();
   for (size_t group = 0; group < groups.size(); ++group) {
     const auto& parameters = groups[group].params();
@@ -61,11 +91,8 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
       at::Tensor gradient = parameters[i].grad();
       if (!gradient.defined()) continue;
       DDP_CHECK_VALUE(
-          gradient.scalar_type() != at::kHalf,
-          "GradScaler: attempting to unscale FP16 gradients: expected float32 ones, got Half, of "
-          "parameter ",
-          i, " in group ", group,
-          ". Leave the model in float32, and compute in half under an AutocastGuard.");
+          gradient.scalar_type() != at::kHalf, kHalfGradients, "parameter ", i, " in group ", group,
+          kHalfRemedy);
       if (gradient.is_sparse()) gradient = gradient._values();
       gradients[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
     }
@@ -137,13 +164,17 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
         "most once a step.");
     DDP_CHECK(false, "unscale_() is being called after step(). Call it before, or not at all.");
   }
+  check_takes_scaler(optimizer);
   const c10::NoGradGuard no_grad;
   const bool inf = unscale_gradients(optimizer);
   progress_[&optimizer] = {Stage::Unscaled, inf};
 }
 
 bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
-  const auto& groups = options_.found_inf_groups();
+  auto groups = options_.found_inf_groups();
+  if (const auto* sharded = with_gradient_shards(optimizer)) {
+    groups.push_back(sharded->process_group());
+  }
   // The ranks of the groups wait for this one, whatever it meets.
   std::exception_ptr error;
   auto found = Found::Nothing;
@@ -185,7 +216,11 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     unscale_(optimizer);
     progress = progress_.find(&optimizer);
   }
-  if (!progress->second.found_inf) optimizer.step();
+  if (!progress->second.found_inf) {
+    optimizer.step();
+  } else if (auto* sharded = with_gradient_shards(optimizer)) {
+    sharded->zero_grad();  // as a step would: the next pass begins anew
+  }
   progress->second.stage = Stage::Stepped;
   return !progress->second.found_inf;
 }

@@ -92,7 +92,8 @@ class Checkpointer {
   /// rank adds the same names.
   ///
   /// \param name  the part's file, without ".pt": letters, digits, '.', '_' and '-'.
-  /// \param part  a module, its holder or a DistributedDataParallel; an optimizer; a scheduler of
+  /// \param part  a module, its holder or a DistributedDataParallel; an optimizer, of which a
+  ///        ZeroRedundancyOptimizer's is gathered on rank 0; a scheduler of
   ///        LibTorch; a tensor, a number or a string; an at::Generator; or anything with
   ///        `save(torch::serialize::OutputArchive&)` and `load(torch::serialize::InputArchive&)`,
   ///        as samplers. It must outlive this object.

@@ -25,7 +25,8 @@ struct GradScalerOptions {
   TORCH_ARG(bool, enabled) = true;
   /// Groups whose ranks skip a step together, as soon as one of them has found an infinity. Under
   /// DistributedDataParallel none is needed: an average with an infinity is one on every rank. Name
-  /// the groups over which gradients are cut up, or ranks that have parameters of their own.
+  /// the groups over which gradients are cut up, or ranks that have parameters of their own; a
+  /// ZeroRedundancyOptimizer's is known.
   TORCH_ARG(std::vector<ProcessGroup>, found_inf_groups) = {};
 };
 
@@ -42,7 +43,9 @@ struct GradScalerOptions {
 /// scaler.update();                // once a step, behind all optimizers
 /// ```
 ///
-/// step_in_backward() steps before anyone could look for infinities, and excludes a scaler.
+/// With stage 2 of a ZeroRedundancyOptimizer, a step that is skipped clears the gradients.
+/// step_in_backward() and a ZeroRedundancyOptimizer's overlap step before anyone could look for
+/// infinities, and exclude a scaler.
 ///
 /// Collective over found_inf_groups, where there are any: unscale_(), and step() without it.
 /// Thread safety: none. A Checkpointer saves it.

@@ -1,0 +1,282 @@
+// Workers that train without waiting for each other, around a process that keeps the parameters:
+//
+//     parameter_server --workers 3                                     # all on this host
+//     parameter_server --serve --workers 3                             # or each by hand,
+//     parameter_server --worker 0 --workers 3 --address host:29600     # on any host
+//
+// A worker takes the parameters, computes a gradient, sends it, and takes the parameters again. The
+// server applies gradients in the order in which they come. What a worker computes with is stale by
+// the steps of others that came in between. The bound: no worker is more than --ahead steps ahead
+// of the slowest one that lives, so that at most (workers - 1) * (2 * ahead + 1) steps lie between.
+//
+// A worker that is killed is left out; the others go on with its share of the steps undone. All
+// bytes pass the server, which is why a DistributedDataParallel scales further.
+#include <unistd.h>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "../common/command_line.h"
+#include "../common/digits.h"
+
+namespace {
+
+using examples::UsageError;
+
+struct Options : examples::DigitsOptions {
+  int workers = 2;
+  int worker = -1;  // which one this process is
+  bool serve = false;
+  std::string address = "127.0.0.1:29600";
+  int64_t steps = 200;
+  int64_t ahead = 4;
+};
+
+std::optional<Options> parse_options(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app(
+      "Trains on handwritten digits with workers that do not wait for each other.",
+      "parameter_server");
+  examples::add_digits_options(app, options);
+  app.remove_option(app.get_option("--epochs"));
+  app.remove_option(app.get_option("--backend"));
+  app.add_option("--workers", options.workers, "How many")->check(examples::between(1, 100));
+  app.add_option("--steps", options.steps, "Gradients of each worker")
+      ->check(examples::between<int64_t>(1, 1000000));
+  app.add_option("--ahead", options.ahead, "Steps that a worker may be ahead of the slowest")
+      ->check(examples::between<int64_t>(0, 1000000));
+  app.add_option("--address", options.address, "HOST:PORT of the server");
+  auto* serve = app.add_flag("--serve", options.serve, "Be the server, and start no workers");
+  app.add_option("--worker", options.worker, "Be this worker, from 0; -1: start them all")
+      ->check(examples::between(-1, 99))
+      ->excludes(serve);
+  if (!examples::parse_command_line(app, argc, argv, std::cout)) return std::nullopt;
+  if (options.worker >= options.workers) {
+    throw UsageError(c10::str("--worker: expected below --workers, got ", options.worker));
+  }
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Store> make_store(const Options& options, bool is_server) {
+  const auto colon = options.address.rfind(':');
+  const auto port = colon == std::string::npos ? 0 : std::atoi(options.address.c_str() + colon + 1);
+  if (port < 1 || port > 65535) {
+    throw UsageError("--address: expected HOST:PORT, got " + options.address);
+  }
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<uint16_t>(port);
+  store.isServer = is_server;
+  store.waitWorkers = false;
+  store.timeout = std::chrono::seconds(60);
+  return c10::make_intrusive<c10d::TCPStore>(options.address.substr(0, colon), store);
+}
+
+// A group of the server and one worker: what ends one worker's connection is no other's business.
+ddp::ProcessGroup connect(c10::intrusive_ptr<c10d::Store> store, int worker, bool is_server) {
+  return ddp::make_process_group(ddp::ProcessGroupOptions()
+                                     .backend("gloo")
+                                     .store(c10::make_intrusive<c10d::PrefixStore>(
+                                         c10::str("worker-", worker), std::move(store)))
+                                     .rank(is_server ? 0 : 1)
+                                     .world_size(2)
+                                     .timeout(std::chrono::seconds(60)));
+}
+
+at::Tensor flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> pieces;
+  for (const auto& t : tensors) pieces.push_back(t.flatten());
+  return torch::cat(pieces).detach();
+}
+
+/// The parameters, and who is how far.
+class Server {
+ public:
+  Server(const Options& options, at::Tensor parameters)
+      : options_(options),
+        parameters_(std::move(parameters)),
+        optimizer_({parameters_}, torch::optim::SGDOptions(options.lr)) {
+    for (int worker = 0; worker < options.workers; ++worker) steps_of_[worker] = 0;
+  }
+
+  /// Serves one worker, on a thread of its own, until it has ended or is lost.
+  void serve(int worker, const c10::intrusive_ptr<c10d::Store>& store) {
+    try {
+      const auto group = connect(store, worker, /*is_server=*/true);
+      auto gradient = torch::empty_like(parameters_);
+      auto [copy, version] = wait_for_turn(worker);
+      ddp::send(copy, 1, 0, group);
+      for (int64_t step = 0; step < options_.steps; ++step) {
+        ddp::recv(gradient, 1, 0, group);
+        apply(worker, gradient, version);
+        if (step + 1 == options_.steps) break;
+        std::tie(copy, version) = wait_for_turn(worker);
+        ddp::send(copy, 1, 0, group);
+      }
+      say(c10::str("worker ", worker, " has done its steps"));
+    } catch (const c10::Error& error) {
+      say(c10::str("worker ", worker, " is lost: ", error.what_without_backtrace()));
+    }
+    const std::lock_guard lock(mutex_);
+    steps_of_.erase(worker);  // nobody waits for it any more
+    changed_.notify_all();
+  }
+
+  const at::Tensor& parameters() const { return parameters_; }
+  int64_t version() const { return version_; }
+  int64_t largest_staleness() const { return largest_staleness_; }
+
+  static void say(const std::string& text) { std::cout << text + '\n' << std::flush; }
+
+ private:
+  // Until it is not too far ahead. Returns the parameters and their version.
+  std::pair<at::Tensor, int64_t> wait_for_turn(int worker) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] {
+      for (const auto& [other, steps] : steps_of_) {
+        if (steps_of_[worker] > steps + options_.ahead) return false;
+      }
+      return true;
+    });
+    return {parameters_.clone(), version_};
+  }
+
+  void apply(int worker, const at::Tensor& gradient, int64_t computed_with) {
+    const std::lock_guard lock(mutex_);
+    largest_staleness_ = std::max(largest_staleness_, version_ - computed_with);
+    parameters_.mutable_grad() = gradient;
+    optimizer_.step();
+    ++version_;
+    ++steps_of_[worker];
+    changed_.notify_all();
+  }
+
+  const Options& options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  at::Tensor parameters_;
+  torch::optim::SGD optimizer_;
+  std::map<int, int64_t> steps_of_;  // by worker that lives
+  int64_t version_ = 0;              // gradients applied
+  int64_t largest_staleness_ = 0;
+};
+
+void run_server(const Options& options) {
+  const auto train = read_digits(options, "train");
+  const auto test = read_digits(options, "t10k");
+  auto net = make_classifier(train, options);
+  Server server(options, flat(net->parameters()));
+  const auto store = make_store(options, /*is_server=*/true);
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < options.workers; ++worker) {
+    // A connection to the store for each: one that waits for a worker keeps no other waiting.
+    threads.emplace_back([&, worker] { server.serve(worker, store->clone()); });
+  }
+  for (auto& thread : threads) thread.join();
+  {
+    const torch::NoGradGuard no_grad;
+    int64_t at = 0;
+    for (auto& p : net->parameters()) {
+      p.copy_(server.parameters().narrow(0, at, p.numel()).view_as(p));
+      at += p.numel();
+    }
+  }
+  Server::say(c10::str(
+      server.version(), " gradients applied, at most ", server.largest_staleness(),
+      " steps stale; test accuracy ", percent_right(net, test), "%"));
+}
+
+void run_worker(const Options& options) {
+  const auto train = read_digits(options, "train");
+  auto net = make_classifier(train, options);
+  const auto parameters = net->parameters();
+  const auto group =
+      connect(make_store(options, /*is_server=*/false), options.worker, /*is_server=*/false);
+  ddp::DistributedSampler sampler(
+      static_cast<size_t>(train.size()),
+      ddp::DistributedSamplerOptions().num_replicas(options.workers).rank(options.worker));
+  auto values = flat(parameters);
+  for (int64_t step = 0; step < options.steps; ++step) {
+    ddp::recv(values, 0, 0, group);
+    {
+      const torch::NoGradGuard no_grad;
+      int64_t at = 0;
+      for (const auto& p : parameters) {
+        p.copy_(values.narrow(0, at, p.numel()).view_as(p));
+        at += p.numel();
+      }
+    }
+    auto indices = sampler.next(options.batch_size);
+    if (!indices) {
+      sampler.set_epoch(sampler.epoch() + 1);
+      sampler.reset();
+      indices = sampler.next(options.batch_size);
+    }
+    const auto batch = train.at(*indices);
+    net->zero_grad();
+    torch::cross_entropy_loss(net->forward(batch.pixels), batch.labels).backward();
+    std::vector<at::Tensor> gradients;
+    for (const auto& p : parameters) gradients.push_back(p.grad());
+    ddp::send(flat(gradients), 0, 0, group);
+  }
+}
+
+// The workers of this host, as processes of the same program.
+std::vector<pid_t> start_workers(const Options& options, int argc, char** argv) {
+  std::vector<pid_t> workers;
+  for (int worker = 0; worker < options.workers; ++worker) {
+    const auto number = std::to_string(worker);
+    std::vector<char*> arguments(argv, argv + argc);
+    for (const char* more : {"--worker", number.c_str()}) {
+      arguments.push_back(const_cast<char*>(more));
+    }
+    arguments.push_back(nullptr);
+    const auto pid = fork();
+    TORCH_CHECK(pid >= 0, "cannot start worker ", worker, ": ", std::strerror(errno));
+    if (pid == 0) {
+      execv("/proc/self/exe", arguments.data());
+      _exit(127);
+    }
+    workers.push_back(pid);
+    Server::say(c10::str("worker ", worker, " is process ", pid));
+  }
+  return workers;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const auto options = parse_options(argc, argv);
+    if (!options) return 0;
+    at::set_num_threads(1);
+    if (options->worker >= 0) {
+      run_worker(*options);
+    } else {
+      if (!options->serve) {
+        std::signal(SIGCHLD, SIG_IGN);  // the workers' ends are their connections'
+        start_workers(*options, argc, argv);
+      }
+      run_server(*options);
+    }
+    return 0;
+  } catch (const UsageError& error) {
+    std::cerr << "parameter_server: " << error.what() << std::endl;
+    return 2;
+  } catch (const c10::Error& error) {
+    std::cerr << "parameter_server: " << error.what_without_backtrace() << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << "parameter_server: " << error.what() << std::endl;
+  }
+  return 1;
+}

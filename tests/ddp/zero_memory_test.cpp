@@ -1,0 +1,70 @@
+// What a rank with a sharded optimizer has in memory at most.
+#include <string>
+#include <vector>
+
+#include <ddp/collectives.h>
+#include <ddp/zero.h>
+#include <torch/torch.h>
+
+#include "support/live_bytes.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+constexpr int kLayers = 160;
+constexpr int64_t kWidth = 256;
+constexpr double kBytes = 4.0 * kLayers * kWidth * (kWidth + 1);  // of all parameters
+constexpr double kBucketMb = 0.5;
+
+torch::nn::Sequential make_deep_net() {
+  torch::nn::Sequential net;
+  for (int layer = 0; layer < kLayers; ++layer) net->push_back(torch::nn::Linear(kWidth, kWidth));
+  return net;
+}
+
+/// Makes a model and an optimizer, and trains. Counts the third step and later ones: before, the
+/// wrapper makes its buckets, and makes them anew in another order.
+void train(const Rank& self, int stage, testing::PeakOfAllThreads& peak) {
+  DistributedDataParallel<torch::nn::Sequential> model(
+      make_deep_net(), DistributedDataParallelOptions()
+                           .process_group(self.group)
+                           .bucket_cap_mb(kBucketMb)
+                           .gradient_as_bucket_view(true));
+  ZeroRedundancyOptimizer<AdamW> optimizer(model, AdamWOptions(1e-3), ZeroOptions().stage(stage));
+  for (int step = 0; step < 4; ++step) {
+    barrier(self.group);
+    if (step == 2 && self.rank == 0) peak.begin_again();
+    barrier(self.group);
+    optimizer.zero_grad();
+    model->forward(torch::ones({1, kWidth})).square().mean().backward();
+    optimizer.step();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a sharded optimizer takes the memory of its part", "[zero][ranks][gloo]") {
+  const int stage = GENERATE(1, 2);
+  for (const int world : {2, 4}) {
+    // In float32 a parameter, its gradient and each of AdamW's two averages take four bytes.
+    const double whole = stage == 1 ? 2 : 1;
+    const double divided = stage == 1 ? 2 : 3;
+    const double bucket = stage == 1 ? 0 : kBucketMb * 1024 * 1024;
+    const double expected = whole * kBytes + divided * kBytes / world + bucket;
+    testing::PeakOfAllThreads peak;
+    testing::run_ranks<int>(world, [&](const Rank& self) { return train(self, stage, peak), 0; });
+    const auto part_of_expected = static_cast<double>(peak.bytes()) / world / expected;
+    CAPTURE(stage, world, expected / kBytes);
+    CHECK(part_of_expected < 1.03);
+    CHECK(part_of_expected > 0.97);  // else something is not counted
+  }
+}
+
+}  // namespace ddp
