@@ -5,7 +5,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-usage: scripts/bench_link.sh [--quick] [--short] [--models A,B,...] [--bin FOLDER]
+usage: scripts/bench_link.sh [--quick] [--short] [--hooks] [--models A,B,...] [--bin FOLDER]
                              [--python PROGRAM] [--results FOLDER] [--output FOLDER] [RATE...]
 
 Runs one rank of ddp_bench, and of its peer in Python, in each of two network namespaces that a
@@ -15,6 +15,7 @@ namespaces and all that runs in them are gone when it ends, but by SIGKILL.
   --quick             fewer steps and bucket sizes
   --short             what bench_growth.sh asks for: C++ only, the fewest modes, bucket sizes and
                       steps that say which size is best, the all-reduce alone; no RESULTS.md
+  --hooks             a step with each communication hook instead, shown; no RESULTS.md
   --models A,B,...    of ddp_bench; default: mlp,resnet18
   --bin FOLDER        with ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
@@ -31,12 +32,13 @@ fail() {
   exit 1
 }
 
-quick=no short=no models=mlp,resnet18 bin="" python=find
+quick=no short=no hooks=no models=mlp,resnet18 bin="" python=find
 results="" output="" rates=()
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
     --short) short=yes python="" ;;
+    --hooks) hooks=yes python="" ;;
     --models | --bin | --python | --results | --output)
       (($# > 1)) || fail "$1 needs a value"
       declare "${1#--}=$2"
@@ -68,15 +70,19 @@ for program in ip tc; do
   command -v "$program" >/dev/null || fail "needs $program (Debian's package iproute2)"
 done
 if [[ -z $bin ]]; then
-  "$root/scripts/build.sh" ddp_bench growth_all_reduce
+  if [[ $hooks == yes ]]; then
+    "$root/scripts/build.sh" hook_step
+  else
+    "$root/scripts/build.sh" ddp_bench growth_all_reduce
+  fi
   bin=$root/build/release/bin
 fi
-[[ -x $bin/ddp_bench ]] || fail "expected ddp_bench in $bin"
+[[ -x $bin/ddp_bench || $hooks == yes ]] || fail "expected ddp_bench in $bin"
 [[ -x $bin/growth_all_reduce || $short == no ]] || fail "expected growth_all_reduce in $bin"
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
-[[ -n $python || $short == yes ]] || say "no Python with torch, so there will be no peers in the results"
+[[ -n $python || $short == yes || $hooks == yes ]] || say "no Python with torch, so there will be no peers in the results"
 
 spaces=("ddp_bench_$$_0" "ddp_bench_$$_1")
 addresses=(10.213.0.1 10.213.0.2)
@@ -231,6 +237,11 @@ for rate in "${rates[@]}"; do
   mkdir -p "$folder"
   shape_link "$rate"
   check_rate "$rate" "$folder"
+  if [[ $hooks == yes ]]; then
+    run_ranks "$folder/hooks.txt" "$bin/hook_step" --backend gloo
+    cat "$folder/hooks.txt"
+    continue
+  fi
   [[ $short == no ]] || measure_all_reduce "$folder"
   for model in "${models[@]}"; do
     rm -f "$folder/$model"-*.jsonl
@@ -241,6 +252,6 @@ for rate in "${rates[@]}"; do
     fi
   done
 done
-[[ $short == no ]] || exit 0
+[[ $short == no && $hooks == no ]] || exit 0
 python3 "$root/benchmarks/report/report.py" "$results" "$output"
 say "wrote $output/RESULTS.md"
