@@ -7,6 +7,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "training/compression/largest.h"
+
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -127,6 +129,27 @@ TEST_CASE("TopK goes on from a checkpoint as if it had never ended", "[top_k][ra
   const auto whole = ends(false);
   CHECK(ends(true) == whole);
   CHECK(whole[0][0] != Values{4, 0, 0, 0});  // as a hook without memory would have it
+}
+
+TEST_CASE("the largest magnitudes are those of a full selection", "[top_k][pure]") {
+  torch::manual_seed(5);
+  const int64_t numel = 100'000;
+  const auto kind = GENERATE(0, 1, 2, 3, 4);
+  auto values = torch::randn({numel});
+  if (kind == 1) values.narrow(0, 0, numel - 50).zero_();  // mostly ties
+  if (kind == 2) values.slice(0, 0, numel, 97).mul_(1e3);  // the sample sees large ones only
+  if (kind == 3) values.slice(0, 5, numel, 1000).fill_(NAN);
+  if (kind == 4) values.fill_(2);
+  for (const int64_t count : {1, 97, 1000, 6000, 50'000, 100'000}) {
+    CAPTURE(kind, count);
+    const auto found = largest_magnitudes(values, count);
+    REQUIRE(found.numel() == count);
+    CHECK(std::get<0>(at::_unique(found)).numel() == count);  // each once
+    const auto sorted = [](const at::Tensor& t) { return std::get<0>(t.sort()); };
+    const auto expected = std::get<0>(values.abs().topk(count));
+    CHECK(torch::allclose(
+        sorted(values.abs().index_select(0, found)), sorted(expected), 0, 0, /*equal_nan=*/true));
+  }
 }
 
 TEST_CASE("TopK refuses options out of their range", "[top_k][errors][ranks]") {

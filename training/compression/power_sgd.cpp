@@ -136,8 +136,9 @@ class PowerSGD::Impl {
 
   // Gradients of one shape that are approximated together.
   struct Batch {
-    std::vector<at::Tensor> matrices;  // into the bucket
-    at::Tensor stacked = {};           // [batch, n, m]: the one matrix itself, or a copy of many
+    std::vector<at::Tensor> matrices;  // into the bucket, for the approximation
+    std::vector<at::Tensor> inputs;    // into Flight::input
+    at::Tensor stacked = {};           // [batch, n, m]: the one input itself, or a copy of many
     at::Tensor p = {};                 // [batch, n, r], into BucketState::ps
     at::Tensor q = {};                 // [batch, m, r], into BucketState::qs
   };
@@ -146,7 +147,7 @@ class PowerSGD::Impl {
   struct Flight {
     std::shared_ptr<BucketState> state;
     at::Tensor buffer;
-    at::Tensor input;  // of use_error_feedback: the buffer as it was
+    at::Tensor input;  // gradients and what was lost before; without use_error_feedback the buffer
     std::vector<at::Tensor> whole;
     at::Tensor whole_together;
     std::vector<Batch> batches;
@@ -183,10 +184,7 @@ class PowerSGD::Impl {
         device.is_cuda() ? std::vector<c10::Device>{device} : std::vector<c10::Device>{});
     const auto state = states_.of(bucket);
     flight->state = state;
-    if (options_.use_error_feedback()) {
-      if (state->error.defined()) flight->buffer.add_(state->error.to(device));
-      flight->input = flight->buffer.clone();
-    }
+    flight->input = input_of(flight->buffer, *state);
     divide(*flight, bucket.gradients());
     make_ps(*flight);
     send(*flight, flight->whole_together);
@@ -194,8 +192,21 @@ class PowerSGD::Impl {
     return flight;
   }
 
+  // In the memory of the error, which follows from it: what is as large as all gradients is touched
+  // as seldom as can be.
+  at::Tensor input_of(const at::Tensor& buffer, BucketState& state) const {
+    if (!options_.use_error_feedback()) return buffer;
+    const auto error = std::exchange(state.error, {});
+    return error.defined() ? error.to(buffer.device()).add_(buffer) : buffer.clone();
+  }
+
   // What is compressed, those of one shape behind each other, and what travels whole.
   void divide(Flight& flight, const std::vector<at::Tensor>& gradients) {
+    const auto in_input = [&](const at::Tensor& part) {
+      const auto offset = part.storage_offset() - flight.buffer.storage_offset();
+      return flight.input.as_strided(
+          part.sizes(), part.strides(), flight.input.storage_offset() + offset);
+    };
     std::vector<at::Tensor> flat;
     std::vector<std::vector<at::Tensor>> shapes;
     for (const auto& gradient : gradients) {
@@ -204,7 +215,7 @@ class PowerSGD::Impl {
       if (!is_worth_it(matrix)) {
         stats_.numel_after += gradient.numel();
         flight.whole.push_back(gradient);
-        flat.push_back(gradient.reshape({-1}));
+        flat.push_back(in_input(gradient).reshape({-1}));
         continue;
       }
       const auto n = matrix.size(0);
@@ -222,11 +233,12 @@ class PowerSGD::Impl {
     }
     if (!flat.empty()) flight.whole_together = at::cat(flat);
     for (auto& matrices : shapes) {
-      if (options_.batch_tensors_with_same_shape()) {
-        flight.batches.push_back({std::move(matrices)});
-        continue;
+      for (auto& matrix : matrices) {
+        const bool joins = options_.batch_tensors_with_same_shape() && &matrix != &matrices.front();
+        auto& batch = joins ? flight.batches.back() : flight.batches.emplace_back();
+        batch.inputs.push_back(in_input(matrix));
+        batch.matrices.push_back(std::move(matrix));
       }
-      for (auto& matrix : matrices) flight.batches.push_back({{std::move(matrix)}});
     }
   }
 
@@ -236,8 +248,8 @@ class PowerSGD::Impl {
     int64_t ps_size = 0;
     int64_t qs_size = 0;
     for (auto& batch : flight.batches) {
-      batch.stacked = batch.matrices.size() == 1 ? batch.matrices.front().unsqueeze(0)
-                                                 : at::stack(batch.matrices);
+      batch.stacked =
+          batch.inputs.size() == 1 ? batch.inputs.front().unsqueeze(0) : at::stack(batch.inputs);
       const auto r = rank_of(batch.stacked.size(1), batch.stacked.size(2));
       ps_size += batch.stacked.size(0) * batch.stacked.size(1) * r;
       qs_size += batch.stacked.size(0) * batch.stacked.size(2) * r;
@@ -322,8 +334,12 @@ class PowerSGD::Impl {
       if (done.hasError()) std::rethrow_exception(done.exception_ptr());
       flight.state->qs.div_(world);
       for (auto& batch : flight.batches) {
+        if (batch.matrices.size() == 1) {
+          auto matrix = batch.matrices.front().unsqueeze(0);
+          at::bmm_out(matrix, batch.p, batch.q.transpose(1, 2));
+          continue;
+        }
         at::bmm_out(batch.stacked, batch.p, batch.q.transpose(1, 2));
-        if (batch.matrices.size() == 1) continue;
         for (size_t i = 0; i < batch.matrices.size(); ++i) {
           batch.matrices[i].copy_(batch.stacked[static_cast<int64_t>(i)]);
         }
@@ -336,7 +352,8 @@ class PowerSGD::Impl {
   }
 
   static void finish(Flight& flight) {
-    if (flight.input.defined()) flight.state->error = flight.input.sub_(flight.buffer);
+    if (flight.input.is_same(flight.buffer)) return;
+    flight.state->error = flight.input.sub_(flight.buffer);
   }
 
   const PowerSGDOptions options_;

@@ -11,10 +11,10 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/topk.h>
 #include <ddp/internal/check.h>
 
 #include "bucket_states.h"
+#include "largest.h"
 
 namespace ddp::hooks {
 namespace {
@@ -116,8 +116,7 @@ class TopK::Impl {
     const auto size = Selection::size(count, dtype);
     const auto bytes = buffer.options().dtype(at::kByte);
     const Selection mine(at::empty({size}, bytes), count, dtype);
-    const auto chosen =
-        std::get<1>(buffer.abs().topk(count, /*dim=*/0, /*largest=*/true, /*sorted=*/false));
+    const auto chosen = largest_magnitudes(buffer, count);
     mine.indices.copy_(chosen);
     mine.values.copy_(buffer.index_select(0, chosen));
     if (options_.use_error_feedback()) {
