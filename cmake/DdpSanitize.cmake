@@ -22,3 +22,10 @@ if(DDP_SANITIZE MATCHES "thread")
   list(APPEND DDP_TEST_ENVIRONMENT
     "TSAN_OPTIONS=suppressions='${CMAKE_CURRENT_LIST_DIR}/tsan.supp' history_size=4")
 endif()
+
+# For processes that fork: the child ends without the threads whose memory it has a copy of, and
+# all of that counts as leaked.
+set(DDP_FORK_TEST_ENVIRONMENT ${DDP_TEST_ENVIRONMENT})
+if(DDP_SANITIZE MATCHES "address")
+  list(APPEND DDP_FORK_TEST_ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
+endif()

@@ -27,4 +27,5 @@ cmake --preset "$preset" >"build/$preset/configure.log" 2>&1 || {
 }
 cmake --build "build/$preset"
 # As many at once as there are cores: instrumented code seldom waits.
-exec ctest --preset "$preset" --no-label-summary --parallel "$(nproc)" "$@"
+cores=$(getconf _NPROCESSORS_ONLN) # nproc would say what OMP_NUM_THREADS does
+exec ctest --preset "$preset" --no-label-summary --parallel "$cores" "$@"
