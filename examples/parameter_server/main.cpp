@@ -19,9 +19,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <atomic>
 #include <condition_variable>
 #include <csignal>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <mutex>
@@ -113,6 +113,7 @@ class Server {
   void serve(int worker, const c10::intrusive_ptr<c10d::Store>& store) {
     try {
       const auto group = connect(store, worker, /*is_server=*/true);
+      say(c10::str("worker ", worker, " has come"));
       auto gradient = torch::empty_like(parameters_);
       auto [copy, version] = wait_for_turn(worker);
       ddp::send(copy, 1, 0, group);
@@ -171,12 +172,14 @@ class Server {
   int64_t largest_staleness_ = 0;
 };
 
-void run_server(const Options& options) {
+/// \param start_workers  called once there is something to connect to.
+void run_server(const Options& options, const std::function<void()>& start_workers) {
   const auto train = read_digits(options, "train");
   const auto test = read_digits(options, "t10k");
   auto net = make_classifier(train, options);
   Server server(options, flat(net->parameters()));
   const auto store = make_store(options, /*is_server=*/true);
+  start_workers();
   std::vector<std::thread> threads;
   for (int worker = 0; worker < options.workers; ++worker) {
     // A connection to the store for each: one that waits for a worker keeps no other waiting.
@@ -232,8 +235,7 @@ void run_worker(const Options& options) {
 }
 
 // The workers of this host, as processes of the same program.
-std::vector<pid_t> start_workers(const Options& options, int argc, char** argv) {
-  std::vector<pid_t> workers;
+void start_workers(const Options& options, int argc, char** argv) {
   for (int worker = 0; worker < options.workers; ++worker) {
     const auto number = std::to_string(worker);
     std::vector<char*> arguments(argv, argv + argc);
@@ -247,10 +249,8 @@ std::vector<pid_t> start_workers(const Options& options, int argc, char** argv) 
       execv("/proc/self/exe", arguments.data());
       _exit(127);
     }
-    workers.push_back(pid);
     Server::say(c10::str("worker ", worker, " is process ", pid));
   }
-  return workers;
 }
 
 }  // namespace
@@ -263,11 +263,11 @@ int main(int argc, char** argv) {
     if (options->worker >= 0) {
       run_worker(*options);
     } else {
-      if (!options->serve) {
+      run_server(*options, [&] {
+        if (options->serve) return;
         std::signal(SIGCHLD, SIG_IGN);  // the workers' ends are their connections'
         start_workers(*options, argc, argv);
-      }
-      run_server(*options);
+      });
     }
     return 0;
   } catch (const UsageError& error) {
