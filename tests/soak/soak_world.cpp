@@ -69,8 +69,8 @@ void leak_if_asked() {
   const char* twin = std::getenv("DDP_SOAK_TWIN");
   const std::string what = twin ? twin : "";
   if (what == "memory") {
-    auto* leaked = static_cast<volatile char*>(std::malloc(32 << 10));
-    for (int i = 0; i < 32 << 10; i += 512) leaked[i] = 1;
+    auto* leaked = static_cast<volatile char*>(std::malloc(64 << 10));
+    for (int i = 0; i < 64 << 10; i += 512) leaked[i] = 1;
   }
   if (what == "descriptor") (void)!::open("/dev/null", O_RDONLY);
   if (what == "mapping") {
