@@ -188,6 +188,19 @@ TEST_CASE("PowerSGD of full rank loses nothing, in any buckets", "[power_sgd][ra
   CHECK((compressed[0] - plain[0]).abs().max().item<float>() < 1e-5F);
 }
 
+TEST_CASE("PowerSGD in a join sends what ranks without input kept back", "[power_sgd][ranks]") {
+  const double cap = GENERATE(25.0, 0.0002);
+  const auto ends = run_ranks<torch::Tensor>(3, [&](const Rank& self) {
+    PowerRun run(self, PowerSGDOptions().start_iter(2).min_compression_rate(0.1), cap);
+    run.model->join([&] { run.train(0, 4 + 2 * self.rank); });
+    // The hook's steps are the same on all ranks: trained on, all do as one.
+    run.train(10, 13);
+    return run.values();
+  });
+  CHECK(torch::isfinite(ends[0]).all().item<bool>());
+  for (const auto& end : ends) CHECK(torch::equal(end, ends[0]));
+}
+
 TEST_CASE("a gradient that is zero stays zero under PowerSGD", "[power_sgd][ranks]") {
   const auto gradients = run_ranks<torch::Tensor>(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
