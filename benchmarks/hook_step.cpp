@@ -11,11 +11,9 @@
 #include <ATen/Parallel.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/ddp.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <CLI/CLI.hpp>
 
+#include "linear_layers.h"
 #include "median.h"
 
 namespace {
@@ -38,16 +36,6 @@ double sent_megabytes() {
   return bytes / 1e6;
 }
 
-torch::nn::Sequential make_net(int64_t layers, int64_t width) {
-  torch::manual_seed(0);
-  torch::nn::Sequential net;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    net->push_back(torch::nn::Linear(width, width));
-    net->push_back(torch::nn::Tanh());
-  }
-  return net;
-}
-
 hooks::PowerSGDOptions of_rank(int64_t rank) {
   return hooks::PowerSGDOptions().matrix_approximation_rank(rank).start_iter(2);
 }
@@ -66,7 +54,8 @@ std::vector<Way> make_ways(int64_t layers, int64_t width) {
   std::vector<Way> ways;
   for (const auto& [name, hook] : all) {
     ways.push_back(
-        {name, ddp::DistributedDataParallel<torch::nn::Sequential>(make_net(layers, width))});
+        {name, ddp::DistributedDataParallel<torch::nn::Sequential>(
+                   benchmarks::make_linear_layers(layers, width))});
     ways.back().model->register_comm_hook(hook);
   }
   return ways;

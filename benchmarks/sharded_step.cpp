@@ -12,11 +12,9 @@
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
 #include <ddp/zero.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <CLI/CLI.hpp>
 
+#include "linear_layers.h"
 #include "median.h"
 
 namespace {
@@ -32,21 +30,11 @@ struct Way {
   std::vector<double> times = {}, ratios = {};
 };
 
-torch::nn::Sequential make_net(int64_t layers, int64_t width) {
-  torch::manual_seed(0);
-  torch::nn::Sequential net;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    net->push_back(torch::nn::Linear(width, width));
-    net->push_back(torch::nn::Tanh());
-  }
-  return net;
-}
-
 Way make_way(const std::string& name, int64_t layers, int64_t width, const ddp::ZeroOptions* zero) {
   Way way{
       name,
       ddp::DistributedDataParallel<torch::nn::Sequential>(
-          make_net(layers, width),
+          benchmarks::make_linear_layers(layers, width),
           ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true)),
       nullptr};
   const AdamWOptions options(1e-4);

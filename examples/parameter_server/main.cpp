@@ -99,6 +99,15 @@ at::Tensor flat(const std::vector<at::Tensor>& tensors) {
   return torch::cat(pieces).detach();
 }
 
+void unflatten(const at::Tensor& values, const std::vector<at::Tensor>& tensors) {
+  const torch::NoGradGuard no_grad;
+  int64_t at = 0;
+  for (const auto& t : tensors) {
+    t.copy_(values.narrow(0, at, t.numel()).view_as(t));
+    at += t.numel();
+  }
+}
+
 /// The parameters, and who is how far.
 class Server {
  public:
@@ -186,14 +195,7 @@ void run_server(const Options& options, const std::function<void()>& start_worke
     threads.emplace_back([&, worker] { server.serve(worker, store->clone()); });
   }
   for (auto& thread : threads) thread.join();
-  {
-    const torch::NoGradGuard no_grad;
-    int64_t at = 0;
-    for (auto& p : net->parameters()) {
-      p.copy_(server.parameters().narrow(0, at, p.numel()).view_as(p));
-      at += p.numel();
-    }
-  }
+  unflatten(server.parameters(), net->parameters());
   Server::say(c10::str(
       server.version(), " gradients applied, at most ", server.largest_staleness(),
       " steps stale; test accuracy ", percent_right(net, test), "%"));
@@ -211,14 +213,7 @@ void run_worker(const Options& options) {
   auto values = flat(parameters);
   for (int64_t step = 0; step < options.steps; ++step) {
     ddp::recv(values, 0, 0, group);
-    {
-      const torch::NoGradGuard no_grad;
-      int64_t at = 0;
-      for (const auto& p : parameters) {
-        p.copy_(values.narrow(0, at, p.numel()).view_as(p));
-        at += p.numel();
-      }
-    }
+    unflatten(values, parameters);
     auto indices = sampler.next(options.batch_size);
     if (!indices) {
       sampler.set_epoch(sampler.epoch() + 1);
