@@ -93,8 +93,10 @@ bool DistributedDataParallelBase::counts_samples() const {
 
 void DistributedDataParallelBase::forward_failed() noexcept { state_->forward_failed(); }
 
-const std::optional<c10::Device>& DistributedDataParallelBase::input_device() const {
-  return state_->input_device();
+void DistributedDataParallelBase::enter_forward() { state_->enter_forward(); }
+
+const detail::InputPlacement& DistributedDataParallelBase::input_placement() const {
+  return state_->input_placement();
 }
 
 }  // namespace ddp

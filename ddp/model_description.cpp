@@ -6,6 +6,8 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 
+#include "model_precision.h"
+
 namespace ddp {
 namespace {
 
@@ -49,6 +51,7 @@ Description describe_model(
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   option("check_replicas_every", std::to_string(options.check_replicas_every()));
   option("static_graph", yes_no(options.static_graph()));
+  option("mixed_precision", describe(options.mixed_precision()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};
   option("reduction", reductions[static_cast<int>(options.reduction())]);
   if (!trained.empty()) {

@@ -64,6 +64,7 @@ void State::before_forward(std::optional<int64_t> samples) {
 }
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
+  precision_.end_forward(outputs, outputs_complete);
   if (samples_of_forward_ > 0) {
     samples_.add_forward(std::exchange(samples_of_forward_, 0), outputs, outputs_complete);
   }
@@ -81,6 +82,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
 }
 
 void State::forward_failed() noexcept {
+  precision_.abandon_forward();
   // Nobody waits for this rank because of an evaluation.
   if (trains()) reducer_->forward_failed(owner_.is_training());
 }

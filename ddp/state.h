@@ -13,6 +13,7 @@
 #include <ddp/internal/reducer.h>
 
 #include "join_round.h"
+#include "model_precision.h"
 #include "module_state.h"
 #include "parameter_watch.h"
 #include "replica_check.h"
@@ -34,6 +35,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   ~State() override;
 
   void before_forward(std::optional<int64_t> samples);
+  void enter_forward() { precision_.begin_forward(); }
   void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void forward_failed() noexcept;
   void count_samples(int64_t samples);
@@ -70,7 +72,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const Reducer& reducer() const { return *reducer_; }
   torch::nn::Module& wrapped() const { return *wrapped_; }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
-  const std::optional<c10::Device>& input_device() const { return input_device_; }
+  const detail::InputPlacement& input_placement() const { return input_placement_; }
   bool* gradient_sync() { return &gradient_sync_; }
 
  private:
@@ -89,6 +91,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::string describe_drift(const std::vector<torch::optim::Optimizer*>& optimizers) const;
   void agree_on_backward(bool active);
   void compare_comm_hooks();
+  void check_no_low_reduction(const char* what) const;
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
@@ -106,7 +109,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
   const Names ignored_;
-  std::optional<c10::Device> input_device_;
+  detail::InputPlacement input_placement_;
+  ModelPrecision precision_;
   std::unique_ptr<Reducer> reducer_;
   std::vector<NamedParameter> frozen_;  // that required no gradient when they were looked at
   std::unique_ptr<ParameterWatch> watch_;

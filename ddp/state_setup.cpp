@@ -92,8 +92,11 @@ State::State(
       group_(options.process_group() ? options.process_group() : default_group()),
       monitor_(monitor_of(group_)),
       ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
+      precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every()) {
-  train_with(agreed_parameters());
+  auto parameters = agreed_parameters();
+  hook_ = precision_.reduction(group_);
+  train_with(std::move(parameters));
 }
 
 State::~State() = default;
@@ -126,6 +129,7 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   frozen_ = frozen_parameters(*wrapped_, ignored_);
   buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, options_.broadcast_buffers());
   watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
+  precision_.adopt(module_state(*wrapped_, ignored_));
 }
 
 void State::check_between_steps(const char* function) const {
@@ -166,7 +170,9 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
   check_devices(parameters, group_);
-  input_device_ = checked_input_device(options_.device_ids(), parameters);
+  precision_.check(parameters, options_.reduction() == Reduction::Mean);
+  input_placement_ = {
+      checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};
   return parameters;
 }
 
@@ -204,7 +210,16 @@ void State::broadcast_model(int source) {
   });
 }
 
+// Before what a second hook would be told.
+void State::check_no_low_reduction(const char* what) const {
+  DDP_CHECK(
+      !precision_.reduction(group_), what,
+      ": expected gradients that are reduced as they are, got the reduction of MixedPrecision, ",
+      describe(options_.mixed_precision()), ". Set its reduce_dtype(torch::kFloat).");
+}
+
 std::shared_ptr<GradientShards> State::shard_gradients() {
+  check_no_low_reduction("ZeroRedundancyOptimizer of stage 2");
   DDP_CHECK(
       !optimizer_,
       "ZeroRedundancyOptimizer: expected no step_in_backward() with stage 2, got one, which would "
@@ -240,6 +255,7 @@ void State::attach_optimizer(Reducer& reducer) {
 }
 
 void State::register_comm_hook(CommHook hook) {
+  check_no_low_reduction("register_comm_hook");
   DDP_CHECK_VALUE(
       options_.reduction() == Reduction::Mean,
       "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "

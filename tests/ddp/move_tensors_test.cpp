@@ -25,7 +25,7 @@ const c10::Device kElsewhere(at::kMeta);
 template <typename T>
 T moved(const T& value) {
   static_assert(detail::can_move<T>);
-  return detail::moved_to(kElsewhere, value);
+  return detail::InputPlacement{kElsewhere, {}}.placed(value);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <ddp/comm_hooks.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/join.h>
+#include <ddp/mixed_precision.h>
 #include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
 #include <ddp/process_group.h>
@@ -101,6 +102,9 @@ struct DistributedDataParallelOptions {
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
+  /// Parameters, forward and the average in 16 bits, with float32 for the optimizer. Ignored
+  /// parameters and buffers stay as they are. Default: all as the module has it
+  TORCH_ARG(MixedPrecision, mixed_precision) = {};
 };
 
 /// While it lives, backward passes accumulate gradients on this rank only. The `forward` whose
@@ -229,14 +233,16 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
 
   /// \param samples  of the batch, where an argument tells.
   void before_forward(std::optional<int64_t> samples);
+  /// The module's own forward begins; after_forward() or forward_failed() follows.
+  void enter_forward();
   /// \param outputs_complete  whether `outputs` are all tensors of what forward returned.
   void after_forward(std::vector<at::Tensor> outputs = {}, bool outputs_complete = false);
   /// Whether before_forward() wants to know.
   bool counts_samples() const;
   /// To be called while forward's exception is handled.
   void forward_failed() noexcept;
-  /// Where tensor arguments of `forward` go, if anywhere.
-  const std::optional<c10::Device>& input_device() const;
+  /// What becomes of tensor arguments of `forward`.
+  const detail::InputPlacement& input_placement() const;
 
  private:
   friend class ZeroRedundancyOptimizerBase;
@@ -247,20 +253,20 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
 namespace detail {
 
 /// An argument on its way to the module's `forward`, with its value category: itself, or where it
-/// holds tensors a copy on the module's device.
+/// holds tensors a copy on the module's device and in its precision.
 template <typename T>
 class ForwardArgument {
  public:
-  ForwardArgument(T argument, const std::optional<c10::Device>& device)
-      : argument_(static_cast<T>(argument)), device_(device) {}
+  ForwardArgument(T argument, const InputPlacement& placement)
+      : argument_(static_cast<T>(argument)), placement_(placement) {}
 
   const std::remove_reference_t<T>& value() const { return argument_; }
 
   /// Once.
   T get() {
     if constexpr (can_move<Value>) {
-      if (device_) {
-        moved_ = moved_to(*device_, static_cast<const Value&>(argument_));
+      if (placement_.changes_inputs()) {
+        moved_ = placement_.placed(static_cast<const Value&>(argument_));
         return static_cast<T>(*moved_);
       }
     }
@@ -272,7 +278,7 @@ class ForwardArgument {
   struct Nothing {};
 
   T argument_;  // a reference
-  const std::optional<c10::Device>& device_;
+  const InputPlacement& placement_;
   std::conditional_t<can_move<Value>, std::optional<Value>, Nothing> moved_;
 };
 
@@ -312,7 +318,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     return forward_with(
-        detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_device())...);
+        detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
   }
 
   /// The module that was wrapped. A backward pass through it, past the wrapper's `forward`, leaves
@@ -338,6 +344,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
     before_forward(
         counts_samples() ? detail::rows_of_first_tensor(arguments.value()...) : std::nullopt);
     try {
+      enter_forward();
       if constexpr (std::is_void_v<Result>) {
         module_->forward(arguments.get()...);
         after_forward();

@@ -54,12 +54,28 @@ T moved_by(const TensorMove& to, const T& value) {
   }
 }
 
-/// The same to `device`; a tensor that is there already is not copied.
-template <typename T>
-T moved_to(c10::Device device, const T& value) {
-  const auto to = [device](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
-  return moved_by(to, value);
-}
+/// Where tensors go, and in which dtype floating ones arrive; as they are, where it is unset.
+struct InputPlacement {
+  std::optional<c10::Device> device;
+  std::optional<at::ScalarType> floating_dtype;
+
+  bool changes_inputs() const { return device || floating_dtype; }
+
+  /// A copy of `value` with its tensors there; one that is there already is not copied.
+  template <typename T>
+  T placed(const T& value) const {
+    const auto place = [this](const at::Tensor& t) { return t.defined() ? placed_tensor(t) : t; };
+    return moved_by(place, value);
+  }
+
+ private:
+  at::Tensor placed_tensor(const at::Tensor& t) const {
+    auto options = t.options();
+    if (device) options = options.device(*device);
+    if (floating_dtype && t.is_floating_point()) options = options.dtype(*floating_dtype);
+    return t.to(options);
+  }
+};
 
 template <>
 struct Mover<at::Tensor> {

@@ -1,0 +1,354 @@
+// MixedPrecision: what a forward pass computes in, and that parameters are themselves again at any
+// other time. mixed_precision.py compares what comes of it with Python.
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp::mixed_precision {  // the tests are compiled in one piece
+namespace {
+
+using testing::errors_of_ranks;
+using testing::in;
+using testing::Rank;
+using testing::run_ranks;
+
+DistributedDataParallelOptions low(const Rank& self) {
+  return in(self).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
+}
+
+/// Saves weights for backward (conv), views of them (linear), and uses one twice.
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(at::Tensor x) {
+    TORCH_CHECK(!throws, "thrown on purpose");
+    seen = {
+        x.scalar_type(), conv->weight.scalar_type(), fc->weight.scalar_type(), frozen.scalar_type(),
+        ignored.scalar_type()};
+    x = torch::relu(conv(x.view({-1, 1, 4, 4}))).flatten(1) * frozen;
+    x = fc(fc(x));
+    return checkpoints ? checkpoint(block, x) : block->forward(x);
+  }
+
+  torch::nn::Conv2d conv{
+      register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 2, 3).padding(1)))};
+  torch::nn::Linear fc{register_module("fc", torch::nn::Linear(32, 32))};
+  torch::nn::Sequential block{register_module(
+      "block", torch::nn::Sequential(
+                   torch::nn::Linear(32, 16), torch::nn::Tanh(), torch::nn::Linear(16, 3)))};
+  at::Tensor frozen = register_parameter("frozen", torch::full({32}, 0.7), false);
+  at::Tensor ignored = register_parameter("ignored", torch::ones({2}));
+  at::Tensor table = register_buffer("table", torch::ones({2}));
+  at::Tensor counter = register_buffer("counter", torch::zeros({}, torch::kLong));
+  std::vector<at::ScalarType> seen;
+  bool throws = false;
+  bool checkpoints = false;
+};
+TORCH_MODULE(Net);
+
+Net make_net() {
+  Net net;
+  const torch::NoGradGuard no_grad;
+  double phase = 0;
+  for (auto& p : net->parameters()) {
+    const auto steps = torch::arange(p.numel(), torch::kDouble) * 0.37 + (phase += 1);
+    p.copy_(torch::sin(steps).view(p.sizes()) * 0.3);
+  }
+  return net;
+}
+
+at::Tensor input(const Rank& self, int step) {
+  return torch::sin(torch::arange(6 * 16, torch::kFloat) * (0.1 + 0.3 * self.rank) + step)
+      .view({6, 16});
+}
+
+bool is_itself(Net& net) {
+  for (const auto& p : net->parameters()) {
+    if (p.scalar_type() != torch::kFloat || !p.is_leaf() || p.grad_fn()) return false;
+  }
+  return true;
+}
+
+/// The parameters after a few steps; one accumulates, and one evaluates in between.
+std::vector<at::Tensor> train(
+    const Rank& self, const DistributedDataParallelOptions& options, bool checkpoints = false) {
+  auto net = make_net();
+  net->checkpoints = checkpoints;
+  DistributedDataParallel model(
+      net, DistributedDataParallelOptions(options).parameters_to_ignore({"ignored"}));
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    if (step == 2) {
+      const auto guard = model->no_sync();
+      model->forward(input(self, 9)).to(torch::kFloat).square().mean().backward();
+    }
+    const auto output = model->forward(input(self, step));
+    TORCH_CHECK(is_itself(net), "after forward");
+    (void)model->forward(input(self, 7));  // whose backward never comes
+    output.to(torch::kFloat).square().mean().backward();
+    TORCH_CHECK(is_itself(net), "after backward");
+    optimizer.step();
+  }
+  return net->parameters();
+}
+
+/// The same by hand: copies of the parameters in bfloat16, and averages in it.
+std::vector<at::Tensor> train_by_hand(const Rank& self) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  auto low = make_net();
+  low->to(torch::kBFloat16);
+  const auto masters = net->parameters();
+  const auto copies = low->parameters();
+  for (int step = 0; step < 5; ++step) {
+    std::vector<at::Tensor> sums(masters.size());
+    const auto add_gradients_of = [&](int data) {
+      {
+        const torch::NoGradGuard no_grad;
+        for (size_t i = 0; i < masters.size(); ++i) copies[i].copy_(masters[i]);
+      }
+      low->zero_grad();
+      const auto x = input(self, data).to(torch::kBFloat16);
+      low->forward(x).to(torch::kFloat).square().mean().backward();
+      for (size_t i = 0; i < masters.size(); ++i) {
+        if (!copies[i].grad().defined()) continue;
+        const auto gradient = copies[i].grad().to(torch::kFloat);
+        sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+      }
+    };
+    if (step == 2) add_gradients_of(9);
+    add_gradients_of(step);
+    for (size_t i = 0; i < masters.size(); ++i) {
+      if (!sums[i].defined()) continue;
+      auto wire = sums[i].to(torch::kBFloat16).div_(self.size);
+      all_reduce(wire, c10d::ReduceOp::SUM, self.group);
+      masters[i].mutable_grad() = wire.to(torch::kFloat);
+    }
+    optimizer.step();
+  }
+  return masters;
+}
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return torch::equal(x, y);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("mixed precision is what copies in bfloat16 and float32 masters give", "[ranks][ddp]") {
+  const int size = GENERATE(1, 2, 3);
+  const int variant = GENERATE(0, 1, 2, 3);
+  CAPTURE(size, variant);
+  const auto results = run_ranks<std::vector<std::vector<at::Tensor>>>(
+      size, [variant](const Rank& self) -> std::vector<std::vector<at::Tensor>> {
+        auto options = low(self).bucket_cap_mb(0.001);
+        if (variant == 1) options.gradient_as_bucket_view(true);
+        if (variant == 2) options.find_unused_parameters(true);
+        const bool checkpoints = variant == 3;
+        return {train(self, options, checkpoints), train_by_hand(self)};
+      });
+  for (const auto& result : results) {
+    CHECK(equal(result[0], results[0][0]));
+    // A sum of three in bfloat16 depends on the order, and that on the size of the message.
+    if (size < 3) CHECK(equal(result[0], result[1]));
+    for (size_t i = 0; i < result[0].size(); ++i) {
+      CHECK(torch::allclose(result[0][i], result[1][i], 1e-2, 1e-2));
+    }
+  }
+}
+
+TEST_CASE("mixed precision: who sees which dtype", "[ranks][ddp]") {
+  const auto results = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
+    auto net = make_net();
+    DistributedDataParallel model(
+        net, in(self)
+                 .parameters_to_ignore({"ignored"})
+                 .mixed_precision(MixedPrecision()
+                                      .param_dtype(torch::kBFloat16)
+                                      .reduce_dtype(torch::kFloat)
+                                      .buffer_dtype(torch::kBFloat16)));
+    const auto output = model->forward(input(self, 0));
+    output.sum().backward();
+    std::vector<at::ScalarType> seen = net->seen;
+    seen.push_back(output.scalar_type());
+    seen.push_back(net->fc->weight.grad().scalar_type());
+    seen.push_back(net->table.scalar_type());
+    seen.push_back(net->counter.scalar_type());
+    return c10::str(c10::Join(" ", seen));
+  });
+  CHECK(results[1] == "BFloat16 BFloat16 BFloat16 BFloat16 Float BFloat16 Float BFloat16 Long");
+}
+
+TEST_CASE("mixed precision: parameters are themselves whatever ends a pass", "[ranks][ddp]") {
+  const auto results = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
+    auto net = make_net();
+    DistributedDataParallel model(net, low(self).find_unused_parameters(true));
+    const auto before = net->fc->weight.clone();
+    const auto check = [&](const char* when) {
+      TORCH_CHECK(is_itself(net) && torch::equal(before, net->fc->weight), when);
+    };
+    {
+      const torch::NoGradGuard no_grad;
+      TORCH_CHECK(model->forward(input(self, 0)).scalar_type() == torch::kBFloat16);
+    }
+    check("evaluation");
+    {
+      const c10::InferenceMode inference;
+      (void)model->forward(input(self, 0));
+    }
+    check("inference");
+    net->throws = true;
+    try {
+      (void)model->forward(input(self, 0));
+      return "forward did not throw";
+    } catch (const c10::Error&) {
+    }
+    check("an exception in forward");
+    net->throws = false;
+    auto output = model->forward(input(self, 0));
+    output.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "thrown on purpose"); });
+    try {
+      output.sum().backward();
+      return "backward did not throw";
+    } catch (const c10::Error&) {
+    }
+    check("an exception in backward");
+    return "";
+  });
+  CHECK(results[0].empty());
+}
+
+TEST_CASE("mixed precision: graphs that share parameters, and one that is kept", "[ranks][ddp]") {
+  const auto results = run_ranks<std::vector<at::Tensor>>(1, [](const Rank& self) {
+    std::vector<at::Tensor> gradients;
+    const auto run = [&](const auto& backward) {
+      auto net = make_net();
+      DistributedDataParallel model(
+          net, low(self).find_unused_parameters(true).mixed_precision(
+                   MixedPrecision().param_dtype(torch::kBFloat16).reduce_dtype(torch::kFloat)));
+      const auto a = model->forward(input(self, 0)).to(torch::kFloat).sum();
+      const auto b = model->forward(input(self, 1)).to(torch::kFloat).square().sum();
+      backward(a, b);
+      TORCH_CHECK(is_itself(net));
+      gradients.push_back(net->conv->weight.grad());
+    };
+    run([](const at::Tensor& a, const at::Tensor& b) { (a + b).backward(); });
+    run([](const at::Tensor& a, const at::Tensor& b) {
+      a.backward();
+      b.backward();
+    });
+    run([](const at::Tensor& a, const at::Tensor& b) {
+      b.backward({}, /*retain_graph=*/true);
+      b.backward();
+      a.backward();
+    });
+    return gradients;
+  });
+  const auto& [together, after_another, kept] =
+      std::tie(results[0][0], results[0][1], results[0][2]);
+  CHECK(torch::allclose(together, after_another, 1e-2, 1e-3));
+  CHECK_FALSE(torch::allclose(together, kept, 1e-2, 1e-3));
+}
+
+TEST_CASE("mixed precision: layers that hold weights in their own way", "[ranks][ddp]") {
+  const auto results = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
+    torch::nn::LSTM lstm(torch::nn::LSTMOptions(5, 4).num_layers(2));
+    DistributedDataParallel recurrent(lstm, low(self));
+    std::get<0>(recurrent->forward(torch::ones({3, 2, 5}))).sum().backward();
+
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(7, 4));
+    DistributedDataParallel table(embedding, low(self));
+    table->forward(torch::tensor({{1, 2}, {2, 3}})).sum().backward();
+    const auto& gradient = embedding->weight.grad();
+    return c10::str(
+        lstm->all_weights()[0].grad().scalar_type(), " ", gradient.scalar_type(), " ",
+        gradient.sum().item<double>());
+  });
+  CHECK(results[0] == "Float Float 16");
+}
+
+TEST_CASE("mixed precision beside an optimizer in backward and a GradScaler", "[ranks][ddp]") {
+  const auto results = run_ranks<std::vector<std::vector<at::Tensor>>>(2, [](const Rank& self) {
+    const auto run = [&](int way) {
+      auto net = make_net();
+      DistributedDataParallel model(net, low(self).parameters_to_ignore({"ignored"}));
+      auto optimizer = std::make_shared<torch::optim::SGD>(net->parameters(), 0.05);
+      GradScaler scaler(GradScalerOptions().init_scale(256).enabled(way == 2));
+      if (way == 1) model->step_in_backward(optimizer);
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        scaler.scale(model->forward(input(self, step)).to(torch::kFloat).sum()).backward();
+        if (way == 0) optimizer->step();
+        if (way == 2) scaler.step(*optimizer);
+        if (way == 2) scaler.update();
+      }
+      return net->parameters();
+    };
+    return std::vector<std::vector<at::Tensor>>{run(0), run(1), run(2)};
+  });
+  CHECK(equal(results[0][0], results[0][1]));
+  CHECK(equal(results[0][0], results[0][2]));
+}
+
+TEST_CASE("mixed precision says what it cannot do", "[ranks][ddp][errors]") {
+  const auto refused = [](const std::function<void(const Rank&)>& body) {
+    return errors_of_ranks(1, body).front();
+  };
+  const auto with = [](const Rank& self, const MixedPrecision& precision) {
+    return in(self).mixed_precision(precision);
+  };
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel(
+            make_net(), with(self, MixedPrecision().param_dtype(torch::kDouble)));
+      }),
+      ContainsText(
+          "MixedPrecision: expected param_dtype to be Half, BFloat16 or Float, got Double"));
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel(
+            torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 4).sparse(true)), low(self));
+      }),
+      ContainsText("expected dense gradients, got those of \"weight\""));
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel(make_net(), low(self).reduction(Reduction::Sum));
+      }),
+      ContainsText("reduction(Reduction::Mean)") && ContainsText("reduce_dtype(torch::kFloat)"));
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel model(make_net(), low(self));
+        model->register_comm_hook(hooks::noop());
+      }),
+      ContainsText("register_comm_hook: expected gradients that are reduced as they are"));
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel model(make_net(), low(self));
+        ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+            model, torch::optim::SGDOptions(0.1), ZeroOptions().stage(2));
+      }),
+      ContainsText("stage 2") && ContainsText("parameters BFloat16, reduction BFloat16"));
+  CHECK_THAT(
+      refused([&](const Rank& self) {
+        DistributedDataParallel model(make_net(), low(self));
+        const auto loss = model->forward(input(self, 0)).square().sum();
+        torch::autograd::grad(
+            {loss}, {model->module()->fc->weight}, {}, /*retain_graph=*/{}, /*create_graph=*/true);
+      }),
+      ContainsText("expected a backward pass without create_graph"));
+  for (const auto& error : errors_of_ranks(2, [](const Rank& self) {
+         const auto dtype = self.rank == 0 ? torch::kBFloat16 : torch::kHalf;
+         DistributedDataParallel(
+             make_net(), in(self).mixed_precision(MixedPrecision().param_dtype(dtype)));
+       })) {
+    CHECK_THAT(
+        error, ContainsText("mixed_precision") && ContainsText("BFloat16") && ContainsText("Half"));
+  }
+}
+
+}  // namespace ddp::mixed_precision
