@@ -107,11 +107,17 @@ class FrontAllocator final : public c10::Allocator {
     return *front;
   }
 
+  /// From the first call on, what allocates on the CPU asks this one.
+  static void install() {
+    [[maybe_unused]] static const bool installed = instance().take_the_lead();
+  }
+
   c10::DataPtr allocate(size_t bytes) override {
     if (const auto* services = Services::of_this_thread()) {
       if (void* block = take_served(*services, bytes)) return data_ptr(block);
     }
-    return inner_.allocate(bytes);
+    // LibTorch hands `this` to its threads without ordering it after what the constructor wrote.
+    return instance().inner_.allocate(bytes);
   }
 
   c10::DataPtr data_ptr(void* block) const { return {block, block, &release, at::kCPU}; }
@@ -122,11 +128,15 @@ class FrontAllocator final : public c10::Allocator {
   }
 
  private:
-  explicit FrontAllocator(c10::Allocator& inner) : inner_(inner) {
+  explicit FrontAllocator(c10::Allocator& inner) : inner_(inner) {}
+
+  // Not by the constructor: other threads allocate meanwhile.
+  bool take_the_lead() {
     // The least priority that suffices leaves room for a program's own.
     for (int priority = 0; priority < 256 && c10::GetCPUAllocator() != this; ++priority) {
       c10::SetCPUAllocator(this, static_cast<uint8_t>(priority));
     }
+    return c10::GetCPUAllocator() == this;
   }
 
   static void* take_served(const Services& services, size_t bytes) {
@@ -155,7 +165,7 @@ class FrontAllocator final : public c10::Allocator {
 
 GradientArena::GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes, Reduces reduces)
     : arena_(std::move(arena)), least_bytes_(least_bytes), reduces_(reduces) {
-  FrontAllocator::instance();
+  FrontAllocator::install();
 }
 
 GradientArena::~GradientArena() { arena_->discard_free(); }
