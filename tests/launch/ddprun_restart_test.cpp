@@ -29,11 +29,14 @@ std::string contents_of(const std::string& file) {
 }  // namespace
 
 TEST_CASE("after a failure all ranks start again, and restarts are counted", "[process]") {
-  // Rank 0 would run for ever: it is ended, too.
+  // Rank 0 would run for ever: it is ended, too, once it has spoken.
+  const TemporaryFolder folder;
+  const std::string spoken = folder.file("spoken");
   const Ended job = run(ddprun_sh(
       {"-n", "2", "--max-restarts", "3"},
-      kSayAttempt + "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = 1 ] && exit 5; exec "
-                    "sleep 100"));
+      kSayAttempt + "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; said=" + spoken +
+          "$TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] && touch $said && exec sleep 100; "
+          "until [ -e $said ]; do sleep 0.01; done; exit 5"));
   CHECK(job.code == 0);
   std::vector<std::string> expected;
   for (const char* rank : {"[0]", "[1]"}) {
