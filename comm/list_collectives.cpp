@@ -1,12 +1,11 @@
 // The collectives of <ddp/collectives.h> that take lists of tensors.
 #include <ddp/collectives.h>
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 
 #include "collective_checks.h"
+#include "exchange_flat.h"
 #include "monitored_work.h"
 #include "recorded_group.h"
 #include "wire.h"
@@ -28,38 +27,18 @@ WorkPtr all_gather_uneven(
   return deliver(std::move(works), outputs);
 }
 
-// Gloo's all-to-all takes one flat buffer with a length per rank.
 WorkPtr all_to_all_flat(
-    const std::vector<Wire>& outputs, const std::vector<Wire>& inputs, c10d::ProcessGroup& group) {
-  std::vector<at::Tensor> pieces;
-  std::vector<int64_t> sent;
-  std::vector<int64_t> received;
-  for (const auto& input : inputs) {
-    pieces.push_back(input.wire.reshape({-1}));
-    sent.push_back(pieces.back().numel());
-  }
-  int64_t total = 0;
-  for (const auto& output : outputs) {
-    received.push_back(output.wire.numel());
-    total += received.back();
-  }
-  auto from = at::cat(pieces);
-  auto to = at::empty({total}, from.options());
-  // Of the backend: the group's own name for it has changed with LibTorch's versions.
-  const auto backend = group.getBackend(from.device().type());
-  auto to_each = received;  // Gloo takes the lengths away
-  const auto call = describe_call(CollectiveKind::kAllToAll, from);
-  const auto work = start_recorded(
-      group, from.device(), call, [&] { return backend->alltoall_base(to, from, to_each, sent); });
-  const auto finish = [to, from, received, outputs] {
-    const auto parts = to.split_with_sizes(received);
-    for (size_t rank = 0; rank < parts.size(); ++rank) {
-      at::Tensor(outputs[rank].wire).copy_(parts[rank].view_as(outputs[rank].wire));
-      outputs[rank].copy_back();
-    }
-  };
-  return c10::make_intrusive<CompositeWork>(
-      std::vector<WorkPtr>{work}, finish, caller_tensors(outputs));
+    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    c10d::ProcessGroup& group) {
+  return exchange_flat(
+      outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) -> WorkPtr {
+        // Of the backend: the group's own name for it has changed with LibTorch's versions.
+        const auto backend = group.getBackend(from.device().type());
+        const auto call = describe_call(CollectiveKind::kAllToAll, from);
+        return start_recorded(group, from.device(), call, [&] {
+          return backend->alltoall_base(to, from, received, sent);
+        });
+      });
 }
 
 }  // namespace
@@ -172,15 +151,13 @@ WorkPtr all_to_all_async(
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
   const auto device = inputs.front().device();
-  if (capabilities_of(*group, device).falls_back_to_gloo) {
-    return monitored("all_to_all", *group, device, [&] {
-      return all_to_all_flat(output_wires, input_wires, *group);
-    });
-  }
   auto to = wire_tensors(output_wires);
   auto from = wire_tensors(input_wires);
+  const bool takes_lists = capabilities_of(*group, device).exchanges_lists;
   return monitored("all_to_all", *group, device, [&] {
-    return deliver({group->alltoall(to, from)}, output_wires);
+    return deliver(
+        {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)},
+        output_wires);
   });
 }
 

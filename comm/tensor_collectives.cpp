@@ -66,6 +66,12 @@ std::vector<int64_t> splits_of(
   return given;
 }
 
+// A dtype that travels as bytes has more elements than its rows say.
+void in_elements(std::vector<int64_t>& rows, const at::Tensor& wire) {
+  const auto all = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  for (auto& count : rows) count *= all == 0 ? 0 : wire.numel() / all;
+}
+
 }  // namespace
 
 WorkPtr all_gather_into_tensor_async(
@@ -110,8 +116,10 @@ WorkPtr all_to_all_single_async(
       input.sizes(), " with ", sent[rank], " and output ", output.sizes(), " with ", received[rank],
       " ", place_of(*group), ". Make what a rank receives as large as what is sent to it.");
   const auto to = wire_of(output);
-  auto to_wire = to.wire;
-  auto from = wire_of(input).wire;
+  auto to_wire = to.wire.view({-1});
+  auto from = wire_of(input).wire.view({-1});
+  in_elements(received, to_wire);
+  in_elements(sent, from);
   // Of the backend: the group's own name for it has changed with LibTorch's versions.
   const auto backend = group->getBackend(input.device().type());
   const auto call = describe_call(CollectiveKind::kAllToAll, from);

@@ -283,6 +283,7 @@ Description describe_gloo() {
   gloo.capabilities = [] {
     BackendCapabilities capabilities;
     capabilities.falls_back_to_gloo = true;
+    capabilities.exchanges_lists = false;
     return capabilities;
   };
   gloo.make = make_gloo;

@@ -4,6 +4,8 @@
 // failing_world kill VICTIM FILE [HOSTS]
 //   meets in FILE, over shared memory; then VICTIM kills itself, and the others print what they get
 //   to know of that, and after how many milliseconds
+// failing_world exchange VICTIM FILE
+//   the same with an all-to-all of many rounds, of which VICTIM has done the first ones
 // failing_world stop VICTIM FILE HOSTS
 //   VICTIM stops itself in the middle of an all-reduce that the last rank does not come to; the
 //   others do the same
@@ -24,7 +26,9 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
+#include <c10/util/FunctionRef.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -57,9 +61,16 @@ c10::intrusive_ptr<c10d::Work> start_sum(const BackendPtr& backend) {
   return backend->allreduce(tensors, {});
 }
 
-int print_failure_of_sum(const BackendPtr& backend) {
+c10::intrusive_ptr<c10d::Work> start_exchange(const BackendPtr& backend) {
+  auto from = at::ones({number_of("WORLD_SIZE") * 16, 1 << 20});  // 64 MiB for each rank
+  auto to = at::ones_like(from);
+  std::vector<int64_t> equal;
+  return backend->alltoall_base(to, from, equal, equal);
+}
+
+int print_failure_of(c10::function_ref<c10::intrusive_ptr<c10d::Work>()> begin) {
   const auto start = std::chrono::steady_clock::now();
-  const auto text = ddp::problem_of([&] { start_sum(backend)->wait(); });
+  const auto text = ddp::problem_of([&] { begin()->wait(); });
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
   if (text.empty()) return EXIT_FAILURE;
   std::printf("after %.0f ms: %s\n", time.count(), text.c_str());
@@ -92,6 +103,14 @@ int main(int argc, char** argv) try {
     print_shared_memory();
     std::this_thread::sleep_for(60s);
   }
+  if (what == "exchange") {
+    const auto exchange = start_exchange(backend);
+    if (is_victim) {
+      std::this_thread::sleep_for(10ms);
+      std::raise(SIGKILL);
+    }
+    return print_failure_of([&] { return exchange; });
+  }
   if (what == "kill" && is_victim) std::raise(SIGKILL);
   if (what == "stop" && is_victim) {
     const auto sum = start_sum(backend);
@@ -106,7 +125,7 @@ int main(int argc, char** argv) try {
     }
     std::this_thread::sleep_for(500ms);  // until it has stopped
   }
-  return print_failure_of_sum(backend);
+  return print_failure_of([&] { return start_sum(backend); });
 } catch (const std::exception& error) {
   std::fprintf(stderr, "failing_world: %s\n", error.what());
   return EXIT_FAILURE;

@@ -125,9 +125,20 @@ TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm
          auto from = at::ones(20), to = at::empty(10);
          return backend._reduce_scatter_base(to, from);
        }},
+      {"all_to_all of Float",
+       [](Backend& backend) {
+         auto from = at::ones(10), to = at::empty(10);
+         std::vector<int64_t> equal;
+         return backend.alltoall_base(to, from, equal, equal);
+       }},
+      {"all_to_all of Float",
+       [](Backend& backend) {
+         std::vector<at::Tensor> from{at::ones(1), at::ones(2)}, to{at::empty(1), at::empty(2)};
+         return backend.alltoall(to, from);
+       }},
       {"barrier", [](Backend& backend) { return backend.barrier(); }},
   };
-  const auto index = static_cast<size_t>(GENERATE(range(0, 8)));
+  const auto index = static_cast<size_t>(GENERATE(range(0, 10)));
   const auto& name = kinds[index].first;
   CAPTURE(name);
   const auto errors = errors_of_ranks(
@@ -276,6 +287,7 @@ TEST_CASE("a rank that cannot start a collective tells the others at once", "[sh
        {"aaa", "all_gather"},
        {"aaa", "all_gather_into"},
        {"aaa", "reduce_scatter"},
+       {"aaa", "all_to_all"},
        {"aab", "all_reduce"}}));
   CAPTURE(hosts, kind);
   constexpr size_t kArena = 1 << 16;
@@ -288,6 +300,7 @@ TEST_CASE("a rank that cannot start a collective tells the others at once", "[sh
     if (kind == "broadcast") return backend.broadcast(one, c10d::BroadcastOptions{1});
     if (kind == "all_gather") return backend.allgather(three, one);
     if (kind == "all_gather_into") return backend._allgather_base(thirty, one[0]);
+    if (kind == "all_to_all") return backend.alltoall(three[0], three[0]);
     return backend.reduce_scatter(one, three);
   };
   std::vector<double> waited(3);

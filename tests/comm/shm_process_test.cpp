@@ -100,6 +100,25 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "a rank that is killed in the middle of an all-to-all is named", "[shm][process][errors]") {
+  const int victim = GENERATE(0, 2);
+  FailingWorld world("exchange", victim, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto end = world.rank(rank).wait();
+    CAPTURE(victim, rank, end.out, end.err);
+    if (rank == victim) {
+      CHECK(end.code == -9);
+      continue;
+    }
+    CHECK(end.code == 0);
+    CHECK(numbers_after(end.out, "after ").at(0) < 2000);
+    CHECK_THAT(
+        end.out, ContainsText("collective number 1 (all_to_all of Float) on rank ") &&
+                     ContainsText(world.name(victim) + " has ended"));
+  }
+}
+
+TEST_CASE(
     "a rank that is killed is noticed on all hosts within a second, and named on its own",
     "[shm][hosts][process][errors]") {
   const int victim = GENERATE(0, 1, 2, 3);

@@ -6,6 +6,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -96,6 +97,39 @@ TEST_CASE("reduce_scatter_tensor gives rank r the r-th part of the reduction", "
   for (int rank = 0; rank < world; ++rank) {
     CHECK(at::equal(results[rank][0], whole.narrow(0, 2 * rank, 2)));
     CHECK(at::allclose(results[rank][1], whole.narrow(0, 2 * rank, 2).to(at::kDouble) / world));
+  }
+}
+
+TEST_CASE("all_to_all_single moves any dtype among any number of ranks", "[comm][ranks][many]") {
+  const int world = GENERATE(1, 2, 3, 4);
+  const auto type = GENERATE(
+      at::kBool, at::kByte, at::kShort, at::kLong, at::kBFloat16, at::kDouble, at::kComplexDouble);
+  const auto results = run_ranks<std::vector<at::Tensor>>(world, [&](const Rank& self) {
+    // Rank s sends s + r rows to rank r.
+    std::vector<int64_t> splits;
+    for (int other = 0; other < world; ++other) splits.push_back(self.rank + other);
+    int64_t rows = 0;
+    for (const auto count : splits) rows += count;
+    const auto input = rows_of(rows, self.rank, type);
+    auto first = at::empty_like(input);
+    const auto work = ddp::all_to_all_single_async(first, input, splits, splits, self.group);
+    auto gathered = at::empty({world * rows_of(2, 0).size(0), 3}, type);
+    ddp::all_gather_into_tensor(gathered, rows_of(2, self.rank, type), self.group);
+    auto strided = at::empty({3, rows}, type).t();
+    ddp::all_to_all_single(strided, input, splits, splits, self.group);
+    work->wait();
+    return std::vector<at::Tensor>{first, strided.contiguous()};
+  });
+  for (int rank = 0; rank < world; ++rank) {
+    std::vector<at::Tensor> parts;
+    for (int from = 0; from < world; ++from) {
+      int64_t begin = 0;
+      int64_t rows = 0;
+      for (int other = 0; other < world; ++other) rows += from + other;
+      for (int other = 0; other < rank; ++other) begin += from + other;
+      parts.push_back(rows_of(rows, from, type).narrow(0, begin, from + rank));
+    }
+    for (const auto& result : results[rank]) CHECK(at::equal(result, at::cat(parts)));
   }
 }
 

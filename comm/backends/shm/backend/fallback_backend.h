@@ -10,6 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "../../../exchange_flat.h"
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
 
@@ -110,7 +111,9 @@ class FallbackBackend : public c10d::Backend {
     return collective().alltoall_base(to, from, to_splits, from_splits, o);
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
-    return collective().alltoall(to, from, o);
+    return exchange_flat(to, from, [&](auto& all_to, auto& all_from, auto& received, auto& sent) {
+      return collective().alltoall_base(all_to, all_from, received, sent, o);
+    });
   }
   WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
   WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }

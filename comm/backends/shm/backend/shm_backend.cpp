@@ -8,6 +8,7 @@
 #include <ddp/internal/error_text.h>
 
 #include "../../../composite_work.h"
+#include "../memory/exchanged_tensors.h"
 #include "../memory/shared_tensors.h"
 #include "../memory/tensors.h"
 #include "reduce.h"
@@ -267,6 +268,51 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
   }
   return abort_on_error(
       "reduce_scatter", [&] { return reduce_into(output, shared(input, *arena_), options); });
+}
+
+ShmBackend::WorkPtr ShmBackend::exchange(
+    Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout) {
+  return abort_on_error("all_to_all", [&] {
+    // Keeps the tensors alive until all ranks have read them.
+    const auto exchanged =
+        std::make_shared<ExchangedTensors>(std::move(outputs), inputs, *arena_, rank_);
+    Call call;
+    call.timeout = timeout;
+    call.descriptor = exchanged->descriptor();
+    call.agree = [exchanged](const auto& buffers) { return exchanged->agree(buffers); };
+    call.reduce_step = [exchanged](const auto& buffers) { exchanged->exchange(buffers); };
+    call.copy_out = [exchanged] { exchanged->copy_out(); };
+    return start(std::move(call), OpType::ALLTOALL, "shm:all_to_all", std::move(results));
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall_base(
+    Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  auto to = parts_of(output, output_splits, size_);
+  const auto from = parts_of(input, input_splits, size_);
+  const bool ours = !to.empty() && !from.empty() && input.scalar_type() == output.scalar_type();
+  if (!ours) {  // Gloo knows why not
+    return fall_back(
+        {Kind::kAllToAll, OpType::ALLTOALL_BASE, {input}, {output}, options.timeout}, [&] {
+          return FallbackBackend::alltoall_base(
+              output, input, output_splits, input_splits, options);
+        });
+  }
+  return exchange(std::move(to), from, {output}, options.timeout);
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall(
+    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  const auto ranks = static_cast<size_t>(size_);
+  const bool ours = outputs.size() == ranks && inputs.size() == ranks && are_plain(inputs) &&
+                    are_plain(outputs) && inputs[0].scalar_type() == outputs[0].scalar_type();
+  if (!ours) {
+    return fall_back({Kind::kAllToAll, OpType::ALLTOALL, inputs, outputs, options.timeout}, [&] {
+      return FallbackBackend::alltoall(outputs, inputs, options);
+    });
+  }
+  return exchange(outputs, inputs, outputs, options.timeout);
 }
 
 // Completes behind what Gloo carries, too, as Gloo's own barrier does.

@@ -12,7 +12,7 @@
 namespace ddp::backends::shm {
 
 /// Collectives of CPU tensors through memory that the ranks of one host map together. Gloo carries
-/// the rest: point-to-point, rooted and uneven collectives, and other dtypes.
+/// the rest: point-to-point and rooted collectives, and the reductions of other dtypes.
 ///
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
 /// A tensor from `allocateTensor` is reduced where it lies. Any other tensor is copied in and out,
@@ -48,6 +48,11 @@ class ShmBackend : public FallbackBackend {
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(
       Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(
+      Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
+      std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(
+      Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
@@ -56,6 +61,8 @@ class ShmBackend : public FallbackBackend {
   WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_into(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
+  WorkPtr exchange(
+      Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout);
   /// A collective that Gloo carries.
   struct GlooCall {
     Kind kind;

@@ -11,10 +11,6 @@
 namespace ddp::backends::shm {
 namespace {
 
-constexpr size_t kLine = 64;
-
-size_t in_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 // FNV-1a over whole numbers.
 uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3; }
 

@@ -11,7 +11,6 @@
 namespace ddp::backends::shm {
 
 size_t share_begin(size_t numel, int rank, int ranks) {
-  constexpr size_t kLine = 64;
   if (rank == ranks) return numel;
   return numel / static_cast<size_t>(ranks) * static_cast<size_t>(rank) / kLine * kLine;
 }
@@ -57,6 +56,23 @@ bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) {
     return is_plain(t) && t.scalar_type() == like.scalar_type() && t.numel() == like.numel();
   });
+}
+
+std::vector<at::Tensor> parts_of(
+    const at::Tensor& t, const std::vector<int64_t>& splits, int ranks) {
+  if (!is_plain(t) || t.dim() == 0) return {};
+  auto rows = splits;
+  if (rows.empty() && t.size(0) % ranks == 0) {
+    rows.assign(static_cast<size_t>(ranks), t.size(0) / ranks);
+  }
+  int64_t sum = 0;
+  for (const auto count : rows) {
+    if (count < 0) return {};
+    sum += count;
+  }
+  if (rows.size() != static_cast<size_t>(ranks) || sum != t.size(0)) return {};
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return t.split_with_sizes(rows);
 }
 
 at::Tensor shared(const at::Tensor& t, Arena& arena) {

@@ -11,6 +11,9 @@
 
 namespace ddp::backends::shm {
 
+constexpr size_t kLine = 64;  // bytes of a cache line
+inline size_t in_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
 /// The first element of rank's share of `numel` elements. It begins on a cache line, so that no two
 /// ranks write to the same line.
 size_t share_begin(size_t numel, int rank, int ranks);
@@ -37,6 +40,11 @@ bool is_plain(const at::Tensor& t);
 bool are_plain(const std::vector<at::Tensor>& tensors);
 /// Whether all tensors are plain, and have like's dtype and number of elements.
 bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like);
+
+/// The rows of a plain tensor for each rank, one part after the other: as many as `splits` says, or
+/// without splits as many for each. Empty where that is impossible.
+std::vector<at::Tensor> parts_of(
+    const at::Tensor& t, const std::vector<int64_t>& splits, int ranks);
 
 /// `t` itself when it lies in the arena, else a flat copy there.
 ///

@@ -13,18 +13,24 @@
 #include <string>
 #include <vector>
 
+#include "../sync/agreement.h"
 #include "../sync/control_block.h"
 
 namespace ddp::backends::shm {
 
 /// One collective as this rank calls it.
 struct Call {
+  using Buffers = std::vector<std::byte*>;
+
   Descriptor descriptor;
   /// Counts from the completion of the collective before this one. Below 0: the group's timeout.
   std::chrono::milliseconds timeout{-1};
+  /// Before the first reduce step. Empty: equal descriptors are enough, and there is one round.
+  std::function<Agreement(const Buffers& buffers)> agree;
   /// This rank's share of the work, once all ranks have announced the collective. buffers[r] is
-  /// rank r's memory at the offset of its descriptor.
-  std::function<void(const std::vector<std::byte*>& buffers)> reduce_step;
+  /// rank r's memory at the offset of its descriptor. Runs once a round, after all ranks have done
+  /// the round before.
+  std::function<void(const Buffers& buffers)> reduce_step;
   /// Copies results out of shared memory, once all ranks have done their reduce step.
   std::function<void()> copy_out;
   /// Runs last, with the error if the collective failed. It runs without a lock: it may start other
@@ -39,6 +45,7 @@ struct Pending {
   std::chrono::steady_clock::time_point deadline;  // of the first in the queue alone
   Call call;
   std::exception_ptr error;
+  uint64_t rounds_left = 0;  // 0 until the ranks agree on how many there are
 };
 using PendingPtr = std::unique_ptr<Pending>;
 

@@ -23,6 +23,11 @@ uint64_t PeerMonitor::least(Counter counter) const {
   return least;
 }
 
+bool PeerMonitor::may_reduce(uint64_t number) const {
+  return least(&RankState::announced) > number &&
+         least(&RankState::rounds) == own_state().rounds.load();
+}
+
 const Descriptor& PeerMonitor::descriptor_of(int rank, uint64_t number) const {
   return state_of(rank).descriptors[number % kMostInFlight];
 }

@@ -43,10 +43,11 @@ class PeerMonitor {
   /// This rank's number in the group.
   int own_rank() const { return peers_[static_cast<size_t>(rank_)].rank; }
 
-  /// How many collectives every rank has announced.
-  uint64_t announced_by_all() const { return least(&RankState::announced); }
   /// How many reduce steps every rank has done.
   uint64_t reduced_by_all() const { return least(&RankState::reduced); }
+  /// Whether every rank has announced the collective and come as far in the rounds of reduce steps
+  /// as this rank, which reduces it next.
+  bool may_reduce(uint64_t number) const;
 
   /// Each rank's memory for a collective that all ranks have announced.
   std::vector<std::byte*> buffers_for(uint64_t number) const;

@@ -167,7 +167,7 @@ bool ProgressEngine::can_progress() const {
   const auto& own = monitor_.own_state();
   const uint64_t reduced = own.reduced.load();
   const uint64_t completed = queue_.completed();
-  return (reduced < own.announced.load() && monitor_.announced_by_all() > reduced) ||
+  return (reduced < own.announced.load() && monitor_.may_reduce(reduced)) ||
          (completed < reduced && monitor_.reduced_by_all() > completed);
 }
 
@@ -180,13 +180,16 @@ PendingPtr ProgressEngine::progress_locked() {
     if (next.to_complete != nullptr && monitor_.reduced_by_all() > next.to_complete->number) {
       return try_complete(*next.to_complete);
     }
-    if (next.to_reduce == nullptr || monitor_.announced_by_all() <= next.to_reduce->number) {
-      return nullptr;
-    }
-    reduce(*next.to_reduce);
+    auto* pending = next.to_reduce;
+    if (pending == nullptr || !monitor_.may_reduce(pending->number)) return nullptr;
+    reduce(*pending);
     if (queue_.is_aborted()) return nullptr;
-    queue_.mark_reduced();
-    own.reduced.store(next.to_reduce->number + 1);
+    if (--pending->rounds_left > 0) {
+      own.rounds.fetch_add(1);
+    } else {
+      queue_.mark_reduced();
+      own.reduced.store(pending->number + 1);
+    }
     monitor_.doorbell().ring();
   }
   return nullptr;
@@ -211,13 +214,8 @@ void ProgressEngine::reduce(Pending& pending) {
   if (monitor_.has_peer_stopped(pending.number)) {
     trouble = monitor_.trouble(pending.number);
   } else {
-    if (const auto text = monitor_.mismatch(pending.number); !text.empty()) {
-      pending.error = backend_error(text);
-      // Gloo numbers collectives by calls: the ranks' next ones there would not match.
-      if (monitor_.uses_gloo(pending.number)) abort_locked(text, Stopped::kAborted, text);
-      return;
-    }
     try {
+      if (pending.rounds_left == 0 && !agree(pending)) return;
       if (pending.call.reduce_step) pending.call.reduce_step(monitor_.buffers_for(pending.number));
       return;
     } catch (...) {
@@ -226,6 +224,23 @@ void ProgressEngine::reduce(Pending& pending) {
     }
   }
   abort_locked(pending, trouble);  // the other ranks need this rank's reduce step
+}
+
+/// \return  whether all ranks make the same call. If not, the collective fails alone.
+bool ProgressEngine::agree(Pending& pending) {
+  Agreement agreement;
+  agreement.mismatch = monitor_.mismatch(pending.number);
+  const bool alike = agreement.mismatch.empty();
+  if (alike && pending.call.agree) {
+    agreement = pending.call.agree(monitor_.buffers_for(pending.number));
+  }
+  pending.rounds_left = agreement.rounds;
+  if (agreement.mismatch.empty()) return true;
+  const auto& text = agreement.mismatch;
+  pending.error = backend_error(text);
+  // Gloo numbers collectives by calls: the ranks' next ones there would not match.
+  if (!alike && monitor_.uses_gloo(pending.number)) abort_locked(text, Stopped::kAborted, text);
+  return false;
 }
 
 void ProgressEngine::check_peers() {

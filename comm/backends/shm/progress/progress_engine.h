@@ -100,6 +100,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   PendingPtr progress_locked();
   PendingPtr try_complete(Pending& pending);
   void reduce(Pending& pending);
+  bool agree(Pending& pending);
   void check_peers();
   void abort_locked(const Pending& pending, const Trouble& trouble);
   void abort_locked(const std::string& why, Stopped how, const std::string& cause);

@@ -62,6 +62,9 @@ struct alignas(64) RankState {
   /// How many reduce steps the rank has done. It neither reads nor writes other ranks' memory for
   /// those collectives any more.
   alignas(64) std::atomic<uint64_t> reduced{0};
+  /// Of all reduce steps with several rounds: how many rounds the rank has done that were not the
+  /// last ones.
+  std::atomic<uint64_t> rounds{0};
   /// Not kNo once the rank has destroyed or aborted its group. `stopped_at` is the number of
   /// collectives that it had completed; it completes none after those.
   alignas(64) std::atomic<Stopped> stopped{Stopped::kNo};

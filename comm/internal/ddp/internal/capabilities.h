@@ -18,6 +18,9 @@ struct BackendCapabilities {
   bool waits_on_stream = false;
   /// Gloo carries what the backend does not carry itself: for Gloo, everything.
   bool falls_back_to_gloo = false;
+  /// Its alltoall() takes a tensor for each rank. Where not, its alltoall_base() takes one flat
+  /// one.
+  bool exchanges_lists = true;
 };
 
 /// What the group's backend for `device` can do.

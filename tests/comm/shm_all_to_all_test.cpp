@@ -1,0 +1,227 @@
+// An all-to-all through shared memory: where tensors lie, how they are cut, and what goes wrong.
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ddp/collectives.h>
+
+#include "support/error_of.h"
+#include "support/hosts.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using ddp::testing::error_of;
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+using ddp::testing::RanksOptions;
+using ddp::testing::run_ranks;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int64_t kSlotBytes = 1 << 20;  // ExchangedTensors::kSlot
+constexpr int64_t kTableBytes = 4096;
+
+RanksOptions exchange_over_shm() {
+  RanksOptions options;
+  options.backend = "shm";
+  return options;
+}
+
+/// Bytes that tell where they are from: a rank, the rank they are for, and a place.
+at::Tensor letter(int from, int to, int64_t bytes) {
+  return ((at::arange(bytes) * 7 + at::arange(bytes).floor_divide(251)) + 31 * from + 101 * to)
+      .remainder(256)
+      .to(at::kByte);
+}
+
+at::Tensor letters_from(int rank, const std::vector<int64_t>& bytes) {
+  std::vector<at::Tensor> parts;
+  for (size_t to = 0; to < bytes.size(); ++to) {
+    parts.push_back(letter(rank, static_cast<int>(to), bytes[to]));
+  }
+  return at::cat(parts);
+}
+
+at::Tensor letters_to(int rank, const std::vector<int64_t>& bytes) {
+  std::vector<at::Tensor> parts;
+  for (size_t from = 0; from < bytes.size(); ++from) {
+    parts.push_back(letter(static_cast<int>(from), rank, bytes[from]));
+  }
+  return at::cat(parts);
+}
+
+/// The ranks' shared memory alone, of that many bytes each.
+c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t bytes) {
+  const std::string one_host(static_cast<size_t>(self.size), 'a');
+  const auto shared =
+      ddp::testing::share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);
+  TORCH_CHECK(shared.backend, shared.why_not);
+  return shared.backend;
+}
+
+void exchange(
+    c10d::Backend& backend, at::Tensor to, at::Tensor from, std::vector<int64_t> received = {},
+    std::vector<int64_t> sent = {}) {
+  backend.alltoall_base(to, from, received, sent)->wait();
+}
+
+}  // namespace
+
+TEST_CASE("parts larger than a slot, one slot, and none arrive whole", "[shm][ranks]") {
+  const int size = GENERATE(2, 3, 4);
+  // How much rank s sends to rank r: from nothing to several slots and a rest.
+  const auto bytes = [](int s, int r) {
+    const std::vector<int64_t> sizes{0,          3 * kSlotBytes + 5, 1, 2 * kSlotBytes,
+                                     kSlotBytes, kSlotBytes + 1,     0, 777};
+    return sizes[static_cast<size_t>(3 * s + r) % sizes.size()];
+  };
+  const auto results = run_ranks<int>(
+      size,
+      [&](const Rank& self) {
+        std::vector<int64_t> sent;
+        std::vector<int64_t> received;
+        for (int other = 0; other < self.size; ++other) {
+          sent.push_back(bytes(self.rank, other));
+          received.push_back(bytes(other, self.rank));
+        }
+        const auto expected = letters_to(self.rank, received);
+        const auto input = letters_from(self.rank, sent);
+        int right = 0;
+        for (int i = 0; i < 5; ++i) {  // with others between them, that are not waited for
+          auto sum = at::full({1000}, self.rank + i);
+          const auto summed = ddp::all_reduce_async(sum, c10d::ReduceOp::SUM, self.group);
+          auto first = at::zeros_like(expected);
+          auto second = at::zeros_like(expected);
+          const auto one = ddp::all_to_all_single_async(first, input, received, sent, self.group);
+          const auto two = ddp::all_to_all_single_async(second, input, received, sent, self.group);
+          std::vector<at::Tensor> lists = at::zeros_like(expected).split_with_sizes(received);
+          ddp::all_to_all(lists, input.split_with_sizes(sent), self.group);
+          two->wait();
+          one->wait();
+          summed->wait();
+          const int total = self.size * (self.size - 1) / 2 + self.size * i;
+          right += at::equal(first, expected) && at::equal(second, expected) &&
+                   at::equal(at::cat(lists), expected) && sum.eq(total).all().item<bool>();
+        }
+        return right;
+      },
+      exchange_over_shm());
+  CHECK(results == std::vector<int>(static_cast<size_t>(size), 5));
+}
+
+TEST_CASE("lists of any layout are exchanged", "[shm][ranks]") {
+  const auto results = run_ranks<std::vector<at::Tensor>>(
+      2,
+      [](const Rank& self) {
+        std::vector<at::Tensor> from{
+            at::arange(6).view({2, 3}).t() + 10 * self.rank,
+            at::arange(12).view({3, 4}).narrow(1, 1, 2) + 10 * self.rank};
+        std::vector<at::Tensor> to;
+        for (int r = 0; r < 2; ++r) to.push_back(at::zeros({2, 3}, at::kLong).t());
+        self.group->getBackend(at::kCPU)->alltoall(to, from)->wait();
+        return to;
+      },
+      exchange_over_shm());
+  for (int64_t from = 0; from < 2; ++from) {
+    CHECK(at::equal(results[0][from], at::arange(6).view({2, 3}).t() + 10 * from));
+    const auto second = at::arange(12).view({3, 4}).narrow(1, 1, 2) + 10 * from;
+    CHECK(at::equal(results[1][from], second));
+  }
+}
+
+TEST_CASE("tensors of the arena are read where they lie", "[shm][ranks]") {
+  // Beside the input there is room for a table alone.
+  constexpr int64_t kBytes = 14 * kTableBytes;
+  const auto results = run_ranks<at::Tensor>(2, [](const Rank& self) {
+    const auto backend = backend_with_arena(self, kBytes + kTableBytes);
+    auto input = backend->allocateTensor(kBytes, at::dtype(at::kByte));
+    input.copy_(letters_from(self.rank, {kBytes / 2, kBytes / 2}));
+    auto output = at::zeros_like(input);
+    exchange(*backend, output, input);
+    return output.clone();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(at::equal(results[rank], letters_to(rank, {kBytes / 2, kBytes / 2})));
+  }
+}
+
+TEST_CASE("a large all-to-all takes two slots of memory for each receiver", "[shm][ranks]") {
+  constexpr int64_t kPart = 9 * kSlotBytes + 3;
+  const auto results = run_ranks<int>(3, [kPart = kPart](const Rank& self) {
+    const auto backend = backend_with_arena(self, 4 * kSlotBytes + kTableBytes);
+    const std::vector<int64_t> parts(3, kPart);
+    int right = 0;
+    for (int i = 0; i < 2; ++i) {
+      auto output = at::zeros({3 * kPart}, at::kByte);
+      exchange(*backend, output, letters_from(self.rank, parts));
+      right += at::equal(output, letters_to(self.rank, parts));
+    }
+    return right;
+  });
+  CHECK(results == std::vector<int>(3, 2));
+}
+
+TEST_CASE(
+    "splits that do not match are named on every rank, and the backend goes on", "[shm][errors]") {
+  std::vector<std::string> caught(3);
+  const auto results = run_ranks<int>(
+      3,
+      [&](const Rank& self) {
+        const auto backend = self.group->getBackend(at::kCPU);
+        const auto input = at::full({6}, self.rank, at::kFloat);
+        caught[self.rank] = error_of<c10::Error>([&] {
+          // Rank 2 expects one of rank 1 more than comes, and one of itself less.
+          if (self.rank == 2) {
+            exchange(*backend, at::zeros({6}), input, {2, 3, 1}, {2, 2, 2});
+          } else {
+            exchange(*backend, at::zeros({6}), input);
+          }
+        });
+        auto output = at::zeros({6});
+        exchange(*backend, output, input);
+        return output.eq(at::arange(6).floor_divide(2)).all().item<int>();
+      },
+      exchange_over_shm());
+  CHECK(results == std::vector<int>(3, 1));
+  for (const auto& text : caught) {
+    CHECK(
+        text ==
+        "shm: all_to_all: expected every rank to receive as many elements as are sent to it, but "
+        "rank 1 sends 2 to rank 2, which expects 3. Let the output splits on each rank be the "
+        "other ranks' input splits for it.");
+  }
+}
+
+TEST_CASE("splits that do not match fail the group's call on every rank", "[shm][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        auto output = at::zeros({4 + self.rank});
+        ddp::all_to_all_single(
+            output, at::zeros({4}),
+            self.rank == 0 ? std::vector<int64_t>{2, 2} : std::vector<int64_t>{3, 2}, {2, 2},
+            self.group);
+      },
+      exchange_over_shm());
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("rank 0 sends 2 to rank 1, which expects 3"));
+  }
+}
+
+TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][errors]") {
+  // On one rank, while the others exchange.
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        auto output = at::zeros({4});
+        const auto input = at::zeros({4});
+        const auto splits = self.rank == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{1, 2};
+        exchange(*self.group->getBackend(at::kCPU), output, input, splits, splits);
+      },
+      exchange_over_shm());
+  for (const auto& error : errors) CHECK_FALSE(error.empty());
+}
