@@ -1,4 +1,6 @@
 // The state of the whole from everybody's part, and the other way round.
+#include <type_traits>
+
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
@@ -103,7 +105,9 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
 
 void ShardedOptimizer::take_state(const torch::optim::Optimizer& whole) {
   const at::NoGradGuard no_grad;
-  optimizer_->state().clear();
+  // All of it, or what was there stays.
+  decltype(optimizer_->state()) current = optimizer_->state();
+  std::decay_t<decltype(current)> taken;
   for (const auto& chunk : chunks_) {
     for (size_t i = 0; i < chunk.pieces.size(); ++i) {
       const auto& piece = chunk.pieces[i];
@@ -120,9 +124,10 @@ void ShardedOptimizer::take_state(const torch::optim::Optimizer& whole) {
             ". Load the state of the same model's optimizer.");
         *tensor = memory_order_of(*tensor, parameter).narrow(0, piece.from, piece.numel).clone();
       }
-      optimizer_->state()[chunk.values[i].unsafeGetTensorImpl()] = std::move(state);
+      taken[chunk.values[i].unsafeGetTensorImpl()] = std::move(state);
     }
   }
+  current = std::move(taken);
 }
 
 }  // namespace ddp

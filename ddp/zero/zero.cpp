@@ -107,6 +107,7 @@ class ZeroRedundancyOptimizerBase::Impl {
     state().monitor().abort_on_error(
         [] { return std::string("stepping a ZeroRedundancyOptimizer"); },
         [&] {
+          check_gradients_were_averaged();
           const at::NoGradGuard no_grad;
           optimizer_->set_options(owner_.param_groups());
           optimizer_->step();
@@ -147,8 +148,14 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   std::unique_ptr<torch::optim::Optimizer> consolidated(int to) const {
     check();
-    auto whole = to < 0 || to == optimizer_->group()->getRank() ? unsharded() : nullptr;
-    optimizer_->collect_state(whole.get());
+    // One rank alone may have to make the whole, and fail, while the others wait for its part.
+    std::unique_ptr<torch::optim::Optimizer> whole;
+    state().monitor().abort_on_error(
+        [] { return std::string("gathering the state of a ZeroRedundancyOptimizer"); },
+        [&] {
+          if (to < 0 || to == optimizer_->group()->getRank()) whole = unsharded();
+          optimizer_->collect_state(whole.get());
+        });
     return whole;
   }
 
@@ -204,6 +211,25 @@ class ZeroRedundancyOptimizerBase::Impl {
         owner_.param_groups().size(), " on ", state().monitor().rank_text(),
         ". Make a new optimizer with all of them.");
   }
+
+  // Those of no_sync() alone are whole, and in no shard: the step would pass over them.
+  void check_gradients_were_averaged() const {
+    if (!shards_ || group_size() == 1) return;
+    for (const auto& shard : *shards_) {
+      if (std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end()) return;
+    }
+    for (const auto& group : owner_.param_groups()) {
+      for (const auto& p : group.params()) {
+        DDP_CHECK(
+            !p.grad().defined(),
+            "ZeroRedundancyOptimizer: expected an averaged backward pass before a step of stage 2, "
+            "got gradients of passes under no_sync() alone on ",
+            state().monitor().rank_text(), ". End no_sync() before the last pass of each step.");
+      }
+    }
+  }
+
+  int group_size() const { return optimizer_->group()->getSize(); }
 
   // One after the other: the backend may need a copy of what it gathers.
   void gather_all() {
@@ -363,7 +389,26 @@ ProcessGroup ZeroRedundancyOptimizerBase::join_process_group() const {
   return impl_->state().group();
 }
 
+namespace {
+
+void check_may_clip(const char* call, const ZeroRedundancyOptimizerBase& optimizer) {
+  DDP_CHECK(
+      !optimizer.options().overlap(), call,
+      ": expected gradients before their step, got those of a ZeroRedundancyOptimizer with "
+      "overlap, "
+      "which steps in the backward pass. Set overlap(false).");
+  DDP_CHECK(
+      !optimizer.is_in_join(), call,
+      ": expected every rank to clip, got a ZeroRedundancyOptimizer in a join(), where ranks "
+      "without "
+      "input step their parts as they are. Clip outside of join(), or give every rank as much "
+      "input.");
+}
+
+}  // namespace
+
 double clip_grad_norm_(ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type) {
+  check_may_clip("clip_grad_norm_", optimizer);
   DDP_CHECK_VALUE(
       norm_type > 0, "clip_grad_norm_: expected a norm_type above 0, got ", norm_type,
       ". 2 is usual.");
@@ -400,6 +445,7 @@ double clip_grad_norm_(ZeroRedundancyOptimizerBase& optimizer, double max_norm, 
 }
 
 void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value) {
+  check_may_clip("clip_grad_value_", optimizer);
   const at::NoGradGuard no_grad;
   for (const auto& gradient : optimizer.gradients()) gradient.clamp_(-clip_value, clip_value);
 }

@@ -10,11 +10,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ddp/collectives.h>
+#include <ddp/grad_scaler.h>
 #include <ddp/internal/gradient_shards.h>
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
 #include "ddp/zero/shard_layout.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -496,6 +498,147 @@ TEST_CASE("a sharded optimizer refuses what it cannot do", "[zero][errors][ranks
           },
           2),
       ContainsText("sharded gradients"));
+}
+
+TEST_CASE(
+    "what one rank alone fails to gather ends on every rank at once", "[zero][errors][ranks]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        Model model(make_net(), in(self));
+        ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
+        // Which the optimizer without sharding refuses, and rank 0 alone makes: as without memory.
+        zero.defaults().set_lr(-1);
+        zero.consolidated(0);
+      },
+      testing::kLongTimeout);
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("Invalid learning rate: -1"));
+}
+
+TEST_CASE("a state that does not fit leaves the one there is", "[zero][errors][ranks]") {
+  const auto train = [](bool loads) {
+    return [loads](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+      for (int64_t step = 0; step < 4; ++step) {
+        if (loads && step == 2) {
+          const auto whole = sharded(optimizer)->consolidated();
+          auto& states = whole->state();
+          auto& last = states.at(model->parameters()[0].unsafeGetTensorImpl());
+          static_cast<torch::optim::SGDParamState&>(*last).momentum_buffer(torch::ones({2}));
+          const auto error =
+              testing::error_of<c10::ValueError>([&] { sharded(optimizer)->load_whole(*whole); });
+          TORCH_CHECK(error.find("of the parameter's shape") != std::string::npos, error);
+        }
+        zero_grad(optimizer);
+        loss_of(model, self, step).backward();
+        optimizer->step();
+      }
+    };
+  };
+  // The last rank has the last of the buckets' parts, and with it the parameter.
+  CHECK(all_equal(run(1, "sgd", Mode{1}, train(true)), run(1, "sgd", Mode{1}, train(false))));
+}
+
+TEST_CASE("stage 2 says so where no pass was averaged", "[zero][errors][ranks]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Model model(make_net(), in(self));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+        model, torch::optim::SGDOptions(0.1), ZeroOptions().stage(2));
+    zero.step();  // without gradients: nothing to do
+    {
+      const auto guard = model->no_sync();
+      loss_of(model, self, 0).backward();
+    }
+    zero.step();
+  });
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("under no_sync() alone on rank"));
+}
+
+TEST_CASE("clipping is refused where it would not reach all", "[zero][errors][ranks]") {
+  const bool by_value = GENERATE(false, true);
+  const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true});
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Model model(make_net(), in(self));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+        model, torch::optim::SGDOptions(0.1), options_of(mode));
+    const auto clip = [&] {
+      by_value ? clip_grad_value_(zero, 0.1) : void(clip_grad_norm_(zero, 0.1));
+    };
+    if (mode.overlap) {
+      loss_of(model, self, 0).backward();
+      clip();
+      return;
+    }
+    ddp::join({model.get(), &zero}, [&] {
+      for (int64_t step = 0; step <= self.rank; ++step) {
+        loss_of(model, self, step).backward();
+        clip();
+        zero.step();
+      }
+    });
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText(mode.overlap ? "Set overlap(false)" : "in a join()"));
+  }
+}
+
+TEST_CASE("a GradScaler is refused in a join", "[zero][errors][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2});
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    Model model(make_net(), in(self));
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(
+        model, torch::optim::SGDOptions(0.1), options_of(mode));
+    GradScaler scaler;
+    ddp::join({model.get(), &zero}, [&] {
+      for (int64_t step = 0; step <= self.rank; ++step) {
+        scaler.scale(loss_of(model, self, step)).backward();
+        scaler.step(zero);
+        scaler.update();
+      }
+    });
+  });
+  for (const auto& error : errors)
+    CHECK_THAT(error, ContainsText("expected every rank to unscale"));
+}
+
+TEST_CASE(
+    "more ranks than elements, dtypes beside each other, a static graph", "[zero][ranks][many]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
+  const bool is_static = GENERATE(false, true);
+  struct Mixed : torch::nn::Module {
+    at::Tensor one = register_parameter("one", torch::full({}, 0.5));
+    at::Tensor two = register_parameter("two", torch::full({2}, 0.25, at::kDouble));
+    at::Tensor complex = register_parameter("complex", torch::ones({3}, at::kComplexFloat));
+    at::Tensor frozen = register_parameter("frozen", torch::ones({2}), /*requires_grad=*/false);
+    at::Tensor forward(const at::Tensor& x) {
+      return one * x.mean() + (two * x.mean()).sum().to(at::kFloat) +
+             torch::real(complex * torch::conj(complex)).sum() * x.mean() + frozen.sum();
+    }
+  };
+  const auto end_of = [&](const Mode& how) {
+    const auto values = run_ranks<Tensors>(4, [&](const Rank& self) {
+      auto net = std::make_shared<Mixed>();
+      DistributedDataParallel model(net, in(self).static_graph(is_static));
+      OptimizerPtr optimizer;
+      const torch::optim::SGDOptions options = torch::optim::SGDOptions(0.1).momentum(0.9);
+      if (how.stage == 0) {
+        optimizer = std::make_shared<torch::optim::SGD>(model->parameters(), options);
+      } else {
+        optimizer = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
+            model, options, options_of(how));
+      }
+      for (int64_t step = 0; step < 4; ++step) {
+        zero_grad(optimizer);
+        model->forward(input_of(self.rank, step)).backward();
+        optimizer->step();
+      }
+      Tensors ends;
+      for (const auto& p : model->parameters()) ends.push_back(p.detach().clone());
+      return ends;
+    });
+    for (const auto& of_rank : values) REQUIRE(all_equal(of_rank, values[0]));
+    return values[0];
+  };
+  CHECK(distance(end_of(mode), end_of(kPlain)) < 1e-6);
 }
 
 TEST_CASE("slices cover every element once", "[zero][pure]") {

@@ -71,6 +71,12 @@ void check_takes_scaler(torch::optim::Optimizer& optimizer) {
       "GradScaler: expected an optimizer that steps when it is told to, got a "
       "ZeroRedundancyOptimizer with overlap, which steps in the backward pass. Set "
       "overlap(false).");
+  DDP_CHECK_VALUE(
+      !sharded || !sharded->is_in_join(),
+      "GradScaler: expected every rank to unscale, got a ZeroRedundancyOptimizer in a join(), "
+      "where "
+      "ranks without input step their parts as they are. Scale outside of join(), or give every "
+      "rank as much input.");
 }
 
 GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {

@@ -83,7 +83,8 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joina
   ///
   /// \param closure  runs before; it may not step again.
   /// \throws c10::Error  a group of parameters was added, or the model was refreshed, since this
-  ///         was made; in a join() that this is not part of.
+  ///         was made; in a join() that this is not part of; with stage 2, gradients of passes
+  ///         under no_sync() alone.
   ///
   /// Collective: yes. Blocks: host. Cost: beside this rank's part of a step, each parameter travels
   ///   once.
@@ -113,6 +114,9 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joina
   const ZeroOptions& options() const;
   /// The ranks that share the state.
   const ProcessGroup& process_group() const;
+  /// Whether it is part of a join() that is under way: ranks without input step, and do nothing
+  /// else to gradients.
+  bool is_in_join() const { return join_context() != nullptr; }
 
   /// The optimizer without sharding, with the whole state; empty on other ranks than `to`. For code
   /// that knows LibTorch's optimizers alone.
@@ -220,12 +224,16 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
 ///
 /// \param norm_type  above 0; infinity is the largest magnitude.
 /// \return the norm before.
+/// \throws c10::Error  with overlap, which has stepped already; in a join() of the optimizer, where
+///         ranks without input would not clip.
 ///
 /// Collective: with stage 2, one all-reduce of a number.
 double clip_grad_norm_(
     ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type = 2);
 
 /// Clamps the gradients that the optimizer steps on to [-clip_value, clip_value].
+///
+/// \throws c10::Error  as clip_grad_norm_.
 void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value);
 
 }  // namespace ddp
