@@ -107,6 +107,25 @@ TEST_CASE("TopK of all elements is the average", "[top_k][ranks][many]") {
   for (const auto& values : seen) CHECK(values == Values{mean, 2 * mean, 3 * mean, -mean});
 }
 
+TEST_CASE("TopK in a join sends what ranks without input kept back", "[top_k][ranks][many]") {
+  const auto seen = run_ranks<Steps>(3, [](const Rank& self) {
+    TopKRun run(self, TopKOptions().ratio(0.25));
+    Steps steps;
+    run.model->join([&] {
+      // Rank 0 has one batch, and sends 12 of it; 6 and 3 stay behind.
+      for (int step = 0; step < (self.rank == 0 ? 1 : 3); ++step) {
+        steps.push_back(run.averaged(self.rank == 0 ? Values{12, 6, 3, 0} : Values{0, 0, 0, 12}));
+      }
+    });
+    steps.push_back(run.averaged({0, 0, 0, 0}));  // all as one again
+    return steps;
+  });
+  CHECK(seen[0] == Steps{{4, 0, 0, 8}, {0, 0, 0, 0}});
+  for (const int rank : {1, 2}) {
+    CHECK(seen[rank] == Steps{{4, 0, 0, 8}, {0, 2, 0, 8}, {0, 0, 1, 8}, {0, 0, 0, 0}});
+  }
+}
+
 TEST_CASE("TopK goes on from a checkpoint as if it had never ended", "[top_k][ranks]") {
   const TemporaryFolder folder;
   const auto ends = [&](bool is_resumed) {
