@@ -1,6 +1,7 @@
 #include "net.h"
 
 #include <c10/util/Exception.h>
+#include <ddp/sync_batch_norm.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
@@ -16,7 +17,13 @@ nn::Sequential convolution(
       nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(!options.batch_norm));
   nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
   nn::Sequential layers(conv);
-  if (options.batch_norm) layers->push_back(nn::BatchNorm2d(out));
+  if (!options.batch_norm) return layers;
+  if (options.sync_batch_norm) {
+    layers->push_back(
+        ddp::SyncBatchNorm2d(ddp::SyncBatchNormOptions(out).process_group(options.group)));
+  } else {
+    layers->push_back(nn::BatchNorm2d(out));
+  }
   return layers;
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <ddp/process_group.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -17,6 +18,9 @@ struct NetOptions {
   int64_t blocks = 1;           // of each stage
   bool batch_norm = true;
   int64_t classes = 10;
+  // Normalize with the batches of all ranks of the group; null: the default group.
+  bool sync_batch_norm = false;
+  ddp::ProcessGroup group = {};
 };
 
 /// "small" (78 thousand parameters, a third of a megabyte of gradients) or "resnet18" (11 million,

@@ -29,6 +29,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
       ->check(between<int64_t>(0, INT64_MAX));
   app.add_option("--workers", options.workers, "Threads per rank that prepare batches")
       ->check(between(1, 64));
+  app.add_flag(
+      "--sync-batch-norm", options.sync_batch_norm,
+      "Normalize with the batches of all ranks, not each rank with its own");
+  app.add_flag("--amp", options.amp, "Convolutions and matrix products in bfloat16");
   app.add_option(
       "--backend", options.backend,
       "gloo, shm (ranks of one host) or nccl (each rank on its own GPU); empty: the best there is");
@@ -37,8 +41,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
          "Size of a gradient bucket in MiB; unset: the library's choice")
       ->check(kPositiveFinite);
   app.add_option("--data", options.data, "Folder with CIFAR-10's six binary files, unpacked");
-  app.add_option("--save", options.save, "File for the state, written after each epoch");
-  app.add_option("--resume", options.resume, "File of --save to go on from");
+  app.add_option("--save", options.save, "File for the trained weights, which Python reads");
+  auto* checkpoint = app.add_option(
+      "--checkpoint", options.checkpoint,
+      "Folder for a checkpoint of the whole run after each epoch; empty: none");
+  app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
+      ->needs(checkpoint);
   app.add_option(
       "--trace", options.trace,
       "File for the times inside some steps of all ranks, for ui.perfetto.dev");

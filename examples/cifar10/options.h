@@ -17,13 +17,16 @@ struct Options {
   size_t batch_size = 32;  // per rank
   double lr = 0.2;         // for 128 images a step, over all ranks
   int64_t seed = 1;
-  int workers = 1;                      // loader threads per rank
+  int workers = 1;  // loader threads per rank
+  bool sync_batch_norm = false;
+  bool amp = false;
   std::string backend;                  // empty: the library's choice
   std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
   std::string data = CIFAR10_DEFAULT_DATA;
-  std::string save;    // empty: do not
-  std::string resume;  // empty: begin anew
-  std::string trace;   // empty: do not
+  std::string save;        // empty: do not
+  std::string checkpoint;  // folder; empty: do not
+  bool resume = false;     // from the last one there
+  std::string trace;       // empty: do not
 };
 
 using examples::UsageError;

@@ -5,8 +5,10 @@
 #include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/process_group.h>
+#include <ddp/state_dict.h>
 #include <torch/utils.h>
 
+#include "../common/checkpoints.h"
 #include "../common/cifar.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
@@ -31,7 +33,9 @@ Data prepare(const Options& options) {
 
 Net make_net(const Options& options) {
   torch::manual_seed(static_cast<uint64_t>(options.seed));
-  Net net(net_options(options.model));
+  auto shape = net_options(options.model);
+  shape.sync_batch_norm = options.sync_batch_norm;
+  Net net(shape);
   net->to(examples::rank_device(options.backend));
   return net;
 }
@@ -48,13 +52,9 @@ void run(const Options& options, examples::Progress& progress) {
       options.batch_size, " per rank"));
 
   Training training(options, make_net(options), std::move(data.train));
-  int64_t epoch = 0;
-  if (!options.resume.empty()) {
-    examples::on_all_ranks([&] { epoch = training.resume(options.resume); });
-    progress.line(c10::str(
-        "resumed: ", options.resume, ", ", epoch, " epochs done",
-        epoch < options.epochs ? "" : "; nothing is left to train: raise --epochs"));
-  }
+  auto& checkpointer = training.checkpointer();
+  int64_t epoch =
+      examples::begin_run(checkpointer, options.checkpoint, options.resume, progress, "epoch");
 
   auto tested = sum_over_ranks(training.evaluate(data.test));
   for (; epoch < options.epochs; ++epoch) {
@@ -64,14 +64,18 @@ void run(const Options& options, examples::Progress& progress) {
         epoch, [&](int64_t done, int64_t total) { progress.step(label, done, total); }));
     tested = sum_over_ranks(training.evaluate(data.test));
     report_epoch(epoch, options.epochs, trained, tested, start, progress);
-    if (options.save.empty()) continue;
-    examples::on_all_ranks([&] {
-      if (ddp::is_main()) training.save(options.save, epoch + 1);
-    });
+    if (checkpointer) checkpointer->save(epoch + 1);
   }
 
+  if (checkpointer) checkpointer->wait();
   training.model()->check_replicas();
   report_equal_replicas(progress);
+  if (!options.save.empty()) {
+    examples::on_all_ranks([&] {
+      if (ddp::is_main()) ddp::save_state_dict(*training.model(), options.save);
+    });
+    progress.line("saved: " + options.save);
+  }
   write_trace(options.trace, training.model()->stats(), progress);
   progress.line("steps: " + ddp::summary(training.model()->stats()));
   progress.line("test accuracy: " + tested.accuracy());

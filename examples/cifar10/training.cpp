@@ -6,10 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
-#include <torch/serialize.h>
-
-#include "../common/output_file.h"
+#include <ddp/autocast.h>
 
 namespace cifar10 {
 namespace {
@@ -28,8 +25,24 @@ torch::optim::SGDOptions sgd(const Options& options) {
   return torch::optim::SGDOptions(options.lr).momentum(0.9).nesterov(true).weight_decay(5e-4);
 }
 
-examples::Tally tally(const at::Tensor& logits, const at::Tensor& labels, double loss_sum) {
-  return {loss_sum, logits.argmax(1).eq(labels).sum().item<int64_t>(), labels.size(0)};
+struct Prediction {
+  at::Tensor loss;  // mean over the images
+  examples::Tally tally;
+};
+
+/// \param model  wrapped, or not.
+template <typename M>
+Prediction predict(M& model, const at::Tensor& images, const at::Tensor& labels, bool amp) {
+  // bfloat16 has the range of float32: no GradScaler is needed.
+  const ddp::AutocastGuard autocast(
+      images.device().type(), ddp::AutocastOptions(at::kBFloat16).enabled(amp));
+  const auto logits = model->forward(images);
+  const auto loss = at::cross_entropy_loss(logits, labels);
+  const auto count = labels.size(0);
+  return {
+      loss,
+      {loss.template item<double>() * static_cast<double>(count),
+       logits.argmax(1).eq(labels).sum().template item<int64_t>(), count}};
 }
 
 }  // namespace
@@ -54,7 +67,11 @@ Training::Training(
       model_(
           std::move(net), ddp::DistributedDataParallelOptions().process_group(group_).bucket_cap_mb(
                               options.bucket_cap_mb)),
-      optimizer_(model_->parameters(), sgd(options)) {}
+      optimizer_(model_->parameters(), sgd(options)) {
+  if (options.checkpoint.empty()) return;
+  checkpointer_.emplace(options.checkpoint, ddp::CheckpointerOptions().process_group(group_));
+  checkpointer_->add("model", model_).add("optimizer", optimizer_);
+}
 
 // On the device, and of the type, of the parameters.
 at::Tensor Training::input(const at::Tensor& images) {
@@ -80,11 +97,10 @@ examples::Tally Training::epoch(
     const auto images = input(batch.images);
     const auto labels = batch.labels.to(images.device());
     optimizer_.zero_grad();
-    const auto logits = model_->forward(images);
-    const auto loss = at::cross_entropy_loss(logits, labels);
-    loss.backward();
+    const auto prediction = predict(model_, images, labels, options_.amp);
+    prediction.loss.backward();
     optimizer_.step();
-    total += tally(logits, labels, loss.item<double>() * static_cast<double>(labels.size(0)));
+    total += prediction.tally;
     if (on_step) on_step(++step, steps);
   }
   return total;
@@ -105,48 +121,9 @@ examples::Tally Training::evaluate(const examples::LabeledImages& images) {
     const auto batch = dataset.get_batch(*indices);
     const auto prepared = input(examples::prepare_images(batch.images, channels_, 32));
     const auto labels = batch.labels.to(prepared.device());
-    const auto logits = net->forward(prepared);
-    const auto loss = at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum);
-    total += tally(logits, labels, loss.item<double>());
+    total += predict(net, prepared, labels, options_.amp).tally;
   }
   return total;
-}
-
-void Training::save(const std::string& path, int64_t epochs_done) {
-  examples::write_file(path, [&](const std::string& part) {
-    torch::serialize::OutputArchive archive, model, optimizer;
-    model_->save(model);
-    optimizer_.save(optimizer);
-    archive.write("network", c10::IValue(options_.model));
-    archive.write("epochs", c10::IValue(epochs_done));
-    archive.write("model", model);
-    archive.write("optimizer", optimizer);
-    archive.save_to(part);
-  });
-}
-
-int64_t Training::resume(const std::string& path) {
-  torch::serialize::InputArchive archive, model, optimizer;
-  c10::IValue network, epochs;
-  try {
-    archive.load_from(path, model_->module()->head->weight.device());
-    archive.read("network", network);
-    archive.read("epochs", epochs);
-    archive.read("model", model);
-    archive.read("optimizer", optimizer);
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    TORCH_CHECK_VALUE(
-        false, "--resume ", path,
-        ": expected a file that --save wrote, got one that cannot be read (",
-        text.substr(0, text.find('\n')), ").");
-  }
-  TORCH_CHECK_VALUE(
-      network.toStringRef() == options_.model, "--resume ", path, ": expected a state of --model ",
-      options_.model, ", got one of ", network.toStringRef(), ".");
-  model_->load(model);
-  optimizer_.load(optimizer);
-  return epochs.toInt();
 }
 
 }  // namespace cifar10

@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 
+#include <ddp/checkpointer.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/prefetch.h>
 #include <ddp/sampler.h>
@@ -40,13 +41,9 @@ class Training {
   /// Tallies this rank's part of other images; together the ranks count each exactly once.
   examples::Tally evaluate(const examples::LabeledImages& images);
 
-  /// Writes what resuming needs, to a file that appears whole or not at all. One rank is enough.
-  void save(const std::string& path, int64_t epochs_done);
-  /// \return how many epochs are done.
-  /// \throws c10::ValueError  a file that cannot be read, or is of another model.
-  int64_t resume(const std::string& path);
-
   ddp::DistributedDataParallel<Net>& model() { return model_; }
+  /// Of --checkpoint; a checkpoint's step is the number of epochs done.
+  std::optional<ddp::Checkpointer>& checkpointer() { return checkpointer_; }
 
  private:
   using Loader = torch::data::StatelessDataLoader<Images, ddp::DistributedSampler>;
@@ -61,6 +58,8 @@ class Training {
   std::shared_ptr<ddp::PrefetchLoader<std::unique_ptr<Loader>, Augmentation>> loader_;
   ddp::DistributedDataParallel<Net> model_;
   torch::optim::SGD optimizer_;
+  // Behind the parts that it saves, so that its last save ends before them.
+  std::optional<ddp::Checkpointer> checkpointer_;
 };
 
 }  // namespace cifar10

@@ -16,6 +16,7 @@
 #include <torch/optim/adam.h>
 #include <torch/utils.h>
 
+#include "../common/checkpoints.h"
 #include "../common/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
@@ -79,20 +80,9 @@ class Training {
     checkpointer_->add_per_rank("tally", tally_);
   }
 
-  /// \throws c10::ValueError  another run's checkpoints are in the way.
-  void check_is_new() const {
-    TORCH_CHECK_VALUE(
-        !checkpointer_ || options_.resume || checkpointer_->steps().empty(), "--checkpoint ",
-        options_.checkpoint,
-        ": expected a folder without checkpoints, got some of another run. Add --resume to go on "
-        "with it, or name another folder.");
-  }
-
-  /// Goes on from the last checkpoint; where there is none, from the beginning.
-  void resume(examples::Progress& progress) {
-    if (!options_.resume) return;
-    step_ = checkpointer_->load_latest().value_or(0);
-    progress.line(c10::str("resumed after step ", step_));
+  /// With --resume, goes on from the last checkpoint.
+  void begin(examples::Progress& progress) {
+    step_ = examples::begin_run(checkpointer_, options_.checkpoint, options_.resume, progress);
   }
 
   /// \return the epoch that the next step is in, or that has ended with the last one.
@@ -153,8 +143,7 @@ void run(const Options& options, examples::Progress& progress) {
   Model model = make_model(options, device, rank);
   Training training(options, model, examples::ImageDataset(data.train, pixels));
 
-  examples::on_all_ranks([&] { training.check_is_new(); });
-  training.resume(progress);
+  training.begin(progress);
   Tally tested;
   for (int64_t epoch = training.epoch(); epoch < options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();

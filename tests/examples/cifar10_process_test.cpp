@@ -3,6 +3,9 @@
 #include <string>
 #include <vector>
 
+#include <ddp/state_dict.h>
+
+#include "examples/cifar10/net.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -50,27 +53,41 @@ TEST_CASE("cifar10 learns shapes on two ranks", "[examples][process]") {
   CHECK(accuracy(job.ranks[0]) > 55);  // 74.5 where it was measured; guessing gives 10
 }
 
-TEST_CASE("cifar10 saves, resumes and traces", "[examples][process]") {
-  const TemporaryFolder folder;
+TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][process]") {
+  const TemporaryFolder folder, checkpoints, killed;
   const auto data = draw_into(folder);
-  const auto state = folder.file("state.pt");
+  const auto weights = folder.file("weights.pt");
+  const Lines same_run = GENERATE(Lines{}, Lines{"--amp", "--sync-batch-norm"});
   const auto train = [&](Lines more) {
-    Lines arguments{"--data", data, "--save", state};
+    Lines arguments{"--data", data, "--epochs", "3"};
+    arguments.insert(arguments.end(), same_run.begin(), same_run.end());
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const auto job = cifar10_on_two_ranks(arguments);
-    INFO(job.output);
-    CHECK(job.code == 0);
-    return job;
+    return cifar10_on_two_ranks(arguments);
   };
-  const auto first =
-      train({"--epochs", "2", "--bucket-cap-mb", "0.1", "--trace", folder.file("trace.json")});
-  CHECK_THAT(first.output, ContainsText("trace: " + folder.file("trace.json")));
-  const auto resumed = train({"--epochs", "3", "--resume", state});
-  CHECK_THAT(resumed.output, ContainsText("resumed: " + state + ", 2 epochs done"));
+  const auto whole = train(
+      {"--checkpoint", checkpoints.path(), "--bucket-cap-mb", "0.1", "--trace",
+       folder.file("trace.json"), "--save", weights});
+  INFO(whole.output);
+  REQUIRE(whole.code == 0);
+  CHECK_THAT(whole.output, ContainsText("trace: " + folder.file("trace.json")));
+  CHECK_THAT(whole.output, ContainsText("saved: " + weights));
+  cifar10::Net net(cifar10::net_options("small"));
+  ddp::load_state_dict(*net, weights);  // of the same names with SyncBatchNorm
+
+  // As if the run had been killed in its third epoch.
+  const auto rank0 = whole.ranks[0];
+  ddp::testing::run({"cp", "-r", checkpoints.file("step-00000002"), killed.path()});
+  const auto resumed = train({"--checkpoint", killed.path(), "--resume"});
+  INFO(resumed.output);
+  CHECK_THAT(resumed.output, ContainsText("resumed after epoch 2"));
   CHECK_THAT(resumed.output, ContainsText("epoch 3/3") && !ContainsText("epoch 2/3"));
+  CHECK(resumed.ranks[0].back() == rank0.back());
   // Nothing is left to train: what was saved is what is tested.
-  const auto tested = train({"--epochs", "3", "--resume", state});
+  const auto tested = train({"--checkpoint", killed.path(), "--resume"});
   CHECK(accuracy(tested.ranks[0]) == accuracy(resumed.ranks[0]));
+  const auto again = train({"--checkpoint", killed.path()});
+  CHECK(again.code == 1);
+  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
 }
 
 TEST_CASE("bad input to cifar10 is told before it trains", "[examples][process][errors]") {
@@ -86,6 +103,5 @@ TEST_CASE("bad input to cifar10 is told before it trains", "[examples][process][
   refuses({"--model", "large"}, 2, "--model: ");
   refuses({"--lr", "nan"}, 2, "--lr: ");
   refuses({"--save", folder.file("missing/state.pt")}, 1, "expected a folder to write to");
-  refuses(
-      {"--resume", folder.write("torn.pt", "PK")}, 1, "torn.pt: expected a file that --save wrote");
+  refuses({"--resume"}, 2, "--checkpoint");
 }

@@ -1,8 +1,6 @@
 // CIFAR-10's example: its parts, and its training on ranks that are threads.
-#include <tuple>
 #include <vector>
 
-#include <ddp/collectives.h>
 #include <torch/torch.h>
 
 #include "examples/cifar10/shapes.h"
@@ -145,19 +143,25 @@ TEST_CASE("an image's crop depends on seed, epoch and place alone", "[examples][
 }
 
 TEST_CASE("2 ranks with halves train as 1 with the whole batch", "[examples][ranks]") {
+  const bool batch_norm = GENERATE(false, true);
   const auto data = cifar10::draw_shapes(80, 1);
   // 40, 40: in the second epoch every image has another crop and place.
   constexpr size_t kBatch = 40;
   constexpr int64_t kEpochs = 2;
+  const auto start = copies(equal_networks(1, tiny(batch_norm)).front()->parameters());
   const auto train = [&](int size) {
-    const auto networks = equal_networks(size, tiny(/*batch_norm=*/false));
     return run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
-      Training training(options_for(kBatch / size, kEpochs), networks[self.rank], data, self.group);
+      auto shape = tiny(batch_norm);
+      shape.sync_batch_norm = true;
+      shape.group = self.group;
+      Net net(shape);
+      net->to(at::kDouble);
+      for (size_t i = 0; i < start.size(); ++i) net->parameters()[i].data().copy_(start[i]);
+      Training training(options_for(kBatch / size, kEpochs), net, data, self.group);
       for (int64_t epoch = 0; epoch < kEpochs; ++epoch) training.epoch(epoch);
-      return copies(networks[self.rank]->parameters());
+      return copies(net->parameters());
     });
   };
-  const auto start = equal_networks(1, tiny(false)).front()->parameters();
   const auto one = train(1).front();
   const auto two = train(2);
   double moved = 0;
@@ -173,51 +177,29 @@ TEST_CASE("2 ranks with halves train as 1 with the whole batch", "[examples][ran
 TEST_CASE("a resumed training ends in the same bits", "[examples][ranks]") {
   const auto data = cifar10::draw_shapes(60, 1);
   const TemporaryFolder folder;
-  const auto file = folder.file("state.pt");
   constexpr int kRanks = 2;
   constexpr int64_t kEpochs = 3;
   const auto networks = equal_networks(2 * kRanks, tiny(/*batch_norm=*/true));
   using Ends = std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>;
   const auto ends = run_ranks<Ends>(kRanks, [&](const Rank& self) {
-    const auto options = options_for(10, kEpochs);
+    auto options = options_for(10, kEpochs);
+    options.checkpoint = folder.path();
     auto net = networks[self.rank];
     Training whole(options, net, data, self.group);
     whole.epoch(0);
-    if (self.rank == 0) whole.save(file, 1);
-    ddp::barrier(self.group);
+    whole.checkpointer()->save(1);
+    whole.checkpointer()->wait();
     for (int64_t epoch = 1; epoch < kEpochs; ++epoch) whole.epoch(epoch);
 
     auto other = networks[kRanks + self.rank];
     Training resumed(options, other, data, self.group);
-    for (int64_t epoch = resumed.resume(file); epoch < kEpochs; ++epoch) resumed.epoch(epoch);
+    for (int64_t epoch = *resumed.checkpointer()->load_latest(); epoch < kEpochs; ++epoch) {
+      resumed.epoch(epoch);
+    }
     return Ends{state_of(net), state_of(other)};
   });
   for (const auto& [whole, resumed] : ends) {
     REQUIRE(whole.size() == resumed.size());
     for (size_t i = 0; i < whole.size(); ++i) CHECK(at::equal(whole[i], resumed[i]));
   }
-}
-
-TEST_CASE("a file that is no state of this network is told", "[examples][ranks][errors]") {
-  const auto data = cifar10::draw_shapes(20, 1);
-  const TemporaryFolder folder;
-  const auto networks = equal_networks(2, tiny(true));
-  const auto errors = run_ranks<std::vector<std::string>>(1, [&](const Rank& self) {
-    auto options = options_for(10, 1);
-    options.model = "resnet18";
-    Training(options, networks[0], data, self.group).save(folder.file("other.pt"), 1);
-    options.model = "small";
-    Training training(options, networks[1], data, self.group);
-    std::vector<std::string> texts;
-    for (const auto& file :
-         {folder.file("none.pt"), folder.write("torn.pt", "PK"), folder.file("other.pt")}) {
-      texts.push_back(error_of([&] { training.resume(file); }));
-    }
-    return texts;
-  });
-  const auto& [none, torn, other] = std::tie(errors[0][0], errors[0][1], errors[0][2]);
-  CHECK_THAT(none, ContainsText("none.pt: expected a file that --save wrote"));
-  CHECK_THAT(torn, ContainsText("torn.pt: expected a file that --save wrote"));
-  CHECK_THAT(
-      other, ContainsText("other.pt: expected a state of --model small, got one of resnet18."));
 }

@@ -1,0 +1,9 @@
+// Trains a language model of characters: alone (`transformer`), or on several ranks (`ddprun -n 2
+// transformer`).
+#include "../common/program.h"
+#include "run.h"
+
+int main(int argc, char** argv) {
+  return examples::run_program(
+      "transformer", argc, argv, transformer::parse_options, transformer::run);
+}

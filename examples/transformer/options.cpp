@@ -1,0 +1,110 @@
+#include "options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "../common/command_line.h"
+
+namespace transformer {
+namespace {
+
+using examples::between;
+using examples::kPositiveFinite;
+
+void add_shape(CLI::App& app, Shape& shape) {
+  app.add_option("--context", shape.context, "Characters that the network sees")
+      ->check(between<int64_t>(1, 100000));
+  app.add_option("--width", shape.width, "Numbers that stand for a character")
+      ->check(between<int64_t>(1, 100000));
+  app.add_option("--heads", shape.heads, "Attention heads, which divide the width")
+      ->check(between<int64_t>(1, 100000));
+  app.add_option("--layers", shape.layers, "Blocks of attention and feed-forward layers")
+      ->check(between<int64_t>(1, 1000));
+  app.add_option("--dropout", shape.dropout, "How often training zeroes an activation")
+      ->check(between(0.0, 0.99));
+  app.add_flag(
+      "--checkpoint-activations", shape.checkpoint_activations,
+      "Compute blocks once more in the backward pass, to keep less of them");
+}
+
+void add_training(CLI::App& app, Options& options) {
+  app.add_option("--steps", options.steps, "Steps of the optimizer")
+      ->check(between<int64_t>(1, 1000000000));
+  app.add_option("--batch-size", options.batch_size, "Windows per rank and backward pass")
+      ->check(between<size_t>(1, 1000000));
+  app.add_option("--accumulate", options.accumulate, "Backward passes a step")
+      ->check(between<int64_t>(1, 1000000));
+  app.add_option("--lr", options.lr, "Highest learning rate, behind the warm-up")
+      ->check(kPositiveFinite);
+  app.add_option("--warmup", options.warmup, "Steps in which the rate rises; a cosine follows")
+      ->check(between<int64_t>(1, 1000000000));
+  app.add_option("--clip", options.clip, "Largest norm of the gradients")->check(kPositiveFinite);
+  app.add_flag("--amp", options.amp, "Matrix products in bfloat16");
+  app.add_option(
+         "--zero", options.zero, "Divide among the ranks: 1 AdamW's state, 2 the gradients as well")
+      ->check(between(0, 2));
+  app.add_option("--seed", options.seed, "Seed of the weights, the order, dropout and sampling")
+      ->check(between<int64_t>(0, INT64_MAX));
+  app.add_option(
+      "--backend", options.backend,
+      "gloo, shm (ranks of one host) or nccl (each rank on its own GPU); empty: the best there is");
+}
+
+void add_files(CLI::App& app, Options& options) {
+  app.add_option("--report-every", options.report_every, "Steps from one line to the next")
+      ->check(between<int64_t>(1, 1000000000));
+  auto* checkpoint = app.add_option(
+      "--checkpoint", options.checkpoint, "Folder for checkpoints of the whole run; empty: none");
+  app.add_option("--checkpoint-every", options.checkpoint_every, "Steps from one to the next")
+      ->needs(checkpoint)
+      ->check(between<int64_t>(1, 1000000000));
+  app.add_flag("--resume", options.resume, "Go on from the last checkpoint there, if there is one")
+      ->needs(checkpoint);
+  app.add_option("--load", options.load, "File of weights to begin with, of --save or Python's");
+  app.add_option("--save", options.save, "File for the trained weights, which Python reads");
+}
+
+void add_sampling(CLI::App& app, Options& options) {
+  app.add_option("--sample", options.sample, "Characters to write at the end; 0: none")
+      ->check(between<int64_t>(0, 1000000));
+  app.add_option(
+      "--prompt", options.prompt, "What they go on with; empty: the text's first character");
+  app.add_option("--temperature", options.temperature, "Low: likely characters only; high: any")
+      ->check(kPositiveFinite);
+}
+
+void check_together(const Options& options) {
+  const auto& shape = options.shape;
+  if (shape.width % shape.heads != 0) {
+    throw UsageError(
+        "--heads: expected a divisor of --width " + std::to_string(shape.width) + ", got " +
+        std::to_string(shape.heads) + " (transformer --help lists the options)");
+  }
+  if (options.warmup >= options.steps) {
+    throw UsageError(
+        "--warmup: expected fewer than --steps " + std::to_string(options.steps) + ", got " +
+        std::to_string(options.warmup) + " (transformer --help lists the options)");
+  }
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
+  Options options;
+  CLI::App app(
+      "Trains a language model of characters on a text, on one process or, started with ddprun, on "
+      "several.",
+      "transformer");
+  app.option_defaults()->always_capture_default();
+  app.add_option(
+      "--text", options.text, "File to learn from, in UTF-8; its last tenth is held out");
+  add_shape(app, options.shape);
+  add_training(app, options);
+  add_files(app, options);
+  add_sampling(app, options);
+
+  if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
+  check_together(options);
+  return options;
+}
+
+}  // namespace transformer

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "../common/usage_error.h"
+
+namespace transformer {
+
+/// The shape of the network.
+struct Shape {
+  int64_t context = 64;  // characters that it sees
+  int64_t width = 128;
+  int64_t heads = 4;
+  int64_t layers = 3;
+  double dropout = 0.1;
+  bool checkpoint_activations = false;
+};
+
+/// What the command line chooses; every rank gets the same.
+struct Options {
+  std::string text = TRANSFORMER_DEFAULT_TEXT;
+  Shape shape;
+  int64_t steps = 1000;
+  size_t batch_size = 16;  // windows per rank and backward pass
+  int64_t accumulate = 1;  // backward passes a step
+  double lr = 0.003;
+  int64_t warmup = 100;  // steps
+  double clip = 1;
+  bool amp = false;
+  int zero = 0;  // stage; 0: every rank has all of AdamW's state
+  int64_t seed = 1;
+  std::string backend;  // empty: the library's choice
+  int64_t report_every = 100;
+  std::string checkpoint;          // folder; empty: do not
+  int64_t checkpoint_every = 100;  // steps
+  bool resume = false;             // from the last one there
+  std::string load;                // empty: begin with random weights
+  std::string save;                // empty: do not
+  int64_t sample = 200;            // characters; 0: none
+  std::string prompt;              // empty: the text's first character
+  double temperature = 0.7;
+};
+
+using examples::UsageError;
+
+/// Reads the command line.
+///
+/// \param help  gets the text that --help asks for.
+/// \return nothing when --help was given.
+/// \throws UsageError
+std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);
+
+}  // namespace transformer

@@ -1,0 +1,118 @@
+#include "run.h"
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/process_group.h>
+#include <ddp/state_dict.h>
+#include <torch/utils.h>
+
+#include "../common/on_all_ranks.h"
+#include "../common/output_file.h"
+#include "../common/rank_device.h"
+#include "../common/reporting.h"
+#include "sampling.h"
+#include "training.h"
+
+namespace transformer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Data {
+  Text text;
+  Split windows;
+  std::string prompt;
+};
+
+Data prepare(const Options& options) {
+  if (ddp::is_main() && !options.save.empty()) examples::check_can_write("--save", options.save);
+  auto text = Text::read(options.text);
+  auto windows = split(text, options.shape.context);
+  auto prompt =
+      options.prompt.empty() ? text.decode(text.numbers().slice(0, 0, 1)) : options.prompt;
+  (void)text.encode(prompt);  // says so now if it cannot
+  return {std::move(text), std::move(windows), std::move(prompt)};
+}
+
+LanguageModel make_model(const Options& options, const Text& text) {
+  torch::manual_seed(static_cast<uint64_t>(options.seed));
+  LanguageModel net(text.vocabulary(), options.shape);
+  if (!options.load.empty()) ddp::load_state_dict(*net, options.load);
+  net->to(examples::rank_device(options.backend));
+  // From here on chance means dropout, which every rank draws for itself.
+  torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + ddp::get_rank());
+  return net;
+}
+
+std::string describe(const Options& options, const Text& text, LanguageModel& net) {
+  int64_t parameters = 0;
+  for (const auto& p : net->parameters()) parameters += p.numel();
+  const int ranks = ddp::get_world_size();
+  return c10::str(
+      "training ", parameters, " parameters on ", text.size(), " characters, ", text.vocabulary(),
+      " different ones; ", ranks, ranks == 1 ? " rank, " : " ranks, ",
+      ranks * options.batch_size * options.accumulate, " windows of ", options.shape.context,
+      " a step");
+}
+
+/// The line behind some steps, which began at `start`.
+std::string report(
+    const Options& options, int64_t step, const Tally& trained, const Tally& held_out,
+    Clock::time_point start) {
+  const std::chrono::duration<double> seconds = Clock::now() - start;
+  char line[160];
+  std::snprintf(
+      line, sizeof line,
+      "step %lld/%lld: loss %.5f, held out %.5f, of whose characters %s are foreseen; "
+      "%.0f characters/s",
+      static_cast<long long>(step), static_cast<long long>(options.steps), trained.mean_loss(),
+      held_out.mean_loss(), held_out.accuracy().c_str(),
+      static_cast<double>(trained.samples) / seconds.count());
+  return line;
+}
+
+}  // namespace
+
+void run(const Options& options, examples::Progress& progress) {
+  std::optional<Data> data;
+  std::optional<LanguageModel> net;
+  examples::on_all_ranks([&] {
+    data = prepare(options);
+    net = make_model(options, data->text);
+  });
+  progress.line(describe(options, data->text, *net));
+  Training training(options, *net, data->windows.train);
+  training.begin(progress);
+
+  auto start = Clock::now();
+  while (training.steps_done() < options.steps) {
+    training.step();
+    const int64_t step = training.steps_done();
+    progress.step("step", step, options.steps);
+    if (step % options.report_every == 0 || step == options.steps) {
+      const auto trained = sum_over_ranks(training.take_tally());
+      const auto held_out = sum_over_ranks(training.evaluate(data->windows.held_out));
+      progress.line(report(options, step, trained, held_out, start));
+      start = Clock::now();
+    }
+    training.save_if_due();
+  }
+
+  training.finish();
+  training.model()->check_replicas();
+  examples::report_equal_replicas(progress);
+  examples::on_all_ranks([&] {
+    if (!ddp::is_main()) return;
+    if (!options.save.empty()) ddp::save_state_dict(**net, options.save);
+    if (options.sample > 0) {
+      progress.line("sample: " + sample(*net, data->text, data->prompt, options));
+    }
+  });
+}
+
+}  // namespace transformer

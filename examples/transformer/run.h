@@ -1,0 +1,13 @@
+#pragma once
+
+#include "../common/progress.h"
+#include "options.h"
+
+namespace transformer {
+
+/// Trains, evaluates and samples on the default group. Collective.
+///
+/// \throws c10::Error, examples::FailedElsewhere
+void run(const Options& options, examples::Progress& progress);
+
+}  // namespace transformer

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "model.h"
+#include "text.h"
+
+namespace transformer {
+
+/// Writes on behind a prompt: draws one character after the other from what the model predicts.
+///
+/// \param prompt  at least one character of the text.
+/// \return the prompt and `options.sample` characters, the same for the same seed. Collective: no.
+std::string sample(
+    LanguageModel& model, const Text& text, const std::string& prompt, const Options& options);
+
+}  // namespace transformer

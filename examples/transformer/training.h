@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ddp/checkpointer.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/lr_scheduler.h>
+#include <ddp/sampler.h>
+#include <ddp/zero.h>
+
+#include "../common/progress.h"
+#include "../common/tally.h"
+#include "model.h"
+#include "text.h"
+
+namespace transformer {
+
+using Model = ddp::DistributedDataParallel<LanguageModel>;
+using examples::Tally;
+
+/// What one rank trains with, on the default group.
+class Training {
+ public:
+  /// \param options  must outlive this object.
+  /// \throws c10::ValueError  fewer windows than one batch of all ranks.
+  Training(const Options& options, LanguageModel net, Windows windows);
+
+  /// One step of the optimizer, on the batches of `options.accumulate` backward passes.
+  /// Collective: yes.
+  void step();
+  /// \return that of this rank's characters, from the last call on, each before its step.
+  Tally take_tally() { return std::exchange(tally_, {}); }
+  int64_t steps_done() const { return steps_done_; }
+
+  /// Tallies this rank's part of a text; together the ranks count each window once. Collective: no.
+  Tally evaluate(const Windows& windows);
+
+  /// With --resume, goes on from the last checkpoint. Collective: yes.
+  ///
+  /// \throws c10::ValueError  without it, another run's checkpoints are in the way.
+  void begin(examples::Progress& progress);
+  /// Saves where it is time to, and behind the last step. Collective: yes.
+  void save_if_due();
+  /// Returns once the last checkpoint is on the disk. Collective: yes.
+  void finish();
+
+  Model& model() { return model_; }
+
+ private:
+  Batch next_batch();
+  /// Computes this batch's part of the step's gradients.
+  void backward(const Batch& batch);
+  void zero_grad();
+  void clip_gradients();
+
+  const Options& options_;
+  const Windows windows_;
+  ddp::DistributedSampler sampler_;
+  Model model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  ddp::ZeroRedundancyOptimizerBase* sharded_;  // the same one; null without --zero
+  ddp::LinearLR warm_up_;
+  ddp::CosineAnnealingLR cosine_;
+  ddp::SequentialLR schedule_;
+  int64_t steps_done_ = 0;
+  Tally tally_;
+  // Behind the parts that it saves, so that its last save ends before them.
+  std::optional<ddp::Checkpointer> checkpointer_;
+};
+
+}  // namespace transformer

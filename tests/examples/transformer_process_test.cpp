@@ -1,0 +1,141 @@
+// The transformer's example as a user starts it.
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::testing::JobEnded;
+using ddp::testing::TemporaryFolder;
+using Lines = std::vector<std::string>;
+
+JobEnded transformer_on_two_ranks(Lines arguments, const Lines& more = {}) {
+  arguments.insert(arguments.begin(), TRANSFORMER_PROGRAM);
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return ddp::testing::run_job(2, arguments, ddp::testing::within(std::chrono::minutes(2)));
+}
+
+// One that trains in a moment.
+Lines tiny(int steps) {
+  return {"--context", "16",       "--width", "32",      "--heads",
+          "2",         "--layers", "2",       "--steps", std::to_string(steps),
+          "--warmup",  "5",        "--lr",    "0.005",   "--report-every",
+          "10",        "--sample", "40"};
+}
+
+/// What rank 0 said of each step's losses, and what it wrote, without how long that took.
+Lines told(const JobEnded& job) {
+  Lines lines;
+  for (const auto& line : job.ranks[0]) {
+    if (line.find("step ") == 0) lines.push_back(line.substr(0, line.find(';')));
+    if (line.find("sample: ") == 0 || lines.empty() || lines.back().find("sample: ") != 0) continue;
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::vector<double> losses(const JobEnded& job, const std::string& name) {
+  std::vector<double> found;
+  const std::regex pattern(name + R"( ([\d.]+),)");
+  for (const auto& line : job.ranks[0]) {
+    std::smatch match;
+    if (std::regex_search(line, match, pattern)) found.push_back(std::stod(match[1]));
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("the transformer learns the pages of this library", "[examples][process]") {
+  const auto job = transformer_on_two_ranks(tiny(100));
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK(job.ranks[1].empty());
+  CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
+  CHECK_THAT(job.output, ContainsText("step 100/100: loss ") && ContainsText(" characters/s"));
+  const auto trained = losses(job, "loss"), held_out = losses(job, "held out");
+  REQUIRE(trained.size() == 10);
+  REQUIRE(held_out.size() == 10);
+  CHECK(trained.front() < 4.7);  // 4.6 are 95 characters, alike
+  CHECK(trained.back() < 3);
+  CHECK(held_out.back() < 3);
+  const auto at = job.output.find("sample: #");  // the text's first character
+  REQUIRE(at != std::string::npos);
+}
+
+TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") {
+  const Lines more = GENERATE(
+      Lines{}, Lines{"--amp", "--accumulate", "2", "--checkpoint-activations", "--zero", "2"});
+  const TemporaryFolder whole, killed;
+  const auto weights = whole.file("weights.pt"), resumed_weights = killed.file("weights.pt");
+  const auto train = [&](const TemporaryFolder& folder, const Lines& also) {
+    auto arguments = tiny(30);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Lines files{"--batch-size",       "8", "--checkpoint", folder.file("run"),
+                      "--checkpoint-every", "7", "--save",       folder.file("weights.pt")};
+    arguments.insert(arguments.end(), files.begin(), files.end());
+    return transformer_on_two_ranks(arguments, also);
+  };
+  const auto expected = train(whole, {});
+  INFO(expected.output);
+  REQUIRE(expected.code == 0);
+  CHECK(losses(expected, "loss").back() < losses(expected, "loss").front() - 0.5);
+
+  // As if the run had been killed in step 15 to 21.
+  ddp::testing::run({"mkdir", killed.file("run")});
+  ddp::testing::run({"cp", "-r", whole.file("run/step-00000021"), killed.file("run")});
+  const auto resumed = train(killed, {"--resume"});
+  INFO(resumed.output);
+  REQUIRE(resumed.code == 0);
+  CHECK_THAT(resumed.output, ContainsText("resumed after step 21"));
+  CHECK_THAT(resumed.output, !ContainsText("step 20/30"));
+  CHECK(told(resumed).front() == told(expected).at(2));
+  CHECK(resumed.ranks[0].back() == expected.ranks[0].back());
+  CHECK(ddp::testing::run({"cmp", weights, resumed_weights}).code == 0);
+
+  const auto again = train(killed, {});
+  CHECK(again.code == 1);
+  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
+  // Weights that were saved are weights to begin with.
+  const auto loaded = transformer_on_two_ranks(tiny(10), {"--load", weights});
+  CHECK(loaded.code == 0);
+  CHECK(losses(loaded, "loss").front() < losses(expected, "loss").front());
+}
+
+TEST_CASE("dropout differs by rank, and resumes", "[examples][process]") {
+  const auto one = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
+  const auto other = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
+  CHECK(told(one) == told(other));
+  const auto none = transformer_on_two_ranks(tiny(10), {"--dropout", "0"});
+  CHECK(told(one) != told(none));
+}
+
+TEST_CASE("bad input to the transformer is told before it trains", "[examples][process][errors]") {
+  const TemporaryFolder folder;
+  const auto refuses = [&](const Lines& arguments, int code, const std::string& text) {
+    const auto job = transformer_on_two_ranks(arguments);
+    INFO(job.output);
+    CHECK(job.code == code);
+    CHECK_THAT(job.output, ContainsText("transformer: ") && ContainsText(text));
+    CHECK_THAT(job.output, !ContainsText("step 1") && !ContainsText("frame #"));
+    CHECK(job.ranks[0].size() + job.ranks[1].size() <= 2);
+  };
+  refuses(
+      {"--text", folder.file("none")}, 1, folder.file("none") + ": expected a text, found none");
+  refuses(
+      {"--text", folder.write("short", "too short")}, 1,
+      "short: expected at least 650 characters for --context 64");
+  refuses({"--text", folder.write("empty", "")}, 1, "empty: expected at least 650 characters");
+  refuses({"--batch-size", "0"}, 2, "--batch-size: ");
+  refuses({"--batch-size", "100000"}, 1, "--batch-size: expected at most the ");
+  refuses({"--heads", "5"}, 2, "--heads: expected a divisor of --width 128, got 5");
+  refuses({"--no-such-option"}, 2, "--no-such-option");
+  refuses({"--prompt", "\x01"}, 1, "--prompt: expected characters of ");
+  refuses({"--load", folder.write("torn.pt", "PK")}, 1, "torn.pt: expected");
+  refuses({"--save", folder.file("missing/net.pt")}, 1, "expected a folder to write to");
+}

@@ -1,0 +1,114 @@
+// The transformer's example: its text, its windows and its model.
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "examples/transformer/sampling.h"
+#include "support/error_of.h"
+#include "support/temporary_folder.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::testing::error_of;
+using ddp::testing::TemporaryFolder;
+using transformer::Text;
+
+transformer::Shape tiny() { return {/*context=*/8, /*width=*/8, /*heads=*/2, /*layers=*/2}; }
+
+std::string refused(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "transformer");
+  std::ostringstream help;
+  try {
+    transformer::parse_options(static_cast<int>(arguments.size()), arguments.data(), help);
+  } catch (const transformer::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a text's characters are numbers in the order of their codes", "[examples][pure]") {
+  const Text text("b→aäb\n", "a file");
+  CHECK(text.vocabulary() == 5);  // \n a b ä →
+  CHECK(torch::equal(text.numbers(), torch::tensor({2, 4, 1, 3, 2, 0}, torch::kLong)));
+  CHECK(text.decode(text.numbers()) == "b→aäb\n");
+  CHECK(text.decode(text.encode("ä→")) == "ä→");
+  CHECK_THAT(
+      error_of([&] { text.encode("abc"); }),
+      ContainsText("expected characters of a file, got \"c\""));
+}
+
+TEST_CASE("windows lie one behind the other, the last tenth apart", "[examples][pure]") {
+  const TemporaryFolder folder;
+  std::string letters;
+  for (int i = 0; i < 50; ++i) letters += static_cast<char>('0' + i);
+  const auto text = Text::read(folder.write("text", letters));
+  const auto split = transformer::split(text, 4);
+  CHECK(split.train.size() == 11);  // of 45
+  CHECK(split.held_out.size() == 1);
+  const auto batch = split.train.at({1, 10});
+  CHECK(text.decode(batch.input.flatten()) == letters.substr(4, 4) + letters.substr(40, 4));
+  CHECK(text.decode(batch.target.flatten()) == letters.substr(5, 4) + letters.substr(41, 4));
+  CHECK(text.decode(split.held_out.at({0}).input[0]) == letters.substr(45, 4));
+  CHECK_THAT(
+      error_of([&] { transformer::split(text, 5); }),
+      ContainsText("expected at least 60 characters for --context 5") &&
+          ContainsText("got 50. Choose"));
+}
+
+TEST_CASE("no character sees those behind it", "[examples][pure]") {
+  torch::manual_seed(1);
+  transformer::LanguageModel model(5, tiny());
+  model->eval();
+  const auto characters = torch::randint(5, {2, 8}, torch::kLong);
+  auto changed = characters.clone();
+  changed.select(1, 5).add_(1).remainder_(5);
+  const auto before = model->forward(characters), after = model->forward(changed);
+  CHECK(before.sizes() == at::IntArrayRef({2, 8, 5}));
+  CHECK(torch::equal(after.slice(1, 0, 5), before.slice(1, 0, 5)));
+  for (int64_t i = 5; i < 8; ++i)
+    CHECK_FALSE(torch::equal(after.select(1, i), before.select(1, i)));
+  // Nor does the rest of the batch matter.
+  CHECK(torch::allclose(model->forward(characters.slice(0, 1)), before.slice(0, 1), 1e-4, 1e-6));
+}
+
+TEST_CASE("a sample is the prompt and what follows, by its seed", "[examples][pure]") {
+  torch::manual_seed(1);
+  const Text text("abcdefgh", "letters");
+  transformer::Options options;
+  options.shape = tiny();
+  options.sample = 30;  // beyond the context
+  transformer::LanguageModel model(text.vocabulary(), options.shape);
+  const auto first = sample(model, text, "ha", options);
+  CHECK(first.size() == 32);
+  CHECK(first.substr(0, 2) == "ha");
+  CHECK(sample(model, text, "ha", options) == first);
+  options.seed = 2;
+  CHECK(sample(model, text, "ha", options) != first);
+  // Where it is cold, only the likeliest is drawn, whatever the seed.
+  options.temperature = 1e-4;
+  const auto cold = sample(model, text, "ha", options);
+  options.seed = 3;
+  CHECK(sample(model, text, "ha", options) == cold);
+}
+
+TEST_CASE("the transformer refuses what cannot be, in one line", "[examples][errors]") {
+  const std::vector<std::vector<const char*>> all = {
+      {"--heads", "3"},      {"--warmup", "1000"},      {"--batch-size", "0"},
+      {"--accumulate", "0"}, {"--zero", "3"},          {"--dropout", "1"},
+      {"--clip", "0"},       {"--temperature", "nan"}, {"--no-such-option"}};
+  for (const auto& arguments : all) {
+    CAPTURE(arguments);
+    const auto message = refused(arguments);
+    CHECK_THAT(message, ContainsText(arguments[0]));
+    CHECK_THAT(message, ContainsText("(transformer --help lists the options)"));
+    CHECK(message.find('\n') == std::string::npos);
+  }
+  CHECK_THAT(refused({"--heads", "3"}), ContainsText("expected a divisor of --width 128, got 3"));
+  CHECK_THAT(refused({"--resume"}), ContainsText("--checkpoint"));
+}
