@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/process_group.h>
 #include <ddp/state_dict.h>
@@ -33,6 +34,11 @@ Data prepare(const Options& options) {
   if (ddp::is_main() && !options.save.empty()) examples::check_can_write("--save", options.save);
   auto text = Text::read(options.text);
   auto windows = split(text, options.shape.context);
+  const auto ranks = static_cast<size_t>(ddp::get_world_size());
+  const auto share = (windows.train.size() + ranks - 1) / ranks;
+  TORCH_CHECK_VALUE(
+      options.batch_size <= share, "--batch-size: expected at most the ", share,
+      " windows of the text that each rank has, got ", options.batch_size, ".");
   auto prompt =
       options.prompt.empty() ? text.decode(text.numbers().slice(0, 0, 1)) : options.prompt;
   (void)text.encode(prompt);  // says so now if it cannot

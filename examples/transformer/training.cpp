@@ -59,9 +59,6 @@ Training::Training(const Options& options, LanguageModel net, Windows windows)
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
       schedule_(*optimizer_, {&warm_up_, &cosine_}, {options.warmup}) {
-  TORCH_CHECK_VALUE(
-      sampler_.size() >= options.batch_size, "--batch-size: expected at most the ", sampler_.size(),
-      " windows of the text that each rank has, got ", options.batch_size, ".");
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(
       options.checkpoint, ddp::CheckpointerOptions().every_steps(options.checkpoint_every));

@@ -25,7 +25,7 @@ using examples::Tally;
 class Training {
  public:
   /// \param options  must outlive this object.
-  /// \throws c10::ValueError  fewer windows than one batch of all ranks.
+  /// \param windows  enough for a batch of every rank.
   Training(const Options& options, LanguageModel net, Windows windows);
 
   /// One step of the optimizer, on the batches of `options.accumulate` backward passes.

@@ -28,13 +28,12 @@ Lines tiny(int steps) {
           "10",        "--sample", "40"};
 }
 
-/// What rank 0 said of each step's losses, and what it wrote, without how long that took.
+/// What rank 0 said of losses and the first line that it wrote, without how long that took.
 Lines told(const JobEnded& job) {
   Lines lines;
   for (const auto& line : job.ranks[0]) {
     if (line.find("step ") == 0) lines.push_back(line.substr(0, line.find(';')));
-    if (line.find("sample: ") == 0 || lines.empty() || lines.back().find("sample: ") != 0) continue;
-    lines.push_back(line);
+    if (line.find("sample: ") == 0) lines.push_back(line);
   }
   return lines;
 }
@@ -52,20 +51,19 @@ std::vector<double> losses(const JobEnded& job, const std::string& name) {
 }  // namespace
 
 TEST_CASE("the transformer learns the pages of this library", "[examples][process]") {
-  const auto job = transformer_on_two_ranks(tiny(100));
+  const auto job = transformer_on_two_ranks(tiny(150));
   INFO(job.output);
   CHECK(job.code == 0);
   CHECK(job.ranks[1].empty());
   CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
-  CHECK_THAT(job.output, ContainsText("step 100/100: loss ") && ContainsText(" characters/s"));
+  CHECK_THAT(job.output, ContainsText("step 150/150: loss ") && ContainsText(" characters/s"));
   const auto trained = losses(job, "loss"), held_out = losses(job, "held out");
-  REQUIRE(trained.size() == 10);
-  REQUIRE(held_out.size() == 10);
+  REQUIRE(trained.size() == 15);
+  REQUIRE(held_out.size() == 15);
   CHECK(trained.front() < 4.7);  // 4.6 are 95 characters, alike
-  CHECK(trained.back() < 3);
-  CHECK(held_out.back() < 3);
-  const auto at = job.output.find("sample: #");  // the text's first character
-  REQUIRE(at != std::string::npos);
+  CHECK(trained.back() < 3.2);   // 3.4 are the frequencies of characters alone
+  CHECK(held_out.back() < 3.1);
+  CHECK_THAT(job.output, ContainsText("sample: #"));  // the text's first character
 }
 
 TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") {
@@ -107,7 +105,7 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   CHECK(losses(loaded, "loss").front() < losses(expected, "loss").front());
 }
 
-TEST_CASE("dropout differs by rank, and resumes", "[examples][process]") {
+TEST_CASE("a run can be repeated, with its dropout", "[examples][process]") {
   const auto one = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
   const auto other = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
   CHECK(told(one) == told(other));

@@ -99,7 +99,7 @@ TEST_CASE("a sample is the prompt and what follows, by its seed", "[examples][pu
 
 TEST_CASE("the transformer refuses what cannot be, in one line", "[examples][errors]") {
   const std::vector<std::vector<const char*>> all = {
-      {"--heads", "3"},      {"--warmup", "1000"},      {"--batch-size", "0"},
+      {"--heads", "3"},      {"--warmup", "1000"},     {"--batch-size", "0"},
       {"--accumulate", "0"}, {"--zero", "3"},          {"--dropout", "1"},
       {"--clip", "0"},       {"--temperature", "nan"}, {"--no-such-option"}};
   for (const auto& arguments : all) {
