@@ -19,9 +19,9 @@ namespace {
 
 // Numbers in the order of the fields: 17 digits are exact.
 void write_step(std::ostream& out, const StepStats& step) {
-  out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.step_ms << ' '
-      << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms << ' '
-      << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
+  out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.begin_unix_ns << ' '
+      << step.step_ms << ' ' << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms
+      << ' ' << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
       << step.buckets.size();
   for (const auto& bucket : step.buckets) {
     out << ' ' << bucket.bytes << ' ' << bucket.ready_ms << ' ' << bucket.launched_ms << ' '
@@ -32,9 +32,9 @@ void write_step(std::ostream& out, const StepStats& step) {
 
 bool read_step(std::istream& in, StepStats& step) {
   size_t buckets = 0;
-  in >> step.rank >> step.step >> step.begin_us >> step.step_ms >> step.forward_ms >>
-      step.compute_ms >> step.total_ms >> step.communication_ms >> step.exposed_ms >> step.bytes >>
-      buckets;
+  in >> step.rank >> step.step >> step.begin_us >> step.begin_unix_ns >> step.step_ms >>
+      step.forward_ms >> step.compute_ms >> step.total_ms >> step.communication_ms >>
+      step.exposed_ms >> step.bytes >> buckets;
   if (!in) return false;
   step.buckets.resize(buckets);
   for (auto& bucket : step.buckets) {
@@ -48,6 +48,18 @@ double median_of(
   std::vector<double> values;
   for (const auto& step : steps) values.push_back(value(step));
   return median(std::move(values));
+}
+
+// What Kineto counts a trace's times from, so that a double holds them with their nanoseconds: a
+// multiple of this, which is three months.
+constexpr int64_t kTraceBaseNs = int64_t{7'889'238} * 1'000'000'000;
+
+int64_t trace_base_ns(const std::vector<StepStats>& steps) {
+  if (steps.empty()) return 0;
+  const auto first = std::min_element(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
+    return a.begin_unix_ns < b.begin_unix_ns;
+  });
+  return first->begin_unix_ns - first->begin_unix_ns % kTraceBaseNs;
 }
 
 /// The list of a trace's events.
@@ -84,8 +96,9 @@ std::string name_of_track(size_t track) {
   return track == 0 ? "computation" : "bucket " + std::to_string(track - 1);
 }
 
-void add_step(TraceEvents& events, const StepStats& step) {
-  const auto at = [&](double ms) { return step.begin_us + ms * 1000; };
+void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
+  const double begin_us = static_cast<double>(step.begin_unix_ns - base_ns) / 1000;
+  const auto at = [&](double ms) { return begin_us + ms * 1000; };
   const auto span = [&](const std::string& name, size_t track, double begin, double end,
                         int64_t bytes) {
     events.span(name, step.rank, track, at(begin), at(end), bytes);
@@ -168,7 +181,8 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
   std::ofstream out(path);
   out.imbue(std::locale::classic());
   out.precision(17);
-  out << R"({"displayTimeUnit":"ms","traceEvents":[)";
+  const int64_t base_ns = trace_base_ns(stats.steps);
+  out << R"({"displayTimeUnit":"ms","baseTimeNanoseconds":)" << base_ns << R"(,"traceEvents":[)";
   TraceEvents events(out);
   std::map<int, size_t> tracks;  // by rank: how many have a name
   for (const auto& step : stats.steps) {
@@ -177,7 +191,7 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
     for (; named <= step.buckets.size(); ++named) {
       events.name("thread_name", step.rank, named, name_of_track(named));
     }
-    add_step(events, step);
+    add_step(events, step, base_ns);
   }
   out << "\n]}\n";
   out.close();

@@ -35,6 +35,9 @@ void StepRecorder::begin_forward(int64_t step) {
   sample_->stats.step = step;
   sample_->stats.begin_us =
       std::chrono::duration<double, std::micro>(sample_->begin.time_since_epoch()).count();
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  sample_->stats.begin_unix_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
 }
 
 void StepRecorder::begin_backward() {

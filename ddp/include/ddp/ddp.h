@@ -34,6 +34,7 @@
 #include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
+#include <ddp/profiler.h>
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>

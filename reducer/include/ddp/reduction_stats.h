@@ -22,12 +22,13 @@ struct BucketStats {
 /// One step: from the forward pass that armed the reducer to the end of the reduced backward pass.
 struct StepStats {
   int rank = 0;
-  int64_t step = 0;       // counts reduced backward passes, from 1
-  double begin_us = 0;    // on the host's monotonic clock, for ranks of one host to compare
-  double step_ms = 0;     // since the end of the step before; 0 for the first
-  double forward_ms = 0;  // to the first thing that backward did
-  double compute_ms = 0;  // to the end of autograd's work: forward and backward
-  double total_ms = 0;    // to the end of the backward pass
+  int64_t step = 0;           // counts reduced backward passes, from 1
+  double begin_us = 0;        // on the host's monotonic clock, for ranks of one host to compare
+  int64_t begin_unix_ns = 0;  // the same moment since 1970, on the host's wall clock
+  double step_ms = 0;         // since the end of the step before; 0 for the first
+  double forward_ms = 0;      // to the first thing that backward did
+  double compute_ms = 0;      // to the end of autograd's work: forward and backward
+  double total_ms = 0;        // to the end of the backward pass
   /// While at least one bucket was under way; and of that, when no computation went on beside it:
   /// after autograd was done, or while the call that launches held its thread up.
   double communication_ms = 0;
@@ -84,6 +85,10 @@ std::string summary(const ReductionStats& stats);
 
 /// Writes the steps as a trace that chrome://tracing and ui.perfetto.dev show: a process a rank,
 /// with a track for its computation and one for each bucket under way.
+///
+/// Times are on the wall clocks of the ranks' hosts, and counted as in traces of `Profiler` and
+/// torch.profiler: microseconds since `baseTimeNanoseconds`, which is in the file. So the events of
+/// both may be put into one file. docs/profiling.md shows how.
 ///
 /// \throws c10::Error  when the file cannot be written.
 void write_trace(const std::string& path, const ReductionStats& stats);

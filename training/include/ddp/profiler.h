@@ -1,0 +1,214 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/record_function.h>
+#include <c10/core/DeviceType.h>
+#include <torch/arg.h>
+
+namespace ddp {
+
+class Profiler;
+
+namespace profiling {
+class Recording;
+class Trace;
+}  // namespace profiling
+
+/// Which steps are recorded. As in Python's `torch.profiler.schedule`: `skip_first` steps, then
+/// cycles of `wait`, `warmup` and `active` steps.
+struct ProfilerOptions {
+  /// False while wait, warmup, active, repeat and skip_first all have their defaults: everything
+  /// from the construction to stop() is then one recording, as in Python without a schedule.
+  bool has_schedule() const;
+
+  /// Steps of a cycle that nothing is done in. Default: 0
+  TORCH_ARG(int64_t, wait) = 0;
+  /// Steps in which the profiler is prepared, so that the recorded ones do not pay for it.
+  /// Default: 0
+  TORCH_ARG(int64_t, warmup) = 0;
+  /// Steps that are recorded, at least 1. Default: 1
+  TORCH_ARG(int64_t, active) = 1;
+  /// Cycles. Default: 0, for ever.
+  TORCH_ARG(int64_t, repeat) = 0;
+  /// Steps before the first cycle. Default: 0
+  TORCH_ARG(int64_t, skip_first) = 0;
+  /// The first cycle has no wait. Default: false
+  TORCH_ARG(bool, skip_first_wait) = false;
+  /// Records the shapes of what operators are called with. Keeps these tensors alive while it
+  /// records. Default: false
+  TORCH_ARG(bool, record_shapes) = false;
+  /// Records what is allocated and freed. Default: false
+  TORCH_ARG(bool, profile_memory) = false;
+  /// Called on the thread of the loop, once the last active step of a cycle is over. May export and
+  /// average; may not step or stop the profiler.
+  TORCH_ARG(std::function<void(Profiler&)>, on_trace_ready) = nullptr;
+};
+
+/// What a profiler does in a step. Python's `torch.profiler.ProfilerAction`.
+enum class ProfilerAction { None, Warmup, Record, RecordAndSave };
+
+/// What happened in a recording, by name.
+struct KeyAverages {
+  /// The calls of one name. Times are microseconds, memory is bytes.
+  struct Entry {
+    std::string name;
+    int64_t count = 0;
+    double cpu_time_total = 0;       // with what they called
+    double self_cpu_time_total = 0;  // without
+    double device_time_total = 0;    // of kernels they launched, or their own if they are kernels
+    double self_device_time_total = 0;
+    int64_t cpu_memory_usage = 0;  // allocated less freed; 0 unless memory was profiled
+    int64_t self_cpu_memory_usage = 0;
+    int64_t device_memory_usage = 0;
+    int64_t self_device_memory_usage = 0;
+    std::vector<std::vector<int64_t>> input_shapes;  // where grouped by them
+    c10::DeviceType device_type = c10::DeviceType::CPU;
+    bool is_async = false;            // ends on another thread than it begins on
+    bool is_user_annotation = false;  // a RecordFunctionGuard's, or a step
+
+    double cpu_time() const { return count == 0 ? 0 : cpu_time_total / double(count); }
+    double device_time() const { return count == 0 ? 0 : device_time_total / double(count); }
+  };
+
+  /// Python's table of the entries.
+  ///
+  /// \param sort_by  the name of a number of Entry, or "count"; the largest comes first. "cuda" for
+  ///        "device" is understood. "" leaves them in the order of their first calls.
+  /// \param row_limit  so many at most; -1: all.
+  /// \return "" without entries.
+  /// \throws c10::ValueError  another sort_by.
+  std::string table(const std::string& sort_by = "cpu_time_total", int row_limit = 100) const;
+
+  /// The first entry of that name; null when there is none.
+  const Entry* find(const std::string& name) const;
+
+  std::vector<Entry> entries;   // in the order of their first calls
+  bool profile_memory = false;  // the table has columns of memory
+  std::string device;           // whose kernels were recorded, too: "CUDA"; "" for none
+};
+
+/// Records what operators, the wrapper and your own ranges do in chosen steps of a loop, by
+/// LibTorch's profiler (Kineto). As Python's `torch.profiler.profile`: its schedule, Chrome trace
+/// and table.
+///
+/// ```
+/// ddp::Profiler profiler(ddp::ProfilerOptions().wait(1).warmup(1).active(3).repeat(1)
+///                            .on_trace_ready(ddp::tensorboard_trace_handler("log")));
+/// for (auto& batch : *loader) {
+///   train(batch);
+///   profiler.step();
+/// }
+/// ```
+///
+/// It records the thread that constructs it and the backward passes that thread runs, not the
+/// threads of a loader. On CUDA it records the kernels as well, where LibTorch finds CUPTI. With a
+/// schedule each step is a range `ProfilerStep#<number>`.
+///
+/// Destruction ends as Python's `with` does: it stops, and calls on_trace_ready if a recording was
+/// under way, also while an exception passes; what that throws becomes a warning.
+///
+/// One process records one thing at a time: the recordings of a second profiler must lie elsewhere.
+///
+/// Threads: construct, step, stop and destroy it on one thread. A profiler that is destroyed
+///   elsewhere while it records cannot stop the recording; it warns.
+/// Cost: nothing that could be measured outside of warmup and active steps; docs/profiling.md.
+/// Source: torch/profiler/profiler.py, torch/autograd/profiler_util.py of 2.11.
+class Profiler {
+ public:
+  /// Starts with step 0.
+  ///
+  /// \throws c10::ValueError  an option out of its range. c10::Error  as step().
+  explicit Profiler(const ProfilerOptions& options = {});
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  /// Says that the next step begins.
+  ///
+  /// \throws c10::Error  behind stop(), on another thread, within on_trace_ready; when a recording
+  ///         is to begin and another goes on in this process: this cycle is then left out. What
+  ///         on_trace_ready throws, with the schedule where it would be without.
+  void step();
+
+  /// Ends the recording, if there is one, and calls on_trace_ready. A second call does nothing.
+  ///
+  /// \throws c10::Error  as step().
+  void stop();
+
+  /// Goes on behind stop(), with the step that was stopped in.
+  ///
+  /// \throws c10::Error  it was not stopped; as step().
+  void start();
+
+  /// Writes the recording that ended last as JSON for ui.perfetto.dev and chrome://tracing. Its
+  /// times are on the clock of `write_trace`, so that both can be looked at in one view.
+  ///
+  /// \param path  not ".gz". A file that is there is replaced.
+  /// \throws c10::Error  there is no recording yet, or the file cannot be written.
+  ///         c10::ValueError  the path ends with ".gz".
+  void export_chrome_trace(const std::string& path);
+
+  /// Sums up the recording that ended last.
+  ///
+  /// \param group_by_input_shape  an entry for each name and shapes; needs record_shapes.
+  /// \throws c10::Error  there is no recording yet.
+  /// Cost: O(n log n) in its events.
+  KeyAverages key_averages(bool group_by_input_shape = false) const;
+
+  /// The number of the step, from 0.
+  int64_t step_num() const { return step_num_; }
+  ProfilerAction current_action() const { return action_; }
+
+ private:
+  void check_thread(const char* call) const;
+  void transit(ProfilerAction from, std::optional<ProfilerAction> to);
+  void call_on_trace_ready();
+  void begin_step();
+  profiling::Trace& trace(const char* call) const;
+
+  ProfilerOptions options_;
+  int64_t step_num_ = 0;
+  ProfilerAction action_ = ProfilerAction::None;
+  std::thread::id thread_;
+  bool started_ = false;
+  bool in_on_trace_ready_ = false;
+  std::unique_ptr<profiling::Trace> trace_;  // of the recording that ended last
+  std::unique_ptr<profiling::Recording> recording_;
+  std::unique_ptr<at::RecordFunction> step_range_;
+};
+
+/// Makes an on_trace_ready that writes `<worker_name>.<nanoseconds>.pt.trace.json` into a folder,
+/// which TensorBoard's profiler plugin reads. As Python's.
+///
+/// \param folder  made when it is missing, with those above it.
+/// \param worker_name  differs among ranks. Default: "", the host's name, "_" and the process's id.
+std::function<void(Profiler&)> tensorboard_trace_handler(
+    const std::string& folder, const std::string& worker_name = "");
+
+/// Names a stretch of code: it appears in the trace and in the averages while a profiler records.
+/// As Python's `torch.profiler.record_function`.
+///
+/// ```
+/// const ddp::RecordFunctionGuard range("augment");
+/// ```
+///
+/// Threads: destroy it on the thread that made it, in the reverse order. Cost: tens of nanoseconds
+///   where nothing records.
+class [[nodiscard]] RecordFunctionGuard {
+ public:
+  explicit RecordFunctionGuard(const std::string& name);
+  RecordFunctionGuard(const RecordFunctionGuard&) = delete;
+  RecordFunctionGuard& operator=(const RecordFunctionGuard&) = delete;
+
+ private:
+  at::RecordFunction range_;
+};
+
+}  // namespace ddp

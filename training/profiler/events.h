@@ -1,0 +1,65 @@
+// From what LibTorch records to events that contain each other. Pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <c10/core/DeviceType.h>
+
+namespace ddp::profiling {
+
+/// What LibTorch recorded: a call, a kernel, or memory that was allocated or freed.
+struct RawEvent {
+  std::string name;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  uint64_t start_thread = 0;
+  uint64_t end_thread = 0;
+  uint64_t correlation_id = 0;
+  uint64_t linked_correlation_id = 0;  // of the call that launched this one; 0: none
+  int64_t bytes = 0;                   // of "[memory]": negative where freed
+  c10::DeviceType device_type = c10::DeviceType::CPU;
+  bool is_async = false;
+  bool is_hidden = false;
+  bool is_user_annotation = false;
+  std::vector<std::vector<int64_t>> shapes;
+};
+
+struct RawEvents {
+  int64_t start_ns = 0;
+  std::vector<RawEvent> events;
+};
+
+/// A call or a kernel. Times are microseconds since the recording began.
+struct FunctionEvent {
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
+  std::string name;
+  uint64_t id = 0;
+  uint64_t thread = 0;
+  double start_us = 0;
+  double end_us = 0;
+  c10::DeviceType device_type = c10::DeviceType::CPU;
+  bool is_async = false;
+  bool is_user_annotation = false;
+  std::vector<std::vector<int64_t>> shapes;
+  int64_t cpu_memory = 0;
+  int64_t device_memory = 0;
+  std::vector<double> kernels_us;  // of the kernels that it launched itself
+  size_t parent = kNone;
+  std::vector<size_t> children;
+
+  bool on_cpu() const { return device_type == c10::DeviceType::CPU; }
+  double elapsed_us() const { return end_us - start_us; }
+};
+
+/// The events of a recording by their beginnings, each with the memory and the kernels within it.
+std::vector<FunctionEvent> function_events(const RawEvents& recorded);
+
+/// Sets parents and children of events that are sorted by their beginnings: by thread, where one
+/// interval contains the other. Removes those whose parent has their name and no other child.
+void build_tree(std::vector<FunctionEvent>& events);
+
+}  // namespace ddp::profiling

@@ -1,0 +1,27 @@
+// Sums up events by name. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ddp/profiler.h>
+
+#include "events.h"
+
+namespace ddp::profiling {
+
+/// \param events  of build_tree().
+/// \param device  whose kernels were recorded, too: "CUDA"; "" for none.
+KeyAverages average_by_key(
+    const std::vector<FunctionEvent>& events, bool group_by_input_shape, bool profile_memory,
+    const std::string& device);
+
+/// [[4, 8], []], as Python prints it.
+std::string text_of_shapes(const std::vector<std::vector<int64_t>>& shapes);
+
+/// Python's table of the entries, in this order. \param row_limit  -1: all.
+std::string table_of(
+    const KeyAverages& averages, const std::vector<const KeyAverages::Entry*>& entries,
+    int row_limit);
+
+}  // namespace ddp::profiling

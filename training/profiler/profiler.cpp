@@ -1,0 +1,141 @@
+#include <ddp/profiler.h>
+
+#include <exception>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+
+#include "key_averages.h"
+#include "recording.h"
+#include "schedule.h"
+
+namespace ddp {
+
+Profiler::Profiler(const ProfilerOptions& options) : options_(options) {
+  profiling::check_schedule(options_);
+  start();
+}
+
+Profiler::~Profiler() {
+  if (!started_) return;
+  try {
+    stop();
+  } catch (const std::exception& error) {
+    TORCH_WARN(text_of(error));
+  } catch (...) {
+    TORCH_WARN("Profiler: on_trace_ready threw what is no std::exception.");
+  }
+}
+
+void Profiler::step() {
+  check_thread("step()");
+  step_range_.reset();
+  const auto before = std::exchange(action_, profiling::action_of_step(options_, ++step_num_));
+  try {
+    transit(before, action_);
+  } catch (...) {
+    begin_step();
+    throw;
+  }
+  begin_step();
+}
+
+void Profiler::stop() {
+  if (!started_) return;
+  check_thread("stop()");
+  step_range_.reset();
+  started_ = false;
+  transit(action_, std::nullopt);
+}
+
+void Profiler::start() {
+  DDP_CHECK(
+      !started_, "Profiler: expected start() behind stop(), got it while it runs. Leave it out.");
+  thread_ = std::this_thread::get_id();
+  action_ = profiling::action_of_step(options_, step_num_);
+  transit(ProfilerAction::None, action_);
+  started_ = true;
+  begin_step();
+}
+
+void Profiler::check_thread(const char* call) const {
+  DDP_CHECK(
+      started_, "Profiler: expected ", call,
+      " before stop(), got it behind. Call start() to go on.");
+  DDP_CHECK(
+      !in_on_trace_ready_, "Profiler: expected ", call,
+      " from the loop, got it within on_trace_ready. Step and stop the profiler outside.");
+  DDP_CHECK(
+      thread_ == std::this_thread::get_id(), "Profiler: expected ", call,
+      " on the thread that started it, got it on another. LibTorch records by thread: "
+      "make a profiler on the thread that trains.");
+}
+
+void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
+  const auto work = profiling::transition(from, to);
+  std::exception_ptr error;
+  // A cycle that could not begin, because another recording went on, has none.
+  if (work.start_prepared && recording_) recording_->start();
+  if (work.stop && recording_) {
+    auto trace = std::exchange(recording_, nullptr)->stop();
+    if (work.trace_ready) {
+      trace_ = std::move(trace);
+      try {
+        call_on_trace_ready();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+  }
+  if (work.prepare) {
+    recording_ = std::make_unique<profiling::Recording>(
+        profiling::RecordingOptions{options_.record_shapes(), options_.profile_memory()});
+  }
+  if (work.start && recording_) recording_->start();
+  if (error) std::rethrow_exception(error);
+}
+
+void Profiler::call_on_trace_ready() {
+  if (!options_.on_trace_ready()) return;
+  struct Flag {
+    bool& flag;
+    explicit Flag(bool& set) : flag(set) { flag = true; }
+    ~Flag() { flag = false; }
+  } const within(in_on_trace_ready_);
+  options_.on_trace_ready()(*this);
+}
+
+void Profiler::begin_step() {
+  if (!options_.has_schedule()) return;
+  if (!recording_) return;  // not even a name is made
+  step_range_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (step_range_->isActive()) step_range_->before(c10::str("ProfilerStep#", step_num_));
+}
+
+profiling::Trace& Profiler::trace(const char* call) const {
+  DDP_CHECK(
+      trace_, "Profiler: expected a recording that ended, for ", call, ", got none in step ",
+      step_num_, ", whose action is ", profiling::name_of(action_),
+      ". Call it in on_trace_ready, or behind stop().");
+  return *trace_;
+}
+
+void Profiler::export_chrome_trace(const std::string& path) {
+  trace("export_chrome_trace").save(path);
+}
+
+KeyAverages Profiler::key_averages(bool group_by_input_shape) const {
+  const auto& recorded = trace("key_averages");
+  auto events = profiling::function_events(recorded.events());
+  profiling::build_tree(events);
+  return profiling::average_by_key(
+      events, group_by_input_shape, recorded.options().profile_memory, recorded.device());
+}
+
+RecordFunctionGuard::RecordFunctionGuard(const std::string& name)
+    : range_(at::RecordScope::USER_SCOPE) {
+  if (range_.isActive()) range_.before(name);
+}
+
+}  // namespace ddp

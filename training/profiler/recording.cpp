@@ -1,0 +1,146 @@
+#include "recording.h"
+
+#include <atomic>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/process_group.h>
+#include <kineto/ActivityType.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/cuda.h>
+
+#include "trace_file.h"
+
+namespace torch::autograd::profiler {
+// Its header includes others that LibTorch does not find without Kineto's own include folder.
+TORCH_API void addMetadataJson(const std::string& key, const std::string& value);
+}  // namespace torch::autograd::profiler
+
+namespace ddp::profiling {
+namespace {
+
+namespace kineto = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+std::atomic<bool> recording_goes_on{false};
+
+kineto::ProfilerConfig config_of(const RecordingOptions& options) {
+  return kineto::ProfilerConfig(
+      kineto::ProfilerState::KINETO, options.record_shapes, options.profile_memory);
+}
+
+std::set<ActivityType> activities(bool on_cuda) {
+  std::set<ActivityType> kinds = {ActivityType::CPU};
+  if (on_cuda) kinds.insert(ActivityType::CUDA);
+  return kinds;
+}
+
+bool is_annotation(const kineto::KinetoEvent& event) {
+  const auto kind = static_cast<libkineto::ActivityType>(event.activityType());
+  return kind == libkineto::ActivityType::USER_ANNOTATION ||
+         kind == libkineto::ActivityType::GPU_USER_ANNOTATION;
+}
+
+RawEvent raw_event(const kineto::KinetoEvent& event) {
+  RawEvent raw;
+  raw.name = event.name();
+  raw.start_ns = static_cast<int64_t>(event.startNs());
+  raw.end_ns = static_cast<int64_t>(event.endNs());
+  raw.start_thread = event.startThreadId();
+  raw.end_thread = event.endThreadId();
+  raw.correlation_id = event.correlationId();
+  raw.linked_correlation_id = event.linkedCorrelationId();
+  raw.bytes = event.nBytes();
+  raw.device_type = event.deviceType();
+  raw.is_async = event.isAsync();
+  raw.is_hidden = event.isHiddenEvent();
+  raw.is_user_annotation = is_annotation(event);
+  if (event.hasShapes()) raw.shapes = event.shapes().vec();
+  return raw;
+}
+
+// What TensorBoard's plugin and others look for in the file.
+void add_metadata(const RecordingOptions& options) {
+  if (options.profile_memory) kineto::addMetadataJson("profile_memory", "1");
+  if (options.record_shapes) kineto::addMetadataJson("record_shapes", "1");
+  if (!is_initialized()) return;
+  kineto::addMetadataJson(
+      "distributedInfo",
+      c10::str(R"({"rank": )", get_rank(), R"(, "world_size": )", get_world_size(), "}"));
+}
+
+}  // namespace
+
+Trace::Trace(
+    std::unique_ptr<kineto::ProfilerResult> result, const RecordingOptions& options,
+    std::string device)
+    : result_(std::move(result)), options_(options), device_(std::move(device)) {}
+
+Trace::~Trace() = default;
+
+RawEvents Trace::events() const {
+  RawEvents recorded;
+  recorded.start_ns = static_cast<int64_t>(result_->trace_start_ns());
+  for (const auto& event : result_->events()) recorded.events.push_back(raw_event(event));
+  return recorded;
+}
+
+void Trace::save(const std::string& path) {
+  check_trace_path(path);
+  if (!saved_to_.empty()) return copy_trace(saved_to_, path);
+  saved_to_ = path;
+  result_->save(path);
+  check_trace_file(path);
+}
+
+Recording::Claim::Claim() {
+  // LibTorch's own on this thread is refused here; one on another thread makes it throw.
+  DDP_CHECK(
+      !torch::profiler::impl::profilerEnabled() && !recording_goes_on.exchange(true),
+      "Profiler: expected no other recording in this process, got one that goes on. Stop it first, "
+      "or give the two schedules whose warmup and active steps are not at the same time.");
+}
+
+Recording::Claim::~Claim() {
+  if (!is_kept) recording_goes_on = false;
+}
+
+Recording::Recording(const RecordingOptions& options) : options_(options), on_cuda_(at::hasCUDA()) {
+  kineto::prepareProfiler(config_of(options_), activities(on_cuda_));
+}
+
+Recording::~Recording() {
+  if (stage_ == Stage::Stopped) return;
+  if (stage_ == Stage::Started && thread_ != std::this_thread::get_id()) {
+    claim_.is_kept = true;
+    TORCH_WARN(
+        "Profiler: expected to be destroyed on the thread that it records, was destroyed on "
+        "another. The recording goes on, and no other can begin in this process.");
+    return;
+  }
+  try {
+    if (stage_ == Stage::Prepared) start();
+    kineto::disableProfiler();
+  } catch (const std::exception& error) {
+    TORCH_WARN("Profiler: the recording could not be stopped: ", text_of(error));
+  }
+}
+
+void Recording::start() {
+  kineto::enableProfiler(config_of(options_), activities(on_cuda_));
+  thread_ = std::this_thread::get_id();
+  stage_ = Stage::Started;
+  add_metadata(options_);
+}
+
+std::unique_ptr<Trace> Recording::stop() {
+  if (on_cuda_) torch::cuda::synchronize();  // kernels under way belong to it
+  stage_ = Stage::Stopped;
+  return std::make_unique<Trace>(kineto::disableProfiler(), options_, on_cuda_ ? "CUDA" : "");
+}
+
+}  // namespace ddp::profiling

@@ -1,0 +1,100 @@
+#include "trace_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+
+#include <ddp/internal/check.h>
+#include <ddp/profiler.h>
+
+#include "checkpoint/file_io.h"
+
+namespace ddp {
+namespace profiling {
+namespace {
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+std::string folder_above(const std::string& path) {
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// The last characters, without blanks behind them.
+std::string end_of_file(std::ifstream& file) {
+  file.seekg(0, std::ios::end);
+  const auto size = static_cast<int64_t>(file.tellg());
+  file.seekg(size < 16 ? 0 : size - 16);
+  std::string end(16, ' ');
+  file.read(end.data(), 16);
+  return end.substr(0, end.find_last_not_of(" \n", static_cast<size_t>(file.gcount()) - 1) + 1);
+}
+
+}  // namespace
+
+void check_trace_path(const std::string& path) {
+  DDP_CHECK_VALUE(
+      !ends_with(path, ".gz"),
+      "Profiler: expected a path of a trace that does not end with .gz, "
+      "got ",
+      path, ". Export plain JSON and compress the file.");
+  const auto folder = folder_above(path);
+  DDP_CHECK(
+      kind_of_path(folder) == PathKind::Folder, "Profiler: expected the folder of the trace ", path,
+      ", got none. Make it first.");
+  struct stat info {};
+  if (stat(path.c_str(), &info) == 0) {
+    DDP_CHECK_VALUE(
+        S_ISREG(info.st_mode), "Profiler: expected a file to write the trace to, got ", path,
+        ", which is none. Name a file.");
+    remove_path(path);
+  }
+  // Kineto writes this one and renames it.
+  const auto partial = path + ".tmp";
+  { const OutputFile file(partial); }
+  remove_path(partial);
+}
+
+void check_trace_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  DDP_CHECK(
+      file && ends_with(end_of_file(file), "}"), "Profiler: expected to write the whole trace ",
+      path, ", but could not. Check whether the disk is full; the recording is lost.");
+}
+
+void copy_trace(const std::string& from, const std::string& to) {
+  std::ifstream in(from, std::ios::binary);
+  DDP_CHECK(
+      in, "Profiler: expected the trace ", from, ", which it exported before, to export it to ", to,
+      ", got no such file. Copy the files once all are exported.");
+  std::ofstream out(to, std::ios::binary);
+  out << in.rdbuf();
+  out.close();
+  DDP_CHECK(
+      out, "Profiler: expected to write the trace ", to, ", but could not. Is the disk full?");
+}
+
+}  // namespace profiling
+
+std::function<void(Profiler&)> tensorboard_trace_handler(
+    const std::string& folder, const std::string& worker_name) {
+  return [folder, worker = worker_name](Profiler& profiler) mutable {
+    make_folders(folder);
+    if (worker.empty()) {
+      char host[256] = "";
+      gethostname(host, sizeof host - 1);
+      worker = c10::str(host, '_', getpid());
+    }
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    profiler.export_chrome_trace(c10::str(folder, '/', worker, '.', ns, ".pt.trace.json"));
+  };
+}
+
+}  // namespace ddp
