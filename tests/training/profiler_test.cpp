@@ -63,9 +63,10 @@ std::string error_in_other_thread(const std::function<void()>& body) {
 
 TEST_CASE("a plain profiler records until it stops", "[pure][profiler]") {
   int ready = 0;
+  int64_t adds = 0;
   Profiler profiler(ProfilerOptions().on_trace_ready([&](Profiler& self) {
     ++ready;
-    TORCH_CHECK(calls(self, "aten::add") == 3);
+    adds = calls(self, "aten::add");
   }));
   for (int i = 0; i < 3; ++i) {
     const RecordFunctionGuard range("mine");
@@ -76,6 +77,7 @@ TEST_CASE("a plain profiler records until it stops", "[pure][profiler]") {
   profiler.stop();
   profiler.stop();
   CHECK(ready == 1);
+  CHECK(adds == 3);
   CHECK(calls(profiler, "mine") == 3);
   CHECK(calls(profiler, "ProfilerStep*") == 0);
   work();
@@ -83,6 +85,7 @@ TEST_CASE("a plain profiler records until it stops", "[pure][profiler]") {
   work();
   profiler.stop();
   CHECK(ready == 2);
+  CHECK(adds == 1);
 }
 
 TEST_CASE("a schedule records its active steps, cycle by cycle", "[pure][profiler]") {
@@ -195,9 +198,8 @@ TEST_CASE("calls at the wrong time are errors", "[pure][profiler][errors]") {
   TemporaryFolder folder;
   std::string error;
   Profiler profiler(ProfilerOptions().on_trace_ready([&](Profiler& self) {
-    for (const auto& call : {[](Profiler& p) { p.step(); }, [](Profiler& p) { p.start(); }}) {
-      error += error_of<c10::Error>([&] { call(self); });
-    }
+    error += error_of<c10::Error>([&] { self.step(); });
+    error += error_of<c10::Error>([&] { self.start(); });
   }));
   CHECK_THAT(
       error_of<c10::Error>([&] { profiler.start(); }),
@@ -295,7 +297,7 @@ TEST_CASE("a bucket's launch lies where the profiler saw it", "[ranks][profiler]
       model->forward(torch::ones({16, 64})).sum().backward();
       if (profiler) profiler->step();
     }
-    auto stats = all_gather_stats(model.stats(), self.group);
+    auto stats = all_gather_stats(model->stats(), self.group);
     auto& steps = stats.steps;
     steps.erase(
         std::remove_if(steps.begin(), steps.end(), [](const auto& s) { return s.step != 3; }),

@@ -51,7 +51,8 @@ void Profiler::stop() {
 
 void Profiler::start() {
   DDP_CHECK(
-      !started_, "Profiler: expected start() behind stop(), got it while it runs. Leave it out.");
+      !started_ && !in_on_trace_ready_,
+      "Profiler: expected start() behind stop(), got it while the profiler runs. Leave it out.");
   thread_ = std::this_thread::get_id();
   action_ = profiling::action_of_step(options_, step_num_);
   transit(ProfilerAction::None, action_);
