@@ -185,4 +185,5 @@ for seed in range(20):
     seen += "\n".join(compare_tables(f"events drawn with seed {seed}", draw_events(seed)))
 for part in ("Self CUDA %", "CUDA Mem", "Input Shapes", "ProfilerStep*", " GB", "kernel_a", "[OutOfMemory]", "..."):
     assert part in seen, part
+assert "no other recording in this process" in run("elsewhere")
 print("the same names, counts and tables as Python's")

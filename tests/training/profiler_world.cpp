@@ -2,11 +2,15 @@
 //   profiler_world record   an MLP's step with shapes and memory: what LibTorch recorded, one event
 //   a line profiler_world tables   reads such lines, and prints tables of them profiler_world
 //   counts   five of the steps under a schedule: how often each name was called
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ddp/profiler.h>
@@ -131,6 +135,20 @@ void count() {
   std::cout << "ready\t" << ready << '\n';
 }
 
+// LibTorch cannot stop it there, and crashes in exit() because it goes on.
+[[noreturn]] void destroy_elsewhere() {
+  auto profiler = std::make_unique<ddp::Profiler>(ddp::ProfilerOptions().active(5));
+  profiler->step();
+  std::thread([&] { profiler.reset(); }).join();
+  at::ones({3});
+  try {
+    const ddp::Profiler second;
+  } catch (const c10::Error& error) {
+    std::cout << error.msg() << std::endl;
+  }
+  _exit(0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -139,5 +157,6 @@ int main(int argc, char** argv) {
   if (what == "record") record();
   if (what == "tables") print_tables(read());
   if (what == "counts") count();
+  if (what == "elsewhere") destroy_elsewhere();
   return what.empty() ? 1 : 0;
 }
