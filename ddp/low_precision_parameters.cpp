@@ -99,8 +99,8 @@ void LowPrecisionParameters::begin_forward() {
     if (casts->back().requires_grad()) hook_accumulator(i);
   }
   casts_ = std::move(casts);
+  phase_ = Phase::Forward;  // also where substitute() throws
   substitute(*casts_);
-  phase_ = Phase::Forward;
 }
 
 void LowPrecisionParameters::hook_accumulator(size_t parameter) {
@@ -132,11 +132,11 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
       !c10::GradMode::is_enabled(),
       "MixedPrecision: expected a backward pass without create_graph, got one with it. Wrap the "
       "model without mixed_precision where second derivatives are needed, and use autocast.");
-  const bool began = std::exchange(phase_, Phase::Backward) == Phase::Backward;
+  if (std::exchange(phase_, Phase::Backward) != Phase::Backward) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->act(); });
+  }
   substitute(*casts);
-  if (began) return;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->act(); });
 }
 
 void LowPrecisionParameters::end_backward() noexcept {
