@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "../common/command_line.h"
 
@@ -28,14 +29,16 @@ void add_shape(CLI::App& app, Shape& shape) {
 
 void add_training(CLI::App& app, Options& options) {
   app.add_option("--steps", options.steps, "Steps of the optimizer")
-      ->check(between<int64_t>(1, 1000000000));
+      ->check(between<int64_t>(2, 1000000000));
   app.add_option("--batch-size", options.batch_size, "Windows per rank and backward pass")
       ->check(between<size_t>(1, 1000000));
   app.add_option("--accumulate", options.accumulate, "Backward passes a step")
       ->check(between<int64_t>(1, 1000000));
   app.add_option("--lr", options.lr, "Highest learning rate, behind the warm-up")
       ->check(kPositiveFinite);
-  app.add_option("--warmup", options.warmup, "Steps in which the rate rises; a cosine follows")
+  app.add_option(
+         "--warmup", options.warmup,
+         "Steps in which the rate rises, at most a tenth by default; a cosine follows")
       ->check(between<int64_t>(1, 1000000000));
   app.add_option("--clip", options.clip, "Largest norm of the gradients")->check(kPositiveFinite);
   app.add_flag("--amp", options.amp, "Matrix products in bfloat16");
@@ -103,6 +106,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   add_sampling(app, options);
 
   if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
+  if (app.count("--warmup") == 0) {
+    options.warmup = std::clamp<int64_t>(options.steps / 10, 1, options.warmup);
+  }
   check_together(options);
   return options;
 }
