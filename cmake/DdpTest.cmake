@@ -79,3 +79,26 @@ function(ddp_add_plain_test name)
     set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")
   endif()
 endfunction()
+
+# ddp_add_python_test(<name> <script> <arguments>... [TIMEOUT <seconds>] [COST <seconds>]
+#                     [PROCESSORS <n>]): a Python script that compares a program of ours with the
+# torch that is installed; skipped where none is. An argument {} is an empty folder.
+function(ddp_add_python_test name script)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT;COST;PROCESSORS" "")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_COST)
+    set(arg_COST 1)
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+  add_test(NAME ${name}
+    COMMAND ${PROJECT_SOURCE_DIR}/tests/support/beside_python.sh ${PROJECT_SOURCE_DIR}
+      ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${arg_UNPARSED_ARGUMENTS})
+  set_tests_properties(${name} PROPERTIES
+    LABELS process TIMEOUT ${arg_TIMEOUT} COST ${arg_COST} PROCESSORS ${arg_PROCESSORS}
+    SKIP_REGULAR_EXPRESSION "skipped: no Python has torch"
+    ENVIRONMENT "${DDP_TEST_ENVIRONMENT}")
+endfunction()

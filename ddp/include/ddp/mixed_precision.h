@@ -11,8 +11,8 @@ namespace ddp {
 ///
 /// In forward the module's floating parameters are copies in `param_dtype`, from which autograd
 /// leads back to the parameters themselves. Those stay what they are: the optimizer steps float32
-/// (the master weights), with float32 gradients, and between forward passes, in evaluation, in
-/// files and after an exception nobody meets a parameter in low precision.
+/// (the master weights), with float32 gradients, and between passes, in files and after an
+/// exception nobody meets a parameter in low precision.
 ///
 /// Example:
 /// ```
@@ -25,7 +25,8 @@ namespace ddp {
 /// Memory: a copy of the parameters in `param_dtype`, as long as what forward returned.
 /// Cost: a forward pass reads every parameter once more, and writes half as many bytes.
 /// Source: torch.nn.parallel.distributed._MixedPrecision, torch 2.11.0. Different from there:
-///   parameters are in low precision during forward alone, and gradients accumulate in float32.
+///   parameters are in low precision only while a pass uses them, and gradients accumulate in
+///   float32.
 struct MixedPrecision {
   /// The dtype of parameters in forward, and of forward's floating tensor arguments, which are cast
   /// as device_ids moves them. Default: unset, parameters and arguments as they are

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs a test's Python script with the torch that is installed; where there is none, says so.
+# beside_python.sh REPOSITORY SCRIPT ARGUMENTS...; an argument {} is an empty folder, which goes with the test.
+set -euo pipefail
+
+repository=$1
+script=$2
+shift 2
+if ! python=$("$repository/scripts/python_with_torch.sh" 2>/dev/null); then
+  echo "skipped: no Python has torch"
+  exit
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+arguments=()
+for argument in "$@"; do
+  [[ $argument != "{}" ]] || argument=$folder
+  arguments+=("$argument")
+done
+OMP_NUM_THREADS=1 "$python" -W ignore "$script" "${arguments[@]}"
