@@ -14,7 +14,8 @@ Installs what building ddp needs, and does nothing where it is there already:
     CMake takes the variant that the last setup made ready.
 
   --cpu            the CPU variant even where a CUDA toolkit is
-  --dev            also clang-format 14 (scripts/format.sh) and Open MPI (one test uses its mpirun)
+  --dev            also clang-format 14 (scripts/format.sh), Open MPI (one test uses its mpirun) and
+                   Doxygen (scripts/docs.sh)
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself) or 2.15.0
 END
 }
@@ -69,6 +70,7 @@ missing_packages() {
   if [[ $dev == yes ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14
     command -v mpirun >/dev/null || echo openmpi-bin
+    command -v doxygen >/dev/null || echo doxygen
   fi
 }
 

@@ -215,6 +215,26 @@ expect_text "these packages are missing, and installing them takes root: cmake"
 expect_text "setup: as root, run: apt-get install --no-install-recommends cmake"
 expect_apt_runs
 
+# --dev asks for three more, where no PATH has them.
+rm "$bin/cmake"
+mkdir "$work/programs"
+IFS=: read -ra folders <<<"${PATH#"$bin:"}"
+for folder in "${folders[@]}"; do
+  find "$folder/" -maxdepth 1 ! -type d -exec ln -s -t "$work/programs" {} + 2>/dev/null || true
+done
+rm -f "$work"/programs/{clang-format-14,mpirun,doxygen}
+for program in g++ ninja ccache cmake; do
+  [[ -e $work/programs/$program ]] || ln -s "$(command -v true)" "$work/programs/$program"
+done
+PATH=$work/programs run_setup 1 --dev </dev/null
+expect_text "takes root: clang-format-14 openmpi-bin doxygen"
+echo doxygen >>"$work/installed"
+PATH=$work/programs run_setup 1 --dev </dev/null
+expect_text "setup: doxygen is installed, but doxygen on PATH is nowhere"
+printf '%s\n' catch2 libcli11-dev >"$work/installed"
+expect_apt_runs
+old_cmake
+
 # As root, where one of the package sources does not answer.
 stand_in id <<'END'
 #!/usr/bin/env bash

@@ -11,22 +11,24 @@
 
 namespace ddp {
 
-// Collectives and point to point. What holds for all of them:
-//
-// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
-//   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
-//   is a c10::ValueError on the rank that gave it.
-// - Every dtype can be sent. A reduction needs a dtype that the backend can add up. Complex numbers
-//   are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are
-//   "and".
-// - Strides may differ between ranks. The library copies tensors that are not contiguous.
-// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
-//   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
-//   its isCompleted() is true. Before that, the caller may drop the tensors, but not write to them,
-//   and keeps the handle of a send or a recv. After a failure isCompleted() is true as well, and
-//   wait() throws.
-// - A rank that does not take part makes the others throw within the group's timeout.
-// - AVG is SUM divided by the world size, for floating-point and complex tensors.
+/// \file
+/// Collectives and point to point. What holds for all of them:
+///
+/// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
+///   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
+///   is a c10::ValueError on the rank that gave it.
+/// - Every dtype can be sent. A reduction needs a dtype that the backend can add up. Complex
+/// numbers
+///   are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are
+///   "and".
+/// - Strides may differ between ranks. The library copies tensors that are not contiguous.
+/// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
+///   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
+///   its isCompleted() is true. Before that, the caller may drop the tensors, but not write to
+///   them, and keeps the handle of a send or a recv. After a failure isCompleted() is true as well,
+///   and wait() throws.
+/// - A rank that does not take part makes the others throw within the group's timeout.
+/// - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
 /// Reduces `tensor` over all ranks; every rank gets the result in place.
 void all_reduce(
@@ -47,11 +49,13 @@ std::enable_if_t<std::is_same_v<Tensor, const at::Tensor>> all_reduce(
       "is not const (parameter.mutable_grad() for a gradient), or a copy: "
       "auto sum = ddp::all_reduce(tensor.clone());");
 }
+/// `all_reduce` that returns at once.
 c10::intrusive_ptr<c10d::Work> all_reduce_async(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 
 /// Overwrites `tensor` on every rank with the values that it has on rank `src` of the group.
 void broadcast(at::Tensor& tensor, int src, const GroupArg& group = {});
+/// `broadcast` that returns at once.
 c10::intrusive_ptr<c10d::Work> broadcast_async(
     at::Tensor& tensor, int src, const GroupArg& group = {});
 
@@ -61,6 +65,7 @@ c10::intrusive_ptr<c10d::Work> broadcast_async(
 void reduce(
     at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
+/// `reduce` that returns at once.
 c10::intrusive_ptr<c10d::Work> reduce_async(
     at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
@@ -71,6 +76,7 @@ c10::intrusive_ptr<c10d::Work> reduce_async(
 ///        differ between ranks, as long as every rank gives the same list of shapes.
 void all_gather(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
+/// `all_gather` that returns at once.
 c10::intrusive_ptr<c10d::Work> all_gather_async(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
 
@@ -79,6 +85,7 @@ c10::intrusive_ptr<c10d::Work> all_gather_async(
 /// \param outputs  on `dst` world-size tensors of the shape of `input`; empty elsewhere.
 void gather(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
+/// `gather` that returns at once.
 c10::intrusive_ptr<c10d::Work> gather_async(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 
@@ -88,6 +95,7 @@ c10::intrusive_ptr<c10d::Work> gather_async(
 /// \param inputs  on `src` world-size tensors of the shape of `output`; empty elsewhere.
 void scatter(
     at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
+/// `scatter` that returns at once.
 c10::intrusive_ptr<c10d::Work> scatter_async(
     at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
 
@@ -99,6 +107,7 @@ c10::intrusive_ptr<c10d::Work> scatter_async(
 void reduce_scatter(
     at::Tensor& output, const std::vector<at::Tensor>& inputs,
     c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
+/// `reduce_scatter` that returns at once.
 c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
     at::Tensor& output, const std::vector<at::Tensor>& inputs,
     c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
@@ -110,6 +119,7 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
 void all_to_all(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group = {});
+/// `all_to_all` that returns at once.
 c10::intrusive_ptr<c10d::Work> all_to_all_async(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group = {});
@@ -120,6 +130,7 @@ c10::intrusive_ptr<c10d::Work> all_to_all_async(
 ///        [n, ...].
 void all_gather_into_tensor(
     at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
+/// `all_gather_into_tensor` that returns at once.
 c10::intrusive_ptr<c10d::Work> all_gather_into_tensor_async(
     at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
 
@@ -129,6 +140,7 @@ c10::intrusive_ptr<c10d::Work> all_gather_into_tensor_async(
 void reduce_scatter_tensor(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
+/// `reduce_scatter_tensor` that returns at once.
 c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
@@ -153,22 +165,26 @@ void hierarchical_all_reduce(
 void all_to_all_single(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
+/// `all_to_all_single` that returns at once.
 c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
 
 /// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag, at least 0.
 void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
+/// `send` that returns at once.
 c10::intrusive_ptr<c10d::Work> send_async(
     const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 
 /// Receives `tensor`, of the size that was sent, from rank `src` of the group.
 void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
+/// `recv` that returns at once.
 c10::intrusive_ptr<c10d::Work> recv_async(
     at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 
 /// Returns when every rank of the group has called it.
 void barrier(const GroupArg& group = {});
+/// `barrier` that returns at once.
 c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 
 /// Gathers one string of every rank, of any length each: names, error texts, descriptions.

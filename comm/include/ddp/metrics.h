@@ -27,9 +27,8 @@ double sum(double value, const GroupArg& group = {});
 /// ```
 /// \param values  with the same keys on every rank.
 /// \return the keys of `values` with the sums.
-/// \throws c10::Error  on every rank, with the same text, when keys differ: it names a key that
-/// some
-///         ranks lack, and those ranks. The group stays usable.
+/// \throws c10::Error  on every rank, with the same text, when keys differ: it names a key
+///         that some ranks lack, and those ranks. The group stays usable.
 ///
 /// Collective: yes. Blocks: host. Cost: as sum(double). Beyond 192 keys, a second all-reduce.
 std::map<std::string, double> sum(
@@ -39,6 +38,7 @@ std::map<std::string, double> sum(
 ///
 /// Where ranks have different numbers of samples, the mean over samples is a quotient of two sums.
 double average(double value, const GroupArg& group = {});
+/// The keys of `values` with the means.
 std::map<std::string, double> average(
     const std::map<std::string, double>& values, const GroupArg& group = {});
 

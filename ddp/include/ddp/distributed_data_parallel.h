@@ -112,6 +112,7 @@ struct DistributedDataParallelOptions {
 /// it found. Must not outlive its model.
 class [[nodiscard]] NoSyncGuard {
  public:
+  /// `no_sync()` makes it.
   explicit NoSyncGuard(bool& gradient_sync)
       : gradient_sync_(gradient_sync), previous_(std::exchange(gradient_sync, false)) {}
   ~NoSyncGuard() { gradient_sync_ = previous_; }
@@ -228,6 +229,7 @@ class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
   class State;
 
  protected:
+  /// See DistributedDataParallel.
   DistributedDataParallelBase(
       std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options);
 
@@ -296,6 +298,7 @@ std::optional<int64_t> rows_of_first_tensor(const Arguments&... arguments) {
 
 }  // namespace detail
 
+/// What a `DistributedDataParallel` holds; `->` leads here.
 template <typename M>
 class DistributedDataParallelImpl : public DistributedDataParallelBase {
   static_assert(
@@ -309,6 +312,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
       detail::has_forward<M>(), "DistributedDataParallel: the wrapped module has no forward");
 
  public:
+  /// See DistributedDataParallel.
   explicit DistributedDataParallelImpl(M module, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallelBase(as_module(module), options), module_(std::move(module)) {}
 
@@ -324,6 +328,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   /// The module that was wrapped. A backward pass through it, past the wrapper's `forward`, leaves
   /// each rank its own gradients.
   M& module() { return module_; }
+  /// The same.
   const M& module() const { return module_; }
 
  private:
@@ -400,6 +405,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 template <typename M>
 class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataParallelImpl<M>> {
  public:
+  /// What it holds.
   using Impl = DistributedDataParallelImpl<M>;
   // TORCH_MODULE cannot name a template, so the holder is written out once.
   using torch::nn::ModuleHolder<Impl>::ModuleHolder;
@@ -411,8 +417,10 @@ class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataPa
   }
 };
 
+/// Lets the compiler find M.
 template <typename M>
 DistributedDataParallel(M) -> DistributedDataParallel<M>;
+/// Lets the compiler find M.
 template <typename M>
 DistributedDataParallel(M, DistributedDataParallelOptions) -> DistributedDataParallel<M>;
 

@@ -59,6 +59,7 @@ class Joinable {
  public:
   virtual ~Joinable() = default;
 
+  /// Makes what stands in for this object once this rank has no input left.
   virtual std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) = 0;
   /// Where the join's own small tensors live.
   virtual c10::Device join_device() const = 0;

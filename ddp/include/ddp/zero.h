@@ -111,6 +111,7 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joina
   /// The gradients that this rank steps on: with stage 1 the parameters', with stage 2 its parts.
   std::vector<at::Tensor> gradients() const;
 
+  /// What it was made with.
   const ZeroOptions& options() const;
   /// The ranks that share the state.
   const ProcessGroup& process_group() const;
@@ -136,6 +137,7 @@ class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joina
   ProcessGroup join_process_group() const override;
 
  protected:
+  /// See ZeroRedundancyOptimizer.
   ZeroRedundancyOptimizerBase(
       std::shared_ptr<DistributedDataParallelBase> model,
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -185,6 +187,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
       "update each element on its own");
 
  public:
+  /// The options of Optim.
   using OptionsType = typename detail::ZeroTypes<Optim>::Options;
 
   /// All parameters of the model that require a gradient.

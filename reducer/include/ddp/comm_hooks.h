@@ -19,6 +19,7 @@ namespace ddp {
 /// that gradient itself.
 class GradBucket {
  public:
+  /// The reducer makes them; a hook gets one.
   GradBucket(
       size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> gradients,
       std::vector<at::Tensor> parameters)
@@ -35,11 +36,14 @@ class GradBucket {
   /// Whether this is the last bucket of the backward pass.
   bool is_last() const { return is_last_; }
 
+  /// The gradients one after another, undivided.
   const at::Tensor& buffer() const { return buffer_; }
+  /// Puts another tensor in its place; `gradients()` stay views of the first.
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
 
   /// One per parameter, views into the bucket's own storage.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
+  /// Those whose gradients travel, in the order of `gradients()`.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
  private:
@@ -83,6 +87,7 @@ CommHook bf16_compress_wrapper(CommHook hook);
 /// averaging parameters instead.
 CommHook noop();
 
+/// Options for `post_local_sgd`.
 struct PostLocalSGDHookOptions {
   /// Steps, from 0, that are averaged over `process_group`.
   TORCH_ARG(int64_t, start_iter) = 1000;

@@ -90,6 +90,7 @@ class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
+  /// \param cursor  which indices come, and in which order.
   explicit ShardedSampler(std::shared_ptr<ShardCursor> cursor);
 
  private:

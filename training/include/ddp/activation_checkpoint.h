@@ -22,24 +22,25 @@
 
 namespace ddp {
 
-// Activation checkpointing: forward keeps the arguments of a part of the model and none of what is
-// between them and the result; backward computes that part once more. Less memory for more time. As
-// Python's torch.utils.checkpoint, without its use_reentrant: gradients, random numbers (dropout),
-// autocast and running statistics are those of a run without it, to the bit.
-//
-// - Under the wrapper nothing changes: a hook fires once a parameter, and buckets leave while
-// earlier
-//   parts are computed again.
-// - Arguments may hold tensors as DistributedDataParallel's may: in optionals, vectors, pairs,
-//   tuples, maps, or a type with a move_tensors() of its own.
-// - A parameter that the function did not use has no gradient, as without. But
-//   find_unused_parameters counts it as used, and misses its gradient: decide outside.
-// - backward with create_graph is an error.
-//
-// Memory: the arguments and the result. Time: one more forward of the part, in backward.
-// Threads: as any forward and backward.
-// Source: torch.utils.checkpoint, torch 2.11.0.
+/// \file
+/// Activation checkpointing: forward keeps the arguments of a part of the model and none of what is
+/// between them and the result; backward computes that part once more. Less memory for more time.
+/// As Python's torch.utils.checkpoint, without its use_reentrant: gradients, random numbers
+/// (dropout), autocast and running statistics are those of a run without it, to the bit.
+///
+/// - Under the wrapper nothing changes: a hook fires once a parameter, and buckets leave while
+///   earlier parts are computed again.
+/// - Arguments may hold tensors as DistributedDataParallel's may: in optionals, vectors, pairs,
+///   tuples, maps, or a type with a move_tensors() of its own.
+/// - A parameter that the function did not use has no gradient, as without. But
+///   find_unused_parameters counts it as used, and misses its gradient: decide outside.
+/// - backward with create_graph is an error.
+///
+/// Memory: the arguments and the result. Time: one more forward of the part, in backward.
+/// Threads: as any forward and backward.
+/// Source: torch.utils.checkpoint, torch 2.11.0.
 
+/// Options for `checkpoint`.
 struct CheckpointOptions {
   /// Whether the second time draws the random numbers of the first: of the CPU, and of the devices
   /// of arguments and parameters. False where nothing is drawn saves a copy of 5 KB a call.
@@ -200,14 +201,17 @@ using PointeeOf = std::decay_t<decltype(*std::declval<M&>())>;
 
 }  // namespace detail
 
+/// What a `Checkpoint` holds.
 template <typename M>
 class CheckpointImpl
     : public torch::nn::Module,
       public detail::CheckpointForward<
           CheckpointImpl<M>, typename detail::ForwardPointer<detail::PointeeOf<M>>::type> {
  public:
+  /// \param module  a holder from TORCH_MODULE, or a std::shared_ptr.
   explicit CheckpointImpl(M module) : module_(register_module("module", std::move(module))) {}
 
+  /// The module whose forward is checkpointed.
   M& module() { return module_; }
 
  private:
@@ -225,13 +229,16 @@ template <typename M>
 class Checkpoint : public torch::nn::ModuleHolder<CheckpointImpl<M>> {
  public:
   using torch::nn::ModuleHolder<CheckpointImpl<M>>::ModuleHolder;
+  /// What it holds.
   using Impl = CheckpointImpl<M>;
 
+  /// As `forward`.
   template <typename... Args>
   auto operator()(Args&&... args) {
     return this->get()->forward(std::forward<Args>(args)...);
   }
 };
+/// Lets the compiler find M.
 template <typename M>
 Checkpoint(M) -> Checkpoint<M>;
 

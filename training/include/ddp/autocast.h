@@ -8,8 +8,10 @@
 
 namespace ddp {
 
+/// Options for `AutocastGuard`; a dtype alone is understood.
 struct AutocastOptions {
   AutocastOptions() = default;
+  /// That dtype, and what else is by default.
   /* implicit */ AutocastOptions(at::ScalarType dtype) : dtype_(dtype) {}
 
   /// What matrix products and convolutions compute in: kBFloat16 or kHalf. Default: LibTorch's,

@@ -85,6 +85,7 @@ class Checkpointer {
   /// the other ranks' for at most a minute; while an exception unwinds the stack, for at most two
   /// seconds. What fails is a warning.
   ~Checkpointer();
+  /// The other one saves nothing from here on.
   Checkpointer(Checkpointer&&) noexcept;
   Checkpointer& operator=(Checkpointer&&) = delete;
 

@@ -13,6 +13,7 @@
 
 namespace ddp {
 
+/// Options for `GradScaler`.
 struct GradScalerOptions {
   /// What the loss is multiplied by at first.
   TORCH_ARG(double, init_scale) = 65536.0;
@@ -20,6 +21,7 @@ struct GradScalerOptions {
   TORCH_ARG(double, growth_factor) = 2.0;
   /// Between 0 and 1: times this, it shrinks after a step that was skipped.
   TORCH_ARG(double, backoff_factor) = 0.5;
+  /// Steps between two growths, at least 1.
   TORCH_ARG(int64_t, growth_interval) = 2000;
   /// False: scale() gives its argument back, step() steps, all else does nothing.
   TORCH_ARG(bool, enabled) = true;
@@ -57,6 +59,7 @@ class GradScaler {
 
   /// `loss` times the scale.
   at::Tensor scale(const at::Tensor& loss) const;
+  /// Each of them times the scale.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses) const;
 
   /// Divides the optimizer's gradients by the scale, and looks for infinities and NaN in them.
@@ -82,6 +85,7 @@ class GradScaler {
 
   /// 1 if it is not enabled.
   double get_scale() const { return enabled() ? scale_ : 1.0; }
+  /// Whether it does anything.
   bool enabled() const { return options_.enabled(); }
 
   /// Call these between update() and the next step.

@@ -16,21 +16,22 @@
 
 namespace ddp {
 
-// Python's learning-rate schedules (torch.optim.lr_scheduler), to the last digit. LibTorch itself
-// has StepLR and ReduceLROnPlateauScheduler.
-//
-// - As in Python a constructor takes the schedule's first step: it sets the rates of epoch 0.
-//   LibTorch's own schedulers do not, and so are one step() behind.
-// - Call `step()` behind `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
-//   call of step().
-// - The rates that the optimizer has when a schedule is constructed are its initial ones. Construct
-//   it on a fresh optimizer, and load checkpoints behind it.
-// - Two schedules on one optimizer, both stepped, multiply as in Python; but LambdaLR and
-// OneCycleLR
-//   set rates.
-//
-// No call communicates: every rank steps its own schedule, and gets the same rates.
-// Thread safety: none. Ownership: the optimizer must outlive its schedules.
+/// \file
+/// Python's learning-rate schedules (torch.optim.lr_scheduler), to the last digit. LibTorch itself
+/// has StepLR and ReduceLROnPlateauScheduler.
+///
+/// - As in Python a constructor takes the schedule's first step: it sets the rates of epoch 0.
+///   LibTorch's own schedulers do not, and so are one step() behind.
+/// - Call `step()` behind `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
+///   call of step().
+/// - The rates that the optimizer has when a schedule is constructed are its initial ones.
+/// Construct
+///   it on a fresh optimizer, and load checkpoints behind it.
+/// - Two schedules on one optimizer, both stepped, multiply as in Python; but
+///   LambdaLR and OneCycleLR set rates.
+///
+/// No call communicates: every rank steps its own schedule, and gets the same rates.
+/// Thread safety: none. Ownership: the optimizer must outlive its schedules.
 
 /// What the schedules share: Python's counting, and save() and load() for a Checkpointer.
 class LRScheduler : public torch::optim::LRScheduler {
@@ -56,10 +57,13 @@ class LRScheduler : public torch::optim::LRScheduler {
   /// The rates at epoch 0 of a schedule that comes after another one.
   virtual std::vector<double> first_lrs_in_sequence() { return next_lrs(0); }
 
+  /// Whose rates it sets.
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
+  /// The class, for error texts.
   const char* name() const { return name_; }
   /// By parameter group, when the schedule began.
   const std::vector<double>& base_lrs() const { return base_lrs_; }
+  /// For a schedule with initial rates of its own.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
 
  private:
@@ -79,10 +83,14 @@ class LRScheduler : public torch::optim::LRScheduler {
 /// One value for all parameter groups, or one for each.
 class PerGroup {
  public:
+  /// That value for all groups.
   PerGroup(double value) : values_{value} {}
+  /// One for each group.
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}
+  /// One for each group.
   PerGroup(std::initializer_list<double> values) : values_(values) {}
 
+  /// One value, or one for each group.
   const std::vector<double>& values() const { return values_; }
 
  private:
@@ -92,8 +100,11 @@ class PerGroup {
 /// lr = initial lr * lr_lambda(epoch). The functions are not saved.
 class LambdaLR final : public LRScheduler {
  public:
+  /// The factor at an epoch.
   using Lambda = std::function<double(int64_t epoch)>;
 
+  /// \param lr_lambda  for all parameter groups.
+  /// \throws c10::ValueError  an empty one.
   LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda);
   /// \param lr_lambdas  one a parameter group.
   /// \throws c10::ValueError  another number of them, or an empty one.
@@ -108,6 +119,7 @@ class LambdaLR final : public LRScheduler {
 /// Options for `MultiStepLR`.
 struct MultiStepLROptions {
   MultiStepLROptions() = default;
+  /// Those milestones, and what else is by default.
   MultiStepLROptions(std::vector<int64_t> milestones) : milestones_(std::move(milestones)) {}
 
   /// Epochs at which the rate is multiplied; one that is there twice counts twice.
@@ -119,6 +131,7 @@ struct MultiStepLROptions {
 /// Multiplies the rate by `gamma` at each milestone.
 class MultiStepLR final : public LRScheduler {
  public:
+  /// Sets the rates of epoch 0.
   MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options);
 
  private:
@@ -154,6 +167,7 @@ class LinearLR final : public LRScheduler {
 /// Options for `CosineAnnealingLR`.
 struct CosineAnnealingLROptions {
   CosineAnnealingLROptions() = default;
+  /// That T_max, and what else is by default.
   CosineAnnealingLROptions(int64_t T_max) : T_max_(T_max) {}
 
   /// Epochs from the initial rate to `eta_min`, >= 1; as many again lead back. Must be set.
@@ -179,6 +193,7 @@ class CosineAnnealingLR final : public LRScheduler {
 /// Options for `OneCycleLR`.
 struct OneCycleLROptions {
   OneCycleLROptions() = default;
+  /// What must be set; the rest is by default.
   OneCycleLROptions(PerGroup max_lr, int64_t total_steps)
       : max_lr_(std::move(max_lr)), total_steps_(total_steps) {}
 
@@ -186,7 +201,9 @@ struct OneCycleLROptions {
   TORCH_ARG(PerGroup, max_lr) = std::vector<double>();
   /// Steps of the cycle, >= 1. Unset: epochs * steps_per_epoch, which must be set then.
   TORCH_ARG(std::optional<int64_t>, total_steps) = {};
+  /// With steps_per_epoch, instead of total_steps; >= 1.
   TORCH_ARG(std::optional<int64_t>, epochs) = {};
+  /// With epochs, instead of total_steps; >= 1.
   TORCH_ARG(std::optional<int64_t>, steps_per_epoch) = {};
   /// The share of the cycle in which the rate rises, in [0, 1]. Default: 0.3
   TORCH_ARG(double, pct_start) = 0.3;

@@ -28,18 +28,24 @@ class ModelAverager {
   /// Collective: in the steps that average. Cost: then, one all-reduce of all parameters, and a
   ///   copy of them.
   void average_parameters(const std::vector<at::Tensor>& parameters);
+  /// Those of all groups.
   void average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
   /// How many steps it has counted.
   int64_t step() const { return step_; }
+  /// Sets the count, as when training is resumed.
   void set_step(int64_t step);
 
+  /// The count.
   void save(torch::serialize::OutputArchive& archive) const;
+  /// \throws c10::Error  not from save().
   void load(torch::serialize::InputArchive& archive);
 
  protected:
   ModelAverager() = default;
+  /// Copies the count.
   ModelAverager(const ModelAverager&) = default;
+  /// Copies the count.
   ModelAverager& operator=(const ModelAverager&) = default;
 
  private:
@@ -117,12 +123,15 @@ class PostLocalSGDOptimizer {
 
   /// Collective: in the steps that average.
   at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
+  /// The optimizer's.
   void zero_grad(bool set_to_none = true) { optimizer_->zero_grad(set_to_none); }
 
+  /// The one that it steps.
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
 
   /// The optimizer, and the averager's count.
   void save(torch::serialize::OutputArchive& archive) const;
+  /// What save() wrote.
   void load(torch::serialize::InputArchive& archive);
 
  private:

@@ -10,6 +10,7 @@
 
 namespace ddp::hooks {
 
+/// Options for `PowerSGD`; the same on all ranks.
 struct PowerSGDOptions {
   /// The rank r of what travels instead of an n x m gradient: (n + m) r elements.
   TORCH_ARG(int64_t, matrix_approximation_rank) = 1;
@@ -33,8 +34,8 @@ struct PowerSGDOptions {
 
 /// Elements that were to be averaged since compression began, and those that travelled instead.
 struct CompressionStats {
-  int64_t numel_before = 0;
-  int64_t numel_after = 0;
+  int64_t numel_before = 0;  ///< were to be averaged
+  int64_t numel_after = 0;   ///< travelled
   /// numel_before / numel_after; 0 where nothing has travelled.
   double rate() const {
     return numel_after > 0 ? static_cast<double>(numel_before) / static_cast<double>(numel_after)
@@ -68,13 +69,16 @@ class PowerSGD {
   /// \throws c10::ValueError  an option out of its range.
   explicit PowerSGD(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
 
+  /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
 
+  /// What compression saved so far, on this rank.
   CompressionStats stats() const;
 
   /// Everything but the options and the group. A bucket whose parameters have other sizes than when
   /// it was saved starts anew.
   void save(torch::serialize::OutputArchive& archive) const;
+  /// What save() wrote.
   void load(torch::serialize::InputArchive& archive);
 
  private:

@@ -112,6 +112,7 @@ class PrefetchLoader {
   static_assert(
       !std::is_void_v<BatchType>, "PrefetchLoader: the transform must return the loop's batch");
 
+  /// What begin() returns.
   using Iterator = torch::data::Iterator<BatchType>;
 
   /// See `make_prefetch_loader`.

@@ -58,22 +58,24 @@ enum class ProfilerAction { None, Warmup, Record, RecordAndSave };
 struct KeyAverages {
   /// The calls of one name. Times are microseconds, memory is bytes.
   struct Entry {
-    std::string name;
-    int64_t count = 0;
-    double cpu_time_total = 0;       // with what they called
-    double self_cpu_time_total = 0;  // without
-    double device_time_total = 0;    // of kernels they launched, or their own if they are kernels
-    double self_device_time_total = 0;
-    int64_t cpu_memory_usage = 0;  // allocated less freed; 0 unless memory was profiled
-    int64_t self_cpu_memory_usage = 0;
-    int64_t device_memory_usage = 0;
-    int64_t self_device_memory_usage = 0;
-    std::vector<std::vector<int64_t>> input_shapes;  // where grouped by them
-    c10::DeviceType device_type = c10::DeviceType::CPU;
-    bool is_async = false;            // ends on another thread than it begins on
-    bool is_user_annotation = false;  // a RecordFunctionGuard's, or a step
+    std::string name;                ///< of the operator, the kernel or the range
+    int64_t count = 0;               ///< calls
+    double cpu_time_total = 0;       ///< with what they called
+    double self_cpu_time_total = 0;  ///< without
+    double device_time_total = 0;    ///< of kernels they launched, or their own if they are kernels
+    double self_device_time_total = 0;     ///< without what they called
+    int64_t cpu_memory_usage = 0;          ///< allocated less freed; 0 unless memory was profiled
+    int64_t self_cpu_memory_usage = 0;     ///< without what they called
+    int64_t device_memory_usage = 0;       ///< as cpu_memory_usage
+    int64_t self_device_memory_usage = 0;  ///< without what they called
+    std::vector<std::vector<int64_t>> input_shapes;      ///< where grouped by them
+    c10::DeviceType device_type = c10::DeviceType::CPU;  ///< where they ran
+    bool is_async = false;            ///< ends on another thread than it begins on
+    bool is_user_annotation = false;  ///< a RecordFunctionGuard's, or a step
 
+    /// Of one call.
     double cpu_time() const { return count == 0 ? 0 : cpu_time_total / double(count); }
+    /// Of one call.
     double device_time() const { return count == 0 ? 0 : device_time_total / double(count); }
   };
 
@@ -89,9 +91,9 @@ struct KeyAverages {
   /// The first entry of that name; null when there is none.
   const Entry* find(const std::string& name) const;
 
-  std::vector<Entry> entries;   // in the order of their first calls
-  bool profile_memory = false;  // the table has columns of memory
-  std::string device;           // whose kernels were recorded, too: "CUDA"; "" for none
+  std::vector<Entry> entries;   ///< in the order of their first calls
+  bool profile_memory = false;  ///< the table has columns of memory
+  std::string device;           ///< whose kernels were recorded, too: "CUDA"; "" for none
 };
 
 /// Records what operators, the wrapper and your own ranges do in chosen steps of a loop, by
@@ -164,6 +166,7 @@ class Profiler {
 
   /// The number of the step, from 0.
   int64_t step_num() const { return step_num_; }
+  /// What it does in this step.
   ProfilerAction current_action() const { return action_; }
 
  private:
@@ -184,7 +187,7 @@ class Profiler {
   std::unique_ptr<at::RecordFunction> step_range_;
 };
 
-/// Makes an on_trace_ready that writes `<worker_name>.<nanoseconds>.pt.trace.json` into a folder,
+/// Makes an on_trace_ready that writes `WORKER_NAME.NANOSECONDS.pt.trace.json` into a folder,
 /// which TensorBoard's profiler plugin reads. As Python's.
 ///
 /// \param folder  made when it is missing, with those above it.
@@ -203,6 +206,7 @@ std::function<void(Profiler&)> tensorboard_trace_handler(
 ///   where nothing records.
 class [[nodiscard]] RecordFunctionGuard {
  public:
+  /// The stretch begins.
   explicit RecordFunctionGuard(const std::string& name);
   RecordFunctionGuard(const RecordFunctionGuard&) = delete;
   RecordFunctionGuard& operator=(const RecordFunctionGuard&) = delete;

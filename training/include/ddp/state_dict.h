@@ -7,16 +7,17 @@
 
 namespace ddp {
 
-// Files of weights and of optimizers, as Python's torch.save(model.state_dict(), file) writes them
-// and torch.load(file, weights_only=True) reads them. What holds for all of them:
-//
-// - No call communicates. Rank 0 saves for all, and every rank loads.
-// - Saving writes the elements of each tensor only, also of a view, and a shared parameter once.
-//   The file appears whole or not at all: it is written beside `file`, and renamed once it is on
-//   the disk.
-// - Loading copies into the parameters that are there, on whatever device; their optimizers stay.
-//   Nothing changes where it throws.
-// - Python does not read files that hold uint16, uint32, uint64, float8 or float4 tensors.
+/// \file
+/// Files of weights and of optimizers, as Python's torch.save(model.state_dict(), file) writes them
+/// and torch.load(file, weights_only=True) reads them. What holds for all of them:
+///
+/// - No call communicates. Rank 0 saves for all, and every rank loads.
+/// - Saving writes the elements of each tensor only, also of a view, and a shared parameter once.
+///   The file appears whole or not at all: it is written beside `file`, and renamed once it is on
+///   the disk.
+/// - Loading copies into the parameters that are there, on whatever device; their optimizers stay.
+///   Nothing changes where it throws.
+/// - Python does not read files that hold uint16, uint32, uint64, float8 or float4 tensors.
 
 /// Saves parameters and buffers under the names that Python's `state_dict()` gives them. Of a
 /// DistributedDataParallel, the wrapped module's.

@@ -16,15 +16,18 @@ namespace ddp {
 
 /// As torch::nn::BatchNormOptions, and a group.
 struct SyncBatchNormOptions {
+  /// So many features, and what else is by default.
   /* implicit */ SyncBatchNormOptions(int64_t num_features) : num_features_(num_features) {}
 
   /// C of an input [N, C] or [N, C, ...].
   TORCH_ARG(int64_t, num_features);
+  /// Added to the variance, above 0.
   TORCH_ARG(double, eps) = 1e-5;
   /// How fast the running statistics follow; nullopt: the average of all batches so far.
   TORCH_ARG(std::optional<double>, momentum) = 0.1;
   /// Whether it has a weight and a bias.
   TORCH_ARG(bool, affine) = true;
+  /// Whether it has running statistics; else evaluation takes the batch's.
   TORCH_ARG(bool, track_running_stats) = true;
   /// Whose batches are normalized together. Default: the default group.
   TORCH_ARG(ProcessGroup, process_group) = {};
@@ -54,14 +57,18 @@ class SyncBatchNormImpl
   /// \throws c10::ValueError  num_features below 1, eps not above 0, momentum outside of 0 to 1.
   explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
 
+  /// See the class.
   at::Tensor forward(const at::Tensor& input);
+  /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
 
+  /// Whose batches are normalized together; null for the default group.
   const ProcessGroup& process_group() const { return group_; }
 
  protected:
   /// \throws c10::Error  where the input has not this many dimensions.
   void check_dimensions(const at::Tensor& input, int64_t least, int64_t most) const;
+  /// torch::nn::NormImplBase.
   void _check_input_dim(const at::Tensor& input) override;
 
  private:
@@ -71,6 +78,7 @@ class SyncBatchNormImpl
 
   ProcessGroup group_;
 };
+/// The holder of a SyncBatchNormImpl.
 TORCH_MODULE(SyncBatchNorm);
 
 /// Of an input [N, C] or [N, C, L].
@@ -79,8 +87,10 @@ class SyncBatchNorm1dImpl : public SyncBatchNormImpl {
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
  protected:
+  /// torch::nn::NormImplBase.
   void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 2, 3); }
 };
+/// The holder of a SyncBatchNorm1dImpl.
 TORCH_MODULE(SyncBatchNorm1d);
 
 /// Of an input [N, C, H, W].
@@ -89,8 +99,10 @@ class SyncBatchNorm2dImpl : public SyncBatchNormImpl {
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
  protected:
+  /// torch::nn::NormImplBase.
   void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 4, 4); }
 };
+/// The holder of a SyncBatchNorm2dImpl.
 TORCH_MODULE(SyncBatchNorm2d);
 
 /// Of an input [N, C, D, H, W].
@@ -99,8 +111,10 @@ class SyncBatchNorm3dImpl : public SyncBatchNormImpl {
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
  protected:
+  /// torch::nn::NormImplBase.
   void _check_input_dim(const at::Tensor& input) override { check_dimensions(input, 5, 5); }
 };
+/// The holder of a SyncBatchNorm3dImpl.
 TORCH_MODULE(SyncBatchNorm3d);
 
 /// Puts SyncBatchNorm1d, 2d and 3d into the places of BatchNorm1d, 2d and 3d in `net` and the

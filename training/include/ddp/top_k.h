@@ -10,6 +10,7 @@
 
 namespace ddp::hooks {
 
+/// Options for `TopK`; the same on all ranks.
 struct TopKOptions {
   /// The share of a bucket's elements that travel; at least one element does.
   TORCH_ARG(double, ratio) = 0.01;
@@ -41,11 +42,13 @@ class TopK {
   /// \throws c10::ValueError  an option out of its range.
   explicit TopK(const TopKOptions& options = {}, const ProcessGroup& group = {});
 
+  /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
 
   /// What stayed behind, and the count of steps. A bucket whose parameters have other sizes than
   /// when it was saved starts anew.
   void save(torch::serialize::OutputArchive& archive) const;
+  /// What save() wrote.
   void load(torch::serialize::InputArchive& archive);
 
  private:
