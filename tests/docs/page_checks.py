@@ -1,0 +1,81 @@
+"""What can be wrong with the pages of this repository. Each check returns faults, one a line."""
+
+import posixpath
+import re
+
+from pages import FENCE, anchors, lines_of_text, links, pages
+
+LONGEST = 120
+FENCED = re.compile(r"^```c\+\+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def broken_links(root):
+    """Every relative link leads to a file or folder, and every #anchor to a heading."""
+    faults = []
+    for page in pages(root):
+        for line, link in links((root / page).read_text()):
+            path, _, anchor = link.partition("#")
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path or "."))
+            target = root / (target if path else page)
+            if not target.exists() or not target.resolve().is_relative_to(root.resolve()):
+                faults.append(f"{page}:{line}: {link} leads nowhere")
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
+                faults.append(f"{page}:{line}: {link}: no heading has this anchor")
+    return faults
+
+
+def unreachable_pages(root):
+    """From README.md links lead to every page, over others or at once."""
+    reached, to_follow = set(), ["README.md"]
+    while to_follow:
+        page = to_follow.pop()
+        if page in reached or not (root / page).is_file():
+            continue
+        reached.add(page)
+        for _, link in links((root / page).read_text()):
+            path = posixpath.normpath(
+                posixpath.join(posixpath.dirname(page), link.partition("#")[0])
+            )
+            # A forge shows the README of a folder.
+            to_follow += [path] if path.endswith(".md") else [f"{path}/README.md"]
+    return [f"{page}: no link from README.md leads here" for page in set(pages(root)) - reached]
+
+
+def faults_of_navigation(root):
+    """The site's navigation names every page once, and none that is not there."""
+    text = (root / "docs/site/mkdocs.yml").read_text()
+    named = re.findall(r"^ +- (?:[\w ]+: )?(\S+\.md)$", text[text.index("\nnav:") :], re.MULTILINE)
+    named = [page for page in named if not page.startswith("api/")]
+    have = pages(root)
+    faults = [f"{page}: expected once in docs/site/mkdocs.yml" for page in have
+              if named.count(page) != 1]  # fmt: skip
+    return faults + [f"docs/site/mkdocs.yml: {page} is not there" for page in named
+                     if page not in have]  # fmt: skip
+
+
+def stale_copies(root):
+    """The program in getting_started.md is the example's."""
+    copies = FENCED.findall((root / "docs/getting_started.md").read_text())
+    original = (root / "examples/minimal/main.cpp").read_text()
+    if copies != [original]:
+        return ["docs/getting_started.md: its program is not examples/minimal/main.cpp"]
+    return []
+
+
+def long_lines(root):
+    """Prose has lines of at most 120 characters; tables and code may have longer ones."""
+    return [
+        f"{page}:{number}: {len(line)} characters, more than {LONGEST}"
+        for page in pages(root)
+        for number, line in lines_of_text((root / page).read_text())
+        if len(line) > LONGEST and not line.startswith("|")
+    ]
+
+
+def open_fences(root):
+    """What begins as code ends, so that the other checks see the rest of the page."""
+    return [
+        f"{page}: a block of code does not end"
+        for page in pages(root)
+        if sum(bool(FENCE.match(line)) for line in (root / page).read_text().splitlines()) % 2
+    ]
