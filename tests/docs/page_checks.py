@@ -62,6 +62,18 @@ def stale_copies(root):
     return []
 
 
+def unlisted_headers(root):
+    """docs/reference.md names every public header."""
+    named = {target for _, target in links((root / "docs/reference.md").read_text())}
+    headers = (path.relative_to(root).as_posix() for path in root.glob("*/include/ddp/*.h"))
+    # It begins with the one that includes them all.
+    return [
+        f"{header}: has no row in docs/reference.md"
+        for header in headers
+        if f"../{header}" not in named and header != "ddp/include/ddp/ddp.h"
+    ]
+
+
 def long_lines(root):
     """Prose has lines of at most 120 characters; tables and code may have longer ones."""
     return [

@@ -32,6 +32,9 @@ class ThisRepository(unittest.TestCase):
     def test_copies(self):
         self.check(page_checks.stale_copies(ROOT))
 
+    def test_headers(self):
+        self.check(page_checks.unlisted_headers(ROOT))
+
     def test_long_lines(self):
         self.check(page_checks.long_lines(ROOT))
 
@@ -56,13 +59,17 @@ class SmallRepository(unittest.TestCase):
         "[web](https://example.org/x#y)\n\n```\n[no link](nowhere.md)\n```\n"
         "`[nor](this.md)` [b](debugging.md)\n",
         "docs/getting_started.md": "# Start\n\n```c++\nint main() {}\n```\n",
-        "docs/debugging.md": "# Debugging\n\n## Error texts\n\n[start](getting_started.md)\n\n"
+        "docs/debugging.md": "# Debugging\n\n## Error texts\n\n[start](getting_started.md), "
+        "[all](reference.md)\n\n"
         "| the text has | cause | cure |\n|---|---|---|\n"
         "| `join:`, `Sampler:` | a | b |\n| `it has ended` | a | b |\n",
+        "docs/reference.md": "# Reference\n\n[join.h](../ddp/include/ddp/join.h)\n",
         "docs/site/mkdocs.yml": "hooks: [x.md]\nnav:\n  - Start:\n      - Top: README.md\n"
         "      - docs/a.md\n      - docs/getting_started.md\n      - docs/debugging.md\n"
+        "      - docs/reference.md\n"
         "      - Classes: api/annotated.md\n",
         "examples/minimal/main.cpp": "int main() {}\n",
+        "ddp/include/ddp/join.h": "void join();\n",
         "ddp/join.cpp": 'DDP_CHECK(ok, "join: expected "  // why\n  "input, got none.");\n'
         '// "comment: of no text"\nlog(\'"\', "it has ended");\n',
         "sampler/a.cpp": 'constexpr const char* kName = "Sampler";\n'
@@ -73,6 +80,7 @@ class SmallRepository(unittest.TestCase):
         page_checks.unreachable_pages,
         page_checks.faults_of_navigation,
         page_checks.stale_copies,
+        page_checks.unlisted_headers,
         page_checks.long_lines,
         page_checks.open_fences,
         error_texts.unexplained,
@@ -148,6 +156,13 @@ class SmallRepository(unittest.TestCase):
         self.expect(
             page_checks.stale_copies,
             "docs/getting_started.md: its program is not examples/minimal/main.cpp",
+        )
+
+    def test_header_without_row(self):
+        (self.root / "ddp/include/ddp/new.h").write_text("void f();\n")
+        self.expect(
+            page_checks.unlisted_headers,
+            "ddp/include/ddp/new.h: has no row in docs/reference.md",
         )
 
     def test_long_line(self):

@@ -27,9 +27,8 @@ void run_main_first(const std::function<void()>& run, const GroupArg& group);
 ///        timeout, for the other ranks wait that long.
 /// \return what `f` returns on this rank, by value.
 /// \throws  on every rank, when `f` throws on one. The first rank that failed throws what `f`
-/// threw,
-///         the others a c10::Error with its text. After an exception on rank 0 the others do not
-///         run `f`. The group stays usable.
+///         threw, the others a c10::Error with its text. After an exception on rank 0 the others do
+///         not run `f`. The group stays usable.
 ///
 /// Collective: yes. Blocks: host.
 template <typename F>
