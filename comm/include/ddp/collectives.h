@@ -18,9 +18,8 @@ namespace ddp {
 ///   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
 ///   is a c10::ValueError on the rank that gave it.
 /// - Every dtype can be sent. A reduction needs a dtype that the backend can add up. Complex
-/// numbers
-///   are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are
-///   "and".
+///   numbers are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN
+///   are "and".
 /// - Strides may differ between ranks. The library copies tensors that are not contiguous.
 /// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
 ///   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once

@@ -25,8 +25,7 @@ namespace ddp {
 /// - Call `step()` behind `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
 ///   call of step().
 /// - The rates that the optimizer has when a schedule is constructed are its initial ones.
-/// Construct
-///   it on a fresh optimizer, and load checkpoints behind it.
+///   Construct it on a fresh optimizer, and load checkpoints behind it.
 /// - Two schedules on one optimizer, both stepped, multiply as in Python; but
 ///   LambdaLR and OneCycleLR set rates.
 ///
