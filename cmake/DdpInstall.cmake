@@ -5,9 +5,6 @@
 include(CMakePackageConfigHelpers)
 set(ddp_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
 
-set_target_properties(ddp PROPERTIES
-  VERSION ${PROJECT_VERSION}
-  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 get_target_property(ddp_type ddp TYPE)
 if(ddp_type STREQUAL "SHARED_LIBRARY")
   # An installed libddp.so does not know where LibTorch lies; the program that uses both does. Its

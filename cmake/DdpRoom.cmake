@@ -28,8 +28,6 @@ function(ddp_add_room name)
     target_link_libraries(${room} PUBLIC ${room}_internal)
     target_link_libraries(ddp_internal INTERFACE ${room}_internal)
   endif()
-  # Error texts name "comm/wire.cpp" and not where it lay on the machine that compiled it.
-  target_compile_options(${room} PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   list(TRANSFORM arg_USES PREPEND ddp_)
   target_link_libraries(${room} PUBLIC torch ${arg_USES} PRIVATE $<BUILD_INTERFACE:ddp_warnings>)
   ddp_use_pch(${room} C10D)

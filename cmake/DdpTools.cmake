@@ -26,12 +26,10 @@ if(DDP_USE_FAST_LINKER)
   endforeach()
 endif()
 
-if(PROJECT_IS_TOP_LEVEL)
-  # GCC collects garbage whenever its heap has doubled, and a compilation that includes LibTorch's
-  # headers never has garbage to speak of. The first collection comes at 1 GB (the value is in KiB):
-  # that takes a fifth off a compilation's time and adds 0.1 GB to its 1.5 GB of memory.
-  add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
-endif()
+# GCC collects garbage whenever its heap has doubled, and a compilation that includes LibTorch's
+# headers never has garbage to speak of. The first collection comes at 1 GB (the value is in KiB):
+# that takes a fifth off a compilation's time and adds 0.1 GB to its 1.5 GB of memory.
+add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
 
 # ddp_compile_fast(<target>): for programs whose own speed does not matter, such as tests. The library is
 # optimized as configured; with -O3 these would take half as long again to compile. -Og and not -O0,

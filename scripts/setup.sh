@@ -16,13 +16,17 @@ Installs what building ddp needs, and does nothing where it is there already:
   --cpu            the CPU variant even where a CUDA toolkit is
   --dev            also clang-format 14 (scripts/format.sh), Open MPI (one test uses its mpirun) and
                    Doxygen (scripts/docs.sh)
-  --torch VERSION  2.11.0 (the default, and what CMake takes by itself) or 2.15.0
+  --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
 }
 
 # What the CPU part of each wheel loads at run time, in the versions that the wheel asks for.
+readonly cuda_13_0="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
 declare -rA cpu_runtime=(
-  [2.11.0]="nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85"
+  [2.11.0]=$cuda_13_0
+  [2.12.1]=$cuda_13_0
+  [2.13.0]=$cuda_13_0
+  [2.14.1]=$cuda_13_0
   [2.15.0]="nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86"
 )
 
@@ -240,7 +244,7 @@ while (($# > 0)); do
     --torch)
       torch_version=${2-}
       [[ -n $torch_version && -n ${cpu_runtime[$torch_version]-} ]] ||
-        fail "--torch: expected one of ${!cpu_runtime[*]}, got '$torch_version'"
+        fail "--torch: expected one of $(printf '%s\n' "${!cpu_runtime[@]}" | sort -V | paste -s -d ' '), got '$torch_version'"
       asked_version=yes
       shift
       ;;

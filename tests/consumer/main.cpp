@@ -4,6 +4,9 @@
 
 #include <iostream>
 
+static_assert(
+    __cplusplus / 100 % 100 == STANDARD, "compiled for another standard than was asked for");
+
 int main() {
   ddp::init_process_group();
   torch::manual_seed(0);
@@ -27,5 +30,5 @@ int main() {
               << after.item<float>() << "\n";
     return 1;
   }
-  std::cout << "ok on " << ranks << " rank(s)\n";
+  std::cout << "C++" << STANDARD << ": ok on " << ranks << " rank(s)\n";
 }

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -30,13 +31,13 @@ namespace ddp {
 /// - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
 /// Reduces `tensor` over all ranks; every rank gets the result in place.
-void all_reduce(
+DDP_API void all_reduce(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 /// The same for a temporary, and returns it: `auto mean = ddp::all_reduce(loss.detach() / size);`
 ///
 /// A view is reduced in place too: all_reduce(t[0]) writes to `t`. The returned tensor is detached,
 /// for autograd knows of the own rank's part only.
-at::Tensor all_reduce(
+DDP_API at::Tensor all_reduce(
     at::Tensor&& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 /// Does not compile, for a tensor that is const.
 template <typename Tensor>
@@ -49,23 +50,23 @@ std::enable_if_t<std::is_same_v<Tensor, const at::Tensor>> all_reduce(
       "auto sum = ddp::all_reduce(tensor.clone());");
 }
 /// `all_reduce` that returns at once.
-c10::intrusive_ptr<c10d::Work> all_reduce_async(
+DDP_API c10::intrusive_ptr<c10d::Work> all_reduce_async(
     at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 
 /// Overwrites `tensor` on every rank with the values that it has on rank `src` of the group.
-void broadcast(at::Tensor& tensor, int src, const GroupArg& group = {});
+DDP_API void broadcast(at::Tensor& tensor, int src, const GroupArg& group = {});
 /// `broadcast` that returns at once.
-c10::intrusive_ptr<c10d::Work> broadcast_async(
+DDP_API c10::intrusive_ptr<c10d::Work> broadcast_async(
     at::Tensor& tensor, int src, const GroupArg& group = {});
 
 /// Reduces `tensor` over all ranks to rank `dst` of the group, in place.
 ///
 /// On the other ranks `tensor` is left with unspecified values, as in PyTorch.
-void reduce(
+DDP_API void reduce(
     at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 /// `reduce` that returns at once.
-c10::intrusive_ptr<c10d::Work> reduce_async(
+DDP_API c10::intrusive_ptr<c10d::Work> reduce_async(
     at::Tensor& tensor, int dst, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 
@@ -73,29 +74,29 @@ c10::intrusive_ptr<c10d::Work> reduce_async(
 ///
 /// \param outputs  world-size tensors; `outputs[r]` has the shape of rank r's input. Shapes may
 ///        differ between ranks, as long as every rank gives the same list of shapes.
-void all_gather(
+DDP_API void all_gather(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
 /// `all_gather` that returns at once.
-c10::intrusive_ptr<c10d::Work> all_gather_async(
+DDP_API c10::intrusive_ptr<c10d::Work> all_gather_async(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group = {});
 
 /// Gathers every rank's `input` on rank `dst` of the group.
 ///
 /// \param outputs  on `dst` world-size tensors of the shape of `input`; empty elsewhere.
-void gather(
+DDP_API void gather(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 /// `gather` that returns at once.
-c10::intrusive_ptr<c10d::Work> gather_async(
+DDP_API c10::intrusive_ptr<c10d::Work> gather_async(
     std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group = {});
 
 /// Sends each rank one tensor of rank `src` of the group.
 ///
 /// \param output  receives `inputs[r]` of rank `src`, where r is this rank.
 /// \param inputs  on `src` world-size tensors of the shape of `output`; empty elsewhere.
-void scatter(
+DDP_API void scatter(
     at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
 /// `scatter` that returns at once.
-c10::intrusive_ptr<c10d::Work> scatter_async(
+DDP_API c10::intrusive_ptr<c10d::Work> scatter_async(
     at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group = {});
 
 /// Reduces world-size lists of tensors over all ranks; rank r gets the r-th result.
@@ -103,11 +104,11 @@ c10::intrusive_ptr<c10d::Work> scatter_async(
 /// \param output  of the shape of `inputs[rank]`.
 /// \param inputs  world-size tensors, of the same list of shapes on every rank; shapes may differ
 ///        within it. Never written to.
-void reduce_scatter(
+DDP_API void reduce_scatter(
     at::Tensor& output, const std::vector<at::Tensor>& inputs,
     c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 /// `reduce_scatter` that returns at once.
-c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
+DDP_API c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
     at::Tensor& output, const std::vector<at::Tensor>& inputs,
     c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
 
@@ -115,11 +116,11 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_async(
 ///
 /// \param outputs  world-size tensors; `outputs[r]` has as many elements as rank r sends here.
 /// \param inputs  world-size tensors, of any shapes.
-void all_to_all(
+DDP_API void all_to_all(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group = {});
 /// `all_to_all` that returns at once.
-c10::intrusive_ptr<c10d::Work> all_to_all_async(
+DDP_API c10::intrusive_ptr<c10d::Work> all_to_all_async(
     std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const GroupArg& group = {});
 
@@ -127,20 +128,20 @@ c10::intrusive_ptr<c10d::Work> all_to_all_async(
 ///
 /// \param output  as many elements as all inputs together: [W * n, ...] or [W, n, ...] for inputs
 ///        [n, ...].
-void all_gather_into_tensor(
+DDP_API void all_gather_into_tensor(
     at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
 /// `all_gather_into_tensor` that returns at once.
-c10::intrusive_ptr<c10d::Work> all_gather_into_tensor_async(
+DDP_API c10::intrusive_ptr<c10d::Work> all_gather_into_tensor_async(
     at::Tensor& output, const at::Tensor& input, const GroupArg& group = {});
 
 /// Reduces `input` over all ranks; rank r gets the r-th of its world-size equal parts.
 ///
 /// \param input  as many elements as all outputs together. Never written to.
-void reduce_scatter_tensor(
+DDP_API void reduce_scatter_tensor(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 /// `reduce_scatter_tensor` that returns at once.
-c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
+DDP_API c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 
@@ -153,7 +154,7 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
 /// \param outer  of the ranks that have this rank's number in their inner group.
 ///
 /// Collective: over both groups. Has no _async twin. Cost: a copy of the tensor.
-void hierarchical_all_reduce(
+DDP_API void hierarchical_all_reduce(
     at::Tensor& tensor, const GroupArg& inner, const GroupArg& outer,
     c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
@@ -161,30 +162,30 @@ void hierarchical_all_reduce(
 ///
 /// \param output_splits, input_splits  how many rows come from each rank and go to it, by rank;
 ///        empty: as many for each. Sizes of the other dimensions are the same on all ranks.
-void all_to_all_single(
+DDP_API void all_to_all_single(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
 /// `all_to_all_single` that returns at once.
-c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
+DDP_API c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
 
 /// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag, at least 0.
-void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
+DDP_API void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 /// `send` that returns at once.
-c10::intrusive_ptr<c10d::Work> send_async(
+DDP_API c10::intrusive_ptr<c10d::Work> send_async(
     const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 
 /// Receives `tensor`, of the size that was sent, from rank `src` of the group.
-void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
+DDP_API void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 /// `recv` that returns at once.
-c10::intrusive_ptr<c10d::Work> recv_async(
+DDP_API c10::intrusive_ptr<c10d::Work> recv_async(
     at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 
 /// Returns when every rank of the group has called it.
-void barrier(const GroupArg& group = {});
+DDP_API void barrier(const GroupArg& group = {});
 /// `barrier` that returns at once.
-c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
+DDP_API c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 
 /// Gathers one string of every rank, of any length each: names, error texts, descriptions.
 ///
@@ -192,7 +193,8 @@ c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 ///
 /// Blocks: host. Has no _async twin.
 /// Cost: two all-gathers; the second sends every rank the longest string of all, world-size times.
-std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group = {});
+DDP_API std::vector<std::string> all_gather_strings(
+    const std::string& text, const GroupArg& group = {});
 
 /// A barrier that names the ranks that are missing.
 ///
@@ -201,6 +203,6 @@ std::vector<std::string> all_gather_strings(const std::string& text, const Group
 ///
 /// Blocks: host. Has no _async twin.
 /// Cost: milliseconds, for it goes over the group's store; not for loops.
-void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
+DDP_API void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp

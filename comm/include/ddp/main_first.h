@@ -5,12 +5,13 @@
 #include <type_traits>
 #include <utility>
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
 
 namespace detail {
-void run_main_first(const std::function<void()>& run, const GroupArg& group);
+DDP_API void run_main_first(const std::function<void()>& run, const GroupArg& group);
 }  // namespace detail
 
 /// Runs `f` on rank 0 of the group, and then on the other ranks at the same time: the first run

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -16,7 +17,7 @@ namespace ddp {
 /// Cost: one all-reduce of 2 KiB, on the CPU where the group has a backend for it, else on its
 /// current GPU.
 /// \throws c10::Error  on every rank, when another rank asks for average() or for a map instead.
-double sum(double value, const GroupArg& group = {});
+DDP_API double sum(double value, const GroupArg& group = {});
 
 /// Adds up each value of `values` over the ranks of the group: several metrics in one collective.
 ///
@@ -31,15 +32,15 @@ double sum(double value, const GroupArg& group = {});
 ///         that some ranks lack, and those ranks. The group stays usable.
 ///
 /// Collective: yes. Blocks: host. Cost: as sum(double). Beyond 192 keys, a second all-reduce.
-std::map<std::string, double> sum(
+DDP_API std::map<std::string, double> sum(
     const std::map<std::string, double>& values, const GroupArg& group = {});
 
 /// sum() divided by the world size: the mean over ranks.
 ///
 /// Where ranks have different numbers of samples, the mean over samples is a quotient of two sums.
-double average(double value, const GroupArg& group = {});
+DDP_API double average(double value, const GroupArg& group = {});
 /// The keys of `values` with the means.
-std::map<std::string, double> average(
+DDP_API std::map<std::string, double> average(
     const std::map<std::string, double>& values, const GroupArg& group = {});
 
 }  // namespace ddp

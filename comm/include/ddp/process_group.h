@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <chrono>
 #include <string>
 #include <type_traits>
@@ -67,27 +69,27 @@ struct ProcessGroupOptions {
 /// Collective: yes, over the whole world. Blocks: host.
 /// Threads: the default group belongs to the process; ranks that are threads of one process use
 /// `make_process_group` and pass their groups explicitly.
-ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
+DDP_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
 /// The same, but leaves the default group alone.
-ProcessGroup make_process_group(const ProcessGroupOptions& options = {});
+DDP_API ProcessGroup make_process_group(const ProcessGroupOptions& options = {});
 
 /// Shuts the default group down and forgets it; without one, does nothing.
 ///
 /// Waits for no other rank. Wait for the handles of collectives under way before. A process that a
 /// rank forked only forgets the group, here and when it exits: it is not the rank.
-void destroy_process_group();
+DDP_API void destroy_process_group();
 
 /// Whether there is a default group.
-bool is_initialized();
+DDP_API bool is_initialized();
 
 /// The default group.
 ///
 /// \throws c10::Error  when there is none.
-ProcessGroup default_group();
+DDP_API ProcessGroup default_group();
 
 /// Whether a launcher started this process: the environment names its rank.
-bool is_launched();
+DDP_API bool is_launched();
 
 /// Makes a group of some ranks of the default group.
 ///
@@ -101,13 +103,13 @@ bool is_launched();
 ///         other ranks; both on every rank.
 ///
 /// Collective: yes, over the default group, members or not. Blocks: host.
-ProcessGroup new_group(const std::vector<int>& ranks);
+DDP_API ProcessGroup new_group(const std::vector<int>& ranks);
 
 /// The group argument of a function: left out, the default group.
 ///
 /// A type of its own because an empty ProcessGroup is what `new_group` returns on non-members:
 /// passed on, it must be an error and not mean "everybody".
-class GroupArg {
+class DDP_API GroupArg {
  public:
   /// The default group.
   GroupArg() = default;
@@ -126,15 +128,15 @@ class GroupArg {
 };
 
 /// This process's rank in the group.
-int get_rank(const GroupArg& group = {});
+DDP_API int get_rank(const GroupArg& group = {});
 
 /// Whether this process is rank 0 of the group: the one that prints, saves and downloads.
 ///
 /// There is one on all hosts together. For one on each host, see get_local_rank().
-bool is_main(const GroupArg& group = {});
+DDP_API bool is_main(const GroupArg& group = {});
 
 /// How many ranks the group has.
-int get_world_size(const GroupArg& group = {});
+DDP_API int get_world_size(const GroupArg& group = {});
 
 /// This process's number among the launcher's processes on this host, from 0.
 ///
@@ -142,6 +144,6 @@ int get_world_size(const GroupArg& group = {});
 /// that is alone or was not launched.
 ///
 /// \throws c10::Error  when none is set and there are several ranks.
-int get_local_rank();
+DDP_API int get_local_rank();
 
 }  // namespace ddp

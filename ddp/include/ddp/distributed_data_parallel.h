@@ -13,6 +13,7 @@
 #include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/detail/wrappable.h>
+#include <ddp/export.h>
 #include <ddp/join.h>
 #include <ddp/mixed_precision.h>
 #include <ddp/move_tensors.h>
@@ -125,7 +126,7 @@ class [[nodiscard]] NoSyncGuard {
 };
 
 /// What does not depend on the wrapped type.
-class DistributedDataParallelBase : public torch::nn::Module, public Joinable {
+class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joinable {
  public:
   ~DistributedDataParallelBase() override;
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 
@@ -35,7 +36,7 @@ struct JoinOptions {
 };
 
 /// What one collective object does on a rank that has no input left.
-class JoinHook {
+class DDP_API JoinHook {
  public:
   virtual ~JoinHook() = default;
 
@@ -55,7 +56,7 @@ class JoinHook {
 ///
 /// A class of yours calls `notify_join(*this)` first thing in each iteration, before it
 /// communicates.
-class Joinable {
+class DDP_API Joinable {
  public:
   virtual ~Joinable() = default;
 
@@ -84,7 +85,7 @@ class Joinable {
 ///         before this object has had no backward pass, or the ranks are in different passes.
 ///
 /// Collective: yes, one all-reduce of 16 bytes a rank. Blocks: host.
-void notify_join(Joinable& joinable);
+DDP_API void notify_join(Joinable& joinable);
 
 /// Runs `body`, the training loop over this rank's own inputs, and then takes part in what ranks
 /// with more input still do, until no rank has any left: then all ranks hold the model of the last.
@@ -110,7 +111,7 @@ void notify_join(Joinable& joinable);
 ///   throw_on_early_termination another one in each averaged backward pass; at the end what the
 ///   joinables exchange then (DistributedDataParallel broadcasts the model once).
 /// Source: torch.distributed.algorithms.Join, torch 2.11.0.
-void join(
+DDP_API void join(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body,
     const JoinOptions& options = {});
 

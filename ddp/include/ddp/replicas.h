@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
@@ -15,6 +16,6 @@ namespace ddp {
 /// \throws c10::ValueError  on every rank, where one has a tensor without a dense storage.
 ///
 /// Collective: yes. Blocks: host. Cost: reads every byte once, and exchanges a hash.
-bool replicas_equal(const torch::nn::Module& module, const GroupArg& group = {});
+DDP_API bool replicas_equal(const torch::nn::Module& module, const GroupArg& group = {});
 
 }  // namespace ddp

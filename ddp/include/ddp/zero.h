@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/export.h>
 #include <ddp/join.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
@@ -75,7 +76,7 @@ struct ZeroKind {
 }  // namespace detail
 
 /// What does not depend on the optimizer that is sharded.
-class ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
+class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
@@ -231,12 +232,12 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
 ///         ranks without input would not clip.
 ///
 /// Collective: with stage 2, one all-reduce of a number.
-double clip_grad_norm_(
+DDP_API double clip_grad_norm_(
     ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type = 2);
 
 /// Clamps the gradients that the optimizer steps on to [-clip_value, clip_value].
 ///
 /// \throws c10::Error  as clip_grad_norm_.
-void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value);
+DDP_API void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value);
 
 }  // namespace ddp

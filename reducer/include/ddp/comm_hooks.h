@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 
@@ -17,7 +18,7 @@ namespace ddp {
 /// Sizes: `buffer()` is 1-D and holds the undivided gradients of `parameters()` one after another;
 /// `gradients()` are views into it in the parameters' shapes. For a sparse gradient `buffer()` is
 /// that gradient itself.
-class GradBucket {
+class DDP_API GradBucket {
  public:
   /// The reducer makes them; a hook gets one.
   GradBucket(
@@ -65,27 +66,27 @@ using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucke
 namespace hooks {
 
 /// Averages the bucket: divides by the world size, then all-reduces. What happens without a hook.
-CommHook all_reduce(const ProcessGroup& group = {});
+DDP_API CommHook all_reduce(const ProcessGroup& group = {});
 
 /// Averages in half precision, halving the bytes on the wire: casts, divides, all-reduces and
 /// casts back. Gradients beyond 65504 in magnitude become infinite on the way.
-CommHook fp16_compress(const ProcessGroup& group = {});
+DDP_API CommHook fp16_compress(const ProcessGroup& group = {});
 
 /// As fp16_compress in bfloat16: float's range, 8 bits of precision. On CPU too.
-CommHook bf16_compress(const ProcessGroup& group = {});
+DDP_API CommHook bf16_compress(const ProcessGroup& group = {});
 
 /// Hands the bucket to `hook` in half precision, and casts what comes back: what that hook sends is
 /// half as large. Around fp16_compress there is nothing left to do.
 ///
 /// \throws c10::ValueError  an empty function.
-CommHook fp16_compress_wrapper(CommHook hook);
+DDP_API CommHook fp16_compress_wrapper(CommHook hook);
 
 /// As fp16_compress_wrapper in bfloat16.
-CommHook bf16_compress_wrapper(CommHook hook);
+DDP_API CommHook bf16_compress_wrapper(CommHook hook);
 
 /// Leaves every rank its own gradients: what a step costs without communication, and a base for
 /// averaging parameters instead.
-CommHook noop();
+DDP_API CommHook noop();
 
 /// Options for `post_local_sgd`.
 struct PostLocalSGDHookOptions {
@@ -103,7 +104,7 @@ struct PostLocalSGDHookOptions {
 /// drift apart from there on: average them from time to time with a PeriodicModelAverager.
 ///
 /// \throws c10::ValueError  a negative start_iter; no subgroup where one is to be averaged over.
-CommHook post_local_sgd(const PostLocalSGDHookOptions& options);
+DDP_API CommHook post_local_sgd(const PostLocalSGDHookOptions& options);
 
 }  // namespace hooks
 }  // namespace ddp

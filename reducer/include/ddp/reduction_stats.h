@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -78,12 +79,12 @@ struct ReductionStats {
 /// \return the steps of all ranks, by rank; what else there is as on this rank.
 ///
 /// Collective: yes. Blocks: host.
-ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
+DDP_API ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group = {});
 
 /// One line for people: step time, share of communication, overlap, and the cap that was tuned.
 /// Medians over the steps with the buckets as they are now, or over all while there is none; ""
 /// when there are no steps.
-std::string summary(const ReductionStats& stats);
+DDP_API std::string summary(const ReductionStats& stats);
 
 /// Writes the steps as a trace that chrome://tracing and ui.perfetto.dev show: a process a rank,
 /// with a track for its computation and one for each bucket under way.
@@ -93,6 +94,6 @@ std::string summary(const ReductionStats& stats);
 /// both may be put into one file. docs/profiling.md shows how.
 ///
 /// \throws c10::Error  when the file cannot be written.
-void write_trace(const std::string& path, const ReductionStats& stats);
+DDP_API void write_trace(const std::string& path, const ReductionStats& stats);
 
 }  // namespace ddp

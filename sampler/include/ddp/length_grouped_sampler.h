@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include <ddp/export.h>
 #include <ddp/sharded_sampler.h>
 #include <torch/arg.h>
 
@@ -51,7 +52,7 @@ struct DistributedLengthGroupedSamplerOptions {
 ///     lengths, ddp::DistributedLengthGroupedSamplerOptions(/*batch_size=*/32));
 /// auto loader = torch::data::make_data_loader(dataset, sampler, /*options=*/32);
 /// ```
-class DistributedLengthGroupedSampler : public ShardedSampler {
+class DDP_API DistributedLengthGroupedSampler : public ShardedSampler {
  public:
   /// \param lengths  one for each sample of the dataset, in any unit.
   /// \throws c10::ValueError  batch_size or batches_per_bucket < 1; and as `DistributedSampler`'s.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include <ddp/export.h>
 #include <ddp/sharded_sampler.h>
 #include <torch/arg.h>
 
@@ -51,7 +52,7 @@ struct DistributedSamplerOptions {
 /// Source: torch/utils/data/distributed.py 2.11. Deliberate differences: `num_replicas` is checked,
 /// a forgotten `set_epoch` is noticed, and `save`/`load` resume in the middle of an epoch, on
 /// another number of ranks too.
-class DistributedSampler : public ShardedSampler {
+class DDP_API DistributedSampler : public ShardedSampler {
  public:
   /// Checks the options; draws nothing yet.
   ///
@@ -95,7 +96,7 @@ struct DistributedEvalSamplerOptions {
 ///
 /// Source: Python has none; without padding and `drop_last`, its indices are those of
 /// torch.utils.data.DistributedSampler.
-class DistributedEvalSampler : public ShardedSampler {
+class DDP_API DistributedEvalSampler : public ShardedSampler {
  public:
   /// As `DistributedSampler`'s.
   explicit DistributedEvalSampler(

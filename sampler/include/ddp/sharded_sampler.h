@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,7 +29,7 @@ class ShardCursor;
 ///
 /// Thread safety: every call takes the state's lock, so that a thread may draw ahead while the
 /// training loop consumes and saves.
-class ShardedSampler : public torch::data::samplers::DistributedSampler<> {
+class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<> {
  public:
   /// Chooses the epoch whose order the next `reset` draws. The current epoch goes on unchanged.
   /// `save` writes the chosen epoch from now on.

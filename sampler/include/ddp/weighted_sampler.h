@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include <ddp/export.h>
 #include <ddp/sharded_sampler.h>
 #include <torch/arg.h>
 
@@ -42,7 +43,7 @@ struct DistributedWeightedSamplerOptions {
 /// ```
 ///
 /// Source: torch/utils/data/sampler.py 2.11, WeightedRandomSampler.
-class DistributedWeightedSampler : public ShardedSampler {
+class DDP_API DistributedWeightedSampler : public ShardedSampler {
  public:
   /// \param weights  one for each sample of the dataset, >= 0 and finite, at most 2^24 of them;
   ///        their sum need not be 1.

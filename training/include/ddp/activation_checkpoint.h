@@ -13,6 +13,7 @@
 #include <c10/util/Type.h>
 #include <ddp/detail/recompute.h>
 #include <ddp/detail/wrappable.h>
+#include <ddp/export.h>
 #include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
 #include <torch/arg.h>
@@ -162,7 +163,7 @@ auto checkpoint(const CheckpointOptions& options, F&& function, Args&&... args) 
 ///
 /// \param input  of the first module; each module takes and returns one tensor.
 /// \throws c10::ValueError  `segments` is not between 1 and the number of modules.
-at::Tensor checkpoint_sequential(
+DDP_API at::Tensor checkpoint_sequential(
     torch::nn::Sequential& net, int64_t segments, at::Tensor input,
     const CheckpointOptions& options = {});
 

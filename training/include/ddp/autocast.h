@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <optional>
 
 #include <c10/core/DeviceType.h>
@@ -42,7 +44,7 @@ struct AutocastOptions {
 ///
 /// Thread safety: autocast is a state of the thread; destroy the guard on the thread that made it,
 /// in the reverse order. Cost: under a microsecond, and the casts.
-class [[nodiscard]] AutocastGuard {
+class [[nodiscard]] DDP_API AutocastGuard {
  public:
   /// \throws c10::ValueError  another dtype, or a device that has no autocast.
   explicit AutocastGuard(c10::DeviceType device, const AutocastOptions& options = {});

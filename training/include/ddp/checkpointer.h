@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ddp/detail/checkpoint_part.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 
@@ -74,7 +75,7 @@ struct CheckpointerOptions {
 /// checkpointer.save(step);
 /// checkpointer.wait();
 /// ```
-class Checkpointer {
+class DDP_API Checkpointer {
  public:
   /// Touches no file yet.
   ///

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
@@ -52,7 +53,7 @@ struct GradScalerOptions {
 /// Collective over found_inf_groups, where there are any: unscale_(), and step() without it.
 /// Thread safety: none. A Checkpointer saves it.
 /// Cost: one pass over the gradients, and one wait for the device in step().
-class GradScaler {
+class DDP_API GradScaler {
  public:
   /// \throws c10::ValueError  an option out of its range.
   explicit GradScaler(const GradScalerOptions& options = {});

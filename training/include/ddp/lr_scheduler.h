@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
@@ -33,7 +34,7 @@ namespace ddp {
 /// Thread safety: none. Ownership: the optimizer must outlive its schedules.
 
 /// What the schedules share: Python's counting, and save() and load() for a Checkpointer.
-class LRScheduler : public torch::optim::LRScheduler {
+class DDP_API LRScheduler : public torch::optim::LRScheduler {
  public:
   /// The number of calls of step() so far.
   int64_t last_epoch() const { return static_cast<int64_t>(step_count_) - 1; }
@@ -97,7 +98,7 @@ class PerGroup {
 };
 
 /// lr = initial lr * lr_lambda(epoch). The functions are not saved.
-class LambdaLR final : public LRScheduler {
+class DDP_API LambdaLR final : public LRScheduler {
  public:
   /// The factor at an epoch.
   using Lambda = std::function<double(int64_t epoch)>;
@@ -128,7 +129,7 @@ struct MultiStepLROptions {
 };
 
 /// Multiplies the rate by `gamma` at each milestone.
-class MultiStepLR final : public LRScheduler {
+class DDP_API MultiStepLR final : public LRScheduler {
  public:
   /// Sets the rates of epoch 0.
   MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options);
@@ -151,7 +152,7 @@ struct LinearLROptions {
 };
 
 /// A warm-up: the rate grows (or falls) linearly, and stays then.
-class LinearLR final : public LRScheduler {
+class DDP_API LinearLR final : public LRScheduler {
  public:
   /// \throws c10::ValueError  an option out of its range.
   explicit LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options = {});
@@ -177,7 +178,7 @@ struct CosineAnnealingLROptions {
 
 /// Half a cosine from the initial rate to `eta_min` (Loshchilov and Hutter, arXiv:1608.03983,
 /// without restarts).
-class CosineAnnealingLR final : public LRScheduler {
+class DDP_API CosineAnnealingLR final : public LRScheduler {
  public:
   /// \throws c10::ValueError  T_max below 1.
   CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options);
@@ -225,7 +226,7 @@ struct OneCycleLROptions {
 
 /// Up to `max_lr` and down again, far below where it began (Smith and Topin, arXiv:1708.07120).
 /// Step it once a batch.
-class OneCycleLR final : public LRScheduler {
+class DDP_API OneCycleLR final : public LRScheduler {
  public:
   /// \throws c10::ValueError  an option out of its range, or an optimizer without momentum where it
   ///         is to be cycled.
@@ -256,7 +257,7 @@ class OneCycleLR final : public LRScheduler {
 
 /// One schedule after the other: number k + 1 begins at epoch `milestones[k]`, with its own epoch
 /// 0.
-class SequentialLR final : public LRScheduler {
+class DDP_API SequentialLR final : public LRScheduler {
  public:
   /// \param schedulers  of this optimizer; not stepped yet, and not by anybody else from here on.
   ///        They must outlive this one.
@@ -283,6 +284,6 @@ class SequentialLR final : public LRScheduler {
 /// arXiv:1706.02677), who warm it up over the first five epochs (LinearLR, or SequentialLR).
 ///
 /// \param group  unset: the default group.
-double scaled_lr(double base, const ProcessGroup& group = {});
+DDP_API double scaled_lr(double base, const ProcessGroup& group = {});
 
 }  // namespace ddp

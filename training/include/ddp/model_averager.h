@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
@@ -16,7 +17,7 @@
 namespace ddp {
 
 /// Averages parameters among ranks, in some steps. Every rank calls it after every optimizer step.
-class ModelAverager {
+class DDP_API ModelAverager {
  public:
   virtual ~ModelAverager() = default;
 
@@ -57,7 +58,7 @@ class ModelAverager {
 
 /// Averages every `period` steps, from step `warmup_steps` on, counted from 0: with a period of 3
 /// and 2 steps of warm-up in steps 2, 5, 8... As Python's `PeriodicModelAverager`.
-class PeriodicModelAverager final : public ModelAverager {
+class DDP_API PeriodicModelAverager final : public ModelAverager {
  public:
   /// \param group  none is the default group.
   /// \throws c10::ValueError  a period below 1, negative warm-up.
@@ -79,7 +80,7 @@ class PeriodicModelAverager final : public ModelAverager {
 /// // 8 ranks: pairs every 2 steps, fours every 4, all every 8.
 /// ddp::HierarchicalModelAverager averager({{2, 2}, {4, 4}, {8, 8}});
 /// ```
-class HierarchicalModelAverager final : public ModelAverager {
+class DDP_API HierarchicalModelAverager final : public ModelAverager {
  public:
   /// \param group_size_of_period  the longer the period, the larger the group; ranks whose numbers
   ///        follow each other belong together, and the last size is that of the default group.
@@ -115,7 +116,7 @@ class HierarchicalModelAverager final : public ModelAverager {
 /// ```
 ///
 /// Schedulers take `optimizer.optimizer()`.
-class PostLocalSGDOptimizer {
+class DDP_API PostLocalSGDOptimizer {
  public:
   /// \throws c10::ValueError  a null pointer.
   PostLocalSGDOptimizer(

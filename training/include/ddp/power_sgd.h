@@ -4,6 +4,7 @@
 #include <memory>
 
 #include <ddp/comm_hooks.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/serialize/archive.h>
@@ -63,7 +64,7 @@ struct CompressionStats {
 ///
 /// Collective: as every hook. Cost: memory of the gradients with use_error_feedback, and three
 /// products of a gradient with a matrix of r columns.
-class PowerSGD {
+class DDP_API PowerSGD {
  public:
   /// \param group  of the wrapper; none is the default group.
   /// \throws c10::ValueError  an option out of its range.
@@ -87,6 +88,6 @@ class PowerSGD {
 };
 
 /// A PowerSGD that nobody else holds.
-CommHook power_sgd(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
+DDP_API CommHook power_sgd(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
 
 }  // namespace ddp::hooks

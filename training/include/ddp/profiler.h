@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,7 +25,7 @@ class Trace;
 
 /// Which steps are recorded. As in Python's `torch.profiler.schedule`: `skip_first` steps, then
 /// cycles of `wait`, `warmup` and `active` steps.
-struct ProfilerOptions {
+struct DDP_API ProfilerOptions {
   /// False while wait, warmup, active, repeat and skip_first all have their defaults: everything
   /// from the construction to stop() is then one recording, as in Python without a schedule.
   bool has_schedule() const;
@@ -55,7 +57,7 @@ struct ProfilerOptions {
 enum class ProfilerAction { None, Warmup, Record, RecordAndSave };
 
 /// What happened in a recording, by name.
-struct KeyAverages {
+struct DDP_API KeyAverages {
   /// The calls of one name. Times are microseconds, memory is bytes.
   struct Entry {
     std::string name;                ///< of the operator, the kernel or the range
@@ -122,7 +124,7 @@ struct KeyAverages {
 ///   elsewhere while it records cannot stop the recording; it warns.
 /// Cost: nothing that could be measured outside of warmup and active steps; docs/profiling.md.
 /// Source: torch/profiler/profiler.py, torch/autograd/profiler_util.py of 2.11.
-class Profiler {
+class DDP_API Profiler {
  public:
   /// Starts with step 0.
   ///
@@ -192,7 +194,7 @@ class Profiler {
 ///
 /// \param folder  made when it is missing, with those above it.
 /// \param worker_name  differs among ranks. Default: "", the host's name, "_" and the process's id.
-std::function<void(Profiler&)> tensorboard_trace_handler(
+DDP_API std::function<void(Profiler&)> tensorboard_trace_handler(
     const std::string& folder, const std::string& worker_name = "");
 
 /// Names a stretch of code: it appears in the trace and in the averages while a profiler records.
@@ -204,7 +206,7 @@ std::function<void(Profiler&)> tensorboard_trace_handler(
 ///
 /// Threads: destroy it on the thread that made it, in the reverse order. Cost: tens of nanoseconds
 ///   where nothing records.
-class [[nodiscard]] RecordFunctionGuard {
+class [[nodiscard]] DDP_API RecordFunctionGuard {
  public:
   /// The stretch begins.
   explicit RecordFunctionGuard(const std::string& name);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <string>
 
 #include <torch/nn/module.h>
@@ -24,7 +26,7 @@ namespace ddp {
 ///
 /// \throws c10::ValueError  a tensor without a dense storage. c10::Error  the file cannot be
 ///         written.
-void save_state_dict(const torch::nn::Module& module, const std::string& file);
+DDP_API void save_state_dict(const torch::nn::Module& module, const std::string& file);
 
 /// Loads what save_state_dict or Python saved. "module." before every name, as Python's
 /// DistributedDataParallel saves it, is left out.
@@ -33,19 +35,20 @@ void save_state_dict(const torch::nn::Module& module, const std::string& file);
 ///        Else a warning lists the names, and the values are converted.
 /// \throws c10::Error  the file cannot be read, or is no such file. c10::ValueError  names, shapes
 ///         or dtypes that do not fit.
-void load_state_dict(torch::nn::Module& module, const std::string& file, bool strict = true);
+DDP_API void load_state_dict(
+    torch::nn::Module& module, const std::string& file, bool strict = true);
 
 /// Saves an Adam, AdamW, SGD, RMSprop or Adagrad of LibTorch as Python's `optimizer.state_dict()`:
 /// the state by the place of each parameter over all groups, and the groups' options.
 ///
 /// \throws c10::ValueError  another class. c10::Error  the file cannot be written.
-void save_state_dict(torch::optim::Optimizer& optimizer, const std::string& file);
+DDP_API void save_state_dict(torch::optim::Optimizer& optimizer, const std::string& file);
 
 /// Loads what save_state_dict saved, or Python's optimizer of the same name, made with the
 /// parameters in the same order. The saved options, as the learning rate, replace the optimizer's.
 ///
 /// \throws c10::Error  the file cannot be read, or is no such file. c10::ValueError  another class,
 ///         or a state that does not fit: other groups, other shapes, Python's `maximize`.
-void load_state_dict(torch::optim::Optimizer& optimizer, const std::string& file);
+DDP_API void load_state_dict(torch::optim::Optimizer& optimizer, const std::string& file);
 
 }  // namespace ddp

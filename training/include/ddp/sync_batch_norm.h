@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -51,7 +52,7 @@ struct SyncBatchNormOptions {
 ///   as many of both. Within checkpoint() the all-gather is repeated.
 /// Blocks: host, over NCCL the stream.
 /// Source: torch.nn.SyncBatchNorm, torch 2.11.0. Different from there: it works on CPUs.
-class SyncBatchNormImpl
+class DDP_API SyncBatchNormImpl
     : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   /// \throws c10::ValueError  num_features below 1, eps not above 0, momentum outside of 0 to 1.
@@ -82,7 +83,7 @@ class SyncBatchNormImpl
 TORCH_MODULE(SyncBatchNorm);
 
 /// Of an input [N, C] or [N, C, L].
-class SyncBatchNorm1dImpl : public SyncBatchNormImpl {
+class DDP_API SyncBatchNorm1dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
@@ -94,7 +95,7 @@ class SyncBatchNorm1dImpl : public SyncBatchNormImpl {
 TORCH_MODULE(SyncBatchNorm1d);
 
 /// Of an input [N, C, H, W].
-class SyncBatchNorm2dImpl : public SyncBatchNormImpl {
+class DDP_API SyncBatchNorm2dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
@@ -106,7 +107,7 @@ class SyncBatchNorm2dImpl : public SyncBatchNormImpl {
 TORCH_MODULE(SyncBatchNorm2d);
 
 /// Of an input [N, C, D, H, W].
-class SyncBatchNorm3dImpl : public SyncBatchNormImpl {
+class DDP_API SyncBatchNorm3dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
 
@@ -127,6 +128,6 @@ TORCH_MODULE(SyncBatchNorm3d);
 /// \return how many were converted.
 /// \throws c10::ValueError  a BatchNorm within a module that is no Sequential, by name; nothing is
 ///         changed then.
-int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group = {});
+DDP_API int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group = {});
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include <ddp/comm_hooks.h>
+#include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/serialize/archive.h>
@@ -36,7 +37,7 @@ struct TopKOptions {
 ///
 /// Collective: as every hook. Cost: a rank receives, of every other rank, an index of 4 bytes and a
 ///   value for each element that travels; a selection among all elements of the bucket.
-class TopK {
+class DDP_API TopK {
  public:
   /// \param group  of the wrapper; none is the default group.
   /// \throws c10::ValueError  an option out of its range.
@@ -57,6 +58,6 @@ class TopK {
 };
 
 /// A TopK that nobody else holds.
-CommHook top_k(const TopKOptions& options = {}, const ProcessGroup& group = {});
+DDP_API CommHook top_k(const TopKOptions& options = {}, const ProcessGroup& group = {});
 
 }  // namespace ddp::hooks

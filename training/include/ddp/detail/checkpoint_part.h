@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,19 +21,21 @@ namespace ddp::detail {
 class CheckpointPart;
 using CheckpointPartPtr = std::shared_ptr<CheckpointPart>;
 
-CheckpointPartPtr part_of_module(std::shared_ptr<torch::nn::Module> module);
-CheckpointPartPtr part_of_module(torch::nn::Module& module);
-CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer);
-CheckpointPartPtr part_of_scheduler(torch::optim::LRScheduler& scheduler);
-CheckpointPartPtr part_of_scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler);
-CheckpointPartPtr part_of_generator(at::Generator& generator);
-CheckpointPartPtr part_of_tensor(at::Tensor& tensor);
-CheckpointPartPtr part_of_archive(
+DDP_API CheckpointPartPtr part_of_module(std::shared_ptr<torch::nn::Module> module);
+DDP_API CheckpointPartPtr part_of_module(torch::nn::Module& module);
+DDP_API CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer);
+DDP_API CheckpointPartPtr part_of_scheduler(torch::optim::LRScheduler& scheduler);
+DDP_API CheckpointPartPtr part_of_scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler);
+DDP_API CheckpointPartPtr part_of_generator(at::Generator& generator);
+DDP_API CheckpointPartPtr part_of_tensor(at::Tensor& tensor);
+DDP_API CheckpointPartPtr part_of_archive(
     std::function<void(torch::serialize::OutputArchive&)> save,
     std::function<void(torch::serialize::InputArchive&)> load);
-CheckpointPartPtr part_of_int(std::function<int64_t()> get, std::function<void(int64_t)> set);
-CheckpointPartPtr part_of_double(std::function<double()> get, std::function<void(double)> set);
-CheckpointPartPtr part_of_string(std::string& text);
+DDP_API CheckpointPartPtr
+part_of_int(std::function<int64_t()> get, std::function<void(int64_t)> set);
+DDP_API CheckpointPartPtr
+part_of_double(std::function<double()> get, std::function<void(double)> set);
+DDP_API CheckpointPartPtr part_of_string(std::string& text);
 
 template <typename T, typename = void>
 struct HasSaveAndLoad : std::false_type {};

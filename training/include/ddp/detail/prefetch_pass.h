@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+#include <ddp/export.h>
 #include <ddp/move_tensors.h>
 #include <torch/data/example.h>
 
@@ -160,11 +161,11 @@ struct PrefetchSetup {
 };
 
 /// \throws c10::ValueError  as `make_prefetch_loader` says.
-PrefetchSetup prepare_prefetch(
-    const PrefetchOptions& options, bool inner_is_null, const BatchFacts& facts);
+DDP_API PrefetchSetup
+prepare_prefetch(const PrefetchOptions& options, bool inner_is_null, const BatchFacts& facts);
 
 /// One pass over the inner loader: the threads, from `begin()` until the pass is over.
-class PrefetchPass {
+class DDP_API PrefetchPass {
  public:
   /// The inner loader's next batch, or null after the last.
   using Draw = std::function<std::unique_ptr<PrefetchJob>()>;

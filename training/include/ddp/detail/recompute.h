@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ddp/export.h>
+
 // No public header: what checkpoint() does that does not depend on the function's type.
 
 #include <functional>
@@ -14,7 +16,7 @@
 namespace ddp::detail {
 
 /// A call of a function that backward repeats.
-struct RepeatableCall {
+struct DDP_API RepeatableCall {
   /// Calls the function with `inputs` in place of the tensors among its arguments, and gives the
   /// tensors of its result.
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> run;
@@ -39,7 +41,7 @@ struct RepeatableCall {
 /// One call without a graph, and the node that makes the graph anew in backward.
 ///
 /// Threads: belongs to the thread of the forward until connect(), then to that of the backward.
-class Recomputation {
+class DDP_API Recomputation {
  public:
   /// Notes random numbers and autocast as they are now: construct it before the call.
   explicit Recomputation(RepeatableCall call);
@@ -54,6 +56,6 @@ class Recomputation {
 };
 
 /// \throws c10::Error  the tensors of a result of this type cannot be found.
-void check_result_understood(bool understood, const std::string& type);
+DDP_API void check_result_understood(bool understood, const std::string& type);
 
 }  // namespace ddp::detail

@@ -1,0 +1,30 @@
+# cpack: what cmake --install installs, as a .tar.gz to unpack anywhere and as a .deb below /usr.
+# The names say which LibTorch the library was built with, for it works with no other.
+if(DDP_CUDA)
+  set(ddp_torch_name torch${ddp_torch_release}-cuda)
+else()
+  set(ddp_torch_name torch${ddp_torch_release}-cpu)
+endif()
+
+set(CPACK_PACKAGE_NAME ddp)
+set(CPACK_PACKAGE_VENDOR "the ddp developers")
+set(CPACK_PACKAGE_CONTACT "the ddp developers <ddp@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_GENERATOR "TGZ;DEB")
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGE_FILE_NAME
+  ddp-${PROJECT_VERSION}-${ddp_torch_name}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR})
+
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_DEBIAN_PACKAGE_VERSION ${PROJECT_VERSION}+${ddp_torch_name})
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+# LibTorch is in no Debian package, so shlibdeps has no name for it.
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "g++, cmake (>= 3.25), libcli11-dev")
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "${PROJECT_DESCRIPTION}
+ Built with LibTorch ${Torch_VERSION}, which is not part of the package: give
+ CMake the folder of that version, as the README in /usr/share/ddp says.")
+
+include(CPack)

@@ -1,0 +1,45 @@
+# What the tests of this folder share. They are given GENERATOR, CONFIG, CXX, CLANG (or ""), LAUNCHER,
+# SANITIZE, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of their own.
+
+function(try)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  list(JOIN ARGV " " command)
+  set(status "${status}" PARENT_SCOPE)
+  set(output "${output}" PARENT_SCOPE)
+  set(command "${command}" PARENT_SCOPE)
+endfunction()
+
+function(run)
+  try(${ARGV})
+  if(NOT status EQUAL 0)
+    message("${output}") # apart from the error, whose text CMake would reflow
+    message(FATAL_ERROR "${command}: expected exit status 0, got ${status}; its output is above")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+# A user who has never run setup.sh, and whose environment names no LibTorch.
+set(as_newcomer ${CMAKE_COMMAND} -E env "HOME=${WORK_DIR}" --unset=XDG_CACHE_HOME
+  --unset=Torch_DIR --unset=Torch_ROOT)
+unset(ENV{CMAKE_PREFIX_PATH})
+set(sanitize "")
+if(SANITIZE)
+  set(sanitize "-DCMAKE_CXX_FLAGS=-fsanitize=${SANITIZE}")
+endif()
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}") # a list, which an argument would take apart
+# Unoptimized: the programs take a few steps, and half the test would be their compilation.
+set(settings -G "${GENERATOR}" "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG"
+  "-DCMAKE_CXX_COMPILER=${CXX}" ${sanitize})
+
+# Configures tests/consumer in WORK_DIR/<name> with that compiler and further arguments, builds it for
+# every standard, and runs it alone and on two ranks. Leaves what CMake said in `configured`.
+function(use_as_consumer name compiler)
+  run(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/${name}"
+    ${settings} "-DCMAKE_CXX_COMPILER=${compiler}" ${ARGN})
+  set(configured "${output}" PARENT_SCOPE)
+  run(${CMAKE_COMMAND} --build "${WORK_DIR}/${name}" --config "${CONFIG}")
+  run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK_DIR}/${name}" -C "${CONFIG}" --output-on-failure)
+  if(NOT output MATCHES "tests passed, 0 tests failed out of 4")
+    message(FATAL_ERROR "${name}: expected its 4 tests to pass, got:\n${output}")
+  endif()
+endfunction()

@@ -1,0 +1,54 @@
+# Builds libddp.so in SHARED_BUILD_DIR, packs it as .deb and .tar.gz, and uses what is in the .deb: by
+# tests/consumer, and by the objects of all code in the documentation (DOCS_OBJECTS), which call most of
+# what is public, so a function that lacks DDP_API does not link.
+include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
+file(REMOVE_RECURSE "${WORK_DIR}")
+
+# As the build of this test: beside it, optimized as it, so that ccache has compiled it already.
+run(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${SHARED_BUILD_DIR}" -G "${GENERATOR}"
+  "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DTorch_DIR=${TORCH_DIR}"
+  "-DDDP_WITH_CUDA=${WITH_CUDA}" "-DDDP_SANITIZE=${SANITIZE}" -DBUILD_SHARED_LIBS=ON
+  -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF -DDDP_BUILD_BENCHMARKS=OFF)
+run(${CMAKE_COMMAND} --build "${SHARED_BUILD_DIR}" --config "${CONFIG}")
+
+run(${CMAKE_CPACK_COMMAND} --config "${SHARED_BUILD_DIR}/CPackConfig.cmake" -C "${CONFIG}"
+  -B "${WORK_DIR}/packages")
+file(GLOB archive "${WORK_DIR}/packages/ddp-*-torch2.*.tar.gz")
+file(GLOB deb "${WORK_DIR}/packages/ddp_*+torch2.*.deb")
+if(NOT archive OR NOT deb)
+  message(FATAL_ERROR "expected a .tar.gz and a .deb that name LibTorch's version, got:\n${output}")
+endif()
+run(dpkg-deb --extract "${deb}" "${WORK_DIR}/deb")
+run(${CMAKE_COMMAND} -E make_directory "${WORK_DIR}/tar")
+run(tar -xzf "${archive}" --strip-components=1 -C "${WORK_DIR}/tar")
+file(GLOB_RECURSE in_deb RELATIVE "${WORK_DIR}/deb/usr" "${WORK_DIR}/deb/usr/*")
+file(GLOB_RECURSE in_archive RELATIVE "${WORK_DIR}/tar" "${WORK_DIR}/tar/*")
+if(NOT in_archive STREQUAL in_deb)
+  message(FATAL_ERROR "expected the same files in .deb and .tar.gz, got ${in_deb} and ${in_archive}")
+endif()
+set(prefix "${WORK_DIR}/deb/usr")
+file(GLOB library "${prefix}/lib*/libddp.so.*.*.*")
+foreach(file IN ITEMS bin/ddprun include/ddp/ddp.h share/ddp/README.md share/ddp/CHANGELOG.md)
+  if(NOT library OR NOT EXISTS "${prefix}/${file}")
+    message(FATAL_ERROR "expected libddp.so and ${file} in the packages, got ${in_deb}")
+  endif()
+endforeach()
+
+# Its name has a version, and of ddp it shows what is public: no symbol of an internal class.
+run(readelf -d "${library}")
+if(NOT output MATCHES "SONAME[^\n]*libddp\\.so\\.[0-9]+\\.[0-9]+\\]")
+  message(FATAL_ERROR "expected a version in the library's name, got:\n${output}")
+endif()
+run(nm -DC --defined-only "${library}")
+if(NOT output MATCHES " ddp::DistributedDataParallelBase::" OR output MATCHES " ddp::(Reducer|GroupMonitor)::")
+  message(FATAL_ERROR "expected ddp's public symbols and no others, got:\n${output}")
+endif()
+
+get_filename_component(torch_prefix "${TORCH_DIR}/../../.." ABSOLUTE)
+run(${CXX} -shared -o "${WORK_DIR}/docs.so" -Wl,--no-undefined ${DOCS_OBJECTS} "${library}"
+  "-L${torch_prefix}/lib" -ltorch_cpu -lc10 -Wl,--allow-shlib-undefined)
+
+foreach(compiler IN ITEMS ${CXX} ${CLANG})
+  get_filename_component(name "${compiler}" NAME)
+  use_as_consumer("by ${name}" "${compiler}" "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}")
+endforeach()
