@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/stream_capture.h>
 
 namespace ddp {
 namespace {
@@ -85,6 +87,11 @@ JoinRound exchange_entries(
   std::vector<RankEntry> by_rank(size);
   by_rank[group->getRank()] = mine;
   if (size == 1) return JoinRound(std::move(by_rank));
+  DDP_CHECK(
+      !is_capturing(device),
+      "DistributedDataParallel: expected a graph to be captured where the ranks need not tell each "
+      "other of a step, got a join or Reduction::SampleWeighted on ",
+      monitor.rank_text(), ". Capture without these.");
   // Each rank fills its own row: the sum is everybody's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();

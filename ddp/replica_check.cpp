@@ -14,7 +14,9 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/stream_capture.h>
 
 #include "optimizer_values.h"
 
@@ -246,6 +248,10 @@ void PeriodicReplicaCheck::start(
     c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
   if (every_ == 0 || group.getSize() == 1 || ++passes_ % every_ != 0) return;
   const auto tensors = find();
+  DDP_CHECK(
+      !is_capturing(tensors.front().device()),
+      "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
+      "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
   const auto hash = static_cast<int64_t>(hash_of(tensors));
   // The greatest of all, and of all complements, which is the complement of the least.
   extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());

@@ -64,6 +64,7 @@ std::vector<size_t> Bucket::direct_sizes() const {
 std::vector<Bucket::Misfit> Bucket::pack(
     double scale, const std::vector<char>* used, Unused unused) {
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
+  left_alone_ = false;
   if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
   std::vector<Misfit> misfits;
   const auto note = [&](size_t slot, std::string difference) {
@@ -95,6 +96,18 @@ std::vector<Bucket::Misfit> Bucket::pack(
   }
   copies.finish();
   return misfits;
+}
+
+bool Bucket::leave_alone(const std::vector<char>* used) {
+  left_alone_ = false;
+  if (sparse_ || !direct_.empty() || !placement_->leaves_memory()) return false;
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    if (used && !(*used)[indices_[packed_slots_[packed]]]) continue;
+    const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+    if (!grad.defined() || !is_like(grad, storage_.views()[packed])) return false;
+  }
+  left_alone_ = true;
+  return true;
 }
 
 // Small gradients lie all over memory: waiting for it takes longer than the copy.

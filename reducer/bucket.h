@@ -79,6 +79,14 @@ class Bucket {
   std::vector<Misfit> pack(
       double scale, const std::vector<char>* used = nullptr, Unused unused = Unused::Remember);
 
+  /// In place of pack(), where the gradients would come back as they are: leaves them where they
+  /// are, and so will unpack().
+  ///
+  /// \param used  as in pack().
+  /// \return false, with nothing done, where unpack() has something to do all the same: a gradient
+  ///         that belongs into storage, that is missing, or of another kind than its place here.
+  bool leave_alone(const std::vector<char>* used);
+
   /// Makes every parameter's `.grad` the reduced gradient.
   ///
   /// \param reduced  1-D, what came back of the packed ones; usually gradients() itself.
@@ -102,6 +110,7 @@ class Bucket {
   std::unique_ptr<GradientPlacement> placement_;
   BucketStorage storage_;
   std::vector<at::Tensor> remembered_;  // packed gradients in place that unpack() may restore
+  bool left_alone_ = false;             // in this pass
   at::Tensor packed_;                   // the sparse gradient that is sent
 };
 

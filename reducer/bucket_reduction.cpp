@@ -25,6 +25,8 @@ class AllReduction : public BucketReduction {
     return !bucket.is_sparse() && !bucket.storage().all().is_complex();
   }
 
+  bool returns_as_packed() const override { return group_->getSize() == 1; }
+
   InFlight start(
       const Bucket& bucket, size_t /*index*/, bool /*is_last*/,
       const std::optional<double>& scale) override {

@@ -32,6 +32,9 @@ class BucketReduction {
   /// Whether numbers behind the gradients of `bucket` come back as their sum, or their average.
   virtual bool carries_status(const Bucket& bucket) const = 0;
 
+  /// Whether a bucket comes back as it was packed: there is nobody to reduce it with.
+  virtual bool returns_as_packed() const { return false; }
+
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   /// What has to end before another bucket is packed, if anything; asked for once.
   virtual WorkPtr in_the_way() { return {}; }

@@ -52,6 +52,8 @@ class BucketSchedule {
   /// \param cap  in bytes, if that was agreed on, too.
   void adopt(std::vector<size_t> order, std::optional<int64_t> cap);
   bool rebuild_is_due() const { return state_ == State::Agreed; }
+  /// The buckets stay as they are.
+  bool is_final() const { return state_ == State::Final; }
   /// The agreed plan, once.
   ///
   /// \param pass  the first one that it is for.

@@ -8,6 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/stream_capture.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "problem_report.h"
@@ -51,10 +52,10 @@ bool tracks_usage(const ReducerOptions& options) {
   return options.find_unused_parameters() || options.static_graph();
 }
 
-// Whether nothing but the status makes the host wait for the end of a pass on the device.
+// Whether nothing but the status makes the host wait for the end of a pass on the device. The status
+// of a group of one is on the host from the beginning.
 bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
-  if (group.getSize() == 1) return !parameter.is_cpu();
-  return capabilities_of(group, parameter.device()).waits_on_stream;
+  return group.getSize() > 1 && capabilities_of(group, parameter.device()).waits_on_stream;
 }
 
 BucketSchedule make_schedule(
@@ -109,14 +110,16 @@ Reducer::Engine::~Engine() { warn_of_last_pass(); }
 void Reducer::Engine::warn_of_last_pass() const noexcept {
   if (!deferred_ || deferred_->problems.empty() || monitor_->aborted()) return;
   try {
-    std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
-    by_rank[static_cast<size_t>(group_->getRank())] = deferred_->problems;
-    TORCH_WARN(
-        "The last reduced backward pass was wrong. ",
-        describe_problems(by_rank, buckets_.parameters().size()));
+    TORCH_WARN("The last reduced backward pass was wrong. ", describe_own_problems(*deferred_));
   } catch (const std::exception&) {
     // A warning handler that throws.
   }
+}
+
+std::string Reducer::Engine::describe_own_problems(const BackwardPass& pass) const {
+  std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
+  by_rank[static_cast<size_t>(group_->getRank())] = pass.problems;
+  return describe_problems(by_rank, buckets_.parameters().size());
 }
 
 void Reducer::Engine::begin_pass(int64_t number) {
@@ -126,11 +129,12 @@ void Reducer::Engine::begin_pass(int64_t number) {
 }
 
 void Reducer::Engine::place_status() {
+  if (group_->getSize() == 1) return status_.stay_on_host();
   const auto& last = buckets_.last();
   if (reduction_->carries_status(last)) {
     status_.travel_in(last.storage().tail());
   } else {
-    status_.travel_alone(buckets_.parameters().front().tensor.device());
+    status_.travel_alone(device());
   }
 }
 
@@ -146,6 +150,23 @@ void Reducer::Engine::check_reduction_may_change(const char* what) const {
       !observers_.tunes, what,
       ": expected buckets that stay the same once they are rebuilt, but bucket_cap_mb is "
       "kTuneBucketCap. Set a number of MiB.");
+}
+
+// A step that is captured runs on the host once and on the device again and again: what the host
+// decides in it is decided for good, and what it waits for does not come.
+void Reducer::Engine::check_capture() const {
+  if (!is_capturing(device())) return;
+  DDP_CHECK(
+      schedule_.is_final(),
+      "DistributedDataParallel: expected a graph to be captured behind the steps in which the "
+      "buckets find their order, got a capture of backward pass ",
+      pass_->number(), " on ", monitor_->rank_text(),
+      ". Run at least 3 steps on the capturing stream before.");
+  DDP_CHECK(
+      group_->getSize() == 1 || runs_ahead(),
+      "DistributedDataParallel: expected a graph to be captured where no step makes the host wait "
+      "for the device, got find_unused_parameters, static_graph or a backend other than NCCL on ",
+      monitor_->rank_text(), ". Capture without these.");
 }
 
 void Reducer::Engine::register_comm_hook(CommHook hook) {
@@ -168,7 +189,7 @@ std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
   has_own_reduction_ = true;
   const auto shards = std::make_shared<GradientShards>();
   buckets_.shard(schedule_.settle().buckets, shards);
-  reduction_ = make_reduce_scatter(group_, buckets_.parameters().front().tensor.device(), shards);
+  reduction_ = make_reduce_scatter(group_, device(), shards);
   place_status();
   begin_pass(pass_->number());
   return shards;
@@ -184,6 +205,7 @@ void Reducer::Engine::when_reduced(WhenReduced act) {
 void Reducer::Engine::prepare_for_forward(bool training) {
   if (torch::autograd::get_current_node()) return;
   monitor_->check();
+  check_capture();
   if (training) monitor_->begin_attempt();
   observers_.recorder.begin_forward(pass_->number());
   if (schedule_.rebuild_is_due()) rebuild_buckets();
@@ -248,8 +270,7 @@ ReductionStats Reducer::Engine::stats() const {
   stats.rebuilt_at = schedule_.rebuilt_at();
   stats.bucket_bytes = buckets_.storage_bytes();
   stats.buckets = buckets_.indices();
-  const auto device = buckets_.parameters().front().tensor.device();
-  stats.backend = group_->getBackend(device.type())->getBackendName();
+  stats.backend = group_->getBackend(device().type())->getBackendName();
   stats.tuning = observers_.tuned;
   if (stats.tuning) {
     stats.tuning->measured_ms = observers_.recorder.median_step_ms(/*after=*/stats.rebuilt_at);

@@ -93,10 +93,13 @@ class Reducer::Engine final : public AutogradEvents {
   // engine.cpp: between passes
   void begin_pass(int64_t number);
   void check_reduction_may_change(const char* what) const;
+  void check_capture() const;
   void follow_parameters();
   void place_status();
   void rebuild_buckets();
   void warn_of_last_pass() const noexcept;
+  std::string describe_own_problems(const BackwardPass& pass) const;
+  c10::Device device() const { return buckets_.parameters().front().tensor.device(); }
   bool runs_ahead() const { return status_.defers(); }
 
   // engine_backward.cpp: while autograd runs
@@ -117,6 +120,7 @@ class Reducer::Engine final : public AutogradEvents {
   void wait_for(c10d::Work& work, WaitPoint where);
   void follow(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where);
   BackwardPass* await_verdict();
+  void judge_capture();
   void await(BackwardPass& pass);
   std::string objection_to(BackwardPass& pass, std::vector<char>& unused);
   void finalize_bucket(size_t b, const std::vector<char>& unused);

@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/stream_capture.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
@@ -66,6 +67,8 @@ void Reducer::Engine::begin_backward() {
   // No forward pass came in between: of two forwards and two backwards, say.
   if (schedule_.rebuild_is_due()) rebuild_buckets();
   phase_ = Phase::Reducing;
+  pass_->captured = is_capturing(device());
+  if (pass_->captured) observers_.recorder.leave_out();  // its times would be those of the capture
   if (const auto used = bare_.used(buckets_.parameters())) tell_bare_step(*used);
   pass_->served = buckets_.serve_gradients();
   observers_.tell([](PassObserver& o) { o.begin_backward(); });
@@ -173,11 +176,15 @@ void Reducer::Engine::launch(size_t b) {
 void Reducer::Engine::pack(size_t b) {
   auto& bucket = buckets_[b];
   const bool looks_at_usage = usage_->tracks_usage() || pass_->joined;
+  const auto* used = looks_at_usage ? &usage_->used() : nullptr;
   const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Remember;
+  const auto scale = reduction_->scale_of(bucket, pass_->terms.scale);
+  // On a device a copy is a launch, for each gradient one. On the CPU it is cheap, and what is seen
+  // and measured of one rank holds for several.
+  const bool returns = !buckets_.on_cpu() && reduction_->returns_as_packed() && scale == 1;
+  if (returns && !pass_->joined && bucket.leave_alone(used)) return;
   observers_.tell([](PassObserver& o) { o.begin_pack(); });
-  auto misfits = bucket.pack(
-      reduction_->scale_of(bucket, pass_->terms.scale), looks_at_usage ? &usage_->used() : nullptr,
-      unused);
+  auto misfits = bucket.pack(scale, used, unused);
   observers_.tell([](PassObserver& o) { o.end_pack(); });
   for (auto& misfit : misfits) {
     status_.report(
@@ -189,6 +196,10 @@ void Reducer::Engine::pack(size_t b) {
 }
 
 void Reducer::Engine::send_status() {
+  if (pass_->captured && group_->getSize() > 1) {
+    pass_->problems = status_.write_nothing();
+    return;
+  }
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
   pass_->problems = status_.write(forwards, usage_->used());
   if (status_.travels_alone()) pass_->status_work = status_.send(*group_);

@@ -86,10 +86,11 @@ void Reducer::Engine::end_pass() {
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
   const auto number = pass_->number();
   const auto terms = pass_->terms;
-  if (runs_ahead()) {
+  if (runs_ahead() && !pass_->captured) {
     std::swap(pass_, deferred_);
     if (!pass_) pass_ = std::make_unique<BackwardPass>();
   }
+  pass_->captured = false;
   pass_->terms = terms;  // for a further backward pass without a forward pass
   monitor_->end_attempts();
   pass_->joined = false;
@@ -156,16 +157,29 @@ void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
 void Reducer::Engine::follow(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
   if (!runs_ahead() || observers_.recorder.is_sampling()) return wait_for(*work, where);
   monitor_->wait_on_stream(*work, where);
-  pass_->works.push_back(work);
+  if (!pass_->captured) pass_->works.push_back(work);  // nobody may ask those whether they are over
 }
 
 // The pass whose status is to be looked at now: this one, or the one before, which the host waits
 // for on the device too; null for none.
 BackwardPass* Reducer::Engine::await_verdict() {
+  if (pass_->captured && group_->getSize() > 1) {
+    judge_capture();
+    return nullptr;
+  }
   pass_->status = status_.fetch();
   auto* judged = runs_ahead() ? deferred_.get() : pass_.get();
   if (judged) await(*judged);
   return judged;
+}
+
+// What this rank alone knows of a pass that the device has not run. No rank hears of it from the
+// device, so the group's failure tells the others.
+void Reducer::Engine::judge_capture() {
+  const auto where = [] { return std::string("capturing a backward pass"); };
+  monitor_->abort_on_error(where, [&] {
+    DDP_CHECK(pass_->problems.empty(), describe_own_problems(*pass_));
+  });
 }
 
 void Reducer::Engine::await(BackwardPass& pass) {

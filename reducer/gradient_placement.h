@@ -17,6 +17,9 @@ class GradientPlacement {
  public:
   virtual ~GradientPlacement() = default;
 
+  /// Whether `.grad` has memory of its own between passes: any that it has.
+  virtual bool leaves_memory() const { return false; }
+
   /// Behind the copy of `grad`, of `slot`, into the storage: it need not keep memory of its own.
   virtual void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
     (void)grad, (void)storage, (void)slot;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -34,6 +35,11 @@ void StatusAgreement::travel_in(at::Tensor tail) {
   storage_ = std::move(tail);
 }
 
+void StatusAgreement::stay_on_host() {
+  travels_alone_ = false;
+  storage_ = at::zeros({size()}, at::kFloat);
+}
+
 void StatusAgreement::travel_alone(c10::Device device) {
   travels_alone_ = true;
   storage_ = at::zeros({size()}, at::dtype(at::kFloat).device(device));
@@ -45,13 +51,19 @@ c10::intrusive_ptr<c10d::Work> StatusAgreement::send(c10d::ProcessGroup& group) 
   return group.allreduce(wire);
 }
 
+std::vector<Problem> StatusAgreement::take_reported() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reported_, {});
+}
+
+std::vector<Problem> StatusAgreement::write_nothing() {
+  storage_.zero_();
+  return take_reported();
+}
+
 std::vector<Problem> StatusAgreement::write(
     const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
-  std::vector<Problem> problems;
-  {
-    const std::lock_guard lock(mutex_);
-    problems.swap(reported_);
-  }
+  auto problems = take_reported();
   std::array<float, kFirstFlag> head{};
   head[0] = problems.empty() ? 0 : 1;
   size_t first = 1;
@@ -82,7 +94,8 @@ StatusAgreement::Arrival StatusAgreement::fetch() const {
 }
 
 StatusAgreement::Sum StatusAgreement::Arrival::read() const {
-  if (event_) event_->synchronize();
+  // Who has looked need not wait.
+  if (!is_here()) event_->synchronize();
   const auto host = host_.to(at::kDouble);
   const auto* words = host.const_data_ptr<double>();
   Sum sum;

@@ -66,6 +66,8 @@ class StatusAgreement {
 
   /// Uses the end of the last bucket, 1-D of `size()` elements.
   void travel_in(at::Tensor tail);
+  /// Uses memory of the host: a group of one has nobody to tell.
+  void stay_on_host();
   /// Uses memory of its own on `device`, and a collective of its own.
   void travel_alone(c10::Device device);
   bool travels_alone() const { return travels_alone_; }
@@ -77,6 +79,11 @@ class StatusAgreement {
   /// \return what was reported.
   std::vector<Problem> write(
       const std::optional<uint64_t>& forwards, const std::vector<char>& used);
+  /// In place of write(), for a pass that is captured and replayed: writes that there is nothing to
+  /// tell, by the device alone, for the host has no part in a replay.
+  ///
+  /// \return what was reported.
+  std::vector<Problem> write_nothing();
   /// Sends a status that travels alone. Empty in a group of one.
   c10::intrusive_ptr<c10d::Work> send(c10d::ProcessGroup& group) const;
   /// What came back, once the current stream has done what it has to do. The storage may be
@@ -84,6 +91,8 @@ class StatusAgreement {
   Arrival fetch() const;
 
  private:
+  std::vector<Problem> take_reported();
+
   const size_t parameters_;
   const bool tracks_usage_;
   const bool defers_;

@@ -29,6 +29,8 @@ class StepRecorder final : public PassObserver {
 
   /// The step is the one from the last of these before a reduced backward.
   void begin_forward(int64_t step) override;
+  /// The step that goes on is not sampled.
+  void leave_out() { sample_.reset(); }
   bool is_sampling() const { return sample_ != nullptr; }
   void armed(size_t buckets) override {
     if (sample_) sample_->stats.buckets.assign(buckets, {});

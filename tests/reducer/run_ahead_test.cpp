@@ -1,14 +1,11 @@
 // Over a backend that, as NCCL, holds up the stream and not the host: here one that says it does.
-#include <atomic>
 #include <functional>
 #include <thread>
 
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/shm/backend/fallback_backend.h"
-#include "reducer/passes.h"
+#include "reducer/like_nccl.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/warnings.h"
@@ -20,109 +17,10 @@ namespace {
 
 using testing::error_of;
 using testing::errors_of_ranks;
-using testing::parameter;
 using testing::Rank;
 using testing::run_ranks;
+using testing::Trainer;
 using testing::Warnings;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// Counts how often somebody looks whether it is over.
-class WatchedWork : public c10d::Work {
- public:
-  explicit WatchedWork(WorkPtr work) : work_(std::move(work)) {}
-  bool isCompleted() override {
-    ++looks;
-    return work_->isCompleted();
-  }
-  std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    // As NCCL's, which aborts the communicator when a limit is over.
-    TORCH_CHECK(timeout == kNoTimeout || work_->isCompleted(), "timed out in blocking wait");
-    return on_stream ? true : work_->wait(timeout);
-  }
-
-  std::atomic<int> looks{0};
-  bool on_stream = false;      // else what is waited for is there, as behind a stream that waited
-  std::exception_ptr failure;  // what the device met, as only exception() tells
-
- private:
-  WorkPtr work_;
-};
-
-class LikeNccl : public backends::shm::FallbackBackend {
- public:
-  LikeNccl(int rank, int size, c10::intrusive_ptr<c10d::Backend> carrier)
-      : FallbackBackend(rank, size, /*arena=*/nullptr, std::move(carrier)) {}
-  const std::string getBackendName() const override { return "nccl"; }
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    auto sums = options;
-    if (options.reduceOp == c10d::ReduceOp::AVG) {
-      tensors[0].div_(getSize());
-      sums.reduceOp = c10d::ReduceOp::SUM;
-    }
-    latest = c10::make_intrusive<WatchedWork>(FallbackBackend::allreduce(tensors, sums));
-    latest->on_stream = on_stream;
-    return latest;
-  }
-
-  c10::intrusive_ptr<WatchedWork> latest;
-  bool on_stream = false;
-};
-
-/// Two parameters and what averages their gradients.
-struct Trainer {
-  explicit Trainer(const Rank& self, ReducerOptions options = ReducerOptions().stats_every(0))
-      : rank(self.rank),
-        backend(
-            c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU))),
-        reducer({{"a", a}, {"b", b}}, group_of(self), options) {}
-
-  ProcessGroup group_of(const Rank& self) const {
-    auto group = c10::make_intrusive<c10d::ProcessGroup>(
-        c10::make_intrusive<c10d::PrefixStore>("ahead", self.store), self.rank, self.size);
-    group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
-    group->setDefaultBackend("nccl");
-    group->setGroupName("ahead");
-    return group;
-  }
-
-  /// \return  what it throws; "" for nothing.
-  std::string step(bool skip_b = false) {
-    a.mutable_grad().reset();
-    b.mutable_grad().reset();
-    try {
-      testing::reduced_backward(reducer, [&] {
-        const auto loss = skip_b ? a.sum() : a.sum() + b.sum();
-        return loss * (rank + 1.0);
-      });
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "";
-  }
-
-  /// Until the buckets are as they stay; from then on collectives hold up the stream alone.
-  void begin() {
-    for (int i = 0; i < 2; ++i) step();
-    backend->on_stream = true;
-  }
-
-  /// A forward pass that throws.
-  void fail_forward() {
-    reducer.prepare_for_forward();
-    try {
-      throw std::runtime_error("index 7 is out of bounds");
-    } catch (const std::exception&) {
-      reducer.forward_failed();
-    }
-  }
-
-  int rank;
-  at::Tensor a = parameter(), b = parameter();
-  c10::intrusive_ptr<LikeNccl> backend;
-  Reducer reducer;
-};
 
 /// What is left under way at the end of a test holds it up for so long.
 testing::RanksOptions impatient() {

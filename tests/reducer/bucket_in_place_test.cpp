@@ -1,0 +1,91 @@
+// A bucket whose gradients nobody reduces, and which stay where they are.
+#include <memory>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "reducer/bucket.h"
+#include "reducer/copied_gradients.h"
+#include "reducer/viewed_gradients.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+std::vector<NamedParameter> two_parameters() {
+  return {
+      {"a", torch::ones({2, 3}).set_requires_grad(true)},
+      {"b", torch::ones({4}).set_requires_grad(true)}};
+}
+
+template <typename Placement>
+Bucket bucket_of(const std::vector<NamedParameter>& parameters) {
+  const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
+    return torch::full({numel}, 7, options);
+  };
+  return {parameters, {0, 1}, /*tail=*/0, std::make_unique<Placement>(), allocate, nullptr};
+}
+
+void give_gradients(const std::vector<NamedParameter>& parameters) {
+  for (const auto& p : parameters) p.tensor.mutable_grad() = torch::full_like(p.tensor, 2);
+}
+
+}  // namespace
+
+TEST_CASE("gradients that nobody reduces stay what and where they are", "[bucket]") {
+  const torch::NoGradGuard no_grad;
+  const auto parameters = two_parameters();
+  auto bucket = bucket_of<CopiedGradients>(parameters);
+  give_gradients(parameters);
+  const auto grad = parameters[0].tensor.grad();
+  const auto version = grad._version();
+  REQUIRE(bucket.leave_alone(nullptr));
+  bucket.unpack(bucket.gradients());
+  CHECK(parameters[0].tensor.grad().is_same(grad));
+  CHECK(grad._version() == version);
+  CHECK(torch::equal(grad, torch::full({2, 3}, 2.)));
+  CHECK(torch::equal(bucket.gradients(), torch::full({10}, 7.)));  // nothing came in
+
+  // The pass behind it packs again.
+  CHECK(bucket.pack(0.5).empty());
+  bucket.unpack(bucket.gradients());
+  CHECK(torch::equal(grad, torch::full({2, 3}, 1.)));
+}
+
+TEST_CASE("a pass that ended between the two leaves no trace in the next", "[bucket]") {
+  const torch::NoGradGuard no_grad;
+  const auto parameters = two_parameters();
+  auto bucket = bucket_of<CopiedGradients>(parameters);
+  give_gradients(parameters);
+  REQUIRE(bucket.leave_alone(nullptr));
+  bucket.pack(0.5);
+  bucket.unpack(bucket.gradients());
+  CHECK(torch::equal(parameters[1].tensor.grad(), torch::full({4}, 1.)));
+}
+
+TEST_CASE("what unpack has to do is not left out", "[bucket]") {
+  const torch::NoGradGuard no_grad;
+  const auto parameters = two_parameters();
+  SECTION("a gradient that is missing") {
+    auto bucket = bucket_of<CopiedGradients>(parameters);
+    give_gradients(parameters);
+    parameters[1].tensor.mutable_grad().reset();
+    CHECK_FALSE(bucket.leave_alone(nullptr));
+    const std::vector<char> used{1, 0};
+    CHECK(bucket.leave_alone(&used));
+  }
+  SECTION("a gradient of another kind") {
+    auto bucket = bucket_of<CopiedGradients>(parameters);
+    give_gradients(parameters);
+    parameters[1].tensor.mutable_grad() = torch::ones({4}, at::kDouble);
+    CHECK_FALSE(bucket.leave_alone(nullptr));
+  }
+  SECTION("gradients that are views of their bucket") {
+    auto bucket = bucket_of<ViewedGradients>(parameters);
+    give_gradients(parameters);
+    CHECK_FALSE(bucket.leave_alone(nullptr));
+  }
+}
+
+}  // namespace ddp

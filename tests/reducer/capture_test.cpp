@@ -1,0 +1,178 @@
+// Passes that are captured for a graph, over a backend that is like NCCL. No stream is captured
+// here: the library is told that one is. tests/ddp/cuda_graph_test.cpp captures on a GPU.
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include <ddp/internal/stream_capture.h>
+#include <ddp/reduction_stats.h>
+
+#include "reducer/like_nccl.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+using testing::Trainer;
+
+/// Ranks that meet without their group, which a test may have aborted.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size) {}
+
+  /// Lets the last rank that comes `act`, and then all go on.
+  void meet(const std::function<void()>& act) {
+    std::unique_lock lock(mutex_);
+    const int round = round_;
+    if (++here_ < size_) {
+      all_here_.wait(lock, [&] { return round_ != round; });
+      return;
+    }
+    act();
+    here_ = 0;
+    ++round_;
+    all_here_.notify_all();
+  }
+
+ private:
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int here_ = 0;
+  int round_ = 0;
+};
+
+/// As if all ranks captured, for as long as it lives on them.
+class Capture {
+ public:
+  explicit Capture(Meeting& meeting) : meeting_(meeting) {
+    meeting_.meet([] { pretends_to_capture = true; });
+  }
+  ~Capture() {
+    meeting_.meet([] { pretends_to_capture = false; });
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+ private:
+  Meeting& meeting_;
+};
+
+}  // namespace
+
+TEST_CASE("nobody looks whether the device is done with a captured pass", "[ranks][capture]") {
+  const bool as_views = GENERATE(false, true);
+  Meeting meeting(2);
+  const auto looks = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
+    Trainer trainer(self, ReducerOptions().stats_every(0).gradient_as_bucket_view(as_views));
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
+    const auto eager = trainer.backend->latest;
+    const int before = eager->looks;
+    c10::intrusive_ptr<testing::WatchedWork> captured;
+    int during = 0;
+    {
+      const Capture capture(meeting);
+      const auto error = trainer.step();
+      TORCH_CHECK(error.empty(), error);
+      captured = trainer.backend->latest;
+      during = eager->looks;
+    }
+    TORCH_CHECK(torch::equal(trainer.a.grad(), torch::full({3}, 1.5)), trainer.a.grad());
+    for (int step = 0; step < 2; ++step) TORCH_CHECK(trainer.step().empty());
+    return std::vector<int>{during - before, eager->looks - before, captured->looks};
+  });
+  for (const auto& rank : looks) {
+    CHECK(rank[0] == 0);  // of what ran before, while it captured
+    CHECK(rank[1] > 0);   // and behind the capture
+    CHECK(rank[2] == 0);  // of what was captured
+  }
+}
+
+TEST_CASE("a captured pass is not sampled, for its times are the capture's", "[ranks][capture]") {
+  Meeting meeting(2);
+  const auto sampled = run_ranks<std::vector<int64_t>>(2, [&](const Rank& self) {
+    Trainer trainer(self, ReducerOptions().stats_every(1));
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
+    {
+      const Capture capture(meeting);
+      TORCH_CHECK(trainer.step().empty());
+    }
+    TORCH_CHECK(trainer.step().empty());
+    std::vector<int64_t> steps;
+    for (const auto& step : trainer.reducer.stats().steps) steps.push_back(step.step);
+    return steps;
+  });
+  for (const auto& steps : sampled) CHECK(steps == std::vector<int64_t>{1, 2, 3, 5});
+}
+
+TEST_CASE("a capture comes behind the steps that find the order", "[ranks][capture][errors]") {
+  const int ran = GENERATE(0, 1, 2, 3);
+  CAPTURE(ran);
+  Meeting meeting(2);
+  const auto told = run_ranks<std::string>(2, [&](const Rank& self) {
+    Trainer trainer(self);
+    for (int step = 0; step < ran; ++step) TORCH_CHECK(trainer.step().empty());
+    std::string error;
+    {
+      const Capture capture(meeting);
+      error = trainer.step();
+    }
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());  // it did no harm
+    return error;
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    if (ran >= 2) {
+      CHECK(told[rank] == "");
+    } else {
+      CHECK_THAT(
+          told[rank], ContainsText("a capture of backward pass " + std::to_string(ran + 1)) &&
+                          ContainsText("on rank " + std::to_string(rank) + " of 2") &&
+                          ContainsText("Run at least 3 steps"));
+    }
+  }
+}
+
+TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture][errors]") {
+  const bool unused = GENERATE(false, true);
+  const int size = GENERATE(1, 2);
+  CAPTURE(unused, size);
+  Meeting meeting(size);
+  const auto told = run_ranks<std::string>(size, [&](const Rank& self) {
+    Trainer trainer(
+        self, ReducerOptions().find_unused_parameters(unused).static_graph(!unused));
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
+    const Capture capture(meeting);
+    return trainer.step();
+  });
+  for (const auto& error : told) {
+    if (size == 1) {
+      CHECK(error == "");
+    } else {
+      CHECK_THAT(error, ContainsText("find_unused_parameters, static_graph or a backend other"));
+    }
+  }
+}
+
+TEST_CASE("what is wrong with a captured pass ends the group at once", "[ranks][capture][errors]") {
+  Meeting meeting(2);
+  const auto told = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    Trainer trainer(self);
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
+    std::vector<std::string> errors;
+    {
+      const Capture capture(meeting);
+      errors.push_back(trainer.step(/*skip_b=*/self.rank == 1));
+    }
+    for (int step = 0; step < 3; ++step) errors.push_back(trainer.step());
+    return errors;
+  });
+  CHECK(told[0][0] == "");
+  CHECK_THAT(
+      told[1][0], ContainsText("capturing a backward pass") && ContainsText("b: not used in"));
+  CHECK_THAT(told[0].back(), ContainsText("b: not used in"));
+}
+
+}  // namespace ddp
