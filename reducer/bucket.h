@@ -110,7 +110,7 @@ class Bucket {
   std::unique_ptr<GradientPlacement> placement_;
   BucketStorage storage_;
   std::vector<at::Tensor> remembered_;  // packed gradients in place that unpack() may restore
-  bool left_alone_ = false;             // in this pass
+  bool left_alone_ = false;             // in the pass that was begun last
   at::Tensor packed_;                   // the sparse gradient that is sent
 };
 

@@ -1,6 +1,4 @@
 // How gradients get out of a bucket: when they are reduced, and when the buckets change.
-#include <utility>
-
 #include "bucket.h"
 #include "gradient_copy.h"
 #include "sparse_gradient.h"
@@ -8,7 +6,7 @@
 namespace ddp {
 
 void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
-  if (std::exchange(left_alone_, false)) return;
+  if (left_alone_) return;
   const auto is_kept = [&](size_t slot) { return !keep.empty() && keep[indices_[slot]]; };
   if (sparse_) {
     if (!is_kept(0)) unpack_sparse(parameters_.front(), reduced);

@@ -52,8 +52,8 @@ bool tracks_usage(const ReducerOptions& options) {
   return options.find_unused_parameters() || options.static_graph();
 }
 
-// Whether nothing but the status makes the host wait for the end of a pass on the device. The status
-// of a group of one is on the host from the beginning.
+// Whether nothing but the status makes the host wait for the end of a pass on the device. The
+// status of a group of one is on the host from the beginning.
 bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
   return group.getSize() > 1 && capabilities_of(group, parameter.device()).waits_on_stream;
 }

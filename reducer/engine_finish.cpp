@@ -157,7 +157,7 @@ void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
 void Reducer::Engine::follow(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
   if (!runs_ahead() || observers_.recorder.is_sampling()) return wait_for(*work, where);
   monitor_->wait_on_stream(*work, where);
-  if (!pass_->captured) pass_->works.push_back(work);  // nobody may ask those whether they are over
+  pass_->works.push_back(work);
 }
 
 // The pass whose status is to be looked at now: this one, or the one before, which the host waits
@@ -177,9 +177,8 @@ BackwardPass* Reducer::Engine::await_verdict() {
 // device, so the group's failure tells the others.
 void Reducer::Engine::judge_capture() {
   const auto where = [] { return std::string("capturing a backward pass"); };
-  monitor_->abort_on_error(where, [&] {
-    DDP_CHECK(pass_->problems.empty(), describe_own_problems(*pass_));
-  });
+  monitor_->abort_on_error(
+      where, [&] { DDP_CHECK(pass_->problems.empty(), describe_own_problems(*pass_)); });
 }
 
 void Reducer::Engine::await(BackwardPass& pass) {

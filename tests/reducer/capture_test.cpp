@@ -141,8 +141,7 @@ TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture
   CAPTURE(unused, size);
   Meeting meeting(size);
   const auto told = run_ranks<std::string>(size, [&](const Rank& self) {
-    Trainer trainer(
-        self, ReducerOptions().find_unused_parameters(unused).static_graph(!unused));
+    Trainer trainer(self, ReducerOptions().find_unused_parameters(unused).static_graph(!unused));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     const Capture capture(meeting);
     return trainer.step();

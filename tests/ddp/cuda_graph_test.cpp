@@ -1,0 +1,147 @@
+// A whole training step captured for a CUDA graph, and replayed.
+#include <ddp/collectives.h>
+#include <ddp/comm_hooks.h>
+#include <torch/torch.h>
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "ddp/cuda_training.h"
+#include "support/cuda.h"
+#include "support/error_of.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace ddp::testing;
+using c10::cuda::CUDAStreamGuard;
+using c10::cuda::getStreamFromPool;
+using Options = DistributedDataParallelOptions;
+
+constexpr int kBefore = 3;  // steps, as docs/cuda_graphs.md says
+
+/// Losses of steps, and the parameters in the end.
+struct Outcome {
+  at::Tensor losses;
+  at::Tensor parameters;
+};
+
+/// The steps of a run: `kBefore` alone, and so many that may be replays.
+constexpr int kReplays = 6;
+
+Outcome train_eagerly() {
+  auto net = make_cuda_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<at::Tensor> losses;
+  for (int step = 0; step < kBefore + kReplays; ++step) {
+    losses.push_back(train_step(net, optimizer, cuda_batch(step)));
+  }
+  return {torch::stack(losses).cpu(), flat_parameters(net)};
+}
+
+Outcome train_by_replays(CudaTrainer& trainer) {
+  std::vector<at::Tensor> losses;
+  const auto x = torch::empty_like(cuda_batch(0));
+  for (int step = 0; step < kBefore; ++step) {
+    x.copy_(cuda_batch(step));
+    losses.push_back(trainer.step(x).clone());
+  }
+  torch::cuda::synchronize();
+  trainer.optimizer.zero_grad();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  const auto loss = trainer.step(x);
+  graph.capture_end();
+  for (int step = kBefore; step < kBefore + kReplays; ++step) {
+    x.copy_(cuda_batch(step));
+    graph.replay();
+    losses.push_back(loss.clone());
+  }
+  torch::cuda::synchronize();
+  return {torch::stack(losses).cpu(), flat_parameters(trainer.net)};
+}
+
+}  // namespace
+
+TEST_CASE("a captured step gives the numbers of one that is not", "[cuda][graph]") {
+  if (lacks_cuda()) return;
+  const bool as_views = GENERATE(false, true);
+  const bool with_hook = GENERATE(false, true);  // and so NCCL in the graph
+  const bool unused = GENERATE(false, true);
+  CAPTURE(as_views, with_hook, unused);
+  const auto replayed = run_ranks<Outcome>(
+      1,
+      [&](const Rank& self) {
+        const CUDAStreamGuard guard(getStreamFromPool());
+        const auto options =
+            Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused);
+        CudaTrainer trainer(self, options, with_hook ? hooks::all_reduce(self.group) : nullptr);
+        return train_by_replays(trainer);
+      },
+      over("nccl"));
+  const auto eager = train_eagerly();
+  CHECK(torch::equal(replayed[0].losses, eager.losses));
+  CHECK(torch::equal(replayed[0].parameters, eager.parameters));
+}
+
+TEST_CASE("steps go on behind a capture as before", "[cuda][graph]") {
+  if (lacks_cuda()) return;
+  const auto trained = run_ranks<at::Tensor>(
+      1,
+      [&](const Rank& self) {
+        const CUDAStreamGuard guard(getStreamFromPool());
+        CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+        train_by_replays(trainer);
+        trainer.optimizer.zero_grad();
+        for (int step = 0; step < 3; ++step) trainer.step(cuda_batch(kBefore + kReplays + step));
+        return flat_parameters(trainer.net);
+      },
+      over("nccl"));
+  CHECK(torch::equal(trained[0], train_plainly(kBefore + kReplays + 3)));
+}
+
+TEST_CASE("a collective is captured and replayed", "[cuda][graph]") {
+  if (lacks_cuda()) return;
+  const auto sums = run_ranks<at::Tensor>(
+      1,
+      [](const Rank& self) {
+        const CUDAStreamGuard guard(getStreamFromPool());
+        auto tensor = torch::ones({1000}, c10::Device(at::kCUDA, 0));
+        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);  // connects
+        torch::cuda::synchronize();
+        at::cuda::CUDAGraph graph;
+        graph.capture_begin();
+        tensor.mul_(2);
+        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
+        tensor.add_(1);
+        graph.capture_end();
+        for (int i = 0; i < 3; ++i) graph.replay();
+        return tensor.cpu();
+      },
+      over("nccl"));
+  CHECK(torch::equal(sums[0], torch::full({1000}, 15.)));
+}
+
+TEST_CASE("a capture that comes too early is refused, and does no harm", "[cuda][graph][errors]") {
+  if (lacks_cuda()) return;
+  const auto told = run_ranks<std::string>(
+      1,
+      [](const Rank& self) {
+        const CUDAStreamGuard guard(getStreamFromPool());
+        CudaTrainer trainer(self);
+        const auto x = cuda_batch(0);
+        torch::cuda::synchronize();
+        at::cuda::CUDAGraph graph;
+        graph.capture_begin();
+        const auto error = error_of<c10::Error>([&] { trainer.step(x); });
+        graph.capture_end();
+        for (int step = 0; step < 3; ++step) trainer.step(x);
+        return error;
+      },
+      over("nccl"));
+  CHECK_THAT(told[0], ContainsText("Run at least 3 steps on the capturing stream before"));
+}
+
+}  // namespace ddp

@@ -1,0 +1,226 @@
+// On which stream, and in which order, what happens. A kernel that spins holds up a stream where it
+// would show: work that does not follow it then reads what is not there yet.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/comm_hooks.h>
+#include <torch/torch.h>
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "ddp/cuda_training.h"
+#include "ddp/host_waits.h"
+#include "support/cuda.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace ddp::testing;
+using c10::cuda::CUDAStreamGuard;
+using c10::cuda::getStreamFromPool;
+using Options = DistributedDataParallelOptions;
+
+constexpr int64_t kTensOfMilliseconds = 50'000'000;  // clocks of a GPU
+constexpr int64_t kHalfASecond = 1'000'000'000;
+
+/// Whether buckets travel: a group of one reduces nothing, but a hook gets them, and NCCL has a
+/// stream of its own.
+enum class Buckets { Stay, Travel };
+
+CommHook hook_for(Buckets buckets, const Rank& self) {
+  return buckets == Buckets::Travel ? hooks::all_reduce(self.group) : nullptr;
+}
+
+/// Lets the backward pass of `output` begin late on the device, and its first gradients with it.
+at::Tensor late(const at::Tensor& output) {
+  output.register_hook([](const at::Tensor& gradient) {
+    at::cuda::sleep(kTensOfMilliseconds);
+    return gradient * 1;
+  });
+  return output;
+}
+
+at::Tensor late_step(CudaTrainer& trainer, const at::Tensor& x) {
+  trainer.optimizer.zero_grad();
+  at::cuda::sleep(kTensOfMilliseconds);
+  const auto loss = late(trainer.model->forward(x)).pow(2).mean();
+  loss.backward();
+  trainer.optimizer.step();
+  return loss;
+}
+
+/// Two layers beside each other on streams of their own, whose gradients share a bucket.
+struct BesideImpl : torch::nn::Module {
+  BesideImpl() {
+    auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+    const torch::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.normal_(0, 0.1, chance);
+    to(c10::Device(at::kCUDA, 0));
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    if (!apart) return left(x) + right(x);
+    const auto home = c10::cuda::getCurrentCUDAStream();
+    const auto on = [&](const c10::cuda::CUDAStream& stream, torch::nn::Linear& layer, bool slow) {
+      at::cuda::CUDAEvent begun, done;
+      begun.record(home);
+      begun.block(stream);
+      at::Tensor y;
+      {
+        const CUDAStreamGuard guard(stream);
+        if (slow) at::cuda::sleep(kTensOfMilliseconds);
+        y = layer(x);
+        if (slow) y = late(y);
+      }
+      done.record(stream);
+      done.block(home);
+      return y;
+    };
+    return on(streams[0], left, false) + on(streams[1], right, true);
+  }
+
+  bool apart = false;
+  std::vector<c10::cuda::CUDAStream> streams{getStreamFromPool(), getStreamFromPool()};
+  torch::nn::Linear left{register_module("left", torch::nn::Linear(64, 8))};
+  torch::nn::Linear right{register_module("right", torch::nn::Linear(64, 8))};
+};
+TORCH_MODULE(Beside);
+
+at::Tensor train_beside(bool apart, const Rank* self) {
+  Beside net;
+  net->apart = apart;
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::optional<DistributedDataParallel<Beside>> model;
+  if (self != nullptr) {
+    model.emplace(net, Options().process_group(self->group));
+    (*model)->register_comm_hook(hooks::all_reduce(self->group));
+  }
+  for (int step = 0; step < 4; ++step) {
+    const auto x = cuda_batch(step);
+    model ? train_step(*model, optimizer, x) : train_step(net, optimizer, x);
+  }
+  std::vector<at::Tensor> flat;
+  for (const auto& p : net->parameters()) flat.push_back(p.detach().flatten());
+  return torch::cat(flat).cpu();
+}
+
+}  // namespace
+
+TEST_CASE("a step is in order on whichever stream it runs", "[cuda][streams]") {
+  if (lacks_cuda()) return;
+  const bool as_views = GENERATE(false, true);
+  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
+  const auto [made_on_side, on_side] =
+      GENERATE(std::pair(false, false), std::pair(false, true), std::pair(true, true));
+  const double cap_mb = GENERATE(1e-3, 25.0);
+  CAPTURE(as_views, buckets == Buckets::Travel, on_side, cap_mb);
+  const bool made_there = made_on_side;  // which a lambda cannot capture as it is
+  const bool runs_there = on_side;
+  constexpr int kSteps = 4;
+  const auto trained = run_ranks<at::Tensor>(
+      1,
+      [&](const Rank& self) {
+        const auto home = c10::cuda::getCurrentCUDAStream();
+        const auto stream = runs_there ? getStreamFromPool() : home;
+        std::vector<at::Tensor> batches;
+        for (int step = 0; step < kSteps; ++step) batches.push_back(cuda_batch(step));
+        torch::cuda::synchronize();
+        std::optional<CudaTrainer> trainer;
+        const auto options = Options().gradient_as_bucket_view(as_views).bucket_cap_mb(cap_mb);
+        {
+          const CUDAStreamGuard guard(made_there ? stream : home);
+          trainer.emplace(self, options, hook_for(buckets, self));
+        }
+        torch::cuda::synchronize();
+        const CUDAStreamGuard guard(stream);
+        for (const auto& x : batches) late_step(*trainer, x);
+        return flat_parameters(trainer->net);
+      },
+      over("nccl"));
+  CHECK(torch::equal(trained[0], train_plainly(kSteps)));
+}
+
+TEST_CASE("gradients of several streams meet in one bucket", "[cuda][streams]") {
+  if (lacks_cuda()) return;
+  const auto trained = run_ranks<at::Tensor>(
+      1, [](const Rank& self) { return train_beside(/*apart=*/true, &self); }, over("nccl"));
+  CHECK(torch::equal(trained[0], train_beside(/*apart=*/false, nullptr)));
+}
+
+TEST_CASE("views stay where they are while gradients are zeroed in place", "[cuda][streams]") {
+  if (lacks_cuda()) return;
+  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
+  CAPTURE(buckets == Buckets::Travel);
+  constexpr int kSteps = 5;
+  const auto trained = run_ranks<at::Tensor>(
+      1,
+      [&](const Rank& self) {
+        CudaTrainer trainer(self, Options().gradient_as_bucket_view(true), hook_for(buckets, self));
+        std::vector<const void*> places;
+        for (int step = 0; step < kSteps; ++step) {
+          trainer.optimizer.zero_grad(/*set_to_none=*/false);
+          late(trainer.model->forward(cuda_batch(step))).pow(2).mean().backward();
+          trainer.optimizer.step();
+          std::vector<const void*> now;
+          for (const auto& p : trainer.net->parameters()) now.push_back(p.grad().data_ptr());
+          TORCH_CHECK(step < 2 || now == places, "step ", step, ": gradients moved");
+          places = now;
+        }
+        return flat_parameters(trainer.net);
+      },
+      over("nccl"));
+  CHECK(torch::equal(trained[0], train_plainly(kSteps)));
+}
+
+TEST_CASE("the host waits for nothing from forward to the optimizer's step", "[cuda][waits]") {
+  if (lacks_cuda()) return;
+  const bool as_views = GENERATE(false, true);
+  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
+  const bool unused = GENERATE(false, true);
+  CAPTURE(as_views, buckets == Buckets::Travel, unused);
+  struct Seen {
+    std::vector<std::string> waits, control;
+    bool ran_ahead = false;
+  };
+  const auto seen = run_ranks<Seen>(
+      1,
+      [&](const Rank& self) {
+        CudaTrainer trainer(
+            self, Options().gradient_as_bucket_view(as_views).find_unused_parameters(unused),
+            hook_for(buckets, self));
+        const auto x = cuda_batch(0);
+        for (int step = 0; step < 5; ++step) trainer.step(x);
+        torch::cuda::synchronize();
+        Seen seen;
+        at::cuda::sleep(kHalfASecond);
+        at::cuda::CUDAEvent behind_it;
+        behind_it.record();
+        const HostWaits waits;
+        for (int step = 0; step < 3; ++step) trainer.step(x);
+        seen.ran_ahead = !behind_it.query();
+        seen.waits = waits.seen();
+        // What would be seen if it waited.
+        const HostWaits control;
+        behind_it.synchronize();
+        torch::cuda::synchronize();
+        trainer.step(x).item<float>();
+        seen.control = control.seen();
+        return seen;
+      },
+      over("nccl"));
+  CHECK(seen[0].ran_ahead);
+  CHECK(seen[0].waits == std::vector<std::string>{});
+  for (const char* call :
+       {"cudaEventSynchronize", "cudaDeviceSynchronize", "cudaStreamSynchronize"}) {
+    CAPTURE(call);
+    CHECK(std::count(seen[0].control.begin(), seen[0].control.end(), call) > 0);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,88 @@
+// A small network on a GPU and what trains it, for cases of one rank.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ddp/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+namespace ddp::testing {
+
+using CudaNet = torch::nn::Sequential;
+
+/// The same numbers each time.
+inline CudaNet make_cuda_net() {
+  CudaNet net(
+      torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 128), torch::nn::ReLU(),
+      torch::nn::Linear(128, 8));
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  const torch::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.normal_(0, 0.1, chance);
+  net->to(c10::Device(at::kCUDA, 0));
+  return net;
+}
+
+/// The batch of a step.
+inline at::Tensor cuda_batch(uint64_t step) {
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 + step);
+  return torch::randn({32, 64}, chance).to(c10::Device(at::kCUDA, 0));
+}
+
+/// What both ways to train do in a step.
+template <typename Model>
+at::Tensor train_step(Model& model, torch::optim::Optimizer& optimizer, const at::Tensor& x) {
+  optimizer.zero_grad();
+  const auto loss = model->forward(x).pow(2).mean();
+  loss.backward();
+  optimizer.step();
+  return loss.detach();
+}
+
+inline at::Tensor flat_parameters(const CudaNet& net) {
+  std::vector<at::Tensor> flat;
+  for (const auto& p : net->parameters()) flat.push_back(p.detach().flatten());
+  return torch::cat(flat).cpu();
+}
+
+/// The parameters that `steps` steps without a wrapper lead to, one after the other.
+inline at::Tensor train_plainly(int steps) {
+  auto net = make_cuda_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < steps; ++step) {
+    train_step(net, optimizer, cuda_batch(step));
+    torch::cuda::synchronize();
+  }
+  return flat_parameters(net);
+}
+
+/// A wrapped net over one rank's group.
+struct CudaTrainer {
+  explicit CudaTrainer(
+      const Rank& self, const DistributedDataParallelOptions& options = {}, CommHook hook = nullptr)
+      : model(net, with_group(options, self)), optimizer(net->parameters(), 0.1) {
+    if (hook) model->register_comm_hook(std::move(hook));
+  }
+
+  at::Tensor step(const at::Tensor& x) { return train_step(model, optimizer, x); }
+
+  static DistributedDataParallelOptions with_group(
+      DistributedDataParallelOptions options, const Rank& self) {
+    return options.process_group(self.group);
+  }
+
+  CudaNet net = make_cuda_net();
+  DistributedDataParallel<CudaNet> model;
+  torch::optim::SGD optimizer;
+};
+
+inline RanksOptions over(const std::string& backend) {
+  RanksOptions options;
+  options.backend = backend;
+  return options;
+}
+
+}  // namespace ddp::testing

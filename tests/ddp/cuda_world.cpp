@@ -1,0 +1,288 @@
+// Ranks that share one GPU, as processes: cuda_world BACKEND CASES, where CASES is "averages" or
+// "parts". Prints what went wrong, and "ok" on rank 0 where nothing did.
+//
+// What a rank's model comes to is compared with that of one process, which each rank computes for
+// itself from all ranks' batches.
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+namespace {
+
+using Net = torch::nn::Sequential;
+using Options = ddp::DistributedDataParallelOptions;
+
+constexpr int kSteps = 5;
+const c10::Device kGpu(at::kCUDA, 0);
+
+Net make_net(bool normalizes = false) {
+  Net net(torch::nn::Linear(20, 32));
+  if (normalizes) net->push_back(torch::nn::BatchNorm1d(32));
+  net->push_back(torch::nn::Tanh());
+  net->push_back(torch::nn::Linear(32, 5));
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  const torch::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  net->to(kGpu);
+  return net;
+}
+
+at::Tensor batch_of(int rank, int step) {
+  auto chance = at::make_generator<at::CPUGeneratorImpl>(1000 + 10 * step + rank);
+  return torch::randn({16, 20}, chance).to(kGpu);
+}
+
+at::Tensor own_batch(int step) { return batch_of(ddp::get_rank(), step); }
+
+at::Tensor all_batches(int step) {
+  std::vector<at::Tensor> batches;
+  for (int rank = 0; rank < ddp::get_world_size(); ++rank) batches.push_back(batch_of(rank, step));
+  return torch::cat(batches);
+}
+
+at::Tensor loss_of(const at::Tensor& output) { return output.to(at::kFloat).pow(2).mean(); }
+
+at::Tensor flat(const Net& net) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& p : net->parameters()) parameters.push_back(p.detach().flatten());
+  return torch::cat(parameters);
+}
+
+template <typename Optimizer>
+at::Tensor one_process(Net net, Optimizer&& optimizer) {
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(net->forward(all_batches(step))).backward();
+    optimizer.step();
+  }
+  return flat(net);
+}
+
+at::Tensor one_process() {
+  auto net = make_net();
+  return one_process(net, torch::optim::SGD(net->parameters(), 0.1));
+}
+
+/// Throws unless all ranks have the same model, and it is `expected` up to `tolerance`.
+void check(const Net& net, const at::Tensor& expected, double tolerance = 1e-5) {
+  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+  const auto off = (flat(net) - expected).abs().max().item<double>();
+  TORCH_CHECK(off <= tolerance, "parameters are off by ", off, ", more than ", tolerance);
+}
+
+void train(const Options& options, const ddp::CommHook& hook = nullptr, double tolerance = 1e-5) {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, options);
+  if (hook) model->register_comm_hook(hook);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  check(net, one_process(), tolerance);
+}
+
+void accumulate() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    const auto halves = own_batch(step).chunk(2);
+    {
+      const auto guard = model->no_sync();
+      (loss_of(model->forward(halves[0])) / 2).backward();
+    }
+    (loss_of(model->forward(halves[1])) / 2).backward();
+    optimizer.step();
+  }
+  check(net, one_process());
+}
+
+void on_a_side_stream() {
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  train(Options().bucket_cap_mb(1e-3));
+}
+
+struct SkippingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, bool skip) {
+    const auto y = first(x);
+    return skip ? y : y + second(x);
+  }
+  torch::nn::Linear first{register_module("first", torch::nn::Linear(20, 5))};
+  torch::nn::Linear second{register_module("second", torch::nn::Linear(20, 5))};
+};
+TORCH_MODULE(Skipping);
+
+void skip_parameters() {
+  Skipping net;
+  net->to(kGpu);
+  ddp::DistributedDataParallel model(net, Options().find_unused_parameters(true));
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    // On one rank, on all, on none.
+    const bool skip = step % 3 == 0 ? ddp::get_rank() == 0 : step % 3 == 1;
+    const bool all_skip = step % 3 == 1 || (step % 3 == 0 && ddp::get_world_size() == 1);
+    loss_of(model->forward(own_batch(step), skip)).backward();
+    TORCH_CHECK(
+        net->second->weight.grad().defined() != all_skip, "step ", step,
+        ": a gradient where no rank has one, or none where some have");
+    optimizer.step();
+  }
+  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+}
+
+void share_buffers() {
+  auto net = make_net(/*normalizes=*/true);
+  ddp::DistributedDataParallel model(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' parameters or buffers differ");
+  TORCH_CHECK(flat(net).isfinite().all().item<bool>(), "parameters are not finite");
+}
+
+void sync_batch_norm() {
+  auto net = make_net(/*normalizes=*/true);
+  TORCH_CHECK(ddp::convert_sync_batchnorm(net) == 1);
+  ddp::DistributedDataParallel model(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  auto whole = make_net(/*normalizes=*/true);
+  check(net, one_process(whole, torch::optim::SGD(whole->parameters(), 0.1)), 1e-4);
+  const auto statistics = [](const Net& of) {
+    return torch::stack(
+        {of->named_buffers()["1.running_mean"], of->named_buffers()["1.running_var"]});
+  };
+  const auto off = (statistics(net) - statistics(whole)).abs().max().item<double>();
+  TORCH_CHECK(off < 1e-4, "running statistics are off by ", off);
+}
+
+void shard_optimizer(int stage) {
+  const torch::optim::AdamOptions adam(1e-2);
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net);
+  ddp::ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(
+      model, adam, ddp::ZeroOptions().stage(stage));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  auto whole = make_net();
+  check(net, one_process(whole, torch::optim::Adam(whole->parameters(), adam)), 1e-3);
+}
+
+void mix_precision() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(
+      net, Options().mixed_precision(
+               ddp::MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kBFloat16)));
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  check(net, one_process(), 0.02);
+}
+
+void scale_gradients() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  ddp::GradScaler scaler;
+  int skipped = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    at::Tensor output;
+    {
+      const ddp::AutocastGuard guard(at::kCUDA);
+      output = model->forward(own_batch(step));
+      TORCH_CHECK(output.scalar_type() == at::kHalf, "autocast gave ", output.scalar_type());
+    }
+    auto loss = loss_of(output);
+    // One rank's infinity is all ranks'.
+    if (step == 2 && ddp::get_rank() == 0) loss = loss * std::numeric_limits<float>::infinity();
+    scaler.scale(loss).backward();
+    skipped += scaler.step(optimizer) ? 0 : 1;
+    scaler.update();
+  }
+  TORCH_CHECK(skipped >= 1, "no step was skipped");
+  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+}
+
+using Case = std::pair<std::string, std::function<void()>>;
+
+std::vector<Case> averages() {
+  return {
+      {"copied gradients", [] { train(Options()); }},
+      {"gradients as views", [] { train(Options().gradient_as_bucket_view(true)); }},
+      {"many buckets", [] { train(Options().bucket_cap_mb(1e-3)); }},
+      {"static graph", [] { train(Options().static_graph(true)); }},
+      {"input from the CPU", [] { train(Options().device_ids({kGpu})); }},
+      {"a side stream", on_a_side_stream},
+      {"accumulation", accumulate},
+      {"unused parameters", skip_parameters},
+      {"buffers", share_buffers}};
+}
+
+std::vector<Case> parts() {
+  return {
+      {"mixed precision", mix_precision},
+      {"autocast and GradScaler", scale_gradients},
+      {"SyncBatchNorm", sync_batch_norm},
+      {"ZeRO of stage 1", [] { shard_optimizer(1); }},
+      {"ZeRO of stage 2", [] { shard_optimizer(2); }},
+      {"half precision hook", [] { train(Options(), ddp::hooks::fp16_compress(), 1e-2); }}};
+}
+
+/// \return  how many failed.
+int run(const std::vector<Case>& cases) {
+  int failed = 0;
+  for (const auto& [name, body] : cases) {
+    try {
+      body();
+    } catch (const c10::Error& error) {
+      std::printf("failed: %s: %s\n", name.c_str(), error.what_without_backtrace());
+      std::fflush(stdout);
+      ++failed;
+    }
+  }
+  return failed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: cuda_world BACKEND averages|parts\n");
+    return 2;
+  }
+  if (!torch::cuda::is_available()) {
+    std::printf("skipped: no CUDA device\n");
+    return 0;
+  }
+  ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[1]));
+  const auto failed = run(std::string(argv[2]) == "parts" ? parts() : averages());
+  if (failed == 0 && ddp::get_rank() == 0) std::printf("ok\n");
+  ddp::destroy_process_group();
+  return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,90 @@
+// The definitions in a program come before those in the libraries that it loads, and LibTorch loads
+// the CUDA runtime as a library of its own. So its calls come here first.
+#include "ddp/host_waits.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include <cuda_runtime_api.h>
+
+namespace {
+
+std::mutex mutex;
+
+std::vector<std::string>& all_seen() {
+  static std::vector<std::string> seen;
+  return seen;
+}
+
+void note(const char* name) {
+  const std::lock_guard lock(mutex);
+  all_seen().emplace_back(name);
+}
+
+template <typename Function>
+Function runtime_function(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+// A copy from or to memory that is not pinned ends when the host has moved the bytes.
+bool is_pageable(const void* memory) {
+  cudaPointerAttributes attributes{};
+  return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess &&
+         attributes.type == cudaMemoryTypeUnregistered;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaDeviceSynchronize() {
+  note("cudaDeviceSynchronize");
+  static const auto real = runtime_function<cudaError_t (*)()>("cudaDeviceSynchronize");
+  return real();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  note("cudaStreamSynchronize");
+  static const auto real = runtime_function<cudaError_t (*)(cudaStream_t)>("cudaStreamSynchronize");
+  return real(stream);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  note("cudaEventSynchronize");
+  static const auto real = runtime_function<cudaError_t (*)(cudaEvent_t)>("cudaEventSynchronize");
+  return real(event);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  note("cudaMemcpy");
+  using Function = cudaError_t (*)(void*, const void*, size_t, cudaMemcpyKind);
+  static const auto real = runtime_function<Function>("cudaMemcpy");
+  return real(to, from, bytes, kind);
+}
+
+cudaError_t cudaMemcpyAsync(
+    void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  using Function = cudaError_t (*)(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t);
+  static const auto real = runtime_function<Function>("cudaMemcpyAsync");
+  const bool from_host = kind == cudaMemcpyHostToDevice && is_pageable(from);
+  const bool to_host = kind == cudaMemcpyDeviceToHost && is_pageable(to);
+  if (from_host || to_host) note("cudaMemcpyAsync of pageable memory");
+  return real(to, from, bytes, kind, stream);
+}
+
+}  // extern "C"
+
+namespace ddp::testing {
+
+HostWaits::HostWaits() {
+  const std::lock_guard lock(mutex);
+  first_ = all_seen().size();
+}
+
+std::vector<std::string> HostWaits::seen() const {
+  const std::lock_guard lock(mutex);
+  return {all_seen().begin() + static_cast<std::ptrdiff_t>(first_), all_seen().end()};
+}
+
+}  // namespace ddp::testing
