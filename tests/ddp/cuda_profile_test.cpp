@@ -1,0 +1,82 @@
+// What LibTorch's profiler, by CUPTI, sees the host do in a training step on a GPU.
+#include <string>
+#include <vector>
+
+#include <ddp/profiler.h>
+#include <torch/torch.h>
+
+#include "ddp/cuda_training.h"
+#include "ddp/trace_events.h"
+#include "support/cuda.h"
+#include "support/temporary_folder.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace ddp::testing;
+
+constexpr const char* kRange = "from forward to step";
+
+/// The calls of the CUDA runtime and driver within three steps.
+std::vector<TraceEvent> calls_of_steps(CudaTrainer& trainer, bool waits) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/trace.json";
+  const auto x = cuda_batch(0);
+  for (int step = 0; step < 5; ++step) trainer.step(x);
+  torch::cuda::synchronize();
+  Profiler profiler;
+  {
+    const RecordFunctionGuard range(kRange);
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = trainer.step(x);
+      if (waits) (void)loss.item<float>();
+    }
+  }
+  profiler.stop();
+  profiler.export_chrome_trace(path);
+  return within(read_trace(path), kRange, {"cuda_runtime", "cuda_driver"});
+}
+
+bool any_names(const std::vector<TraceEvent>& calls, const std::string& part) {
+  return std::any_of(calls.begin(), calls.end(), [&](const TraceEvent& call) {
+    return call.name.find(part) != std::string::npos;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("the trace reader finds what lies within a range", "[trace]") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() + "/trace.json";
+  Profiler profiler;
+  (void)torch::ones({3}).exp();
+  {
+    const RecordFunctionGuard range(kRange);
+    (void)torch::ones({3}).sum();
+  }
+  profiler.stop();
+  profiler.export_chrome_trace(path);
+  const auto inside = within(read_trace(path), kRange, {"cpu_op"});
+  CHECK(any_names(inside, "aten::sum"));
+  CHECK_FALSE(any_names(inside, "aten::exp"));
+}
+
+TEST_CASE("the profiler sees no wait of the host in a step", "[cuda][profile]") {
+  if (lacks_cuda()) return;
+  const bool waits = GENERATE(false, true);
+  CAPTURE(waits);
+  const auto calls = run_ranks<std::vector<TraceEvent>>(
+      1,
+      [&](const Rank& self) {
+        CudaTrainer trainer(self);
+        return calls_of_steps(trainer, waits);
+      },
+      over("nccl"));
+  INFO("without launches CUPTI recorded nothing, and the rest says nothing");
+  REQUIRE(any_names(calls[0], "LaunchKernel"));
+  CHECK(any_names(calls[0], "Synchronize") == waits);
+}
+
+}  // namespace ddp
