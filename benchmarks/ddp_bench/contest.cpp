@@ -104,7 +104,7 @@ void compete(
 
 std::string check_parameters(
     const std::vector<Contestant>& contestants, const std::vector<at::Tensor>& start,
-    const ddp::ProcessGroup& group, bool bitwise) {
+    const ddp::ProcessGroup& group, Agreement agreement) {
   std::vector<Ending> endings;
   std::vector<std::string> labels;
   std::vector<at::Tensor> first;
@@ -116,7 +116,7 @@ std::string check_parameters(
     endings.push_back({labels.back(), fingerprint(parameters), distance(parameters, first, start)});
   }
   const auto of_ranks = disagreement_of_ranks(labels, gather(endings, group));
-  return of_ranks.empty() ? disagreement(endings, bitwise) : of_ranks;
+  return of_ranks.empty() ? disagreement(endings, agreement) : of_ranks;
 }
 
 }  // namespace ddp_bench

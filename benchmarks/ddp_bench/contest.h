@@ -8,6 +8,7 @@
 #include <ddp/process_group.h>
 
 #include "engine.h"
+#include "fingerprint.h"
 
 namespace ddp_bench {
 
@@ -46,12 +47,12 @@ void compete(
 /// Compares the parameters that the communicating contestants ended with.
 ///
 /// \param start  what they all began with.
-/// \param bitwise  to the bit between modes, else to rounding; between ranks, always to the bit.
+/// \param agreement  between modes; between ranks, always to the bit.
 /// \return the same text on all ranks, naming the modes or the ranks that differ; "" when none do.
 ///
 /// Collective: yes.
 std::string check_parameters(
     const std::vector<Contestant>& contestants, const std::vector<at::Tensor>& start,
-    const ddp::ProcessGroup& group, bool bitwise);
+    const ddp::ProcessGroup& group, Agreement agreement);
 
 }  // namespace ddp_bench

@@ -24,9 +24,9 @@ Messages DdpEngine::messages() const {
   Messages messages;
   messages.in_backend_memory = true;
   for (const auto& bucket : model_->stats().buckets) {
-    int64_t elements = 0;
-    for (const size_t index : bucket) elements += all_parameters[index].numel();
-    messages.elements.push_back(elements);
+    size_t bytes = 0;
+    for (const size_t index : bucket) bytes += all_parameters[index].nbytes();
+    messages.elements.push_back(static_cast<int64_t>(bytes / sizeof(float)));
   }
   return messages;
 }

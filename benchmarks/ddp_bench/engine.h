@@ -31,7 +31,7 @@ struct StepTimes {
 
 /// What a step sends of gradients.
 struct Messages {
-  std::vector<int64_t> elements;   // of each, in float
+  std::vector<int64_t> elements;   // of each, in float: two of 16 bits are one
   bool one_by_one = false;         // each waits for the one before
   bool in_backend_memory = false;  // from allocateTensor, where the Reducer's is from there
 };

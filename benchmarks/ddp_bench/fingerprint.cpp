@@ -11,8 +11,22 @@
 namespace ddp_bench {
 namespace {
 
-// Of rounding in another order, after hundreds of steps; gradients that were not averaged make 1.
+// Shares of the way of the training, after hundreds of steps; gradients that were not averaged
+// make 1.
 constexpr double kRounding = 0.01;
+constexpr double kOnGpu = 0.5;
+
+const char* describe(Agreement agreement) {
+  switch (agreement) {
+    case Agreement::Bitwise:
+      return "bit for bit";
+    case Agreement::Rounded:
+      return "but for rounding";
+    case Agreement::OnGpu:
+      return "but for the order in which a GPU adds";
+  }
+  return "";
+}
 
 // FNV-1a, by words of eight bytes.
 uint64_t hash_bytes(uint64_t hash, const char* data, size_t size) {
@@ -59,7 +73,8 @@ double distance(
   return worst;
 }
 
-std::string disagreement(const std::vector<Ending>& endings, bool bitwise) {
+std::string disagreement(const std::vector<Ending>& endings, Agreement agreement) {
+  const double allowed = agreement == Agreement::OnGpu ? kOnGpu : kRounding;
   for (const auto& ending : endings) {
     const auto& first = endings.front();
     if (!std::isfinite(ending.fingerprint.checksum)) {
@@ -67,14 +82,15 @@ std::string disagreement(const std::vector<Ending>& endings, bool bitwise) {
           "mode ", ending.mode, ": expected finite parameters, got a checksum of ",
           ending.fingerprint.checksum, ". The training diverged.");
     }
-    const bool same =
-        bitwise ? ending.fingerprint.hash == first.fingerprint.hash : ending.distance <= kRounding;
+    const bool same = agreement == Agreement::Bitwise
+                          ? ending.fingerprint.hash == first.fingerprint.hash
+                          : ending.distance <= allowed;
     if (same) continue;
     return c10::str(
         "mode ", ending.mode, ": expected the parameters that mode ", first.mode, " ended with, ",
-        bitwise ? "bit for bit" : "but for rounding", ", got others (checksum ",
-        exact(ending.fingerprint.checksum), " and ", exact(first.fingerprint.checksum), ", ",
-        ending.distance, " of the way of the training apart).");
+        describe(agreement), ", got others (checksum ", exact(ending.fingerprint.checksum), " and ",
+        exact(first.fingerprint.checksum), ", ", ending.distance,
+        " of the way of the training apart).");
   }
   return "";
 }

@@ -30,10 +30,15 @@ struct Ending {
   double distance = 0;  // from the first one
 };
 
+/// How alike the modes' parameters have to be in the end.
+enum class Agreement {
+  Bitwise,
+  Rounded,  // but for sums in another order
+  OnGpu,    // whose kernels add in any order: each mode diverges from itself, too, by and by
+};
+
 /// Says which mode ended with other parameters than the first one; "" when none did.
-///
-/// \param bitwise  to the bit; else to the rounding of sums in another order.
-std::string disagreement(const std::vector<Ending>& endings, bool bitwise);
+std::string disagreement(const std::vector<Ending>& endings, Agreement agreement);
 
 /// Says which rank ended with other parameters than rank 0, in which mode; "" when none did.
 ///

@@ -22,7 +22,10 @@ void train(
   wrapper.process_group(group);
   MemorySampler sampler;
   const auto engine = make_engine(
-      result.mode, make_task(options.model, options.seed, group->getRank(), device), wrapper);
+      result.mode,
+      make_task(
+          options.model, options.seed, group->getRank(), {device, options.dtype, options.batch}),
+      wrapper);
   for (int step = 0; step < options.warmup + options.iters; ++step) engine->step();
   result.peak = sampler.stop();
   for (const auto& p : engine->parameters()) result.bytes += static_cast<int64_t>(p.nbytes());

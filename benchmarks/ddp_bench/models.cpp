@@ -132,15 +132,22 @@ std::vector<std::string> model_names() {
   return names;
 }
 
-Task make_task(const std::string& name, int64_t seed, int rank, c10::Device device) {
+Task make_task(const std::string& name, int64_t seed, int rank, const TaskOptions& options) {
   const Model& model = find_model(name);
   Task task;
   task.net = model.make();
   initialize(*task.net, seed);
-  task.net->to(device);
+  task.net->to(options.device, options.dtype);
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed + 1 + rank);
-  task.input = draw(model.input, model.vocabulary, generator).to(device);
-  task.target = draw(model.target, model.classes, generator).to(device);
+  const auto placed = [&](const at::Tensor& data) {
+    return data.to(options.device, data.is_floating_point() ? options.dtype : data.scalar_type());
+  };
+  const auto shape = [&](std::vector<int64_t> sizes) {
+    sizes.front() *= options.batch;
+    return sizes;
+  };
+  task.input = placed(draw(shape(model.input), model.vocabulary, generator));
+  task.target = placed(draw(shape(model.target), model.classes, generator));
   task.loss = model.classes > 0 ? classification_loss : regression_loss;
   return task;
 }

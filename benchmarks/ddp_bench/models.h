@@ -27,10 +27,18 @@ struct Task {
 /// "mnist", "mlp", ...
 std::vector<std::string> model_names();
 
+/// Where and in what a task is computed.
+struct TaskOptions {
+  c10::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;  // of parameters, and of data that are no whole numbers
+  int64_t batch = 1;                  // times the samples that the model comes with
+};
+
 /// The model with that name, and one batch of random data, the same in every step.
 ///
 /// The parameters depend on the seed alone, the data on seed and rank. benchmarks/peers/
 /// peer_models.py makes the same tasks, to the bit.
-Task make_task(const std::string& model, int64_t seed, int rank, c10::Device device = at::kCPU);
+///
+Task make_task(const std::string& model, int64_t seed, int rank, const TaskOptions& options = {});
 
 }  // namespace ddp_bench

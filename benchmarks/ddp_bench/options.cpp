@@ -77,7 +77,9 @@ void add_measurement(CLI::App& app, Options& options) {
   app.add_option("--threads", options.threads, "Threads per rank")->check(within(1, 1024));
   app.add_option("--seed", options.seed, "Of the parameters and the data")
       ->check(within<int64_t>(0, INT32_MAX));
-  app.add_option("--backend", options.backend, "gloo, nccl, ...; empty: the library's choice");
+  app.add_option(
+      "--backend", options.backend,
+      "gloo, nccl (trains on a GPU), ...; empty: the library's choice");
   app.add_flag("--memory", options.memory, "Measure the peak memory of one mode instead of times");
   app.add_option(
       "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
@@ -183,10 +185,16 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   CLI::App app(kDescription, "ddp_bench");
   app.footer(details());
   app.option_defaults()->always_capture_default();
+  std::string dtype = "float32";
   add_measurement(app, options);
+  app.add_option("--dtype", dtype, "Of parameters, data and gradients: float32 or bfloat16")
+      ->check(one_of({"float32", "bfloat16"}));
+  app.add_option("--batch", options.batch, "Times the samples of the model's own batch")
+      ->check(within<int64_t>(1, 65536));
   add_wrapper(app, options, flags);
   if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
   options.wrapper = flags.options();
+  options.dtype = dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   check_together(options);
   return options;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
 #include <ddp/distributed_data_parallel.h>
 
 #include "examples/common/usage_error.h"
@@ -22,7 +23,9 @@ struct Options {
   int warmup = 10;
   int threads = 1;  // per rank
   int64_t seed = 1;
-  std::string backend;        // empty: the library's choice
+  std::string backend;  // empty: the library's choice; with nccl the ranks are on GPUs
+  at::ScalarType dtype = at::kFloat;
+  int64_t batch = 1;          // times the samples that the model comes with
   std::vector<double> sweep;  // bucket_cap_mb, one after the other; empty: as in `wrapper`
   ddp::DistributedDataParallelOptions wrapper;  // without a group
   std::string timeline;                         // a file for a step's; empty: none

@@ -25,7 +25,11 @@ class Benchmark {
   Benchmark(const Options& options, const ddp::ProcessGroup& group)
       : options_(options), group_(group), device_(examples::rank_device(options.backend)) {}
 
-  Task task() const { return make_task(options_.model, options_.seed, group_->getRank(), device_); }
+  Task task() const {
+    return make_task(
+        options_.model, options_.seed, group_->getRank(),
+        {device_, options_.dtype, options_.batch});
+  }
 
   ddp::DistributedDataParallelOptions wrapper() const {
     auto wrapper = options_.wrapper;
@@ -48,8 +52,10 @@ class Benchmark {
 
   std::string check(const std::vector<Contestant>& contestants) const {
     // The order in which two numbers are added makes no difference; a GPU's kernels may.
-    const bool bitwise = group_->getSize() <= 2 && device_.is_cpu();
-    return check_parameters(contestants, task().net->parameters(), group_, bitwise);
+    const auto agreement = !device_.is_cpu()        ? Agreement::OnGpu
+                           : group_->getSize() <= 2 ? Agreement::Bitwise
+                                                    : Agreement::Rounded;
+    return check_parameters(contestants, task().net->parameters(), group_, agreement);
   }
 
   std::vector<Result> results(const std::vector<Contestant>& contestants) const {

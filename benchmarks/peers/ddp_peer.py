@@ -36,7 +36,14 @@ MODES = {
     "py_ddp_static": {"static_graph": True},
 }
 LEARNING_RATE = 1e-3  # as in engine.cpp
-BACKEND = "gloo"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def device_of(options):
+    """As ddp_bench: with NCCL a rank trains on the GPU that is its own."""
+    if options.backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 class Contestant:
@@ -45,7 +52,15 @@ class Contestant:
     def __init__(self, mode, options, cap):
         self.mode = mode
         self.cap = cap
-        self.task = make_task(options.model, options.seed, dist.get_rank())
+        self.device = device_of(options)
+        self.task = make_task(
+            options.model,
+            options.seed,
+            dist.get_rank(),
+            self.device,
+            DTYPES[options.dtype],
+            options.batch,
+        )
         self.net = self.task.net
         if self.communicates:
             self.net = DistributedDataParallel(
@@ -71,9 +86,11 @@ class Contestant:
         start = time.perf_counter()
         self.optimizer.zero_grad()
         self.task.loss(self.net(self.task.input)).backward()
-        if not self.communicates:
+        if not self.communicates and dist.get_world_size() > 1:
             dist.barrier()
         self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1000
 
     def rest(self):
@@ -94,17 +111,19 @@ class Contestant:
 class MessageSender:
     """Sends messages of a step's sizes while nothing is computed."""
 
-    def __init__(self):
-        self.memory = torch.zeros(0)
+    def __init__(self, device):
+        self.memory = torch.zeros(0, device=device)
 
     def send(self, elements):
         if self.memory.numel() < sum(elements):
-            self.memory = torch.zeros(sum(elements))
+            self.memory = torch.zeros(sum(elements), device=self.memory.device)
         parts = self.memory[: sum(elements)].split(elements)
         start = time.perf_counter()
         under_way = [dist.all_reduce(part, async_op=True) for part in parts]
         for work in under_way:
             work.wait()
+        if self.memory.is_cuda:
+            torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1000
 
 
@@ -128,8 +147,8 @@ def take_turn(contestant, iters, sender):
     contestant.comm_ms += [sender.send(elements) for _ in range(max(2, iters // 4))]
 
 
-def mean_of_ranks(values):
-    mean = torch.tensor(values, dtype=torch.float64)
+def mean_of_ranks(values, device):
+    mean = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(mean)
     return (mean / dist.get_world_size()).tolist()
 
@@ -139,7 +158,8 @@ def compete(contestants, options):
         for _ in range(options.warmup):
             contestant.step()
         contestant.rest()
-    sender = MessageSender()
+    device = device_of(options)
+    sender = MessageSender(device)
     for contestant in contestants:
         if contestant.communicates:
             sender.send(contestant.bucket_elements())
@@ -147,7 +167,7 @@ def compete(contestants, options):
         for contestant in contestants if index % 2 == 0 else reversed(contestants):
             take_turn(contestant, options.iters, sender)
     for contestant in contestants:
-        contestant.round_cpu_ms = mean_of_ranks(contestant.round_cpu_ms)
+        contestant.round_cpu_ms = mean_of_ranks(contestant.round_cpu_ms, device)
 
 
 def checksum(parameters):
@@ -159,7 +179,7 @@ def ranks_unlike_first(parameters):
     mine = torch.cat([values.flatten() for values in parameters])
     of_rank_0 = mine.clone()
     dist.broadcast(of_rank_0, 0)
-    unlike = torch.zeros(dist.get_world_size())
+    unlike = torch.zeros(dist.get_world_size(), device=mine.device)
     unlike[dist.get_rank()] = 0 if torch.equal(mine, of_rank_0) else 1
     dist.all_reduce(unlike)
     return unlike.nonzero().flatten().tolist()
@@ -177,8 +197,9 @@ def disagreement(contestants):
                 f"mode {contestant.label()}: expected the same parameters on all ranks, got others "
                 f"than rank 0's on {ranks}."
             )
-    # The order of a sum of two makes no difference.
-    for contestant in contestants[1:] if dist.get_world_size() <= 2 else []:
+    # The order of a sum of two makes no difference; a GPU's kernels add in any order.
+    bitwise = dist.get_world_size() <= 2 and contestants and contestants[0].device.type == "cpu"
+    for contestant in contestants[1:] if bitwise else []:
         if not all(map(torch.equal, contestant.parameters(), contestants[0].parameters())):
             return (
                 f"mode {contestant.label()}: expected the parameters that mode "
@@ -205,7 +226,7 @@ def result_of(contestant, none, options):
     return {
         "model": options.model,
         "mode": contestant.mode,
-        "backend": BACKEND,
+        "backend": options.backend,
         "world": dist.get_world_size(),
         "bucket_cap_mb": contestant.cap if contestant.communicates else None,
         "step_ms": round(step_ms, 4),
@@ -266,14 +287,14 @@ def run_memory(options):
     result = {
         "model": options.model,
         "mode": contestant.mode,
-        "backend": BACKEND,
+        "backend": options.backend,
         "world": dist.get_world_size(),
         "bytes": sum(values.nbytes for values in contestant.parameters()),
         "peak_bytes": own_bytes(peak),
         **peak,
     }
     for field in ("peak_bytes", *peak):
-        result[field] = int(mean_of_ranks([result[field]])[0])
+        result[field] = int(mean_of_ranks([result[field]], contestant.device)[0])
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
 
@@ -306,6 +327,9 @@ def parse_options():
     parser.add_argument("--warmup", type=int, default=10, help="steps before, at least 3")
     parser.add_argument("--threads", type=int, default=1, help="per rank")
     parser.add_argument("--seed", type=int, default=1, help="of the parameters and the data")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--batch", type=int, default=1, help="times the samples of the model's own")
     parser.add_argument("--bucket-cap-mb", type=mebibytes, default=None)
     parser.add_argument(
         "--sweep",
@@ -315,8 +339,9 @@ def parse_options():
     parser.add_argument("--no-broadcast-buffers", action="store_true")
     parser.add_argument("--memory", action="store_true", help="peak memory of one mode, no times")
     options = parser.parse_args()
-    if min(options.iters, options.rounds, options.threads) < 1 or options.warmup < 3:
-        parser.error("--iters, --rounds and --threads begin at 1, --warmup at 3")
+    from_one = (options.iters, options.rounds, options.threads, options.batch)
+    if min(from_one) < 1 or options.warmup < 3:
+        parser.error("--iters, --rounds, --threads and --batch begin at 1, --warmup at 3")
     if options.memory and (len(options.modes) > 1 or options.sweep):
         parser.error("--memory takes one mode and no --sweep")
     return options
@@ -335,7 +360,9 @@ def leave(status):
 
 def main():
     options = parse_options()
-    dist.init_process_group(BACKEND)
+    if options.backend == "nccl":
+        torch.cuda.set_device(device_of(options))
+    dist.init_process_group(options.backend)
     try:
         wrong = run_memory(options) if options.memory else run(options)
     finally:

@@ -165,12 +165,23 @@ def draw(shape, bound, generator):
     return torch.randn(shape, generator=generator)
 
 
-def make_task(model, seed, rank):
-    """The parameters depend on the seed alone, the data on seed and rank."""
+def make_task(model, seed, rank, device="cpu", dtype=torch.float32, batch=1):
+    """The parameters depend on the seed alone, the data on seed and rank.
+
+    batch: times the samples that the model comes with.
+    """
     make, input_shape, vocabulary, target_shape, classes = MODELS[model]
     net = make()
     initialize(net, seed)
+    net.to(device, dtype)
+
+    def placed(data):
+        return data.to(device, dtype if data.is_floating_point() else data.dtype)
+
+    def shape(sizes):
+        return (sizes[0] * batch, *sizes[1:])
+
     generator = torch.Generator().manual_seed(seed + 1 + rank)
-    inputs = draw(input_shape, vocabulary, generator)
-    target = draw(target_shape, classes, generator)
+    inputs = placed(draw(shape(input_shape), vocabulary, generator))
+    target = placed(draw(shape(target_shape), classes, generator))
     return Task(net, inputs, target, classes > 0)

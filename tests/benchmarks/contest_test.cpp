@@ -18,6 +18,7 @@ namespace {
 
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
+using ddp_bench::Agreement;
 using ddp_bench::Contestant;
 using ddp_bench::Engine;
 using ddp_bench::Messages;
@@ -73,7 +74,8 @@ Contestant wrong(const Rank& self, Wrong::Spoil spoil) {
 
 std::string outcome(std::vector<Contestant> contestants, const Rank& self, bool bitwise) {
   compete(contestants, {/*iters=*/2, /*rounds=*/1, /*warmup=*/3}, self.group);
-  return check_parameters(contestants, tiny_task(0).net->parameters(), self.group, bitwise);
+  const auto agreement = bitwise ? Agreement::Bitwise : Agreement::Rounded;
+  return check_parameters(contestants, tiny_task(0).net->parameters(), self.group, agreement);
 }
 
 std::vector<Contestant> two(Contestant first, Contestant second) {

@@ -8,6 +8,7 @@
 
 namespace {
 
+using ddp_bench::Agreement;
 using ddp_bench::disagreement;
 using ddp_bench::Ending;
 using ddp_bench::fingerprint;
@@ -54,27 +55,29 @@ TEST_CASE("the distance is in parts of the way", "[benchmarks][pure]") {
 }
 
 TEST_CASE("modes agree to the bit or to rounding", "[benchmarks][pure]") {
-  CHECK(disagreement({}, true).empty());
-  CHECK(disagreement({ending("c10d", 1), ending("ddp", 1)}, true).empty());
-  CHECK(disagreement({ending("c10d", 1), ending("ddp", 2, 0.001)}, false).empty());
+  CHECK(disagreement({}, Agreement::Bitwise).empty());
+  CHECK(disagreement({ending("c10d", 1), ending("ddp", 1)}, Agreement::Bitwise).empty());
+  CHECK(disagreement({ending("c10d", 1), ending("ddp", 2, 0.001)}, Agreement::Rounded).empty());
 }
 
 TEST_CASE("a mode that ends elsewhere is named", "[benchmarks][pure][errors]") {
   const std::vector<Ending> endings = {
       ending("naive", 1), ending("c10d", 1), ending("ddp", 2, 0.001, 1.5)};
   CHECK_THAT(
-      disagreement(endings, true),
+      disagreement(endings, Agreement::Bitwise),
       ContainsText("mode ddp: expected the parameters that mode naive ended with, bit for bit") &&
           ContainsText("checksum 1.5 and 1"));
   CHECK_THAT(
-      disagreement({ending("naive", 1), ending("ddp", 2, 0.5)}, false),
+      disagreement({ending("naive", 1), ending("ddp", 2, 0.5)}, Agreement::Rounded),
       ContainsText("mode ddp: expected the parameters that mode naive ended with, but for"));
-  CHECK_FALSE(disagreement({ending("a", 1), ending("b", 2, std::nan(""))}, false).empty());
+  CHECK_FALSE(
+      disagreement({ending("a", 1), ending("b", 2, std::nan(""))}, Agreement::Rounded).empty());
 }
 
 TEST_CASE("a training that diverged is no agreement", "[benchmarks][pure][errors]") {
   CHECK_THAT(
-      disagreement({ending("naive", 1, 0, INFINITY), ending("ddp", 1, 0, INFINITY)}, true),
+      disagreement(
+          {ending("naive", 1, 0, INFINITY), ending("ddp", 1, 0, INFINITY)}, Agreement::Bitwise),
       ContainsText("mode naive: expected finite parameters") && ContainsText("diverged"));
 }
 

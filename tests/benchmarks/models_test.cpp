@@ -70,6 +70,20 @@ TEST_CASE("parameters come from the seed, data from the rank too", "[benchmarks]
   CHECK(hash(make_task("small_params", 2, 0)) != hash(first));
 }
 
+TEST_CASE("tasks come in bfloat16, and with larger batches", "[benchmarks][pure]") {
+  for (const char* name : {"small_params", "transformer"}) {
+    CAPTURE(name);
+    const auto task = make_task(name, 1, 0, {at::kCPU, at::kBFloat16, /*batch=*/3});
+    const auto plain = make_task(name, 1, 0);
+    CHECK(task.input.size(0) == 3 * plain.input.size(0));
+    CHECK(task.target.size(0) == 3 * plain.target.size(0));
+    for (const auto& p : task.net->parameters()) CHECK(p.scalar_type() == at::kBFloat16);
+    const auto loss = task.loss(task.net->forward(task.input), task.target);
+    CHECK(loss.scalar_type() == at::kBFloat16);
+    CHECK(std::isfinite(loss.item<double>()));
+  }
+}
+
 TEST_CASE("an unknown model is refused", "[benchmarks][pure][errors]") {
   CHECK_THROWS_WITH(make_task("vgg", 1, 0), ContainsText("vgg"));
 }

@@ -48,6 +48,13 @@ TEST_CASE("what is measured comes from the command line", "[benchmarks][pure]") 
   CHECK(options.sweep == Sizes{0.5, 10});
   CHECK(options.timeline == "t.json");
   CHECK_FALSE(options.memory);
+  CHECK(options.dtype == at::kFloat);
+  CHECK(options.batch == 1);
+  const auto larger = parse({"--dtype", "bfloat16", "--batch", "8"});
+  CHECK(larger.dtype == at::kBFloat16);
+  CHECK(larger.batch == 8);
+  CHECK_THAT(refused({"--dtype", "float8"}), ContainsText("one of float32, bfloat16"));
+  CHECK_THAT(refused({"--batch", "0"}), ContainsText("--batch"));
   CHECK(parse({"--memory", "--modes", "ddp"}).memory);
 }
 
