@@ -280,9 +280,14 @@ int main(int argc, char** argv) {
     std::printf("skipped: no CUDA device\n");
     return 0;
   }
-  ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[1]));
-  const auto failed = run(std::string(argv[2]) == "parts" ? parts() : averages());
-  if (failed == 0 && ddp::get_rank() == 0) std::printf("ok\n");
-  ddp::destroy_process_group();
-  return failed == 0 ? 0 : 1;
+  try {
+    ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[1]));
+    const auto failed = run(std::string(argv[2]) == "parts" ? parts() : averages());
+    if (failed == 0 && ddp::get_rank() == 0) std::printf("ok\n");
+    ddp::destroy_process_group();
+    return failed == 0 ? 0 : 1;
+  } catch (const c10::Error& error) {
+    std::printf("failed: %s\n", error.what_without_backtrace());
+    return 1;
+  }
 }

@@ -1,0 +1,302 @@
+#!/usr/bin/env bash
+# Builds and runs everything that needs a GPU, and writes one report: see usage() below.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+  cat <<'END'
+usage: scripts/gpu_check.sh [--output FOLDER] [--build FOLDER] [--no-build] [--headers FOLDER]
+                            [--python PROGRAM] [--jobs N] [--seconds N] [-- CMAKE ARGUMENTS...]
+       scripts/gpu_check.sh --collect FOLDER
+
+On a machine with one NVIDIA GPU: builds what is needed, with the LibTorch of a Python's torch; runs
+the tests that need a GPU, under compute-sanitizer too, and times ddp_bench beside Python's
+DistributedDataParallel. Goes on after a failure, ends within --seconds, and says in the report what
+it left out. Without a GPU it does the same, and skips what needs one.
+
+  --output FOLDER   for gpu_check.md and gpu_check_logs.tar.gz; default: build/gpu_check
+  --build FOLDER    default: build/gpu
+  --no-build        takes the programs that are in the build folder
+  --headers FOLDER  of Catch2 and CLI11, as --collect made it; default: build/gpu_headers where it
+                    is there, else those that CMake finds
+  --python PROGRAM  with torch; default: python3, else that of scripts/python_with_torch.sh
+  --jobs N          compilations at a time; default: one a core
+  --seconds N       for all of it; default: 570
+  --collect FOLDER  copies the headers of Catch2 (2.13) and CLI11 of this machine there, for one that
+                    cannot install them
+
+Exit code: 0; 1 when a part failed, or a target of the step time was missed; 2 bad usage.
+
+For a machine without a network: --collect build/gpu_headers here, and take that folder along with
+the sources. It needs CMake, Ninja, a compiler, the CUDA toolkit and Python with torch 2.11.
+END
+}
+
+fail() {
+  echo "gpu_check: $*" >&2
+  exit 2
+}
+
+# The folders of headers, with what CMake's find_package() looks for.
+collect() { # FOLDER
+  local include
+  for include in /usr/include /usr/local/include; do
+    [[ -f $include/catch2/catch.hpp && -f $include/CLI/CLI.hpp ]] || continue
+    mkdir -p "$1/include/catch2" "$1/include/CLI" "$1/cmake"
+    cp "$include"/catch2/catch.hpp "$1/include/catch2"
+    cp "$include"/CLI/*.hpp "$1/include/CLI"
+    printf '#define CATCH_CONFIG_MAIN\n#include <catch2/catch.hpp>\n' >"$1/cmake/catch_main.cpp"
+    cat >"$1/cmake/Catch2Config.cmake" <<'END'
+if(NOT TARGET Catch2WithMain)
+  add_library(Catch2WithMain STATIC ${CMAKE_CURRENT_LIST_DIR}/catch_main.cpp)
+  target_include_directories(Catch2WithMain SYSTEM PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../include)
+  add_library(Catch2::Catch2WithMain ALIAS Catch2WithMain)
+endif()
+END
+    cat >"$1/cmake/CLI11Config.cmake" <<'END'
+if(NOT TARGET CLI11::CLI11)
+  add_library(CLI11::CLI11 INTERFACE IMPORTED GLOBAL)
+  target_include_directories(CLI11::CLI11 INTERFACE ${CMAKE_CURRENT_LIST_DIR}/../include)
+endif()
+END
+    echo "gpu_check: headers of Catch2 and CLI11 are in $1"
+    return
+  done
+  fail "--collect: expected catch2/catch.hpp and CLI/CLI.hpp in /usr/include, found none. Install them."
+}
+
+output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) seconds=570
+builds=yes cmake_arguments=()
+while (($# > 0)); do
+  case $1 in
+    --output | --build | --headers | --python | --jobs | --seconds)
+      (($# > 1)) || fail "$1 needs a value"
+      declare "${1#--}=$2"
+      shift
+      ;;
+    --no-build) builds=no ;;
+    --collect)
+      (($# > 1)) || fail "$1 needs a folder"
+      collect "$2"
+      exit
+      ;;
+    --)
+      cmake_arguments=("${@:2}")
+      break
+      ;;
+    --help | -h)
+      usage
+      exit
+      ;;
+    *)
+      usage >&2
+      fail "unknown argument '$1'"
+      ;;
+  esac
+  shift
+done
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--seconds: expected a number from 1 on, got '$seconds'"
+mkdir -p "$output" "$build" || fail "expected folders that can be made, got '$output' and '$build'"
+output=$(cd "$output" && pwd) build=$(cd "$build" && pwd) bin=$build/bin
+[[ -n $headers || ! -d $root/build/gpu_headers ]] || headers=$root/build/gpu_headers
+if [[ -n $headers ]]; then
+  [[ -d $headers/cmake ]] || fail "--headers: expected a folder that --collect made, got '$headers'"
+  headers=$(cd "$headers" && pwd)
+fi
+logs=$(mktemp -d)
+mkdir "$logs/steps"
+export OMP_NUM_THREADS=1
+
+has_torch() { "$1" -c 'import torch.nn.parallel' >/dev/null 2>&1; }
+if [[ -z $python ]]; then
+  python=python3
+  has_torch python3 || python=$("$root/scripts/python_with_torch.sh" 2>/dev/null)
+elif ! has_torch "$python"; then
+  fail "--python: expected one that has torch, got '$python'"
+fi
+has_gpu=no
+"${python:-false}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null &&
+  has_gpu=yes
+
+# A part is a line of the report's table: its name, what became of it, how long it took, and why.
+rows=() failed=()
+note() { # NAME RESULT SECONDS WHY
+  rows+=("| $1 | $2 | $3 | $4 |")
+  echo "gpu_check: $1: $2${4:+ ($4)}, $3 s"
+  [[ $2 != failed ]] || failed+=("$1")
+}
+log_of() { echo "$logs/${1//[^A-Za-z0-9_.-]/_}.log"; } # NAME
+left() { echo $((seconds - SECONDS)); }
+# What a log says of a failure, for a cell of the table: the first line that looks like it, else the
+# last.
+reason_in() { # LOG
+  local line
+  line=$(grep -m 1 -E 'failed: |what\(\): |error: ' "$1" ||
+    grep -m 1 -E 'FAILED|[Ee]rror|ERROR' "$1" ||
+    grep -v '^ *$' "$1" | tail -n 1)
+  tr '|\n' '/ ' <<<"${line:0:300}"
+}
+
+# Runs a command with a bound, its output to a log. A part without time left is skipped, and so is
+# one that says that it has no GPU to run on, or a tool that the GPU is not one for it.
+part() { # NAME SECONDS COMMAND...
+  local name=$1 bound=$2 began=$SECONDS log status took
+  log=$(log_of "$name")
+  if (($(left) < 5)); then
+    note "$name" skipped 0 "no time was left"
+    return 1
+  fi
+  (($(left) >= bound)) || bound=$(left)
+  timeout -k 5 "$bound" "${@:3}" >"$log" 2>&1
+  status=$?
+  took=$((SECONDS - began))
+  if grep -q 'Device not supported' "$log"; then
+    note "$name" skipped "$took" "the tool says: device not supported"
+  elif ((status == 124 || status == 137)); then
+    note "$name" failed "$took" "ended after $bound s"
+  elif ((status != 0)); then
+    note "$name" failed "$took" "status $status: $(reason_in "$log")"
+  elif grep -q 'skipped: no CUDA device' "$log"; then
+    note "$name" skipped "$took" "no CUDA device"
+  else
+    note "$name" passed "$took" ""
+  fi
+  return "$status"
+}
+# The same, of programs that the build made.
+programs() { # NAME SECONDS PROGRAMS COMMAND...; PROGRAMS are the names of those that it needs
+  local program
+  for program in $3; do
+    [[ -x $bin/$program ]] && continue
+    note "$1" skipped 0 "$program was not built"
+    return 1
+  done
+  part "$1" "$2" "${@:4}"
+}
+
+tests=(cuda_test comm_cuda_test cuda_stream_test cuda_graph_test cuda_profile_test)
+build_all() {
+  if [[ $builds == no ]]; then
+    note build skipped 0 "--no-build"
+    return
+  fi
+  local prefix
+  prefix=$("${python:-false}" -c 'import torch; print(torch.utils.cmake_prefix_path)') || {
+    note build failed 0 "no Python has torch: name one with --python"
+    return
+  }
+  local configure=(cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release)
+  configure+=("-DTorch_DIR=$prefix/Torch" -DDDP_WITH_CUDA=ON -DDDP_INSTALL=OFF)
+  [[ -z $headers ]] || configure+=("-DCatch2_DIR=$headers/cmake" "-DCLI11_DIR=$headers/cmake")
+  part configure 90 "${configure[@]}" "${cmake_arguments[@]}" || return
+  # One source that does not compile shall not keep the rest from being built.
+  part build $((seconds > 300 ? seconds - 240 : 60)) cmake --build "$build" --parallel "$jobs" \
+    --target ddprun ddp_cuda_world ddp_bench "${tests[@]}" -- -k 0
+}
+
+run_tests() {
+  local name world ranks backend cases
+  for name in "${tests[@]}"; do programs "$name" 100 "$name" "$bin/$name"; done
+  for world in "1 nccl averages" "2 gloo averages" "4 gloo averages" "2 gloo parts"; do
+    read -r ranks backend cases <<<"$world"
+    programs "$backend, $ranks of a GPU: $cases" 60 "ddprun ddp_cuda_world" \
+      "$bin/ddprun" -n "$ranks" "$bin/ddp_cuda_world" "$backend" "$cases"
+  done
+}
+
+# Both languages, one after the other, in a process of one rank each.
+time_steps() { # MODEL DTYPE BATCH
+  local label="$1, $2, batch x $3" options launch=("$bin/ddprun" -n 1 --no-prefix)
+  options=(--model "$1" --dtype "$2" --batch "$3" --backend nccl --iters 10 --rounds 8)
+  if [[ $has_gpu == no ]]; then
+    note "$label" skipped 0 "no CUDA device"
+    return
+  fi
+  programs "$label" 60 "ddprun ddp_bench" "${launch[@]}" "$bin/ddp_bench" \
+    --modes none,c10d,ddp,ddp_view "${options[@]}"
+  keep_lines "$label" "$label-cpp"
+  programs "$label, Python" 60 ddprun "${launch[@]}" "$python" \
+    "$root/benchmarks/peers/ddp_peer.py" --modes none,py_ddp,py_ddp_view "${options[@]}"
+  keep_lines "$label, Python" "$label-py"
+}
+# Also of one whose modes ended with different parameters: that says so in the table of parts.
+keep_lines() { # NAME FILE
+  local lines
+  lines=$(grep '^{' "$(log_of "$1")" 2>/dev/null) || return
+  echo "$lines" >"$logs/steps/$2.jsonl"
+}
+run_benchmark() {
+  time_steps small_params float32 1
+  time_steps resnet18 float32 1
+  time_steps transformer bfloat16 1
+  time_steps transformer bfloat16 16
+  [[ -n $(ls "$logs/steps") ]] || return
+  part "step time within its targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$logs/steps"
+}
+
+# Twice: with each tensor in memory of its own, so that a use outside of it or behind its end shows;
+# and with the driver's stream-ordered memory, of which the tool sees a use that does not wait for
+# another stream.
+run_sanitizer() {
+  local tool
+  tool=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  local check=("$tool" --tool memcheck --error-exitcode 86 --report-api-errors no)
+  local memory="compute-sanitizer, memory" streams="compute-sanitizer, order of streams"
+  local why=""
+  [[ -n $tool ]] || why="compute-sanitizer was not found"
+  [[ $has_gpu == yes ]] || why="no CUDA device"
+  if [[ -n $why ]]; then
+    note "$memory" skipped 0 "$why"
+    note "$streams" skipped 0 "$why"
+    return
+  fi
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 programs "$memory" 120 cuda_stream_test \
+    "${check[@]}" "$bin/cuda_stream_test" "[streams]"
+  PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync programs "$streams" 120 cuda_stream_test \
+    "${check[@]}" --track-stream-ordered-races all "$bin/cuda_stream_test" "[streams]"
+}
+
+describe_machine() {
+  local cpu gpu
+  cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+  gpu=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null |
+    head -n 1)
+  echo "Machine: $(nproc --all) x ${cpu:-unknown processor}, Linux $(uname -r)." \
+    "GPU (memory, driver): ${gpu:-none}."
+  echo "$("${python:-false}" -c 'import torch; n = getattr(torch.cuda, "nccl", None)
+print(f"torch {torch.__version__}, CUDA {torch.version.cuda},",
+      "NCCL", ".".join(map(str, n.version())) if n else "none", end=", ")' 2>/dev/null)" \
+    "nvcc $(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')," \
+    "$(c++ --version | head -n 1), $(cmake --version | head -n 1)." \
+    "Sources: $(git -C "$root" describe --always --dirty 2>/dev/null || echo 'not a git checkout')."
+}
+write_report() {
+  local name
+  {
+    printf '# GPU check\n\nOf `scripts/gpu_check.sh`, %s s.\n\n' "$SECONDS"
+    echo "$machine"
+    printf '\n## Parts\n\n| part | result | s | why |\n| --- | --- | --- | --- |\n'
+    printf '%s\n' "${rows[@]}"
+    if [[ -s $(log_of "step time within its targets") ]]; then
+      printf '\n'
+      cat "$(log_of "step time within its targets")"
+    fi
+    for name in "${failed[@]}"; do
+      printf '\n## %s: the end of its output\n\n```\n' "$name"
+      tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
+      printf '```\n'
+    done
+  } >"$output/gpu_check.md"
+  tar -C "$logs" -czf "$output/gpu_check_logs.tar.gz" .
+}
+
+machine=$(describe_machine)
+trap 'write_report; rm -rf "$logs"' EXIT
+trap 'exit 1' INT TERM
+# Each in its turn, and the report behind each: who ends this script from outside has what there is.
+for step in build_all run_tests run_benchmark run_sanitizer; do
+  "$step"
+  write_report
+done
+echo "gpu_check: wrote $output/gpu_check.md; ${#failed[@]} of ${#rows[@]} parts failed"
+((${#failed[@]} == 0))
