@@ -1,6 +1,7 @@
 #include "launch/line_socket.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 #include <utility>
 

@@ -118,6 +118,7 @@ has_gpu=no
 "${python:-false}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null &&
   has_gpu=yes
 
+targets="step time within its targets"
 # A part is a line of the report's table: its name, what became of it, how long it took, and why.
 rows=() failed=()
 note() { # NAME RESULT SECONDS WHY
@@ -131,10 +132,11 @@ left() { echo $((seconds - SECONDS)); }
 # last.
 reason_in() { # LOG
   local line
-  line=$(grep -m 1 -E 'failed: |what\(\): |error: ' "$1" ||
+  line=$(grep -m 1 -E '^Missed: |failed: |what\(\): |error: ' "$1" ||
     grep -m 1 -E 'FAILED|[Ee]rror|ERROR' "$1" ||
     grep -v '^ *$' "$1" | tail -n 1)
-  tr '|\n' '/ ' <<<"${line:0:300}"
+  line=${line:0:300}
+  echo "${line//|//}"
 }
 
 # Runs a command with a bound, its output to a log. A part without time left is skipped, and so is
@@ -231,7 +233,7 @@ run_benchmark() {
   time_steps transformer bfloat16 1
   time_steps transformer bfloat16 16
   [[ -n $(ls "$logs/steps") ]] || return
-  part "step time within its targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$logs/steps"
+  part "$targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$logs/steps"
 }
 
 # Twice: with each tensor in memory of its own, so that a use outside of it or behind its end shows;
@@ -277,11 +279,12 @@ write_report() {
     echo "$machine"
     printf '\n## Parts\n\n| part | result | s | why |\n| --- | --- | --- | --- |\n'
     printf '%s\n' "${rows[@]}"
-    if [[ -s $(log_of "step time within its targets") ]]; then
+    if [[ -s $(log_of "$targets") ]]; then
       printf '\n'
-      cat "$(log_of "step time within its targets")"
+      cat "$(log_of "$targets")"
     fi
     for name in "${failed[@]}"; do
+      [[ $name != "$targets" ]] || continue # it is what stands above
       printf '\n## %s: the end of its output\n\n```\n' "$name"
       tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
       printf '```\n'

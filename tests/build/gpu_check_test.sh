@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Runs scripts/gpu_check.sh with stand-ins for a GPU and for the programs: one fails, one never ends.
+# usage: gpu_check_test.sh REPOSITORY
+set -euo pipefail
+root=$1
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bin=$work/build/bin
+mkdir -p "$bin"
+stand_in() {
+  cat >"$1"
+  chmod +x "$1"
+}
+expect() { # TEXT FILE
+  grep -qF -- "$1" "$2" || {
+    echo "FAILED: expected '$1' in"
+    cat "$2"
+    exit 1
+  }
+}
+expect_status() { # EXPECTED GOT
+  [[ $1 == "$2" ]] || {
+    echo "FAILED: expected status $1, got $2, and"
+    cat "$work/output"
+    exit 1
+  }
+}
+check() { # ARGUMENTS...
+  "$root/scripts/gpu_check.sh" --no-build --build "$work/build" --output "$work/out" \
+    --python "$work/python" "$@" >"$work/output" 2>&1
+}
+
+# Says that there is a GPU where the file "gpu" is; and is Python's side of the benchmark.
+stand_in "$work/python" <<END
+#!/bin/sh
+case \$2 in
+  *is_available*) [ -f "$work/gpu" ] ;;
+  --modes) cat "$work/python.jsonl" ;;
+esac
+END
+stand_in "$bin/ddprun" <<'END'
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+  [ "$1" = -n ] && shift
+  shift
+done
+exec "$@"
+END
+for program in cuda_graph_test cuda_profile_test ddp_cuda_world; do
+  printf '#!/bin/sh\necho ok\n' | stand_in "$bin/$program"
+done
+printf '#!/bin/sh\necho "skipped: no CUDA device"\n' | stand_in "$bin/cuda_test"
+printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' | stand_in "$bin/comm_cuda_test"
+printf '#!/bin/sh\ncat "%s/cpp.jsonl"\n' "$work" | stand_in "$bin/ddp_bench"
+
+# MODE RATIO: a line as ddp_bench prints it, of a step of 10 ms without the mode.
+line() {
+  echo "{\"model\":\"m\",\"mode\":\"$1\",\"step_ms\":$2,\"step_ms_p10\":$2,\"step_ms_p90\":$2," \
+    "\"ratio\":$2,\"ratio_of_rounds\":[$2,$2,$2,$2,$2,$2],\"cpu_ms\":1,\"cpu_ratio\":1," \
+    "\"cpu_ratio_of_rounds\":[1,1,1,1,1,1],\"compute_ms\":10,\"comm_ms\":1,\"overlap\":0}"
+}
+{ line none 1.0 && line ddp 1.02; } >"$work/cpp.jsonl"
+{ line none 1.0 && line py_ddp 1.05; } >"$work/python.jsonl"
+
+# No GPU, and a program that is missing: all is skipped, which is no failure.
+printf '#!/bin/sh\necho "skipped: no CUDA device"\n' >"$bin/comm_cuda_test"
+check || expect_status 0 $?
+expect "| cuda_test | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
+expect "| cuda_stream_test | skipped | 0 | cuda_stream_test was not built |" "$work/out/gpu_check.md"
+expect "| resnet18, float32, batch x 1 | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
+[[ -s $work/out/gpu_check_logs.tar.gz ]]
+
+# A GPU: one fails and one never ends, and what comes behind them has its turn until time is over.
+touch "$work/gpu"
+printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' >"$bin/comm_cuda_test"
+printf '#!/bin/sh\nexec sleep 60\n' | stand_in "$bin/cuda_stream_test"
+status=0
+check --seconds 9 || status=$?
+expect_status 1 $status
+report=$work/out/gpu_check.md
+expect "| comm_cuda_test | failed | 0 | status 3: failed: a / b |" "$report"
+expect "## comm_cuda_test: the end of its output" "$report"
+grep -qE '^\| cuda_stream_test \| failed \| [0-9]+ \| ended after [0-9]+ s \|' "$report"
+expect "| cuda_graph_test | skipped | 0 | no time was left |" "$report"
+expect "2 of " "$work/output"
+
+# Targets: 2% over none, and 0.2 ms where Python adds 0.5; then more than half of what Python adds.
+rm "$bin/cuda_stream_test" "$bin/comm_cuda_test"
+check || expect_status 0 $?
+expect "| resnet18, float32, batch x 1 | 1.020 x none | 1.020 | met | 0.200 | 0.500 | met |" "$report"
+expect "### transformer, bfloat16, batch x 16" "$report"
+{ line none 1.0 && line ddp 1.04; } >"$work/cpp.jsonl"
+status=0
+check || status=$?
+expect_status 1 $status
+expect "| 1.040 x none | 1.040 | missed by 1.0% | 0.400 | 0.500 | missed |" "$report"
+grep -qE '^\| step time within its targets \| failed \| [0-9]+ \| status 1: Missed: resnet18, float32,' "$report"
+echo "gpu_check.sh: as expected"
