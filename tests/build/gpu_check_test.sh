@@ -75,9 +75,13 @@ expect "| resnet18, float32, batch x 1 | skipped | 0 | no CUDA device |" "$work/
 touch "$work/gpu"
 printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' >"$bin/comm_cuda_test"
 printf '#!/bin/sh\nexec sleep 60\n' | stand_in "$bin/cuda_stream_test"
-status=0
+status=0 began=$SECONDS
 check --seconds 9 || status=$?
 expect_status 1 $status
+((SECONDS - began < 16)) || {
+  echo "FAILED: expected the end within 16 s, took $((SECONDS - began)) s"
+  exit 1
+}
 report=$work/out/gpu_check.md
 expect "| comm_cuda_test | failed | 0 | status 3: failed: a / b |" "$report"
 expect "## comm_cuda_test: the end of its output" "$report"

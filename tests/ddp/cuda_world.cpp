@@ -5,6 +5,8 @@
 // itself from all ranks' batches.
 #include <cstdio>
 #include <functional>
+#include <limits>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +24,11 @@ using Options = ddp::DistributedDataParallelOptions;
 
 constexpr int kSteps = 5;
 const c10::Device kGpu(at::kCUDA, 0);
+
+// Of the case that runs. Each has one of its own, which its failure aborts and no other's.
+ddp::ProcessGroup group;
+
+Options in_group() { return Options().process_group(group); }
 
 Net make_net(bool normalizes = false) {
   Net net(torch::nn::Linear(20, 32));
@@ -73,7 +80,7 @@ at::Tensor one_process() {
 
 /// Throws unless all ranks have the same model, and it is `expected` up to `tolerance`.
 void check(const Net& net, const at::Tensor& expected, double tolerance = 1e-5) {
-  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
   const auto off = (flat(net) - expected).abs().max().item<double>();
   TORCH_CHECK(off <= tolerance, "parameters are off by ", off, ", more than ", tolerance);
 }
@@ -93,7 +100,7 @@ void train(const Options& options, const ddp::CommHook& hook = nullptr, double t
 
 void accumulate() {
   auto net = make_net();
-  ddp::DistributedDataParallel model(net);
+  ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
@@ -110,7 +117,7 @@ void accumulate() {
 
 void on_a_side_stream() {
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-  train(Options().bucket_cap_mb(1e-3));
+  train(in_group().bucket_cap_mb(1e-3));
 }
 
 struct SkippingImpl : torch::nn::Module {
@@ -126,7 +133,7 @@ TORCH_MODULE(Skipping);
 void skip_parameters() {
   Skipping net;
   net->to(kGpu);
-  ddp::DistributedDataParallel model(net, Options().find_unused_parameters(true));
+  ddp::DistributedDataParallel model(net, in_group().find_unused_parameters(true));
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
@@ -139,26 +146,26 @@ void skip_parameters() {
         ": a gradient where no rank has one, or none where some have");
     optimizer.step();
   }
-  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
 }
 
 void share_buffers() {
   auto net = make_net(/*normalizes=*/true);
-  ddp::DistributedDataParallel model(net);
+  ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     loss_of(model->forward(own_batch(step))).backward();
     optimizer.step();
   }
-  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' parameters or buffers differ");
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' parameters or buffers differ");
   TORCH_CHECK(flat(net).isfinite().all().item<bool>(), "parameters are not finite");
 }
 
 void sync_batch_norm() {
   auto net = make_net(/*normalizes=*/true);
-  TORCH_CHECK(ddp::convert_sync_batchnorm(net) == 1);
-  ddp::DistributedDataParallel model(net);
+  TORCH_CHECK(ddp::convert_sync_batchnorm(net, group) == 1);
+  ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
@@ -178,7 +185,7 @@ void sync_batch_norm() {
 void shard_optimizer(int stage) {
   const torch::optim::AdamOptions adam(1e-2);
   auto net = make_net();
-  ddp::DistributedDataParallel model(net);
+  ddp::DistributedDataParallel model(net, in_group());
   ddp::ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(
       model, adam, ddp::ZeroOptions().stage(stage));
   for (int step = 0; step < kSteps; ++step) {
@@ -193,7 +200,7 @@ void shard_optimizer(int stage) {
 void mix_precision() {
   auto net = make_net();
   ddp::DistributedDataParallel model(
-      net, Options().mixed_precision(
+      net, in_group().mixed_precision(
                ddp::MixedPrecision().param_dtype(at::kBFloat16).reduce_dtype(at::kBFloat16)));
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
@@ -206,7 +213,7 @@ void mix_precision() {
 
 void scale_gradients() {
   auto net = make_net();
-  ddp::DistributedDataParallel model(net);
+  ddp::DistributedDataParallel model(net, in_group());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   ddp::GradScaler scaler;
   int skipped = 0;
@@ -226,18 +233,18 @@ void scale_gradients() {
     scaler.update();
   }
   TORCH_CHECK(skipped >= 1, "no step was skipped");
-  TORCH_CHECK(ddp::replicas_equal(*net), "the ranks' models differ");
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
 }
 
 using Case = std::pair<std::string, std::function<void()>>;
 
 std::vector<Case> averages() {
   return {
-      {"copied gradients", [] { train(Options()); }},
-      {"gradients as views", [] { train(Options().gradient_as_bucket_view(true)); }},
-      {"many buckets", [] { train(Options().bucket_cap_mb(1e-3)); }},
-      {"static graph", [] { train(Options().static_graph(true)); }},
-      {"input from the CPU", [] { train(Options().device_ids({kGpu})); }},
+      {"copied gradients", [] { train(in_group()); }},
+      {"gradients as views", [] { train(in_group().gradient_as_bucket_view(true)); }},
+      {"many buckets", [] { train(in_group().bucket_cap_mb(1e-3)); }},
+      {"static graph", [] { train(in_group().static_graph(true)); }},
+      {"input from the CPU", [] { train(in_group().device_ids({kGpu})); }},
       {"a side stream", on_a_side_stream},
       {"accumulation", accumulate},
       {"unused parameters", skip_parameters},
@@ -251,13 +258,19 @@ std::vector<Case> parts() {
       {"SyncBatchNorm", sync_batch_norm},
       {"ZeRO of stage 1", [] { shard_optimizer(1); }},
       {"ZeRO of stage 2", [] { shard_optimizer(2); }},
-      {"half precision hook", [] { train(Options(), ddp::hooks::fp16_compress(), 1e-2); }}};
+      {"half precision hook", [] { train(in_group(), ddp::hooks::fp16_compress(group), 1e-2); }}};
 }
 
 /// \return  how many failed.
 int run(const std::vector<Case>& cases) {
+  std::vector<int> ranks(static_cast<size_t>(ddp::get_world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<ddp::ProcessGroup> groups;
+  for (size_t i = 0; i < cases.size(); ++i) groups.push_back(ddp::new_group(ranks));
   int failed = 0;
   for (const auto& [name, body] : cases) {
+    group = groups.back();
+    groups.pop_back();
     try {
       body();
     } catch (const c10::Error& error) {
@@ -266,6 +279,7 @@ int run(const std::vector<Case>& cases) {
       ++failed;
     }
   }
+  group = {};
   return failed;
 }
 
