@@ -6,7 +6,10 @@
 
 #include <mutex>
 
+// The build hides what a program does not mean to export, and the libraries are to find these.
+#pragma GCC visibility push(default)
 #include <cuda_runtime_api.h>
+#pragma GCC visibility pop
 
 namespace {
 
@@ -36,6 +39,7 @@ bool is_pageable(const void* memory) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 cudaError_t cudaDeviceSynchronize() {
@@ -74,6 +78,7 @@ cudaError_t cudaMemcpyAsync(
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
 
 namespace ddp::testing {
 
