@@ -1,0 +1,40 @@
+# A program in C++ and the one in Python that it ports, each on two processes that see nothing of the other
+# two: the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT FOLDER
+import subprocess
+import sys
+
+RANKS, TOLERANCE = 2, 1e-9
+ddprun, program, script, folder = sys.argv[1:]
+
+
+def run(*command):
+    """The numbers in each line that rank 0 prints, by what is before them: "sgd: step 3"."""
+    command = [str(word) for word in command]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"FAILED: {command} ended with {result.returncode}: {result.stdout}{result.stderr}")
+    lines = [line.removeprefix("[0] ").rsplit(": ", 1) for line in result.stdout.splitlines()]
+    return {key: [float(number) for number in numbers.split()] for key, numbers in lines}
+
+
+ours = run(ddprun, "-n", RANKS, program, folder)
+torchrun = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone")
+pythons = run(*torchrun, "--nproc-per-node", RANKS, script, folder)
+
+if list(ours) != list(pythons):
+    sys.exit(f"FAILED: expected lines for {list(pythons)}, got {list(ours)}")
+for key, expected in pythons.items():
+    got = ours[key]
+    if len(got) != len(expected) or not all(abs(a - b) <= TOLERANCE for a, b in zip(got, expected)):
+        sys.exit(f"FAILED: {key}: expected {expected} within {TOLERANCE}, got {got}")
+
+# The comparison is worth something where training got somewhere, by different ways.
+names = {key.split(":")[0] for key in pythons}
+steps = {name: [v for k, v in pythons.items() if k.startswith(f"{name}: step")] for name in names}
+for name, losses in steps.items():
+    assert max(losses[-1]) < min(losses[0]) / 2, f"{name} did not learn: {losses}"
+    assert all(a != b for a, b in losses), f"{name}: both ranks had the same samples"
+    assert len(pythons[f"{name}: buckets"]) > 1, f"{name}: expected several buckets"
+assert len({losses[-1][0] for losses in steps.values()}) == len(names), f"expected different ways: {steps}"
+worst = max(abs(a - b) for key in pythons for a, b in zip(ours[key], pythons[key]))
+print(f"{sum(map(len, steps.values()))} steps: at most {worst:.1e} from Python's")
