@@ -65,7 +65,7 @@ std::string replace(
   } catch (const c10::NotImplementedError&) {
     // A class of the user's own: c10d's Store has only a stub. What another rank sets in between is
     // lost, until that rank compares itself again.
-    const auto stands = store.check({key}) ? store.get_to_str(key) : "";
+    auto stands = store.check({key}) ? store.get_to_str(key) : "";
     if (stands != expected) return stands;
     store.set(key, text);
     return text;

@@ -91,7 +91,7 @@ std::optional<int> reap(pid_t child, int options) {
 std::vector<Process> kill_descendants(std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (reap_children()) {
-    const auto left = descendants();
+    auto left = descendants();
     if (std::chrono::steady_clock::now() > deadline) return left;
     for (const Process& process : left) ::kill(process.pid, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

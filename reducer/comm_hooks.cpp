@@ -27,7 +27,7 @@ c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
 
 CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
   return [dtype, group = group_or_default(group)](GradBucket& bucket) {
-    const at::Tensor buffer = bucket.buffer();
+    const at::Tensor& buffer = bucket.buffer();
     // Half of a complex number would be its real part: those travel as they are.
     const auto wire_dtype = buffer.is_complex() ? buffer.scalar_type() : dtype;
     const at::Tensor wire = buffer.to(wire_dtype).div_(group->getSize());
@@ -63,7 +63,7 @@ GradBucket in_dtype(const GradBucket& bucket, at::ScalarType dtype) {
 CommHook compress_around(const char* name, at::ScalarType dtype, CommHook hook) {
   DDP_CHECK_VALUE(hook, name, ": expected a hook, got an empty function. Name one.");
   return [dtype, hook = std::move(hook)](GradBucket& bucket) -> FuturePtr {
-    const at::Tensor buffer = bucket.buffer();
+    const at::Tensor& buffer = bucket.buffer();
     if (buffer.is_sparse() || buffer.is_complex()) return hook(bucket);
     auto low = in_dtype(bucket, dtype);
     return hook(low)->then(
@@ -81,7 +81,7 @@ CommHook compress_around(const char* name, at::ScalarType dtype, CommHook hook) 
 
 CommHook all_reduce(const ProcessGroup& group) {
   return [group = group_or_default(group)](GradBucket& bucket) {
-    const at::Tensor buffer = bucket.buffer();
+    const at::Tensor& buffer = bucket.buffer();
     buffer.div_(group->getSize());
     return all_reduce_then(group, buffer, [buffer] { return buffer; });
   };

@@ -187,7 +187,7 @@ std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
         "\", which are sparse. Make the Embedding with sparse(false).");
   }
   has_own_reduction_ = true;
-  const auto shards = std::make_shared<GradientShards>();
+  auto shards = std::make_shared<GradientShards>();
   buckets_.shard(schedule_.settle().buckets, shards);
   reduction_ = make_reduce_scatter(group_, device(), shards);
   place_status();

@@ -1,6 +1,7 @@
 #include <ddp/internal/gradient_layout.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 
 namespace ddp {
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 

@@ -14,8 +14,8 @@ Installs what building ddp needs, and does nothing where it is there already:
     CMake takes the variant that the last setup made ready.
 
   --cpu            the CPU variant even where a CUDA toolkit is
-  --dev            also clang-format 14 (scripts/format.sh), Open MPI (one test uses its mpirun) and
-                   Doxygen (scripts/docs.sh)
+  --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests of
+                   the packages), Open MPI (one test uses its mpirun) and Doxygen (scripts/docs.sh)
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
 }
@@ -73,6 +73,8 @@ missing_packages() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   if [[ $dev == yes ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14
+    command -v clang-tidy-14 >/dev/null || echo clang-tidy-14
+    command -v clang++ >/dev/null || echo clang
     command -v mpirun >/dev/null || echo openmpi-bin
     command -v doxygen >/dev/null || echo doxygen
   fi
@@ -88,6 +90,7 @@ stop_at_hidden() { # PACKAGES...
     case $package in
       cmake) fault="is version $(cmake_version), and 3.25 or newer is needed" ;;
       ninja-build) program=ninja ;;
+      clang) program=clang++ ;;
       catch2 | libcli11-dev) program=cmake fault="does not find it" ;;
       python3-venv) program=python3 fault="lacks the modules ensurepip and venv" ;;
       openmpi-bin) program=mpirun ;;

@@ -81,7 +81,7 @@ std::string CheckpointFolder::begin(int64_t step) {
       remove_path(path_of(name));
     }
   }
-  const auto hidden = c10::str(kSavingPrefix, step_name(step), "-", unique_suffix());
+  auto hidden = c10::str(kSavingPrefix, step_name(step), "-", unique_suffix());
   make_folders(path_of(hidden));
   return hidden;
 }

@@ -47,7 +47,7 @@ bool with_kind(const optim::Optimizer& optimizer, Use use) {
 /// Writes fields into a dictionary.
 class FieldWriter {
  public:
-  explicit FieldWriter(c10::impl::GenericDict dict) : dict_(std::move(dict)) {}
+  explicit FieldWriter(const c10::impl::GenericDict& dict) : dict_(dict) {}
 
   void number(const char* name, double value) { dict_.insert(name, value); }
   void flag(const char* name, bool value) { dict_.insert(name, value); }

@@ -83,8 +83,8 @@ void visit_options(Fields& fields, torch::optim::AdagradOptions& o) {
 template <typename Fields, typename State, typename Options>
 void visit_adam_state(Fields& fields, State& s, const Options& o) {
   fields.step("step", s.step());
-  fields.tensor("exp_avg", s.exp_avg(), /*required=*/true);
-  fields.tensor("exp_avg_sq", s.exp_avg_sq(), /*required=*/true);
+  fields.tensor("exp_avg", s.exp_avg(), /*is_required=*/true);
+  fields.tensor("exp_avg_sq", s.exp_avg_sq(), /*is_required=*/true);
   fields.tensor("max_exp_avg_sq", s.max_exp_avg_sq(), o.amsgrad());
 }
 
@@ -110,7 +110,7 @@ template <typename Fields>
 void visit_state(
     Fields& fields, torch::optim::RMSpropParamState& s, const torch::optim::RMSpropOptions& o) {
   fields.step("step", s.step());
-  fields.tensor("square_avg", s.square_avg(), /*required=*/true);
+  fields.tensor("square_avg", s.square_avg(), /*is_required=*/true);
   fields.tensor("momentum_buffer", s.momentum_buffer(), o.momentum() > 0);
   fields.tensor("grad_avg", s.grad_avg(), o.centered());
 }
@@ -120,7 +120,7 @@ void visit_state(
     Fields& fields, torch::optim::AdagradParamState& s, const torch::optim::AdagradOptions& o) {
   (void)o;
   fields.step("step", s.step());
-  fields.tensor("sum", s.sum(), /*required=*/true);
+  fields.tensor("sum", s.sum(), /*is_required=*/true);
 }
 
 }  // namespace ddp

@@ -105,7 +105,7 @@ class TopK::Impl {
   };
 
   c10::intrusive_ptr<c10::ivalue::Future> exchange(GradBucket& bucket) {
-    const at::Tensor buffer = bucket.buffer();
+    const at::Tensor& buffer = bucket.buffer();
     const auto residual = states_.of(bucket);
     if (residual->error.defined()) buffer.add_(residual->error.to(buffer.device()));
 

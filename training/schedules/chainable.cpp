@@ -20,8 +20,7 @@ std::vector<double> each(std::vector<double> lrs, const Rule& rule) {
 }  // namespace
 
 LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, Lambda lr_lambda)
-    : LambdaLR(
-          optimizer, std::vector<Lambda>(optimizer.param_groups().size(), std::move(lr_lambda))) {}
+    : LambdaLR(optimizer, std::vector<Lambda>(optimizer.param_groups().size(), lr_lambda)) {}
 
 LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_lambdas)
     : LRScheduler(optimizer, "LambdaLR"), lr_lambdas_(std::move(lr_lambdas)) {

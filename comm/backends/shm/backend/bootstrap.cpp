@@ -245,7 +245,7 @@ BootstrapResult bootstrap(
 namespace {
 
 BackendPtr make_shm_or_gloo(const Setup& setup) {
-  const auto gloo = make_gloo(setup);
+  auto gloo = make_gloo(setup);
   if (setup.world_size == 1 && !setup.required) return gloo;
   const auto shared = bootstrap(setup, gloo, {});
   DDP_CHECK(

@@ -84,7 +84,7 @@ ShmBackend::WorkPtr ShmBackend::fall_back(
   if (!given.tensors.empty()) {
     call.descriptor.dtype = static_cast<int32_t>(given.tensors[0].scalar_type());
   }
-  const auto announced = start(std::move(call), given.type, "shm:announced", {});
+  auto announced = start(std::move(call), given.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
   const auto work = start_gloo();
   announced->getFuture()->addCallback([gloo = gloo()](c10::ivalue::Future& announced_by_all) {
@@ -319,7 +319,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall(
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.timeout = options.timeout;
-  const auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
+  auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
   if (!take_used_gloo()) return barrier;
   return combine_works({barrier, FallbackBackend::barrier(options)});
 }
