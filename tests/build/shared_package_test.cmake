@@ -1,13 +1,14 @@
 # Builds libddp.so in SHARED_BUILD_DIR, packs it as .deb and .tar.gz, and uses what is in the .deb: by
-# tests/consumer, and by the objects of all code in the documentation (DOCS_OBJECTS), which call most of
-# what is public, so a function that lacks DDP_API does not link.
+# tests/consumer. All code in the documentation (DOCS_OBJECTS) calls most of what is public, which shows
+# a function that lacks DDP_API.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 file(REMOVE_RECURSE "${WORK_DIR}")
 
 # As the build of this test: beside it, optimized as it, so that ccache has compiled it already.
 run(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${SHARED_BUILD_DIR}" -G "${GENERATOR}"
   "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DTorch_DIR=${TORCH_DIR}"
-  "-DDDP_WITH_CUDA=${WITH_CUDA}" "-DDDP_SANITIZE=${SANITIZE}" -DBUILD_SHARED_LIBS=ON
+  "-DDDP_WITH_CUDA=${WITH_CUDA}" "-DDDP_SANITIZE=${SANITIZE}" "-DDDP_WERROR=${WERROR}"
+  -DBUILD_SHARED_LIBS=ON
   -DDDP_BUILD_TESTS=OFF -DDDP_BUILD_EXAMPLES=OFF -DDDP_BUILD_BENCHMARKS=OFF)
 run(${CMAKE_COMMAND} --build "${SHARED_BUILD_DIR}" --config "${CONFIG}")
 
@@ -44,11 +45,18 @@ if(NOT output MATCHES " ddp::DistributedDataParallelBase::" OR output MATCHES " 
   message(FATAL_ERROR "expected ddp's public symbols and no others, got:\n${output}")
 endif()
 
-get_filename_component(torch_prefix "${TORCH_DIR}/../../.." ABSOLUTE)
-run(${CXX} -shared -o "${WORK_DIR}/docs.so" -Wl,--no-undefined ${DOCS_OBJECTS} "${library}"
-  "-L${torch_prefix}/lib" -ltorch_cpu -lc10 -Wl,--allow-shlib-undefined)
-
-foreach(compiler IN ITEMS ${CXX} ${CLANG})
-  get_filename_component(name "${compiler}" NAME)
-  use_as_consumer("by ${name}" "${compiler}" "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}")
+run(nm -D --defined-only "${library}")
+set(shown "${output}")
+run(nm --undefined-only ${DOCS_OBJECTS})
+string(REGEX MATCHALL "_ZN?K?3ddp[A-Za-z0-9_]+" called "${output}")
+list(LENGTH called number_called)
+if(number_called LESS 50)
+  message(FATAL_ERROR "expected the documentation's code to call most of ddp, got ${called}")
+endif()
+foreach(symbol IN LISTS called)
+  if(NOT shown MATCHES " ${symbol}\n")
+    message(FATAL_ERROR "${symbol}: expected libddp.so to show what a program may call. Declare it DDP_API.")
+  endif()
 endforeach()
+
+use_as_consumer(consumer "${CXX}" "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}")
