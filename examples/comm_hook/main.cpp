@@ -18,7 +18,7 @@ using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 // A hook of one's own: each rank sends the signs of its gradients, a byte each, and all step in the
 // direction that most of them voted for (Bernstein et al., "signSGD", 2018).
 Future majority(ddp::GradBucket& bucket) {
-  const auto buffer = bucket.buffer();
+  const auto& buffer = bucket.buffer();
   std::vector<at::Tensor> votes{buffer.sign().to(torch::kInt8)};
   // The future of the bucket: the hook itself does not wait.
   return ddp::all_reduce_async(votes[0])->getFuture()->then(

@@ -94,7 +94,7 @@ int main(int argc, char** argv) try {
       print_failure([&] { init(port); });
       return EXIT_SUCCESS;
     }
-    const auto store = store_at(port, true);
+    [[maybe_unused]] const auto store = store_at(port, true);
     std::printf("stops\n");
     std::fflush(stdout);
     stop();

@@ -165,7 +165,7 @@ TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
     for (int step = 1; step <= 12; ++step) {
       parameters[0].tensor.mutable_grad().reset();
       if (self.rank == 1 && step > 2) {
-        reducer.prepare_for_forward(/*source=*/0);
+        reducer.prepare_for_forward();
         reducer.join_backward();
         continue;
       }

@@ -77,7 +77,7 @@ void leak_if_asked() {
     // Of changing protection, so that the kernel does not join it with its neighbours.
     static int protection = PROT_READ;
     protection = protection == PROT_READ ? PROT_NONE : PROT_READ;
-    ::mmap(nullptr, 4096, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    (void)::mmap(nullptr, 4096, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
 }
 
