@@ -1,6 +1,10 @@
 # Test programs. Each is one CTest entry: starting a program that loads LibTorch costs up to
 # 0.35 s, so an entry per case would cost more than the cases.
-find_package(Catch2 REQUIRED)
+find_package(Catch2 QUIET)
+if(NOT Catch2_FOUND)
+  message(FATAL_ERROR "Catch2 was not found, which the tests need. scripts/setup.sh or apt-get install catch2 "
+    "installs it; -DDDP_BUILD_TESTS=OFF does without.")
+endif()
 
 # ddp_add_world(<name> <source>): a program without Catch2 that tests start as several ranks.
 function(ddp_add_world name source)

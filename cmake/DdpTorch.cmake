@@ -13,6 +13,8 @@
 #   CPU   links torch_cpu and c10 only. The wheel on PyPI is a CUDA build whose package insists on
 #         a toolkit, so without one its CPU part is described here instead.
 #
+# The target asks its users for the C++ that LibTorch's headers need: 17, and from 2.14 on 20.
+#
 # Sets Torch_VERSION; DDP_CUDA: whether the CUDA variant was chosen; and DDP_HAS_NCCL: whether
 # ProcessGroupNCCL.hpp can be compiled, which needs the target ddp_nccl (nccl.h's folder).
 
@@ -68,13 +70,36 @@ function(ddp_read_torch_version torch_dir result)
   set(${result} "${PACKAGE_VERSION}" PARENT_SCOPE)
 endfunction()
 
+function(ddp_refuse_old_torch)
+  if(Torch_VERSION AND Torch_VERSION VERSION_LESS DDP_TORCH_MINIMUM)
+    message(FATAL_ERROR "LibTorch: expected version ${DDP_TORCH_MINIMUM} or newer, got "
+      "${Torch_VERSION} in ${Torch_DIR}.")
+  endif()
+endfunction()
+
+# 17 or 20: the oldest C++ that the headers of the LibTorch in `prefix` compile as. They refuse others.
+function(ddp_read_torch_standard prefix result)
+  set(refused "")
+  if(EXISTS "${prefix}/include/ATen/ATen.h")
+    file(STRINGS "${prefix}/include/ATen/ATen.h" refused REGEX "__cplusplus < 202002L" LIMIT_COUNT 1)
+  endif()
+  if(refused)
+    set(${result} 20 PARENT_SCOPE)
+  else()
+    set(${result} 17 PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Why the CUDA variant of the LibTorch in `prefix` cannot be used here; "" when it can.
 # A macro, because find_package(CUDAToolkit) is wanted in the caller's scope.
 macro(ddp_why_no_cuda prefix result)
   set(${result} "")
+  find_library(DDP_SYSTEM_NCCL NAMES libnccl.so.2 DOC "NCCL, for a LibTorch that comes without its own")
+  mark_as_advanced(DDP_SYSTEM_NCCL)
   if(NOT EXISTS "${prefix}/lib/libtorch_cuda.so")
     set(${result} "this LibTorch is a CPU build")
-  elseif(EXISTS "${prefix}/__init__.py" AND NOT EXISTS "${prefix}/../nvidia/nccl/lib/libnccl.so.2")
+  elseif(EXISTS "${prefix}/__init__.py" AND NOT EXISTS "${prefix}/../nvidia/nccl/lib/libnccl.so.2"
+      AND NOT DDP_SYSTEM_NCCL)
     set(${result} "the torch wheel was installed without the nvidia wheels it needs on a GPU")
   else()
     file(STRINGS "${prefix}/lib/libc10_cuda.so" ddp_cudart REGEX "^libcudart.*\\.so\\.[0-9]+$")
@@ -128,11 +153,9 @@ if(NOT TARGET torch)
       "                                               a wheel in one's own Python\n"
       "  scripts/setup.sh                             of ddp's sources: a wheel in a cache folder")
   endif()
+  file(REAL_PATH "${Torch_DIR}" Torch_DIR) # what lies beside a wheel does not lie beside a link to it
   ddp_read_torch_version("${Torch_DIR}" Torch_VERSION)
-  if(Torch_VERSION VERSION_LESS DDP_TORCH_MINIMUM)
-    message(FATAL_ERROR "LibTorch: expected version ${DDP_TORCH_MINIMUM} or newer, got "
-      "${Torch_VERSION} in ${Torch_DIR}.")
-  endif()
+  ddp_refuse_old_torch()
 
   get_filename_component(ddp_torch_prefix "${Torch_DIR}/../../.." ABSOLUTE)
   if(DDP_WITH_CUDA STREQUAL "OFF")
@@ -168,12 +191,21 @@ if(NOT TARGET torch)
     endif()
   endif()
 
+  # LibTorch's own package does not hand this on to what uses it, before 2.15.
+  ddp_read_torch_standard("${ddp_torch_prefix}" ddp_torch_standard)
+  if(TARGET torch)
+    set_property(TARGET torch APPEND PROPERTY
+      INTERFACE_COMPILE_FEATURES cxx_std_${ddp_torch_standard})
+  endif()
+
   set(ddp_variant CUDA)
   if(ddp_no_cuda)
     set(ddp_variant "CPU only: ${ddp_no_cuda}")
   endif()
   message(STATUS "LibTorch ${Torch_VERSION} in ${ddp_torch_prefix} (${ddp_variant})")
 endif()
+
+ddp_refuse_old_torch() # one that the enclosing project found
 
 set(DDP_CUDA OFF)
 set(DDP_HAS_NCCL OFF)

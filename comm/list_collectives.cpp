@@ -1,6 +1,7 @@
 // The collectives of <ddp/collectives.h> that take lists of tensors.
 #include <ddp/collectives.h>
 
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 
@@ -36,7 +37,7 @@ WorkPtr all_to_all_flat(
         const auto backend = group.getBackend(from.device().type());
         const auto call = describe_call(CollectiveKind::kAllToAll, from);
         return start_recorded(group, from.device(), call, [&] {
-          return backend->alltoall_base(to, from, received, sent);
+          return backend->DDP_ALL_TO_ALL_SINGLE(to, from, received, sent);
         });
       });
 }

@@ -61,11 +61,12 @@ RecordedGroup::WorkPtr RecordedGroup::allgather(
   return record(lane_of(inputs), call, [&] { return Base::allgather(outputs, inputs, options); });
 }
 
-RecordedGroup::WorkPtr RecordedGroup::_allgather_base(
+RecordedGroup::WorkPtr RecordedGroup::DDP_GROUP_ALL_GATHER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   const auto call = describe_call(Kind::kAllGather, output);
-  return record(
-      lane_of(input), call, [&] { return Base::_allgather_base(output, input, options); });
+  return record(lane_of(input), call, [&] {
+    return Base::DDP_GROUP_ALL_GATHER_SINGLE(output, input, options);
+  });
 }
 
 RecordedGroup::WorkPtr RecordedGroup::gather(
@@ -87,11 +88,12 @@ RecordedGroup::WorkPtr RecordedGroup::reduce_scatter(
       lane_of(outputs), call, [&] { return Base::reduce_scatter(outputs, inputs, options); });
 }
 
-RecordedGroup::WorkPtr RecordedGroup::_reduce_scatter_base(
+RecordedGroup::WorkPtr RecordedGroup::DDP_GROUP_REDUCE_SCATTER_SINGLE(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   const auto call = describe_call(Kind::kReduceScatter, input, options.reduceOp.op_);
-  return record(
-      lane_of(input), call, [&] { return Base::_reduce_scatter_base(output, input, options); });
+  return record(lane_of(input), call, [&] {
+    return Base::DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options);
+  });
 }
 
 RecordedGroup::WorkPtr RecordedGroup::alltoall(

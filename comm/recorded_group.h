@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/c10d_names.h>
 
 #include "call_history.h"
 #include "owned_process_group.h"
@@ -25,7 +26,7 @@ class RecordedGroup : public OwnedProcessGroup {
   WorkPtr allgather(
       std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
-  WorkPtr _allgather_base(
+  WorkPtr DDP_GROUP_ALL_GATHER_SINGLE(
       at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr gather(
       std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
@@ -34,7 +35,7 @@ class RecordedGroup : public OwnedProcessGroup {
   WorkPtr reduce_scatter(
       Tensors& outputs, std::vector<Tensors>& inputs,
       const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(
+  WorkPtr DDP_GROUP_REDUCE_SCATTER_SINGLE(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 
 #include "collective_checks.h"
@@ -82,7 +83,7 @@ WorkPtr all_gather_into_tensor_async(
   auto to_wire = to.wire.view({-1});
   auto from = wire_of(input).wire.view({-1});
   return monitored("all_gather_into_tensor", *group, input.device(), [&] {
-    return deliver({group->_allgather_base(to_wire, from)}, {to});
+    return deliver({group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}, {to});
   });
 }
 
@@ -97,7 +98,8 @@ WorkPtr reduce_scatter_tensor_async(
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter_tensor", *group, output.device(), [&] {
-    return deliver({group->_reduce_scatter_base(to_wire, from, options)}, {to}, reduction.divisor);
+    return deliver(
+        {group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}, {to}, reduction.divisor);
   });
 }
 
@@ -125,7 +127,7 @@ WorkPtr all_to_all_single_async(
   const auto call = describe_call(CollectiveKind::kAllToAll, from);
   return monitored("all_to_all_single", *group, input.device(), [&] {
     const auto work = start_recorded(*group, input.device(), call, [&] {
-      return backend->alltoall_base(to_wire, from, received, sent);
+      return backend->DDP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent);
     });
     return deliver({work}, {to});
   });

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/view_as_real.h>
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 
 namespace ddp {
@@ -44,7 +45,7 @@ class ReduceScatter : public BucketReduction {
     if (averages_ && !scale) options.reduceOp = c10d::ReduceOp::AVG;
     auto output = as_real(shard.average).view({-1});
     auto input = as_real(memory).view({-1});
-    last_ = group_->_reduce_scatter_base(output, input, options);
+    last_ = group_->DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options);
     return {last_, {}};
   }
 

@@ -1,4 +1,4 @@
-// What depends on LibTorch's version, in one place. Tried with 2.11.0 and 2.15.0.
+// What depends on LibTorch's version, in one place. Tried with the versions of the README.
 #pragma once
 
 #include <memory>

@@ -44,7 +44,7 @@ collect() { # FOLDER
     [[ -f $include/catch2/catch.hpp && -f $include/CLI/CLI.hpp ]] || continue
     mkdir -p "$1/include/catch2" "$1/include/CLI" "$1/cmake"
     cp "$include"/catch2/catch.hpp "$1/include/catch2"
-    cp "$include"/CLI/*.hpp "$1/include/CLI"
+    cp -r "$include"/CLI/. "$1/include/CLI"
     printf '#define CATCH_CONFIG_MAIN\n#include <catch2/catch.hpp>\n' >"$1/cmake/catch_main.cpp"
     cat >"$1/cmake/Catch2Config.cmake" <<'END'
 if(NOT TARGET Catch2WithMain)
@@ -115,7 +115,7 @@ elif ! has_torch "$python"; then
   fail "--python: expected one that has torch, got '$python'"
 fi
 has_gpu=no
-"${python:-false}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null &&
+timeout 60 "${python:-false}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null &&
   has_gpu=yes
 
 targets="step time within its targets"
@@ -149,8 +149,11 @@ part() { # NAME SECONDS COMMAND...
     return 1
   fi
   (($(left) >= bound)) || bound=$(left)
-  timeout -k 5 "$bound" "${@:3}" >"$log" 2>&1
+  timeout -k 5 "$bound" "${@:3}" >"$log" 2>&1 &
+  child=$! # in the background, so that a signal ends it at once
+  wait "$child"
   status=$?
+  child=""
   took=$((SECONDS - began))
   if grep -q 'Device not supported' "$log"; then
     note "$name" skipped "$took" "the tool says: device not supported"
@@ -261,7 +264,7 @@ run_sanitizer() {
 describe_machine() {
   local cpu gpu
   cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
-  gpu=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null |
+  gpu=$(timeout 20 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null |
     head -n 1)
   echo "Machine: $(nproc --all) x ${cpu:-unknown processor}, Linux $(uname -r)." \
     "GPU (memory, driver): ${gpu:-none}."
@@ -295,7 +298,7 @@ write_report() {
 
 machine=$(describe_machine)
 trap 'write_report; rm -rf "$logs"' EXIT
-trap 'exit 1' INT TERM
+trap '[[ -z ${child-} ]] || kill "$child"; exit 1' INT TERM
 # Each in its turn, and the report behind each: who ends this script from outside has what there is.
 for step in build_all run_tests run_benchmark run_sanitizer; do
   "$step"

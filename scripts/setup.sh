@@ -107,16 +107,22 @@ install_packages() {
   ((${#missing[@]} > 0)) || return 0
   stop_at_hidden "${missing[@]}"
 
+  local without_root="or without root: 'python3 -m venv ~/tools && ~/tools/bin/pip install cmake ninja', with
+setup: ~/tools/bin on PATH; CLI11 and Catch2 from their sources with 'cmake --install BUILD --prefix ~/tools',
+setup: and ~/tools in CMAKE_PREFIX_PATH beside LibTorch (pip install torch). ccache may be missing, and Catch2
+setup: with -DDDP_BUILD_TESTS=OFF."
   local by_hand="apt-get install --no-install-recommends ${missing[*]}"
   command -v apt-get >/dev/null ||
-    fail "these packages are missing, and there is no apt-get to install them with: ${missing[*]} (the names are Debian's; CMake must be 3.25 or newer)"
+    fail "these packages are missing, and there is no apt-get to install them with: ${missing[*]} (the names are Debian's; CMake must be 3.25 or newer)
+setup: $without_root"
   if (($(id -u) != 0)); then
     # A password can be asked for only on a terminal.
     if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }; then
       as_root=(sudo)
     else
       fail "these packages are missing, and installing them takes root: ${missing[*]}
-setup: as root, run: $by_hand"
+setup: as root, run: $by_hand
+setup: $without_root"
     fi
   fi
 

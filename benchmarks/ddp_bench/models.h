@@ -38,7 +38,6 @@ struct TaskOptions {
 ///
 /// The parameters depend on the seed alone, the data on seed and rank. benchmarks/peers/
 /// peer_models.py makes the same tasks, to the bit.
-///
 Task make_task(const std::string& model, int64_t seed, int rank, const TaskOptions& options = {});
 
 }  // namespace ddp_bench

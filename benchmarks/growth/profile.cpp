@@ -98,7 +98,7 @@ class Profile {
   std::vector<std::vector<double>> ready_ms_;
   std::vector<double> forward_ms_;
   std::vector<double> step_ms_;
-  std::vector<std::shared_ptr<autograd::Node>> accumulators_;
+  std::vector<decltype(torch::autograd::Edge::function)> accumulators_;
   std::unique_ptr<ddp_bench::Engine> engine_;
 };
 

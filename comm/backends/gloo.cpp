@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -76,10 +77,11 @@ class Gloo : public ProcessGroupGloo {
     return begin(
         describe_call(Kind::kAllGather, from), [&] { return Base::allgather(to, from, o); });
   }
-  WorkPtr _allgather_base(
+  WorkPtr DDP_ALL_GATHER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    return begin(
-        describe_call(Kind::kAllGather, from), [&] { return Base::_allgather_base(to, from, o); });
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::DDP_ALL_GATHER_SINGLE(to, from, o);
+    });
   }
   WorkPtr allgather_coalesced(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
@@ -109,10 +111,10 @@ class Gloo : public ProcessGroupGloo {
       return Base::reduce_scatter(to, from, o);
     });
   }
-  WorkPtr _reduce_scatter_base(
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
     return begin(describe_call(Kind::kReduceScatter, to, o.reduceOp.op_), [&] {
-      return Base::_reduce_scatter_base(to, from, o);
+      return Base::DDP_REDUCE_SCATTER_SINGLE(to, from, o);
     });
   }
   WorkPtr reduce_scatter_tensor_coalesced(
@@ -121,11 +123,11 @@ class Gloo : public ProcessGroupGloo {
       return Base::reduce_scatter_tensor_coalesced(to, from, o);
     });
   }
-  WorkPtr alltoall_base(
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
     return begin(describe_call(Kind::kAllToAll, from), [&] {
-      return Base::alltoall_base(to, from, to_splits, from_splits, o);
+      return Base::DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
     });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {

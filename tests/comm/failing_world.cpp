@@ -29,6 +29,7 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -65,7 +66,7 @@ c10::intrusive_ptr<c10d::Work> start_exchange(const BackendPtr& backend) {
   auto from = at::ones({number_of("WORLD_SIZE") * 16, 1 << 20});  // 64 MiB for each rank
   auto to = at::ones_like(from);
   std::vector<int64_t> equal;
-  return backend->alltoall_base(to, from, equal, equal);
+  return backend->DDP_ALL_TO_ALL_SINGLE(to, from, equal, equal);
 }
 
 int print_failure_of(c10::function_ref<c10::intrusive_ptr<c10d::Work>()> begin) {

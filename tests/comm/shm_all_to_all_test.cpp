@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/c10d_names.h>
 
 #include "support/error_of.h"
 #include "support/hosts.h"
@@ -66,7 +67,7 @@ c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t by
 void exchange(
     c10d::Backend& backend, at::Tensor to, at::Tensor from, std::vector<int64_t> received = {},
     std::vector<int64_t> sent = {}) {
-  backend.alltoall_base(to, from, received, sent)->wait();
+  backend.DDP_ALL_TO_ALL_SINGLE(to, from, received, sent)->wait();
 }
 
 }  // namespace

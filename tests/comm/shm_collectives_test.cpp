@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/c10d_names.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "support/error_of.h"
@@ -400,9 +401,9 @@ TEST_CASE("memory from the backend goes into every collective", "[shm][ranks]") 
         const auto backend = backend_of(self);
         auto input = backend->allocateTensor(6, at::dtype(at::kFloat)).fill_(self.rank + 1);
         auto all = backend->allocateTensor(12, at::dtype(at::kFloat)).zero_();
-        backend->_allgather_base(all, input, {})->wait();
+        backend->DDP_ALL_GATHER_SINGLE(all, input, {})->wait();
         auto scattered = backend->allocateTensor(6, at::dtype(at::kFloat)).zero_();
-        backend->_reduce_scatter_base(scattered, all, {})->wait();
+        backend->DDP_REDUCE_SCATTER_SINGLE(scattered, all, {})->wait();
         ddp::broadcast(input, 1, self.group);
         auto empty = at::empty({0});
         ddp::all_reduce(empty, c10d::ReduceOp::SUM, self.group);

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/c10d_names.h>
 
 #include "support/error_of.h"
 #include "support/hosts.h"
@@ -112,7 +113,7 @@ TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm
       {"all_gather of 10 x Float",
        [](Backend& backend) {
          auto from = at::ones(10), to = at::empty(20);
-         return backend._allgather_base(to, from);
+         return backend.DDP_ALL_GATHER_SINGLE(to, from);
        }},
       {"reduce_scatter of 20 x Float, SUM",
        [](Backend& backend) {
@@ -123,13 +124,13 @@ TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm
       {"reduce_scatter of 20 x Float, SUM",
        [](Backend& backend) {
          auto from = at::ones(20), to = at::empty(10);
-         return backend._reduce_scatter_base(to, from);
+         return backend.DDP_REDUCE_SCATTER_SINGLE(to, from);
        }},
       {"all_to_all of Float",
        [](Backend& backend) {
          auto from = at::ones(10), to = at::empty(10);
          std::vector<int64_t> equal;
-         return backend.alltoall_base(to, from, equal, equal);
+         return backend.DDP_ALL_TO_ALL_SINGLE(to, from, equal, equal);
        }},
       {"all_to_all of Float",
        [](Backend& backend) {
@@ -299,7 +300,7 @@ TEST_CASE("a rank that cannot start a collective tells the others at once", "[sh
     if (kind == "all_reduce_coalesced") return backend.allreduce_coalesced(three[0]);
     if (kind == "broadcast") return backend.broadcast(one, c10d::BroadcastOptions{1});
     if (kind == "all_gather") return backend.allgather(three, one);
-    if (kind == "all_gather_into") return backend._allgather_base(thirty, one[0]);
+    if (kind == "all_gather_into") return backend.DDP_ALL_GATHER_SINGLE(thirty, one[0]);
     if (kind == "all_to_all") return backend.alltoall(three[0], three[0]);
     return backend.reduce_scatter(one, three);
   };

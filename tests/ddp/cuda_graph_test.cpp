@@ -20,7 +20,7 @@ using c10::cuda::CUDAStreamGuard;
 using c10::cuda::getStreamFromPool;
 using Options = DistributedDataParallelOptions;
 
-constexpr int kBefore = 3;  // steps, as docs/cuda_graphs.md says
+constexpr int kBefore = 3;  // steps, as docs/gpus.md says
 
 /// Losses of steps, and the parameters in the end.
 struct Outcome {

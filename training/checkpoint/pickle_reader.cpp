@@ -62,7 +62,7 @@ at::ScalarType find_dtype(const std::string& name, bool by_storage) {
     const auto type = static_cast<at::ScalarType>(i);
     if (type == at::ScalarType::Undefined || at::isQIntType(type)) continue;
     const auto known = by_storage ? c10::str("torch.", c10::toString(type), "Storage")
-                                  : "torch." + c10::getDtypeNames(type).first;
+                                  : c10::str("torch.", c10::getDtypeNames(type).first);
     if (known == name) return type;
   }
   DDP_CHECK(false, "expected the name of a dtype, got ", name, ". Save another dtype.");

@@ -97,7 +97,7 @@ class PlateauPart : public CheckpointPart {
     const auto last_epoch = saved_count(saved, kLastEpoch, context);
     const auto bad_epochs = saved_count(saved, kBadEpochs, context);
     PreparedLoad load;
-    load.apply = [=, best = best->toDouble()] {
+    load.apply = [this, cooldown, last_epoch, bad_epochs, best = best->toDouble()] {
       const auto members = plateau_members();
       scheduler_.*members.best = static_cast<float>(best);
       scheduler_.*members.cooldown_counter = static_cast<int>(cooldown);

@@ -11,6 +11,7 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 
 #include "bucket_states.h"
@@ -127,7 +128,7 @@ class TopK::Impl {
     const auto all = at::empty({world * size}, bytes);
     auto to = all;
     auto from = mine.bytes;
-    return group_->_allgather_base(to, from)->getFuture()->then(
+    return group_->DDP_GROUP_ALL_GATHER_SINGLE(to, from)->getFuture()->then(
         [=](c10::ivalue::Future& done) {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
           buffer.zero_();

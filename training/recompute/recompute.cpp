@@ -144,6 +144,18 @@ bool RepeatableCall::needs_gradients() const {
          (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
 }
 
+// Newer LibTorch counts the references to a node within it.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <typename T, typename Pointer, typename... Args>
+Pointer make_node(Args&&... args) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<T>(std::forward<Args>(args)...);
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
+
 /// Stands in the graph for the call.
 class Recomputation::Node : public torch::autograd::Node {
  public:
@@ -160,7 +172,7 @@ class Recomputation::Node : public torch::autograd::Node {
   std::string name() const override { return "ddp::Recomputation"; }
   void release_variables() override { call_.reset(); }
 
-  void connect(const std::shared_ptr<Node>& self, const std::vector<at::Tensor>& outputs);
+  void connect(const NodePtr& self, const std::vector<at::Tensor>& outputs);
 
  protected:
   variable_list apply(variable_list&& gradients) override;
@@ -184,8 +196,7 @@ bool Recomputation::Node::is_passed_through(const at::Tensor& output) const {
   return std::any_of(call_->inputs.begin(), call_->inputs.end(), is_output);
 }
 
-void Recomputation::Node::connect(
-    const std::shared_ptr<Node>& self, const std::vector<at::Tensor>& outputs) {
+void Recomputation::Node::connect(const NodePtr& self, const std::vector<at::Tensor>& outputs) {
   outputs_ = outputs.size();
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& output = outputs[i];
@@ -293,10 +304,10 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
 }
 
 Recomputation::Recomputation(RepeatableCall call)
-    : node_(std::make_shared<Node>(std::move(call))) {}
+    : node_(make_node<Node, NodePtr>(std::move(call))) {}
 
 void Recomputation::connect(const std::vector<at::Tensor>& outputs) {
-  node_->connect(node_, outputs);
+  static_cast<Node&>(*node_).connect(node_, outputs);
 }
 
 void check_result_understood(bool understood, const std::string& type) {

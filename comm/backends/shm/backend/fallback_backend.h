@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/internal/c10d_names.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "../../../exchange_flat.h"
@@ -76,8 +77,9 @@ class FallbackBackend : public c10d::Backend {
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
     return collective().allgather(to, from, o);
   }
-  WorkPtr _allgather_base(Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
-    return collective()._allgather_base(to, from, o);
+  WorkPtr DDP_ALL_GATHER_SINGLE(
+      Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
+    return collective().DDP_ALL_GATHER_SINGLE(to, from, o);
   }
   WorkPtr allgather_coalesced(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
@@ -97,22 +99,22 @@ class FallbackBackend : public c10d::Backend {
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
     return collective().reduce_scatter(to, from, o);
   }
-  WorkPtr _reduce_scatter_base(
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       Tensor& to, Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return collective()._reduce_scatter_base(to, from, o);
+    return collective().DDP_REDUCE_SCATTER_SINGLE(to, from, o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
     return collective().reduce_scatter_tensor_coalesced(to, from, o);
   }
-  WorkPtr alltoall_base(
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
       Tensor& to, Tensor& from, std::vector<int64_t>& to_splits, std::vector<int64_t>& from_splits,
       const c10d::AllToAllOptions& o) override {
-    return collective().alltoall_base(to, from, to_splits, from_splits, o);
+    return collective().DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
     return exchange_flat(to, from, [&](auto& all_to, auto& all_from, auto& received, auto& sent) {
-      return collective().alltoall_base(all_to, all_from, received, sent, o);
+      return collective().DDP_ALL_TO_ALL_SINGLE(all_to, all_from, received, sent, o);
     });
   }
   WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }

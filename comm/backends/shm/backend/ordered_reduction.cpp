@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ddp/internal/c10d_names.h>
 
 #include "../memory/tensors.h"
 #include "reduce.h"
@@ -35,7 +36,7 @@ OrderedReduction::OrderedReduction(
   std::vector<int64_t> equal;
   c10d::AllToAllOptions to_all;
   to_all.timeout = options.timeout;
-  work_ = backend.alltoall_base(parts_, all_, equal, equal, to_all);
+  work_ = backend.DDP_ALL_TO_ALL_SINGLE(parts_, all_, equal, equal, to_all);
 }
 
 void OrderedReduction::combine(Wait wait) {
@@ -50,7 +51,7 @@ void OrderedReduction::combine(Wait wait) {
       static_cast<size_t>(part));
   c10d::AllgatherOptions gather;
   gather.timeout = options_.timeout;
-  work_ = backend_._allgather_base(all_, mine, gather);
+  work_ = backend_.DDP_ALL_GATHER_SINGLE(all_, mine, gather);
 }
 
 void OrderedReduction::finish(Wait wait) {

@@ -191,7 +191,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(
       "all_gather", [&] { return gather_into(outputs[0], inputs[0], options.timeout); });
 }
 
-ShmBackend::WorkPtr ShmBackend::_allgather_base(
+ShmBackend::WorkPtr ShmBackend::DDP_ALL_GATHER_SINGLE(
     Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
   const bool ours = is_plain(input) && is_plain(output) &&
                     output.scalar_type() == input.scalar_type() &&
@@ -199,7 +199,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
   if (!ours) {
     return fall_back(
         {Kind::kAllGather, OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout},
-        [&] { return FallbackBackend::_allgather_base(output, input, options); });
+        [&] { return FallbackBackend::DDP_ALL_GATHER_SINGLE(output, input, options); });
   }
   return abort_on_error("all_gather", [&] {
     // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
@@ -256,7 +256,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
   });
 }
 
-ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
+ShmBackend::WorkPtr ShmBackend::DDP_REDUCE_SCATTER_SINGLE(
     Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
   const bool ours =
       is_plain(input) && is_plain(output) && output.scalar_type() == input.scalar_type() &&
@@ -264,7 +264,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
   if (!ours) {
     return fall_back(
         {Kind::kReduceScatter, OpType::_REDUCE_SCATTER_BASE, {output}, {output}, options.timeout},
-        [&] { return FallbackBackend::_reduce_scatter_base(output, input, options); });
+        [&] { return FallbackBackend::DDP_REDUCE_SCATTER_SINGLE(output, input, options); });
   }
   return abort_on_error(
       "reduce_scatter", [&] { return reduce_into(output, shared(input, *arena_), options); });
@@ -286,7 +286,7 @@ ShmBackend::WorkPtr ShmBackend::exchange(
   });
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall_base(
+ShmBackend::WorkPtr ShmBackend::DDP_ALL_TO_ALL_SINGLE(
     Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   auto to = parts_of(output, output_splits, size_);
@@ -295,7 +295,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(
   if (!ours) {  // Gloo knows why not
     return fall_back(
         {Kind::kAllToAll, OpType::ALLTOALL_BASE, {input}, {output}, options.timeout}, [&] {
-          return FallbackBackend::alltoall_base(
+          return FallbackBackend::DDP_ALL_TO_ALL_SINGLE(
               output, input, output_splits, input_splits, options);
         });
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/c10d_names.h>
 
 #include "../memory/arena.h"
 #include "../progress/progress_engine.h"
@@ -41,14 +42,14 @@ class ShmBackend : public FallbackBackend {
   WorkPtr allgather(
       std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
-  WorkPtr _allgather_base(
+  WorkPtr DDP_ALL_GATHER_SINGLE(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr reduce_scatter(
       Tensors& outputs, std::vector<Tensors>& inputs,
       const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override;
-  WorkPtr alltoall_base(
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
       Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/nn/module.h>
 
 namespace ddp::detail {
@@ -52,7 +53,7 @@ class DDP_API Recomputation {
  private:
   class Node;
 
-  std::shared_ptr<Node> node_;
+  decltype(torch::autograd::Edge::function) node_;  // a Node
 };
 
 /// \throws c10::Error  the tensors of a result of this type cannot be found.
