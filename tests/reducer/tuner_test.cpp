@@ -72,7 +72,8 @@ TEST_CASE("a cap is chosen from the first steps, the same on all ranks", "[ranks
     CHECK((outcome.last.size() == 1) == (tuning.cap_mb == 10));
     CHECK(tuning.candidates.size() == 4);  // 1, 2, 5, 10 MiB
     CHECK(tuning.latency_ms > 0);
-    CHECK(tuning.ms_per_mb > 0);
+    CHECK(
+        tuning.ms_per_mb >= 0);  // on a busy machine a short message can take as long as a long one
     CHECK(tuning.predicted_ms > 0);
     CHECK(tuning.measured_ms > 0);
     CHECK(outcome.rebuilt_in == static_cast<int>(BucketTuner::kPasses) + (static_graph ? 1 : 0));
