@@ -15,7 +15,7 @@ import shlex
 import sys
 
 commands = json.load(open(sys.argv[1]))
-minimal = next(c for c in commands if "/minimal.dir/" in c["output"] and "/cmake_pch" not in c["output"])
+minimal = next(c for c in commands if "/minimal.dir/" in c["command"] and "/cmake_pch" not in c["file"])
 words = shlex.split(minimal["command"])
 compiler = next(i for i, word in enumerate(words) if word.endswith(("++", "g++", "clang++")))
 print(words[compiler])
