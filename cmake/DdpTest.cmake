@@ -53,12 +53,8 @@ function(ddp_also_over backend test)
     ENVIRONMENT "DDP_TEST_BACKEND=${backend};${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
-# ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
-function(ddp_add_plain_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;COST;PROCESSORS" "SOURCES;LIBS;LABELS")
-  if(arg_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "test ${name}: unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
-  endif()
+# What a test says of itself where it says nothing; see ddp_add_test.
+macro(ddp_default_test_arguments)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -68,6 +64,15 @@ function(ddp_add_plain_test name)
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)
   endif()
+endmacro()
+
+# ddp_add_plain_test(...): the same for what needs no LibTorch, so neither starts nor links it.
+function(ddp_add_plain_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;COST;PROCESSORS" "SOURCES;LIBS;LABELS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "test ${name}: unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  ddp_default_test_arguments()
 
   add_executable(${name} ${arg_SOURCES})
   target_compile_features(${name} PRIVATE cxx_std_17)
@@ -89,15 +94,7 @@ endfunction()
 # torch that is installed; skipped where none is. An argument {} is an empty folder.
 function(ddp_add_python_test name script)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT;COST;PROCESSORS" "")
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 120)
-  endif()
-  if(NOT arg_COST)
-    set(arg_COST 1)
-  endif()
-  if(NOT arg_PROCESSORS)
-    set(arg_PROCESSORS 1)
-  endif()
+  ddp_default_test_arguments()
   add_test(NAME ${name}
     COMMAND ${PROJECT_SOURCE_DIR}/tests/support/beside_python.sh ${PROJECT_SOURCE_DIR}
       ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${arg_UNPARSED_ARGUMENTS})
