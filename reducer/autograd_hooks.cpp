@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "backward_result.h"
+
 namespace ddp {
 
 using torch::autograd::variable_list;

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
-
-#include "torch_version.h"
 
 namespace ddp {
 

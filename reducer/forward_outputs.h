@@ -4,9 +4,8 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/autograd_node.h>
 #include <torch/csrc/autograd/function.h>
-
-#include "torch_version.h"
 
 namespace ddp {
 

@@ -6,9 +6,8 @@
 #include <vector>
 
 #include <c10/util/flat_hash_map.h>
+#include <ddp/internal/autograd_node.h>
 #include <torch/csrc/autograd/function.h>
-
-#include "torch_version.h"
 
 namespace ddp {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
 
 #include "backward_pass.h"
 #include "forward_outputs.h"
 #include "problem_report.h"
-#include "torch_version.h"
 
 namespace ddp {
 

@@ -3,10 +3,10 @@
 #include <cstdlib>
 #include <new>
 
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
-#include "reducer/torch_version.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

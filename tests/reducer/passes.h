@@ -5,10 +5,9 @@
 #include <memory>
 #include <utility>
 
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
-
-#include "reducer/torch_version.h"
 
 namespace ddp::testing {
 

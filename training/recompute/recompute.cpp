@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -142,18 +143,6 @@ void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
 bool RepeatableCall::needs_gradients() const {
   return c10::GradMode::is_enabled() &&
          (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
-}
-
-// Newer LibTorch counts the references to a node within it.
-using NodePtr = decltype(torch::autograd::Edge::function);
-
-template <typename T, typename Pointer, typename... Args>
-Pointer make_node(Args&&... args) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<T>(std::forward<Args>(args)...);
-  } else {
-    return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  }
 }
 
 /// Stands in the graph for the call.
@@ -303,8 +292,7 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-Recomputation::Recomputation(RepeatableCall call)
-    : node_(make_node<Node, NodePtr>(std::move(call))) {}
+Recomputation::Recomputation(RepeatableCall call) : node_(make_node<Node>(std::move(call))) {}
 
 void Recomputation::connect(const std::vector<at::Tensor>& outputs) {
   static_cast<Node&>(*node_).connect(node_, outputs);

@@ -1,4 +1,4 @@
-#include "torch_version.h"
+#include "backward_result.h"
 
 #include <cstddef>
 
