@@ -6,13 +6,18 @@ if(NOT Catch2_FOUND)
     "installs it; -DDDP_BUILD_TESTS=OFF does without.")
 endif()
 
-# ddp_add_world(<name> <source>): a program without Catch2 that tests start as several ranks.
+# ddp_add_world(<name> <source> [PCH <C10D or TORCH>]): a program without Catch2 that tests start as
+# several ranks. PCH: as of ddp_add_test.
 function(ddp_add_world name source)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "PCH" "")
+  if(NOT arg_PCH)
+    set(arg_PCH TORCH)
+  endif()
   add_executable(${name} ${source})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ddp::ddp ddp_internal ddp_warnings)
   ddp_compile_fast(${name})
-  ddp_use_pch(${name} C10D)
+  ddp_use_pch(${name} ${arg_PCH})
 endfunction()
 
 # ddp_add_test(<name> SOURCES <files>... [LIBS <targets>...] [LABELS <labels>...]

@@ -31,7 +31,7 @@ endif()
 # that takes a fifth off a compilation's time and adds 0.1 GB to its 1.5 GB of memory.
 add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
 
-# ddp_compile_fast(<target>): for programs whose own speed does not matter, such as tests. The library is
+# ddp_compile_fast(<target>): for programs whose own speed does not matter: tests, small examples. The library is
 # optimized as configured; with -O3 these would take half as long again to compile. -Og and not -O0,
 # because GCC takes a precompiled header that was made with optimization only with optimization.
 function(ddp_compile_fast target)

@@ -9,5 +9,7 @@ add_library(ddp_warnings INTERFACE)
 # These make a build shorter. Here there are a few programs only.
 function(ddp_use_pch)
 endfunction()
+function(ddp_compile_fast)
+endfunction()
 function(ddp_command_line_source)
 endfunction()
