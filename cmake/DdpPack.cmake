@@ -19,8 +19,18 @@ set(CPACK_PACKAGE_FILE_NAME
 set(CPACK_DEBIAN_PACKAGE_VERSION ${PROJECT_VERSION}+${ddp_torch_name})
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-# LibTorch is in no Debian package, so shlibdeps has no name for it.
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6")
+# LibTorch is in no Debian package, so shlibdeps has no name for it. The versions are those of this
+# machine: an older system may lack what the library took from them.
+set(ddp_libc "")
+set(ddp_libstdcxx "")
+execute_process(COMMAND getconf GNU_LIBC_VERSION OUTPUT_VARIABLE ddp_glibc ERROR_QUIET)
+if(ddp_glibc MATCHES "([0-9]+\\.[0-9]+)")
+  set(ddp_libc " (>= ${CMAKE_MATCH_1})")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^([0-9]+)")
+  set(ddp_libstdcxx " (>= ${CMAKE_MATCH_1})")
+endif()
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6${ddp_libc}, libstdc++6${ddp_libstdcxx}")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "g++, cmake (>= 3.25), libcli11-dev")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "${PROJECT_DESCRIPTION}
  Built with LibTorch ${Torch_VERSION}, which is not part of the package: give
