@@ -66,22 +66,26 @@ class LikeNccl : public backends::shm::FallbackBackend {
   bool on_stream = false;
 };
 
+/// Over the group of a rank-thread.
+inline c10::intrusive_ptr<LikeNccl> like_nccl(const Rank& self) {
+  return c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU));
+}
+
+inline ProcessGroup group_over(const c10::intrusive_ptr<LikeNccl>& backend, const Rank& self) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(
+      c10::make_intrusive<c10d::PrefixStore>("ahead", self.store), self.rank, self.size);
+  group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
+  group->setDefaultBackend("nccl");
+  group->setGroupName("ahead");
+  return group;
+}
+
 /// Two parameters and what averages their gradients.
 struct Trainer {
   explicit Trainer(const Rank& self, ReducerOptions options = ReducerOptions().stats_every(0))
       : rank(self.rank),
-        backend(
-            c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU))),
-        reducer({{"a", a}, {"b", b}}, group_of(self), options) {}
-
-  ProcessGroup group_of(const Rank& self) const {
-    auto group = c10::make_intrusive<c10d::ProcessGroup>(
-        c10::make_intrusive<c10d::PrefixStore>("ahead", self.store), self.rank, self.size);
-    group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
-    group->setDefaultBackend("nccl");
-    group->setGroupName("ahead");
-    return group;
-  }
+        backend(like_nccl(self)),
+        reducer({{"a", a}, {"b", b}}, group_over(backend, self), options) {}
 
   /// \return  what it throws; "" for nothing.
   std::string step(bool skip_b = false) {

@@ -171,7 +171,7 @@ TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]
 TEST_CASE("a wait for a late rank gives NCCL no limit that would abort it", "[ranks][ahead]") {
   const auto sums = run_ranks<float>(2, [](const Rank& self) {
     Trainer trainer(self);
-    const auto group = trainer.group_of(self);
+    const auto group = testing::group_over(trainer.backend, self);
     const auto monitor = monitor_of(group);
     if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
     std::vector<at::Tensor> tensors{torch::ones({1})};

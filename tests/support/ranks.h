@@ -38,6 +38,10 @@ struct RanksOptions {
 /// is not this.
 const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
+/// How many of so many random cases to try: all, or half where the tests run over another backend
+/// once more (ddp_also_over in cmake/DdpTest.cmake).
+int random_cases(int all);
+
 /// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for
 /// none) without their backtraces. For tests whose subject is the error.
 std::vector<std::string> errors_of_ranks(
