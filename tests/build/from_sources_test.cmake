@@ -1,12 +1,7 @@
-# tests/consumer with ddp's sources in it: FROM is SUBDIRECTORY or FETCH, COMPILER compiles both, as the
-# oldest C++ that LibTorch's headers have or, with NEWER, as C++20.
+# tests/consumer with ddp's sources in it: FROM is SUBDIRECTORY or FETCH, COMPILER compiles both.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 file(REMOVE_RECURSE "${WORK_DIR}")
-set(standard ${oldest_standard})
-if(NEWER)
-  set(standard 20)
-endif()
-use_as_consumer(build "${COMPILER}" ${standard} -DDDP_FROM=${FROM} "-DDDP_SOURCE=${SOURCE_DIR}"
+use_as_consumer(build "${COMPILER}" ${oldest_standard} -DDDP_FROM=${FROM} "-DDDP_SOURCE=${SOURCE_DIR}"
   "-DTorch_DIR=${TORCH_DIR}" "-DDDP_WITH_CUDA=${WITH_CUDA}" -DBUILD_SHARED_LIBS=${SHARED})
 
 # A part of somebody's project: only the library and ddprun, and nothing is installed.

@@ -44,13 +44,13 @@ double accuracy(const Lines& lines) {
 }  // namespace
 
 TEST_CASE("cifar10 learns shapes on two ranks", "[examples][process]") {
-  const auto job = cifar10_on_two_ranks({"--epochs", "6"});
+  const auto job = cifar10_on_two_ranks({"--epochs", "3"});
   INFO(job.output);
   CHECK(job.code == 0);
   CHECK(job.ranks[1].empty());
   CHECK_THAT(job.output, ContainsText("training small on 5000 images, testing on 1000; 2 ranks"));
   CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
-  CHECK(accuracy(job.ranks[0]) > 55);  // 74.5 where it was measured; guessing gives 10
+  CHECK(accuracy(job.ranks[0]) > 30);  // 48.1 where it was measured; guessing gives 10
 }
 
 TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][process]") {
