@@ -34,10 +34,14 @@ add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
 # ddp_compile_fast(<target>): for programs whose own speed does not matter: tests, small examples. The library is
 # optimized as configured; with -O3 these would take half as long again to compile. -Og and not -O0,
 # because GCC takes a precompiled header that was made with optimization only with optimization.
+# From GCC 13 on, optimization for x86 sets an option that -Og does not, and the two must agree.
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-munroll-only-small-loops DDP_UNROLLS_ONLY_SMALL_LOOPS)
 function(ddp_compile_fast target)
   # Under -Og GCC loses track of values, and says so of its own std::function.
   target_compile_options(${target} PRIVATE
     $<$<NOT:$<CONFIG:Debug>>:-Og>
+    $<$<BOOL:${DDP_UNROLLS_ONLY_SMALL_LOOPS}>:-munroll-only-small-loops>
     $<$<AND:$<NOT:$<CONFIG:Debug>>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
 endfunction()
 

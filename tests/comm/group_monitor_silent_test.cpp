@@ -94,6 +94,7 @@ TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][er
   set_text(*store, GroupMonitor::report_key(1), "\tlearning what the ranks will do\t0");
   CHECK_THAT(
       timed_out(trains),
-      Catch::StartsWith("learning what the ranks will do failed on rank 0 of 3: Timed out; ranks "
-                        "0, 1 had arrived, rank 2 had not"));
+      Catch::Matchers::StartsWith(
+          "learning what the ranks will do failed on rank 0 of 3: Timed out; ranks "
+          "0, 1 had arrived, rank 2 had not"));
 }

@@ -373,10 +373,10 @@ TEST_CASE("a training pass that only one rank ran is named before collectives", 
       options);
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0],
-      Catch::StartsWith("rank 0 began a training forward pass that rank 1 did not. Every rank has "
-                        "to train on as many batches, or in join(): ") &&
-          ContainsText("expected every rank to call the same collective"));
+      errors[0], Catch::Matchers::StartsWith(
+                     "rank 0 began a training forward pass that rank 1 did not. Every rank has "
+                     "to train on as many batches, or in join(): ") &&
+                     ContainsText("expected every rank to call the same collective"));
 }
 
 TEST_CASE("what users see of an error are a few lines without a stack", "[ranks][errors]") {

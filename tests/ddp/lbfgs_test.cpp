@@ -110,7 +110,7 @@ TEST_CASE("LBFGS with each rank's own loss is not", "[ranks][errors][ddp]") {
       errors_of_ranks(2, [&](const Rank& self) { fit_share(self, 1, Loss::Own, seen[self.rank]); });
   CHECK(seen[0].closures < seen[1].closures);
   CHECK(errors[0] == "");
-  CHECK_THAT(errors[1], Catch::Matchers::Contains("rank 0 of 2 has ended"));
+  CHECK_THAT(errors[1], ContainsText("rank 0 of 2 has ended"));
 }
 
 }  // namespace ddp

@@ -249,7 +249,7 @@ TEST_CASE("a file of another model is refused by name", "[ranks][ddp][errors]") 
     DistributedDataParallel model(net, in(self));
     load(model, saved(Nested()));
   });
-  CHECK_THAT(errors[0], Catch::Matchers::Contains("first"));
+  CHECK_THAT(errors[0], ContainsText("first"));
 }
 
 }  // namespace ddp

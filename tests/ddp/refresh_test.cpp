@@ -203,8 +203,8 @@ TEST_CASE("refresh refuses models that differ, and the old ones train on", "[ran
   });
   CHECK(seen[0] == seen[1]);
   CHECK_THAT(
-      seen[0][0], Catch::Matchers::Contains("expected every rank to wrap the same model, but "
-                                            "parameter \"body.weight\" is"));
+      seen[0][0], ContainsText("expected every rank to wrap the same model, but "
+                               "parameter \"body.weight\" is"));
   CHECK(seen[0][1] == "averaged");
 }
 
@@ -220,10 +220,10 @@ TEST_CASE("refresh is refused inside a join and a backward pass", "[ranks][ddp][
     loss.backward();
     return errors;
   });
-  using Catch::Matchers::Contains;
   REQUIRE(seen[0].size() == 2);
-  CHECK_THAT(seen[0][0], Contains("between two steps, got a call in join() on rank 0 of 1"));
-  CHECK_THAT(seen[0][1], Contains("between two steps, got a call in a backward pass on rank 0"));
+  CHECK_THAT(seen[0][0], ContainsText("between two steps, got a call in join() on rank 0 of 1"));
+  CHECK_THAT(
+      seen[0][1], ContainsText("between two steps, got a call in a backward pass on rank 0"));
 }
 
 TEST_CASE("a forward with all parameters frozen is not averaged, and works", "[ranks][ddp]") {
@@ -278,10 +278,9 @@ TEST_CASE("frozen weights and thawed others are an error, not a local pass", "[r
   });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
-      errors[0], Catch::Matchers::Contains(
-                     "gradients are not averaged for 1 parameter (body.bias: required no "
-                     "gradient when the module was wrapped) on every rank. Call "
-                     "model->refresh() on every rank."));
+      errors[0], ContainsText("gradients are not averaged for 1 parameter (body.bias: required no "
+                              "gradient when the module was wrapped) on every rank. Call "
+                              "model->refresh() on every rank."));
 }
 
 TEST_CASE("steps on gradients that came past the wrapper are told of, once", "[ranks][ddp]") {
