@@ -128,7 +128,7 @@ std::string check(const Combination& c, const Rank& self) {
     for (const auto& w : weights) local.push_back(w.grad());
     expected = average_by_hand(local, used, self);
     for (size_t i = 0; i < 3; ++i) {
-      const auto& grad = net->parameters()[i].grad();
+      const auto grad = net->parameters()[i].grad();
       if (grad.defined() != expected[i].defined()) return c10::str("defined: step ", step, " ", i);
       if (grad.defined() && !torch::allclose(grad, expected[i], 1e-6)) {
         return c10::str("step ", step, ", weight ", i, ": ", grad, " instead of ", expected[i]);
