@@ -28,9 +28,8 @@ endfunction()
 # LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
 # COST: about how long it takes; CTest starts with the longest. Default: 1
-# PROCESSORS: thirds of a core, because ranks wait most of the time, for each other and for timeouts:
-# test.sh gives CTest three jobs a core. 4 for tests that compile, train or measure on two cores: two
-# that wait run beside them. Default: 1
+# PROCESSORS: half cores, because ranks wait most of the time, for each other and for timeouts: test.sh
+# gives CTest two jobs a core. 4 for tests that compile, train or measure on two cores. Default: 1
 # PCH: C10D where no source includes torch/torch.h; see DdpPch.cmake. Default: TORCH.
 function(ddp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PCH" "")

@@ -56,7 +56,8 @@ void say(const char* what, const std::string& text = "") {
 }
 
 /// Gives this process a boot id of its own, by which the library tells hosts apart.
-void play_other_host() {
+/// \return  false, with a line that says why, where the system does not let it.
+bool play_other_host() {
   const bool moved = unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
   const auto* const random = "/proc/sys/kernel/random";
   const bool mounted =
@@ -64,9 +65,8 @@ void play_other_host() {
       mount(
           (std::string(random) + "/uuid").c_str(), (std::string(random) + "/boot_id").c_str(),
           nullptr, MS_BIND, nullptr) == 0;
-  if (mounted) return;
-  std::perror("skipped: this process may not mount, which makes it another host");
-  std::exit(kCannotPlayHost);
+  if (!mounted) std::perror("skipped: this process may not mount, which makes it another host");
+  return mounted;
 }
 
 /// Waits until no rank ends for SIGTERM any more: a fault comes after that.
@@ -210,8 +210,10 @@ int main(int argc, char** argv) {
   TORCH_CHECK(argc == 7, "expected a phase, a fault, a rank, a transport, seconds and a folder");
   std::signal(SIGTERM, SIG_IGN);
   const std::string transport = argv[4];
-  if (transport == "hosts" && rank_of_this() == world_size() - 1) play_other_host();
+  const bool is_other_host = transport == "hosts" && rank_of_this() == world_size() - 1;
+  const bool can = !is_other_host || play_other_host();
   meet_in(argv[6]);
+  if (!can) return kCannotPlayHost;  // not before, for the others wait there
   at::set_num_threads(1);
 
   const Misfortune misfortune(argv[1], argv[2], rank_of_this() == std::atoi(argv[3]));
