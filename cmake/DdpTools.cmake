@@ -36,17 +36,17 @@ add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
 # not -O0, because GCC takes a precompiled header that was made with optimization only with optimization.
 # From GCC 13 on, -O3 for x86 sets two options that -Og does not, and they must agree, too.
 include(CheckCXXCompilerFlag)
-check_cxx_compiler_flag("-munroll-only-small-loops -mvzeroupper" DDP_HAS_OPTIONS_OF_X86)
-set(DDP_FAST_COMPILATION -Og)
-if(DDP_HAS_OPTIONS_OF_X86)
-  list(APPEND DDP_FAST_COMPILATION -munroll-only-small-loops -mvzeroupper)
-endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # Under -Og GCC loses track of values, and says so of its own std::function.
-  list(APPEND DDP_FAST_COMPILATION -Wno-maybe-uninitialized)
-endif()
 function(ddp_compile_fast target)
-  target_compile_options(${target} PRIVATE "$<$<NOT:$<CONFIG:Debug>>:${DDP_FAST_COMPILATION}>")
+  set(options -Og)
+  check_cxx_compiler_flag("-munroll-only-small-loops -mvzeroupper" DDP_HAS_OPTIONS_OF_X86)
+  if(DDP_HAS_OPTIONS_OF_X86)
+    list(APPEND options -munroll-only-small-loops -mvzeroupper)
+  endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Under -Og GCC loses track of values, and says so of its own std::function.
+    list(APPEND options -Wno-maybe-uninitialized)
+  endif()
+  target_compile_options(${target} PRIVATE "$<$<NOT:$<CONFIG:Debug>>:${options}>")
 endfunction()
 
 # ddp_command_line_source(<file>): a source that includes CLI11 and nothing of LibTorch. With -O3 its

@@ -211,9 +211,9 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, SIG_IGN);
   const std::string transport = argv[4];
   const bool is_other_host = transport == "hosts" && rank_of_this() == world_size() - 1;
-  const bool can = !is_other_host || play_other_host();
+  const bool cannot_play = is_other_host && !play_other_host();
   meet_in(argv[6]);
-  if (!can) return kCannotPlayHost;  // not before, for the others wait there
+  if (cannot_play) return kCannotPlayHost;  // not before, for the others wait there
   at::set_num_threads(1);
 
   const Misfortune misfortune(argv[1], argv[2], rank_of_this() == std::atoi(argv[3]));

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// How autograd holds its nodes: std::shared_ptr, and since 2.12 or so c10::intrusive_ptr.
+/// How autograd holds its nodes: std::shared_ptr, and since 2.13 c10::intrusive_ptr.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
 namespace detail {
