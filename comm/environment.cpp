@@ -7,8 +7,7 @@
 #include <stdexcept>
 
 #include <ddp/internal/check.h>
-
-#include "fnv1a.h"
+#include <ddp/internal/hash.h>
 
 namespace ddp {
 namespace {

@@ -10,8 +10,8 @@
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
 
-#include "fnv1a.h"
 #include "monitored_group.h"
 #include "monitored_work.h"
 

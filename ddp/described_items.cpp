@@ -1,13 +1,13 @@
 #include "described_items.h"
 
 #include <algorithm>
-#include <functional>
 #include <sstream>
 
 #include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
 
 namespace ddp {
 namespace {
@@ -151,7 +151,7 @@ std::vector<Description> gather_where_different(
     said.insert(said.end(), mine.begin(), mine.end());
   }
   const auto text = serialize(said);
-  const auto digest = c10::str(text.size(), ":", std::hash<std::string>()(text));
+  const auto digest = c10::str(text.size(), ":", fnv1a(text));
   const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();

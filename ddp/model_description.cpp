@@ -80,7 +80,6 @@ void check_same_on_all_ranks(
     const ProcessGroup& group, GroupMonitor& monitor) {
   const auto by_rank = gather_where_different(subject, mine, refusal, group, monitor);
   if (by_rank.empty()) return;
-  // Empty when only the digests differ: ranks may run builds with other hash functions.
   const auto difference = describe_difference(by_rank);
   DDP_CHECK(difference.empty(), difference);
 }

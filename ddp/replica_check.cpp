@@ -6,8 +6,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <string_view>
 #include <utility>
 
 #include <ATen/ops/tensor.h>
@@ -16,6 +14,7 @@
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/stream_capture.h>
 
 #include "optimizer_values.h"
@@ -31,14 +30,10 @@ const DescribedItem kOwnBuffers{"buffers of this rank", "", ""};
 // Between what makes values comparable (a shape and a dtype) and what is compared.
 constexpr char kContent = '#';
 
-std::string_view bytes_of(const at::Tensor& dense) {
-  return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
-}
-
 // NaN equals itself, and 0 differs from -0.
 uint64_t hash_of(const at::Tensor& tensor) {
   const auto here = tensor.detach().cpu().contiguous();
-  return std::hash<std::string_view>()(bytes_of(here));
+  return hash_of_bytes(here.const_data_ptr(), here.nbytes());
 }
 
 uint64_t hash_of(const std::vector<at::Tensor>& tensors) {

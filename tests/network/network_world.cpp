@@ -15,10 +15,9 @@
 
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/hash.h>
 #include <ddp/process_group.h>
 #include <torch/torch.h>
-
-#include "comm/fnv1a.h"
 
 namespace {
 
@@ -47,11 +46,11 @@ class Training {
   }
 
   uint64_t fingerprint() const {
-    std::string bytes;
+    uint64_t hash = 0;
     for (const auto& parameter : model_->parameters()) {
-      bytes.append(static_cast<const char*>(parameter.const_data_ptr()), parameter.nbytes());
+      hash = 31 * hash + ddp::hash_of_bytes(parameter.const_data_ptr(), parameter.nbytes());
     }
-    return ddp::fnv1a(bytes);
+    return hash;
   }
 
  private:
