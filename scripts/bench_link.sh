@@ -71,7 +71,7 @@ for program in ip tc; do
 done
 if [[ -z $bin ]]; then
   if [[ $hooks == yes ]]; then
-    "$root/scripts/build.sh" hook_step
+    "$root/scripts/build.sh" micro
   else
     "$root/scripts/build.sh" ddp_bench growth_all_reduce
   fi
@@ -238,7 +238,7 @@ for rate in "${rates[@]}"; do
   shape_link "$rate"
   check_rate "$rate" "$folder"
   if [[ $hooks == yes ]]; then
-    run_ranks "$folder/hooks.txt" "$bin/hook_step" --backend gloo
+    run_ranks "$folder/hooks.txt" "$bin/micro" hooks --backend gloo
     cat "$folder/hooks.txt"
     continue
   fi

@@ -1,6 +1,6 @@
 // What ranks that wait for a late one ask of the store.
 //
-//     ddprun -n 8 store_load
+//     ddprun -n 8 micro store
 //
 // In each step the last rank is late. Every rank counts its requests to the store that it takes
 // part in a training step with; rank 0 prints the sum. The store is a TCPStore in rank 0's process.
@@ -14,14 +14,16 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/metrics.h>
 #include <ddp/process_group.h>
 #include <torch/nn/modules/linear.h>
-#include <CLI/CLI.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "in_turns.h"
+#include "micro.h"
 
 namespace {
 
@@ -73,7 +75,7 @@ class CountingStore : public c10d::Store {
 
 int number_of(const char* variable) {
   const char* text = std::getenv(variable);
-  TORCH_CHECK(text != nullptr, "store_load: expected ", variable, ". Start it with ddprun.");
+  TORCH_CHECK(text != nullptr, "store: expected ", variable, ". Start it with ddprun.");
   return std::atoi(text);
 }
 
@@ -85,22 +87,10 @@ StorePtr make_store() {
   return c10::make_intrusive<c10d::TCPStore>(std::getenv("MASTER_ADDR"), options);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) try {
-  CLI::App app("What ranks that wait for a late one ask of the store. Run it with ddprun.");
-  double late = 0.6;
-  int steps = 10;
-  app.add_option("--late", late, "seconds that the last rank is late in each step")
-      ->capture_default_str();
-  app.add_option("--steps", steps, "training steps")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
+void measure_store(double late, int steps) {
   const auto count = std::make_shared<std::atomic<int64_t>>(0);
-  const auto store = make_store();
   ddp::init_process_group(ddp::ProcessGroupOptions().backend("gloo").store(
-      c10::make_intrusive<CountingStore>(store, count)));
+      c10::make_intrusive<CountingStore>(make_store(), count)));
   const int rank = ddp::get_rank();
   const int size = ddp::get_world_size();
   {
@@ -109,28 +99,36 @@ int main(int argc, char** argv) try {
     for (int i = 0; i < 3; ++i) step();  // the buckets are rebuilt
     ddp::barrier();
     *count = 0;
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < steps; ++i) {
-      if (rank == size - 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
-      step();
-    }
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-    auto total = torch::tensor({static_cast<double>(*count)}, torch::kDouble);
-    ddp::all_reduce(total);
+    const auto seconds = 1e-3 * benchmarks::milliseconds([&] {
+                           for (int i = 0; i < steps; ++i) {
+                             if (rank == size - 1)
+                               std::this_thread::sleep_for(std::chrono::duration<double>(late));
+                             step();
+                           }
+                         });
+    const auto requests = ddp::sum(static_cast<double>(*count));
     if (rank == 0) {
-      const double requests = total.item<double>();
       std::printf(
           "{\"ranks\": %d, \"late_s\": %g, \"steps\": %d, \"step_s\": %.3f, "
           "\"requests_per_step\": %.1f, \"requests_per_waiting_rank_and_step\": %.2f, "
           "\"requests_per_s\": %.1f}\n",
-          size, late, steps, time.count() / steps, requests / steps, requests / steps / (size - 1),
-          requests / time.count());
+          size, late, steps, seconds / steps, requests / steps, requests / steps / (size - 1),
+          requests / seconds);
     }
     ddp::barrier();
   }
   ddp::destroy_process_group();
-  return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "store_load: %s\n", error.what());
-  return EXIT_FAILURE;
+}
+
+}  // namespace
+
+void benchmarks::add_store(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "store", "What ranks that wait for a late one ask of the store. Run it with ddprun.");
+  static double late = 0.6;
+  static int steps = 10;
+  command->add_option("--late", late, "seconds that the last rank is late in each step")
+      ->capture_default_str();
+  command->add_option("--steps", steps, "training steps")->capture_default_str();
+  command->callback([] { measure_store(late, steps); });
 }

@@ -2,7 +2,6 @@
 // without, in time and in memory.
 #include <malloc.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -10,12 +9,11 @@
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/randperm.h>
 #include <ddp/sampler.h>
-#include <CLI/CLI.hpp>
 
-#include "median.h"
+#include "in_turns.h"
+#include "micro.h"
 
 namespace {
 
@@ -40,15 +38,7 @@ void forget_peak() {
   std::ofstream("/proc/self/clear_refs") << 5;
 }
 
-template <typename Body>
-double milliseconds(Body&& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-struct Row {
+struct EpochRow {
   double randperm_ms = 0;
   double reset_ms = 0;
   double ratio = 0;
@@ -56,22 +46,22 @@ struct Row {
   double held_mib = 0;  // afterwards
 };
 
-Row measure(int64_t size, int64_t replicas, int rounds) {
+EpochRow measure_epoch(int64_t size, int64_t replicas, int rounds) {
   ddp::DistributedSampler sampler(
       static_cast<size_t>(size),
       ddp::DistributedSamplerOptions().num_replicas(replicas).rank(replicas - 1));
   std::vector<double> permutations, resets, ratios;
-  Row row;
+  EpochRow row;
   forget_peak();
   const double before = memory("VmRSS");
   for (int round = 0; round < rounds; ++round) {
-    permutations.push_back(milliseconds([&] {
+    permutations.push_back(benchmarks::milliseconds([&] {
       const auto generator = at::make_generator<at::CPUGeneratorImpl>(round);
       at::randperm(size, generator, at::TensorOptions().dtype(at::kLong));
     }));
     forget_peak();
     sampler.set_epoch(static_cast<size_t>(round));
-    resets.push_back(milliseconds([&] { sampler.reset(); }));
+    resets.push_back(benchmarks::milliseconds([&] { sampler.reset(); }));
     ratios.push_back(resets.back() / permutations.back());
     row.peak_mib = memory("VmHWM") - before;
     forget_peak();
@@ -84,29 +74,32 @@ Row measure(int64_t size, int64_t replicas, int rounds) {
   return row;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  std::vector<int64_t> sizes = {0, 1, 1000, 1000000, 100000000};
-  int64_t replicas = 8;
-  int rounds = 5;
-  CLI::App app("Time and memory that the beginning of an epoch takes, on one of several ranks.");
-  app.add_option("--sizes", sizes, "Samples in the dataset")->check(CLI::Range(0L, 4000000000L));
-  app.add_option("--replicas", replicas, "Ranks that share it")->check(CLI::Range(1L, 1000000L));
-  app.add_option("--rounds", rounds, "Epochs of each size")->check(CLI::Range(1, 1000));
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
+void measure_sampler(const std::vector<int64_t>& sizes, int64_t replicas, int rounds) {
   std::printf(
       "%12s %12s %10s %8s %16s %10s %18s %10s\n", "samples", "randperm ms", "reset ms", "ratio",
       "permutation MiB", "share MiB", "peak MiB (RSS)", "held MiB");
   for (const int64_t size : sizes) {
-    const Row row = measure(size, replicas, rounds);
+    const auto row = measure_epoch(size, replicas, rounds);
     const double share = static_cast<double>((size + replicas - 1) / replicas);
     std::printf(
         "%12ld %12.3f %10.3f %8.2f %16.1f %10.1f %18.1f %10.1f\n", size, row.randperm_ms,
         row.reset_ms, row.ratio, mebibytes(8.0 * static_cast<double>(size)), mebibytes(8 * share),
         row.peak_mib, row.held_mib);
   }
-  return 0;
+}
+
+}  // namespace
+
+void benchmarks::add_sampler(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "sampler", "Time and memory that the beginning of an epoch takes, on one of several ranks.");
+  static std::vector<int64_t> sizes = {0, 1, 1000, 1000000, 100000000};
+  static int64_t replicas = 8;
+  static int rounds = 5;
+  command->add_option("--sizes", sizes, "Samples in the dataset")
+      ->check(CLI::Range(0L, 4000000000L));
+  command->add_option("--replicas", replicas, "Ranks that share it")
+      ->check(CLI::Range(1L, 1000000L));
+  command->add_option("--rounds", rounds, "Epochs of each size")->check(CLI::Range(1, 1000));
+  command->callback([] { measure_sampler(sizes, replicas, rounds); });
 }

@@ -1,7 +1,6 @@
 // What prefetching is worth: training steps of a small network whose batches come out of a slow
 // transform, without a prefetching loader and with one of 1 and of 2 workers, which take turns.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -11,16 +10,15 @@
 
 #include <ddp/prefetch.h>
 #include <torch/torch.h>
-#include <CLI/CLI.hpp>
 
-#include "median.h"
+#include "in_turns.h"
+#include "micro.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Batch = torch::data::Example<>;
 
-struct Sizes {
+struct PrefetchSizes {
   int batch = 32;
   int image = 224;  // pixels a side, as stored
   int crop = 64;    // as the network sees them
@@ -29,13 +27,9 @@ struct Sizes {
   int rounds = 9;
 };
 
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
 // Noise in bytes, as decoded images are; every batch is drawn anew from the same ones.
 struct Images : torch::data::datasets::BatchDataset<Images, Batch> {
-  explicit Images(const Sizes& sizes)
+  explicit Images(const PrefetchSizes& sizes)
       : count(static_cast<size_t>(sizes.batch) * sizes.steps),
         stored(torch::randint(0, 256, {256, 3, sizes.image, sizes.image}, torch::kByte)) {}
   Batch get_batch(c10::ArrayRef<size_t> indices) override {
@@ -71,9 +65,9 @@ Batch augmented(const Batch& batch, int crop) {
   return {torch::cat(images), batch.target};
 }
 
-class Training {
+class CropTraining {
  public:
-  explicit Training(int channels)
+  explicit CropTraining(int channels)
       : net_(
             conv(3, channels), torch::nn::ReLU(), conv(channels, 2 * channels), torch::nn::ReLU(),
             torch::nn::AdaptiveAvgPool2d(1), torch::nn::Flatten(),
@@ -98,36 +92,36 @@ class Training {
 // Whole passes, with the start and the end of threads: milliseconds a step.
 class Comparison {
  public:
-  explicit Comparison(const Sizes& sizes)
+  explicit Comparison(const PrefetchSizes& sizes)
       : sizes_(sizes), images_(sizes), training_(sizes.channels), prepared_(augmented_first()) {}
 
   double compute() {
-    const auto start = Clock::now();
-    for (int i = 0; i < sizes_.steps; ++i) training_.step(prepared_);
-    return milliseconds_since(start) / sizes_.steps;
+    return a_step([&] {
+      for (int i = 0; i < sizes_.steps; ++i) training_.step(prepared_);
+    });
   }
 
   double transform() {
     auto loader = inner();
-    const auto start = Clock::now();
-    for (const auto& batch : *loader) augmented(batch, sizes_.crop);
-    return milliseconds_since(start) / sizes_.steps;
+    return a_step([&] {
+      for (const auto& batch : *loader) augmented(batch, sizes_.crop);
+    });
   }
 
   double plain() {
     auto loader = inner();
-    const auto start = Clock::now();
-    for (const auto& batch : *loader) training_.step(augmented(batch, sizes_.crop));
-    return milliseconds_since(start) / sizes_.steps;
+    return a_step([&] {
+      for (const auto& batch : *loader) training_.step(augmented(batch, sizes_.crop));
+    });
   }
 
   double prefetch(int workers) {
     auto loader = ddp::make_prefetch_loader(
         inner(), [crop = sizes_.crop](const Batch& batch) { return augmented(batch, crop); },
         ddp::PrefetchOptions().workers(workers));
-    const auto start = Clock::now();
-    for (const auto& batch : *loader) training_.step(batch);
-    return milliseconds_since(start) / sizes_.steps;
+    return a_step([&] {
+      for (const auto& batch : *loader) training_.step(batch);
+    });
   }
 
  private:
@@ -138,65 +132,33 @@ class Comparison {
         images_, torch::data::DataLoaderOptions(sizes_.batch));
   }
 
+  template <typename Pass>
+  double a_step(const Pass& pass) const {
+    return benchmarks::milliseconds(pass) / sizes_.steps;
+  }
+
   Batch augmented_first() {
     auto loader = inner();
     return augmented(*loader->begin(), sizes_.crop);
   }
 
-  Sizes sizes_;
+  PrefetchSizes sizes_;
   Images images_;
-  Training training_;
+  CropTraining training_;
   Batch prepared_;
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  Sizes sizes;
-  CLI::App app(
-      "Time of a training step with batches out of a slow transform (random crops, flips, "
-      "bilinear\n"
-      "resizing), without and with ddp::make_prefetch_loader. The loop and each worker compute on\n"
-      "one thread. Prints a line of JSON for each way: the median over rounds of the milliseconds\n"
-      "a step of a whole pass takes, threads' start and first wait included. `over_limit` is the\n"
-      "median over rounds of that over max(compute, transform), which one worker can reach on a\n"
-      "core of its own; `speedup` is that of plain over it.");
-  app.add_option("--batch", sizes.batch, "Images in a batch")->check(CLI::Range(1, 4096));
-  app.add_option("--image", sizes.image, "Pixels a side of an image before the transform")
-      ->check(CLI::Range(8, 2048));
-  app.add_option("--crop", sizes.crop, "Pixels a side after it")->check(CLI::Range(4, 1024));
-  app.add_option("--channels", sizes.channels, "Width of the network: the time of the computation")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--steps", sizes.steps, "Steps of a pass")->check(CLI::Range(2, 100000));
-  app.add_option("--rounds", sizes.rounds, "Passes of each way, which take turns")
-      ->check(CLI::Range(1, 100000));
-  app.get_formatter()->column_width(30);
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
+void measure_prefetch(const PrefetchSizes& sizes) {
   torch::manual_seed(0);
   Comparison comparison(sizes);
-
-  struct Way {
-    const char* name;
-    std::function<double()> pass;
-    std::vector<double> times;
+  std::vector<benchmarks::Way> ways{
+      {"compute", [&] { return comparison.compute(); }},
+      {"transform", [&] { return comparison.transform(); }},
+      {"plain", [&] { return comparison.plain(); }},
+      {"prefetch 1", [&] { return comparison.prefetch(1); }},
+      {"prefetch 2", [&] { return comparison.prefetch(2); }},
   };
-  std::vector<Way> ways{
-      {"compute", [&] { return comparison.compute(); }, {}},
-      {"transform", [&] { return comparison.transform(); }, {}},
-      {"plain", [&] { return comparison.plain(); }, {}},
-      {"prefetch 1", [&] { return comparison.prefetch(1); }, {}},
-      {"prefetch 2", [&] { return comparison.prefetch(2); }, {}},
-  };
-  for (int round = -1; round < sizes.rounds; ++round) {
-    for (size_t i = 0; i < ways.size(); ++i) {
-      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
-      auto& way = ways[round % 2 ? ways.size() - 1 - i : i];
-      const double ms = way.pass();
-      if (round >= 0) way.times.push_back(ms);
-    }
-  }
+  benchmarks::run_in_turns(ways, /*warm_up=*/1, sizes.rounds);
 
   // Round by round: the machine's speed drifts between them.
   const auto ratio = [&](const auto& of, const auto& to) {
@@ -210,9 +172,33 @@ int main(int argc, char** argv) {
     std::printf(
         "{\"mode\": \"%s\", \"ms_per_step\": %.3f, \"compute_ms\": %.3f, \"transform_ms\": %.3f, "
         "\"over_limit\": %.3f, \"speedup\": %.3f, \"steps\": %d, \"rounds\": %d}\n",
-        ways[i].name, benchmarks::median(ways[i].times), benchmarks::median(ways[0].times),
+        ways[i].name.c_str(), benchmarks::median(ways[i].times), benchmarks::median(ways[0].times),
         benchmarks::median(ways[1].times), ratio(time_of(i), limit), ratio(time_of(2), time_of(i)),
         sizes.steps, sizes.rounds);
   }
-  return 0;
+}
+
+}  // namespace
+
+void benchmarks::add_prefetch(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "prefetch",
+      "Time of a training step with batches out of a slow transform (random crops, flips, "
+      "bilinear\n"
+      "resizing), without and with ddp::make_prefetch_loader. The loop and each worker compute on\n"
+      "one thread. Prints a line of JSON for each way: the median over rounds of the milliseconds\n"
+      "a step of a whole pass takes, threads' start and first wait included. `over_limit` is the\n"
+      "median over rounds of that over max(compute, transform), which one worker can reach on a\n"
+      "core of its own; `speedup` is that of plain over it.");
+  static PrefetchSizes sizes;
+  command->add_option("--batch", sizes.batch, "Images in a batch")->check(CLI::Range(1, 4096));
+  command->add_option("--image", sizes.image, "Pixels a side of an image before the transform")
+      ->check(CLI::Range(8, 2048));
+  command->add_option("--crop", sizes.crop, "Pixels a side after it")->check(CLI::Range(4, 1024));
+  command->add_option("--channels", sizes.channels, "Width of the network")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--steps", sizes.steps, "Steps of a pass")->check(CLI::Range(2, 100000));
+  command->add_option("--rounds", sizes.rounds, "Passes of each way, which take turns")
+      ->check(CLI::Range(1, 100000));
+  command->callback([] { measure_prefetch(sizes); });
 }
