@@ -105,7 +105,7 @@ void Coordinator::greet(LineSocket host) {
   if (node < 0 || node >= nodes) return;
   LineSocket& place = hosts_[static_cast<size_t>(node)];
   pollfd earlier = {place.fd(), POLLIN, 0};
-  // One that can be read from has left: hosts say nothing before the start.
+  // A connection with something to read has closed: hosts send nothing before the start.
   if (place && ::poll(&earlier, 1, 0) == 0) {
     return host.send_line(
         "refuse --node-rank: expected one host with each, got a second one with " +

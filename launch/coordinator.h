@@ -25,7 +25,7 @@ class Coordinator {
  public:
   /// \throws std::system_error  when the endpoint's port is taken.
   explicit Coordinator(const LaunchOptions& options);
-  /// Waits for the thread, which ends once the hosts have been told how the job ended.
+  /// Waits for the thread, which ends once it has sent all hosts how the job ended.
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;

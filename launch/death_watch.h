@@ -8,7 +8,7 @@
 
 namespace ddp::launch {
 
-/// Tells in which order children died, which waitpid does not: it goes by their age.
+/// Reports children in the order in which they died; waitpid reports them by age.
 ///
 /// When one rank fails, its peers lose their connections to it and fail a moment later. A
 /// busy launcher finds them all dead at once, and has to name the first.
@@ -23,10 +23,10 @@ class DeathWatch {
   /// watches them no more. They remain to be reaped.
   std::vector<pid_t> died();
 
-  /// Whether `died()` will tell of this child.
+  /// Whether `died()` will return this child.
   bool watches(pid_t pid) const;
 
-  /// Readable, as poll sees it, while `died()` has something to tell.
+  /// Readable, as poll sees it, while `died()` has a child to return.
   int fd() const { return epoll_.get(); }
 
  private:

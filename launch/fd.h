@@ -39,7 +39,7 @@ struct Pipe {
 /// \throws std::system_error  when no descriptors are left.
 Pipe make_pipe();
 
-/// Makes reads of `fd` return at once. Only for descriptors that nobody else shares.
+/// Makes reads of `fd` return at once. Only for descriptors that no other process shares.
 void set_nonblocking(const Fd& fd);
 
 /// Opens /dev/null in the place of a closed stdin, stdout or stderr: otherwise the next pipe would

@@ -38,7 +38,8 @@ int forward_signals_until_end(pid_t child, const sigset_t& signals) {
 int run_guarded(const std::function<int(int lifeline)>& job) {
   const sigset_t signals = awaited_signals();
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  // Whoever started ddprun may ignore it, and then no child's end would be told.
+  // The process that started ddprun may ignore SIGCHLD; then the kernel would report no child's
+  // end.
   ::signal(SIGCHLD, SIG_DFL);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Pipe lifeline = make_pipe();

@@ -6,12 +6,12 @@ namespace ddp::launch {
 
 /// Runs `job` in a child process and sees to it that no process of the job outlives either.
 ///
-/// Two processes watch over each other, so that nothing short of killing both at once leaves an
-/// orphan behind. This one, whose id the user sees, passes the awaited signals on to the job and
-/// waits for it; when the job's process dies, however, all that it has started becomes this one's
-/// child (PR_SET_CHILD_SUBREAPER) and is killed. The job in turn reads from `lifeline`, which ends
-/// when this process dies, be it from SIGKILL, and is a subreaper as well. It has a session and a
-/// name of its own, and so is not hit by what kills this process's group or all of its name.
+/// Two processes watch each other, so that an orphan is left only if both are killed at once. This
+/// process, whose id the user sees, passes the awaited signals on to the job and waits for it. When
+/// the job's process dies, the processes that it started become this one's children
+/// (PR_SET_CHILD_SUBREAPER) and are killed. The job in turn reads from `lifeline`, which ends when
+/// this process dies, even from SIGKILL, and is a subreaper, too. It has a session and a name of
+/// its own, so a kill of this process's group or of its name does not reach it.
 ///
 /// Must be called while the process has one thread.
 ///

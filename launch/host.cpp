@@ -91,9 +91,9 @@ int Host::join() {
   return 0;
 }
 
-int Host::wait(int fd, int patience_ms) const {
+int Host::wait(int fd, int wait_ms) const {
   pollfd waited[] = {{signals_.get(), POLLIN, 0}, {lifeline_, POLLIN, 0}, {fd, POLLIN, 0}};
-  ::poll(waited, 3, patience_ms);
+  ::poll(waited, 3, wait_ms);
   signalfd_siginfo info;
   if (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
     return static_cast<int>(info.ssi_signo);

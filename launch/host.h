@@ -34,9 +34,9 @@ class Host {
   void report(int exit_code, bool restartable);
 
  private:
-  /// Signal number (SIGKILL: of the lifeline) that came within `patience` while waiting, or 0.
+  /// Signal number (SIGKILL: of the lifeline) that came within `wait_ms`, or 0.
   /// \param fd  ends the wait, too, when it is readable; -1: none.
-  int wait(int fd, int patience_ms) const;
+  int wait(int fd, int wait_ms) const;
   int join();
 
   const LaunchOptions options_;

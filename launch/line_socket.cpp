@@ -38,12 +38,12 @@ void LineSocket::send_line(const std::string& line) const {
   if (fd_) (void)::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-std::optional<std::string> LineSocket::read_line(std::chrono::milliseconds patience) const {
+std::optional<std::string> LineSocket::read_line(std::chrono::milliseconds timeout) const {
   std::string line;
   while (line.size() < kMaxLine) {
     pollfd waited = {fd_.get(), POLLIN, 0};
     char byte = 0;
-    if (::poll(&waited, 1, static_cast<int>(patience.count())) <= 0) return std::nullopt;
+    if (::poll(&waited, 1, static_cast<int>(timeout.count())) <= 0) return std::nullopt;
     if (::recv(fd_.get(), &byte, 1, 0) != 1) return std::nullopt;
     if (byte == '\n') return line;
     line += byte;

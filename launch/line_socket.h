@@ -24,19 +24,19 @@ class LineSocket {
 
   /// Waits for the next line.
   ///
-  /// \return nothing when the peer is gone, silent for `patience`, or sends more than a line holds.
-  std::optional<std::string> read_line(std::chrono::milliseconds patience) const;
+  /// \return nothing when the peer is gone, silent for `timeout`, or sends more than a line holds.
+  std::optional<std::string> read_line(std::chrono::milliseconds timeout) const;
 
  private:
   Fd fd_;
 };
 
-/// Connects to `host`; empty when nobody listens there now, or the host is not known.
+/// Connects to `host`; empty when nothing listens there now, or the host is not known.
 LineSocket connect_to(const std::string& host, int port);
 
 /// Listens on `port` of all addresses.
 ///
-/// \throws std::system_error  when somebody else does.
+/// \throws std::system_error  when the port is taken.
 Fd listen_on(int port);
 
 }  // namespace ddp::launch

@@ -23,8 +23,8 @@ class Output {
   Output(int out_fd, int err_fd);
 
   /// The descriptors that a rank shall have as its stdout and stderr: pseudo-terminals, so that
-  /// lines come as they are written and none is lost with the rank; of the width that the lines
-  /// have behind their prefix. Pipes where the system has no pseudo-terminal.
+  /// lines come as they are written and none is lost with the rank; of the width that
+  /// is left after the prefix. Pipes where the system has no pseudo-terminal.
   struct RankEnds {
     Fd out;
     Fd err;
@@ -34,7 +34,7 @@ class Output {
   /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
   RankEnds add_rank(int global_rank, Fd log = {});
 
-  /// Queues one line of ddprun's own for stderr, behind what the ranks have written there.
+  /// Queues one line of ddprun's own for stderr, after what the ranks have written there.
   void say(std::string_view line);
 
   /// Moves whatever can be moved now, from the ranks and to the readers.

@@ -4,7 +4,8 @@
 
 namespace ddp::launch {
 
-/// A TCP port that nobody else is given while this lives, and on which rank 0 can still listen.
+/// A TCP port that the kernel gives to no other process while this lives, and on which rank 0 can
+/// listen.
 ///
 /// The socket is bound, with SO_REUSEADDR, and never listens. To Linux the port is then taken: no
 /// bind to port 0 and no outgoing connection gets it, and a bind to its very number fails, unless

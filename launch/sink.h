@@ -9,8 +9,8 @@ namespace ddp::launch {
 
 /// Where the ranks' lines go: a descriptor of ddprun's own, which never makes it wait.
 ///
-/// The descriptor is shared with whoever started ddprun, so it is not made non-blocking. A pipe
-/// that poll calls writable takes PIPE_BUF bytes at once, so writes are no larger than that.
+/// The descriptor is shared with the process that started ddprun, so it is not made non-blocking. A
+/// pipe that poll calls writable takes PIPE_BUF bytes at once, so writes are no larger than that.
 class Sink {
  public:
   /// Lines are plain where `fd` is no terminal.

@@ -35,7 +35,7 @@ struct StandardFds {
 /// and the kernel kills it when the calling thread dies.
 ///
 /// \param command  the program, looked up in PATH as execvp does, and its arguments; not empty.
-/// \return its process id; the program is then running, the exec is behind it.
+/// \return its process id; the program is then running: its exec has succeeded.
 /// \throws CannotExecute  when there is no such program, or no permission, ...
 /// \throws std::system_error  when the system is out of processes or descriptors.
 pid_t spawn(

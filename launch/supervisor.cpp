@@ -265,8 +265,8 @@ void Supervisor::advance() {
   }
 }
 
-/// Nobody but this program can end a job whose last ranks are stopped. They are not killed at once:
-/// whoever stopped the whole job may be waking one process after the other.
+/// Only this program can end a job whose last ranks are stopped. They are not killed at once: a
+/// user who stopped the whole job may be resuming one process after the other.
 void Supervisor::end_stall() {
   if (!only_stopped_ranks_are_left()) {
     stall_deadline_.reset();
@@ -308,7 +308,7 @@ void Supervisor::send_to_job(int signal) {
   }
 }
 
-/// Writes the rest, at the reader's pace; another signal ends the patience.
+/// Writes the rest, at the reader's pace; a second signal stops waiting.
 void Supervisor::finish_output() {
   for (const Rank& rank : ranks_) output_.drain(rank.local_rank);
   output_.copy();
@@ -341,7 +341,7 @@ bool Supervisor::only_stopped_ranks_are_left() const {
   return alive > 0 && alive == stopped && alive < static_cast<int>(ranks_.size());
 }
 
-/// "rank 0 (pid 12), rank 1 (pid 13)", or what the ranks have left behind.
+/// "rank 0 (pid 12), rank 1 (pid 13)", or the processes that the ranks left running.
 std::string Supervisor::still_running() const {
   std::string names;
   for (const Rank& rank : ranks_) {

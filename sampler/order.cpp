@@ -47,7 +47,7 @@ void sort_buckets(
   }
 }
 
-// The full steps of `samples` in the order `steps`, and behind them the one that is not full.
+// The full steps of `samples` in the order `steps`, and after them the one that is not full.
 at::Tensor reordered(const at::Tensor& samples, const at::Tensor& steps, int64_t step_size) {
   at::Tensor result = at::empty_like(samples);
   const int64_t* from = samples.const_data_ptr<int64_t>();

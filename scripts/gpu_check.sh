@@ -239,7 +239,7 @@ run_benchmark() {
   part "$targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$logs/steps"
 }
 
-# Twice: with each tensor in memory of its own, so that a use outside of it or behind its end shows;
+# Twice: with each tensor in memory of its own, so that a use outside of it or past its end shows;
 # and with the driver's stream-ordered memory, of which the tool sees a use that does not wait for
 # another stream.
 run_sanitizer() {
@@ -299,7 +299,7 @@ write_report() {
 machine=$(describe_machine)
 trap 'write_report; rm -rf "$logs"' EXIT
 trap '[[ -z ${child-} ]] || kill "$child"; exit 1' INT TERM
-# Each in its turn, and the report behind each: who ends this script from outside has what there is.
+# The report is written after each part: when this script is ended from outside, it has all until then.
 for step in build_all run_tests run_benchmark run_sanitizer; do
   "$step"
   write_report

@@ -105,7 +105,7 @@ make_hosts() {
   done
 }
 
-# The faults. A kernel without packet filters can drop packets all the same: nobody takes those that
+# The faults. A kernel without packet filters can drop packets all the same: no process takes those that
 # are addressed to no interface.
 cut() { ip -n "${hosts[1]}" link set link1 down; }
 mend() { ip -n "${hosts[1]}" link set link1 up; }

@@ -46,14 +46,14 @@ class OrderedWorkers {
   /// Waits for the next piece to be done and hands it out; null at the end and ever after.
   std::unique_ptr<Work> next();
 
-  /// Lets each thread finish what it has in hand, joins them, and drops what nobody took.
+  /// Lets each thread finish what it has in hand, joins them, and drops what was not taken.
   void stop();
 
  private:
   enum class State {
     Drawing,
     Drained,  // the end or an error was drawn or made: the threads end, the pieces before it count
-    Stopped,  // nobody takes any more
+    Stopped,  // no more is taken
   };
   struct Ticket {
     size_t number = 0;

@@ -36,7 +36,7 @@ struct ContestOptions {
 /// Lets the contestants take turns at training, and fills in their times.
 ///
 /// In a turn, one trains `iters` steps and then sends its messages alone a few times. Every other
-/// round runs in the opposite order: what a neighbour leaves behind, in the caches and in the
+/// round runs in the opposite order: what the mode before left in the caches and in the
 /// clock, helps or hurts both ways.
 ///
 /// Collective: yes.

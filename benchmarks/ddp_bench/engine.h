@@ -52,7 +52,7 @@ class Engine {
 
   /// Holds from the end of the warm-up on.
   virtual Messages messages() const = 0;
-  /// The size of buckets in MiB, where nobody but the engine chose it.
+  /// The size of buckets in MiB, where the engine itself chose it.
   virtual std::optional<double> chosen_cap_mb() const { return {}; }
 
   /// Frees the gradients, as the next step would.

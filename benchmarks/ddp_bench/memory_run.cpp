@@ -29,7 +29,7 @@ void train(
   for (int step = 0; step < options.warmup + options.iters; ++step) engine->step();
   result.peak = sampler.stop();
   for (const auto& p : engine->parameters()) result.bytes += static_cast<int64_t>(p.nbytes());
-  // Wrappers say goodbye through the store, which lives on rank 0.
+  // A wrapper that ends uses the store, which is in rank 0's process.
   ddp::barrier(group);
 }
 

@@ -33,7 +33,7 @@ class None : public PlainEngine {
 
  protected:
   void after_backward() override {
-    // One rank waits for nobody, and NCCL's barrier for the device.
+    // One rank has no peer to wait for, and NCCL's barrier for the device.
     if (group()->getSize() > 1) ddp::barrier(group());
   }
 };

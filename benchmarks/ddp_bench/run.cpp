@@ -36,7 +36,7 @@ class Benchmark {
     return wrapper.process_group(group_);
   }
 
-  /// Those that were asked for, in their order; `none` first where nobody asked for it.
+  /// Those that were asked for, in their order; `none` first where it was not asked for.
   std::vector<Contestant> contestants() const {
     std::vector<Contestant> all;
     if (!asked_for_none()) all.push_back(contestant(kNone, {}));
@@ -138,7 +138,7 @@ void run(const Options& options, const ddp::ProcessGroup& group, std::ostream& o
     out.flush();
   }
   const auto disagreement = benchmark.check(contestants);
-  // Wrappers say goodbye through the store, which lives on rank 0.
+  // A wrapper that ends uses the store, which is in rank 0's process.
   contestants.clear();
   ddp::barrier(group);
   TORCH_CHECK(disagreement.empty(), disagreement);

@@ -8,7 +8,7 @@
 
 namespace ddp_bench {
 
-/// Measures, checks, and on rank 0 writes a line for each mode: the program behind its command
+/// Measures, checks, and on rank 0 writes a line for each mode: the program after its command
 /// line.
 ///
 /// \throws c10::Error  when modes or ranks ended with different parameters, after the lines; when

@@ -33,7 +33,7 @@ class Training {
 
   /// Trains on this rank's share of the images, once.
   ///
-  /// \param on_step  called behind each, with the number of steps done and of the epoch's.
+  /// \param on_step  called after each, with the number of steps done and of the epoch's.
   /// \return the tally of this rank's samples.
   examples::Tally epoch(
       int64_t epoch, const std::function<void(int64_t done, int64_t total)>& on_step = {});

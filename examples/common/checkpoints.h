@@ -15,7 +15,7 @@ namespace examples {
 /// \param checkpointer  of a program's --checkpoint; nothing where the run keeps none.
 /// \param folder  of the checkpoints, which --checkpoint named.
 /// \param unit    what the program counts as a step.
-/// \return the step behind which the run goes on; 0 at the beginning.
+/// \return the step after which the run goes on; 0 at the beginning.
 /// \throws c10::ValueError  a new run finds the checkpoints of another one. c10::Error  they are
 /// not
 ///         this program's.

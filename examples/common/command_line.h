@@ -27,7 +27,7 @@ CLI::Validator between(T low, T high) {
   return CLI::Range(low, high).description("");
 }
 
-/// Reads the command line into what `app` was told.
+/// Reads the command line into the variables of `app`'s options.
 ///
 /// \param help  gets the text that --help asks for.
 /// \return false when --help was given.

@@ -49,7 +49,7 @@ class DataFile {
 /// Checks that each of `labels` ([N] int64) is in [0, classes).
 ///
 /// \param path    the file they come from, \param kind what it calls them, for the message.
-/// \param remedy  what to do about a wrong one: nothing, or a sentence behind a space.
+/// \param remedy  what to do about a wrong one: nothing, or a space and a sentence.
 /// \throws c10::ValueError  for the first that is not, with its position.
 void check_labels(
     const at::Tensor& labels, int64_t classes, const std::string& path,

@@ -11,7 +11,7 @@
 namespace examples {
 
 /// The default group, for as long as it lives: of the ranks that were launched, or of this process
-/// alone where nobody launched it.
+/// alone where no launcher started it.
 class DefaultGroup {
  public:
   /// \throws UsageError  for what the backend or the environment says.

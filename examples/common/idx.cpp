@@ -84,7 +84,7 @@ class IdxFile {
     const uint64_t found = file_.size() - header;
     TORCH_CHECK_VALUE(
         found == expected, file_.path(), ": expected ", joined(sizes), " = ", expected,
-        " bytes behind the header, found ", found, ". The file is ",
+        " bytes after the header, found ", found, ". The file is ",
         found < expected ? "cut short" : "too long", ": fetch it again.");
   }
 

@@ -51,7 +51,7 @@ class Training {
 
   /// Trains on this rank's share of the images, once.
   ///
-  /// \param on_step  called behind each, with the number of steps done and of the epoch's.
+  /// \param on_step  called after each, with the number of steps done and of the epoch's.
   /// \return means over this rank's steps.
   Losses epoch(int64_t epoch, const std::function<void(int64_t done, int64_t total)>& on_step = {});
 

@@ -28,7 +28,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   return options;
 }
 
-// An all-reduce for each parameter, one after the other, behind the backward pass. To do better by
+// An all-reduce for each parameter, one after the other, after the backward pass. To do better by
 // hand: begin them as gradients become ready, in the same order on every rank, also where a rank's
 // graph leaves a parameter out; and put small ones together.
 void average_each(const std::vector<at::Tensor>& parameters) {
@@ -55,7 +55,7 @@ void average_at_once(const std::vector<at::Tensor>& parameters) {
 
 /// Trains a network and returns it.
 ///
-/// \param forward  what computes its output, \param average  called behind the backward pass.
+/// \param forward  what computes its output, \param average  called after the backward pass.
 template <typename Forward, typename Average>
 void train(
     const Options& options, const examples::Digits& digits, torch::nn::Sequential& net,

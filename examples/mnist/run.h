@@ -5,7 +5,7 @@
 
 namespace mnist {
 
-/// Trains, evaluates, checks that the replicas are equal, and saves: the program behind its
+/// Trains, evaluates, checks that the replicas are equal, and saves: the program after its
 /// command line. `progress` gets rank 0's lines; the last is "test accuracy: 98.61% (355/360)".
 ///
 /// \throws c10::Error  for data, options and devices that cannot be used, and when the ranks end

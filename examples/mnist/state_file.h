@@ -11,7 +11,7 @@ namespace mnist {
 /// The file appears whole or not at all: it is written beside `path` and renamed. It is read with
 /// `torch::load(net, path)`, or in Python with `torch.jit.load(path).state_dict()`.
 ///
-/// \throws c10::Error  when it cannot be written; nothing is left behind then.
+/// \throws c10::Error  when it cannot be written; no part of the file is left then.
 void save(const Net& net, const std::string& path);
 
 }  // namespace mnist

@@ -48,7 +48,7 @@ void ring_all_reduce(at::Tensor& tensor) {
   const auto piece = [&](int number) -> at::Tensor& {
     return pieces[static_cast<size_t>((number % ranks + ranks) % ranks)];
   };
-  // A piece goes once around the ring, and grows by every rank's part of it: behind this, rank r
+  // A piece goes once around the ring, and grows by every rank's part of it: after this, rank r
   // has the sum of piece r + 1. All ranks are busy all the time, each with another piece.
   for (int turn = 0; turn < ranks - 1; ++turn) {
     auto received = torch::empty_like(piece(rank - turn - 1));

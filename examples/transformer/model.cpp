@@ -12,7 +12,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// -inf above the diagonal: nobody sees the characters behind their own.
+/// -inf above the diagonal: a position does not attend to later characters.
 at::Tensor causal_mask(int64_t size, const at::TensorOptions& options) {
   return at::full({size, size}, -std::numeric_limits<double>::infinity(), options).triu(1);
 }

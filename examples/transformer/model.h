@@ -13,7 +13,7 @@
 
 namespace transformer {
 
-/// Attention and a feed-forward network, each behind a layer norm and beside a residual connection
+/// Attention and a feed-forward network, each after a layer norm and beside a residual connection
 /// (Xiong et al., arXiv:2002.04745). Computes, and names its parameters, as Python's
 /// nn.TransformerEncoderLayer does with norm_first and GELU; C++'s has no norm_first.
 struct BlockImpl : torch::nn::Module {

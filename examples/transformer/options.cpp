@@ -34,7 +34,7 @@ void add_training(CLI::App& app, Options& options) {
       ->check(between<size_t>(1, 1000000));
   app.add_option("--accumulate", options.accumulate, "Backward passes a step")
       ->check(between<int64_t>(1, 1000000));
-  app.add_option("--lr", options.lr, "Highest learning rate, behind the warm-up")
+  app.add_option("--lr", options.lr, "Highest learning rate, after the warm-up")
       ->check(kPositiveFinite);
   app.add_option(
          "--warmup", options.warmup,

@@ -66,7 +66,7 @@ std::string describe(const Options& options, const Text& text, LanguageModel& ne
       " a step");
 }
 
-/// The line behind some steps, which began at `start`.
+/// The line that is printed after some steps, which began at `start`.
 std::string report(
     const Options& options, int64_t step, const Tally& trained, const Tally& held_out,
     Clock::time_point start) {

@@ -7,7 +7,7 @@
 
 namespace transformer {
 
-/// Writes on behind a prompt: draws one character after the other from what the model predicts.
+/// Continues a prompt: draws one character after the other from what the model predicts.
 ///
 /// \param prompt  at least one character of the text.
 /// \return the prompt and `options.sample` characters, the same for the same seed. Collective: no.

@@ -44,7 +44,7 @@ struct Batch {
   at::Tensor target;  // the same, one character further
 };
 
-/// A text cut into windows of `context` characters, one behind the other.
+/// A text cut into windows of `context` characters, one after the other.
 class Windows {
  public:
   /// \param numbers  [n] int64, n > context.
@@ -55,7 +55,7 @@ class Windows {
   Batch at(const std::vector<size_t>& indices) const;
 
  private:
-  at::Tensor windows_;  // [size, context + 1]: each with the character behind it
+  at::Tensor windows_;  // [size, context + 1]: each with the character after it
 };
 
 /// What is trained on, and the last tenth of the text, which is not.

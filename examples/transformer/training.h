@@ -42,7 +42,7 @@ class Training {
   ///
   /// \throws c10::ValueError  without it, another run's checkpoints are in the way.
   void begin(examples::Progress& progress);
-  /// Saves where it is time to, and behind the last step. Collective: yes.
+  /// Saves where it is time to, and after the last step. Collective: yes.
   void save_if_due();
   /// Returns once the last checkpoint is on the disk. Collective: yes.
   void finish();

@@ -120,13 +120,13 @@ TEST_CASE("a length that the header contradicts is refused", "[examples][errors]
   CHECK(
       error_of<c10::ValueError>([&] { read_idx_images(cut); }) ==
       cut +
-          ": expected 2 x 3 x 4 = 24 bytes behind the header, found 23. The file is cut short: "
+          ": expected 2 x 3 x 4 = 24 bytes after the header, found 23. The file is cut short: "
           "fetch it again.");
   const auto extra = folder.write("long", header({kLabels, 10}) + elements(11));
   CHECK(
       error_of<c10::ValueError>([&] { read_idx_labels(extra, 10); }) ==
       extra +
-          ": expected 10 = 10 bytes behind the header, found 11. The file is too long: fetch "
+          ": expected 10 = 10 bytes after the header, found 11. The file is too long: fetch "
           "it again.");
   // 2^96 elements: the product must not wrap around to something that fits.
   const auto huge = folder.write("huge", header({kImages, 1u << 31, 1u << 31, 4}));

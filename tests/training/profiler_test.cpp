@@ -203,7 +203,7 @@ TEST_CASE("calls at the wrong time are errors", "[pure][profiler][errors]") {
   }));
   CHECK_THAT(
       error_of<c10::Error>([&] { profiler.start(); }),
-      ContainsText("expected start() behind stop()"));
+      ContainsText("expected start() after stop()"));
   CHECK_THAT(
       error_of<c10::Error>([&] { profiler.export_chrome_trace(folder.file("a.json")); }),
       ContainsText("expected a recording that ended, for export_chrome_trace, got none in step 0, "

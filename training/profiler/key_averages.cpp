@@ -14,7 +14,7 @@ namespace {
 // By event: of the kernels that a call launched, itself or in what it called.
 std::vector<double> device_times(const std::vector<FunctionEvent>& events) {
   std::vector<double> times(events.size(), 0);
-  // Children come behind their parents.
+  // Children come after their parents.
   for (size_t i = events.size(); i-- > 0;) {
     const auto& event = events[i];
     if (!event.on_cpu()) {

@@ -52,7 +52,7 @@ void Profiler::stop() {
 void Profiler::start() {
   DDP_CHECK(
       !started_ && !in_on_trace_ready_,
-      "Profiler: expected start() behind stop(), got it while the profiler runs. Leave it out.");
+      "Profiler: expected start() after stop(), got it while the profiler runs. Leave it out.");
   thread_ = std::this_thread::get_id();
   action_ = profiling::action_of_step(options_, step_num_);
   transit(ProfilerAction::None, action_);
@@ -63,7 +63,7 @@ void Profiler::start() {
 void Profiler::check_thread(const char* call) const {
   DDP_CHECK(
       started_, "Profiler: expected ", call,
-      " before stop(), got it behind. Call start() to go on.");
+      " before stop(), got it after stop(). Call start() to go on.");
   DDP_CHECK(
       !in_on_trace_ready_, "Profiler: expected ", call,
       " from the loop, got it within on_trace_ready. Step and stop the profiler outside.");
@@ -118,7 +118,7 @@ profiling::Trace& Profiler::trace(const char* call) const {
   DDP_CHECK(
       trace_, "Profiler: expected a recording that ended, for ", call, ", got none in step ",
       step_num_, ", whose action is ", profiling::name_of(action_),
-      ". Call it in on_trace_ready, or behind stop().");
+      ". Call it in on_trace_ready, or after stop().");
   return *trace_;
 }
 

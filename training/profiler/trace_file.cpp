@@ -26,7 +26,7 @@ std::string folder_above(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The last characters, without blanks behind them.
+// The last characters, without trailing blanks.
 std::string end_of_file(std::ifstream& file) {
   file.seekg(0, std::ios::end);
   const auto size = static_cast<int64_t>(file.tellg());

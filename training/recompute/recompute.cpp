@@ -220,7 +220,7 @@ void Recomputation::Node::check_unchanged() const {
         version_of(call_->parameters[i]) == parameter_versions_[i],
         "checkpoint: expected parameter ", call_->names[i],
         " as it was in forward, got one that was modified by an inplace operation. Step the "
-        "optimizer behind backward.");
+        "optimizer after backward.");
   }
 }
 

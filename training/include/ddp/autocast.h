@@ -39,7 +39,7 @@ struct AutocastOptions {
 /// ```
 ///
 /// Guards nest. The cache of cast parameters is cleared at the end of the outermost one, so that
-/// the next sees what the optimizer changed. The state before is back at the end, behind an
+/// the next sees what the optimizer changed. The state before is back at the end, also after an
 /// exception too.
 ///
 /// Thread safety: autocast is a state of the thread; destroy the guard on the thread that made it,

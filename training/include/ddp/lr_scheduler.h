@@ -22,11 +22,11 @@ namespace ddp {
 /// has StepLR and ReduceLROnPlateauScheduler.
 ///
 /// - As in Python a constructor takes the schedule's first step: it sets the rates of epoch 0.
-///   LibTorch's own schedulers do not, and so are one step() behind.
-/// - Call `step()` behind `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
+///   LibTorch's own schedulers do not, and so are one step() late.
+/// - Call `step()` after `optimizer.step()`, once an epoch or once a batch: an "epoch" here is a
 ///   call of step().
 /// - The rates that the optimizer has when a schedule is constructed are its initial ones.
-///   Construct it on a fresh optimizer, and load checkpoints behind it.
+///   Construct it on a fresh optimizer, and load checkpoints after that.
 /// - Two schedules on one optimizer, both stepped, multiply as in Python; but
 ///   LambdaLR and OneCycleLR set rates.
 ///
@@ -241,7 +241,7 @@ class DDP_API OneCycleLR final : public LRScheduler {
     Level to;
   };
 
-  /// \throws c10::ValueError  behind the last step.
+  /// \throws c10::ValueError  after the last step.
   std::vector<double> next_lrs(int64_t epoch) override;
   bool has_own_base_lrs() const override { return true; }
   void check_options() const;

@@ -136,7 +136,7 @@ class DDP_API Profiler {
 
   /// Says that the next step begins.
   ///
-  /// \throws c10::Error  behind stop(), on another thread, within on_trace_ready; when a recording
+  /// \throws c10::Error  after stop(), on another thread, within on_trace_ready; when a recording
   ///         is to begin and another goes on in this process: this cycle is then left out. What
   ///         on_trace_ready throws, with the schedule where it would be without.
   void step();
@@ -146,7 +146,7 @@ class DDP_API Profiler {
   /// \throws c10::Error  as step().
   void stop();
 
-  /// Goes on behind stop(), with the step that was stopped in.
+  /// Goes on after stop(), with the step that was stopped in.
   ///
   /// \throws c10::Error  it was not stopped; as step().
   void start();

@@ -122,7 +122,7 @@ TORCH_MODULE(SyncBatchNorm3d);
 /// Sequentials within it. They take over parameters (the same tensors, so that optimizers stay
 /// right), buffers and mode.
 ///
-/// A class of yours keeps its own handle on a BatchNorm, past which nobody else can put another one
+/// A class of yours keeps its own handle on a BatchNorm, so no other code can put another one
 /// there: declare a SyncBatchNorm in it.
 ///
 /// \return how many were converted.

@@ -47,7 +47,7 @@ class DDP_API Recomputation {
   /// Notes random numbers and autocast as they are now: construct it before the call.
   explicit Recomputation(RepeatableCall call);
 
-  /// Connects the tensors of the result, behind the call.
+  /// Connects the tensors of the result, after the call.
   void connect(const std::vector<at::Tensor>& outputs);
 
  private:
