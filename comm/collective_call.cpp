@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/reduction_table.h>
 
 namespace ddp {
 namespace {
@@ -23,8 +24,6 @@ uint64_t spread(uint64_t hash) {
 
 constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
                             "reduce",     "gather",    "scatter",    "all_to_all"};
-constexpr std::array kReductions{"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                 "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
 
 }  // namespace
 
@@ -39,7 +38,7 @@ uint64_t CollectiveCall::hash() const {
 bool CollectiveCall::is_known() const {
   return static_cast<size_t>(kind) < kKinds.size() && dtype >= -1 &&
          dtype < static_cast<int>(c10::ScalarType::NumOptions) && reduction >= -1 &&
-         reduction < static_cast<int>(kReductions.size());
+         reduction <= static_cast<int>(c10d::ReduceOp::UNUSED);
 }
 
 CollectiveCall describe_call(
@@ -78,8 +77,9 @@ std::string to_text(const CollectiveCall& call) {
         call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter;
     text += c10::str(sends ? " from rank " : " to rank ", call.root);
   }
-  if (call.reduction >= 0)
-    text += c10::str(", ", kReductions.at(static_cast<size_t>(call.reduction)));
+  if (call.reduction >= 0) {
+    text += c10::str(", ", to_text(static_cast<ReductionTable::Op>(call.reduction)));
+  }
   return text;
 }
 

@@ -17,6 +17,10 @@ void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup
   DDP_CHECK_VALUE(
       tensor.layout() == at::kStrided, call, ": expected a dense tensor, got layout ",
       tensor.layout(), " ", place_of(group), ". Call to_dense() first.");
+  DDP_CHECK_VALUE(
+      !tensor.is_quantized(), call, ": expected a tensor of plain numbers, got a quantized one of ",
+      tensor.scalar_type(), " ", place_of(group),
+      ". Its scale stays on this rank: call dequantize(), or send int_repr() and the scale.");
   const auto devices = group.getDeviceTypes();
   std::string served;
   for (const auto& device : devices) {

@@ -38,7 +38,7 @@ WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& 
   const auto group = group_arg.get();
   check_tensor("all_reduce", tensor, *group);
   const auto reduction = wire_reduction("all_reduce", op, tensor, *group);
-  const auto wire = number_wire_of(tensor);
+  const auto wire = number_wire_of(tensor, reduction);
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::AllreduceOptions options;
   options.reduceOp = reduction.op;
@@ -65,7 +65,7 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   check_tensor("reduce", tensor, *group);
   check_rank("reduce", "dst", dst, *group);
   const auto reduction = wire_reduction("reduce", op, tensor, *group);
-  const auto wire = number_wire_of(tensor);
+  const auto wire = number_wire_of(tensor, reduction);
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::ReduceOptions options;
   options.reduceOp = reduction.op;

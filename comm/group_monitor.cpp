@@ -234,24 +234,29 @@ void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
     poll([&] { return work.isCompleted(); }, where, peers);
     return wait_on_stream(work, where);
   }
-  bool succeeded = false;  // some handles are complete only once a wait() has returned
+  // Some handles are complete only once a wait() has returned, and never where it throws. A wait()
+  // throws when its time is over, too; one that throws long before has failed.
+  bool succeeded = false;
+  std::exception_ptr failure;
   const auto is_over = [&](milliseconds at_most) {
     if (work.isCompleted()) return true;
+    const auto begin = Clock::now();
     try {
       succeeded = work.wait(at_most);
-    } catch (const std::exception&) {
-      // Late, or failed: the difference is whether it is over.
+    } catch (...) {
+      if (Clock::now() - begin < at_most / 2) failure = std::current_exception();
     }
-    return succeeded || work.isCompleted();
+    return succeeded || failure || work.isCompleted();
   };
   wait_until(is_over, where, peers);
+  if (failure) throw_failed(failure, where);
   if (!succeeded) wait_on_stream(work, where);
 }
 
 void GroupMonitor::wait_on_stream(c10d::Work& work, WaitPoint where) {
   try {
     work.wait();
-  } catch (const std::exception&) {
+  } catch (...) {
     throw_failed(std::current_exception(), where);
   }
 }

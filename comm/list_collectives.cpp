@@ -122,10 +122,10 @@ WorkPtr reduce_scatter_async(
   const auto own = c10::str("inputs[", group->getRank(), "]");
   check_shape("reduce_scatter", own, inputs[group->getRank()], output, *group);
   const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
-  const auto output_wire = number_wire_of(output);
+  const auto output_wire = number_wire_of(output, reduction);
   std::vector<at::Tensor> to{output_wire.wire};
   std::vector<std::vector<at::Tensor>> from(1);
-  for (const auto& input : inputs) from[0].push_back(number_wire_of(input).wire);
+  for (const auto& input : inputs) from[0].push_back(number_wire_of(input, reduction).wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter", *group, output.device(), [&] {

@@ -92,9 +92,9 @@ WorkPtr reduce_scatter_tensor_async(
   const auto group = group_arg.get();
   check_whole("reduce_scatter_tensor", "input", input, "output", output, *group);
   const auto reduction = wire_reduction("reduce_scatter_tensor", op, output, *group);
-  const auto to = number_wire_of(output);
+  const auto to = number_wire_of(output, reduction);
   auto to_wire = to.wire.view({-1});
-  auto from = number_wire_of(input).wire.view({-1});
+  auto from = number_wire_of(input, reduction).wire.view({-1});
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter_tensor", *group, output.device(), [&] {

@@ -11,6 +11,8 @@
 namespace ddp {
 namespace {
 
+using c10d::ReduceOp;
+
 // What Gloo and NCCL both know.
 bool is_known(at::ScalarType dtype) {
   switch (dtype) {
@@ -35,6 +37,22 @@ at::Tensor contiguous(const at::Tensor& tensor) {
 
 // Of a contiguous tensor, sharing its memory.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
+
+[[noreturn]] void refuse_reduction(
+    const char* call, const ReduceOp& op, const at::Tensor& tensor, c10d::ProcessGroup& group,
+    const ReductionTable& served) {
+  const auto dtype = tensor.scalar_type();
+  const auto backend = group.getBackend(tensor.device().type())->getBackendName();
+  auto remedy = c10::str("Use one of ", served.ops_of(dtype), " there");
+  if (served.ops_of(dtype).empty()) {
+    const auto of_op = served.dtypes_of(op.op_);
+    const auto dtypes = of_op.empty() ? served.dtypes_of(ReduceOp::SUM) : of_op;
+    remedy = c10::str("Convert it first, to one of ", dtypes);
+  }
+  DDP_CHECK_VALUE(
+      false, call, ": expected a dtype and an operation that backend ", backend,
+      " can reduce, got ", to_text(op.op_), " of ", dtype, " ", place_of(group), ". ", remedy, ".");
+}
 
 }  // namespace
 
@@ -69,34 +87,40 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires) {
   return tensors;
 }
 
-Wire number_wire_of(const at::Tensor& tensor) {
+Wire number_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
   const auto plain = contiguous(tensor);
   if (plain.is_complex()) return {tensor, at::view_as_real(plain)};
-  return {tensor, plain.scalar_type() == at::kBool ? as_bytes(plain) : plain};
+  return {tensor, plain.view(reduction.dtype)};
 }
 
 WireReduction wire_reduction(
-    const char* call, c10d::ReduceOp op, const at::Tensor& tensor, c10d::ProcessGroup& group) {
-  using c10d::ReduceOp;
+    const char* call, const c10d::ReduceOp& op, const at::Tensor& tensor,
+    c10d::ProcessGroup& group) {
   const auto dtype = tensor.scalar_type();
   const bool complex = at::isComplexType(dtype);
   DDP_CHECK_VALUE(
       !complex || op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG, call,
-      ": expected SUM or AVG for complex tensors, got another operation on ", dtype, " ",
+      ": expected SUM or AVG for complex tensors, got ", to_text(op.op_), " on ", dtype, " ",
       place_of(group), ". Reduce at::view_as_real() of it where the parts are meant.");
   DDP_CHECK_VALUE(
       op.op_ != ReduceOp::AVG || complex || at::isFloatingType(dtype), call,
       ": expected a floating-point or complex tensor for AVG, got ", dtype, " ", place_of(group),
       ". Use SUM and divide as you need it.");
+  const auto can = capabilities_of(group, tensor.device());
+  WireReduction reduction{op, reduced_as(dtype, op.op_)};
+  if (op.op_ == ReduceOp::AVG && can.falls_back_to_gloo) {  // which does not know AVG
+    reduction.op = ReduceOp::SUM;
+    reduction.divisor = group.getSize();
+  }
   if (dtype == at::kBool) {
     // On the bytes 0 and 1: "or" and "and" that stay 0 and 1 whatever the world size.
-    if (op.op_ == ReduceOp::SUM) return {ReduceOp::MAX};
-    if (op.op_ == ReduceOp::PRODUCT) return {ReduceOp::MIN};
+    if (op.op_ == ReduceOp::SUM) reduction.op = ReduceOp::MAX;
+    if (op.op_ == ReduceOp::PRODUCT) reduction.op = ReduceOp::MIN;
   }
-  // Which Gloo does not know.
-  const bool divides =
-      op.op_ == ReduceOp::AVG && capabilities_of(group, tensor.device()).falls_back_to_gloo;
-  return divides ? WireReduction{ReduceOp::SUM, group.getSize()} : WireReduction{op};
+  if (can.reductions != nullptr && !can.reductions->has(reduction.dtype, reduction.op.op_)) {
+    refuse_reduction(call, op, tensor, group, *can.reductions);
+  }
+  return reduction;
 }
 
 WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {

@@ -30,18 +30,21 @@ std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
 std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 
-/// For reductions: complex as pairs of real numbers, bool as uint8.
-Wire number_wire_of(const at::Tensor& tensor);
-
 /// How a reduction is put to the backend.
 struct WireReduction {
   c10d::ReduceOp op;
-  int divisor = 1;  // of the result, afterwards
+  at::ScalarType dtype;  // of the wires: reduced_as()
+  int divisor = 1;       // of the result, afterwards
 };
 
-/// \throws c10::ValueError  where the operation has no meaning for the tensor's dtype.
+/// \throws c10::ValueError  where the operation has no meaning for the tensor's dtype, or the
+///         backend does not have it.
 WireReduction wire_reduction(
-    const char* call, c10d::ReduceOp op, const at::Tensor& tensor, c10d::ProcessGroup& group);
+    const char* call, const c10d::ReduceOp& op, const at::Tensor& tensor,
+    c10d::ProcessGroup& group);
+
+/// For reductions: complex as pairs of real numbers, others in the dtype of `reduction`.
+Wire number_wire_of(const at::Tensor& tensor, const WireReduction& reduction);
 
 /// `works` as one, followed by what the caller's outputs still need: division, copying out.
 WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor = 1);

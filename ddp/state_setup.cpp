@@ -50,6 +50,18 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
       ". Choose the backend in ProcessGroupOptions, or move the module.");
 }
 
+// Rank 0's are sent as the bytes that lie in memory.
+void check_layouts(const std::vector<StateTensor>& state) {
+  for (const auto& s : state) {
+    DDP_CHECK_VALUE(
+        s.tensor.layout() == at::kStrided && !s.tensor.is_quantized(),
+        "DistributedDataParallel: expected dense parameters and buffers of plain numbers, got ",
+        s.is_parameter ? "parameter" : "buffer", " \"", s.name, "\" of layout ", s.tensor.layout(),
+        " and dtype ", s.tensor.scalar_type(),
+        ". Make it dense, or put its name into parameters_to_ignore.");
+  }
+}
+
 std::optional<c10::Device> checked_input_device(
     const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
   if (device_ids.empty()) return {};
@@ -170,6 +182,7 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
   check_devices(parameters, group_);
+  check_layouts(module_state(*wrapped_, ignored_));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
   input_placement_ = {
       checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};

@@ -24,7 +24,7 @@ void TensorBroadcast::start(
   for (const auto& [device, here] : by_device) {
     for (auto& part : torch::utils::take_tensors(here, kMessageBytes)) {
       auto flat = at::flatten_dense_tensors(part.tensors);
-      std::vector<at::Tensor> wire{flat};
+      std::vector<at::Tensor> wire{flat.view(at::kByte)};  // not every dtype is a backend's
       c10d::BroadcastOptions options;
       options.rootRank = source;
       auto work = group.broadcast(wire, options);

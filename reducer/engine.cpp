@@ -21,8 +21,23 @@ bool tunes(const ReducerOptions& options) {
   return options.tune_bucket_cap() && options.bucket_cap_mb_list().empty();
 }
 
+// Before the first backward pass, which would find out while other ranks wait.
+void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGroup& group) {
+  if (group.getSize() == 1) return;
+  constexpr auto kSum = c10d::ReduceOp::SUM;
+  for (const auto& p : parameters) {
+    const auto* served = capabilities_of(group, p.tensor.device()).reductions;
+    DDP_CHECK_VALUE(
+        served == nullptr || served->has(reduced_as(p.tensor.scalar_type(), kSum), kSum),
+        "Reducer: expected parameters of a dtype that the backend adds up (",
+        served->dtypes_of(kSum), "), got \"", p.name, "\" of ", p.tensor.scalar_type(),
+        ". Train a copy of one of those dtypes, or put the name into parameters_to_ignore.");
+  }
+}
+
 std::vector<NamedParameter> checked(
-    std::vector<NamedParameter> parameters, const ReducerOptions& options) {
+    std::vector<NamedParameter> parameters, const ReducerOptions& options,
+    c10d::ProcessGroup& group) {
   DDP_CHECK_VALUE(
       !parameters.empty(),
       "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
@@ -45,6 +60,7 @@ std::vector<NamedParameter> checked(
         "Reducer: expected dense gradients for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
         "\", whose are sparse and take another time in each step. Set a number of MiB.");
   }
+  check_dtypes(parameters, group);
   return parameters;
 }
 
@@ -79,7 +95,8 @@ Reducer::Engine::Engine(
     : group_(std::move(group)),
       monitor_(monitor ? std::move(monitor) : monitor_of(group_)),
       buckets_(
-          checked(std::move(parameters), options), group_, options.gradient_as_bucket_view(),
+          checked(std::move(parameters), options, *group_), group_,
+          options.gradient_as_bucket_view(),
           StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
@@ -22,6 +23,7 @@
 #include "backends/registry.h"
 #include "bounded_store.h"
 #include "collective_call.h"
+#include "composite_work.h"
 
 namespace ddp::backends {
 namespace {
@@ -41,6 +43,7 @@ std::recursive_mutex& start_mutex() {
 /// ProcessGroupGloo, but
 ///   - threads may start collectives in several groups at once
 ///   - collectives that differ do not meet: see tag_with()
+///   - the handle of a reduce-scatter is as those of the others: see reduce_part()
 ///   - abort() fails the collectives under way and all later ones, and does not wait for their end
 ///   - sends and receives take the group's timeout, not the timeout of connecting, and can be
 ///   polled
@@ -107,21 +110,26 @@ class Gloo : public ProcessGroupGloo {
   }
   WorkPtr reduce_scatter(
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    return begin(describe_lists(Kind::kReduceScatter, from, o.reduceOp.op_), [&] {
-      return Base::reduce_scatter(to, from, o);
-    });
+    Tensors parts;
+    int64_t first = 0;
+    for (size_t rank = 0; rank < from.at(0).size(); ++rank) {
+      parts.push_back(from[0][rank].reshape({-1}));
+      if (rank < static_cast<size_t>(rank_)) first += parts.back().numel();
+    }
+    return reduce_part(to.at(0), at::cat(parts), first, o);
   }
   WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return begin(describe_call(Kind::kReduceScatter, to, o.reduceOp.op_), [&] {
-      return Base::DDP_REDUCE_SCATTER_SINGLE(to, from, o);
-    });
+    const auto copy = from.reshape({-1}).clone();
+    return reduce_part(to, copy, copy.numel() / size_ * rank_, o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    return begin(describe_call(Kind::kReduceScatter, to, o.reduceOp.op_), [&] {
-      return Base::reduce_scatter_tensor_coalesced(to, from, o);
-    });
+    std::vector<WorkPtr> works;
+    for (size_t i = 0; i < to.size(); ++i) {
+      works.push_back(DDP_REDUCE_SCATTER_SINGLE(to[i], from.at(i), o));
+    }
+    return combine_works(std::move(works), to);
   }
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
@@ -164,6 +172,24 @@ class Gloo : public ProcessGroupGloo {
     constexpr uint32_t kCountMask = 0xffff;
     collectiveCounter_ = (static_cast<uint32_t>(call.hash() >> 32) & ~kCountMask) |
                          (collectiveCounter_ & kCountMask);
+  }
+
+  // A reduce-scatter, which Gloo does not have: as ProcessGroupGloo's, an all-reduce of everything.
+  // But the handle of that is complete only once its wait() has returned, never where it throws,
+  // and has no future.
+  WorkPtr reduce_part(
+      const at::Tensor& to, const at::Tensor& all, int64_t first,
+      const c10d::ReduceScatterOptions& o) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = o.reduceOp;
+    options.timeout = o.timeout;
+    Tensors tensors{all};
+    const auto call = describe_call(Kind::kReduceScatter, tensors, o.reduceOp.op_);
+    const auto work = begin(call, [&] { return Base::allreduce(tensors, options); });
+    const auto take_part = [to, part = all.narrow(0, first, to.numel())] {
+      at::Tensor(to).copy_(part.view(to.sizes()));
+    };
+    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, take_part, Tensors{to});
   }
 
   template <typename Start>
@@ -278,6 +304,21 @@ BackendPtr make_gloo(const Setup& setup) {
   return *gloo;
 }
 
+namespace {
+
+// Gloo refuses the rest while it starts a collective, or in its wait().
+const ReductionTable& reductions_of_gloo() {
+  using Op = c10d::ReduceOp;
+  static const ReductionTable table{
+      {{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16},
+       {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX}},
+      {{at::kChar, at::kByte, at::kInt, at::kLong},
+       {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR}}};
+  return table;
+}
+
+}  // namespace
+
 Description describe_gloo() {
   Description gloo;
   gloo.name = "gloo";
@@ -286,6 +327,7 @@ Description describe_gloo() {
     BackendCapabilities capabilities;
     capabilities.falls_back_to_gloo = true;
     capabilities.exchanges_lists = false;
+    capabilities.reductions = &reductions_of_gloo();
     return capabilities;
   };
   gloo.make = make_gloo;

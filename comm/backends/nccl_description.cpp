@@ -13,6 +13,16 @@ namespace {
 // collective. Source: NCCL's guide, "User Buffer Registration".
 bool registers_memory() { return process_variable("DDP_DISABLE_COMM_MEM").value_or("1") != "1"; }
 
+// What ProcessGroupNCCL takes of both. float8 is left out: NCCL reduces it on some GPUs alone.
+const ReductionTable& reductions_of_nccl() {
+  using Op = c10d::ReduceOp;
+  static const ReductionTable table{
+      {{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16},
+       {Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::PREMUL_SUM}},
+      {{at::kChar, at::kByte, at::kInt, at::kLong}, {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX}}};
+  return table;
+}
+
 }  // namespace
 
 Description describe_nccl() {
@@ -25,6 +35,7 @@ Description describe_nccl() {
     capabilities.averages = true;
     capabilities.reduces_in_own_memory = registers_memory();
     capabilities.waits_on_stream = true;
+    capabilities.reductions = &reductions_of_nccl();
     return capabilities;
   };
   nccl.make = make_nccl;

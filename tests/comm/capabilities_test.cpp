@@ -48,6 +48,39 @@ TEST_CASE("each backend says what it can do", "[capabilities][pure]") {
   CHECK(capabilities("nccl").waits_on_stream);
 }
 
+TEST_CASE("each backend says what it reduces", "[capabilities][pure]") {
+  using Op = c10d::ReduceOp;
+  const auto reduces = [](const std::string& backend, at::ScalarType dtype, Op::RedOpType op) {
+    return capabilities(backend).reductions->has(dtype, op);
+  };
+  const std::string backend = GENERATE("gloo", "shm", "nccl");
+  CAPTURE(backend);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    CAPTURE(dtype);
+    for (const auto op : {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX})
+      CHECK(reduces(backend, dtype, op));
+    for (const auto op : {Op::BAND, Op::BOR, Op::BXOR}) CHECK_FALSE(reduces(backend, dtype, op));
+    CHECK(reduces(backend, dtype, Op::AVG) == (backend != "gloo"));
+    CHECK(reduces(backend, dtype, Op::PREMUL_SUM) == (backend == "nccl"));
+  }
+  for (const auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong}) {
+    CAPTURE(dtype);
+    for (const auto op : {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX})
+      CHECK(reduces(backend, dtype, op));
+    for (const auto op : {Op::BAND, Op::BOR, Op::BXOR}) {
+      CHECK(reduces(backend, dtype, op) == (backend != "nccl"));
+    }
+    for (const auto op : {Op::AVG, Op::PREMUL_SUM}) CHECK_FALSE(reduces(backend, dtype, op));
+  }
+  for (const auto dtype :
+       {at::kShort, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat,
+        at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kBits8, at::kQInt8}) {
+    CAPTURE(dtype);
+    CHECK(capabilities(backend).reductions->ops_of(dtype).empty());
+  }
+  CHECK(capabilities("own").reductions == nullptr);  // it says itself what it refuses
+}
+
 TEST_CASE("of a program's own backend nothing is expected", "[capabilities][pure]") {
   const auto own = capabilities("own");
   CHECK_FALSE(own.averages);

@@ -181,6 +181,40 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "a handle that never completes is over when its wait throws",
+    "[comm][ranks][errors][monitor]") {
+  // As that of ProcessGroupGloo's reduce-scatter, which runs its end in wait().
+  class Lazy : public c10d::Work {
+   public:
+    explicit Lazy(bool is_std) : Work(-1, c10d::OpType::UNKNOWN), is_std_(is_std) {}
+    bool isCompleted() override { return false; }
+    bool wait(std::chrono::milliseconds /*timeout*/) override {
+      if (!is_std_) throw 7;  // NOLINT: a stranger's
+      TORCH_CHECK(false, "its end failed");
+    }
+
+   private:
+    const bool is_std_;
+  };
+  const bool is_std = GENERATE(true, false);
+  const auto seen = run_ranks<TimedError>(
+      2,
+      [&](const Rank& self) {
+        const auto start = [&]() -> c10::intrusive_ptr<c10d::Work> {
+          return c10::make_intrusive<Lazy>(is_std);
+        };
+        return timed_error_of(
+            [&] { monitored("reduce_scatter", *self.group, at::kCPU, start)->wait(); });
+      },
+      kLongTimeout);
+  for (const auto& rank : seen) {
+    CHECK_THAT(rank.error, ContainsText("reduce_scatter failed on rank "));
+    CHECK_THAT(rank.error, ContainsText(is_std ? "its end failed" : "no std::exception"));
+    CHECK(rank.seconds < kBound);
+  }
+}
+
 TEST_CASE("the first of several failures stands on all ranks", "[comm][ranks][errors][monitor]") {
   MeetingPoint failing(2);
   const auto seen = run_ranks<std::vector<std::string>>(

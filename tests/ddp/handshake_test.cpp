@@ -76,6 +76,40 @@ TEST_CASE("equal models shake hands", "[ranks][ddp]") {
         }).empty());
 }
 
+TEST_CASE("buffers of any dtype are rank 0's", "[ranks][ddp]") {
+  const auto dtype = GENERATE(
+      at::kShort, at::kBool, at::kUInt16, at::kUInt32, at::kFloat8_e5m2, at::kComplexFloat,
+      at::kLong);
+  CAPTURE(dtype);
+  const auto results = testing::run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
+    const auto own = [&](int number) {
+      return at::tensor({self.rank + number, 1, self.rank}).to(dtype);
+    };
+    Bag bag;
+    bag->register_parameter("w", torch::ones({1}));
+    bag->register_buffer("counts", own(2));
+    bag->register_buffer("more", own(5));
+    DistributedDataParallel<Bag> model(
+        bag, DistributedDataParallelOptions().process_group(self.group));
+    const auto counts = bag->named_buffers()["counts"];
+    const auto wrapped = counts.clone();
+    counts.copy_(own(7));
+    model->forward().backward();  // the next one shares them again
+    model->forward();
+    return std::vector<at::Tensor>{
+        wrapped.view(at::kByte), counts.view(at::kByte),
+        bag->named_buffers()["more"].view(at::kByte)};
+  });
+  const auto first = [&](int number) {
+    return at::tensor({number, 1, 0}).to(dtype).view(at::kByte);
+  };
+  for (const auto& result : results) {
+    CHECK(at::equal(result[0], first(2)));
+    CHECK(at::equal(result[1], first(7)));
+    CHECK(at::equal(result[2], first(5)));
+  }
+}
+
 TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
   SECTION("a shape") {
     CHECK(
@@ -285,6 +319,21 @@ TEST_CASE("unusable modules and options are refused", "[ranks][errors][ddp]") {
         options.device_ids({c10::Device("cuda:0"), c10::Device("cuda:1")});
       }),
       ContainsText("at most one device") && ContainsText("got 2"));
+  CHECK_THAT(
+      common_error(
+          2,
+          [](BagImpl& bag, const Rank&, auto&) {
+            bag.register_parameter("w", torch::ones({1}));
+            bag.register_parameter("tiny", torch::ones({1}).to(at::kFloat8_e4m3fn));
+          }),
+      ContainsText("the backend adds up (Byte, ") &&
+          ContainsText("got \"tiny\" of Float8_e4m3fn. Train a copy"));
+  CHECK_THAT(
+      refused([](BagImpl& bag, const Rank&, auto&) {
+        bag.register_parameter("w", torch::ones({1}));
+        bag.register_buffer("q", at::quantize_per_tensor(torch::ones({1}), 1, 0, at::kQInt8));
+      }),
+      ContainsText("got buffer \"q\" of layout Strided and dtype QInt8"));
   CHECK_THROWS_WITH(DistributedDataParallel<Bag>(Bag()), ContainsText("init_process_group"));
   const auto empty = errors_of_ranks(1, [](const Rank& self) {
     DistributedDataParallel<Bag>(

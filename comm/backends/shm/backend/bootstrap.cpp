@@ -272,6 +272,7 @@ Description describe_shm() {
     BackendCapabilities capabilities;
     capabilities.averages = true;
     capabilities.falls_back_to_gloo = true;
+    capabilities.reductions = &shm::reductions();
     return capabilities;
   };
   shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {

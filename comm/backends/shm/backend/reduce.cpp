@@ -171,25 +171,17 @@ void reduce_as(ReduceOp::RedOpType op, const Job& job) {
 
 }  // namespace
 
-bool can_reduce(at::ScalarType type, const ReduceOp& op) {
-  switch (type) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-      return op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PRODUCT ||
-             op == ReduceOp::MIN || op == ReduceOp::MAX;
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-      return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || op == ReduceOp::MIN ||
-             op == ReduceOp::MAX || op == ReduceOp::BAND || op == ReduceOp::BOR ||
-             op == ReduceOp::BXOR;
-    default:
-      return false;
-  }
+const ReductionTable& reductions() {
+  static const ReductionTable table{
+      {{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16},
+       {ReduceOp::SUM, ReduceOp::AVG, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX}},
+      {{at::kChar, at::kByte, at::kInt, at::kLong},
+       {ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX, ReduceOp::BAND,
+        ReduceOp::BOR, ReduceOp::BXOR}}};
+  return table;
 }
+
+bool can_reduce(at::ScalarType type, const ReduceOp& op) { return reductions().has(type, op.op_); }
 
 void reduce_elements(
     at::ScalarType type, const ReduceOp& op, const std::vector<const std::byte*>& sources,

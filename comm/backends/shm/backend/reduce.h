@@ -4,11 +4,14 @@
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+#include <ddp/internal/reduction_table.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 namespace ddp::backends::shm {
 
-/// Whether `reduce_elements` can do it; what it cannot is Gloo's.
+/// What `reduce_elements` can do. But for AVG, Gloo can do the same: it carries the reductions to
+/// one rank, and those between hosts.
+const ReductionTable& reductions();
 bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
 
 /// Combines elements [begin, end) of all `sources`, in their order, and writes the result to the

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <ddp/internal/reduction_table.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddp {
@@ -21,6 +22,9 @@ struct BackendCapabilities {
   /// Its alltoall() takes a tensor for each rank. Where not, its alltoall_base() takes one flat
   /// one.
   bool exchanges_lists = true;
+  /// What it reduces itself, and so what is refused before anything is sent. Null: not known, the
+  /// backend says what it refuses.
+  const ReductionTable* reductions = nullptr;
 };
 
 /// What the group's backend for `device` can do.
