@@ -38,6 +38,17 @@ void initialize_logging() {
   (void)once;
 }
 
+// Where the ranks call the roll, and the store that they call it in.
+struct Meeting {
+  StorePtr store;
+  RollCall roll;
+};
+
+Meeting meeting_at(const Rendezvous& met, const Deadline& deadline) {
+  const auto store = BoundedStore(met.store, met.store_host).within("ddp");
+  return {store, {store->within("init"), met.rank, met.world_size, deadline, "init_process_group"}};
+}
+
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
     const World& world, const Deadline& deadline, const StorePtr& store, int rank,
@@ -188,14 +199,24 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
-  const auto store = BoundedStore(met.store, met.store_host).within("ddp");
-  const RollCall roll{
-      store->within("init"), met.rank, met.world_size, deadline, "init_process_group"};
   const auto claim = c10::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
-  const auto name = call_roll(roll, claim, problem);
-  const auto own_store = store->within(name);
+  auto meeting = meeting_at(met, deadline);
+  std::string name;
+  while (name.empty()) {
+    try {
+      name = call_roll(meeting.roll, claim, problem);
+    } catch (const EarlyLossError& lost) {
+      // An earlier group's, or rank 0 is started again: the new store comes at the same place.
+      if (met.hosting_rank < 0) throw;
+      const auto without = problem_of(
+          [&] { meeting = meeting_at(rendezvous(options, environment, deadline), deadline); });
+      DDP_CHECK(without.empty(), without, " Before that, ", text_of(lost));
+    }
+  }
+  const auto& roll = meeting.roll;
+  const auto own_store = meeting.store->within(name);
   bool uses_gpus = on_gpus != nullptr;
   if (uses_gpus) {
     const auto votes = own_store->within("votes")->by(deadline);

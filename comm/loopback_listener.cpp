@@ -47,10 +47,10 @@ Address loopback_address(const std::string& host, int port) {
 
 }  // namespace
 
-std::optional<OwnedSocket> listen_on_loopback(const std::string& host, int port) {
+std::optional<OwnedDescriptor> listen_on_loopback(const std::string& host, int port) {
   const auto address = loopback_address(host, port);
   if (address.length == 0) return std::nullopt;
-  OwnedSocket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  OwnedDescriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) return std::nullopt;
   const int on = 1;
   // As TCPStore does: for the port that ddprun has reserved, and for a restart.

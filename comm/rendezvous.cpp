@@ -1,16 +1,11 @@
 #include "rendezvous.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <exception>
+#include <optional>
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -19,6 +14,7 @@
 #include "bounded_call.h"
 #include "init_method.h"
 #include "loopback_listener.h"
+#include "shared_file_store.h"
 
 namespace ddp {
 namespace {
@@ -149,19 +145,21 @@ StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const D
   return store;
 }
 
-StorePtr make_file_store(
-    const std::string& path, const Place& place, std::chrono::milliseconds timeout) {
-  // FileStore waits minutes for a file that it cannot make.
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  const std::string problem = fd < 0 ? std::strerror(errno) : "";
+StorePtr make_file_store(const std::string& path, const Place& place, const Deadline& deadline) {
+  std::optional<StorePtr> store;
+  const auto problem = problem_of([&] {
+    // A lock has no limit.
+    store = bounded_call(
+        [path]() -> StorePtr { return c10::make_intrusive<SharedFileStore>(path); },
+        Deadline::in(deadline.left()) + kAnswerGrace);
+    DDP_CHECK(store, "another process has locked it for ", deadline.timeout().count(), " ms");
+  });
   DDP_CHECK(
-      fd >= 0, "init_process_group: expected to open or create ", path, " for file://, but cannot",
-      to_text(place), ": ", problem,
+      problem.empty(), "init_process_group: expected to open or create ", path,
+      " for file://, but cannot", to_text(place), ": ", problem,
       ". Give a path in a folder that exists and that every rank may write to.");
-  close(fd);
-  auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
-  store->setTimeout(timeout);
-  return store;
+  (*store)->setTimeout(deadline.timeout());
+  return *store;
 }
 
 // The store below all prefixes, when it is a TCPStore.
@@ -222,7 +220,7 @@ Rendezvous rendezvous(
       result.store_host = c10::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
     }
   } else if (method.kind == InitMethod::Kind::kFile) {
-    result.store = make_file_store(method.path, place, options.timeout());
+    result.store = make_file_store(method.path, place, deadline);
     result.store_host = "which is the file " + method.path;
   } else {
     const bool from_environment = method.kind == InitMethod::Kind::kEnv;

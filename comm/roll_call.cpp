@@ -59,6 +59,10 @@ class Poll {
   const std::chrono::microseconds longest_;
 };
 
+std::string subject_of(const RollCall& roll) {
+  return c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
+}
+
 class Caller {
  public:
   Caller(RollCall roll, std::string claim, std::string problem)
@@ -68,7 +72,25 @@ class Caller {
         me_(random_name()) {}
 
   std::string call() {
+    try {
+      return call_until_agreed();
+    } catch (const SilentStoreError&) {
+      throw;
+    } catch (const c10::DistError& error) {
+      const auto text = c10::str(
+          subject_of(roll_),
+          "lost the store while it waited for the other ranks. The process that has it, usually "
+          "rank 0, ended: look there for the reason. (",
+          error.what_without_backtrace(), ")");
+      DDP_CHECK(!all_came_, text);
+      throw readable_error<EarlyLossError>(DDP_HERE, text);
+    }
+  }
+
+ private:
+  std::string call_until_agreed() {
     for (;;) {
+      all_came_ = false;
       join();
       if (const auto verdict = attend()) {
         leave(*verdict);
@@ -78,7 +100,6 @@ class Caller {
     }
   }
 
- private:
   std::string key(const std::string& suffix) const { return name_ + "/" + suffix; }
   std::string key(const std::string& prefix, int rank) const {
     return key(prefix + "/" + std::to_string(rank));
@@ -175,7 +196,7 @@ class Caller {
         return std::nullopt;
       } else if (came) {
         // Among those that are here may be some that died since; they do not confirm.
-        confirmed = true;
+        all_came_ = confirmed = true;
         confirm();
       }
     }
@@ -254,6 +275,7 @@ class Caller {
   std::string first_;  // the roll that was open when this call began
   std::string name_;   // the roll this call takes part in
   std::string rival_;  // the verdict about another process of this rank
+  bool all_came_ = false;
 };
 
 }  // namespace
@@ -263,10 +285,9 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
     DDP_CHECK(problem.empty(), problem);
     return random_name();
   }
-  const auto place = c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
   const auto name = std::make_shared<std::string>();
   try {
-    const auto by_name = problem.empty() ? problem : place + problem;
+    const auto by_name = problem.empty() ? problem : subject_of(roll) + problem;
     bounded(roll.store)->by(roll.deadline)->run([roll, claim, by_name, name](const auto& store) {
       auto over_this = roll;
       over_this.store = store;
@@ -275,15 +296,7 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
     return *name;
   } catch (const SilentStoreError& error) {
     throw readable_error<c10::Error>(
-        DDP_HERE, c10::str(place, error.what_without_backtrace(), "."));
-  } catch (const c10::DistError& error) {
-    throw readable_error<c10::Error>(
-        DDP_HERE,
-        c10::str(
-            place,
-            "lost the store while it waited for the other ranks. The process that has it, "
-            "usually rank 0, ended: look there for the reason. (",
-            error.what_without_backtrace(), ")"));
+        DDP_HERE, c10::str(subject_of(roll), error.what_without_backtrace(), "."));
   }
 }
 

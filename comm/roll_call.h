@@ -9,6 +9,14 @@
 
 namespace ddp {
 
+/// The process that hosts the store ended while ranks of a roll call had still to come.
+///
+/// None of them has agreed on anything then. It may have hosted the store of an earlier group.
+class EarlyLossError : public c10::DistStoreError {
+ public:
+  using c10::DistStoreError::DistStoreError;
+};
+
 /// What the ranks of a roll call share.
 struct RollCall {
   c10::intrusive_ptr<c10d::Store> store;
@@ -37,7 +45,8 @@ struct RollCall {
 ///          those of an earlier run.
 /// \throws c10::Error  on every rank that came, with the same words: naming the ranks that did not,
 ///         a rank that two processes claim, two ranks whose claims differ, or a rank with its
-///         problem. Also when the store does not answer, with words of this rank's own.
+///         problem. Also when the store does not answer, or is lost, with words of this rank's own:
+///         an EarlyLossError when it is lost before all ranks have come.
 ///
 /// Collective: yes. Blocks: host, until the deadline + 1 s (+ 2 s on rank 0 after a failure), also
 /// where the process that hosts the store is frozen.

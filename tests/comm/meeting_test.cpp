@@ -1,19 +1,24 @@
 // Ranks on threads that meet as processes do: over a port and over a file.
 #include <ddp/collectives.h>
 
-#include <unistd.h>
-
-#include <cstdlib>
 #include <future>
+#include <optional>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/bounded_call.h"
+#include "comm/rendezvous.h"
 #include "comm/taken_port.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 using ddp::ProcessGroupOptions;
+using ddp::testing::names_in;
 using ddp::testing::TakenPort;
+using ddp::testing::TemporaryFolder;
 using namespace std::chrono_literals;
 
 namespace {
@@ -52,28 +57,33 @@ std::string free_address() {
   return "tcp://127.0.0.1:" + std::to_string(port);
 }
 
-/// A folder of its own that is gone with it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = "/tmp/ddp-comm-XXXXXX";
-    const char* base = std::getenv("TMPDIR");
-    if (base != nullptr) pattern = std::string(base) + "/ddp-comm-XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr, "cannot make a folder like ", pattern);
-    path_ = pattern;
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
-    unlink(file().c_str());
-    rmdir(path_.c_str());
-  }
+/// A store of its own at that address: what is left of an earlier group.
+c10::intrusive_ptr<c10d::Store> store_at(const std::string& url) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1)));
+  options.isServer = true;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
 
-  std::string file() const { return path_ + "/meet"; }
+void wait_for(c10d::Store& store, const std::string& key) {
+  while (!store.check({key})) std::this_thread::sleep_for(1ms);
+}
 
- private:
-  std::string path_;
-};
+/// Makes a store in the file, writes to it and lets it go, again and again, as groups do that
+/// follow each other; false once a store has lost what it wrote.
+bool come_and_go(const std::string& url, int rank) {
+  for (int round = 0; round < 400; ++round) {
+    const auto store =
+        ddp::rendezvous(
+            ProcessGroupOptions().init_method(url).rank(rank).world_size(2), {}, ddp::Deadline(20s))
+            .store;
+    const auto key = std::to_string(rank) + "/" + std::to_string(round);
+    store->set(key, std::string("here"));
+    if (!store->check({key})) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -93,9 +103,63 @@ TEST_CASE("ranks meet at a port that rank 0 opens last", "[comm][ranks]") {
 TEST_CASE("ranks meet in a file, again and again", "[comm][ranks]") {
   const TemporaryFolder folder;
   for (int round = 0; round < 3; ++round) {
-    const auto outcomes = meet_all("file://" + folder.file(), {0, 1, 2}, 3, 20s);
+    const auto outcomes = meet_all("file://" + folder.file("meet"), {0, 1, 2}, 3, 20s);
     CHECK(outcomes == std::vector<std::string>(3, "3"));
+    CHECK(names_in(folder.path()).empty());
   }
+}
+
+TEST_CASE("a file is not taken from the group that comes as one leaves", "[comm][ranks]") {
+  const TemporaryFolder folder;
+  const auto url = "file://" + folder.file("meet");
+  std::vector<std::future<std::optional<bool>>> futures;
+  for (const int rank : {0, 1}) {
+    futures.push_back(std::async(std::launch::async, [=] {
+      // c10d's own FileStore never returns from such a file.
+      return ddp::bounded_call(
+          [=] { return come_and_go(url, rank); }, std::chrono::steady_clock::now() + 20s);
+    }));
+  }
+  for (auto& future : futures) CHECK(future.get() == true);
+  CHECK(names_in(folder.path()).empty());
+}
+
+TEST_CASE("a rank that meets an earlier group's store goes on to the next one", "[comm][ranks]") {
+  const auto url = free_address();
+  auto earlier = store_at(url);
+  auto early = std::async(std::launch::async, [&] { return meet_all(url, {1, 2}, 3, 20s); });
+  wait_for(*earlier, "ddp/init/open");
+  earlier.reset();
+  CHECK(meet_all(url, {0}, 3, 20s) == std::vector<std::string>{"3"});
+  CHECK(early.get() == std::vector<std::string>(2, "3"));
+}
+
+TEST_CASE("a rank that looks in vain for the next store says so", "[comm][ranks][errors]") {
+  const auto url = free_address();
+  auto earlier = store_at(url);
+  auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 2s); });
+  wait_for(*earlier, "ddp/init/open");
+  earlier.reset();
+  CHECK_THAT(
+      early.get().front(),
+      ContainsText("within 2000 ms, but rank 1 of 2 did not reach it") &&
+          ContainsText(" Before that, init_process_group on rank 1 of 2: lost the store while"));
+}
+
+TEST_CASE("a store that goes once all ranks have come is missed at once", "[comm][ranks][errors]") {
+  const auto url = free_address();
+  auto store = store_at(url);
+  auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 50s); });
+  wait_for(*store, "ddp/init/open");
+  const auto roll = "ddp/init/" + store->get_to_str("ddp/init/open");
+  wait_for(*store, roll + "/here/1");
+  store->set(roll + "/full", std::string("1"));  // as rank 0 says it
+  wait_for(*store, roll + "/alive/1");
+  store.reset();
+  REQUIRE(early.wait_for(20s) == std::future_status::ready);
+  CHECK_THAT(
+      early.get().front(),
+      Catch::Matchers::StartsWith("init_process_group on rank 1 of 2: lost the store"));
 }
 
 TEST_CASE(
@@ -123,6 +187,6 @@ TEST_CASE("waiting for rank 0 and for the others shares one timeout", "[comm][ra
 
 TEST_CASE("in a file every rank that came names those that did not", "[comm][ranks][errors]") {
   const TemporaryFolder folder;
-  const auto outcomes = meet_all("file://" + folder.file(), {1, 2}, 3, 500ms);
+  const auto outcomes = meet_all("file://" + folder.file("meet"), {1, 2}, 3, 500ms);
   for (const auto& outcome : outcomes) CHECK_THAT(outcome, ContainsText("but rank 0 did not come"));
 }

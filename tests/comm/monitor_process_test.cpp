@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/processes.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -32,10 +33,14 @@ struct Scene {
   int victim;
   std::string backend;
   int timeout_seconds = 50;
+  std::string method = "";  // of meeting again
 
   std::vector<std::string> command() const {
-    return {MONITORED_WORLD_PROGRAM, what,    place,
-            std::to_string(victim),  backend, std::to_string(timeout_seconds)};
+    std::vector<std::string> words{
+        MONITORED_WORLD_PROGRAM, what,    place,
+        std::to_string(victim),  backend, std::to_string(timeout_seconds)};
+    if (!method.empty()) words.push_back(method);
+    return words;
   }
 };
 
@@ -56,13 +61,13 @@ int free_port() {
 /// Ranks without a launcher, which would end them: rank 0 hosts the store.
 class World {
  public:
-  explicit World(const Scene& scene) : scene_(scene) {
+  explicit World(const Scene& scene, int size = kSize) : scene_(scene) {
     const auto port = std::to_string(free_port());
-    for (int rank = 0; rank < kSize; ++rank) {
+    for (int rank = 0; rank < size; ++rank) {
       const auto number = std::to_string(rank);
       ProcessOptions options;
       options.timeout = 90s;
-      options.environment = {"RANK=" + number,       "WORLD_SIZE=" + std::to_string(kSize),
+      options.environment = {"RANK=" + number,       "WORLD_SIZE=" + std::to_string(size),
                              "LOCAL_RANK=" + number, "MASTER_ADDR=127.0.0.1",
                              "MASTER_PORT=" + port,  "OMP_NUM_THREADS=1"};
       ranks_.emplace_back(scene.command(), options);
@@ -72,10 +77,12 @@ class World {
   const Scene& scene() const { return scene_; }
   Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
 
-  std::string output_of_survivors() {
+  std::string output_of_survivors() { return output_of_all_but(scene_.victim); }
+
+  std::string output_of_all_but(int victim) {
     std::string output;
-    for (int rank = 0; rank < kSize; ++rank) {
-      if (rank == scene_.victim) continue;
+    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+      if (rank == victim) continue;
       const auto end = this->rank(rank).wait();
       CAPTURE(rank, end.out, end.err);
       CHECK(end.code == 0);
@@ -183,4 +190,17 @@ TEST_CASE(
     for (const int time : numbers_after(output, "learned after ")) CHECK(time > 5000);
     CHECK_FALSE(ddp::testing::is_gone(world.rank(0).pid()));
   }
+}
+
+TEST_CASE("ranks make their group again and again at one address", "[comm][process]") {
+  const ddp::testing::TemporaryFolder folder;
+  std::deque<World> worlds;  // at the same time
+  worlds.emplace_back(Scene{"again", "none", -1, "gloo", 30, "env://"}, 2);
+  worlds.emplace_back(Scene{"again", "forward", 0, "gloo", 30, "file://" + folder.file("meet")}, 2);
+  worlds.emplace_back(Scene{"again", "forward", 1, "shm", 30, "tcp://"}, 4);
+  for (auto& world : worlds) {
+    CAPTURE(world.scene().method);
+    world.output_of_all_but(-1);
+  }
+  CHECK(ddp::testing::names_in(folder.path()).empty());
 }

@@ -7,6 +7,12 @@
 //            where it does
 //   SECONDS  the group's timeout
 //
+// monitored_world again PLACE VICTIM BACKEND SECONDS METHOD
+//   makes and destroys the group eight times at one address: METHOD is "env://", "tcp://" (at
+//   MASTER_ADDR) or "file:///path"; where PLACE is not "none", VICTIM throws there each time, and
+//   all catch. Every other time a rank still holds the wrapper of the time before, and with it the
+//   group.
+//
 // The others print what they get to know of that and after how many milliseconds, take the group
 // apart, and print how long that took. None ends for ddprun's SIGTERM: a rank that reads the
 // failure is what this is about.
@@ -14,9 +20,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+#include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/join.h>
@@ -71,6 +79,41 @@ class NetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+int again(int argc, char** argv) {
+  TORCH_CHECK(argc == 7, "expected a place, a rank, a backend, seconds and a method");
+  const int rank = std::atoi(std::getenv("RANK"));
+  const int size = std::atoi(std::getenv("WORLD_SIZE"));
+  std::string method = argv[6];
+  if (method == "tcp://") {
+    method += c10::str(std::getenv("MASTER_ADDR"), ':', std::getenv("MASTER_PORT"));
+  }
+  constexpr int kTimes = 8;
+  std::optional<ddp::DistributedDataParallel<Net>> kept;
+  for (int time = 0; time < kTimes; ++time) {
+    ddp::init_process_group(ddp::ProcessGroupOptions()
+                                .backend(argv[4])
+                                .init_method(method)
+                                .rank(rank)
+                                .world_size(size)
+                                .timeout(std::chrono::seconds(std::atoi(argv[5]))));
+    auto sum = torch::full({1}, time);
+    ddp::all_reduce(sum);
+    TORCH_CHECK(sum.item<int>() == time * size, "a sum of ", sum.item<int>(), " at time ", time);
+    Misfortune misfortune("throw", argv[2]);
+    if (rank == std::atoi(argv[3])) misfortune.arm();
+    ddp::DistributedDataParallel model(Net{misfortune});
+    const auto text = ddp::problem_of([&] {
+      for (int i = 0; i < 2; ++i) model->forward(torch::ones({2, 4})).sum().backward();
+    });
+    const bool has_failed = std::string(argv[2]) != "none";
+    TORCH_CHECK(text.empty() != has_failed, "at time ", time, ": ", text);
+    kept.reset();
+    if (time % 2 == 1) kept.emplace(std::move(model));
+    ddp::destroy_process_group();
+  }
+  return EXIT_SUCCESS;
+}
+
 void train(Misfortune& misfortune, bool is_victim) {
   ddp::DistributedDataParallel model(Net{misfortune});
   const auto step = [&] { model->forward(torch::ones({2, 4})).sum().backward(); };
@@ -98,6 +141,7 @@ void train(Misfortune& misfortune, bool is_victim) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (argc > 1 && std::string(argv[1]) == "again") return again(argc, argv);
   TORCH_CHECK(argc == 6, "expected what to do, where, a rank, a backend and seconds");
   std::signal(SIGTERM, SIG_IGN);
   at::set_num_threads(1);

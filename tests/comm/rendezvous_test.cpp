@@ -260,5 +260,6 @@ TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors
   CHECK_THROWS_WITH(
       rendezvous(options, {}),
       ContainsText("expected to open or create /no/such/folder/meet for file://, but cannot on "
-                   "rank 0 of 1: No such file or directory. Give a path"));
+                   "rank 0 of 1: /no/such/folder/meet.users: No such file or directory. Give a "
+                   "path"));
 }

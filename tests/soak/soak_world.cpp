@@ -203,12 +203,7 @@ bool run_steps(int64_t steps, const std::string& backend, const std::string& fol
 bool run_cycles(int64_t cycles, const std::string& backend, const std::string& folder) {
   Watch watch;
   for (int64_t cycle = 1; cycle <= cycles; ++cycle) {
-    // A file for each: of one port a rank may still meet the store of the cycle before.
-    ddp::init_process_group(ddp::ProcessGroupOptions()
-                                .backend(backend)
-                                .init_method("file://" + folder + "." + std::to_string(cycle))
-                                .rank(std::atoi(std::getenv("RANK")))
-                                .world_size(std::atoi(std::getenv("WORLD_SIZE"))));
+    ddp::init_process_group(ddp::ProcessGroupOptions().backend(backend));
     watch.set_rank(ddp::get_rank());
     {
       Training training(folder);
