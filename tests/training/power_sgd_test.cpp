@@ -217,6 +217,26 @@ TEST_CASE("a gradient that is zero stays zero under PowerSGD", "[power_sgd][rank
   for (const auto& gradient : gradients) CHECK(torch::equal(gradient, torch::zeros({8, 8})));
 }
 
+TEST_CASE("a gradient travels after steps in which it was zero", "[power_sgd][ranks]") {
+  const int64_t rank = GENERATE(1, 2, 4);
+  const auto shares = run_ranks<float>(2, [&](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+    ddp::DistributedDataParallel model(
+        net, ddp::DistributedDataParallelOptions().process_group(self.group));
+    model->register_comm_hook(PowerSGD(of_rank(rank), self.group));
+    const auto x = waves({6, 8}, 0.3, 0);
+    const auto y = waves({6, 8}, 0.4, 1);
+    for (int step = 0; step < 6; ++step) {
+      net->zero_grad();
+      (model->forward(x) * y).sum().mul(step < 5 ? 0 : 1).backward();
+    }
+    const auto whole = y.t().mm(x);
+    return net->parameters()[0].grad().mul(whole).sum().div(whole.square().sum()).item<float>();
+  });
+  CAPTURE(rank);
+  for (const auto share : shares) CHECK(share > 0.1);
+}
+
 TEST_CASE("PowerSGD's seeds are NumPy's", "[power_sgd][pure]") {
   ddp::SeedSequence seeds(0);
   const std::vector<uint32_t> expected{209652396, 398764591, 924231285, 404868288, 441365315};

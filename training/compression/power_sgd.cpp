@@ -12,10 +12,14 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <ddp/internal/check.h>
 
 #include "bucket_states.h"
+#include "finite.h"
 #include "low_rank.h"
 
 namespace ddp::hooks {
@@ -127,30 +131,32 @@ class PowerSGD::Impl {
   }
 
  private:
-  // What stays of a bucket from one step to the next.
+  // What stays of a bucket from one step to the next: of steps whose reduced values are finite.
   struct BucketState {
     at::Tensor error;  // of use_error_feedback
-    at::Tensor ps;
     at::Tensor qs;
   };
 
   // Gradients of one shape that are approximated together.
   struct Batch {
-    std::vector<at::Tensor> matrices;  // into the bucket, for the approximation
-    std::vector<at::Tensor> inputs;    // into Flight::input
-    at::Tensor stacked = {};           // [batch, n, m]: the one input itself, or a copy of many
-    at::Tensor p = {};                 // [batch, n, r], into BucketState::ps
-    at::Tensor q = {};                 // [batch, m, r], into BucketState::qs
+    std::vector<at::Tensor> matrices;  // into the bucket
+    at::Tensor stacked = {};           // [batch, n, m]: the one matrix itself, or a copy of many
+    at::Tensor p = {};                 // [batch, n, r], into Flight::ps
+    at::Tensor q = {};                 // [batch, m, r], into Flight::qs
+    at::Tensor kept_q = {};            // the same, into BucketState::qs
   };
 
-  // A bucket on its way.
+  // A bucket on its way. Its buffer holds the gradients and what was lost before, and at the end
+  // their approximation.
   struct Flight {
     std::shared_ptr<BucketState> state;
     at::Tensor buffer;
-    at::Tensor input;  // gradients and what was lost before; without use_error_feedback the buffer
     std::vector<at::Tensor> whole;
     at::Tensor whole_together;
     std::vector<Batch> batches;
+    at::Tensor ps;
+    at::Tensor qs;
+    at::Tensor is_finite;  // what was reduced; the same on all ranks
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     FuturePtr result;
   };
@@ -160,7 +166,7 @@ class PowerSGD::Impl {
   static constexpr size_t kPartLength = 2;
 
   static std::vector<std::pair<std::string, at::Tensor*>> parts_of(BucketState& state) {
-    return {{".e", &state.error}, {".p", &state.ps}, {".q", &state.qs}};
+    return {{".e", &state.error}, {".q", &state.qs}};
   }
 
   int64_t rank_of(int64_t n, int64_t m) const {
@@ -184,29 +190,26 @@ class PowerSGD::Impl {
         device.is_cuda() ? std::vector<c10::Device>{device} : std::vector<c10::Device>{});
     const auto state = states_.of(bucket);
     flight->state = state;
-    flight->input = input_of(flight->buffer, *state);
+    if (options_.use_error_feedback()) add_error(flight->buffer, *state);
     divide(*flight, bucket.gradients());
     make_ps(*flight);
     send(*flight, flight->whole_together);
-    if (!flight->batches.empty()) send(*flight, state->ps);
+    if (!flight->batches.empty()) send(*flight, flight->ps);
     return flight;
   }
 
-  // In the memory of the error, which follows from it: what is as large as all gradients is touched
-  // as seldom as can be.
-  at::Tensor input_of(const at::Tensor& buffer, BucketState& state) const {
-    if (!options_.use_error_feedback()) return buffer;
-    const auto error = std::exchange(state.error, {});
-    return error.defined() ? error.to(buffer.device()).add_(buffer) : buffer.clone();
+  // The error stays what it is until what was reduced is known to be finite.
+  static void add_error(const at::Tensor& buffer, BucketState& state) {
+    if (!state.error.defined()) {
+      state.error = at::zeros_like(buffer);
+      return;
+    }
+    state.error = state.error.to(buffer.device());
+    buffer.add_(state.error);
   }
 
   // What is compressed, those of one shape behind each other, and what travels whole.
   void divide(Flight& flight, const std::vector<at::Tensor>& gradients) {
-    const auto in_input = [&](const at::Tensor& part) {
-      const auto offset = part.storage_offset() - flight.buffer.storage_offset();
-      return flight.input.as_strided(
-          part.sizes(), part.strides(), flight.input.storage_offset() + offset);
-    };
     std::vector<at::Tensor> flat;
     std::vector<std::vector<at::Tensor>> shapes;
     for (const auto& gradient : gradients) {
@@ -215,7 +218,7 @@ class PowerSGD::Impl {
       if (!is_worth_it(matrix)) {
         stats_.numel_after += gradient.numel();
         flight.whole.push_back(gradient);
-        flat.push_back(in_input(gradient).reshape({-1}));
+        flat.push_back(gradient.reshape({-1}));
         continue;
       }
       const auto n = matrix.size(0);
@@ -236,33 +239,28 @@ class PowerSGD::Impl {
       for (auto& matrix : matrices) {
         const bool joins = options_.batch_tensors_with_same_shape() && &matrix != &matrices.front();
         auto& batch = joins ? flight.batches.back() : flight.batches.emplace_back();
-        batch.inputs.push_back(in_input(matrix));
         batch.matrices.push_back(std::move(matrix));
       }
     }
   }
 
-  // Cuts P and Q out of the bucket's memory, and computes P.
+  // Cuts P and Q out of one memory each, and computes P.
   void make_ps(Flight& flight) {
     auto& state = *flight.state;
     int64_t ps_size = 0;
     int64_t qs_size = 0;
     for (auto& batch : flight.batches) {
-      batch.stacked =
-          batch.inputs.size() == 1 ? batch.inputs.front().unsqueeze(0) : at::stack(batch.inputs);
+      batch.stacked = batch.matrices.size() == 1 ? batch.matrices.front().unsqueeze(0)
+                                                 : at::stack(batch.matrices);
       const auto r = rank_of(batch.stacked.size(1), batch.stacked.size(2));
       ps_size += batch.stacked.size(0) * batch.stacked.size(1) * r;
       qs_size += batch.stacked.size(0) * batch.stacked.size(2) * r;
     }
-    const bool is_warm = options_.warm_start() && state.qs.defined() &&
-                         state.qs.numel() == qs_size && state.ps.numel() == ps_size;
-    if (is_warm) {
-      state.ps = state.ps.to(flight.buffer.device());
-      state.qs = state.qs.to(flight.buffer.device());
-    } else {
-      state.ps = at::empty({ps_size}, flight.buffer.options());
-      state.qs = at::empty({qs_size}, flight.buffer.options());
-    }
+    const bool is_warm = options_.warm_start() && state.qs.defined() && state.qs.numel() == qs_size;
+    state.qs = is_warm ? state.qs.to(flight.buffer.device())
+                       : at::empty({qs_size}, flight.buffer.options());
+    flight.ps = at::empty({ps_size}, flight.buffer.options());
+    flight.qs = at::empty_like(state.qs);
     std::vector<at::Tensor> qs;
     int64_t p_at = 0;
     int64_t q_at = 0;
@@ -271,13 +269,15 @@ class PowerSGD::Impl {
       const auto n = batch.stacked.size(1);
       const auto m = batch.stacked.size(2);
       const auto r = rank_of(n, m);
-      batch.p = state.ps.narrow(0, p_at, count * n * r).view({count, n, r});
-      batch.q = state.qs.narrow(0, q_at, count * m * r).view({count, m, r});
+      batch.p = flight.ps.narrow(0, p_at, count * n * r).view({count, n, r});
+      batch.q = flight.qs.narrow(0, q_at, count * m * r).view({count, m, r});
+      batch.kept_q = state.qs.narrow(0, q_at, count * m * r).view({count, m, r});
       p_at += count * n * r;
       q_at += count * m * r;
-      qs.push_back(batch.q);
+      qs.push_back(batch.kept_q);
     }
     if (!is_warm) fill_normal(qs, seeds_.next());
+    flight.qs.copy_(state.qs);
     for (auto& batch : flight.batches) {
       orthogonalize(batch.q, options_.orthogonalization_epsilon());
       at::bmm_out(batch.p, batch.stacked, batch.q);
@@ -297,63 +297,88 @@ class PowerSGD::Impl {
     try {
       for (const auto& work : flight->works) work->wait();
       flight->works.clear();
-      unpack_whole(*flight);
       if (flight->batches.empty()) {
-        finish(*flight);
-        flight->result->markCompleted(flight->buffer);
+        finish(*flight, group_->getSize());
         return;
       }
       for (auto& batch : flight->batches) {
         orthogonalize(batch.p, options_.orthogonalization_epsilon());
         at::bmm_out(batch.q, batch.stacked.transpose(1, 2), batch.p);
       }
-      std::vector<at::Tensor> tensors{flight->state->qs};
+      std::vector<at::Tensor> tensors{flight->qs};
       const auto sent = group_->allreduce(tensors)->getFuture();
       // Without the group: its own thread is not to be the one that ends it.
       sent->addCallback([flight, world = group_->getSize()](c10::ivalue::Future& done) {
-        decompress(*flight, world, done);
+        try {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          finish(*flight, world);
+        } catch (...) {
+          flight->result->setError(std::current_exception());
+        }
       });
     } catch (...) {
       flight->result->setError(std::current_exception());
     }
   }
 
-  void unpack_whole(Flight& flight) {
-    if (!flight.whole_together.defined()) return;
-    flight.whole_together.div_(group_->getSize());
+  // Everything is reduced; on the group's thread where there is a second collective.
+  static void finish(Flight& flight, int world) {
+    for (auto* reduced : {&flight.whole_together, &flight.qs}) {
+      if (reduced->defined()) reduced->div_(world);
+    }
+    // A gradient that is not finite makes all of its Q so.
+    flight.is_finite = all_finite({flight.whole_together, flight.qs});
     int64_t at = 0;
     for (const auto& gradient : flight.whole) {
-      gradient.copy_(flight.whole_together.narrow(0, at, gradient.numel()).view(gradient.sizes()));
+      const auto mean =
+          flight.whole_together.narrow(0, at, gradient.numel()).view(gradient.sizes());
+      replace(flight, gradient, [&](const at::Tensor& out) { out.copy_(mean); });
       at += gradient.numel();
     }
+    for (auto& batch : flight.batches) decompress(flight, batch);
+    flight.result->markCompleted(flight.buffer);
   }
 
-  // On the group's thread.
-  static void decompress(Flight& flight, int world, c10::ivalue::Future& done) noexcept {
-    try {
-      if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-      flight.state->qs.div_(world);
-      for (auto& batch : flight.batches) {
-        if (batch.matrices.size() == 1) {
-          auto matrix = batch.matrices.front().unsqueeze(0);
-          at::bmm_out(matrix, batch.p, batch.q.transpose(1, 2));
-          continue;
-        }
-        at::bmm_out(batch.stacked, batch.p, batch.q.transpose(1, 2));
-        for (size_t i = 0; i < batch.matrices.size(); ++i) {
-          batch.matrices[i].copy_(batch.stacked[static_cast<int64_t>(i)]);
-        }
-      }
-      finish(flight);
-      flight.result->markCompleted(flight.buffer);
-    } catch (...) {
-      flight.result->setError(std::current_exception());
+  static void decompress(const Flight& flight, Batch& batch) {
+    // From a direction of length 0, as of a gradient that is 0, no other would come.
+    constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+    const auto largest =
+        at::linalg_vector_norm(batch.q, kInfinity, at::IntArrayRef{1}, /*keepdim=*/true);
+    at::where_out(
+        batch.kept_q, largest.gt(0).logical_and_(flight.is_finite), batch.q, batch.kept_q);
+    const auto q = batch.q.transpose(1, 2);
+    if (batch.matrices.size() == 1) {
+      replace(flight, batch.stacked, [&](at::Tensor out) { at::bmm_out(out, batch.p, q); });
+      return;
+    }
+    at::bmm_out(batch.stacked, batch.p, q);
+    for (size_t i = 0; i < batch.matrices.size(); ++i) {
+      const auto value = batch.stacked[static_cast<int64_t>(i)];
+      replace(flight, batch.matrices[i], [&](const at::Tensor& out) { out.copy_(value); });
     }
   }
 
-  static void finish(Flight& flight) {
-    if (flight.input.is_same(flight.buffer)) return;
-    flight.state->error = flight.input.sub_(flight.buffer);
+  // A part of the bucket becomes what `fill` writes, and its error what that loses.
+  template <typename Fill>
+  static void replace(const Flight& flight, const at::Tensor& part, Fill fill) {
+    const auto& errors = flight.state->error;
+    const bool is_known = flight.is_finite.is_cpu();
+    if (!errors.defined() || (is_known && !flight.is_finite.item<bool>())) {
+      fill(part);
+      return;
+    }
+    const auto offset = part.storage_offset() - flight.buffer.storage_offset();
+    auto error = errors.as_strided(part.sizes(), part.strides(), errors.storage_offset() + offset);
+    if (is_known) {
+      error.copy_(part);
+      fill(part);
+      error.sub_(part);
+    } else {
+      const auto value = at::empty_like(part);
+      fill(value);
+      at::where_out(error, flight.is_finite, part - value, error);
+      part.copy_(value);
+    }
   }
 
   const PowerSGDOptions options_;

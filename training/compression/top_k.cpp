@@ -11,10 +11,13 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 
 #include "bucket_states.h"
+#include "finite.h"
 #include "largest.h"
 
 namespace ddp::hooks {
@@ -31,6 +34,13 @@ struct Selection {
   static int64_t size(int64_t count, at::ScalarType dtype) {
     const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
     return round_up(round_up(value_bytes) + count * kIndexBytes);
+  }
+
+  /// [world, count]: the values of selections, one after the other in memory.
+  static at::Tensor values_of_all(
+      const at::Tensor& memory, int64_t world, int64_t count, at::ScalarType dtype) {
+    const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
+    return memory.view({world, -1}).narrow(1, 0, value_bytes).view(dtype);
   }
 
   at::Tensor bytes;
@@ -108,7 +118,13 @@ class TopK::Impl {
   c10::intrusive_ptr<c10::ivalue::Future> exchange(GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
     const auto residual = states_.of(bucket);
-    if (residual->error.defined()) buffer.add_(residual->error.to(buffer.device()));
+    // The error stays what it is until what was gathered is known to be finite.
+    if (residual->error.defined()) {
+      residual->error = residual->error.to(buffer.device());
+      buffer.add_(residual->error);
+    } else if (options_.use_error_feedback()) {
+      residual->error = at::zeros_like(buffer);
+    }
 
     const auto numel = buffer.numel();
     const auto share = std::ceil(options_.ratio() * static_cast<double>(numel));
@@ -120,9 +136,6 @@ class TopK::Impl {
     const auto chosen = largest_magnitudes(buffer, count);
     mine.indices.copy_(chosen);
     mine.values.copy_(buffer.index_select(0, chosen));
-    if (options_.use_error_feedback()) {
-      residual->error = buffer.clone().index_fill_(0, chosen, 0);
-    }
 
     const int64_t world = group_->getSize();
     const auto all = at::empty({world * size}, bytes);
@@ -131,6 +144,12 @@ class TopK::Impl {
     return group_->DDP_GROUP_ALL_GATHER_SINGLE(to, from)->getFuture()->then(
         [=](c10::ivalue::Future& done) {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          if (residual->error.defined()) {
+            buffer.index_fill_(0, chosen, 0);
+            // What is not finite is the largest, and so among the values.
+            const auto is_finite = all_finite({Selection::values_of_all(all, world, count, dtype)});
+            at::where_out(residual->error, is_finite, buffer, residual->error);
+          }
           buffer.zero_();
           // One rank after the other, so that sums are the same on all ranks.
           for (int64_t rank = 0; rank < world; ++rank) {

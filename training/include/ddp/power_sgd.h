@@ -59,8 +59,9 @@ struct CompressionStats {
 /// save between steps.
 ///
 /// Differences from Python: a bucket's second collective leaves when the next bucket is ready, so
-/// that ranks cannot disagree about the order; a direction of length 0 stays 0 where Python's
-/// becomes NaN; sparse and complex gradients are averaged whole.
+/// that ranks cannot disagree about the order; a direction of length 0 is 0 for one step where
+/// Python's becomes NaN; what a bucket keeps for the next step is of steps in which all that was
+/// reduced of it was finite; sparse and complex gradients are averaged whole.
 ///
 /// Collective: as every hook. Cost: memory of the gradients with use_error_feedback, and three
 /// products of a gradient with a matrix of r columns.

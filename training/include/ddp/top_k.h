@@ -33,7 +33,8 @@ struct TopKOptions {
 /// ```
 ///
 /// One object for one wrapper. A copy shares its state. Thread safety: none; save between steps.
-/// Sparse and complex gradients are averaged whole.
+/// Sparse and complex gradients are averaged whole. What stayed behind in a step in which what
+/// travelled was not finite, on any rank, is forgotten, and what stayed before is kept.
 ///
 /// Collective: as every hook. Cost: a rank receives, of every other rank, an index of 4 bytes and a
 ///   value for each element that travels; a selection among all elements of the bucket.
