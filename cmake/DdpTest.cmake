@@ -42,6 +42,17 @@ function(ddp_add_test name)
   ddp_use_pch(${name} ${arg_PCH})
 endfunction()
 
+# Runs cases of <test> once more, as <name>, with a variable in the environment.
+function(ddp_add_run name test cases variable)
+  get_test_property(${test} LABELS labels)
+  get_test_property(${test} TIMEOUT timeout)
+  get_test_property(${test} COST cost)
+  add_test(NAME ${name} COMMAND ${test} "${cases}")
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${labels}" TIMEOUT ${timeout} COST ${cost}
+    ENVIRONMENT "${variable};${DDP_TEST_ENVIRONMENT}")
+endfunction()
+
 # ddp_also_over(<backend> <test> [<cases>]): runs the cases of <test>, whose ranks are threads, over
 # that backend (of tests/support/ranks.h) too; by default all that are not about Gloo.
 function(ddp_also_over backend test)
@@ -49,13 +60,13 @@ function(ddp_also_over backend test)
   if(NOT cases)
     set(cases "~[gloo]")
   endif()
-  get_test_property(${test} LABELS labels)
-  get_test_property(${test} TIMEOUT timeout)
-  get_test_property(${test} COST cost)
-  add_test(NAME ${test}_over_${backend} COMMAND ${test} "${cases}")
-  set_tests_properties(${test}_over_${backend} PROPERTIES
-    LABELS "${labels}" TIMEOUT ${timeout} COST ${cost}
-    ENVIRONMENT "DDP_TEST_BACKEND=${backend};${DDP_TEST_ENVIRONMENT}")
+  ddp_add_run(${test}_over_${backend} ${test} "${cases}" DDP_TEST_BACKEND=${backend})
+endfunction()
+
+# ddp_also_in_locale(<test> <cases>): runs them as a program, too, that writes numbers for its users
+# (tests/support/foreign_locale.h).
+function(ddp_also_in_locale test cases)
+  ddp_add_run(${test}_in_locale ${test} "${cases}" DDP_TEST_LOCALE=all)
 endfunction()
 
 # What a test says of itself where it says nothing; see ddp_add_test.

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <sstream>
 #include <vector>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -29,7 +28,7 @@ const Description& known(const std::string& backend, const std::string& text) {
   std::vector<std::string> names;
   for (const auto& one : backends::all()) names.push_back(one.name);
   DDP_CHECK_VALUE(
-      false, "backend(): expected ", c10::Join(", ", names), " or cpu:X,cuda:Y with those, got \"",
+      false, "backend(): expected ", joined_by(", ", names), " or cpu:X,cuda:Y with those, got \"",
       text, "\"", backend == text ? "" : " with \"" + backend + "\"", ".", remedy());
 }
 
@@ -51,7 +50,7 @@ void check_serves(const Description& backend, const std::string& device, const s
   const auto last = others.back();
   others.pop_back();
   DDP_CHECK_VALUE(
-      false, "backend(): expected ", c10::Join(", ", others), " or ", last, " for ", device,
+      false, "backend(): expected ", joined_by(", ", others), " or ", last, " for ", device,
       ", for ", backend.name, " serves ", upper(backend.devices.front()), " tensors only, got \"",
       text, "\".", remedy());
 }
@@ -88,7 +87,7 @@ BackendSpec parse_backend(const std::string& text, bool gpus_are_usable) {
   } else if (text.find_first_of(":,") == std::string::npos) {
     serve_all(known(text, text));
   } else {
-    std::istringstream parts(text);
+    InputText parts(text);
     for (std::string part; std::getline(parts, part, ',');) add(spec, part, text);
     DDP_CHECK_VALUE(
         text.back() != ',', "backend(): expected no comma at the end, got \"", text, "\".",

@@ -6,6 +6,7 @@
 
 #include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "bounded_call.h"
@@ -151,7 +152,7 @@ void BoundedStore::throw_silent(const char* name, Deadline::Clock::time_point si
   const auto waited = Deadline::Clock::now() - since;
   throw readable_error<SilentStoreError>(
       DDP_HERE,
-      c10::str(
+      ddp::str(
           "the store, ", host_->name(), ", did not answer for ",
           std::chrono::duration_cast<Milliseconds>(waited).count(), " ms (", name,
           "). Look whether its process or its host is stopped, swaps, or lost its network"));

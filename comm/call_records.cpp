@@ -1,11 +1,10 @@
 #include "call_records.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -23,7 +22,7 @@ std::string key_of(CallHistory::Lane lane) {
 }
 
 std::string serialize(const CallRecord& record) {
-  std::ostringstream text;
+  OutputText text;
   text << record.rank << ' ' << record.attempts << ' ' << record.list.first << ' '
        << record.list.calls.size();
   for (const auto& call : record.list.calls) {
@@ -38,7 +37,7 @@ std::string serialize(const CallRecord& record) {
 // Nothing for what this version has not written: the store is open to strangers.
 std::optional<CallRecord> parse(const std::string& text) {
   CallRecord record;
-  std::istringstream fields(text);
+  InputText fields(text);
   size_t count = 0;
   fields >> record.rank >> record.attempts >> record.list.first >> count;
   for (size_t i = 0; i < count && fields; ++i) {
@@ -84,16 +83,16 @@ std::optional<uint64_t> first_difference(const CallList& a, const CallList& b) {
 std::string calls_between(const CallList& list, uint64_t begin, uint64_t end) {
   std::string text;
   for (auto number = std::max(begin, list.first); number < std::min(end, list.end()); ++number) {
-    text += c10::str(text.empty() ? "" : "; ", number, ' ', to_text(list.at(number)));
+    text += ddp::str(text.empty() ? "" : "; ", number, ' ', to_text(list.at(number)));
   }
   return text;
 }
 
 std::string from_there(const CallRecord& record, uint64_t number) {
   const auto left = record.list.end() - std::min(record.list.end(), number + kShown);
-  return c10::str(
+  return ddp::str(
       "rank ", record.rank, " called ", calls_between(record.list, number, number + kShown),
-      left > 0 ? c10::str("; and ", left, " more") : "",
+      left > 0 ? ddp::str("; and ", left, " more") : "",
       record.where.empty() ? "" : ", and waits in " + record.where);
 }
 
@@ -124,13 +123,13 @@ std::string to_text(const Desync& desync) {
   const auto& [lower, upper, number] = desync;
   const auto begin = number - std::min(number, kShown);
   const auto before = calls_between(lower.list, begin, number);
-  return c10::str(
+  return ddp::str(
       "expected every rank to call the same collective number ", number, ", but rank ", lower.rank,
       " called ", to_text(lower.list.at(number)), " and rank ", upper.rank, " ",
       to_text(upper.list.at(number)),
       ". Call the same collectives with tensors of equal sizes and dtypes in the same order on all "
       "ranks. Their last calls: ",
-      before.empty() ? "" : c10::str("both called ", before, "; then "), from_there(lower, number),
+      before.empty() ? "" : ddp::str("both called ", before, "; then "), from_there(lower, number),
       "; ", from_there(upper, number));
 }
 

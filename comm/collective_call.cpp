@@ -3,8 +3,8 @@
 #include <array>
 
 #include <c10/core/ScalarType.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/reduction_table.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -66,19 +66,19 @@ std::string to_text(const CollectiveCall& call) {
   std::string text = to_text(call.kind);
   if (call.dtype < 0) return text;
   const auto dtype = static_cast<c10::ScalarType>(call.dtype);
-  if (call.kind == CollectiveKind::kAllToAll) return c10::str(text, " of ", dtype);
-  text += c10::str(" of ", call.numel, " x ", dtype);
+  if (call.kind == CollectiveKind::kAllToAll) return ddp::str(text, " of ", dtype);
+  text += ddp::str(" of ", call.numel, " x ", dtype);
   // With a word on their sizes: those may be all that differs.
   if (call.tensors > 1) {
-    text += c10::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
+    text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
   }
   if (call.root >= 0) {
     const bool sends =
         call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kScatter;
-    text += c10::str(sends ? " from rank " : " to rank ", call.root);
+    text += ddp::str(sends ? " from rank " : " to rank ", call.root);
   }
   if (call.reduction >= 0) {
-    text += c10::str(", ", to_text(static_cast<ReductionTable::Op>(call.reduction)));
+    text += ddp::str(", ", to_text(static_cast<ReductionTable::Op>(call.reduction)));
   }
   return text;
 }

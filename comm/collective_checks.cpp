@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 
 std::string place_of(const c10d::ProcessGroup& group) {
-  return c10::str("on rank ", group.getRank(), " of ", group.getSize());
+  return ddp::str("on rank ", group.getRank(), " of ", group.getSize());
 }
 
 void check_tensor(const char* call, const at::Tensor& tensor, c10d::ProcessGroup& group) {

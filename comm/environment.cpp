@@ -8,6 +8,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -92,8 +93,8 @@ int parse_int(
     DDP_CHECK_VALUE(
         false, setting.name, ": expected ", expectation,
         range.max == std::numeric_limits<int>::max()
-            ? c10::str(" of at least ", range.min)
-            : c10::str(" from ", range.min, " to ", range.max),
+            ? ddp::str(" of at least ", range.min)
+            : ddp::str(" from ", range.min, " to ", range.max),
         ", got \"", setting.value, "\"", place, ". ", remedy);
   };
   int64_t number = 0;

@@ -1,9 +1,7 @@
 #include "failure_records.h"
 
-#include <sstream>
-
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -20,17 +18,17 @@ namespace {
 constexpr const char* kFailure = "failure";
 constexpr const char* kCount = "attempts";
 
-std::string reader_key(int rank) { return c10::str("reader/", rank); }
+std::string reader_key(int rank) { return ddp::str("reader/", rank); }
 
-std::string entry_key(int64_t entry) { return c10::str(kCount, "/", entry); }
+std::string entry_key(int64_t entry) { return ddp::str(kCount, "/", entry); }
 
 std::string serialize(const FailedAttempt& attempt) {
-  return c10::str(attempt.rank, " ", attempt.number, " ", attempt.why);
+  return ddp::str(attempt.rank, " ", attempt.number, " ", attempt.why);
 }
 
 FailedAttempt parse(const std::string& text) {
   FailedAttempt attempt;
-  std::istringstream fields(text);
+  InputText fields(text);
   fields >> attempt.rank >> attempt.number;
   fields.get();  // a space
   std::getline(fields, attempt.why, '\0');
@@ -70,7 +68,7 @@ bool have_read(c10d::Store& store, const std::vector<int>& ranks) {
 
 void record_attempt(c10d::Store& store, const FailedAttempt& attempt) {
   const auto text = serialize(attempt);
-  if (set_first(store, c10::str("attempt/", attempt.number), text) != text) return;
+  if (set_first(store, ddp::str("attempt/", attempt.number), text) != text) return;
   store.set(entry_key(store.add(kCount, 1)), text);
 }
 

@@ -1,6 +1,7 @@
 #include "gpu_assignment.h"
 
 #include <c10/util/Exception.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -10,7 +11,7 @@ std::string why_shared(const RollCall& roll, c10d::Store& votes, const std::stri
   const auto mine = std::to_string(roll.rank);
   const auto first = votes.compareSet("gpu/" + id, "", mine);
   if (first == mine) return "";
-  return c10::str(
+  return ddp::str(
       "expected a GPU for each rank, got the same one for ranks ", first, " and ", mine, ", ", id,
       ". Start one process per GPU, or use backend(\"gloo\")");
 }
@@ -29,7 +30,7 @@ GpuAssignment choose_gpu(const std::optional<Setting>& local_rank, int visible_g
     gpu.device = parse_int(*local_rank, {0}, kLauncherRemedy);
     if (*gpu.device < visible_gpus) return gpu;
     gpu.device.reset();
-    gpu.why_not = c10::str(
+    gpu.why_not = ddp::str(
         "expected ", local_rank->name, " from 0 to ", visible_gpus - 1, ", for this process sees ",
         visible_gpus, " GPUs, got \"", local_rank->value,
         "\". Start one process per GPU, show each process its own one in CUDA_VISIBLE_DEVICES, or "

@@ -6,12 +6,12 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <sstream>
 #include <thread>
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "backends/registry.h"
 #include "bounded_store.h"
@@ -131,13 +131,7 @@ ProcessGroup connect_all(
   return group;
 }
 
-std::string to_text(const std::vector<int>& ranks) {
-  std::ostringstream text;
-  text << '[';
-  for (size_t i = 0; i < ranks.size(); ++i) text << (i > 0 ? ", " : "") << ranks[i];
-  text << ']';
-  return text.str();
-}
+std::string to_text(const std::vector<int>& ranks) { return '[' + joined_by(", ", ranks) + ']'; }
 
 void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& parent) {
   const auto text = to_text(sorted);
@@ -199,7 +193,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
-  const auto claim = c10::str(
+  const auto claim = ddp::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
   auto meeting = meeting_at(met, deadline);
@@ -249,7 +243,7 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
     if (place == sorted.end()) return {};
     return connect(
         parent.world, deadline, store->within(name), static_cast<int>(place - sorted.begin()),
-        sorted, c10::str("group ", to_text(sorted)));
+        sorted, ddp::str("group ", to_text(sorted)));
   });
 }
 

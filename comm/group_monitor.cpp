@@ -5,9 +5,9 @@
 #include <thread>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "bounded_store.h"
 #include "group_monitor_known.h"
@@ -58,7 +58,7 @@ bool is_local(const std::exception_ptr& error) {
 
 }  // namespace
 
-std::string GroupMonitor::report_key(int rank) { return c10::str("report/", rank); }
+std::string GroupMonitor::report_key(int rank) { return ddp::str("report/", rank); }
 
 GroupMonitor::GroupMonitor(Setup setup)
     : setup_(std::move(setup)), known_(std::make_shared<Known>()) {}
@@ -66,7 +66,7 @@ GroupMonitor::GroupMonitor(Setup setup)
 GroupMonitor::~GroupMonitor() = default;
 
 std::string GroupMonitor::rank_text() const {
-  return c10::str("rank ", setup_.rank, " of ", setup_.size);
+  return ddp::str("rank ", setup_.rank, " of ", setup_.size);
 }
 
 // A process that this rank forked is no rank, and nobody waits for it.
@@ -171,7 +171,7 @@ class GroupMonitor::LateWait {
     }
     if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
       monitor_.throw_failed(
-          backend_error(c10::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
+          backend_error(ddp::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
           where_);
     }
     if (waited < next_probe_) return;
@@ -184,7 +184,7 @@ class GroupMonitor::LateWait {
     } else if (gone == gone_) {
       const auto failure = monitor_.last_words();
       monitor_.throw_aborted(
-          failure.value_or(c10::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
+          failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
     } else {
       gone_ = gone;
       next_probe_ = std::chrono::duration_cast<milliseconds>(waited) + kGoneGrace;
@@ -273,7 +273,7 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
 
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
   const auto what =
-      without_full_stop(c10::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
+      without_full_stop(ddp::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
   DDP_CHECK_WITH(DistBackendError, is_watching(), what);
   throw_aborted(is_local(cause) ? what : explain(what, where));
 }
@@ -386,7 +386,7 @@ void GroupMonitor::leave_by_exception() noexcept {
       why = last_error_;
     }
     if (why.empty()) {
-      why = c10::str(
+      why = ddp::str(
           "an exception in the program of ", rank_text(), " ended its part in the training");
     }
     fail(why);

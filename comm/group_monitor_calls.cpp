@@ -2,8 +2,8 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/text.h>
 
 #include "call_records.h"
 #include "failure_records.h"
@@ -19,8 +19,8 @@ std::string likely_cause(const Desync& desync) {
   if (lower.attempts == upper.attempts) return "";
   const bool lower_began = lower.attempts > upper.attempts;
   return monitor::uneven_forwards_text(
-      c10::str("rank ", (lower_began ? lower : upper).rank),
-      c10::str("rank ", (lower_began ? upper : lower).rank));
+      ddp::str("rank ", (lower_began ? lower : upper).rank),
+      ddp::str("rank ", (lower_began ? upper : lower).rank));
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ GroupMonitor::Question GroupMonitor::comparison(const std::string& where) const 
       if (const auto desync = compare_calls(store, lane, record)) {
         return record_failure(
             store,
-            c10::str(likely_cause(*desync), "process group \"", name, "\": ", to_text(*desync)));
+            ddp::str(likely_cause(*desync), "process group \"", name, "\": ", to_text(*desync)));
       }
     }
     return std::nullopt;

@@ -3,8 +3,8 @@
 #include <thread>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/text.h>
 
 #include "group_monitor_known.h"
 #include "presence.h"
@@ -27,13 +27,13 @@ std::string text_of_bytes(const std::vector<uint8_t>& bytes) {
 }
 
 std::string list(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
 }  // namespace
 
 std::string monitor::uneven_forwards_text(const std::string& with, const std::string& without) {
-  return c10::str(
+  return ddp::str(
       with, " began a training forward pass that ", without,
       " did not. Every rank has to train on as many batches, or in join(): ");
 }
@@ -43,7 +43,7 @@ void GroupMonitor::report(const std::string& where) {
   const auto rank = static_cast<size_t>(setup_.rank);
   const auto address = rank < setup_.addresses.size() ? setup_.addresses[rank] : "";
   std::unique_lock lock(mutex_);
-  const auto text = c10::str(address, '\t', where, '\t', attempts_);
+  const auto text = ddp::str(address, '\t', where, '\t', attempts_);
   lock.unlock();
   executor().post(
       [key = report_key(setup_.rank), text](auto& store) { store.set(key, bytes_of(text)); });
@@ -104,12 +104,12 @@ std::string GroupMonitor::with_arrivals(const std::string& what, const std::stri
   for (int rank = 0; rank < setup_.size; ++rank) {
     const auto& place = waiting[static_cast<size_t>(rank)].where;
     (place == where ? here : elsewhere).push_back(rank);
-    if (place != where && !place.empty()) others += c10::str("; rank ", rank, " waits in ", place);
+    if (place != where && !place.empty()) others += ddp::str("; rank ", rank, " waits in ", place);
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
   // A rank that waits nowhere stands still, whatever it began.
   const auto cause = others.empty() ? "" : uneven_forwards(waiting);
-  return c10::str(
+  return ddp::str(
       cause, what, "; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
 }
 
@@ -132,10 +132,10 @@ std::vector<int> GroupMonitor::find_gone(milliseconds at_most) {
 std::string GroupMonitor::gone_ranks(milliseconds at_most) {
   const auto gone = find_gone(at_most);
   if (gone.empty()) return "";
-  return c10::str(
+  return ddp::str(
       list(gone), " of ", setup_.size, gone.size() == 1 ? " has" : " have",
       " ended, or left the process group",
-      host_is_gone_ ? c10::str(" (rank ", setup_.store_host, " hosts the store)") : "");
+      host_is_gone_ ? ddp::str(" (rank ", setup_.store_host, " hosts the store)") : "");
 }
 
 /// "; rank 1 of 3 cannot be reached: its host is down, or the network to it"; "" for none. A
@@ -151,7 +151,7 @@ std::string GroupMonitor::silent_ranks() const {
   }
   if (silent.empty()) return "";
   const bool is_one = silent.size() == 1;
-  return c10::str(
+  return ddp::str(
       "; ", list(silent), " of ", setup_.size, " cannot be reached: ",
       is_one ? "its host is down, or the network to it" : "their hosts are down, or the network");
 }
@@ -165,8 +165,8 @@ std::string GroupMonitor::silent_store() const {
       std::chrono::duration_cast<milliseconds>(Clock::now() - known_->asked_at).count();
   if (!known_->asked || waited < kStorePatience.count()) return "";
   const auto host = setup_.store_host < 0 ? std::string()
-                                          : c10::str(", which rank ", setup_.store_host, " hosts,");
-  return c10::str(
+                                          : ddp::str(", which rank ", setup_.store_host, " hosts,");
+  return ddp::str(
       "the store", host, " has not answered for ", waited,
       " ms: the process that hosts it is stopped, or cannot be reached");
 }
@@ -204,9 +204,9 @@ std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
       // Again: the first that is found may have left because of another one, whose end takes
       // longer.
       const auto all_gone = gone_ranks(kProbe);
-      return c10::str(what, "; ", all_gone.empty() ? gone : all_gone);
+      return ddp::str(what, "; ", all_gone.empty() ? gone : all_gone);
     }
-    if (!silent.empty()) return c10::str(what, "; ", silent, silent_ranks());
+    if (!silent.empty()) return ddp::str(what, "; ", silent, silent_ranks());
     if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where()) + silent_ranks();
     std::this_thread::sleep_for(kBetweenLooks);
   }

@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <sstream>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -122,7 +122,7 @@ std::string names_of_interfaces() {
 
 std::vector<std::string> parse_interfaces(const Setting& setting) {
   std::vector<std::string> names;
-  std::istringstream list(setting.value);
+  InputText list(setting.value);
   for (std::string name; std::getline(list, name, ',');) {
     DDP_CHECK_VALUE(
         if_nametoindex(name.c_str()) != 0, setting.name,

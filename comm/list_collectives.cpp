@@ -4,6 +4,7 @@
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "collective_checks.h"
 #include "exchange_flat.h"
@@ -49,7 +50,7 @@ WorkPtr all_gather_async(
   const auto group = group_arg.get();
   check_tensor("all_gather", input, *group);
   check_list("all_gather", "outputs", outputs, input, *group);
-  const auto own = c10::str("outputs[", group->getRank(), "]");
+  const auto own = ddp::str("outputs[", group->getRank(), "]");
   check_shape("all_gather", own, outputs[group->getRank()], input, *group);
   const auto output_wires = wires_of(outputs);
   const auto input_wire = wire_of(input);
@@ -73,7 +74,7 @@ WorkPtr gather_async(
   if (group->getRank() == dst) {
     check_list("gather", "outputs", outputs, input, *group);
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
-      check_shape("gather", c10::str("outputs[", rank, "]"), outputs[rank], input, *group);
+      check_shape("gather", ddp::str("outputs[", rank, "]"), outputs[rank], input, *group);
     }
   } else {
     check_no_list("gather", "outputs", outputs, dst, *group);
@@ -98,7 +99,7 @@ WorkPtr scatter_async(
   if (group->getRank() == src) {
     check_list("scatter", "inputs", inputs, output, *group);
     for (size_t rank = 0; rank < inputs.size(); ++rank) {
-      check_shape("scatter", c10::str("inputs[", rank, "]"), inputs[rank], output, *group);
+      check_shape("scatter", ddp::str("inputs[", rank, "]"), inputs[rank], output, *group);
     }
     from.push_back(wire_tensors(wires_of(inputs)));
   } else {
@@ -119,7 +120,7 @@ WorkPtr reduce_scatter_async(
   const auto group = group_arg.get();
   check_tensor("reduce_scatter", output, *group);
   check_list("reduce_scatter", "inputs", inputs, output, *group);
-  const auto own = c10::str("inputs[", group->getRank(), "]");
+  const auto own = ddp::str("inputs[", group->getRank(), "]");
   check_shape("reduce_scatter", own, inputs[group->getRank()], output, *group);
   const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
   const auto output_wire = number_wire_of(output, reduction);

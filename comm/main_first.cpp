@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/text.h>
 
 #include "monitored_group.h"
 
@@ -29,7 +29,7 @@ void agree(
     const std::exception_ptr& own, const char* expected, const char* where,
     const ProcessGroup& group) {
   // The mark tells an exception without a text from none.
-  const auto texts = gather_strings(own ? c10::str('!', text_of(own)) : "", group, where);
+  const auto texts = gather_strings(own ? ddp::str('!', text_of(own)) : "", group, where);
   const auto failed =
       std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
   if (failed == texts.end()) return;
@@ -38,7 +38,7 @@ void agree(
   if (rank == group->getRank()) std::rethrow_exception(own);
   throw readable_error<AgreedError>(
       DDP_HERE,
-      c10::str(
+      ddp::str(
           "main_first: expected the function to return on ", expected,
           ", got an exception on rank ", rank, " of ", texts.size(), ": ", failed->substr(1)));
 }

@@ -6,11 +6,12 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 
 #include "monitored_group.h"
 #include "monitored_work.h"
@@ -31,21 +32,16 @@ struct Question {
   std::vector<std::string> keys = {};
 
   std::string encoded() const {
-    auto text = subject;
-    for (const auto& key : keys) text += c10::str('\n', key.size(), ':', key);
-    return text;
+    std::vector<std::string> texts{subject};
+    texts.insert(texts.end(), keys.begin(), keys.end());
+    return packed(texts);
   }
 
   static Question decoded(const std::string& text) {
-    size_t at = std::min(text.find('\n'), text.size());
-    Question question{text.substr(0, at)};
-    while (at < text.size()) {
-      const size_t colon = text.find(':', at);
-      const size_t length = std::stoul(text.substr(at + 1, colon - at - 1));
-      question.keys.push_back(text.substr(colon + 1, length));
-      at = colon + 1 + length;
-    }
-    return question;
+    auto keys = unpacked(text);
+    auto subject = keys.front();
+    keys.erase(keys.begin());
+    return {std::move(subject), std::move(keys)};
   }
 
   bool has(const std::string& key) const {
@@ -54,7 +50,7 @@ struct Question {
 };
 
 std::string rank_list(const std::vector<size_t>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
 std::string describe_subjects(const char* call, const std::vector<Question>& by_rank) {
@@ -63,8 +59,8 @@ std::string describe_subjects(const char* call, const std::vector<Question>& by_
   if (ranks.size() == 1) return "";
   std::vector<std::string> parts;
   for (const auto& [subject, asking] : ranks) parts.push_back(subject + " on " + rank_list(asking));
-  return c10::str(
-      call, ": expected the same call on every rank, got ", c10::Join(" and ", parts), " of ",
+  return ddp::str(
+      call, ": expected the same call on every rank, got ", joined_by(" and ", parts), " of ",
       by_rank.size(), ". Let every rank make the same calls in the same order.");
 }
 
@@ -81,10 +77,10 @@ std::string describe_keys(const char* call, const std::vector<Question>& by_rank
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (!by_rank[rank].has(first->first)) lacking.push_back(rank);
   }
-  return c10::str(
+  return ddp::str(
       call, ": expected the same keys on every rank, got \"", first->first, "\" on ",
       rank_list(first->second), " and not on ", rank_list(lacking), " of ", by_rank.size(),
-      others > 0 ? c10::str(" (", others, " more differ)") : "",
+      others > 0 ? ddp::str(" (", others, " more differ)") : "",
       ". Give every rank's map the same keys.");
 }
 
@@ -140,12 +136,12 @@ std::vector<double> summed(
 }
 
 double sum_of_value(const char* call, double value, const ProcessGroup& group) {
-  return summed(call, {c10::str(call, " of one value")}, {value}, group)[0];
+  return summed(call, {ddp::str(call, " of one value")}, {value}, group)[0];
 }
 
 std::map<std::string, double> sum_of_map(
     const char* call, std::map<std::string, double> values, const ProcessGroup& group) {
-  Question question{c10::str(call, " of a map")};
+  Question question{ddp::str(call, " of a map")};
   std::vector<double> own;
   for (const auto& [key, value] : values) {
     question.keys.push_back(key);

@@ -4,9 +4,9 @@
 #include <exception>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "presence.h"
@@ -87,12 +87,12 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   setup.has_streams = has_streams(*group);
   setup.abort_backends = [raw = group.get()] { raw->abort(); };
   if (setup.size > 1 && group->getStore()) {
-    const auto prefix = c10::str("ddp/monitor/", group->getGroupName(), "/");
+    const auto prefix = ddp::str("ddp/monitor/", group->getGroupName(), "/");
     StoreExecutor executor(group->getStore());
     const auto number = executor.ask<int64_t>(
         [prefix, rank = setup.rank](c10d::Store& store) {
-          const auto count = store.add(c10::str(prefix, "made/", rank), 1);
-          store.set(c10::str(prefix, count, "/", GroupMonitor::report_key(rank)), report_of(""));
+          const auto count = store.add(ddp::str(prefix, "made/", rank), 1);
+          store.set(ddp::str(prefix, count, "/", GroupMonitor::report_key(rank)), report_of(""));
           return count;
         },
         group->getStore()->getTimeout());
@@ -101,7 +101,7 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
         group->getStore()->getTimeout().count(), " ms, got no answer on rank ", setup.rank, " of ",
         setup.size, ". Look for the process that hosts the store.");
     setup.store =
-        c10::make_intrusive<c10d::PrefixStore>(c10::str(prefix, *number), group->getStore());
+        c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, *number), group->getStore());
   }
   return std::make_shared<GroupMonitor>(std::move(setup));
 }

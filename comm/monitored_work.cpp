@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/text.h>
 
 #include "monitored_group.h"
 
@@ -70,7 +71,7 @@ WorkPtr monitored(
   const auto monitor = own_monitor_of(group);
   if (!monitor || group.getSize() == 1) return start();
   WorkPtr work;
-  const auto doing = [name] { return c10::str("starting ", name); };
+  const auto doing = [name] { return ddp::str("starting ", name); };
   monitor->abort_on_error(doing, [&] { work = start(); });
   return c10::make_intrusive<MonitoredWork>(
       group, std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream, peers);

@@ -14,7 +14,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <sstream>
+
+#include <ddp/internal/text.h>
 
 #include "deadline.h"
 
@@ -156,7 +157,7 @@ std::vector<Presence> probe(
   std::vector<pollfd> waiting(addresses.size(), pollfd{-1, POLLOUT, 0});  // poll skips -1
   for (size_t i = 0; i < addresses.size(); ++i) {
     std::string host, port;
-    if (!(std::istringstream(addresses[i]) >> host >> port)) continue;
+    if (!(InputText(addresses[i]) >> host >> port)) continue;
     const auto address = parse_address(host, port);
     if (address.length == 0) continue;
     const int fd = make_socket(address.storage.ss_family);

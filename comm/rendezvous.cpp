@@ -6,6 +6,7 @@
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -31,7 +32,7 @@ struct Place {
 };
 
 std::string to_text(const Place& place) {
-  return c10::str(" on rank ", place.rank, " of ", place.world_size);
+  return ddp::str(" on rank ", place.rank, " of ", place.world_size);
 }
 
 // A number, and who says it.
@@ -217,7 +218,7 @@ Rendezvous rendezvous(
     result.store_host = "which store() names";
     if (const auto* tcp = tcp_store_of(options.store())) {
       result.host = tcp->getHost();
-      result.store_host = c10::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
+      result.store_host = ddp::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
     }
   } else if (method.kind == InitMethod::Kind::kFile) {
     result.store = make_file_store(method.path, place, deadline);
@@ -235,7 +236,7 @@ Rendezvous rendezvous(
     const StoreAddress address{result.host, port, from_environment && environment.agent_store};
     result.store = make_tcp_store(address, place, deadline);
     result.store_host =
-        c10::str("which ", address.listener(), " hosts at ", address.host, " port ", port);
+        ddp::str("which ", address.listener(), " hosts at ", address.host, " port ", port);
     if (!address.agent_listens) result.hosting_rank = 0;
     if (from_environment && environment.attempt) {
       result.store = c10::make_intrusive<c10d::PrefixStore>(

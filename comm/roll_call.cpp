@@ -6,11 +6,11 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <sstream>
 #include <thread>
 #include <vector>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "bounded_store.h"
 
@@ -38,7 +38,7 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(1000);
 
 std::string random_name() {
   std::random_device device;
-  std::ostringstream name;
+  OutputText name;
   name << std::hex << std::setfill('0') << std::setw(8) << device() << std::setw(8) << device();
   return name.str();
 }
@@ -60,7 +60,7 @@ class Poll {
 };
 
 std::string subject_of(const RollCall& roll) {
-  return c10::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
+  return ddp::str(roll.subject, " on rank ", roll.rank, " of ", roll.world_size, ": ");
 }
 
 class Caller {
@@ -77,7 +77,7 @@ class Caller {
     } catch (const SilentStoreError&) {
       throw;
     } catch (const c10::DistError& error) {
-      const auto text = c10::str(
+      const auto text = ddp::str(
           subject_of(roll_),
           "lost the store while it waited for the other ranks. The process that has it, usually "
           "rank 0, ended: look there for the reason. (",
@@ -161,7 +161,7 @@ class Caller {
   }
 
   std::string two_processes() const {
-    return c10::str(
+    return ddp::str(
         roll_.subject, ": expected one process for each of the ", roll_.world_size,
         " ranks, but two processes claim rank ", roll_.rank,
         ". Give every process a RANK (or rank()) of its own, and end those of an earlier start.");
@@ -174,7 +174,7 @@ class Caller {
     const auto space = first.find(' ');
     const auto their_claim = first.substr(space + 1);
     if (their_claim == claim_) return "";
-    return c10::str(
+    return ddp::str(
         roll_.subject, ": expected all ranks to call it alike, but rank ", first.substr(0, space),
         " calls it with ", their_claim, " and rank ", roll_.rank, " with ", claim_,
         ". Give every rank the same.");
@@ -226,13 +226,12 @@ class Caller {
     for (int rank = 0; rank < roll_.world_size; ++rank) {
       if (!has(key(sign_of_life, rank))) missing.push_back(rank);
     }
-    std::ostringstream ranks;
-    for (const int rank : missing) ranks << (ranks.tellp() > 0 ? ", " : "") << rank;
+    const auto ranks = joined_by(", ", missing);
     const auto who = missing.empty()       ? "the last of them came later"
-                     : missing.size() == 1 ? c10::str("rank ", ranks.str(), " did not come")
-                                           : c10::str("ranks ", ranks.str(), " did not come");
+                     : missing.size() == 1 ? ddp::str("rank ", ranks, " did not come")
+                                           : ddp::str("ranks ", ranks, " did not come");
     const auto problem = known_problem();
-    return c10::str(
+    return ddp::str(
         problem, problem.empty() ? "" : " Also, ", roll_.subject, ": expected all ",
         roll_.world_size, " ranks within ", roll_.deadline.timeout().count(), " ms, but ", who,
         ". Look for what ended or delayed ", missing.size() > 1 ? "them" : "it",
@@ -296,7 +295,7 @@ std::string call_roll(const RollCall& roll, const std::string& claim, const std:
     return *name;
   } catch (const SilentStoreError& error) {
     throw readable_error<c10::Error>(
-        DDP_HERE, c10::str(subject_of(roll), error.what_without_backtrace(), "."));
+        DDP_HERE, ddp::str(subject_of(roll), error.what_without_backtrace(), "."));
   }
 }
 

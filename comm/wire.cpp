@@ -5,6 +5,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "collective_checks.h"
 
@@ -43,11 +44,11 @@ at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view
     const ReductionTable& served) {
   const auto dtype = tensor.scalar_type();
   const auto backend = group.getBackend(tensor.device().type())->getBackendName();
-  auto remedy = c10::str("Use one of ", served.ops_of(dtype), " there");
+  auto remedy = ddp::str("Use one of ", served.ops_of(dtype), " there");
   if (served.ops_of(dtype).empty()) {
     const auto of_op = served.dtypes_of(op.op_);
     const auto dtypes = of_op.empty() ? served.dtypes_of(ReduceOp::SUM) : of_op;
-    remedy = c10::str("Convert it first, to one of ", dtypes);
+    remedy = ddp::str("Convert it first, to one of ", dtypes);
   }
   DDP_CHECK_VALUE(
       false, call, ": expected a dtype and an operation that backend ", backend,

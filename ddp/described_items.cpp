@@ -1,13 +1,12 @@
 #include "described_items.h"
 
 #include <algorithm>
-#include <sstream>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -23,7 +22,7 @@ std::string serialize(const Description& items) {
 
 Description deserialize(const std::string& text) {
   Description items;
-  std::istringstream lines(text);
+  InputText lines(text);
   for (std::string line; std::getline(lines, line);) {
     const auto first = line.find('\t');
     const auto second = line.find('\t', first + 1);
@@ -57,7 +56,7 @@ std::vector<std::string> gather(
     const char* subject, const std::string& text, const ProcessGroup& group,
     GroupMonitor& monitor) {
   const auto where = [subject] {
-    return c10::str(
+    return ddp::str(
         "DistributedDataParallel: comparing the ranks' ", subject,
         " (every rank has to construct and use its wrapper as the others do)");
   };
@@ -74,7 +73,7 @@ std::string describe_subjects(const std::vector<Description>& by_rank) {
     const auto& first = by_rank.front().front().name;
     const auto& other = by_rank[rank].front().name;
     if (other == first) continue;
-    return c10::str(
+    return ddp::str(
         "DistributedDataParallel: expected every rank to make the same call, but rank 0 compares "
         "the ranks' ",
         first, " and rank ", rank, " the ranks' ", other,
@@ -90,7 +89,7 @@ std::string describe_refusals(const std::vector<Description>& by_rank) {
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& item : by_rank[rank]) {
       if (item.kind != kRefusal) continue;
-      text += c10::str(
+      text += ddp::str(
           text.empty() ? "" : "\n", "on rank ", rank, " of ", by_rank.size(), ": ", item.value);
     }
   }
@@ -119,7 +118,7 @@ std::string describe_item_difference(const Description& a, const Description& b,
   size_t i = 0;
   while (i < a.size() && i < b.size() && same(a[i], b[i])) ++i;
   const auto counts = [&](const std::string& kind) {
-    return c10::str(
+    return ddp::str(
         "rank 0 has ", count_kind(a, kind), " ", kind, "s and rank ", rank_b, " has ",
         count_kind(b, kind), ": ");
   };
@@ -133,11 +132,11 @@ std::string describe_item_difference(const Description& a, const Description& b,
   }
   const auto* other = find(b, a[i].kind, a[i].name);
   if (other->value == a[i].value) {
-    return c10::str(
+    return ddp::str(
         quoted(a[i]), " comes in another place: where rank 0 has it, rank ", rank_b, " has ",
         quoted(b[i]));
   }
-  return c10::str(
+  return ddp::str(
       quoted(a[i]), " is ", a[i].value, " on rank 0 and ", other->value, " on rank ", rank_b);
 }
 
@@ -151,7 +150,7 @@ std::vector<Description> gather_where_different(
     said.insert(said.end(), mine.begin(), mine.end());
   }
   const auto text = serialize(said);
-  const auto digest = c10::str(text.size(), ":", fnv1a(text));
+  const auto digest = ddp::str(text.size(), ":", fnv1a(text));
   const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();

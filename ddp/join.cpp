@@ -6,6 +6,7 @@
 #include <ddp/detail/join_scope.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "join_context.h"
 #include "state.h"
@@ -96,7 +97,7 @@ void JoinContext::run(const std::function<void()>& body) {
     throw;  // all ranks throw it, and nobody waits
   } catch (...) {
     if (!ended_early_) {
-      monitor_->fail(c10::str(
+      monitor_->fail(ddp::str(
           "join's body threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception())));
     }
     throw;

@@ -5,9 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -15,13 +15,13 @@ namespace {
 constexpr int kActive = 1, kReduces = 2, kPlaceUnit = 4;
 
 std::string list_ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
 std::string describe_place(int place) {
   if (place == 0) return "the beginning of an iteration";
   const bool in_backward = place == place_of(place / 2, /*in_backward=*/true);
-  return c10::str("the ", in_backward ? "backward" : "forward", " pass of object ", place / 2);
+  return ddp::str("the ", in_backward ? "backward" : "forward", " pass of object ", place / 2);
 }
 
 }  // namespace
@@ -57,10 +57,10 @@ std::string JoinRound::different_places() const {
   if (ranks_at.size() < 2) return {};
   std::vector<std::string> got;
   for (const auto& [place, ranks] : ranks_at) {
-    got.push_back(c10::str(describe_place(place), " on ", list_ranks(ranks)));
+    got.push_back(ddp::str(describe_place(place), " on ", list_ranks(ranks)));
   }
-  return c10::str(
-      "join: expected all ranks at the same place of an iteration, got ", c10::Join(", ", got),
+  return ddp::str(
+      "join: expected all ranks at the same place of an iteration, got ", joined_by(", ", got),
       " of ", size(),
       ". Where several objects join, or with throw_on_early_termination, run one backward pass "
       "after each forward pass; compute metrics under torch::NoGradGuard.");
@@ -74,7 +74,7 @@ std::string JoinRound::disagreement() const {
     if (by_rank_[rank].active) (by_rank_[rank].reduces ? reducing : accumulating).push_back(rank);
   }
   if (reducing.empty() || accumulating.empty()) return {};
-  return c10::str(
+  return ddp::str(
       "DistributedDataParallel: expected all ranks with input to run this forward pass inside "
       "no_sync(), or all outside, but ",
       list_ranks(reducing), " will average its gradients and ", list_ranks(accumulating),

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "model_precision.h"
 
@@ -16,16 +16,16 @@ constexpr const char* kRemedy =
 
 std::string describe(const StateTensor& state) {
   const auto& t = state.tensor;
-  std::string text = c10::str(
+  std::string text = ddp::str(
       t.sizes(), " ", t.scalar_type(), ", strides ", t.strides(), ", on ", t.device().type());
   if (state.is_parameter) text += t.requires_grad() ? ", trained" : ", frozen";
   return text;
 }
 
 std::string describe_caps(const DistributedDataParallelOptions& options) {
-  if (!options.bucket_cap_mb_list().empty()) return c10::str(options.bucket_cap_mb_list());
+  if (!options.bucket_cap_mb_list().empty()) return ddp::str(options.bucket_cap_mb_list());
   if (options.bucket_cap_mb() == kTuneBucketCap) return "tuned";
-  return options.bucket_cap_mb() ? c10::str(*options.bucket_cap_mb()) : "unset";
+  return options.bucket_cap_mb() ? ddp::str(*options.bucket_cap_mb()) : "unset";
 }
 
 const char* yes_no(bool value) { return value ? "true" : "false"; }
@@ -68,8 +68,8 @@ std::string describe_difference(const std::vector<Description>& by_rank) {
   std::string text = "DistributedDataParallel: expected every rank to wrap the same model, but ";
   text += describe_item_difference(by_rank.front(), by_rank[different.front()], different.front());
   if (different.size() > 1) {
-    text += c10::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");
-    for (const size_t rank : different) text += c10::str(" ", rank);
+    text += ddp::str(" (", different.size(), " of ", by_rank.size(), " ranks differ from rank 0:");
+    for (const size_t rank : different) text += ddp::str(" ", rank);
     text += ")";
   }
   return text + kRemedy;

@@ -1,8 +1,8 @@
 #include "model_precision.h"
 
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -23,7 +23,7 @@ Dtype reduce_dtype_of(const MixedPrecision& options) {
   return options.reduce_dtype() ? options.reduce_dtype() : options.param_dtype();
 }
 
-std::string text_of(const Dtype& dtype) { return dtype ? c10::str(*dtype) : "unset"; }
+std::string text_of(const Dtype& dtype) { return dtype ? ddp::str(*dtype) : "unset"; }
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void ModelPrecision::check(const std::vector<NamedParameter>& trained, bool redu
 }
 
 std::string describe(const MixedPrecision& options) {
-  return c10::str(
+  return ddp::str(
       "parameters ", text_of(options.param_dtype()), ", reduction ",
       text_of(reduce_dtype_of(options)), ", buffers ", text_of(options.buffer_dtype()));
 }

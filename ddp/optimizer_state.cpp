@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ddp/internal/carrier_device.h>
+#include <ddp/internal/text.h>
 #include <torch/serialize.h>
 
 namespace ddp {
@@ -15,7 +16,7 @@ void broadcast_optimizer(
     torch::optim::Optimizer& optimizer, int source, const ProcessGroup& group,
     GroupMonitor& monitor) {
   if (group->getSize() == 1) return;
-  const auto where = [source] { return c10::str("getting the optimizer of rank ", source); };
+  const auto where = [source] { return ddp::str("getting the optimizer of rank ", source); };
   monitor.abort_on_error(where, [&] {
     const auto device = carrier_device(*group);
     const auto broadcast = [&](const at::Tensor& tensor) {

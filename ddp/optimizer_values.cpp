@@ -7,7 +7,7 @@
 #include <sstream>
 #include <unordered_map>
 
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -104,7 +104,7 @@ Values values_of(const optim::OptimizerOptions& options) {
 
 void append(Values& values, Values more, const std::string& owner) {
   for (auto& value : more) {
-    values.push_back({c10::str(value.name, " of ", owner), std::move(value.value)});
+    values.push_back({ddp::str(value.name, " of ", owner), std::move(value.value)});
   }
 }
 
@@ -119,7 +119,7 @@ Values optimizer_values(
   Values options, state;
   const auto& groups = optimizer.param_groups();
   for (size_t g = 0; g < groups.size(); ++g) {
-    const auto group = c10::str("parameter group ", g);
+    const auto group = ddp::str("parameter group ", g);
     append(options, values_of(groups[g].options()), group);
     const auto& parameters = groups[g].params();
     for (size_t p = 0; p < parameters.size(); ++p) {
@@ -131,7 +131,7 @@ Values optimizer_values(
       if (is_named && ignored.count(name->second)) continue;
       append(
           state, values_of(*found->second),
-          is_named ? name->second : c10::str("parameter ", p, " of ", group));
+          is_named ? name->second : ddp::str("parameter ", p, " of ", group));
     }
   }
   options.insert(

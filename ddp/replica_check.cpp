@@ -4,18 +4,17 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <iomanip>
 #include <utility>
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
 
 #include "optimizer_values.h"
 
@@ -43,8 +42,8 @@ uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
 }
 
 std::string describe(const at::Tensor& tensor) {
-  if (!tensor.defined()) return c10::str("undefined", kContent);
-  return c10::str(tensor.sizes(), " ", tensor.scalar_type(), kContent, hash_of(tensor));
+  if (!tensor.defined()) return ddp::str("undefined", kContent);
+  return ddp::str(tensor.sizes(), " ", tensor.scalar_type(), kContent, hash_of(tensor));
 }
 
 std::string form_of(const std::string& value) { return value.substr(0, value.find(kContent)); }
@@ -65,11 +64,11 @@ void add_value(
     values.push_back({{kOptimizer, printable(name), describe(tensor)}, tensor});
   } else if (value.isTensorList()) {
     const auto list = value.toTensorVector();
-    for (size_t i = 0; i < list.size(); ++i) add_value(values, c10::str(name, ", ", i), list[i]);
+    for (size_t i = 0; i < list.size(); ++i) add_value(values, ddp::str(name, ", ", i), list[i]);
   } else {
-    const auto text = value.isDouble() ? describe(value.toDouble()) : c10::str(value);
+    const auto text = value.isDouble() ? describe(value.toDouble()) : ddp::str(value);
     values.push_back(
-        {{kOptimizer, printable(name), printable(c10::str("number", kContent, text))}, {}});
+        {{kOptimizer, printable(name), printable(ddp::str("number", kContent, text))}, {}});
   }
 }
 
@@ -109,14 +108,15 @@ std::vector<Distance> distances(
     const auto first = wire.front().cpu().view(own.scalar_type()).view_as(own);
     const auto mine = distance_between(own, first);
     texts = gather_strings(
-        c10::str(mine.elements, ' ', describe(mine.largest)), group,
+        ddp::str(mine.elements, ' ', describe(mine.largest)), group,
         [&](c10d::Work& work) { monitor.wait(work, where); });
   });
   std::vector<Distance> result;
   for (const auto& text : texts) {
-    const auto space = text.find(' ');
-    result.push_back(
-        {std::strtod(text.c_str() + space, nullptr), std::stoll(text.substr(0, space))});
+    auto& distance = result.emplace_back();
+    const auto* const end = text.data() + text.size();
+    const auto count = std::from_chars(text.data(), end, distance.elements);
+    std::from_chars(count.ptr + 1, end, distance.largest);  // a space between
   }
   return result;
 }
@@ -149,9 +149,9 @@ std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, 
 std::string describe_contents(
     const std::vector<Description>& by_rank, size_t i, const std::vector<size_t>& ranks,
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto others = c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+  const auto others = ddp::str(ranks.size() == 1 ? "rank " : "ranks ", joined_by(", ", ranks));
   if (!tensor.defined()) {
-    return c10::str(
+    return ddp::str(
         "is ", content_of(by_rank.front()[i].value), " on rank 0 and ",
         content_of(by_rank[ranks.front()][i].value), " on rank ", ranks.front());
   }
@@ -162,11 +162,11 @@ std::string describe_contents(
       most.largest = distance.largest;
     }
   }
-  char amount[32];
-  std::snprintf(amount, sizeof amount, "%.3g", most.largest);
-  return c10::str(
-      "differs on ", others, " from rank 0's by up to ", amount, " in ", most.elements, " of ",
-      tensor.numel(), " elements");
+  OutputText amount;
+  amount << std::setprecision(3) << most.largest;
+  return ddp::str(
+      "differs on ", others, " from rank 0's by up to ", amount.str(), " in ", most.elements,
+      " of ", tensor.numel(), " elements");
 }
 
 // What differs of one kind; "" for nothing.
@@ -190,9 +190,9 @@ std::string describe_kind(
     if (value.item.kind == kind) tensors.push_back(value.tensor);
   }
   const auto i = different.front();
-  return c10::str(
+  return ddp::str(
       kind, " \"", by_rank.front()[i].name, "\" ",
-      different.size() > 1 ? c10::str("(the first of ", different.size(), ") ") : "",
+      different.size() > 1 ? ddp::str("(the first of ", different.size(), ") ") : "",
       describe_contents(by_rank, i, ranks_unlike_first(by_rank, i), tensors[i], group, monitor));
 }
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "replica_check.h"
 #include "state.h"
@@ -70,7 +70,7 @@ std::string State::describe_drift(const std::vector<torch::optim::Optimizer*>& o
   const auto buffers = buffers_->are_own() ? Buffers::Own : Buffers::Shared;
   const auto difference = describe_replica_difference(values, buffers, refusal, group_, *monitor_);
   if (difference.empty()) return {};
-  return c10::str(
+  return ddp::str(
       "check_replicas: expected the same values on every rank, but ", difference, kRule,
       options_.init_sync() ? kRemedy : "");
 }

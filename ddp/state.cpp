@@ -12,6 +12,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "join_context.h"
@@ -120,7 +121,7 @@ void State::start(int source) {
 void State::finish(c10::function_ref<void(c10d::Work&)> wait) { buffers_->finish(wait); }
 
 void State::sync_buffers(int source) {
-  const auto where = [source] { return c10::str("getting the buffers of rank ", source); };
+  const auto where = [source] { return ddp::str("getting the buffers of rank ", source); };
   monitor_->abort_on_error(where, [&] {
     buffers_->start(source, *group_);
     buffers_->finish([&](c10d::Work& work) { monitor_->wait(work, where); });
@@ -263,7 +264,7 @@ void State::check_frozen_parameters() {
   }
   if (thawed.empty()) return;
   reducer_->report_problem(
-      c10::str(
+      ddp::str(
           "gradients are not averaged for ", thawed.size(),
           thawed.size() == 1 ? " parameter (" : " parameters (", join_names(thawed),
           ": required no gradient when the module was wrapped)"),

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
@@ -46,7 +47,7 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
                              devices.begin(), devices.end(),
                              [&](const c10::Device& d) { return d.type() == type; }),
       "DistributedDataParallel: expected a process group with a backend for ", type,
-      ", where the parameters are, got one for ", c10::Join(", ", devices),
+      ", where the parameters are, got one for ", joined_by(", ", devices),
       ". Choose the backend in ProcessGroupOptions, or move the module.");
 }
 
@@ -211,7 +212,7 @@ std::vector<at::Tensor> State::state_tensors() const {
 }
 
 void State::broadcast_model(int source) {
-  const auto where = [source] { return c10::str("getting the model of rank ", source); };
+  const auto where = [source] { return ddp::str("getting the model of rank ", source); };
   monitor_->abort_on_error(where, [&] {
     // In parts, since a message is a copy: at once, the model would need its size again.
     constexpr size_t kPartBytes = size_t{32} << 20;

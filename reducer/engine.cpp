@@ -9,6 +9,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "problem_report.h"
@@ -257,7 +258,7 @@ void Reducer::Engine::forward_failed(bool training) noexcept {
   if (phase_ == Phase::Reducing) return;  // the backward pass around it says so
   if (training) ++pass_->forwards;
   try {
-    const auto why = c10::str(
+    const auto why = ddp::str(
         "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
     training ? monitor_->fail_attempt(why) : monitor_->note_error(why);
   } catch (const std::exception&) {

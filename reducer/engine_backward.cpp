@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
@@ -113,7 +114,7 @@ void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr&
   phase_ = Phase::Local;
   pass_->served.reset();
   try {
-    monitor_->fail(c10::str(
+    monitor_->fail(ddp::str(
         "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
         buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
   } catch (const std::exception&) {
@@ -143,22 +144,22 @@ void Reducer::Engine::launch_rest() {
   // backward pass runs parts of forward again.
   if (companion_) {
     monitor_->abort_on_error(
-        [&] { return c10::str("sending the buffers of rank ", pass_->terms.source); },
+        [&] { return ddp::str("sending the buffers of rank ", pass_->terms.source); },
         [&] { companion_->start(pass_->terms.source); });
   }
   launch(next++);
 }
 
 void Reducer::Engine::launch(size_t b) {
-  RECORD_FUNCTION(c10::str("ddp::launch_bucket ", b), c10::ArrayRef<const c10::IValue>());
+  RECORD_FUNCTION(ddp::str("ddp::launch_bucket ", b), c10::ArrayRef<const c10::IValue>());
   const at::NoGradGuard no_grad;
   const bool is_last = b + 1 == buckets_.size();
   monitor_->abort_on_error(
-      [&] { return c10::str("starting bucket ", b); },
+      [&] { return ddp::str("starting bucket ", b); },
       [&] {
         if (const auto work = reduction_->in_the_way()) {
           follow(work, [b] {
-            return c10::str("reducing bucket ", b - 1, " to make room for the next");
+            return ddp::str("reducing bucket ", b - 1, " to make room for the next");
           });
           if (b > 0) pass_->bucket(b - 1).in_flight.work.reset();  // Gloo's keep a copy of it
         }

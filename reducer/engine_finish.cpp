@@ -9,6 +9,7 @@
 #include <ATen/record_function.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "engine.h"
@@ -38,7 +39,7 @@ at::Tensor tensor_of(const c10::IValue& value) {
 
 std::string describe_result(const at::Tensor& t) {
   if (!t.defined()) return "an undefined tensor";
-  return c10::str(
+  return ddp::str(
       t.numel(), " elements of ", t.scalar_type(), " on ", t.device(), ", layout ", t.layout());
 }
 
@@ -114,7 +115,7 @@ void Reducer::Engine::wait_for_buckets() {
     follow(work, [] { return std::string("exchanging the ranks' status"); });
   }
   if (!companion_) return;
-  const auto where = [&] { return c10::str("getting the buffers of rank ", pass_->terms.source); };
+  const auto where = [&] { return ddp::str("getting the buffers of rank ", pass_->terms.source); };
   monitor_->abort_on_error(where, [&] {
     // The step is over when they are there, on the host or in the order of the stream.
     companion_->finish([&](c10d::Work& work) {
@@ -125,7 +126,7 @@ void Reducer::Engine::wait_for_buckets() {
 
 void Reducer::Engine::wait_for_bucket(size_t b) {
   const auto where = [&] {
-    return c10::str(
+    return ddp::str(
         "reducing bucket ", b, " of ", buckets_.size(), " (", buckets_[b].bytes(),
         " bytes: ", join_names(buckets_[b].names()), ") in backward pass ", pass_->number());
   };
@@ -183,7 +184,7 @@ void Reducer::Engine::judge_capture() {
 
 void Reducer::Engine::await(BackwardPass& pass) {
   const auto where = [&] {
-    return c10::str("exchanging the ranks' status of backward pass ", pass.number());
+    return ddp::str("exchanging the ranks' status of backward pass ", pass.number());
   };
   const auto is_over = [&] {
     bool over = pass.status->is_here();
@@ -204,7 +205,7 @@ std::string Reducer::Engine::objection_to(BackwardPass& pass, std::vector<char>&
   auto status = pass.status->read();
   if (!status.same_forwards) {
     pass.problems.push_back(
-        {c10::str(
+        {ddp::str(
              pass.forwards, " training forward passes came since the last reduced backward pass"),
          "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
          "under torch::NoGradGuard."});
@@ -224,7 +225,7 @@ std::string Reducer::Engine::objection_to(BackwardPass& pass, std::vector<char>&
 void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused) {
   auto& bucket = buckets_[b];
   monitor_->abort_on_error(
-      [&] { return c10::str("writing the averages of bucket ", b); },
+      [&] { return ddp::str("writing the averages of bucket ", b); },
       [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
   if (!when_reduced_ || pass_->after_reduction_threw) return;
   try {

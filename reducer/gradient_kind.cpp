@@ -1,6 +1,6 @@
 #include "gradient_kind.h"
 
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 
@@ -12,7 +12,7 @@ bool is_like(const at::Tensor& a, const at::Tensor& b) {
 std::string kind_difference(const at::Tensor& got, const at::Tensor& expected) {
   std::string text;
   const auto compare = [&](const char* what, const auto& a, const auto& b) {
-    if (a != b) text += c10::str(text.empty() ? "" : ", ", what, a, " instead of ", b);
+    if (a != b) text += ddp::str(text.empty() ? "" : ", ", what, a, " instead of ", b);
   };
   compare("", got.scalar_type(), expected.scalar_type());
   compare("on ", got.device(), expected.device());

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/join_names.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -25,18 +25,15 @@ std::vector<Told> told(const std::vector<Problem>& problems, size_t all) {
 }
 
 std::string serialize(const std::vector<Told>& problems) {
-  std::string text;
-  for (const auto& p : problems) text += p.what + '\t' + p.remedy + '\n';
-  return text;
+  std::vector<std::string> texts;
+  for (const auto& p : problems) texts.insert(texts.end(), {p.what, p.remedy});
+  return packed(texts);
 }
 
 std::vector<Told> parse_problems(const std::string& text) {
+  const auto texts = unpacked(text);
   std::vector<Told> problems;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const auto tab = line.find('\t');
-    problems.push_back({line.substr(0, tab), line.substr(tab + 1)});
-  }
+  for (size_t i = 0; i + 1 < texts.size(); i += 2) problems.push_back({texts[i], texts[i + 1]});
   return problems;
 }
 
@@ -68,7 +65,7 @@ std::string describe(const std::vector<std::vector<Told>>& by_rank) {
     text += "Reducer: " + problem.what + ranks_text(ranks, by_rank.size()) + ". " + problem.remedy;
   }
   if (distinct.size() > kMostProblems) {
-    text += c10::str("\nand ", distinct.size() - kMostProblems, " more problems.");
+    text += ddp::str("\nand ", distinct.size() - kMostProblems, " more problems.");
   }
   return text;
 }
@@ -101,7 +98,7 @@ void add_problem(std::vector<Problem>& problems, Problem problem) {
 std::string describe_problem(const Problem& problem, size_t all) {
   const auto count = problem.parameters.size();
   if (count == 0) return problem.what;
-  return c10::str(
+  return ddp::str(
       problem.what, " for ", count, " of ", all, all == 1 ? " parameter (" : " parameters (",
       join_names(problem.parameters), problem.why.empty() ? "" : ": ", problem.why, ")");
 }

@@ -7,10 +7,10 @@
 #include <iterator>
 #include <locale>
 #include <map>
-#include <sstream>
 
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "times.h"
 
@@ -103,7 +103,7 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
                         int64_t bytes) {
     events.span(name, step.rank, track, at(begin), at(end), bytes);
   };
-  const auto number = c10::str(" ", step.step);
+  const auto number = ddp::str(" ", step.step);
   span("forward" + number, 0, 0, step.forward_ms, 0);
   span("backward" + number, 0, step.forward_ms, step.compute_ms, 0);
   span("wait for buckets" + number, 0, step.compute_ms, step.total_ms, step.bytes);
@@ -146,15 +146,13 @@ std::vector<StepStats> steps_as_they_are_now(const ReductionStats& stats) {
 }  // namespace
 
 ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group) {
-  std::ostringstream text;
-  text.imbue(std::locale::classic());
+  OutputText text;
   text.precision(17);
   for (const auto& step : stats.steps) write_step(text, step);
   ReductionStats all = stats;
   all.steps.clear();
   for (const auto& of_rank : all_gather_strings(text.str(), group)) {
-    std::istringstream lines(of_rank);
-    lines.imbue(std::locale::classic());
+    InputText lines(of_rank);
     for (StepStats step; read_step(lines, step);) all.steps.push_back(step);
   }
   return all;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -80,7 +81,7 @@ class StaticGraph : public UsagePolicy {
         {"Your training graph has changed in this iteration",
          "This is not compatible with static_graph set to true.",
          {parameters_[parameter].name},
-         c10::str(
+         ddp::str(
              "gradient number ", slot.fired, ", after ", slot.expected,
              " in the first iteration")}};
   }
@@ -166,7 +167,7 @@ std::vector<MissingGradient> UsagePolicy::why_detached(
     const auto mine = accumulators_[parameters[k]]->input_metadata(0).options();
     if (mine.dtype() == tensor.dtype() && mine.device() == tensor.device()) continue;
     reasons[k] = {
-        c10::str(
+        ddp::str(
             "moved to ", tensor.scalar_type(), " on ", tensor.device(),
             " after the module was wrapped"),
         "Move the module before wrapping it, or call model->refresh() on every rank."};

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
 
 #include "checkpoint/file_io.h"
 #include "checkpoint/folder.h"
@@ -46,23 +47,18 @@ void check_name(const std::string& name, const std::vector<NamedPart>& parts) {
 }
 
 std::string joined_steps(const std::vector<int64_t>& steps) {
-  return steps.empty() ? "none" : c10::str(c10::Join(", ", steps));
+  return steps.empty() ? "none" : joined_by(", ", steps);
 }
 
-/// The parts of each rank's text, which stand on lines of their own; the last may have several.
-std::vector<std::vector<std::string>> split_lines(
-    const std::vector<std::string>& texts, size_t lines) {
-  std::vector<std::vector<std::string>> columns(lines);
-  for (const auto& text : texts) {
-    size_t begin = 0;
-    for (size_t line = 0; line + 1 < lines; ++line) {
-      const auto end = text.find('\n', begin);
-      columns[line].push_back(text.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    columns[lines - 1].push_back(text.substr(begin));
+/// By place in what packed() made of each rank's texts, those of all ranks.
+std::vector<std::vector<std::string>> by_place(const std::vector<std::string>& ranks) {
+  std::vector<std::vector<std::string>> places;
+  for (const auto& rank : ranks) {
+    const auto texts = unpacked(rank);
+    places.resize(texts.size());
+    for (size_t place = 0; place < texts.size(); ++place) places[place].push_back(texts[place]);
   }
-  return columns;
+  return places;
 }
 
 // The first rank that says something else than rank 0; 0 for none.
@@ -106,7 +102,7 @@ struct Checkpointer::Impl {
 void Checkpointer::Impl::finish_save() {
   if (!job) return;
   const auto ended = std::exchange(job, nullptr);
-  const auto doing = c10::str("saving step ", job_step);
+  const auto doing = ddp::str("saving step ", job_step);
   peers.agree(ended->wait_for_files(), doing);
   peers.agree(ended->wait_for_end(), doing);
   damaged_steps.clear();  // a save that fails may not have removed them
@@ -114,9 +110,9 @@ void Checkpointer::Impl::finish_save() {
 
 // Rank 0 makes the folder that all ranks write to. Returns its name.
 std::string Checkpointer::Impl::begin_save(int64_t step) {
-  const auto doing = c10::str("saving step ", step);
-  std::string call = c10::str("step ", step, " of");
-  for (const auto& named : parts) call += c10::str(" \"", named.name, '"');
+  const auto doing = ddp::str("saving step ", step);
+  std::string call = ddp::str("step ", step, " of");
+  for (const auto& named : parts) call += ddp::str(" \"", named.name, '"');
   std::string hidden;
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
@@ -124,10 +120,10 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
     check_is_newest(step);
     hidden = folder.begin(step);
   });
-  const auto said = split_lines(peers.gather(call + '\n' + hidden + '\n' + problem, doing), 3);
+  const auto said = by_place(peers.gather(packed({call, hidden, problem}), doing));
   if (const auto rank = first_unlike(said[0])) {
     discard(hidden);
-    peers.throw_agreed(c10::str(
+    peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to save the same step and parts, but rank 0 saves ",
         said[0].front(), " and rank ", rank, " ", said[0][rank],
         ". Add the same parts and make the same calls on every rank."));
@@ -190,7 +186,7 @@ void Checkpointer::Impl::save(int64_t step) {
   try {
     gather_parts();
     const auto problem = problem_of([&] { plan = plan_of(step, hidden); });
-    peers.agree(problem, c10::str("saving step ", step));
+    peers.agree(problem, ddp::str("saving step ", step));
   } catch (...) {
     discard(hidden);
     throw;
@@ -215,12 +211,12 @@ std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
   const auto problem = problem_of([&] { steps = folder.steps(); });
-  const auto said = split_lines(
-      peers.gather(joined_steps(steps) + '\n' + folder.path() + '\n' + problem, doing), 3);
+  const auto said =
+      by_place(peers.gather(packed({joined_steps(steps), folder.path(), problem}), doing));
   peers.throw_problems(said[2], doing);
   if (const auto rank = first_unlike(said[0])) {
-    const auto seen_by = [&](size_t r) { return c10::str(said[0][r], " in ", said[1][r]); };
-    peers.throw_agreed(c10::str(
+    const auto seen_by = [&](size_t r) { return ddp::str(said[0][r], " in ", said[1][r]); };
+    peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to see the same checkpoints, but rank 0 sees ",
         seen_by(0), " and rank ", rank, " of ", peers.size(), " sees ", seen_by(rank), kShare));
   }
@@ -229,7 +225,7 @@ std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
 
 // Changes no state where any rank cannot.
 void Checkpointer::Impl::take_over(Reading reading, int64_t step) {
-  const auto doing = c10::str("loading step ", step);
+  const auto doing = ddp::str("loading step ", step);
   std::vector<PreparedLoad*> tried;
   const auto problem = problem_of([&] {
     for (auto& load : reading.loads) {
@@ -261,14 +257,12 @@ void Checkpointer::Impl::take_over(Reading reading, int64_t step) {
 
 // False where a rank finds it damaged: then `damage` says how.
 bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
-  const auto doing = c10::str("loading step ", step);
+  const auto doing = ddp::str("loading step ", step);
   auto reading = read_checkpoint(folder.path_of(step), step, parts, peers.rank(), options.strict());
-  const auto said = split_lines(
-      peers.gather(
-          c10::str(
-              static_cast<char>(reading.verdict), '\n', folder.path_of(step), '\n', reading.text),
-          doing),
-      3);
+  const auto said = by_place(peers.gather(
+      packed(
+          {std::string(1, static_cast<char>(reading.verdict)), folder.path_of(step), reading.text}),
+      doing));
   std::vector<std::string> problems;
   damage->clear();
   for (size_t rank = 0; rank < said[0].size(); ++rank) {
@@ -279,7 +273,7 @@ bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
   peers.throw_problems(problems, doing);
   if (!damage->empty()) return false;
   if (const auto rank = first_unlike(said[2])) {
-    peers.throw_agreed(c10::str(
+    peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to see the same checkpoint of step ", step,
         ", but rank 0 sees one in ", said[1].front(), " and rank ", rank, " of ", peers.size(),
         " another in ", said[1][rank], kShare));
@@ -338,10 +332,10 @@ std::optional<int64_t> Checkpointer::load_latest() {
     std::string damage;
     if (impl_->try_load(*step, &damage)) return *step;
     impl_->damaged_steps.push_back(*step);
-    damages += c10::str(damages.empty() ? "" : "; ", damage);
+    damages += ddp::str(damages.empty() ? "" : "; ", damage);
     if (impl_->peers.rank() == 0) TORCH_WARN("Checkpointer: left out step ", *step, ": ", damage);
   }
-  impl_->peers.throw_agreed(c10::str(
+  impl_->peers.throw_agreed(ddp::str(
       "Checkpointer: expected a whole checkpoint in ", impl_->folder.path(),
       ", got none: ", damages, ". Remove them to begin anew."));
 }
@@ -350,13 +344,13 @@ void Checkpointer::load(int64_t step) {
   impl_->finish_save();
   const auto steps = impl_->agreed_steps();
   if (std::find(steps.begin(), steps.end(), step) == steps.end()) {
-    impl_->peers.throw_agreed(c10::str(
+    impl_->peers.throw_agreed(ddp::str(
         "Checkpointer: expected a checkpoint of step ", step, " in ", impl_->folder.path(),
         ", got ", joined_steps(steps), ". Load one of these."));
   }
   std::string damage;
   if (!impl_->try_load(step, &damage)) {
-    impl_->peers.throw_agreed(c10::str(
+    impl_->peers.throw_agreed(ddp::str(
         "Checkpointer: expected step ", step, " to be whole, but ", damage, ". Load another."));
   }
 }

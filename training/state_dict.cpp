@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "checkpoint/file_io.h"
 #include "checkpoint/module_dict.h"
@@ -15,7 +15,7 @@ namespace ddp {
 namespace {
 
 void save_value(const c10::IValue& value, const std::string& path) {
-  const auto part = c10::str(path, ".part.", getpid());
+  const auto part = ddp::str(path, ".part.", getpid());
   try {
     OutputFile file(part);
     write_torch_file(

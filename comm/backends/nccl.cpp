@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/nccl.h"
@@ -24,7 +25,7 @@ std::string id_of(int device) {
   (void)gethostname(host, sizeof host - 1);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return c10::str("GPU ", place, " of host ", host, " (boot ", boot, ")");
+  return ddp::str("GPU ", place, " of host ", host, " (boot ", boot, ")");
 }
 
 }  // namespace

@@ -23,6 +23,8 @@
 
 #include <ddp/collectives.h>
 
+#include "support/foreign_locale.h"
+
 using c10d::ReduceOp;
 
 namespace {

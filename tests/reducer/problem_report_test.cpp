@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include <ddp/internal/join_names.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "support/ranks.h"
 
 #include "support/catch.h"
 
@@ -45,6 +48,18 @@ TEST_CASE("parameters with one cause are told together, each once", "[pure][prob
   CHECK(describe_problem(problems[0], 9) == "no gradients for 2 of 9 parameters (a, c: frozen)");
   CHECK(describe_problem(problems[1], 1) == "no gradients for 1 of 1 parameter (b: moved)");
   CHECK(describe_problem(problems[2], 9) == "too many forwards");
+}
+
+TEST_CASE("names of any characters are told as they are", "[ranks][problem_report]") {
+  const auto texts = testing::run_ranks<std::string>(2, [](const testing::Rank& self) {
+    std::vector<Problem> problems;
+    if (self.rank == 1) problems = {{"no gradients", "Do\tthis.", {"two\nlines", "with\ttab"}, ""}};
+    return gather_problems(problems, 9, self.group, [](c10d::Work& work) { work.wait(); });
+  });
+  const std::string expected =
+      "Reducer: no gradients for 2 of 9 parameters (two\nlines, with\ttab) on rank 1 of 2. "
+      "Do\tthis.";
+  CHECK(texts == std::vector<std::string>{expected, expected});
 }
 
 TEST_CASE("a text of many problems ends", "[pure][problem_report]") {

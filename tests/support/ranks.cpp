@@ -15,6 +15,7 @@
 
 #include "reducer/direct_gradient.h"
 
+#include "support/foreign_locale.h"
 #include "support/hosts.h"
 
 namespace ddp::testing {

@@ -87,3 +87,23 @@ TEST_CASE(
   CHECK(names_in(killed.path()).size() == 2);
   std::cout << kills << " kills, " << saves_cut << " of them in a save\n";
 }
+
+TEST_CASE(
+    "a rank that writes numbers for its users resumes, and ends, as the others do",
+    "[checkpoint][process]") {
+  const TemporaryFolder whole, saved;
+  const auto expected = ddp::testing::run(command(whole.path(), 20));
+  INFO(expected.err);
+  REQUIRE(results_in(expected.out).size() == kRanks);
+
+  ddp::testing::ProcessOptions foreign;
+  foreign.environment = {"DDP_TEST_LOCALE=1"};
+  const auto first = ddp::testing::run(command(saved.path(), 12), foreign);
+  INFO(first.err);
+  REQUIRE(first.code == 0);
+  foreign.environment = {"DDP_TEST_LOCALE=0"};
+  const auto resumed = ddp::testing::run(command(saved.path(), 20), foreign);
+  INFO(resumed.err);
+  CHECK(results_in(resumed.out) == results_in(expected.out));
+  CHECK(ddp::testing::numbers_after(resumed.out, "begins after ") == std::vector<int>{12, 12});
+}

@@ -10,6 +10,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "support/foreign_locale.h"
+
 namespace {
 
 // FNV-1a, as it comes.

@@ -2,6 +2,7 @@
 #include "checkpointing.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "training/checkpoint/random_state.h"
@@ -110,6 +111,42 @@ TEST_CASE("an empty folder, or none, has nothing to load", "[checkpoint][ranks]"
     return checkpointer.load_latest() ? 1 : 0;
   });
   CHECK(loaded == std::vector<int>{0, 0});
+}
+
+TEST_CASE("a folder's name may have any characters", "[checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  const auto path = folder.file("two\nlines, 3: \"of\" 100%");
+  save_checkpoints(path, 2, {1, 2});
+  const auto loaded = run_ranks<int64_t>(2, [&](const Rank& self) {
+    TrainingRun run(self);
+    ddp::Checkpointer checkpointer(path, options_of(self));
+    run.add_to(checkpointer);
+    return checkpointer.load_latest().value_or(-1);
+  });
+  CHECK(loaded == std::vector<int64_t>{2, 2});
+}
+
+TEST_CASE("steps may be as large as they come", "[checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  constexpr int64_t kQuintillion = 1'000'000'000'000'000'000;
+  const std::vector<int64_t> steps{
+      99'999'999, 100'000'000, kQuintillion - 1, kQuintillion, std::numeric_limits<int64_t>::max()};
+  const auto loaded = run_ranks<int64_t>(1, [&](const Rank& self) {
+    int64_t value = 0;
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self).keep_last(0));
+    checkpointer.add("value", value);
+    for (const auto step : steps) {
+      value = step - 1;
+      checkpointer.save(step);
+    }
+    checkpointer.wait();
+    TORCH_CHECK(checkpointer.steps() == steps);
+    TORCH_CHECK(checkpointer.load_latest() == steps.back());
+    TORCH_CHECK(value == steps.back() - 1);
+    checkpointer.load(kQuintillion);
+    return value;
+  });
+  CHECK(loaded == std::vector<int64_t>{kQuintillion - 1});
 }
 
 TEST_CASE("a save of the same step replaces the one before", "[checkpoint][ranks]") {

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 
 #include "crc32c.h"

@@ -3,14 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
+#include <string_view>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -33,17 +33,16 @@ std::string step_name(int64_t step) {
 // -1 for another name.
 int64_t step_of(const std::string& name) {
   if (!begins_with(name, kStepPrefix)) return -1;
-  const auto digits = name.substr(std::string(kStepPrefix).size());
-  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
-  if (digits.size() > 18 || !std::all_of(digits.begin(), digits.end(), is_digit)) return -1;
-  const int64_t step = std::strtoll(digits.c_str(), nullptr, 10);
-  return step_name(step) == name ? step : -1;
+  const auto* const digits = name.data() + std::string_view(kStepPrefix).size();
+  int64_t step = -1;
+  std::from_chars(digits, name.data() + name.size(), step);
+  return step >= 0 && step_name(step) == name ? step : -1;
 }
 
 // Unlike that of any other run, also of one that ended under this process's number.
 std::string unique_suffix() {
   std::random_device source;
-  return c10::str(hexadecimal(source()), hexadecimal(source()));
+  return ddp::str(hexadecimal(source()), hexadecimal(source()));
 }
 
 }  // namespace
@@ -81,7 +80,7 @@ std::string CheckpointFolder::begin(int64_t step) {
       remove_path(path_of(name));
     }
   }
-  auto hidden = c10::str(kSavingPrefix, step_name(step), "-", unique_suffix());
+  auto hidden = ddp::str(kSavingPrefix, step_name(step), "-", unique_suffix());
   make_folders(path_of(hidden));
   return hidden;
 }
@@ -89,7 +88,7 @@ std::string CheckpointFolder::begin(int64_t step) {
 void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   const auto hidden = path_of(hidden_name);
   const auto path = path_of(step);
-  const auto old = path_of(c10::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
+  const auto old = path_of(ddp::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
   sync_folder(hidden);
   if (kind_of_path(path) == PathKind::Nothing) {
     rename_path(hidden, path);
@@ -106,7 +105,7 @@ void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
 
 // Hidden first: a folder that lacks files would look damaged.
 void CheckpointFolder::remove_step(int64_t step) {
-  const auto hidden = path_of(c10::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
+  const auto hidden = path_of(ddp::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
   rename_path(path_of(step), hidden);
   remove_path(hidden);
 }
@@ -127,9 +126,9 @@ Manifest read_manifest(const std::string& folder) {
   if (kind_of_path(folder) != PathKind::Folder) {
     throw DamagedCheckpoint(folder + " is no folder");
   }
-  const auto path = c10::str(folder, "/", kManifestName);
+  const auto path = ddp::str(folder, "/", kManifestName);
   if (kind_of_path(path) != PathKind::File) {
-    throw DamagedCheckpoint(c10::str(folder, " has no ", kManifestName));
+    throw DamagedCheckpoint(ddp::str(folder, " has no ", kManifestName));
   }
   return parse_manifest(read_whole_file(path, kMaxManifestBytes), path);
 }
@@ -139,7 +138,7 @@ void check_file(const std::string& folder, const ManifestFile& file) {
   if (kind_of_path(path) != PathKind::File) throw DamagedCheckpoint(path + " is missing");
   const auto sum = sum_of_file(path);
   if (sum == file.sum) return;
-  throw DamagedCheckpoint(c10::str(
+  throw DamagedCheckpoint(ddp::str(
       path, " is damaged: it has ", sum.bytes, " bytes with the CRC-32C ", hexadecimal(sum.crc32c),
       ", and was written with ", file.sum.bytes, " and ", hexadecimal(file.sum.crc32c)));
 }

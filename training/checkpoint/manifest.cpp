@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <sstream>
 #include <string_view>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "crc32c.h"
 
@@ -26,7 +25,7 @@ std::string_view checked_lines(std::string_view text, const std::string& path) {
   if (text.size() >= tail) {
     const auto lines = text.substr(0, text.size() - tail);
     const auto own =
-        c10::str(kSumBegin, hexadecimal(crc32c(0, lines.data(), lines.size())), kSumEnd);
+        ddp::str(kSumBegin, hexadecimal(crc32c(0, lines.data(), lines.size())), kSumEnd);
     if (text.substr(lines.size()) == own) return lines;
   }
   throw DamagedCheckpoint(path + " is damaged: its own checksum differs");
@@ -49,7 +48,7 @@ class ManifestLines {
   /// `  "key": 12,`
   int64_t number(const char* key) {
     int64_t value = 0;
-    const auto form = c10::str("  \"", key, "\": %" SCNd64);
+    const auto form = ddp::str("  \"", key, "\": %" SCNd64);
     expect(std::sscanf(line_.c_str(), form.c_str(), &value) == 1, key);
     next();
     return value;
@@ -58,7 +57,7 @@ class ManifestLines {
   /// `  "key": "text",`
   std::string text(const char* key) {
     char value[64] = {};
-    const auto form = c10::str("  \"", key, "\": \"%63[^\"]");
+    const auto form = ddp::str("  \"", key, "\": \"%63[^\"]");
     expect(std::sscanf(line_.c_str(), form.c_str(), value) == 1, key);
     next();
     return value;
@@ -80,11 +79,11 @@ class ManifestLines {
   }
 
   void expect(bool condition, const char* key) const {
-    if (!condition) throw DamagedCheckpoint(c10::str(path_, " has no \"", key, "\""));
+    if (!condition) throw DamagedCheckpoint(ddp::str(path_, " has no \"", key, "\""));
   }
 
  private:
-  std::istringstream lines_;
+  InputText lines_;
   const std::string path_;
   std::string line_;
 };
@@ -104,18 +103,18 @@ const ManifestFile* Manifest::find(const std::string& name) const {
 }
 
 std::string to_json(const Manifest& manifest) {
-  std::string json = c10::str(
+  std::string json = ddp::str(
       "{\n  \"format\": ", kFormat, ",\n  \"step\": ", manifest.step,
       ",\n  \"world_size\": ", manifest.world_size, ",\n  \"ddp\": \"", manifest.library_version,
       "\",\n  \"libtorch\": \"", manifest.libtorch_version, "\",\n  \"files\": [\n");
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const auto& [name, sum] = manifest.files[i];
-    json += c10::str(
+    json += ddp::str(
         "    {\"name\": \"", name, "\", \"bytes\": ", sum.bytes, ", \"crc32c\": \"",
         hexadecimal(sum.crc32c), i + 1 < manifest.files.size() ? "\"},\n" : "\"}\n");
   }
   json += "  ],\n";
-  return c10::str(json, kSumBegin, hexadecimal(crc32c(0, json.data(), json.size())), kSumEnd);
+  return ddp::str(json, kSumBegin, hexadecimal(crc32c(0, json.data(), json.size())), kSumEnd);
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {

@@ -7,9 +7,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "torch_file.h"
 
@@ -97,7 +97,7 @@ Comparison compare(
     }
     const auto& from = found->toTensor();
     if (from.sizes() != tensor.sizes() || (strict && from.scalar_type() != tensor.scalar_type())) {
-      result.unlike += c10::str(
+      result.unlike += ddp::str(
           result.unlike.empty() ? "" : "; ", '"', name, "\" is ", tensor.sizes(), " ",
           tensor.scalar_type(), " in the model and ", from.sizes(), " ", from.scalar_type(),
           " in the file");
@@ -116,7 +116,7 @@ std::string describe_names(const Comparison& result) {
     text = "the file lacks the model's " + quoted_names(result.missing);
   }
   if (!result.additional.empty()) {
-    text += c10::str(
+    text += ddp::str(
         text.empty() ? "" : "; ", "the model lacks the file's ", quoted_names(result.additional));
   }
   return text;
@@ -143,7 +143,7 @@ PreparedLoad prepare_module(
       !strict || names.empty(), subject, ": expected the model's names, but ", names,
       ". Build the model as it was saved, or load it with strict false.");
   PreparedLoad load;
-  if (!names.empty()) load.notice = c10::str(subject, ": ", names, ".");
+  if (!names.empty()) load.notice = ddp::str(subject, ": ", names, ".");
   load.apply = [copies = std::move(result.copies)] {
     const c10::NoGradGuard no_grad;
     for (auto& [to, from] : copies) to.copy_(from);

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "optimizer_fields.h"
 #include "torch_file.h"
@@ -86,7 +86,7 @@ class FieldReader {
     if (saved == nullptr || saved->isNone()) return;
     check(
         saved->isBool() && saved->toBool() == value, name,
-        c10::str(value ? "true" : "false", ", as LibTorch's optimizer does it"), *saved);
+        ddp::str(value ? "true" : "false", ", as LibTorch's optimizer does it"), *saved);
   }
   void choice(const char* /*name*/) {}
   void pair(const char* name, std::tuple<double, double>& value) {
@@ -106,7 +106,7 @@ class FieldReader {
     check(saved->isTensor(), name, "a tensor", *saved);
     check(
         saved->toTensor().sizes() == parameter_.sizes(), name,
-        c10::str("the shape ", parameter_.sizes(), " of its parameter"), saved->toTensor().sizes());
+        ddp::str("the shape ", parameter_.sizes(), " of its parameter"), saved->toTensor().sizes());
     // As Python does. What it was made with has the parameter's dtype.
     value = saved->toTensor().to(parameter_.device(), parameter_.scalar_type());
   }
@@ -119,10 +119,10 @@ class FieldReader {
   void check(bool condition, const char* name, const std::string& rule, const Got& got) const {
     if (condition) return;
     if constexpr (std::is_same_v<Got, c10::IValue>) {
-      if (got.isTensor()) check(false, name, rule, c10::str("a tensor ", got.toTensor().sizes()));
+      if (got.isTensor()) check(false, name, rule, ddp::str("a tensor ", got.toTensor().sizes()));
       // Their elements may be many.
       if (got.isTuple() || got.isList() || got.isGenericDict()) {
-        check(false, name, rule, c10::str("a ", got.tagKind()));
+        check(false, name, rule, ddp::str("a ", got.tagKind()));
       }
     }
     DDP_CHECK_VALUE(
@@ -258,13 +258,13 @@ PreparedLoad read_optimizer(
   for (size_t g = 0; g < groups.size(); ++g) {
     options.push_back(groups[g].options().clone());
     auto& own = static_cast<typename Kind::OptionsType&>(*options.back());
-    FieldReader reader(parts.groups[g], c10::str(subject, ", group ", g));
+    FieldReader reader(parts.groups[g], ddp::str(subject, ", group ", g));
     visit_options(reader, own);
     for (size_t p = 0; p < parts.indices[g].size(); ++p) {
       const auto& parameter = groups[g].params()[p];
       auto state = read_state<Kind>(
           find_in(parts.state, parts.indices[g][p]), parameter, own,
-          c10::str(subject, ", parameter ", p, " of group ", g));
+          ddp::str(subject, ", parameter ", p, " of group ", g));
       if (state) states.emplace_back(parameter, std::move(state));
     }
   }
@@ -301,7 +301,7 @@ PreparedLoad prepare_optimizer(
     optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
   PreparedLoad load;
   with_kind(optimizer, [&](const char* name, auto kind) {
-    load = read_optimizer<decltype(kind)>(optimizer, saved, c10::str(subject, " (", name, ")"));
+    load = read_optimizer<decltype(kind)>(optimizer, saved, ddp::str(subject, " (", name, ")"));
   });
   return load;
 }

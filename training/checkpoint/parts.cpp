@@ -7,8 +7,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <ddp/zero.h>
 #include <torch/serialize/archive.h>
 
@@ -178,7 +178,7 @@ CheckpointPartPtr part_of_tensor(at::Tensor& tensor) {
       tensor.defined(),
       "Checkpointer::add: expected a tensor, got an undefined one. Give it a value first.");
   return std::make_shared<ValuePart>(
-      c10::str("a tensor ", tensor.sizes(), " ", tensor.scalar_type()),
+      ddp::str("a tensor ", tensor.sizes(), " ", tensor.scalar_type()),
       [&tensor] { return tensor.detach(); },
       [&tensor](const c10::IValue& saved) {
         return saved.isTensor() && saved.toTensor().sizes() == tensor.sizes() &&

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 
@@ -30,7 +30,7 @@ void CheckpointPeers::throw_problems(
     // What ranks say alike, as of a file that all read, stands once.
     const auto end = problems.begin() + static_cast<std::ptrdiff_t>(rank);
     if (problem.empty() || std::find(problems.begin(), end, problem) != end) continue;
-    text += c10::str(
+    text += ddp::str(
         text.empty() ? "Checkpointer: " : "\n", doing, " failed on rank ", rank, " of ",
         problems.size(), ": ", problem);
   }

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "torch_file.h"
 
@@ -61,8 +62,8 @@ at::ScalarType find_dtype(const std::string& name, bool by_storage) {
   for (int8_t i = 0; i < static_cast<int8_t>(at::ScalarType::NumOptions); ++i) {
     const auto type = static_cast<at::ScalarType>(i);
     if (type == at::ScalarType::Undefined || at::isQIntType(type)) continue;
-    const auto known = by_storage ? c10::str("torch.", c10::toString(type), "Storage")
-                                  : c10::str("torch.", c10::getDtypeNames(type).first);
+    const auto known = by_storage ? ddp::str("torch.", c10::toString(type), "Storage")
+                                  : ddp::str("torch.", c10::getDtypeNames(type).first);
     if (known == name) return type;
   }
   DDP_CHECK(false, "expected the name of a dtype, got ", name, ". Save another dtype.");

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 
@@ -10,9 +10,9 @@ std::string quoted_names(const std::vector<std::string>& names) {
   constexpr size_t kMost = 10;
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
-    text += c10::str(i == 0 ? "" : ", ", '"', names[i], '"');
+    text += ddp::str(i == 0 ? "" : ", ", '"', names[i], '"');
   }
-  if (names.size() > kMost) text += c10::str(" and ", names.size() - kMost, " more");
+  if (names.size() > kMost) text += ddp::str(" and ", names.size() - kMost, " more");
   return text;
 }
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "crc32c.h"
 #include "folder.h"
@@ -64,7 +64,7 @@ class CheckpointReader {
   c10::IValue read_file(const std::string& file) const {
     const auto* known = manifest_.find(file);
     if (known == nullptr) {
-      throw DamagedCheckpoint(c10::str(folder_, " has no ", file, " in its ", kManifestName));
+      throw DamagedCheckpoint(ddp::str(folder_, " has no ", file, " in its ", kManifestName));
     }
     check_file(folder_, *known);
     return read_torch_file(folder_ + "/" + file);
@@ -89,7 +89,7 @@ class CheckpointReader {
       wanted.push_back(named.name);
       const auto* state = find_in(saved, named.name);
       if (state == nullptr) continue;
-      const auto subject = c10::str(subject_of(file), ", \"", named.name, '"');
+      const auto subject = ddp::str(subject_of(file), ", \"", named.name, '"');
       loads_.push_back(named.part->prepare(*state, {strict_, subject}));
     }
     for (const auto& item : saved.toGenericDict()) found.push_back(item.key().toStringRef());
@@ -124,12 +124,12 @@ class CheckpointReader {
     if (!missing.empty()) text = "it lacks " + quoted_names(missing);
     if (!additional.empty()) {
       text +=
-          c10::str(text.empty() ? "" : ", and ", "it has ", quoted_names(additional), " besides");
+          ddp::str(text.empty() ? "" : ", and ", "it has ", quoted_names(additional), " besides");
     }
     DDP_CHECK(
         !strict_, folder_, ": expected the ", what, " of the parts that were added, but ", text,
         ". Add the parts that were saved, or load with strict(false).");
-    loads_.push_back({[] {}, nullptr, c10::str(folder_, ": ", text, ".")});
+    loads_.push_back({[] {}, nullptr, ddp::str(folder_, ": ", text, ".")});
   }
 
   const std::string folder_;

@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <exception>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 #include <ddp/version.h>
 #include <torch/version.h>
 
@@ -33,10 +33,10 @@ constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr int kPausePerWork = 20;
 
 // What a rank leaves for rank 0 beside its file, once that is on the disk.
-std::string done_file(int rank) { return c10::str("rank-", rank, ".done"); }
+std::string done_file(int rank) { return ddp::str("rank-", rank, ".done"); }
 
 // What it leaves instead, where it cannot write its file.
-std::string failure_file(int rank) { return c10::str("rank-", rank, ".failed"); }
+std::string failure_file(int rank) { return ddp::str("rank-", rank, ".failed"); }
 
 // Training steps come first where cores are few. Who waits for this thread leaves a core to it.
 void yield_to_steps() {
@@ -60,7 +60,7 @@ FileSum parse_done(const std::string& text, const std::string& path) {
 
 }  // namespace
 
-std::string rank_file(int rank) { return c10::str("rank-", rank, ".pt"); }
+std::string rank_file(int rank) { return ddp::str("rank-", rank, ".pt"); }
 
 SaveJob::SaveJob(SavePlan plan) : plan_(std::move(plan)), thread_([this] { run(); }) {}
 
@@ -131,7 +131,7 @@ void SaveJob::write_own_files() {
   }
   if (plan_.rank == 0) return;
   const auto& sum = written_.back().sum;
-  leave_for_first(done_file(plan_.rank), c10::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+  leave_for_first(done_file(plan_.rank), ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
 }
 
 // Whole, or not at all.
@@ -190,7 +190,7 @@ std::vector<ManifestFile> SaveJob::files_of_others() {
     }
     // The others may still be writing, so that what they write to has to stay until they are done.
     if (has_failed) {
-      failures += c10::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
+      failures += ddp::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
       continue;
     }
     files.push_back({rank_file(rank), parse_done(read_whole_file(path, kMaxDoneBytes), path)});

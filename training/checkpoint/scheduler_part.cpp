@@ -3,7 +3,6 @@
 #include <memory>
 #include <tuple>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 
@@ -56,8 +56,8 @@ class BucketStates {
   };
 
   static std::string name_of(const GradBucket& bucket) {
-    auto name = c10::str(bucket.index(), ":", bucket.buffer().scalar_type());
-    for (const auto& parameter : bucket.parameters()) name += c10::str(" ", parameter.sizes());
+    auto name = ddp::str(bucket.index(), ":", bucket.buffer().scalar_type());
+    for (const auto& parameter : bucket.parameters()) name += ddp::str(" ", parameter.sizes());
     return name;
   }
 

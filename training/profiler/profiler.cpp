@@ -5,6 +5,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "key_averages.h"
 #include "recording.h"
@@ -111,7 +112,7 @@ void Profiler::begin_step() {
   if (!options_.has_schedule()) return;
   if (!recording_) return;  // not even a name is made
   step_range_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-  if (step_range_->isActive()) step_range_->before(c10::str("ProfilerStep#", step_num_));
+  if (step_range_->isActive()) step_range_->before(ddp::str("ProfilerStep#", step_num_));
 }
 
 profiling::Trace& Profiler::trace(const char* call) const {

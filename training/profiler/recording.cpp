@@ -8,6 +8,7 @@
 #include <ATen/Context.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -70,7 +71,7 @@ void add_metadata(const RecordingOptions& options) {
   if (!is_initialized()) return;
   kineto::addMetadataJson(
       "distributedInfo",
-      c10::str(R"({"rank": )", get_rank(), R"(, "world_size": )", get_world_size(), "}"));
+      ddp::str(R"({"rank": )", get_rank(), R"(, "world_size": )", get_world_size(), "}"));
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/profiler.h>
 
+#include <ddp/internal/text.h>
+
 #include "checkpoint/file_io.h"
 
 namespace ddp {
@@ -89,11 +91,11 @@ std::function<void(Profiler&)> tensorboard_trace_handler(
     if (worker.empty()) {
       char host[256] = "";
       gethostname(host, sizeof host - 1);
-      worker = c10::str(host, '_', getpid());
+      worker = ddp::str(host, '_', getpid());
     }
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-    profiler.export_chrome_trace(c10::str(folder, '/', worker, '.', ns, ".pt.trace.json"));
+    profiler.export_chrome_trace(ddp::str(folder, '/', worker, '.', ns, ".pt.trace.json"));
   };
 }
 

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -136,7 +137,7 @@ void RepeatableCall::take_from(const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!requires_grad(tensors[i])) continue;
     parameters.push_back(tensors[i]);
-    names.push_back(c10::str(i, " of CheckpointOptions().parameters()"));
+    names.push_back(ddp::str(i, " of CheckpointOptions().parameters()"));
   }
 }
 
@@ -238,7 +239,7 @@ void Recomputation::Node::check_like_first(const std::vector<at::Tensor>& output
             second.options().type_equal(first.options()) && second.device() == first.device(),
         "checkpoint: expected tensor ", connected_[k], " of the result as in forward, ",
         first.shape_as_dim_vector(), " ", first.dtype().toScalarType(), ", got ",
-        second.defined() ? c10::str(second.sizes(), " ", second.scalar_type()) : "an undefined one",
+        second.defined() ? ddp::str(second.sizes(), " ", second.scalar_type()) : "an undefined one",
         ". The function has to do the same twice: look for what depends on a counter, on the time, "
         "or on random numbers of a generator of its own.");
   }

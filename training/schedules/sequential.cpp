@@ -1,15 +1,15 @@
 #include <algorithm>
 #include <string>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 #include <ddp/lr_scheduler.h>
 #include <torch/serialize.h>
 
 namespace ddp {
 namespace {
 
-std::string key_of(size_t scheduler) { return c10::str("scheduler", scheduler); }
+std::string key_of(size_t scheduler) { return ddp::str("scheduler", scheduler); }
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/detail/join_scope.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "statistics.h"
 
@@ -40,7 +41,7 @@ void SyncBatchNormImpl::check_dimensions(
     const at::Tensor& input, int64_t least, int64_t most) const {
   DDP_CHECK(
       input.dim() >= least && input.dim() <= most, "SyncBatchNorm: expected an input of ", least,
-      least == most ? "" : c10::str(" to ", most), " dimensions, got ", input.sizes(),
+      least == most ? "" : ddp::str(" to ", most), " dimensions, got ", input.sizes(),
       ". The first is the batch, the second are the channels.");
   DDP_CHECK(
       input.size(1) == options.num_features(), "SyncBatchNorm: expected ", options.num_features(),

@@ -7,13 +7,12 @@
 #include <cstring>
 #include <fstream>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include <c10/util/Logging.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "../../gloo.h"
@@ -55,7 +54,7 @@ constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
 
 std::string namespace_of(const char* kind) {
   struct stat info {};
-  const auto path = c10::str("/proc/self/ns/", kind);
+  const auto path = ddp::str("/proc/self/ns/", kind);
   return ::stat(path.c_str(), &info) == 0 ? std::to_string(info.st_ino) : "?";
 }
 
@@ -65,7 +64,7 @@ std::string name_of_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   DDP_CHECK(!boot.empty(), "expected to read /proc/sys/kernel/random/boot_id, but could not");
-  return c10::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
+  return ddp::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
 // As much as the host has: untouched pages take no memory.
@@ -81,7 +80,7 @@ uint64_t random_token() {
 }
 
 std::string to_text(const Place& place) {
-  return c10::str(
+  return ddp::str(
       place.pid, ' ', place.arena_fd, ' ', place.control_fds[0], ' ', place.control_fds[1], ' ',
       place.bytes, ' ', place.token);
 }
@@ -90,10 +89,10 @@ std::vector<Place> parse_places(const Round& round) {
   std::vector<Place> places(round.entries.size());
   for (size_t rank = 0; rank < places.size(); ++rank) {
     auto& place = places[rank];
-    std::istringstream text(round.entries[rank]);
+    InputText text(round.entries[rank]);
     text >> place.pid >> place.arena_fd >> place.control_fds[0] >> place.control_fds[1] >>
         place.bytes >> place.token;
-    const bool is_whole = text && text.peek() == std::istringstream::traits_type::eof();
+    const bool is_whole = text && text.peek() == InputText::traits_type::eof();
     const bool is_place = place.pid > 0 && place.arena_fd >= 0 && place.bytes > 0 &&
                           place.bytes <= kBytesOfAllRanks && place.bytes % kPage == 0;
     if (is_whole && is_place) continue;

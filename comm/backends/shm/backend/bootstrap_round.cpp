@@ -1,8 +1,8 @@
 #include "bootstrap_round.h"
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 namespace ddp::backends::shm {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 constexpr char kEntry = '=';
 constexpr char kProblem = '!';
 
-std::string key_of(const std::string& round, size_t rank) { return c10::str(round, "/", rank); }
+std::string key_of(const std::string& round, size_t rank) { return ddp::str(round, "/", rank); }
 
 std::vector<std::string> read_all(c10d::Store& store, const std::vector<std::string>& keys) {
   std::vector<std::string> texts;
@@ -52,7 +52,7 @@ Round share(
       throw_malformed(round, rank, "a text that begins with = or !");
     text.erase(0, 1);
     if (kind == kProblem && round.problem.empty()) {
-      round.problem = c10::str("rank ", rank, ": ", text);
+      round.problem = ddp::str("rank ", rank, ": ", text);
     }
   }
   return round;

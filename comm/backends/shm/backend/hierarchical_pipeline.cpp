@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "../memory/tensors.h"
 #include "reduce.h"
@@ -215,7 +215,7 @@ void HierarchicalPipeline::between_hosts(
     check();
     DDP_CHECK_WITH(
         DistBackendError, false, text_of(std::current_exception()),
-        " (between hosts, whose leaders are ranks ", c10::Join(", ", host_.leaders), ")");
+        " (between hosts, whose leaders are ranks ", joined_by(", ", host_.leaders), ")");
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
 
 #include "../../../deadline.h"

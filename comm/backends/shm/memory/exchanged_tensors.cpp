@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <ATen/ops/empty_like.h>
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 #include "tensors.h"
 
@@ -116,7 +116,7 @@ Agreement ExchangedTensors::agree(const std::vector<std::byte*>& buffers) const 
       const auto expected = row_of(buffers[receiver], sender).expected;
       if (row.sent != expected) {
         const auto element = outputs_.front().element_size();
-        agreement.mismatch = c10::str(
+        agreement.mismatch = ddp::str(
             "shm: all_to_all: expected every rank to receive as many elements as are sent to it, "
             "but rank ",
             sender, " sends ", row.sent / element, " to rank ", receiver, ", which expects ",

@@ -12,8 +12,8 @@
 #include <string>
 #include <unordered_set>
 
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "fork_handlers.h"
 
@@ -28,12 +28,12 @@ std::string why_not_a_segment(int fd, size_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return std::strerror(errno);
   if (file.st_uid != ::geteuid()) {
-    return c10::str("it is user ", file.st_uid, "'s, not user ", ::geteuid(), "'s");
+    return ddp::str("it is user ", file.st_uid, "'s, not user ", ::geteuid(), "'s");
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return "it is no memfd of a sealed size";
   if (static_cast<size_t>(file.st_size) != bytes) {
-    return c10::str("it has ", file.st_size, " bytes, not ", bytes);
+    return ddp::str("it has ", file.st_size, " bytes, not ", bytes);
   }
   return "";
 }
@@ -125,7 +125,7 @@ std::shared_ptr<Segment> Segment::make(size_t bytes) {
 }
 
 std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
-  const auto path = c10::str("/proc/", pid, "/fd/", fd);
+  const auto path = ddp::str("/proc/", pid, "/fd/", fd);
   // Without waiting: the number may be a pipe's by now.
   const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
   DDP_CHECK(

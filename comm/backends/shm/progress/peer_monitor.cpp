@@ -1,11 +1,10 @@
 #include "peer_monitor.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 
 namespace ddp::backends::shm {
 
@@ -46,7 +45,7 @@ std::string PeerMonitor::mismatch(uint64_t number) const {
   for (int rank = 1; rank < size(); ++rank) {
     const auto& other = descriptor_of(rank, number);
     if (other.matches(first)) continue;
-    return c10::str(
+    return ddp::str(
         "shm: expected every rank to call the same collective number ", number, ", but rank ",
         peers_[0].rank, " called ", to_text(first), " and rank ",
         peers_[static_cast<size_t>(rank)].rank, " ", to_text(other),
@@ -68,7 +67,7 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   call.kind = d.kind;
   if (d.kind == Kind::kBarrier) return ddp::to_text(call);
   if (d.carrier == Carrier::kGloo) {
-    return c10::str(
+    return ddp::str(
         ddp::to_text(d.kind), " of ", static_cast<c10::ScalarType>(d.dtype), " (through Gloo)");
   }
   call.dtype = static_cast<int8_t>(d.dtype);
@@ -100,7 +99,7 @@ Trouble PeerMonitor::trouble(uint64_t number) const {
     const auto& peer = peers_[static_cast<size_t>(rank)];
     const auto& state = state_of(rank);
     const auto named = [&](const char* what) {
-      return c10::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
+      return ddp::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
     };
     if (has_stopped(rank, number)) {
       if (state.stopped.load() == Stopped::kAborted) {
@@ -122,7 +121,7 @@ Trouble PeerMonitor::trouble(uint64_t number) const {
 }
 
 std::string PeerMonitor::ranks_at_or_below(Counter counter, uint64_t number) const {
-  std::ostringstream text;
+  OutputText text;
   for (int rank = 0; rank < size(); ++rank) {
     const auto at = (state_of(rank).*counter).load();
     if (at > number) continue;

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
 
 #include "../../../deadline.h"
 
@@ -23,7 +23,7 @@ constexpr int kThreads = 2;
 
 std::string why_not_started(
     const char* name, int rank, int world_size, const std::exception& error) {
-  return c10::str(
+  return ddp::str(
       "shm: expected to start ", name, ", but could not on rank ", rank, " of ", world_size, ": ",
       text_of(error));
 }
@@ -220,7 +220,7 @@ void ProgressEngine::reduce(Pending& pending) {
       return;
     } catch (...) {
       trouble.what = text_of(std::current_exception());
-      trouble.cause = c10::str(trouble.what, " on rank ", monitor_.own_rank());
+      trouble.cause = ddp::str(trouble.what, " on rank ", monitor_.own_rank());
     }
   }
   abort_locked(pending, trouble);  // the other ranks need this rank's reduce step
@@ -251,9 +251,9 @@ void ProgressEngine::check_peers() {
     if (first == nullptr) return;
     auto trouble = monitor_.trouble(first->number);
     if (trouble.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
-      trouble.what = c10::str(
+      trouble.what = ddp::str(
           "timed out after ", first->timeout.count(), " ms, ", monitor_.missing(first->number));
-      trouble.cause = c10::str(trouble.what, " on rank ", monitor_.own_rank());
+      trouble.cause = ddp::str(trouble.what, " on rank ", monitor_.own_rank());
     }
     if (!trouble.what.empty()) abort_locked(*first, trouble);
   }
@@ -261,7 +261,7 @@ void ProgressEngine::check_peers() {
 }
 
 void ProgressEngine::abort_locked(const Pending& pending, const Trouble& trouble) {
-  const auto why = c10::str(
+  const auto why = ddp::str(
       "shm: collective number ", pending.number, " (", monitor_.to_text(pending.call.descriptor),
       ") on rank ", monitor_.own_rank(), ": ", trouble.what);
   abort_locked(why, Stopped::kAborted, trouble.cause);

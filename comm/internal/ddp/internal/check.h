@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
+#include <ddp/internal/text.h>
 #include <torch/csrc/utils/cpp_stacktraces.h>
 
 namespace ddp {
@@ -25,7 +25,7 @@ Error readable_error(const c10::SourceLocation& where, std::string text) {
 /// TORCH_CHECK and its kin, without the stack.
 #define DDP_CHECK_WITH(error, condition, ...)                                     \
   if (C10_UNLIKELY(!(condition))) {                                               \
-    throw ::ddp::readable_error<::c10::error>(DDP_HERE, ::c10::str(__VA_ARGS__)); \
+    throw ::ddp::readable_error<::c10::error>(DDP_HERE, ::ddp::str(__VA_ARGS__)); \
   }
 #define DDP_CHECK(condition, ...) DDP_CHECK_WITH(Error, condition, __VA_ARGS__)
 #define DDP_CHECK_VALUE(condition, ...) DDP_CHECK_WITH(ValueError, condition, __VA_ARGS__)

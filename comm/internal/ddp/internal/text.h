@@ -1,0 +1,41 @@
+// Text that every rank writes and reads alike: c10::str, c10::Join and the streams of std write and
+// read numbers as std::locale::global says, by which a program may group digits: 2.000.
+#pragma once
+
+#include <locale>
+#include <sstream>
+#include <string>
+
+namespace ddp {
+
+/// A std::ostringstream that is the same in every program.
+class OutputText : public std::ostringstream {
+ public:
+  OutputText() { imbue(std::locale::classic()); }
+};
+
+/// A std::istringstream that is.
+class InputText : public std::istringstream {
+ public:
+  explicit InputText(const std::string& text) : std::istringstream(text) {
+    imbue(std::locale::classic());
+  }
+};
+
+/// Its arguments one after the other, as c10::str does it.
+template <typename... Args>
+std::string str(const Args&... args) {
+  OutputText text;
+  (text << ... << args);
+  return text.str();
+}
+
+/// The values with `separator` between them.
+template <typename Values>
+std::string joined_by(const char* separator, const Values& values) {
+  OutputText text;
+  for (const auto& value : values) text << (text.tellp() > 0 ? separator : "") << value;
+  return text.str();
+}
+
+}  // namespace ddp

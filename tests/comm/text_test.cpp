@@ -1,0 +1,64 @@
+// What ranks write for each other is the same in every program, whatever it has set for its users.
+#include <cstdint>
+#include <locale>
+#include <string>
+#include <vector>
+
+#include <c10/util/StringUtil.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
+
+#include "support/foreign_locale.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+class WithForeignLocale {
+ public:
+  WithForeignLocale() : before_(std::locale::global(testing::foreign_locale())) {}
+  ~WithForeignLocale() { std::locale::global(before_); }
+  WithForeignLocale(const WithForeignLocale&) = delete;
+  WithForeignLocale& operator=(const WithForeignLocale&) = delete;
+
+ private:
+  const std::locale before_;
+};
+
+TEST_CASE("numbers are written the same under every locale", "[text][pure]") {
+  const WithForeignLocale foreign;
+  REQUIRE(c10::str(2000, ' ', 0.5) == "2 0 0 0 0,5");  // or nothing below would be tested
+  CHECK(ddp::str(2000, ' ', 0.5) == "2000 0.5");
+  CHECK(
+      ddp::str("step ", int64_t{1} << 40, " of ", std::string("all")) ==
+      "step 1099511627776 of all");
+  CHECK(joined_by(", ", std::vector<int>{10, 200}) == "10, 200");
+  CHECK(joined_by(", ", std::vector<int>{}) == "");
+  CHECK(joined_by(" and ", std::vector<std::string>{"a", "b", "c"}) == "a and b and c");
+}
+
+TEST_CASE("numbers are read the same under every locale", "[text][pure]") {
+  const WithForeignLocale foreign;
+  InputText text("1 200 0.5 why");
+  int rank = 0, number = 0;
+  double half = 0;
+  std::string why;
+  text >> rank >> number >> half >> why;
+  CHECK(rank == 1);
+  CHECK(number == 200);
+  CHECK(half == 0.5);
+  CHECK(why == "why");
+}
+
+TEST_CASE("texts in one come out as they went in", "[text][pure]") {
+  const WithForeignLocale foreign;
+  const std::vector<std::string> texts{
+      "", "2:a", "two\nlines\t", std::string("\0:", 2), std::string(1234, ' '), ""};
+  CHECK(unpacked(packed(texts)) == texts);
+  CHECK(unpacked(packed({})).empty());
+  CHECK(packed({"foo", ""}) == "3:foo0:");
+}
+
+}  // namespace
+}  // namespace ddp
