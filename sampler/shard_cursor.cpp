@@ -18,14 +18,9 @@ int64_t read_int(
   return value.toInt();
 }
 
-struct Field {
-  const char* key;
-  int64_t value;
-};
-
 // What a position in the order depends on: in another order, it would repeat some samples and lose
 // others, silently.
-std::vector<Field> identity(const ShardCursor::Options& options) {
+std::vector<ShardCursor::Field> identity(const ShardCursor::Options& options) {
   return {
       {"dataset_size", options.order.dataset_size},
       {"num_samples", options.order.size},
@@ -42,6 +37,14 @@ ShardCursor::ShardCursor(Options options) : options_(std::move(options)) { next_
 ShardCursor::Start ShardCursor::front_of(int64_t epoch) const {
   const ShardSpec& shard = options_.shard;
   return {epoch, /*offset=*/0, shard.num_replicas * shard.batch_size, /*chosen=*/true};
+}
+
+std::vector<ShardCursor::Field> ShardCursor::common_fields() const {
+  const std::lock_guard lock(mutex_);
+  auto fields = identity(options_);
+  fields.push_back({"num_replicas", options_.shard.num_replicas});
+  fields.push_back({"epoch", next_.epoch});
+  return fields;
 }
 
 ShardSpec ShardCursor::shard_at(int64_t offset) const {

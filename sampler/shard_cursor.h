@@ -43,6 +43,15 @@ class ShardCursor {
 
   const Options& options() const { return options_; }
 
+  /// Something that decides which indices come, by its name in an archive.
+  struct Field {
+    const char* key;
+    int64_t value;
+  };
+
+  /// What all ranks have alike: what decides the order of the epoch that comes.
+  std::vector<Field> common_fields() const;
+
  private:
   /// Where the epoch that the next reset begins starts.
   struct Start {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "dataset_check.h"
 #include "shard_cursor.h"
 
 namespace ddp {
@@ -33,5 +34,11 @@ void ShardedSampler::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void ShardedSampler::load(torch::serialize::InputArchive& archive) { cursor_->load(archive); }
+
+void ShardedSampler::check_same_on_all_ranks(
+    const std::function<void(detail::ItemHash&)>& hash_first_items, size_t items,
+    const GroupArg& group) const {
+  ddp::check_dataset(*cursor_, hash_first_items, items, group.get());
+}
 
 }  // namespace ddp

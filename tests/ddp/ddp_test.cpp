@@ -173,6 +173,7 @@ TEST_CASE("broadcast_buffers(false) and ignored buffers stay local", "[ranks][dd
     net->counter.fill_(self.rank + 1);
     DistributedDataParallel model(net, options);
     for (int i = 0; i < 2; ++i) model->forward(torch::randn({8, 4})).sum().backward();
+    model->sync_buffers();
     return net->counter.item<float>();
   });
   CHECK(counters == std::vector<float>{1, 2});

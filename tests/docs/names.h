@@ -1,6 +1,7 @@
 // What the blocks of code in README.md and docs use without making it. They are only compiled.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -15,6 +16,7 @@
 
 struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
+  torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(Net);
 using Data = torch::data::datasets::MapDataset<

@@ -64,10 +64,10 @@ struct DistributedDataParallelOptions {
   TORCH_ARG(std::vector<c10::Device>, device_ids) = {};
   /// Broadcast rank 0's buffers (BatchNorm's statistics) with each averaged backward pass, at whose
   /// end all ranks have them. Buffers that a program changes between steps travel with the next
-  /// one; `sync_buffers()` shares them at once. Default: true
+  /// one; `sync_buffers()` shares them at once. False: each rank keeps its own. Default: true
   TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Compare the ranks' models and broadcast rank 0's parameters and buffers at construction.
-  /// Default: true
+  /// Compare the ranks' models at construction, and broadcast rank 0's parameters, and its buffers
+  /// where broadcast_buffers is set. Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
   /// kTuneBucketCap measures the first seven reduced steps (with static_graph eight), in which

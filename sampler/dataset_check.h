@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include <ddp/detail/item_hash.h>
+#include <ddp/process_group.h>
+
+#include "shard_cursor.h"
+
+namespace ddp {
+
+/// ShardedSampler::check_dataset, of a sampler with this cursor.
+void check_dataset(
+    const ShardCursor& cursor, const std::function<void(detail::ItemHash&)>& hash_first_items,
+    size_t items, const ProcessGroup& group);
+
+}  // namespace ddp

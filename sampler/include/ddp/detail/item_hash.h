@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/export.h>
+#include <torch/data/example.h>
+
+namespace ddp::detail {
+
+/// What items of a data set hold, as one number: the same in every process.
+class DDP_API ItemHash {
+ public:
+  uint64_t value() const { return value_; }
+
+  void add(const at::Tensor& tensor);  // its dtype, shape and bytes
+  void add(const std::string& text);
+
+  template <typename Data, typename Target>
+  void add(const torch::data::Example<Data, Target>& example) {
+    add(example.data);
+    if constexpr (!std::is_void_v<Target>) add(example.target);
+  }
+
+  template <typename Item>
+  void add(const std::vector<Item>& items) {
+    for (const auto& item : items) add(item);
+  }
+
+  template <typename First, typename Second>
+  void add(const std::pair<First, Second>& pair) {
+    add(pair.first);
+    add(pair.second);
+  }
+
+  template <typename Number>
+  void add(const Number& number) {
+    static_assert(
+        std::is_arithmetic_v<Number> || std::is_enum_v<Number>,
+        "check_dataset() takes items of tensors, numbers and texts, in torch::data::Example, "
+        "std::vector or std::pair: map the data set to these");
+    add_bytes(&number, sizeof number);
+  }
+
+ private:
+  void add_bytes(const void* data, size_t size);
+
+  uint64_t value_ = 0;
+};
+
+}  // namespace ddp::detail

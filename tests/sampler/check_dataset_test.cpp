@@ -1,0 +1,120 @@
+// Whether ranks notice that what they have under the same numbers is not the same.
+#include <ddp/sampler.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::DistributedSampler;
+using ddp::DistributedSamplerOptions;
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+
+// Images of one number each, and what they show: an item of a class that LibTorch does not know.
+using Item = std::pair<std::vector<float>, std::string>;
+
+struct Pictures : torch::data::datasets::Dataset<Pictures, Item> {
+  explicit Pictures(std::vector<float> numbers) : numbers_(std::move(numbers)) {}
+  Item get(size_t index) override {
+    TORCH_CHECK(numbers_.at(index) >= 0, "no such file");
+    return {{numbers_[index]}, "a picture"};
+  }
+  std::optional<size_t> size() const override { return numbers_.size(); }
+  std::vector<float> numbers_;
+};
+
+DistributedSamplerOptions options_of(const Rank& self) {
+  return DistributedSamplerOptions().num_replicas(self.size).rank(self.rank);
+}
+
+// What the ranks throw of data sets of 20 items that `change` changed on rank 1.
+std::vector<std::string> errors_with(const std::function<void(std::vector<float>&)>& change) {
+  return errors_of_ranks(3, [&](const Rank& self) {
+    std::vector<float> numbers(20, 1);
+    if (self.rank == 1) change(numbers);
+    Pictures pictures(numbers);
+    DistributedSampler(numbers.size(), options_of(self)).check_dataset(pictures, 16, self.group);
+  });
+}
+
+void check_all_throw(const std::vector<std::string>& errors, const std::string& text) {
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText(text));
+    CHECK(error == errors.front());
+  }
+}
+
+TEST_CASE("equal data sets pass, whatever they hold", "[sampler][ranks]") {
+  const std::vector<std::string> none{"", "", ""};
+  CHECK(errors_with([](auto&) {}) == none);
+  CHECK(errors_of_ranks(3, [](const Rank& self) {
+          const auto data = torch::arange(60).view({20, 3});
+          auto examples = torch::data::datasets::TensorDataset(data);
+          auto stacked = torch::data::datasets::TensorDataset(data).map(
+              torch::data::transforms::Stack<torch::data::TensorExample>());
+          const DistributedSampler sampler(20, options_of(self));
+          sampler.check_dataset(examples, 16, self.group);
+          sampler.check_dataset(stacked, 100, self.group);
+          Pictures empty({});
+          DistributedSampler(0, options_of(self)).check_dataset(empty, 16, self.group);
+        }) == none);
+}
+
+TEST_CASE("another item among the first is found on every rank", "[sampler][ranks][errors]") {
+  check_all_throw(
+      errors_with([](auto& numbers) { numbers[15] = 2; }),
+      "DistributedSampler::check_dataset: expected the same data set on every rank, got another "
+      "size, or other items among the first 16, than rank 0's on rank 1 of 3. Construct the "
+      "sampler "
+      "and the data set alike");
+  // Not among the first.
+  CHECK(errors_with([](auto& numbers) { numbers[16] = 2; })[0] == "");
+}
+
+TEST_CASE("other options of a sampler are named on every rank", "[sampler][ranks][errors]") {
+  check_all_throw(
+      errors_with([](auto& numbers) { numbers.resize(19); }),
+      "expected the same order on every rank, got dataset_size=20 on rank 0 and dataset_size=19 on "
+      "rank 1 of 3.");
+  using Change = std::function<void(DistributedSampler&, DistributedSamplerOptions&)>;
+  const auto text_with = [](const Change& change) {
+    const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+      Pictures pictures(std::vector<float>(20, 1));
+      auto options = options_of(self);
+      DistributedSampler unused(20, options);
+      if (self.rank == 1) change(unused, options);
+      DistributedSampler sampler(20, options);
+      if (self.rank == 1) change(sampler, options);
+      sampler.check_dataset(pictures, 16, self.group);
+    });
+    CHECK(errors[0] == errors[1]);
+    return errors[0];
+  };
+  CHECK_THAT(
+      text_with([](auto&, auto& options) { options.seed(1234); }),
+      ContainsText("got seed=0 on rank 0 and seed=1234 on rank 1 of 2."));
+  CHECK_THAT(
+      text_with([](auto&, auto& options) { options.shuffle(false); }),
+      ContainsText("got shuffle=1 on rank 0 and shuffle=0 on rank 1 of 2."));
+  CHECK_THAT(
+      text_with([](auto& sampler, auto&) { sampler.set_epoch(3); }),
+      ContainsText("got epoch=0 on rank 0 and epoch=3 on rank 1 of 2."));
+}
+
+TEST_CASE("a rank that cannot load its items is no hang", "[sampler][ranks][errors]") {
+  check_all_throw(
+      errors_with([](auto& numbers) { numbers[2] = -1; }),
+      "check_dataset: expected every rank to load its first 16 items, got an error on rank 1 of 3: "
+      "no such file");
+}
+
+}  // namespace
