@@ -3,7 +3,7 @@
 #   openmpi.sh 4 ./train --epochs 6
 #   HOSTFILE=hosts MASTER_ADDR=host0 openmpi.sh 8 ./train --epochs 6
 # mpirun gives ranks their numbers. On one host ddp finds the rest by itself; over several it needs
-# rank 0's host and a free port there.
+# rank 0's host, and a port that is free there: MASTER_PORT, or one that is drawn.
 set -euo pipefail
 ranks=${1:?usage: openmpi.sh RANKS PROGRAM [ARGUMENTS...]}
 shift
@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options+=(-x OMP_NUM_THREADS)
 if [[ -n ${HOSTFILE:-} ]]; then
   : "${MASTER_ADDR:?MASTER_ADDR: expected the host of rank 0, the first of $HOSTFILE}"
-  export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
+  export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-$((10000 + RANDOM % 20000))}
   options+=(--hostfile "$HOSTFILE" -x MASTER_ADDR -x MASTER_PORT)
 else
   options+=(--oversubscribe)

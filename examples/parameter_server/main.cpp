@@ -1,7 +1,8 @@
 // Workers that train without waiting for each other, around a process that keeps the parameters:
 //
-//     parameter_server --workers 3                                     # all on this host
-//     parameter_server --serve --workers 3                             # or each by hand,
+//     parameter_server --workers 3                         # starts them, on this host
+//     ddprun -n 4 parameter_server                         # rank 0 serves, the others work
+//     parameter_server --serve --workers 3 --address host:29600        # or each by hand,
 //     parameter_server --worker 0 --workers 3 --address host:29600     # on any host
 //
 // A worker takes the parameters, computes a gradient, sends it, and takes the parameters again. The
@@ -9,8 +10,9 @@
 // the steps of others that came in between. The bound: no worker is more than --ahead steps ahead
 // of the slowest one that lives, so that at most (workers - 1) * (2 * ahead + 1) steps lie between.
 //
-// A worker that is killed is left out; the others go on with its share of the steps undone. All
-// bytes pass the server, which is why a DistributedDataParallel scales further.
+// A worker that is killed is left out; the others go on with its share of the steps undone (under
+// ddprun, which ends a job that loses a rank, they do not). All bytes pass the server, which is why
+// a DistributedDataParallel scales further.
 #include <unistd.h>
 
 #include <ddp/ddp.h>
@@ -28,17 +30,19 @@
 #include <thread>
 
 #include "../common/command_line.h"
+#include "../common/default_group.h"
 #include "../common/digits.h"
 
 namespace {
 
 using examples::UsageError;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 struct Options : examples::DigitsOptions {
   int workers = 2;
   int worker = -1;  // which one this process is
   bool serve = false;
-  std::string address = "127.0.0.1:29600";
+  std::string address;  // "": of processes that are started here
   int64_t steps = 200;
   int64_t ahead = 4;
 };
@@ -51,39 +55,54 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   examples::add_digits_options(app, options);
   app.remove_option(app.get_option("--epochs"));
   app.remove_option(app.get_option("--backend"));
-  app.add_option("--workers", options.workers, "How many")->check(examples::between(1, 100));
+  auto* workers =
+      app.add_option("--workers", options.workers, "How many")->check(examples::between(1, 100));
   app.add_option("--steps", options.steps, "Gradients of each worker")
       ->check(examples::between<int64_t>(1, 1000000));
   app.add_option("--ahead", options.ahead, "Steps that a worker may be ahead of the slowest")
       ->check(examples::between<int64_t>(0, 1000000));
-  app.add_option("--address", options.address, "HOST:PORT of the server");
-  auto* serve = app.add_flag("--serve", options.serve, "Be the server, and start no workers");
-  app.add_option("--worker", options.worker, "Be this worker, from 0; -1: start them all")
-      ->check(examples::between(-1, 99))
-      ->excludes(serve);
+  auto* address = app.add_option("--address", options.address, "HOST:PORT of the server");
+  auto* serve =
+      app.add_flag("--serve", options.serve, "Be the server, and start no workers")->needs(address);
+  auto* worker = app.add_option("--worker", options.worker, "Be this worker, from 0")
+                     ->check(examples::between(0, 99))
+                     ->excludes(serve)
+                     ->needs(address);
   if (!examples::parse_command_line(app, argc, argv, std::cout)) return std::nullopt;
+  for (const auto* option : {workers, address, serve, worker}) {
+    if (ddp::is_launched() && !option->empty()) {
+      throw UsageError(
+          option->get_name() +
+          ": expected none under a launcher, whose rank 0 is the server and others the workers");
+    }
+  }
   if (options.worker >= options.workers) {
     throw UsageError(c10::str("--worker: expected below --workers, got ", options.worker));
   }
   return options;
 }
 
-c10::intrusive_ptr<c10d::Store> make_store(const Options& options, bool is_server) {
-  const auto colon = options.address.rfind(':');
-  const auto port = colon == std::string::npos ? 0 : std::atoi(options.address.c_str() + colon + 1);
-  if (port < 1 || port > 65535) {
-    throw UsageError("--address: expected HOST:PORT, got " + options.address);
-  }
+c10::intrusive_ptr<c10d::TCPStore> make_store(
+    const std::string& host, uint16_t port, bool is_server) {
   c10d::TCPStoreOptions store;
-  store.port = static_cast<uint16_t>(port);
+  store.port = port;
   store.isServer = is_server;
   store.waitWorkers = false;
   store.timeout = std::chrono::seconds(60);
-  return c10::make_intrusive<c10d::TCPStore>(options.address.substr(0, colon), store);
+  return c10::make_intrusive<c10d::TCPStore>(host, store);
+}
+
+c10::intrusive_ptr<c10d::TCPStore> store_at(const std::string& address, bool is_server) {
+  const auto colon = address.rfind(':');
+  const auto port = colon == std::string::npos ? 0 : std::atoi(address.c_str() + colon + 1);
+  if (port < 1 || port > 65535) {
+    throw UsageError("--address: expected HOST:PORT, got " + address);
+  }
+  return make_store(address.substr(0, colon), static_cast<uint16_t>(port), is_server);
 }
 
 // A group of the server and one worker: what ends one worker's connection is no other's business.
-ddp::ProcessGroup connect(c10::intrusive_ptr<c10d::Store> store, int worker, bool is_server) {
+ddp::ProcessGroup connect(StorePtr store, int worker, bool is_server) {
   return ddp::make_process_group(ddp::ProcessGroupOptions()
                                      .backend("gloo")
                                      .store(c10::make_intrusive<c10d::PrefixStore>(
@@ -119,7 +138,7 @@ class Server {
   }
 
   /// Serves one worker, on a thread of its own, until it has ended or is lost.
-  void serve(int worker, const c10::intrusive_ptr<c10d::Store>& store) {
+  void serve(int worker, const StorePtr& store) {
     try {
       const auto group = connect(store, worker, /*is_server=*/true);
       say(c10::str("worker ", worker, " has come"));
@@ -181,14 +200,13 @@ class Server {
   int64_t largest_staleness_ = 0;
 };
 
-/// \param start_workers  called once there is something to connect to.
-void run_server(const Options& options, const std::function<void()>& start_workers) {
+/// \param open_store  called once the data is read: where the workers find this process.
+void run_server(const Options& options, const std::function<StorePtr()>& open_store) {
   const auto train = read_digits(options, "train");
   const auto test = read_digits(options, "t10k");
   auto net = make_classifier(train, options);
   Server server(options, flat(net->parameters()));
-  const auto store = make_store(options, /*is_server=*/true);
-  start_workers();
+  const auto store = open_store();
   std::vector<std::thread> threads;
   for (int worker = 0; worker < options.workers; ++worker) {
     // A connection to the store for each: one that waits for a worker keeps no other waiting.
@@ -201,12 +219,11 @@ void run_server(const Options& options, const std::function<void()>& start_worke
       " steps stale; test accuracy ", percent_right(net, test), "%"));
 }
 
-void run_worker(const Options& options) {
+void run_worker(const Options& options, StorePtr store) {
   const auto train = read_digits(options, "train");
   auto net = make_classifier(train, options);
   const auto parameters = net->parameters();
-  const auto group =
-      connect(make_store(options, /*is_server=*/false), options.worker, /*is_server=*/false);
+  const auto group = connect(std::move(store), options.worker, /*is_server=*/false);
   ddp::DistributedSampler sampler(
       static_cast<size_t>(train.size()),
       ddp::DistributedSamplerOptions().num_replicas(options.workers).rank(options.worker));
@@ -230,11 +247,12 @@ void run_worker(const Options& options) {
 }
 
 // The workers of this host, as processes of the same program.
-void start_workers(const Options& options, int argc, char** argv) {
+void start_workers(const Options& options, const std::string& address, int argc, char** argv) {
+  std::signal(SIGCHLD, SIG_IGN);  // the workers' ends are their connections'
   for (int worker = 0; worker < options.workers; ++worker) {
     const auto number = std::to_string(worker);
     std::vector<char*> arguments(argv, argv + argc);
-    for (const char* more : {"--worker", number.c_str()}) {
+    for (const char* more : {"--worker", number.c_str(), "--address", address.c_str()}) {
       arguments.push_back(const_cast<char*>(more));
     }
     arguments.push_back(nullptr);
@@ -248,6 +266,30 @@ void start_workers(const Options& options, int argc, char** argv) {
   }
 }
 
+// Rank 0 of those that a launcher started is the server.
+void run_rank(Options options) {
+  const examples::DefaultGroup group("gloo");
+  options.workers = ddp::get_world_size() - 1;
+  options.worker = ddp::get_rank() - 1;
+  if (options.workers == 0) {
+    throw UsageError("expected 2 ranks or more under a launcher, a server and its workers, got 1");
+  }
+  const auto store = ddp::default_group()->getStore();
+  if (options.worker >= 0) return run_worker(options, store);
+  run_server(options, [&] { return store; });
+}
+
+void run_alone(const Options& options, int argc, char** argv) {
+  if (options.worker >= 0) return run_worker(options, store_at(options.address, false));
+  run_server(options, [&]() -> StorePtr {
+    if (options.serve) return store_at(options.address, /*is_server=*/true);
+    const std::string host = "127.0.0.1";
+    auto store = make_store(host, /*port=*/0, /*is_server=*/true);  // any port that is free
+    start_workers(options, c10::str(host, ':', store->getPort()), argc, argv);
+    return store;
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -255,15 +297,7 @@ int main(int argc, char** argv) {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
     at::set_num_threads(1);
-    if (options->worker >= 0) {
-      run_worker(*options);
-    } else {
-      run_server(*options, [&] {
-        if (options->serve) return;
-        std::signal(SIGCHLD, SIG_IGN);  // the workers' ends are their connections'
-        start_workers(*options, argc, argv);
-      });
-    }
+    ddp::is_launched() ? run_rank(*options) : run_alone(*options, argc, argv);
     return 0;
   } catch (const UsageError& error) {
     std::cerr << "parameter_server: " << error.what() << std::endl;

@@ -103,8 +103,7 @@ TEST_CASE("a ring by hand sums up as the library does", "[examples][process]") {
 
 TEST_CASE("workers around a parameter server stay within the bound", "[examples][process]") {
   const auto ended = ddp::testing::run(
-      {program("parameter_server"), "--workers", "3", "--steps", "60", "--ahead", "1", "--address",
-       "127.0.0.1:29641"},
+      {program("parameter_server"), "--workers", "3", "--steps", "60", "--ahead", "1"},
       kPagePatience);
   INFO(ended.out << ended.err);
   CHECK(ended.code == 0);
@@ -113,11 +112,23 @@ TEST_CASE("workers around a parameter server stay within the bound", "[examples]
   CHECK(accuracy(ended.out) > 90);
 }
 
+TEST_CASE("ranks of a launcher are a parameter server and its workers", "[examples][process]") {
+  const auto job = run_on(3, "parameter_server", {"--steps", "60"});
+  INFO(job.output);
+  CHECK(job.code == 0);
+  CHECK_THAT(job.output, ContainsText("120 gradients applied"));
+  CHECK(accuracy(job.output) > 85);
+  const auto alone = run_on(1, "parameter_server", {"--steps", "60"});
+  CHECK(alone.code == 2);
+  CHECK_THAT(alone.output, ContainsText("expected 2 ranks or more under a launcher"));
+  const auto again = run_on(2, "parameter_server", {"--workers", "1"});
+  CHECK(again.code == 2);
+  CHECK_THAT(again.output, ContainsText("--workers: expected none under a launcher"));
+}
+
 TEST_CASE("a worker that is killed does not stop the others", "[examples][process]") {
   ddp::testing::Process server(
-      {program("parameter_server"), "--workers", "3", "--steps", "400", "--address",
-       "127.0.0.1:29642"},
-      kPagePatience);
+      {program("parameter_server"), "--workers", "3", "--steps", "400"}, kPagePatience);
   server.read_until("worker 1 has come\n");
   const auto pids = numbers_after(server.out(), " is process ");
   REQUIRE(pids.size() == 3);
