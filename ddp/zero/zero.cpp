@@ -1,18 +1,13 @@
 #include <ddp/zero.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/GradMode.h>
-#include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include "../state.h"
 #include "sharded_optimizer.h"
@@ -204,7 +199,7 @@ class ZeroRedundancyOptimizerBase::Impl {
         state().generation() == generation_,
         "ZeroRedundancyOptimizer: expected the model as it was when this was made, got one after "
         "refresh() on ",
-        state().monitor().rank_text(), ". Make a new optimizer behind it.");
+        state().monitor().rank_text(), ". Make a new optimizer after it.");
     DDP_CHECK(
         owner_.param_groups().size() == group_count_, "ZeroRedundancyOptimizer: expected the ",
         group_count_, " groups of parameters that it was made with, got ",
@@ -387,67 +382,6 @@ c10::Device ZeroRedundancyOptimizerBase::join_device() const { return impl_->sta
 
 ProcessGroup ZeroRedundancyOptimizerBase::join_process_group() const {
   return impl_->state().group();
-}
-
-namespace {
-
-void check_may_clip(const char* call, const ZeroRedundancyOptimizerBase& optimizer) {
-  DDP_CHECK(
-      !optimizer.options().overlap(), call,
-      ": expected gradients before their step, got those of a ZeroRedundancyOptimizer with "
-      "overlap, "
-      "which steps in the backward pass. Set overlap(false).");
-  DDP_CHECK(
-      !optimizer.is_in_join(), call,
-      ": expected every rank to clip, got a ZeroRedundancyOptimizer in a join(), where ranks "
-      "without "
-      "input step their parts as they are. Clip outside of join(), or give every rank as much "
-      "input.");
-}
-
-}  // namespace
-
-double clip_grad_norm_(ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type) {
-  check_may_clip("clip_grad_norm_", optimizer);
-  DDP_CHECK_VALUE(
-      norm_type > 0, "clip_grad_norm_: expected a norm_type above 0, got ", norm_type,
-      ". 2 is usual.");
-  const at::NoGradGuard no_grad;
-  const auto gradients = optimizer.gradients();
-  if (optimizer.options().stage() == 1) {
-    std::vector<at::Tensor> parameters;
-    for (const auto& group : optimizer.param_groups()) {
-      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-    }
-    return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
-  }
-  const bool is_max = std::isinf(norm_type);
-  double norm = 0;
-  for (const auto& gradient : gradients) {
-    const auto part = at::linalg_vector_norm(gradient, norm_type).item<double>();
-    // Not std::max, for which nothing is larger than NaN.
-    if (is_max) {
-      norm = part > norm || std::isnan(part) ? part : norm;
-    } else {
-      norm += std::pow(part, norm_type);
-    }
-  }
-  auto total = at::full({1}, norm, at::dtype(at::kDouble).device(optimizer.join_device()));
-  all_reduce(total, is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM, optimizer.process_group());
-  norm = total.item<double>();
-  if (!is_max) norm = std::pow(norm, 1 / norm_type);
-  constexpr double kEpsilon = 1e-6;  // torch's
-  const double scale = max_norm / (norm + kEpsilon);
-  if (scale < 1 || std::isnan(scale)) {
-    for (const auto& gradient : gradients) gradient.mul_(scale);
-  }
-  return norm;
-}
-
-void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value) {
-  check_may_clip("clip_grad_value_", optimizer);
-  const at::NoGradGuard no_grad;
-  for (const auto& gradient : optimizer.gradients()) gradient.clamp_(-clip_value, clip_value);
 }
 
 }  // namespace ddp

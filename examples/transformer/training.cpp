@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/autocast.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
 #include "../common/checkpoints.h"
@@ -55,7 +54,6 @@ Training::Training(const Options& options, LanguageModel net, Windows windows)
       sampler_(windows_.size(), ddp::DistributedSamplerOptions().seed(options.seed)),
       model_(std::move(net), ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true)),
       optimizer_(make_optimizer(options, model_)),
-      sharded_(dynamic_cast<ddp::ZeroRedundancyOptimizerBase*>(optimizer_.get())),
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
       schedule_(*optimizer_, {&warm_up_, &cosine_}, {options.warmup}) {
@@ -72,7 +70,7 @@ void Training::begin(examples::Progress& progress) {
 
 void Training::step() {
   model_->train();
-  zero_grad();
+  ddp::zero_grad(*optimizer_);
   for (int64_t pass = 1; pass <= options_.accumulate; ++pass) {
     if (pass < options_.accumulate) {
       const auto alone = model_->no_sync();  // only the last pass averages, over all of them
@@ -81,7 +79,7 @@ void Training::step() {
       backward(next_batch());
     }
   }
-  clip_gradients();
+  ddp::clip_grad_norm_(*optimizer_, options_.clip);
   optimizer_->step();
   schedule_.step();
   ++steps_done_;
@@ -103,16 +101,6 @@ void Training::backward(const Batch& batch) {
   const auto prediction = predict(model_, batch, device, options_.amp);
   (prediction.loss / options_.accumulate).backward();
   tally_ += prediction.tally;
-}
-
-void Training::zero_grad() { sharded_ ? sharded_->zero_grad() : optimizer_->zero_grad(); }
-
-void Training::clip_gradients() {
-  if (sharded_) {
-    ddp::clip_grad_norm_(*sharded_, options_.clip);
-  } else {
-    torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip);
-  }
 }
 
 Tally Training::evaluate(const Windows& windows) {

@@ -53,21 +53,18 @@ class Training {
   Batch next_batch();
   /// Computes this batch's part of the step's gradients.
   void backward(const Batch& batch);
-  void zero_grad();
-  void clip_gradients();
 
   const Options& options_;
   const Windows windows_;
   ddp::DistributedSampler sampler_;
   Model model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  ddp::ZeroRedundancyOptimizerBase* sharded_;  // the same one; null without --zero
   ddp::LinearLR warm_up_;
   ddp::CosineAnnealingLR cosine_;
   ddp::SequentialLR schedule_;
   int64_t steps_done_ = 0;
   Tally tally_;
-  // Behind the parts that it saves, so that its last save ends before them.
+  // After the parts that it saves, so that its last save ends before them.
   std::optional<ddp::Checkpointer> checkpointer_;
 };
 

@@ -89,10 +89,7 @@ ZeroRedundancyOptimizerBase* sharded(const OptimizerPtr& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get());
 }
 
-void zero_grad(const OptimizerPtr& optimizer) {
-  auto* zero = sharded(optimizer);
-  zero ? zero->zero_grad() : optimizer->zero_grad();
-}
+void zero_grad(const OptimizerPtr& optimizer) { ddp::zero_grad(*optimizer); }
 
 at::Tensor input_of(int rank, int64_t step) {
   auto chance = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);
@@ -193,7 +190,7 @@ TEST_CASE("a sharded optimizer takes gradients that accumulate", "[zero][ranks]"
   CHECK(distance(run(2, "adamw", Mode{2}, train), expected) < 1e-5);
 }
 
-TEST_CASE("behind a step, gradients begin anew without zero_grad", "[zero][ranks]") {
+TEST_CASE("after a step, gradients begin anew without zero_grad", "[zero][ranks]") {
   const auto train = [](bool clears) {
     return [clears](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
       for (int64_t step = 0; step < 3; ++step) {
@@ -336,30 +333,43 @@ TEST_CASE("ranks without input step beside the others", "[zero][ranks]") {
   CHECK(all_equal(run(2, "adam", mode, train), run(2, "adam", kPlain, train)));
 }
 
-TEST_CASE("gradients are clipped as without sharding", "[zero][ranks]") {
-  const auto mode = GENERATE(Mode{1}, Mode{2});
+TEST_CASE("the gradients of any optimizer are clipped as by LibTorch", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{0}, Mode{1}, Mode{2});
   const double norm_type = GENERATE(1.0, 2.0, std::numeric_limits<double>::infinity());
-  const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
-    for (int64_t step = 0; step < 3; ++step) {
-      zero_grad(optimizer);
-      loss_of(model, self, step).backward();
-      auto* zero = sharded(optimizer);
-      const double norm =
-          zero ? clip_grad_norm_(*zero, 0.05, norm_type)
-               : torch::nn::utils::clip_grad_norm_(model->parameters(), 0.05, norm_type);
-      TORCH_CHECK(norm > 0.05, "nothing to clip");
-      optimizer->step();
-    }
+  const auto norms = [&](bool by_torch) {
+    return [by_torch, norm_type](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+      for (int64_t step = 0; step < 3; ++step) {
+        zero_grad(optimizer);
+        loss_of(model, self, step).backward();
+        const double norm =
+            by_torch ? torch::nn::utils::clip_grad_norm_(model->parameters(), 0.05, norm_type)
+                     : clip_grad_norm_(*optimizer, 0.05, norm_type);
+        TORCH_CHECK(norm > 0.05, "nothing to clip");
+        optimizer->step();
+      }
+    };
   };
-  CHECK(distance(run(2, "sgd", mode, train), run(2, "sgd", kPlain, train)) < 1e-6);
-  const auto values = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+  CHECK(distance(run(2, "sgd", mode, norms(false)), run(2, "sgd", kPlain, norms(true))) < 1e-6);
+  const auto values = [](bool by_torch) {
+    return [by_torch](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+      loss_of(model, self, 0).backward();
+      by_torch ? torch::nn::utils::clip_grad_value_(model->parameters(), 0.01)
+               : clip_grad_value_(*optimizer, 0.01);
+      optimizer->step();
+    };
+  };
+  CHECK(all_equal(run(2, "sgd", mode, values(false)), run(2, "sgd", kPlain, values(true))));
+}
+
+TEST_CASE("averages that zero_grad throws away are not stepped", "[zero][ranks]") {
+  const auto mode = GENERATE(Mode{1}, Mode{2});
+  const auto train = [](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
     loss_of(model, self, 0).backward();
-    auto* zero = sharded(optimizer);
-    zero ? clip_grad_value_(*zero, 0.01)
-         : torch::nn::utils::clip_grad_value_(model->parameters(), 0.01);
+    zero_grad(optimizer);
+    loss_of(model, self, 1).backward();
     optimizer->step();
   };
-  CHECK(all_equal(run(2, "sgd", mode, values), run(2, "sgd", kPlain, values)));
+  CHECK(all_equal(run(2, "sgd", mode, train), run(2, "sgd", kPlain, train)));
 }
 
 TEST_CASE("the state of four ranks loads on two, on one, and without sharding", "[zero][ranks]") {

@@ -24,6 +24,7 @@
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/grad_scaler.h>
+#include <ddp/gradients.h>
 #include <ddp/join.h>
 #include <ddp/length_grouped_sampler.h>
 #include <ddp/lr_scheduler.h>

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/export.h>
+#include <ddp/gradients.h>
 #include <ddp/join.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
@@ -26,7 +27,7 @@ struct ZeroOptions {
   /// The ranks that share the state. With stage 2 or overlap, the model's. Default: the model's
   TORCH_ARG(ProcessGroup, process_group) = {};
   /// 1: each rank keeps its part of the optimizer's state. 2: and of the gradients, so that `.grad`
-  /// is undefined behind an averaged backward pass. Default: 1
+  /// is undefined after an averaged backward pass. Default: 1
   TORCH_ARG(int, stage) = 1;
   /// Step at the end of every averaged backward pass, bucket by bucket, and send the new parameters
   /// of one while the gradients of the next are on their way; step() then does nothing. Not where
@@ -92,7 +93,7 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Clears the gradients of all parameters, and with stage 2 this rank's parts. Shadows
-  /// torch::optim::Optimizer's, which cannot see those.
+  /// torch::optim::Optimizer's, which cannot see those; ddp::zero_grad calls the right one.
   void zero_grad(bool set_to_none = true);
 
   /// Writes the state of the whole, as the optimizer would without sharding: it loads there, and
@@ -167,7 +168,7 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 /// more than its share. Parameters move into memory that this makes; views of them that were taken
 /// before no longer see them.
 ///
-/// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, for `.grad` is undefined behind an
+/// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, for `.grad` is undefined after an
 /// averaged backward pass. Under no_sync() gradients accumulate whole. Buckets stay in the order of
 /// registration, reversed.
 ///
@@ -222,22 +223,5 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
         [] { return std::make_unique<typename detail::ZeroTypes<Optim>::State>(); }};
   }
 };
-
-/// Scales the gradients that the optimizer steps on, so that their norm over all parameters is at
-/// most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
-///
-/// \param norm_type  above 0; infinity is the largest magnitude.
-/// \return the norm before.
-/// \throws c10::Error  with overlap, which has stepped already; in a join() of the optimizer, where
-///         ranks without input would not clip.
-///
-/// Collective: with stage 2, one all-reduce of a number.
-DDP_API double clip_grad_norm_(
-    ZeroRedundancyOptimizerBase& optimizer, double max_norm, double norm_type = 2);
-
-/// Clamps the gradients that the optimizer steps on to [-clip_value, clip_value].
-///
-/// \throws c10::Error  as clip_grad_norm_.
-DDP_API void clip_grad_value_(ZeroRedundancyOptimizerBase& optimizer, double clip_value);
 
 }  // namespace ddp
