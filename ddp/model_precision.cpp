@@ -54,8 +54,11 @@ void ModelPrecision::adopt(const std::vector<StateTensor>& state) {
   for (const auto& s : state) {
     if (s.is_parameter) {
       parameters.push_back(s.tensor);
-    } else if (options_.buffer_dtype() && s.tensor.is_floating_point()) {
+    } else if (
+        options_.buffer_dtype() && s.tensor.is_floating_point() &&
+        s.tensor.scalar_type() != *options_.buffer_dtype()) {
       s.tensor.set_data(s.tensor.to(*options_.buffer_dtype()));
+      s.tensor.unsafeGetTensorImpl()->bump_version();  // for graphs that saved it
     }
   }
   if (!options_.param_dtype()) return;

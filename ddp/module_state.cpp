@@ -1,5 +1,6 @@
 #include "module_state.h"
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
 namespace ddp {
@@ -50,21 +51,36 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 
 namespace {
 
+// Of LibTorch's modules, and of others that name them alike, as state_dict() files want it.
+bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
+  if (buffers < 2) return false;
+  if (owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>()) return true;
+  const auto named = owner.named_buffers(/*recurse=*/false);
+  return named.contains("running_mean") && named.contains("running_var");
+}
+
 void collect_buffers(
     const torch::nn::Module& owner, const std::string& prefix, const Names& ignored,
-    FirstSights& sights, std::vector<at::Tensor>& found) {
+    FirstSights& sights, FoundBuffers& found) {
+  std::vector<at::Tensor> own;
   if (ignored.empty()) {  // names cost time
-    for (const auto& b : owner.buffers(/*recurse=*/false)) {
-      if (b.defined() && sights.first(b)) found.push_back(b);
+    own = owner.buffers(/*recurse=*/false);
+  } else {
+    for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
+      if (!ignored.count(prefix + b.key())) own.push_back(b.value());
     }
+  }
+  const bool are_statistics = has_running_statistics(owner, own.size());
+  for (const auto& buffer : own) {
+    if (!buffer.defined() || !sights.first(buffer)) continue;
+    found.tensors.push_back(buffer);
+    if (are_statistics) found.running_statistics.insert(buffer.unsafeGetTensorImpl());
+  }
+  if (ignored.empty()) {
     for (const auto& child : owner.children()) {
       collect_buffers(*child, prefix, ignored, sights, found);
     }
     return;
-  }
-  for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
-    const bool wanted = b.value().defined() && !ignored.count(prefix + b.key());
-    if (wanted && sights.first(b.value())) found.push_back(b.value());
   }
   for (const auto& child : owner.named_children()) {
     collect_buffers(*child.value(), prefix + child.key() + ".", ignored, sights, found);
@@ -73,8 +89,8 @@ void collect_buffers(
 
 }  // namespace
 
-std::vector<at::Tensor> BufferFinder::find() const {
-  std::vector<at::Tensor> found;
+FoundBuffers BufferFinder::find() const {
+  FoundBuffers found;
   FirstSights sights;
   collect_buffers(root_, "", ignored_, sights, found);
   return found;

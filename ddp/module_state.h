@@ -22,6 +22,14 @@ using Names = std::unordered_set<std::string>;
 /// that a pre-order walk meets first.
 std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored);
 
+/// What BufferFinder finds.
+struct FoundBuffers {
+  std::vector<at::Tensor> tensors;
+  /// Those of them that are a batch normalization's, by their TensorImpl. In training mode autograd
+  /// saves them and does not read them.
+  std::unordered_set<const void*> running_statistics;
+};
+
 /// Finds a module's buffers again and again: modules may assign new ones, replace children and
 /// register further ones at any time.
 class BufferFinder {
@@ -32,7 +40,7 @@ class BufferFinder {
   /// The buffers there are now, each once, in pre-order, but for the ignored names.
   ///
   /// Cost: a walk over all modules.
-  std::vector<at::Tensor> find() const;
+  FoundBuffers find() const;
 
  private:
   const torch::nn::Module& root_;

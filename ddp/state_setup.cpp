@@ -140,7 +140,8 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   ++generation_;
   shards_gradients_ = false;
   frozen_ = frozen_parameters(*wrapped_, ignored_);
-  buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, options_.broadcast_buffers());
+  const bool shares_buffers = options_.broadcast_buffers() && group_->getSize() > 1;
+  buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, shares_buffers);
   watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
   precision_.adopt(module_state(*wrapped_, ignored_));
 }
@@ -217,9 +218,9 @@ void State::broadcast_model(int source) {
     // In parts, since a message is a copy: at once, the model would need its size again.
     constexpr size_t kPartBytes = size_t{32} << 20;
     for (const auto& part : torch::utils::take_tensors(state_tensors(), kPartBytes)) {
-      TensorBroadcast broadcast;
+      TensorBroadcast broadcast(Arrival::InPlace);
       broadcast.start(part.tensors, source, *group_);
-      broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+      broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); }, overwrite);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
 namespace ddp {
@@ -13,17 +14,30 @@ constexpr size_t kMessageBytes = size_t{25} << 20;
 
 }  // namespace
 
+void overwrite_unnoticed(const at::Tensor& tensor, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  tensor.variable_data().copy_(value);
+}
+
+void overwrite(const at::Tensor& tensor, const at::Tensor& value) {
+  overwrite_unnoticed(tensor, value);
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 void TensorBroadcast::start(
     const std::vector<at::Tensor>& tensors, int source, c10d::ProcessGroup& group) {
   messages_.clear();
+  receives_ = group.getRank() != source;
   if (tensors.empty() || group.getSize() == 1) return;
   const at::NoGradGuard no_grad;
   // A message has one dtype, which take_tensors sees to, and one device.
   std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
-  for (const auto& t : tensors) by_device[t.device().index()].push_back(t.variable_data());
+  for (const auto& t : tensors) by_device[t.device().index()].push_back(t);
   for (const auto& [device, here] : by_device) {
     for (auto& part : torch::utils::take_tensors(here, kMessageBytes)) {
       auto flat = at::flatten_dense_tensors(part.tensors);
+      const bool is_in_place = flat.is_alias_of(part.tensors.front());
+      if (is_in_place && receives_ && arrival_ == Arrival::Beside) flat = at::empty_like(flat);
       std::vector<at::Tensor> wire{flat.view(at::kByte)};  // not every dtype is a backend's
       c10d::BroadcastOptions options;
       options.rootRank = source;
@@ -33,12 +47,13 @@ void TensorBroadcast::start(
   }
 }
 
-void TensorBroadcast::finish(c10::function_ref<void(c10d::Work&)> wait) {
+void TensorBroadcast::finish(c10::function_ref<void(c10d::Work&)> wait, Take take) {
   const at::NoGradGuard no_grad;
   for (auto& message : std::exchange(messages_, {})) {
     wait(*message.work);
+    if (!receives_) continue;
     const auto received = at::unflatten_dense_tensors(message.flat, message.tensors);
-    for (size_t i = 0; i < received.size(); ++i) message.tensors[i].copy_(received[i]);
+    for (size_t i = 0; i < received.size(); ++i) take(message.tensors[i], received[i]);
   }
 }
 

@@ -1,0 +1,52 @@
+#include "shared_buffers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/equal.h>
+
+namespace ddp {
+
+void SharedBuffers::may_change() {
+  if (std::exchange(are_own_, true) || !enabled_ || !on_accelerator_) return;
+  versions_.clear();
+  for (const auto& buffer : finder_.find().tensors) {
+    if (buffer.is_cpu() || buffer.is_inference()) continue;
+    versions_[buffer.unsafeGetTensorImpl()] = buffer._version();
+  }
+  on_accelerator_ = !versions_.empty();
+}
+
+void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
+  if (!enabled_) return;
+  found_ = finder_.find();
+  on_accelerator_ = std::any_of(
+      found_.tensors.begin(), found_.tensors.end(), [](const auto& t) { return !t.is_cpu(); });
+  broadcast_.start(found_.tensors, source, group);
+}
+
+void SharedBuffers::finish(c10::function_ref<void(c10d::Work&)> wait) {
+  broadcast_.finish(
+      wait, [this](const auto& buffer, const auto& received) { take(buffer, received); });
+  found_ = {};
+  are_own_ = false;
+}
+
+void SharedBuffers::take(const at::Tensor& buffer, const at::Tensor& received) const {
+  if (found_.running_statistics.count(buffer.unsafeGetTensorImpl()) > 0) {
+    overwrite_unnoticed(buffer, received);
+  } else if (buffer.is_cpu()) {
+    if (!at::equal(buffer, received)) overwrite(buffer, received);
+  } else {
+    is_unchanged(buffer) ? overwrite_unnoticed(buffer, received) : overwrite(buffer, received);
+  }
+}
+
+// To compare values, the host would wait for the accelerator.
+bool SharedBuffers::is_unchanged(const at::Tensor& buffer) const {
+  if (buffer.is_inference()) return true;
+  const auto before = versions_.find(buffer.unsafeGetTensorImpl());
+  return before != versions_.end() && before->second == buffer._version();
+}
+
+}  // namespace ddp

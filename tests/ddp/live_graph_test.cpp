@@ -1,0 +1,179 @@
+// Graphs that are still to run backward while the library gives the tensors that they saved other
+// values: autograd notices, and where no value changes nothing happens.
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+#include <torch/torch.h>
+
+#include "ddp/wrapping.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp::live_graph {  // the tests are compiled in one piece
+namespace {
+
+using testing::errors_of_ranks;
+using testing::in;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr const char* kNoticed = "modified by an inplace operation";
+
+/// y = x w scale, where a forward pass may change the scale before.
+struct ScaledImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    if (added != 0) {
+      const torch::NoGradGuard no_grad;
+      scale.add_(added);
+      added = 0;
+    }
+    return x * w * scale;
+  }
+
+  at::Tensor w = register_parameter("w", torch::full({1}, 2.0F));
+  at::Tensor scale = register_buffer("scale", torch::full({1}, 3.0F));
+  float added = 0;  // by the next forward pass
+};
+TORCH_MODULE(Scaled);
+
+using Model = DistributedDataParallel<Scaled>;
+
+at::Tensor ones() { return torch::ones({1}); }
+
+/// What goes on with a model whose forward pass has changed the scale, to 4 on rank 0 and 5 on
+/// rank 1. All of it averages the gradient, 4.5, twice.
+using Passes = std::function<void(Model&, Scaled&)>;
+
+const std::map<std::string, Passes>& passes() {
+  static const std::map<std::string, Passes> all{
+      {"two backward passes",
+       [](Model& model, Scaled&) {
+         const auto y = model->forward(ones());
+         y.backward({}, /*retain_graph=*/true);
+         y.backward();
+       }},
+      {"two forward and two backward passes",
+       [](Model& model, Scaled&) {
+         const auto first = model->forward(ones());
+         const auto second = model->forward(ones());
+         first.backward();
+         second.backward();
+       }},
+      {"a sync_buffers() between",
+       [](Model& model, Scaled&) {
+         const auto y = model->forward(ones());
+         model->sync_buffers();
+         y.backward();
+       }},
+      {"a refresh() between",
+       [](Model& model, Scaled& net) {
+         (void)model->forward(ones());
+         const auto y = net->forward(ones());
+         model->refresh();
+         y.backward();
+       }},
+  };
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a graph notices that a buffer which it saved became rank 0's", "[ranks][ddp][errors]") {
+  for (const auto& [name, run] : passes()) {
+    CAPTURE(name);
+    const auto errors = errors_of_ranks(2, [&, run = run](const Rank& self) {
+      Scaled net;
+      Model model(net, in(self));
+      net->added = static_cast<float>(self.rank + 1);
+      run(model, net);
+    });
+    CHECK_THAT(errors[1], ContainsText(kNoticed));
+    // Rank 0's are what they were; where rank 1 cannot take part in the average, it learns why.
+    if (!errors[0].empty()) CHECK_THAT(errors[0], ContainsText(kNoticed));
+  }
+}
+
+TEST_CASE("a graph notices a buffer that rank 0 alone changed", "[ranks][ddp][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Scaled net;
+    Model model(net, in(self));
+    if (self.rank == 0) net->added = 1;
+    const auto y = model->forward(ones());
+    y.backward({}, /*retain_graph=*/true);
+    y.backward();
+  });
+  CHECK_THAT(errors[1], ContainsText(kNoticed));
+}
+
+TEST_CASE("buffers that are the same on all ranks disturb no graph", "[ranks][ddp]") {
+  for (const auto& [name, run] : passes()) {
+    if (name == "a refresh() between") continue;  // which gives every tensor a value
+    CAPTURE(name);
+    const auto gradients = run_ranks<float>(2, [&, run = run](const Rank& self) {
+      Scaled net;
+      Model model(net, in(self));
+      net->added = 1;
+      run(model, net);
+      return net->w.grad().item<float>();
+    });
+    const bool twice = name.find("between") == std::string::npos;
+    for (const auto gradient : gradients) CHECK(gradient == (twice ? 8 : 4));
+  }
+}
+
+TEST_CASE("running statistics disturb no graph", "[ranks][ddp]") {
+  const auto batch = [](int rank) { return torch::arange(6.0F).view({3, 2}) * (rank + 1) - rank; };
+  const bool is_kept = GENERATE(true, false);
+  const auto sums = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(2), torch::nn::Linear(2, 1));
+    DistributedDataParallel model(net, in(self));
+    const auto first = model->forward(batch(self.rank)).square().sum();
+    const auto second = is_kept ? first : model->forward(batch(self.rank)).square().sum();
+    first.backward({}, /*retain_graph=*/is_kept);
+    const auto once = net->parameters()[0].grad().clone();
+    second.backward();
+    const auto& norm = net[0]->as<torch::nn::BatchNorm1d>();
+    return torch::cat({net->parameters()[0].grad() - 2 * once, norm->running_mean});
+  });
+  CHECK(torch::allclose(sums[0].narrow(0, 0, 2), torch::zeros({2}), 0, 1e-4));
+  CHECK(torch::equal(sums[0], sums[1]));
+}
+
+TEST_CASE("a graph notices what is written into parameters", "[ranks][ddp][errors]") {
+  using Write = std::function<void(Model&, Scaled&, const Rank&)>;
+  const std::map<std::string, Write> writes{
+      {"an averager",
+       [](Model& model, Scaled&, const Rank& self) {
+         PeriodicModelAverager(1, 0, self.group).average_parameters(model->parameters());
+       }},
+      {"refresh",
+       [](Model& model, Scaled& net, const Rank& self) {
+         if (self.rank == 1) net->w.set_data(net->w + 1);
+         model->refresh();
+       }},
+      {"ZeRO",
+       [](Model& model, Scaled&, const Rank&) {
+         ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+         model->forward(ones()).backward();
+         optimizer.step();
+       }},
+  };
+  for (const auto& [name, write] : writes) {
+    CAPTURE(name);
+    const auto errors = errors_of_ranks(2, [&, write = write](const Rank& self) {
+      Scaled net;
+      Model model(net, in(self));
+      const auto x = ones().set_requires_grad(true);
+      const auto y = net->forward(x);
+      write(model, net, self);
+      torch::autograd::grad({y}, {x});
+    });
+    CHECK_THAT(errors[1], ContainsText(kNoticed));
+  }
+}
+
+}  // namespace ddp::live_graph
