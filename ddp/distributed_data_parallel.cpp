@@ -1,11 +1,13 @@
 #include <ddp/distributed_data_parallel.h>
 
 #include <exception>
+#include <unordered_map>
 #include <utility>
 
 #include <ddp/internal/check.h>
 #include <torch/optim/lbfgs.h>
 
+#include "snapshot.h"
 #include "state.h"
 
 namespace ddp {
@@ -67,8 +69,48 @@ void DistributedDataParallelBase::step_in_backward(
 
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
 
+std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::take_snapshot() const {
+  std::shared_ptr<torch::nn::Module> copy;
+  state_->precision().read([&](const ValueOf& value_of) {
+    copy = state_->wrapped().clone();
+    copy_values(state_->wrapped(), *copy, value_of);
+  });
+  return copy;
+}
+
+void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const {
+  state_->precision().read(
+      [&](const ValueOf& value_of) { copy_values(state_->wrapped(), copy, value_of); });
+}
+
+std::vector<at::Tensor> DistributedDataParallelBase::values_of(
+    const std::vector<at::Tensor>& tensors) const {
+  const bool is_own = state_->precision().are_of_this_thread();
+  std::vector<at::Tensor> values;
+  state_->precision().read([&](const ValueOf& value_of) {
+    values.clear();
+    for (const auto& tensor : tensors) {
+      values.push_back(is_own ? value_of(tensor) : value_of(tensor).clone());
+    }
+  });
+  return values;
+}
+
 void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
-  state_->wrapped().save(archive);
+  const auto& wrapped = state_->wrapped();
+  if (state_->precision().are_of_this_thread()) return wrapped.save(archive);
+  // The archive is written to a file later: it gets copies.
+  auto tensors = wrapped.parameters();
+  const auto buffers = wrapped.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  const auto values = values_of(tensors);
+  std::unordered_map<const void*, at::Tensor> by_tensor;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    by_tensor[tensors[i].unsafeGetTensorImpl()] = values[i];
+  }
+  write_module(wrapped, archive, [&](const at::Tensor& tensor) {
+    return tensor.defined() ? by_tensor.at(tensor.unsafeGetTensorImpl()) : tensor;
+  });
 }
 
 void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) {

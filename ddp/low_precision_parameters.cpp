@@ -1,6 +1,7 @@
 #include "low_precision_parameters.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -89,10 +90,29 @@ class LowPrecisionParameters::BackwardEnd {
 
 LowPrecisionParameters::LowPrecisionParameters(
     const std::vector<at::Tensor>& parameters, at::ScalarType dtype)
-    : parameters_(floating(parameters, dtype)), dtype_(dtype), originals_(parameters_.size()) {}
+    : parameters_(floating(parameters, dtype)), dtype_(dtype), originals_(parameters_.size()) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    indices_[parameters_[i].unsafeGetTensorImpl()] = i;
+  }
+}
+
+// A forward pass within a backward pass, which computes something again, is the training thread's.
+void LowPrecisionParameters::check_thread() const {
+  const bool is_others = phase_ == Phase::Forward
+                             ? trainer_ != std::this_thread::get_id()
+                             : phase_ == Phase::Backward && !torch::autograd::get_current_node();
+  DDP_CHECK(
+      !is_others,
+      "MixedPrecision: expected forward on one thread, got it on another one while a pass goes on. "
+      "Give that thread a copy, model->snapshot().");
+}
 
 void LowPrecisionParameters::begin_forward() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  check_thread();
   if (phase_ != Phase::Original) return;
+  trainer_ = std::this_thread::get_id();
+  casts_.reset();
   auto casts = std::make_shared<Casts>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     casts->push_back(parameters_[i].to(dtype_));
@@ -113,17 +133,18 @@ void LowPrecisionParameters::hook_accumulator(size_t parameter) {
 }
 
 void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (phase_ != Phase::Forward) return;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
   }
-  abandon_forward();
+  restore_all();
 }
 
 void LowPrecisionParameters::abandon_forward() noexcept {
-  if (phase_ != Phase::Forward) return;
-  casts_.reset();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ != Phase::Forward || trainer_ != std::this_thread::get_id()) return;
   restore_all();
 }
 
@@ -132,14 +153,73 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
       !c10::GradMode::is_enabled(),
       "MixedPrecision: expected a backward pass without create_graph, got one with it. Wrap the "
       "model without mixed_precision where second derivatives are needed, and use autocast.");
+  std::unique_lock<std::mutex> lock(mutex_);
   if (std::exchange(phase_, Phase::Backward) != Phase::Backward) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->act(); });
+    let_others_read(lock);
   }
   substitute(*casts);
 }
 
+// No optimizer steps here, and no forward pass changes a buffer.
+void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock) {
+  if (waiting_ == 0) return;
+  is_resting_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return waiting_ == 0; });
+  is_resting_ = false;
+}
+
+void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
+  constexpr std::chrono::milliseconds kPause(50);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
+  const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (trainer_ == std::thread::id() || trainer_ == std::this_thread::get_id()) return read(value);
+  struct Waiting {
+    explicit Waiting(LowPrecisionParameters& all) : all(all) { ++all.waiting_; }
+    ~Waiting() {
+      --all.waiting_;
+      all.changed_.notify_all();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    LowPrecisionParameters& all;
+  } const waiting(*this);
+  while (std::chrono::steady_clock::now() < deadline) {
+    const auto before = versions();
+    const bool is_safe = changed_.wait_for(lock, kPause, [this] { return is_resting_; });
+    if (!is_safe && versions() != before) continue;
+    read(value);
+    if (is_safe || versions() == before) return;
+  }
+  DDP_CHECK(
+      false,
+      "MixedPrecision: expected a backward pass, or a pause of the optimizer, within ten minutes, "
+      "got none. Read parameters on the thread that trains.");
+}
+
+bool LowPrecisionParameters::are_of_this_thread() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return trainer_ == std::thread::id() || trainer_ == std::this_thread::get_id();
+}
+
+at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
+  const auto found = indices_.find(tensor.unsafeGetTensorImpl());
+  if (found == indices_.end() || !originals_[found->second].defined()) return tensor.detach();
+  return originals_[found->second];
+}
+
+// Which an optimizer's step moves.
+std::vector<int64_t> LowPrecisionParameters::versions() const {
+  std::vector<int64_t> versions;
+  for (const auto& parameter : parameters_) versions.push_back(parameter._version());
+  return versions;
+}
+
 void LowPrecisionParameters::end_backward() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (phase_ == Phase::Backward) restore_all();
 }
 
@@ -151,15 +231,20 @@ void LowPrecisionParameters::substitute(const Casts& casts) {
   }
 }
 
-void LowPrecisionParameters::restore(size_t parameter) noexcept {
+void LowPrecisionParameters::restore_one(size_t parameter) noexcept {
   auto& original = originals_[parameter];
   if (!original.defined()) return;
   become(parameters_[parameter], original);
   original.reset();
 }
 
+void LowPrecisionParameters::restore(size_t parameter) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  restore_one(parameter);
+}
+
 void LowPrecisionParameters::restore_all() noexcept {
-  for (size_t i = 0; i < parameters_.size(); ++i) restore(i);
+  for (size_t i = 0; i < parameters_.size(); ++i) restore_one(i);
   phase_ = Phase::Original;
 }
 

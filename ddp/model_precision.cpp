@@ -82,6 +82,12 @@ void ModelPrecision::abandon_forward() noexcept {
   if (parameters_) parameters_->abandon_forward();
 }
 
+void ModelPrecision::read(
+    const std::function<void(const LowPrecisionParameters::ValueOf&)>& read) const {
+  if (parameters_) return parameters_->read(read);
+  read([](const at::Tensor& tensor) { return tensor.detach(); });
+}
+
 CommHook ModelPrecision::reduction(const ProcessGroup& group) const {
   const auto dtype = reduce_dtype_of(options_);
   if (dtype == at::kHalf) return hooks::fp16_compress(group);

@@ -35,6 +35,11 @@ class ModelPrecision {
   void end_forward(const std::vector<at::Tensor>& outputs, bool complete);
   void abandon_forward() noexcept;
 
+  /// As LowPrecisionParameters::read(); at once where the parameters stay as they are.
+  void read(const std::function<void(const LowPrecisionParameters::ValueOf&)>& read) const;
+  /// Whether the parameters may be read as they are, for no other thread puts casts in their place.
+  bool are_of_this_thread() const { return !parameters_ || parameters_->are_of_this_thread(); }
+
   /// Of forward's floating arguments.
   std::optional<at::ScalarType> input_dtype() const { return options_.param_dtype(); }
   /// What averages gradients in low precision; none where they travel as they are.

@@ -73,6 +73,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   torch::nn::Module& wrapped() const { return *wrapped_; }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const detail::InputPlacement& input_placement() const { return input_placement_; }
+  const ModelPrecision& precision() const { return precision_; }
   bool* gradient_sync() { return &gradient_sync_; }
 
  private:

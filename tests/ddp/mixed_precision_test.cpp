@@ -1,20 +1,31 @@
 // MixedPrecision: what a forward pass computes in, and that parameters are themselves again at any
 // other time. mixed_precision.py compares what comes of it with Python.
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
 namespace ddp::mixed_precision {  // the tests are compiled in one piece
 namespace {
 
+using testing::error_of;
 using testing::errors_of_ranks;
 using testing::in;
 using testing::Rank;
 using testing::run_ranks;
+using testing::TemporaryFolder;
 
 DistributedDataParallelOptions low(const Rank& self) {
   return in(self).mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16));
@@ -349,6 +360,156 @@ TEST_CASE("mixed precision says what it cannot do", "[ranks][ddp][errors]") {
     CHECK_THAT(
         error, ContainsText("mixed_precision") && ContainsText("BFloat16") && ContainsText("Half"));
   }
+}
+
+namespace {
+
+/// y = a x + b, whose two parameters have the same gradient and so the same values between steps.
+struct TwinsImpl : torch::nn::Cloneable<TwinsImpl> {
+  TwinsImpl() { reset(); }
+  void reset() override {
+    a = register_parameter("a", torch::zeros({1000}));
+    b = register_parameter("b", torch::zeros({1000}));
+    table = register_buffer("table", torch::ones({2}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (in_forward) in_forward();
+    const auto product = a * x;
+    if (in_backward) {
+      product.register_hook(
+          [act = std::exchange(in_backward, nullptr)](const at::Tensor&) { act(); });
+    }
+    return product + b;
+  }
+
+  at::Tensor a, b, table;
+  std::function<void()> in_forward;
+  std::function<void()> in_backward;  // of the next forward pass
+};
+TORCH_MODULE(Twins);
+
+using TwinsModel = DistributedDataParallel<Twins>;
+
+/// Empty, or what is wrong with values that have to be of one moment.
+std::string fault_of(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != torch::kFloat || b.scalar_type() != torch::kFloat) return "a cast";
+  return torch::equal(a, b) && torch::equal(a, a[0].expand_as(a)) ? "" : "of two steps";
+}
+
+/// Trains while another thread calls `look` so many times, and returns what that found first.
+std::string look_while_training(
+    const Rank& self, int looks, const std::function<std::string(TwinsModel&, int)>& look) {
+  Twins net;
+  TwinsModel model(net, low(self));
+  torch::optim::SGD optimizer(model->parameters(), 1.0 / 64);
+  const auto step = [&] {
+    optimizer.zero_grad();
+    model->forward(torch::ones({1000})).to(torch::kFloat).sum().backward();
+    optimizer.step();
+  };
+  step();
+  std::string fault;
+  std::atomic<bool> is_done{false};
+  std::thread other([&] {
+    try {
+      for (int i = 0; i < looks && fault.empty(); ++i) fault = look(model, i);
+    } catch (const std::exception& e) {
+      fault = e.what();
+    }
+    is_done = true;
+  });
+  // The same number of steps on both ranks.
+  for (bool all_done = false; !all_done;) {
+    step();
+    auto left = torch::full({1}, is_done ? 0 : 1);
+    all_reduce(left, c10d::ReduceOp::MAX, self.group);
+    all_done = left.item<int64_t>() == 0;
+  }
+  other.join();
+  return fault;
+}
+
+}  // namespace
+
+TEST_CASE("what another thread saves in 16 bits is of one moment", "[ranks][mixed_precision]") {
+  const TemporaryFolder folder;
+  const auto faults = run_ranks<std::string>(2, [&](const Rank& self) {
+    const auto file = folder.path() + "/" + std::to_string(self.rank);
+    Twins loaded;
+    return look_while_training(self, 100, [&](TwinsModel& model, int i) {
+      if (i % 2 == 0) {
+        std::stringstream stream;
+        torch::save(model, stream);
+        torch::load(loaded, stream);
+      } else {
+        save_state_dict(*model, file);
+        load_state_dict(*loaded, file);
+      }
+      return fault_of(loaded->a, loaded->b);
+    });
+  });
+  for (const auto& fault : faults) CHECK(fault.empty());
+}
+
+TEST_CASE("another thread computes with a snapshot", "[ranks][mixed_precision]") {
+  const auto faults = run_ranks<std::string>(2, [](const Rank& self) {
+    std::optional<Twins> copy;
+    const auto x = torch::ones({1000});
+    return look_while_training(self, 100, [&](TwinsModel& model, int i) {
+      if (i % 10 == 0) {
+        copy = model->snapshot();
+      } else {
+        model->update_snapshot(**copy);
+      }
+      const torch::NoGradGuard no_grad;
+      const auto y = (*copy)->forward(x);
+      return fault_of((*copy)->a, (*copy)->b) + fault_of(y, 2 * (*copy)->a);
+    });
+  });
+  for (const auto& fault : faults) CHECK(fault.empty());
+}
+
+TEST_CASE("a snapshot is a copy, and newer where asked", "[ranks][mixed_precision]") {
+  const bool is_low = GENERATE(true, false);
+  const auto error = errors_of_ranks(1, [&](const Rank& self) {
+    Twins net;
+    TwinsModel model(net, is_low ? low(self) : in(self));
+    auto copy = model->snapshot();
+    {
+      const torch::NoGradGuard no_grad;
+      net->a.fill_(7);
+      net->table.fill_(8);
+    }
+    TORCH_CHECK(copy->a.sum().item<float>() == 0 && copy->a.requires_grad(), "shares memory");
+    model->update_snapshot(*copy);
+    TORCH_CHECK(torch::equal(copy->a, net->a) && torch::equal(copy->table, net->table), "is old");
+    torch::nn::Linear other(2, 2);
+    model->update_snapshot(*other);
+  })[0];
+  CHECK_THAT(error, ContainsText("update_snapshot: expected a copy of the wrapped module"));
+}
+
+TEST_CASE("a forward pass on another thread is an error", "[ranks][errors][mixed_precision]") {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
+    Twins net;
+    TwinsModel model(net, low(self));
+    std::string in_forward, in_backward;
+    const auto elsewhere = [&](std::string& error) {
+      net->in_forward = nullptr;
+      std::thread([&] {
+        const torch::NoGradGuard no_grad;
+        error = error_of([&] { model->forward(torch::ones({1000})); });
+      }).join();
+    };
+    net->in_forward = [&] { elsewhere(in_forward); };
+    net->in_backward = [&] { elsewhere(in_backward); };
+    const auto y = model->forward(torch::ones({1000}));
+    y.to(torch::kFloat).sum().backward();
+    TORCH_CHECK(torch::equal(net->a.grad(), torch::ones({1000})), "the pass was disturbed");
+    TORCH_CHECK(in_forward == in_backward, in_backward);
+    TORCH_CHECK(false, in_forward);
+  });
+  CHECK_THAT(errors[0], ContainsText("MixedPrecision: expected forward on one thread"));
 }
 
 }  // namespace ddp::mixed_precision

@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <thread>
 #include <vector>
 
 #include <ddp/ddp.h>

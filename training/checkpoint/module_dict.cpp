@@ -125,9 +125,15 @@ std::string describe_names(const Comparison& result) {
 }  // namespace
 
 c10::IValue module_dict(const torch::nn::Module& module) {
+  const auto state = state_of(module);
+  std::vector<at::Tensor> values;
+  for (const auto& named : state) values.push_back(named.tensor);
+  if (const auto* wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module)) {
+    values = wrapper->values_of(values);
+  }
   auto dict = make_dict();
   // Values only: with requires_grad, a copy would be a graph's.
-  for (const auto& [name, tensor] : state_of(module)) dict.insert(name, tensor.detach());
+  for (size_t i = 0; i < state.size(); ++i) dict.insert(state[i].name, values[i].detach());
   return dict;
 }
 

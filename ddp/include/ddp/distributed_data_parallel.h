@@ -216,9 +216,24 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   /// What was measured so far: per step and per bucket; see `summary` and `write_trace`.
   ReductionStats stats() const;
 
+  /// Gives a module that `snapshot()` made the values that parameters and buffers have now, all of
+  /// one moment between two steps of the optimizer.
+  ///
+  /// Collective: no. Cost: copies each parameter and buffer once; no memory where `copy` has the
+  ///   same dtypes.
+  /// Threads: with MixedPrecision any one. On another than that which trains it waits until a
+  ///   backward pass begins, whose thread waits for the copy, or until nothing has been trained for
+  ///   50 ms. Without MixedPrecision call it between two steps, where no other thread trains.
+  /// \throws c10::ValueError  `copy` has other names or shapes than the wrapped module.
+  void update_snapshot(torch::nn::Module& copy) const;
+
+  /// The values of tensors of the module, all of one moment, and as update_snapshot() for another
+  /// thread; for what saves them. On the thread that trains they share the tensors' memory.
+  std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) const;
+
   /// torch::nn::Module. Writes the wrapped module's own names, so the file loads into a plain one.
   ///
-  /// Collective: no. One rank is enough: replicas are equal.
+  /// Collective: no. One rank is enough: replicas are equal. Threads: as update_snapshot().
   void save(torch::serialize::OutputArchive& archive) const override;
 
   /// torch::nn::Module. Takes files of the plain module and of a wrapped one, also those whose
@@ -244,6 +259,8 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   bool counts_samples() const;
   /// To be called while forward's exception is handled.
   void forward_failed() noexcept;
+  /// As DistributedDataParallelImpl::snapshot().
+  std::shared_ptr<torch::nn::Module> take_snapshot() const;
   /// What becomes of tensor arguments of `forward`.
   const detail::InputPlacement& input_placement() const;
 
@@ -324,6 +341,16 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   decltype(auto) forward(Args&&... args) {
     return forward_with(
         detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
+  }
+
+  /// A copy of the wrapped module, for another thread that computes with it or saves it while this
+  /// one trains; `update_snapshot()` gives it newer values. Threads, cost: as there, and the
+  /// memory.
+  ///
+  /// \throws c10::Error  where the wrapped module is no torch::nn::Cloneable.
+  M snapshot() const {
+    using Module = std::decay_t<decltype(*module_)>;
+    return M(std::dynamic_pointer_cast<Module>(take_snapshot()));
   }
 
   /// The module that was wrapped. A backward pass through it, past the wrapper's `forward`, leaves
