@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+
 #include <ddp/internal/owner_process.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -11,6 +13,8 @@ namespace ddp {
 /// and the last reference to go leaks the group with its backends and its store. Their destructors
 /// would wait for threads that the forked process has not, and write to the rank's sockets and
 /// memory.
+///
+/// After shutdown() it starts nothing any more, whatever its backends would do.
 class OwnedProcessGroup : public c10d::ProcessGroup {
  public:
   /// \tparam Group  this class or a derived one.
@@ -32,8 +36,12 @@ class OwnedProcessGroup : public c10d::ProcessGroup {
   /// the store do.
   virtual void on_last_reference() {}
 
+  /// \throws c10::Error  after shutdown().
+  void check_in_use() const;
+
  private:
   const OwnerProcess owner_{};
+  std::atomic<bool> is_shut_down_{false};
   // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
   // last other reference goes. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};

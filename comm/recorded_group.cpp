@@ -20,6 +20,7 @@ Lane lane_of(const at::Tensor& tensor) { return CallHistory::lane_of(tensor.devi
 
 RecordedGroup::WorkPtr RecordedGroup::record(
     Lane lane, const CollectiveCall& call, c10::function_ref<WorkPtr()> start) {
+  check_in_use();
   if (getSize() == 1) return start();
   // Before the start, which may run callbacks that start others.
   const auto number = calls_->add(lane, call);
@@ -100,6 +101,21 @@ RecordedGroup::WorkPtr RecordedGroup::alltoall(
     Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   const auto call = describe_call(Kind::kAllToAll, inputs);
   return record(lane_of(inputs), call, [&] { return Base::alltoall(outputs, inputs, options); });
+}
+
+RecordedGroup::WorkPtr RecordedGroup::send(Tensors& tensors, int dst, int tag) {
+  check_in_use();
+  return Base::send(tensors, dst, tag);
+}
+
+RecordedGroup::WorkPtr RecordedGroup::recv(Tensors& tensors, int src, int tag) {
+  check_in_use();
+  return Base::recv(tensors, src, tag);
+}
+
+RecordedGroup::WorkPtr RecordedGroup::recvAnysource(Tensors& tensors, int tag) {
+  check_in_use();
+  return Base::recvAnysource(tensors, tag);
 }
 
 c10::intrusive_ptr<c10d::Work> start_recorded(

@@ -39,6 +39,10 @@ class RecordedGroup : public OwnedProcessGroup {
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  // Which are not kept: they are no collectives.
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   /// Keeps `call` and starts it. For what goes to a backend past the members above.
   WorkPtr record(

@@ -209,6 +209,39 @@ TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failu
   }
 }
 
+TEST_CASE("a destroyed group starts nothing any more", "[ranks][errors][failure]") {
+  const auto results = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    DistributedDataParallel<Fragile> model(Fragile(), in(self));
+    step(model);
+    const auto loss = model->forward(torch::ones({4})).sum();
+    barrier(self.group);
+    self.group->shutdown();  // as destroy_process_group() does
+    auto tensor = torch::ones({4});
+    std::vector<at::Tensor> tensors{tensor};
+    const int other = 1 - self.rank;
+    std::vector<std::string> errors{
+        error_of([&] { self.group->allreduce(tensors); }),
+        error_of([&] { self.group->send(tensors, other, 0); }),
+        error_of([&] { self.group->recv(tensors, other, 0); }),
+        error_of([&] { self.group->recvAnysource(tensors, 0); }),
+        error_of([&] { loss.backward(); }),
+        error_of([&] { all_reduce(tensor, self.group); }),
+        error_of([&] { barrier(self.group); }),
+        error_of([&] { model->forward(torch::ones({4})); })};
+    self.outlast_the_others();
+    return errors;
+  });
+  for (const auto& rank : results) {
+    for (size_t i = 0; i < rank.size(); ++i) {
+      CAPTURE(i);
+      CHECK_THAT(
+          rank[i], ContainsText("process group: expected one that is in use, got one that was "
+                                "destroyed on rank "));
+    }
+    CHECK_THAT(rank[4], ContainsText("bucket"));
+  }
+}
+
 TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     Fragile net;
