@@ -323,6 +323,53 @@ TEST_CASE("a recv that nobody answers throws within the group's timeout", "[comm
   CHECK(errors[1].empty());
 }
 
+TEST_CASE("a group may follow what has no default", "[comm][ranks]") {
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
+    const auto& group = self.group;
+    const int other = 1 - self.rank;
+    const auto own = filled(self.rank + 1);
+    std::vector<at::Tensor> sums;
+    for (const bool async : {false, true}) {
+      auto all = own.clone();
+      async ? void(ddp::all_reduce_async(all, group)->wait()) : ddp::all_reduce(all, group);
+      auto on_first = own.clone();
+      async ? void(ddp::reduce_async(on_first, 0, group)->wait()) : ddp::reduce(on_first, 0, group);
+      if (self.rank == 1) on_first.fill_(3);
+      auto part = filled(0);
+      async ? void(ddp::reduce_scatter_async(part, {own, own}, group)->wait())
+            : ddp::reduce_scatter(part, {own, own}, group);
+      auto row = at::zeros({3});
+      async ? void(ddp::reduce_scatter_tensor_async(row, own, group)->wait())
+            : ddp::reduce_scatter_tensor(row, own, group);
+      auto exchanged = filled(0);
+      async ? void(ddp::all_to_all_single_async(exchanged, own, group)->wait())
+            : ddp::all_to_all_single(exchanged, own, group);
+      auto received = filled(0);
+      if (async) {
+        const auto sent = ddp::send_async(own, other, group);
+        ddp::recv_async(received, other, group)->wait();
+        sent->wait();
+      } else {
+        if (self.rank == 0) ddp::send(own, other, group);
+        ddp::recv(received, other, group);
+        if (self.rank == 1) ddp::send(own, other, group);
+      }
+      for (const auto& sum : {all, on_first, part, row, exchanged.sum(0), received + own}) {
+        sums.push_back(sum);
+      }
+    }
+    sums.push_back(ddp::all_reduce(own * 1, group));
+    // Empty braces stay split sizes, as before.
+    auto output = filled(0);
+    ddp::all_to_all_single(output, own, {}, {}, group);
+    sums.push_back(output.sum(0));
+    return sums;
+  });
+  for (const auto& sums : results) {
+    for (const auto& sum : sums) CHECK(sum.eq(3).all().item<bool>());
+  }
+}
+
 TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][errors]") {
   // Each call is bad on every rank, and the all_reduce after them shows that none was sent.
   using Call = std::function<void(const ddp::ProcessGroup&)>;
@@ -360,7 +407,12 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
        },
        "recv: expected src to be a rank of the group"},
       {[](const auto& group) { ddp::send(filled(1), 1 - group->getRank(), -1, group); },
-       "send: expected a tag of at least 0, got -1"},
+       "send: expected a tag of 0 to 1073741823, got -1"},
+      {[](const auto& group) {
+         auto t = filled(1);
+         ddp::recv(t, 1 - group->getRank(), 1 << 30, group);
+       },
+       "recv: expected a tag of 0 to 1073741823, got 1073741824"},
       {[](const auto& group) {
          auto t = filled(1, at::kInt);
          ddp::all_reduce(t, ReduceOp::AVG, group);

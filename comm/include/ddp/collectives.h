@@ -18,9 +18,10 @@ namespace ddp {
 /// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
 ///   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
 ///   is a c10::ValueError on the rank that gave it.
-/// - Every dtype can be sent. A reduction needs a dtype that the backend can add up. Complex
-///   numbers are added (SUM, AVG) and not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN
-///   are "and".
+/// - Every dtype can be sent. A reduction that the backend does not have for the tensor's dtype is
+/// a
+///   c10::ValueError before anything is sent. Complex numbers are added (SUM, AVG) and not
+///   compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are "and".
 /// - Strides may differ between ranks. The library copies tensors that are not contiguous.
 /// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
 ///   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
@@ -170,13 +171,21 @@ DDP_API c10::intrusive_ptr<c10d::Work> all_to_all_single_async(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});
 
-/// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag, at least 0.
+/// Sends `tensor` to rank `dst` of the group, which must receive it with the same tag.
+///
+/// Messages of one sender and one tag arrive in the order of sending.
+///
+/// \param tag  from 0 to 2^30 - 1.
 DDP_API void send(const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 /// `send` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> send_async(
     const at::Tensor& tensor, int dst, int tag = 0, const GroupArg& group = {});
 
-/// Receives `tensor`, of the size that was sent, from rank `src` of the group.
+/// Receives `tensor`, of the dtype and number of elements that were sent, from rank `src` of the
+/// group.
+///
+/// \throws c10::DistBackendError  over Gloo and shm, with both descriptions, where another dtype or
+///         number of elements was sent; as after any failure, the group is aborted then.
 DDP_API void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 /// `recv` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> recv_async(
@@ -206,3 +215,5 @@ DDP_API std::vector<std::string> all_gather_strings(
 DDP_API void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp
+
+#include <ddp/collectives_with_group.h>
