@@ -5,6 +5,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
+#include "tags.h"
+
 namespace ddp {
 
 std::string place_of(const c10d::ProcessGroup& group) {
@@ -80,7 +82,7 @@ void check_peer(const char* call, const char* name, int rank, int tag, c10d::Pro
       rank != group.getRank(), call, ": expected ", name, " to be another rank, got this one ",
       place_of(group), ". What stays on a rank is copied, not sent.");
   DDP_CHECK_VALUE(
-      tag >= 0, call, ": expected a tag of at least 0, got ", tag, " ", place_of(group),
+      is_tag(tag), call, ": expected a tag of 0 to ", kMostTag, ", got ", tag, " ", place_of(group),
       ". Give both sides the same one, such as 0.");
 }
 

@@ -80,7 +80,7 @@ WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& g
   const auto group = group_arg.get();
   check_tensor("send", tensor, *group);
   check_peer("send", "dst", dst, tag, *group);
-  std::vector<at::Tensor> tensors{wire_of(tensor).wire};
+  std::vector<at::Tensor> tensors{message_wire_of(tensor, *group).wire};
   return monitored(
       "send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); }, Peers::Some);
 }
@@ -89,7 +89,7 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   const auto group = group_arg.get();
   check_tensor("recv", tensor, *group);
   check_peer("recv", "src", src, tag, *group);
-  const auto wire = wire_of(tensor);
+  const auto wire = message_wire_of(tensor, *group);
   std::vector<at::Tensor> tensors{wire.wire};
   return monitored(
       "recv", *group, tensor.device(),

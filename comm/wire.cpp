@@ -70,6 +70,11 @@ Wire wire_of(const at::Tensor& tensor) {
   return {tensor, is_known(plain.scalar_type()) ? plain : as_bytes(plain)};
 }
 
+Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) {
+  const bool takes_all = capabilities_of(group, tensor.device()).falls_back_to_gloo;
+  return takes_all ? Wire{tensor, contiguous(tensor)} : wire_of(tensor);
+}
+
 std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors) {
   std::vector<Wire> wires;
   for (const auto& tensor : tensors) wires.push_back(wire_of(tensor));

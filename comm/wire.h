@@ -27,6 +27,10 @@ struct Wire {
 Wire wire_of(const at::Tensor& tensor);
 std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors);
 
+/// For a send or a recv: the tensor in its own dtype where the backend takes every one, so that the
+/// receiver can compare it.
+Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group);
+
 std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
 std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
 

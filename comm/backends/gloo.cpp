@@ -19,11 +19,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "backends/gloo.h"
+#include "backends/gloo_message.h"
 #include "backends/gloo_point_to_point.h"
 #include "backends/registry.h"
 #include "bounded_store.h"
 #include "collective_call.h"
 #include "composite_work.h"
+#include "tags.h"
 
 namespace ddp::backends {
 namespace {
@@ -46,7 +48,7 @@ std::recursive_mutex& start_mutex() {
 ///   - the handle of a reduce-scatter is as those of the others: see reduce_part()
 ///   - abort() fails the collectives under way and all later ones, and does not wait for their end
 ///   - sends and receives take the group's timeout, not the timeout of connecting, and can be
-///   polled
+///     polled; messages say what they are, see MessageHead
 class Gloo : public ProcessGroupGloo {
  public:
   using Base = ProcessGroupGloo;
@@ -143,13 +145,40 @@ class Gloo : public ProcessGroupGloo {
   }
 
   WorkPtr send(Tensors& t, int dst, int tag) override {
-    return pollable(begin([&] { return Base::send(t, dst, tag); }));
+    check_message("send", t, tag);
+    const auto tensor = t[0].cpu();
+    return begin([&]() -> WorkPtr {
+      const int elements_tag =
+          fits_in_packet(tensor) ? MessageHead::kInPacket : next_elements_tag();
+      Tensors packet{make_packet(tensor, elements_tag)};
+      const WorkPtr first = Base::send(packet, dst, tag);
+      WorkPtr second;
+      if (elements_tag != MessageHead::kInPacket) {
+        Tensors elements{tensor};
+        second = Base::send(elements, dst, elements_tag);
+      }
+      const auto transfer = [first, second](const GlooPointToPoint::Wait& wait) {
+        return wait(first) && (!second || wait(second));
+      };
+      return c10::make_intrusive<GlooPointToPoint>(first, transfer, options_->timeout);
+    });
   }
   WorkPtr recv(Tensors& t, int src, int tag) override {
-    return pollable(begin([&] { return Base::recv(t, src, tag); }));
+    check_message("recv", t, tag);
+    return receive(t[0], tag, [&](Tensors& packet) { return Base::recv(packet, src, tag); });
   }
   WorkPtr recvAnysource(Tensors& t, int tag) override {
-    return pollable(begin([&] { return Base::recvAnysource(t, tag); }));
+    check_message("recv", t, tag);
+    return receive(t[0], tag, [&](Tensors& packet) { return Base::recvAnysource(packet, tag); });
+  }
+
+  // It sends messages with the count of collectives as their tag, in which tag_with() leaves more.
+  void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
+    {
+      const std::lock_guard lock(start_mutex());
+      collectiveCounter_ &= kCountMask;
+    }
+    Base::monitoredBarrier(o, wait_all_ranks);
   }
 
   // ProcessGroupGloo has none: its base class does nothing.
@@ -168,8 +197,8 @@ class Gloo : public ProcessGroupGloo {
   // which ends the process; of equal sizes, one dtype is summed as the other. So half of the tag is
   // of what is called: messages of calls that differ wait for each other, until the monitors of the
   // waiting ranks find the difference. 16 bits of a count are more than are under way at a time.
+  static constexpr uint32_t kCountMask = 0xffff;
   void tag_with(const CollectiveCall& call) {
-    constexpr uint32_t kCountMask = 0xffff;
     collectiveCounter_ = (static_cast<uint32_t>(call.hash() >> 32) & ~kCountMask) |
                          (collectiveCounter_ & kCountMask);
   }
@@ -249,11 +278,51 @@ class Gloo : public ProcessGroupGloo {
     }
   }
 
-  WorkPtr pollable(WorkPtr work) {
-    return c10::make_intrusive<GlooPointToPoint>(std::move(work), options_->timeout);
+  int next_elements_tag() {
+    constexpr uint32_t kMask = 0x1fffffff;  // those above are give_up_on()'s
+    return kMostTag + 1 + static_cast<int>(elements_sent_++ & kMask);
   }
 
-  bool aborted_ = false;  // guarded by start_mutex()
+  // A sender may wait until a long message's elements are received. So the receive goes on in a
+  // thread of its own, though its caller may first do something else.
+  template <typename Start>
+  WorkPtr receive(const at::Tensor& tensor, int tag, const Start& start_packet) {
+    Tensors packet{empty_packet()};
+    auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    auto work = begin([&]() -> WorkPtr {
+      const WorkPtr first = start_packet(packet);
+      auto transfer = [self, first, packet = packet[0], tensor, tag](const auto& wait) {
+        return wait(first) && self->take(packet, tensor, first->sourceRank(), tag, wait);
+      };
+      return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
+    });
+    if (!fits_in_packet(tensor)) static_cast<GlooPointToPoint&>(*work).start();
+    return work;
+  }
+
+  // What is not for `tensor` is received too: its sender waits for that, and the message after it
+  // is another one.
+  bool take(
+      const at::Tensor& packet, const at::Tensor& tensor, int source, int tag,
+      const GlooPointToPoint::Wait& wait) {
+    const auto head = head_of(packet);
+    const bool fits = is_for(head, tensor);
+    auto host = fits && tensor.is_cpu() ? tensor : at::empty({head.bytes}, at::kByte);
+    if (head.elements_tag != MessageHead::kInPacket) {
+      Tensors elements{host};
+      if (!wait(begin([&] { return Base::recv(elements, source, head.elements_tag); }))) {
+        return false;
+      }
+    } else if (fits) {
+      take_elements(packet, host);
+    }
+    check_received(head, tensor, source, tag, rank_, size_);
+    if (!tensor.is_cpu()) tensor.copy_(host.view(tensor.scalar_type()).view(tensor.sizes()));
+    return true;
+  }
+
+  bool aborted_ = false;        // guarded by start_mutex()
+  uint32_t elements_sent_ = 0;  // by messages of two parts; guarded by start_mutex()
   // Collectives. References to their works would keep their tensors.
   const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };

@@ -2,11 +2,17 @@
 
 #include <utility>
 
+#include "deadline.h"
+
 namespace ddp::backends {
 
 GlooPointToPoint::GlooPointToPoint(
-    c10::intrusive_ptr<c10d::Work> work, std::chrono::milliseconds timeout)
-    : c10d::Work(-1, work->retrieveOpType()), work_(std::move(work)), timeout_(timeout) {}
+    WorkPtr first, Transfer transfer, std::chrono::milliseconds timeout)
+    : c10d::Work(-1, first->retrieveOpType()),
+      first_(std::move(first)),
+      timeout_(timeout),
+      transfer_(std::move(transfer)),
+      current_(first_) {}
 
 GlooPointToPoint::~GlooPointToPoint() {
   if (!waiter_.joinable()) return;
@@ -14,12 +20,16 @@ GlooPointToPoint::~GlooPointToPoint() {
     waiter_.detach();
     return;
   }
-  if (!Work::isCompleted()) work_->abort();
+  if (!Work::isCompleted()) abort();
   waiter_.join();
 }
 
-bool GlooPointToPoint::isCompleted() {
+void GlooPointToPoint::start() {
   if (claim()) waiter_ = std::thread([this] { finish_transfer(timeout_); });
+}
+
+bool GlooPointToPoint::isCompleted() {
+  start();
   return Work::isCompleted();
 }
 
@@ -28,24 +38,39 @@ bool GlooPointToPoint::wait(std::chrono::milliseconds timeout) {
   return Work::wait(timeout) && arrived_;
 }
 
-void GlooPointToPoint::abort() { work_->abort(); }
-
-int GlooPointToPoint::sourceRank() const { return work_->sourceRank(); }
-
-uint64_t GlooPointToPoint::getSequencenumber() const { return work_->getSequencenumber(); }
+void GlooPointToPoint::abort() {
+  WorkPtr current;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_ = true;
+    current = current_;
+  }
+  current->abort();
+}
 
 bool GlooPointToPoint::claim() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return !std::exchange(claimed_, true);
 }
 
+bool GlooPointToPoint::wait_for(const WorkPtr& work, std::chrono::milliseconds timeout) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (aborted_) return false;
+    current_ = work;
+  }
+  return work->wait(timeout);
+}
+
 void GlooPointToPoint::finish_transfer(std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
   std::exception_ptr error;
   try {
-    arrived_ = work_->wait(timeout);
+    arrived_ = transfer_([&](const WorkPtr& work) { return wait_for(work, deadline.left()); });
   } catch (...) {
     error = std::current_exception();
   }
+  transfer_ = nullptr;
   finish(error);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include <ddp/internal/owner_process.h>
@@ -8,32 +9,46 @@
 
 namespace ddp::backends {
 
-/// A send or receive of Gloo's that can be polled.
+/// A send or receive over Gloo that can be polled, made of one or two works of Gloo's.
 ///
 /// Gloo's own work completes in its wait() alone, so that a loop over isCompleted() would never
 /// end. Here the first isCompleted() starts a thread that waits. The destructor aborts a transfer
 /// that the thread still waits for. A wait() without an isCompleted() before it costs no thread.
 class GlooPointToPoint : public c10d::Work {
  public:
-  /// \param timeout  for a wait() that is given none.
-  GlooPointToPoint(c10::intrusive_ptr<c10d::Work> work, std::chrono::milliseconds timeout);
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  /// Waits for a work of Gloo's. \return  whether it is done, and not aborted.
+  using Wait = std::function<bool(const WorkPtr&)>;
+  /// Goes through all of a transfer. \return  as Wait.
+  using Transfer = std::function<bool(const Wait&)>;
+
+  /// \param first  the work that the transfer waits for first.
+  /// \param timeout  of the transfer, for a wait() that is given none.
+  GlooPointToPoint(WorkPtr first, Transfer transfer, std::chrono::milliseconds timeout);
   ~GlooPointToPoint() override;
+
+  /// Goes on with the transfer in a thread, though nobody waits for it yet.
+  void start();
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
-  int sourceRank() const override;
-  uint64_t getSequencenumber() const override;
+  int sourceRank() const override { return first_->sourceRank(); }
+  uint64_t getSequencenumber() const override { return first_->getSequencenumber(); }
 
  private:
   /// Whether this is the first call, whose caller has to finish the transfer.
   bool claim();
   void finish_transfer(std::chrono::milliseconds timeout);
+  bool wait_for(const WorkPtr& work, std::chrono::milliseconds timeout);
 
   const OwnerProcess owner_;
-  c10::intrusive_ptr<c10d::Work> work_;
-  std::chrono::milliseconds timeout_;
+  const WorkPtr first_;
+  const std::chrono::milliseconds timeout_;
+  Transfer transfer_;     // until it is over
+  WorkPtr current_;       // which the transfer waits for; guarded by mutex_
   bool claimed_ = false;  // guarded by mutex_
+  bool aborted_ = false;  // guarded by mutex_
   bool arrived_ = false;  // written before the base class is completed, read after
   std::thread waiter_;
 };

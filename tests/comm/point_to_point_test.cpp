@@ -1,6 +1,7 @@
 // The handles of send_async and recv_async.
 #include <ddp/collectives.h>
 
+#include <algorithm>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -99,4 +100,183 @@ TEST_CASE("a wait with a timeout of its own ends a poll that does not", "[comm][
   });
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
+}
+
+namespace {
+
+struct Message {
+  int64_t numel;
+  at::ScalarType dtype = at::kFloat;
+
+  at::Tensor filled(int value) const { return at::full({numel}, value, dtype); }
+};
+
+std::string to_text(const Message& message) {
+  return c10::str(message.numel, " x ", message.dtype);
+}
+
+// Elements of a message that goes in one packet, and of one that does not.
+constexpr int64_t kShort = 10;
+constexpr int64_t kLong = 20000;
+
+}  // namespace
+
+TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][ranks][errors]") {
+  const auto [sent, expected] = GENERATE(table<Message, Message>({
+      {{2 * kShort}, {kShort}},
+      {{kShort}, {2 * kShort}},
+      {{kLong}, {kShort}},
+      {{kShort}, {kLong}},
+      {{kLong}, {kLong - 1}},
+      {{kLong}, {2 * kLong}},
+      {{kShort}, {kShort, at::kInt}},       // of the same width
+      {{2 * kShort}, {kShort, at::kLong}},  // of as many bytes
+      {{2 * kLong, at::kInt}, {kLong, at::kDouble}},
+      {{kShort, at::kBool}, {kShort, at::kByte}},
+      {{0}, {kShort}},
+  }));
+  const bool async = GENERATE(false, true);
+  CAPTURE(to_text(sent), to_text(expected), async);
+  const auto errors = errors_of_ranks(2, [&, &sent = sent, &expected = expected](const Rank& self) {
+    if (self.rank == 0) {
+      ddp::send(sent.filled(1), 1, 3, self.group);  // which need not wait for the error
+    } else {
+      auto tensor = expected.filled(0);
+      async ? void(ddp::recv_async(tensor, 0, 3, self.group)->wait())
+            : ddp::recv(tensor, 0, 3, self.group);
+    }
+    self.outlast_the_others();
+  });
+  CHECK_THAT(
+      errors[1],
+      ContainsText(
+          "recv: expected a message of " + to_text(expected) + " from rank 0 with tag 3, got " +
+          to_text(sent) + " on rank 1 of 2. Receive what was sent"));
+  // Where the error ends a long send, it is the same one.
+  if (!errors[0].empty()) CHECK_THAT(errors[0], ContainsText("recv: expected a message of "));
+}
+
+TEST_CASE("a message that is refused leaves nothing in the way", "[comm][ranks][errors]") {
+  const int64_t numel = GENERATE(kShort, kLong);
+  const bool any_source = GENERATE(false, true);
+  CAPTURE(numel, any_source);
+  // c10d's own calls, after whose errors the group goes on.
+  const auto results = run_ranks<int>(2, [&](const Rank& self) {
+    std::vector<at::Tensor> wrong{at::full({numel}, 5.0)};
+    std::vector<at::Tensor> right{at::full({numel + 1}, self.rank)};
+    if (self.rank == 0) {
+      const auto first = self.group->send(wrong, 1, 0);
+      const auto second = self.group->send(right, 1, 0);
+      TORCH_CHECK(first->wait() && second->wait());
+      return 0;
+    }
+    const auto receive = [&] {
+      return any_source ? self.group->recvAnysource(right, 0) : self.group->recv(right, 0, 0);
+    };
+    std::string error;
+    try {
+      receive()->wait();
+    } catch (const c10::Error& caught) {
+      error = caught.what_without_backtrace();
+    }
+    TORCH_CHECK(error.find("recv: expected a message of ") == 0, error);
+    TORCH_CHECK(right[0].eq(1).all().item<bool>(), "written to");
+    const auto work = receive();
+    TORCH_CHECK(work->wait() && work->sourceRank() == 0);
+    return right[0].eq(0).all().item<bool>() ? 1 : 0;
+  });
+  CHECK(results[1] == 1);
+}
+
+TEST_CASE("each rank receives while it sends", "[comm][ranks]") {
+  const int size = GENERATE(2, 3);
+  const int64_t numel = GENERATE(0, 1, kShort, 4096, 4097, kLong, 1 << 20);
+  CAPTURE(size, numel);
+  // A send of many elements ends once they are received: also while the receiver waits for its own.
+  const auto results = run_ranks<int>(size, [&](const Rank& self) {
+    const int previous = (self.rank + size - 1) % size;
+    auto received = at::full({numel}, -1);
+    const auto work = ddp::recv_async(received, previous, 0, self.group);
+    ddp::send(at::full({numel}, self.rank), (self.rank + 1) % size, 0, self.group);
+    work->wait();
+    return received.eq(previous).all().item<bool>() ? 1 : 0;
+  });
+  CHECK(results == std::vector<int>(static_cast<size_t>(size), 1));
+}
+
+TEST_CASE("many messages at a time keep their order", "[comm][ranks]") {
+  const bool backwards = GENERATE(false, true);  // are waited for
+  CAPTURE(backwards);
+  const std::vector<Message> messages{
+      {kShort},
+      {kLong},
+      {kLong, at::kInt},
+      {0},
+      {kShort, at::kShort},
+      {2 * kLong},
+      {kShort},
+      {kLong, at::kComplexFloat},
+      {1, at::kBool},
+      {kLong}};
+  const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
+    std::vector<at::Tensor> tensors;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const int value = self.rank == 0 ? static_cast<int>(i) + 1 : 0;
+      tensors.push_back(messages[i].filled(value));
+      // Tags 0 and 1 in turns: each has an order of its own.
+      const int tag = static_cast<int>(i) % 2;
+      works.push_back(
+          self.rank == 0 ? ddp::send_async(tensors[i], 1, tag, self.group)
+                         : ddp::recv_async(tensors[i], 0, tag, self.group));
+    }
+    if (backwards) std::reverse(works.begin(), works.end());
+    for (const auto& work : works) work->wait();
+    return tensors;
+  });
+  for (size_t i = 0; i < messages.size(); ++i) {
+    CAPTURE(i);
+    CHECK(at::equal(results[1][i], results[0][i]));
+  }
+}
+
+TEST_CASE("messages of any source, and c10d's own calls, meet this library's", "[comm][ranks]") {
+  const int64_t numel = GENERATE(kShort, kLong);
+  const auto results = run_ranks<std::vector<int>>(3, [&](const Rank& self) {
+    std::vector<int> seen;
+    if (self.rank == 0) {
+      for (int i = 0; i < 4; ++i) {
+        std::vector<at::Tensor> tensors{at::zeros({numel}, at::kInt)};
+        const auto work = self.group->recvAnysource(tensors, 2);
+        work->wait();
+        TORCH_CHECK(tensors[0].eq(work->sourceRank()).all().item<bool>(), "of another rank");
+        seen.push_back(work->sourceRank());
+      }
+      auto tensor = at::zeros({numel}, at::kInt);
+      ddp::recv(tensor, 2, 3, self.group);
+      seen.push_back(tensor[0].item<int>());
+    } else {
+      std::vector<at::Tensor> tensors{at::full({numel}, self.rank, at::kInt)};
+      for (int i = 0; i < 2; ++i) ddp::send(tensors[0], 0, 2, self.group);
+      if (self.rank == 2) self.group->send(tensors, 0, 3)->wait();
+    }
+    std::sort(seen.begin(), seen.end());
+    return seen;
+  });
+  CHECK(results[0] == std::vector<int>{1, 1, 2, 2, 2});
+}
+
+TEST_CASE("c10d's monitored barrier finds its messages", "[comm][ranks]") {
+  const auto results = run_ranks<int>(2, [](const Rank& self) {
+    // Each of these leaves another tag.
+    for (int numel = 1; numel < 9; ++numel) {
+      const auto own = at::ones({numel});
+      std::vector<at::Tensor> outputs;
+      if (self.rank == 0) outputs = {own.clone(), own.clone()};
+      ddp::gather(outputs, own, 0, self.group);  // over Gloo, for shm too
+      self.group->monitoredBarrier(c10d::BarrierOptions());
+    }
+    return 1;
+  });
+  CHECK(results == std::vector<int>(2, 1));
 }

@@ -1,0 +1,11 @@
+// Tags of point-to-point messages.
+#pragma once
+
+namespace ddp {
+
+/// The largest tag of a user's message. The library takes those above for itself.
+constexpr int kMostTag = (1 << 30) - 1;
+
+constexpr bool is_tag(int tag) { return tag >= 0 && tag <= kMostTag; }
+
+}  // namespace ddp
