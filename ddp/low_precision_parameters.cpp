@@ -172,7 +172,7 @@ void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock)
 }
 
 void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
-  constexpr std::chrono::milliseconds kPause(50);
+  constexpr std::chrono::milliseconds kPause(500);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
   const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
   std::unique_lock<std::mutex> lock(mutex_);

@@ -223,7 +223,8 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   ///   same dtypes.
   /// Threads: with MixedPrecision any one. On another than that which trains it waits until a
   ///   backward pass begins, whose thread waits for the copy, or until nothing has been trained for
-  ///   50 ms. Without MixedPrecision call it between two steps, where no other thread trains.
+  ///   half a second. Without MixedPrecision call it between two steps, where no other thread
+  ///   trains.
   /// \throws c10::ValueError  `copy` has other names or shapes than the wrapped module.
   void update_snapshot(torch::nn::Module& copy) const;
 
