@@ -14,7 +14,8 @@
 namespace ddp {
 namespace {
 
-thread_local int joins_that_go_on = 0;
+// The innermost join whose body this thread runs.
+thread_local JoinContext* current_join = nullptr;
 
 // From here on it is likely that somebody's loop does not end.
 constexpr int kManyRounds = 1000;
@@ -42,7 +43,13 @@ const std::vector<Joinable*>& checked(
 JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& options)
     : joinables_(std::move(joinables)),
       options_(options),
-      monitor_(monitor_of(joinables_.front()->join_process_group())) {
+      monitor_(monitor_of(joinables_.front()->join_process_group())),
+      outer_(current_join) {
+  // A rank without input in the outer one would take the inner one's rounds for its own.
+  DDP_CHECK(
+      !find(outer_, first().join_process_group(), /*goes_on=*/false),
+      "join: expected one join of a process group at a time, got one in the body of another on ",
+      monitor_->rank_text(), ". Joins cannot be nested: join all objects in one.");
   for (const auto* joinable : joinables_) {
     DDP_CHECK(
         !joinable->join_context_,
@@ -50,44 +57,55 @@ JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& op
         "nested.");
   }
   for (auto* joinable : joinables_) joinable->join_context_ = this;
-  if (!options_.throw_on_early_termination()) ++joins_that_go_on;
+  current_join = this;
 }
 
 JoinContext::~JoinContext() {
-  if (!options_.throw_on_early_termination()) --joins_that_go_on;
+  current_join = outer_;
   for (auto* joinable : joinables_) joinable->join_context_ = nullptr;
 }
 
-bool detail::in_join_that_goes_on() { return joins_that_go_on > 0; }
-
-int JoinContext::index_of(const Joinable& joinable) const {
-  const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);
-  return static_cast<int>(at - joinables_.begin());
+JoinContext* JoinContext::find(JoinContext* from, const ProcessGroup& group, bool goes_on) {
+  for (auto* join = from; join; join = join->outer_) {
+    if (goes_on && join->options_.throw_on_early_termination()) continue;
+    if (!group || join->first().join_process_group() == group) return join;
+  }
+  return nullptr;
 }
 
-void JoinContext::check_backward_ran() {
-  monitor_->abort_on_error(
-      [] { return std::string("beginning an iteration of a further object of the join"); },
-      [&] {
-        DDP_CHECK(
-            !expects_backward_,
-            "join: expected the backward pass of the model before, on which the ranks agreed in "
-            "its forward pass, got the next object's iteration. Run one backward pass after each "
-            "forward pass; compute metrics under torch::NoGradGuard");
-      });
+bool JoinContext::is_in_one_that_goes_on(const ProcessGroup& group) {
+  return find(current_join, group, /*goes_on=*/true);
+}
+
+bool detail::in_join_that_goes_on() { return JoinContext::is_in_one_that_goes_on(nullptr); }
+
+bool JoinContext::take_turn(const Joinable& joinable) {
+  const Joinable* has_turn = nullptr;
+  return turn_.compare_exchange_strong(has_turn, &joinable) || has_turn == &joinable;
+}
+
+const JoinRound& JoinContext::begin_round(
+    const Joinable& joinable, JoinPlace::Event event, RankEntry mine) {
+  const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);
+  mine.active = true;
+  mine.place = {static_cast<int>(at - joinables_.begin()), event};
+  return begin_round(mine);
 }
 
 const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
-  auto& first = *joinables_.front();
-  round_ = exchange_entries(mine, first.join_process_group(), first.join_device(), *monitor_);
+  round_ = exchange_entries(mine, first().join_process_group(), first().join_device(), *monitor_);
   const int active = round_->active();
   if (!options_.throw_on_early_termination() || active == 0 || active == round_->size()) {
     return *round_;
   }
+  // The ranks agreed on a backward pass in forward, and one left it out.
+  if (round_->place().event == JoinPlace::Event::Backward) {
+    monitor_->throw_agreed(round_->different_places(/*with_ended=*/true));
+  }
   ended_early_ = true;
   DDP_CHECK(
       !mine.active, "Detected at least one rank that exhausted inputs. Throwing across all ranks.");
-  DDP_CHECK(false, "Rank ", first.join_process_group()->getRank(), " exhausted all inputs.");
+  DDP_CHECK(false, "Rank ", first().join_process_group()->getRank(), " exhausted all inputs.");
 }
 
 void JoinContext::run(const std::function<void()>& body) {
@@ -105,25 +123,24 @@ void JoinContext::run(const std::function<void()>& body) {
 }
 
 bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
+  auto* model = has_several() ? nullptr : dynamic_cast<ModelJoinHook*>(hooks.front().get());
   for (int rounds = 0;; ++rounds) {
-    auto* model = dynamic_cast<ModelJoinHook*>(hooks.front().get());
     if (begin_round(model ? model->entry() : RankEntry{}).active() == 0) return rounds == 0;
     if (rounds == kManyRounds) {
       TORCH_WARN_ONCE(
-          "join: rank ", joinables_.front()->join_process_group()->getRank(), " has taken part in ",
+          "join: rank ", first().join_process_group()->getRank(), " has taken part in ",
           kManyRounds,
           " iterations of other ranks since its own input ended. Shard the data more "
           "evenly, or check that every rank's loop ends.");
     }
-    for (const auto& hook : hooks) hook->main_hook();
+    hooks[round_->place().joinable]->main_hook();
   }
 }
 
 void notify_join(Joinable& joinable) {
-  auto* context = joinable.join_context_;
-  if (!context) return;
-  if (!context->counts(joinable)) return context->check_backward_ran();
-  context->begin_round({/*active=*/true});
+  if (auto* context = joinable.join_context_) {
+    context->begin_round(joinable, JoinPlace::Event::Iteration, {});
+  }
 }
 
 void join(

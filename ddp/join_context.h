@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -11,6 +12,10 @@
 namespace ddp {
 
 /// One join that goes on, on this rank: what its joinables ask about it.
+///
+/// Before an object communicates, the ranks exchange entries: those with input say which object it
+/// is, and those without learn from that whose part to take. Between two such rounds only the one
+/// object communicates: of two models in one backward pass, the second waits for its turn.
 class JoinContext {
  public:
   /// Attaches itself to the joinables, until the destructor.
@@ -21,30 +26,26 @@ class JoinContext {
 
   const JoinOptions& options() const { return options_; }
 
-  /// Whether ranks begin an iteration with its backward pass, and not with its forward pass: then
-  /// a forward pass that is never trained on is nobody else's business. Not so where further
-  /// objects communicate in each iteration, or where the ranks stop before a forward pass.
-  bool begins_in_backward() const {
-    return joinables_.size() == 1 && !options_.throw_on_early_termination();
-  }
+  /// Whether this thread runs the body of a join of `group`, or of any where that is null, that
+  /// goes on without ranks that have no input left.
+  static bool is_in_one_that_goes_on(const ProcessGroup& group);
 
-  /// Whether this one's iterations are what is counted.
-  bool counts(const Joinable& joinable) const { return &joinable == joinables_.front(); }
+  bool has_several() const { return joinables_.size() > 1; }
+  const Joinable& first() const { return *joinables_.front(); }
 
-  /// The position of `joinable` in the list of those that join.
-  int index_of(const Joinable& joinable) const;
-
-  /// The ranks agreed in forward on a backward pass to come; or that one begins.
-  void expect_backward(bool expected) { expects_backward_ = expected; }
-  /// \throws c10::DistBackendError  when this rank left out a backward pass that others wait for;
-  ///         they throw the same text.
-  void check_backward_ran();
-
-  /// Begins an iteration together with all ranks.
+  /// Says that this rank, which has input, is at `event` of `joinable`, and learns what the others
+  /// say.
   ///
+  /// \throws AgreedError  when ranks with input are at different places.
   /// \throws c10::Error  when one has no input left and that shall end the join.
-  const JoinRound& begin_round(const RankEntry& mine);
+  const JoinRound& begin_round(const Joinable& joinable, JoinPlace::Event event, RankEntry mine);
   const JoinRound& round() const { return *round_; }
+
+  /// Gives `joinable` the turn to communicate its backward pass, where no other one has it.
+  ///
+  /// \return whether it has the turn.
+  bool take_turn(const Joinable& joinable);
+  void end_turn() { turn_ = nullptr; }
 
   /// Runs the training loop and what follows it, and tells the other ranks if that throws.
   void run(const std::function<void()>& body);
@@ -55,12 +56,16 @@ class JoinContext {
   bool shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks);
 
  private:
+  static JoinContext* find(JoinContext* from, const ProcessGroup& group, bool goes_on);
+  const JoinRound& begin_round(const RankEntry& mine);
+
   std::vector<Joinable*> joinables_;
   JoinOptions options_;
   std::shared_ptr<GroupMonitor> monitor_;
   std::optional<JoinRound> round_;
+  std::atomic<const Joinable*> turn_{nullptr};  // taken on autograd's threads
   bool ended_early_ = false;
-  bool expects_backward_ = false;
+  JoinContext* const outer_;  // the join around this one, of another group; null for none
 };
 
 }  // namespace ddp

@@ -12,16 +12,27 @@
 namespace ddp {
 namespace {
 
-constexpr int kActive = 1, kReduces = 2, kPlaceUnit = 4;
+constexpr int kActive = 1, kReduces = 2, kEventUnit = 4, kJoinableUnit = 16;
 
 std::string list_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
-std::string describe_place(int place) {
-  if (place == 0) return "the beginning of an iteration";
-  const bool in_backward = place == place_of(place / 2, /*in_backward=*/true);
-  return ddp::str("the ", in_backward ? "backward" : "forward", " pass of object ", place / 2);
+double encode(const RankEntry& entry) {
+  return (entry.active ? kActive : 0) + (entry.reduces ? kReduces : 0) +
+         kEventUnit * static_cast<int>(entry.place.event) + kJoinableUnit * entry.place.joinable;
+}
+
+RankEntry decode(int word, double samples) {
+  const auto event = static_cast<JoinPlace::Event>(word % kJoinableUnit / kEventUnit);
+  return {(word & kActive) != 0, (word & kReduces) != 0, samples, {word / kJoinableUnit, event}};
+}
+
+std::string describe(const RankEntry& entry) {
+  if (!entry.active) return "the end of the input";
+  const auto [joinable, event] = entry.place;
+  const char* const names[] = {"an iteration", "the forward pass", "the backward pass"};
+  return ddp::str(names[static_cast<int>(event)], " of object ", joinable);
 }
 
 }  // namespace
@@ -39,35 +50,33 @@ int JoinRound::last_active() const {
   return last;
 }
 
-bool JoinRound::reduces() const {
-  return std::any_of(by_rank_.begin(), by_rank_.end(), [](const RankEntry& entry) {
-    return entry.active && entry.reduces;
-  });
-}
-
 double JoinRound::samples() const {
   double sum = 0;
   for (const auto& entry : by_rank_) sum += entry.samples;
   return sum;
 }
 
-std::string JoinRound::different_places() const {
-  std::map<int, std::vector<int>> ranks_at;
-  for (int rank = 0; rank < size(); ++rank) ranks_at[by_rank_[rank].place].push_back(rank);
+std::string JoinRound::different_places(bool with_ended) const {
+  std::map<std::string, std::vector<int>> ranks_at;
+  for (int rank = 0; rank < size(); ++rank) {
+    const auto& entry = by_rank_[rank];
+    if (entry.active || with_ended) ranks_at[describe(entry)].push_back(rank);
+  }
   if (ranks_at.size() < 2) return {};
   std::vector<std::string> got;
   for (const auto& [place, ranks] : ranks_at) {
-    got.push_back(ddp::str(describe_place(place), " on ", list_ranks(ranks)));
+    got.push_back(ddp::str(place, " on ", list_ranks(ranks)));
   }
   return ddp::str(
       "join: expected all ranks at the same place of an iteration, got ", joined_by(", ", got),
       " of ", size(),
-      ". Where several objects join, or with throw_on_early_termination, run one backward pass "
-      "after each forward pass; compute metrics under torch::NoGradGuard.");
+      ". Run the same averaged backward passes and steps of the objects in the same order on every "
+      "rank. With throw_on_early_termination, run a backward pass after each forward pass, and "
+      "compute metrics under torch::NoGradGuard.");
 }
 
 std::string JoinRound::disagreement() const {
-  auto places = different_places();
+  auto places = different_places(/*with_ended=*/false);
   if (!places.empty()) return places;
   std::vector<int> reducing, accumulating;
   for (int rank = 0; rank < size(); ++rank) {
@@ -95,7 +104,7 @@ JoinRound exchange_entries(
   // Each rank fills its own row: the sum is everybody's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();
-  row[0] = (mine.active ? kActive : 0) + (mine.reduces ? kReduces : 0) + kPlaceUnit * mine.place;
+  row[0] = encode(mine);
   row[1] = mine.samples;
   std::vector<at::Tensor> tensors{table.to(device)};
   const auto where = [] { return std::string("learning what the ranks will do"); };
@@ -103,9 +112,7 @@ JoinRound exchange_entries(
   table = tensors.front().cpu();
   const auto* words = table.const_data_ptr<double>();
   for (int rank = 0; rank < size; ++rank) {
-    const auto flags = static_cast<int>(words[2 * rank]);
-    by_rank[rank] = {
-        (flags & kActive) != 0, (flags & kReduces) != 0, words[2 * rank + 1], flags / kPlaceUnit};
+    by_rank[rank] = decode(static_cast<int>(words[2 * rank]), words[2 * rank + 1]);
   }
   JoinRound round(std::move(by_rank));
   const auto disagreement = round.disagreement();

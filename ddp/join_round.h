@@ -9,19 +9,25 @@
 
 namespace ddp {
 
-/// What one rank says at the beginning of an iteration, and where that is a forward pass, again at
-/// the beginning of its backward pass.
+/// A place in a join where the ranks communicate. They agree on it before they do.
+struct JoinPlace {
+  enum class Event {
+    Iteration,  // of a class of the user's own, or a sharded optimizer's step
+    Forward,    // with throw_on_early_termination
+    Backward,   // that is averaged
+  };
+
+  int joinable = 0;  // its position in the list of those that join
+  Event event = Event::Backward;
+};
+
+/// What one rank says before it communicates.
 struct RankEntry {
   bool active = false;   // it has input
   bool reduces = false;  // its backward pass will be averaged
   double samples = 0;    // since the last averaged backward pass, with this iteration's
-  int place = 0;         // in an iteration of the join; see place_of
+  JoinPlace place = {};  // of no meaning where it has no input
 };
-
-/// The place in an iteration of a join where its joinable number `joinable` communicates.
-constexpr int place_of(int joinable, bool in_backward) {
-  return 2 * joinable + (in_backward ? 1 : 0);
-}
 
 /// What all ranks said. Every rank acts on it in the same way, with input or without.
 class JoinRound {
@@ -32,15 +38,16 @@ class JoinRound {
   int size() const { return static_cast<int>(by_rank_.size()); }
   /// The highest rank with input.
   int last_active() const;
-  bool reduces() const;
+  /// Where the ranks with input are.
+  JoinPlace place() const { return by_rank_[last_active()].place; }
   double samples() const;
 
-  /// How the ranks disagree about what they will communicate; "" when they do not.
+  /// How the ranks with input disagree about what they will communicate; "" when they do not.
   std::string disagreement() const;
+  /// Where each rank is, as an error text; "" where all of them are at one place.
+  std::string different_places(bool with_ended) const;
 
  private:
-  std::string different_places() const;
-
   std::vector<RankEntry> by_rank_;
 };
 

@@ -40,7 +40,7 @@ bool State::is_in_join() const { return owner_.join_context() != nullptr; }
 
 bool State::agrees_in_forward() const {
   const auto* join = owner_.join_context();
-  return join && !join->begins_in_backward();
+  return join && join->options().throw_on_early_termination();
 }
 
 void State::before_forward(std::optional<int64_t> samples) {
@@ -48,6 +48,8 @@ void State::before_forward(std::optional<int64_t> samples) {
   const auto counted = std::exchange(samples_of_next_forward_, {});
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
+  beside_join_ = !owner_.join_context() && group_->getSize() > 1 &&
+                 JoinContext::is_in_one_that_goes_on(group_);
   tell_new_parameters();
   count_own_samples(counted, samples);
   terms_ = {};
@@ -55,9 +57,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   if (agrees_in_forward()) {
     auto mine = entry(/*active=*/true);
     mine.reduces = gradients == Gradients::Averaged;
-    const auto round = exchange(mine);
-    owner_.join_context()->expect_backward(round.reduces());
-    terms_ = terms_in(round);
+    terms_ = terms_in(owner_.join_context()->begin_round(owner_, JoinPlace::Event::Forward, mine));
   }
   if (gradients != Gradients::Averaged) return;
   reducer_->prepare_for_forward(owner_.is_training());
@@ -95,16 +95,34 @@ std::vector<at::Tensor> State::all_parameters() const {
   return tensors;
 }
 
+// Ranks without input follow one model after another. Those with input may have the gradients of
+// two models in different orders.
+bool State::must_wait() {
+  auto* join = owner_.join_context();
+  return join && !join->take_turn(owner_);
+}
+
 // The backward pass begins that all ranks take part in.
 void State::begin(PassTerms& terms) {
+  DDP_CHECK(
+      !beside_join_,
+      "join: expected every model that is trained in the body to join, got an averaged backward "
+      "pass of one that does not, for which ranks without input would not come, on ",
+      monitor_->rank_text(), ". List it as well.");
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
+  auto* join = owner_.join_context();
+  DDP_CHECK(
+      !join || join->take_turn(owner_),
+      "join: expected the backward pass of one model after that of another, got one inside the "
+      "other on ",
+      monitor_->rank_text(), ". Run them one after the other.");
   if (agrees_in_forward()) {
-    agree_on_backward(/*active=*/true);
-  } else if (owner_.join_context() || weighted) {
+    // A rank that left the pass out is elsewhere: the round shows that, where its buckets would not
+    // fit.
+    join->begin_round(owner_, JoinPlace::Event::Backward, {});
+  } else if (join || weighted) {
     samples_.begin_backward();
-    auto mine = entry(/*active=*/true);
-    mine.reduces = true;
-    terms = terms_in(exchange(mine));
+    terms = terms_in(agree_on_terms());
   }
   compare_comm_hooks();
   samples_.clear();
@@ -118,7 +136,10 @@ void State::start(int source) {
   buffers_->start(source, *group_);
 }
 
-void State::finish(c10::function_ref<void(c10d::Work&)> wait) { buffers_->finish(wait); }
+void State::finish(c10::function_ref<void(c10d::Work&)> wait) {
+  buffers_->finish(wait);
+  if (auto* join = owner_.join_context()) join->end_turn();
+}
 
 void State::sync_buffers(int source) {
   const auto where = [source] { return ddp::str("getting the buffers of rank ", source); };
@@ -128,16 +149,18 @@ void State::sync_buffers(int source) {
   });
 }
 
-// A rank that left out the backward pass, on which the ranks agreed in forward, communicates
-// something else now: its entry shows that, where its buckets would not fit.
-void State::agree_on_backward(bool active) {
+JoinRound State::agree_on_terms() {
+  const auto mine = entry(/*active=*/true);
   auto* join = owner_.join_context();
-  RankEntry mine;
-  mine.active = active;
-  mine.reduces = true;
-  mine.place = place_of(join->index_of(owner_), /*in_backward=*/true);
-  exchange_entries(mine, group_, device(), *monitor_);
-  join->expect_backward(false);
+  if (!join) return exchange_entries(mine, group_, device(), *monitor_);
+  return weigh(join->begin_round(owner_, JoinPlace::Event::Backward, mine), /*active=*/true);
+}
+
+// Which model's samples count, a rank without input learns from the round.
+JoinRound State::weigh(const JoinRound& round, bool active) {
+  const bool weighted = options_.reduction() == Reduction::SampleWeighted;
+  if (!weighted || !owner_.join_context()->has_several()) return round;
+  return exchange_entries(entry(active), group_, device(), *monitor_);
 }
 
 // Ranks that reduce their buckets in different ways would wait for each other.
@@ -160,16 +183,6 @@ RankEntry State::entry(bool active) {
   return entry;
 }
 
-JoinRound State::exchange(RankEntry mine) {
-  auto* join = owner_.join_context();
-  if (join && join->counts(owner_)) {
-    // The joined ranks began the round before they called any hook.
-    return mine.active ? join->begin_round(mine) : join->round();
-  }
-  if (join) mine.place = place_of(join->index_of(owner_), /*in_backward=*/false);
-  return exchange_entries(mine, group_, device(), *monitor_);
-}
-
 PassTerms State::terms_in(const JoinRound& round) const {
   PassTerms terms;
   const auto* join = owner_.join_context();
@@ -190,10 +203,8 @@ PassTerms State::terms_in(const JoinRound& round) const {
   return terms;
 }
 
-void State::join_pass(const JoinRound& round) {
-  if (!round.reduces()) return;
-  if (agrees_in_forward()) agree_on_backward(/*active=*/false);
-  const auto terms = terms_in(round);
+void State::join_pass() {
+  const auto terms = terms_in(weigh(owner_.join_context()->round(), /*active=*/false));
   samples_.clear();
   compare_comm_hooks();
   reducer_->join_backward(terms);
@@ -216,7 +227,7 @@ void State::end_join(bool is_last_joiner, const JoinOptions& options) {
   }
 }
 
-void ModelJoinHook::main_hook() { state_.join_pass(state_.exchange(entry())); }
+void ModelJoinHook::main_hook() { state_.join_pass(); }
 
 void ModelJoinHook::post_hook(bool is_last_joiner) { state_.end_join(is_last_joiner, options_); }
 

@@ -56,11 +56,10 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   // What a rank without input does in a join.
   RankEntry entry(bool active);
-  void join_pass(const JoinRound& round);
+  void join_pass();
   void end_join(bool is_last_joiner, const JoinOptions& options);
-  /// Agrees with the other ranks on an iteration of the join, if there is one.
-  JoinRound exchange(RankEntry mine);
 
+  bool must_wait() override;
   void begin(PassTerms& terms) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
@@ -90,7 +89,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::vector<ReplicaValue> values_to_check(
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(const std::vector<torch::optim::Optimizer*>& optimizers) const;
-  void agree_on_backward(bool active);
+  JoinRound agree_on_terms();
+  JoinRound weigh(const JoinRound& round, bool active);
   void compare_comm_hooks();
   void check_no_low_reduction(const char* what) const;
   void broadcast_model(int source);
@@ -123,6 +123,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   double samples_of_forward_ = 0;                       // of the one that goes on
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;  // false inside no_sync()
+  bool beside_join_ = false;   // the last forward was in a join that this model is no part of
   bool compared_hooks_ = false;
   bool shards_gradients_ = false;
   bool has_sharded_optimizer_ = false;

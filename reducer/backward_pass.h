@@ -70,6 +70,7 @@ class BackwardPass {
   const BucketState& bucket(size_t b) const { return buckets_[b]; }
 
   bool counts_only = false;  // static_graph: gradients are counted, and sent at the end
+  bool waits = false;        // for autograd's end: another reducer's pass communicates
   bool captured = false;     // for a graph: the device does nothing yet
   bool joined = false;       // the pass of other ranks; this one has no input
   uint64_t forwards = 0;     // training forwards since the last averaged pass

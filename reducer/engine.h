@@ -108,6 +108,7 @@ class Reducer::Engine final : public AutogradEvents {
   void tell_bare_step(size_t parameter) const;
   void launch_ready_buckets();
   void launch_until_served();
+  void begin_at_end();
   void launch_rest();
   void launch(size_t b);
   void pack(size_t b);

@@ -1,4 +1,7 @@
 // While autograd runs: gradients become ready, and their buckets leave; the last when it is done.
+#include <exception>
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -73,7 +76,11 @@ void Reducer::Engine::begin_backward() {
   if (const auto used = bare_.used(buckets_.parameters())) tell_bare_step(*used);
   pass_->served = buckets_.serve_gradients();
   observers_.tell([](PassObserver& o) { o.begin_backward(); });
-  if (companion_) companion_->begin(pass_->terms);
+  if (companion_) {
+    pass_->waits = companion_->must_wait();
+    if (pass_->waits) return;
+    companion_->begin(pass_->terms);
+  }
   // Buckets of nothing but unused parameters wait for no gradient; others may have been ready while
   // the terms were not.
   if (!pass_->counts_only && !observers_.tuner) launch_until_served();
@@ -104,9 +111,19 @@ void Reducer::Engine::on_backward_done() {
   // gradients are still to come.
   if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
   pass_->served.reset();
+  if (std::exchange(pass_->waits, false)) begin_at_end();
   for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
   launch_rest();
   finish_pass();
+}
+
+void Reducer::Engine::begin_at_end() {
+  try {
+    companion_->begin(pass_->terms);
+  } catch (...) {
+    on_backward_failed(pass_->number(), std::current_exception());
+    throw;
+  }
 }
 
 void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {

@@ -97,7 +97,6 @@ class ZeroRedundancyOptimizerBase::Impl {
   }
 
   void step() {
-    if (options_.overlap()) return;
     check();
     state().monitor().abort_on_error(
         [] { return std::string("stepping a ZeroRedundancyOptimizer"); },
@@ -285,20 +284,16 @@ class ZeroRedundancyOptimizerBase::Impl {
   std::vector<std::pair<ShardChunk*, c10::intrusive_ptr<c10d::Work>>> under_way_;
 };
 
-namespace {
-
 /// A rank without input steps beside the others, on the gradients that the model's hook gets.
-class ZeroJoinHook : public JoinHook {
+class ZeroRedundancyOptimizerBase::ZeroJoinHook : public JoinHook {
  public:
-  explicit ZeroJoinHook(ZeroRedundancyOptimizerBase& optimizer) : optimizer_(optimizer) {}
+  explicit ZeroJoinHook(Impl& impl) : impl_(impl) {}
 
-  void main_hook() override { optimizer_.step(); }
+  void main_hook() override { impl_.step(); }
 
  private:
-  ZeroRedundancyOptimizerBase& optimizer_;
+  Impl& impl_;
 };
-
-}  // namespace
 
 ZeroRedundancyOptimizerBase::ZeroRedundancyOptimizerBase(
     std::shared_ptr<DistributedDataParallelBase> model,
@@ -324,7 +319,10 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
       "ZeroRedundancyOptimizer: expected to be part of the join() that its model is in, got a step "
       "without, for which ranks without input would not come, on ",
       state.monitor().rank_text(), ". Call ddp::join({model.get(), &optimizer}, body).");
-  impl_->step();
+  if (!options().overlap()) {
+    notify_join(*this);
+    impl_->step();
+  }
   return loss;
 }
 
@@ -375,7 +373,7 @@ std::unique_ptr<JoinHook> ZeroRedundancyOptimizerBase::join_hook(const JoinOptio
       "ZeroRedundancyOptimizer: expected stage 2 in a join() of a model with "
       "find_unused_parameters, where ranks without input do not know which gradients are old, got "
       "stage 1. Set stage(2).");
-  return std::make_unique<ZeroJoinHook>(*this);
+  return std::make_unique<ZeroJoinHook>(*impl_);
 }
 
 c10::Device ZeroRedundancyOptimizerBase::join_device() const { return impl_->state().device(); }

@@ -1,6 +1,5 @@
-// Joins in which the ranks agree in forward (several objects, or throw_on_early_termination), where
-// one rank leaves a pass out: every rank throws the reason, and no collectives of different sizes
-// meet, which would end the process over Gloo.
+// Joins in which one rank leaves out what the others communicate: every rank throws the reason, and
+// no collectives of different sizes meet, which would end the process over Gloo.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -99,24 +98,40 @@ TEST_CASE("a backward left out between two models is an error", "[ranks][errors]
   });
   check_reason(
       seen, kPlaces +
-                "the backward pass of object 0 on ranks 0, 2, the forward pass of object 1 on rank "
-                "1 of 3");
+                "the backward pass of object 0 on ranks 0, 2, the backward pass of object 1 on "
+                "rank 1 of 3");
 }
 
-TEST_CASE("a backward left out behind two models is an error", "[ranks][errors][join][many]") {
-  const bool is_last = GENERATE(false, true);  // then the input of rank 1 ends
+TEST_CASE("a backward left out after two models is an error", "[ranks][errors][join][many]") {
   const bool has_ended_rank = GENERATE(false, true);
-  CAPTURE(is_last, has_ended_rank);
+  CAPTURE(has_ended_rank);
   const auto seen = errors_in_join({0, 2}, [&](const Rank& self, auto& first, auto&, auto& second) {
     if (has_ended_rank && self.rank == 0) return;
     for (int i = 0; i < 4; ++i) {
       step(first, 1);
       self.rank == 1 && i == 1 ? skip_batch(second) : void(step(second, 1));
-      if (self.rank == 1 && i == 1 && is_last) return;
     }
   });
   check_reason(
-      seen, kPlaces + "the beginning of an iteration on rank 1, the backward pass of object 1 on");
+      seen, kPlaces +
+                "the backward pass of object 0 on rank 1, the backward pass of object 1 on rank" +
+                (has_ended_rank ? " 2 of 3" : "s 0, 2 of 3"));
+}
+
+TEST_CASE("a backward left out where the input ends counts as zeros", "[ranks][join][many]") {
+  const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
+    Model first(make_linear(), in(self)), second(make_linear(), in(self));
+    std::vector<float> seen;
+    join({first.get(), second.get()}, [&] {
+      for (int i = 0; i < 3; ++i) {
+        step(first, 1);
+        if (self.rank == 1 && i == 1) return skip_batch(second);
+        seen.push_back(step(second, 3));
+      }
+    });
+    return seen;
+  });
+  for (const int rank : {0, 2}) CHECK(gradients[rank] == std::vector<float>{3, 2, 2});
 }
 
 TEST_CASE("a model left out of an iteration is an error", "[ranks][errors][join][many]") {
@@ -128,12 +143,12 @@ TEST_CASE("a model left out of an iteration is an error", "[ranks][errors][join]
   });
   check_reason(
       seen, kPlaces +
-                "the beginning of an iteration on ranks 0, 2, the forward pass of object 1 on rank "
-                "1 of 3");
+                "the backward pass of object 0 on ranks 0, 2, the backward pass of object 1 on "
+                "rank 1 of 3");
 }
 
 TEST_CASE(
-    "a backward left out before or behind an object of the user's own is an error",
+    "a backward left out before or after an object of the user's own is an error",
     "[ranks][errors][join][many]") {
   const bool model_first = GENERATE(false, true);
   CAPTURE(model_first);
@@ -146,10 +161,10 @@ TEST_CASE(
     }
   });
   check_reason(
-      seen, model_first ? "expected the backward pass of the model before"
-                        : kPlaces +
-                              "the beginning of an iteration on rank 1, the backward pass of "
-                              "object 1 on ranks 0, 2 of 3");
+      seen, kPlaces + (model_first ? "an iteration of object 1 on rank 1, the backward pass of "
+                                     "object 0 on ranks 0, 2 of 3"
+                                   : "an iteration of object 0 on rank 1, the backward pass of "
+                                     "object 1 on ranks 0, 2 of 3"));
 }
 
 TEST_CASE("a backward left out before early termination is an error", "[ranks][errors][join]") {
@@ -165,10 +180,8 @@ TEST_CASE("a backward left out before early termination is an error", "[ranks][e
       },
       JoinOptions().throw_on_early_termination(true));
   check_reason(
-      seen,
-      kPlaces +
-          "the beginning of an iteration on rank 1, the backward pass of object 0 on ranks 0, 2 "
-          "of 3");
+      seen, kPlaces + "the backward pass of object 0 on ranks 0, 2, the " +
+                (is_last ? "end of the input" : "forward pass of object 0") + " on rank 1 of 3");
 }
 
 TEST_CASE("two forwards before a backward are one pass where all ranks do so", "[ranks][join]") {

@@ -423,16 +423,17 @@ TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
-        Counter counter(self.group);
         DistributedDataParallel model(make_linear(), in(self));
-        join({model.get(), &counter}, [&] {
-          step(model, 1);
-          if (self.rank == 1) {
-            const auto guard = model->no_sync();
-            step(model, 1);
-          }
-          step(model, 1);
-        });
+        model->join(
+            [&] {
+              step(model, 1);
+              if (self.rank == 1) {
+                const auto guard = model->no_sync();
+                step(model, 1);
+              }
+              step(model, 1);
+            },
+            JoinOptions().throw_on_early_termination(true));
       },
       kLongTimeout);
   CHECK(errors[0] == errors[1]);
@@ -460,35 +461,19 @@ TEST_CASE("evaluations in a join are each rank's own", "[ranks][join]") {
 }
 
 TEST_CASE(
-    "a forward pass without a backward one is an error where several objects join",
+    "a forward pass without a backward one is an error with early termination",
     "[ranks][errors][join][many]") {
-  enum class When { FirstRound, LastRound };
-  const auto when = GENERATE(When::FirstRound, When::LastRound);
-  const bool early = when == When::FirstRound && GENERATE(false, true);  // in place of the counter
-  CAPTURE(early);
   const auto errors = errors_of_ranks(
       3,
       [&](const Rank& self) {
-        Counter counter(self.group);
         DistributedDataParallel model(make_linear(), in(self));
-        std::vector<Joinable*> joinables{model.get()};
-        if (!early) joinables.push_back(&counter);
         const auto seen = timed_error_of([&] {
-          join(
-              joinables,
+          model->join(
               [&] {
-                const auto metric = [&] {
-                  if (self.rank == 1) model->forward(torch::ones({1, 1}));
-                };
-                if (when == When::FirstRound) metric();
-                for (int i = 0; i < 3; ++i) {
-                  step(model, 1);
-                  if (!early) counter.iterate();
-                }
-                if (when == When::LastRound) metric();
-                for (int i = 0; self.rank == 0 && i < 2; ++i) step(model, 1);
+                if (self.rank == 1) model->forward(torch::ones({1, 1}));
+                for (int i = 0; i < 3; ++i) step(model, 1);
               },
-              JoinOptions().throw_on_early_termination(early));
+              JoinOptions().throw_on_early_termination(true));
         });
         TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
         TORCH_CHECK(false, seen.error);
@@ -499,6 +484,71 @@ TEST_CASE(
       errors[0], ContainsText("expected all ranks at the same place of an iteration") &&
                      ContainsText("the backward pass of object 0 on rank") &&
                      ContainsText("NoGradGuard"));
+}
+
+TEST_CASE("a forward pass of several models need not be trained on", "[ranks][join][many]") {
+  const auto totals = run_ranks<double>(3, [](const Rank& self) {
+    Counter counter(self.group);
+    DistributedDataParallel model(make_linear(), in(self));
+    join({model.get(), &counter}, [&] {
+      for (int i = 0; i < 1 + self.rank; ++i) {
+        model->eval();
+        for (int metric = 0; metric < self.rank; ++metric) model->forward(torch::ones({1, 1}));
+        model->train();
+        step(model, 1);
+        counter.iterate();
+      }
+    });
+    return counter.total();
+  });
+  for (const double total : totals) CHECK(total == 6);
+}
+
+TEST_CASE("buffers are of the highest rank with input in each pass", "[ranks][join]") {
+  struct Summing : torch::nn::Module {
+    Summing() {
+      w = register_parameter("w", torch::ones({1}));
+      sum = register_buffer("sum", torch::zeros({1}));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      sum.add_(x);
+      return w * x;
+    }
+    at::Tensor w, sum;
+  };
+  const auto sums = run_ranks<float>(2, [](const Rank& self) {
+    const auto net = std::make_shared<Summing>();
+    DistributedDataParallel model(net, in(self));
+    model->join([&] {
+      for (int i = 0; i < 3 - 2 * self.rank; ++i) {
+        model->forward(torch::full({1}, self.rank == 0 ? 1.0f : 10.0f)).sum().backward();
+      }
+    });
+    return net->sum.item<float>();
+  });
+  CHECK(sums == std::vector<float>{12, 12});  // in Python 3
+}
+
+TEST_CASE("a model that is trained in a join of others has to join", "[ranks][errors][join]") {
+  const auto seen = run_ranks<TimedError>(
+      2,
+      [](const Rank& self) {
+        DistributedDataParallel one(make_linear(), in(self)), other(make_linear(), in(self));
+        return timed_error_of([&] {
+          one->join([&] {
+            for (int i = 0; i < 1 + 2 * self.rank; ++i) {
+              step(one, 1);
+              step(other, 1);
+            }
+          });
+        });
+      },
+      kLongTimeout);
+  for (const auto& rank : seen) {
+    CHECK_THAT(
+        rank.error, ContainsText("expected every model that is trained in the body to join"));
+    CHECK(rank.seconds < 5);
+  }
 }
 
 TEST_CASE("classes of the user's own take part", "[ranks][join][many]") {
@@ -536,18 +586,19 @@ TEST_CASE("joins that cannot be are refused", "[ranks][errors][join]") {
   CHECK_THROWS_WITH(join({}, [] {}), ContainsText("expected at least one Joinable"));
   CHECK_THROWS_WITH(join({nullptr}, [] {}), ContainsText("got a null pointer"));
   const auto errors = run_ranks<std::vector<std::string>>(1, [](const Rank& self) {
-    Counter here(self.group);
+    Counter here(self.group), there(self.group);
     Counter elsewhere(c10::make_intrusive<c10d::ProcessGroup>(self.store, 0, 1));
     return std::vector<std::string>{
         error_of([&] {
           join({&here, &elsewhere}, [] {});
         }),
         error_of([&] { join({&here}, {}); }),
-        error_of([&] { join({&here}, [&] { join({&here}, [] {}); }); })};
+        error_of([&] { join({&here}, [&] { join({&here}, [] {}); }); }),
+        error_of([&] { join({&here}, [&] { join({&there}, [] {}); }); })};
   });
   CHECK_THAT(errors[0][0], ContainsText("one process group, got different ones"));
   CHECK_THAT(errors[0][1], ContainsText("got an empty function"));
-  CHECK_THAT(errors[0][2], ContainsText("Joins cannot be nested"));
+  for (const int i : {2, 3}) CHECK_THAT(errors[0][i], ContainsText("Joins cannot be nested"));
 }
 
 }  // namespace ddp

@@ -337,7 +337,7 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
 
   /// Same arguments and result as the module's own `forward`.
   ///
-  /// Collective: no, but in a join() of several objects, or one with throw_on_early_termination.
+  /// Collective: no, but in a join() with throw_on_early_termination.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     return forward_with(

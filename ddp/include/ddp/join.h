@@ -78,11 +78,11 @@ class DDP_API Joinable {
   JoinContext* join_context_ = nullptr;
 };
 
-/// Says that this rank begins an iteration. Does nothing outside of a join. For all but the first
-/// object of one it only checks this rank's own order.
+/// Says that this rank begins an iteration, and learns whether the others do. Does nothing outside
+/// of a join.
 ///
-/// \throws c10::Error  with throw_on_early_termination, when a rank has no input left; when a model
-///         before this object has had no backward pass, or the ranks are in different passes.
+/// \throws c10::Error  with throw_on_early_termination, when a rank has no input left; when ranks
+///         with input are at different places: in an iteration of another object, or a pass.
 ///
 /// Collective: yes, one all-reduce of 16 bytes a rank. Blocks: host.
 DDP_API void notify_join(Joinable& joinable);
@@ -96,19 +96,24 @@ DDP_API void notify_join(Joinable& joinable);
 ///   for (auto& batch : *loader) { ... model->forward(...) ... }
 /// });
 /// ```
-/// \param joinables  at least one, each once; the first one's iterations are what is counted, and
-///        the others do as many. The same ones in the same order on every rank. Within an iteration
-///        they communicate in this order, each one's forward and backward pass before the next
-///        one's: a rank without input stands in for them one after the other. A rank that leaves
-///        out a backward pass, of several joinables or with throw_on_early_termination, is an error
-///        on all ranks; forward passes under torch::NoGradGuard are each rank's own.
+/// \param joinables  at least one, each once; all that communicate in `body`, in the same order on
+///        every rank. `body` may use them in any order and as often as it likes, as long as the
+///        averaged backward passes, sharded optimizers' steps and iterations of the user's own
+///        classes come in the same order on all ranks that have input: a rank without input takes
+///        part in them in that order. A rank that leaves one out is an error on all ranks, but one
+///        whose input ends. Forward passes are each rank's own, but with
+///        throw_on_early_termination: then one that leaves out its backward pass is an error, too.
 /// \throws c10::ValueError  for no joinable, or ones with different process groups.
 /// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
-///         it, on the others that one did.
+///         it, on the others that one did. When ranks with input communicate in different orders.
+///         In the first averaged backward pass of a model of this group that is not listed; for a
+///         join in the body of another one of this group.
 /// An exception of `body` is passed on. The other ranks learn it and stop.
 ///
-/// Collective: yes. Cost: a 16 bytes a rank all-reduce an iteration, with several joinables or
-///   throw_on_early_termination another one in each averaged backward pass; at the end what the
+/// Collective: yes. Cost: a 16 bytes a rank all-reduce in each averaged backward pass, step of a
+///   sharded optimizer and iteration of a class of the user's own, and with
+///   throw_on_early_termination in each training forward pass. Of several models in one backward
+///   pass, all but the first send their gradients when autograd is done. At the end what the
 ///   joinables exchange then (DistributedDataParallel broadcasts the model once).
 /// Source: torch.distributed.algorithms.Join, torch 2.11.0.
 DDP_API void join(

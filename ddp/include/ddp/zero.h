@@ -148,6 +148,7 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 
  private:
   class Impl;
+  class ZeroJoinHook;
 
   std::shared_ptr<Impl> impl_;
 };

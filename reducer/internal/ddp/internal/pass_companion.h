@@ -22,7 +22,10 @@ class PassCompanion {
  public:
   virtual ~PassCompanion() = default;
 
-  /// The backward pass begins, on one of autograd's threads: may agree on its terms.
+  /// Whether the backward pass that begins must not communicate yet, because another reducer's
+  /// does. begin() then comes when autograd is done with it, and so do all of its buckets.
+  virtual bool must_wait() { return false; }
+  /// The backward pass begins to communicate, on one of autograd's threads: may agree on its terms.
   virtual void begin(PassTerms& terms) { (void)terms; }
   /// Autograd is done, and only the last bucket is still to be sent: sends rank `source`'s data.
   virtual void start(int source) = 0;
