@@ -1,6 +1,8 @@
 #include "group_builder.h"
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <functional>
 #include <future>
 #include <map>
@@ -36,6 +38,18 @@ void initialize_logging() {
     return true;
   }();
   (void)once;
+}
+
+// Gloo and TCPStore's server write to sockets whose other end may be closed. By default SIGPIPE
+// ends the process then, and no rank would learn which rank died first. Unlike SIG_IGN, a handler
+// is not inherited by the programs that this process starts. What the program has set itself stays.
+void survive_broken_pipes() {
+  struct sigaction action = {};
+  ::sigaction(SIGPIPE, nullptr, &action);
+  if (action.sa_handler != SIG_DFL) return;
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 // Where the ranks call the roll, and the store that they call it in.
@@ -170,6 +184,7 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
 
 BuiltGroup build_group(const ProcessGroupOptions& options) {
   initialize_logging();
+  survive_broken_pipes();
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
   BuiltGroup built;

@@ -1,7 +1,6 @@
 // The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with gloo_shim/.
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -327,15 +326,6 @@ class Gloo : public ProcessGroupGloo {
   const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
 };
 
-// Gloo writes to sockets whose other end may be closed. By default SIGPIPE ends the process then,
-// and no rank would learn which rank died first. Python ignores SIGPIPE in every program. A handler
-// that the program has set stays.
-void ignore_broken_pipes() {
-  struct sigaction action = {};
-  ::sigaction(SIGPIPE, nullptr, &action);
-  if (action.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
-}
-
 BackendPtr connect(const Setup& setup) {
   auto options = ProcessGroupGloo::Options::create(setup.connect_by.left());
   options->group_name = setup.group_name;
@@ -355,7 +345,6 @@ BackendPtr connect(const Setup& setup) {
 }  // namespace
 
 BackendPtr make_gloo(const Setup& setup) {
-  ignore_broken_pipes();
   const auto gloo = std::make_shared<BackendPtr>();
   const auto problem = problem_of([&] {
     // Left behind where the store does not answer.

@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <future>
 
 #include <ATen/ATen.h>
@@ -339,4 +341,18 @@ TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]")
   CHECK_THAT(
       errors[0], ContainsText("init_process_group on rank ") &&
                      ContainsText(" of 2: backend mpi: LibTorch's binaries"));
+}
+
+TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm]") {
+  ::signal(SIGPIPE, SIG_DFL);
+  ddp::make_process_group(alone());
+  ::raise(SIGPIPE);
+  const int status = ::system("exec sh -c 'kill -PIPE $$'");
+  CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE));
+}
+
+TEST_CASE("a group leaves the program's own handler of broken pipes", "[comm]") {
+  ::signal(SIGPIPE, SIG_IGN);
+  ddp::make_process_group(alone());
+  CHECK((::signal(SIGPIPE, SIG_DFL) == SIG_IGN));
 }
