@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <c10/util/Logging.h>
+#include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
@@ -63,10 +64,18 @@ Meeting meeting_at(const Rendezvous& met, const Deadline& deadline) {
   return {store, {store->within("init"), met.rank, met.world_size, deadline, "init_process_group"}};
 }
 
+// The same store over one more connection, if it has such: while its host is there to answer.
+StorePtr another_connection(const StorePtr& store, const Deadline& deadline) {
+  StorePtr another;
+  problem_of([&] { another = bounded(store->by(deadline)->clone()); });
+  return another ? another : store;
+}
+
 // Connects the backends of a group whose members have all come.
 ProcessGroup connect(
-    const World& world, const Deadline& deadline, const StorePtr& store, int rank,
-    const std::vector<int>& global_ranks, const std::string& name) {
+    const World& world, const Deadline& deadline, const StorePtr& store,
+    const StorePtr& monitor_store, int rank, const std::vector<int>& global_ranks,
+    const std::string& name) {
   const int size = static_cast<int>(global_ranks.size());
   const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
@@ -102,7 +111,7 @@ ProcessGroup connect(
   group->setGroupDesc(name);
   const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
   group->start_monitor(
-      store->within("monitor"),
+      monitor_store->within("monitor"),
       host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
       world.timeout, world.gloo_devices);
   return group;
@@ -111,11 +120,13 @@ ProcessGroup connect(
 using Monitor = std::shared_ptr<GroupMonitor>;
 
 // A roll of the ranks of a group that may have failed: then not all of them come, and the rank that
-// waits throws why. The thread that calls the roll is left behind, until the roll's deadline.
+// waits throws why. The thread that calls the roll is left behind, and ends soon after.
 std::string call_roll_in(
-    const Monitor& monitor, const RollCall& roll, const std::string& claim,
+    const Monitor& monitor, RollCall roll, const std::string& claim,
     const std::string& problem = "") {
   if (!monitor || roll.world_size == 1) return call_roll(roll, claim, problem);
+  roll.given_up = std::make_shared<std::atomic<bool>>(false);
+  const auto give_up = c10::make_scope_exit([&] { *roll.given_up = true; });
   auto name = std::make_shared<std::promise<std::string>>();
   auto called = name->get_future();
   std::thread([name, roll, claim, problem] {
@@ -237,7 +248,8 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   std::iota(ranks.begin(), ranks.end(), 0);
   built.group = connect_all(roll, /*monitor=*/nullptr, [&] {
     if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
-    return connect(world, deadline, own_store, met.rank, ranks, "default_pg");
+    world.monitor_store = met.world_size > 1 ? another_connection(own_store, deadline) : own_store;
+    return connect(world, deadline, own_store, world.monitor_store, met.rank, ranks, "default_pg");
   });
   return built;
 }
@@ -250,6 +262,8 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
 
   const Deadline deadline(parent.world.timeout);
   const auto store = bounded(parent.group->getStore())->within("new_group");
+  const auto monitor_store =
+      parent.world.monitor_store ? parent.world.monitor_store->within("new_group") : store;
   const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
   const auto monitor = own_monitor_of(*parent.group);
   const auto name = call_roll_in(monitor, roll, to_text(sorted));
@@ -257,8 +271,8 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   return connect_all(roll, monitor, [&]() -> ProcessGroup {
     if (place == sorted.end()) return {};
     return connect(
-        parent.world, deadline, store->within(name), static_cast<int>(place - sorted.begin()),
-        sorted, ddp::str("group ", to_text(sorted)));
+        parent.world, deadline, store->within(name), monitor_store->within(name),
+        static_cast<int>(place - sorted.begin()), sorted, ddp::str("group ", to_text(sorted)));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <ddp/process_group.h>
 
 #include "backend_spec.h"
+#include "bounded_store.h"
 #include "environment.h"
 #include "interface.h"
 
@@ -19,6 +20,9 @@ struct World {
   std::chrono::milliseconds timeout{0};
   int store_host = -1;            // the rank whose process hosts the store; -1: none, or unknown
   bool backends_required = true;  // the user named them; else others may stand in
+  /// The group's store, over a connection of its own for the monitors of all groups.
+  /// Empty: as the group's own.
+  c10::intrusive_ptr<BoundedStore> monitor_store = {};
 };
 
 struct BuiltGroup {

@@ -32,6 +32,17 @@ bool has_streams(c10d::ProcessGroup& group) {
   });
 }
 
+using AnyStore = c10::intrusive_ptr<c10d::Store>;
+
+// The store itself where it has no clones.
+AnyStore clone_of(const AnyStore& store) {
+  try {
+    return store->clone();
+  } catch (const std::exception&) {
+    return store;
+  }
+}
+
 // c10d's default where the group's backend does not tell.
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   try {
@@ -88,20 +99,18 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   setup.abort_backends = [raw = group.get()] { raw->abort(); };
   if (setup.size > 1 && group->getStore()) {
     const auto prefix = ddp::str("ddp/monitor/", group->getGroupName(), "/");
-    StoreExecutor executor(group->getStore());
-    const auto number = executor.ask<int64_t>(
-        [prefix, rank = setup.rank](c10d::Store& store) {
-          const auto count = store.add(ddp::str(prefix, "made/", rank), 1);
-          store.set(ddp::str(prefix, count, "/", GroupMonitor::report_key(rank)), report_of(""));
-          return count;
-        },
-        group->getStore()->getTimeout());
+    const auto join = [prefix, rank = setup.rank, all = group->getStore()](c10d::Store& store) {
+      const auto count = store.add(ddp::str(prefix, "made/", rank), 1);
+      store.set(ddp::str(prefix, count, "/", GroupMonitor::report_key(rank)), report_of(""));
+      return c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, count), clone_of(all));
+    };
+    const auto joined =
+        StoreExecutor(group->getStore()).ask<AnyStore>(join, group->getStore()->getTimeout());
     DDP_CHECK_WITH(
-        DistStoreError, number, "process group: expected the store to answer within ",
+        DistStoreError, joined, "process group: expected the store to answer within ",
         group->getStore()->getTimeout().count(), " ms, got no answer on rank ", setup.rank, " of ",
         setup.size, ". Look for the process that hosts the store.");
-    setup.store =
-        c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, *number), group->getStore());
+    setup.store = *joined;
   }
   return std::make_shared<GroupMonitor>(std::move(setup));
 }

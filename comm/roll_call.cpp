@@ -111,6 +111,7 @@ class Caller {
   bool wait_for(const std::string& key, std::chrono::milliseconds timeout) {
     const Deadline latest(timeout);
     for (Poll poll(roll_.world_size);; poll.pause()) {
+      DDP_CHECK(!roll_.given_up || !*roll_.given_up, roll_.subject, ": given up");
       if (has(key)) return true;
       if (latest.passed()) return false;
     }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -24,6 +26,8 @@ struct RollCall {
   int world_size = 1;
   Deadline deadline{std::chrono::milliseconds(0)};
   std::string subject;  // who calls, for the message: "init_process_group"
+  /// Set by another thread, ends the call with an error; may be empty.
+  std::shared_ptr<std::atomic<bool>> given_up = {};
 };
 
 /// Waits until every rank has called it, and makes sure that all of them learn how it went.

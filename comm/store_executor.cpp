@@ -49,12 +49,6 @@ void StoreExecutor::post(Job job) {
 }
 
 void StoreExecutor::run(State& state) {
-  try {
-    // Calls of one connection wait for each other, and a user's may take long.
-    state.store = state.store->clone();
-  } catch (const std::exception&) {
-    // A store that has no clones, or none that can be reached: its calls will say so.
-  }
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(lock, [&] { return state.closing || !state.jobs.empty(); });

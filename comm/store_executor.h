@@ -15,14 +15,17 @@ namespace ddp {
 /// Talks to a store on a thread of its own, so that nobody else waits for the store.
 ///
 /// A TCPStore's calls end in a `recv` without a limit: where the process that hosts the store is
-/// stopped, or its host is gone, they do not return. The thread has a connection of its own and
-/// starts with the first job. A thread that the store does not answer is left behind.
+/// stopped, or its host is gone, they do not return. The thread starts with the first job. A thread
+/// that the store does not answer is left behind.
 ///
 /// Thread safety: all members.
 class StoreExecutor {
  public:
   using Job = std::function<void(c10d::Store&)>;
 
+  /// \param store  over a connection of its own: calls of one connection wait for each other, and a
+  ///         user's may take long. Opened before it is needed: TCPStore looks for a host that is
+  ///         gone until its timeout is over.
   explicit StoreExecutor(c10::intrusive_ptr<c10d::Store> store);
   /// Waits a moment for the jobs that are posted.
   ~StoreExecutor();

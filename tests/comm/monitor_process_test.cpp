@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <regex>
 #include <string>
@@ -203,4 +204,27 @@ TEST_CASE("ranks make their group again and again at one address", "[comm][proce
     world.output_of_all_but(-1);
   }
   CHECK(ddp::testing::names_in(folder.path()).empty());
+}
+
+TEST_CASE("ranks that go on without a lost one keep nothing of it", "[comm][process][errors]") {
+  constexpr int kTimes = 6;
+  std::deque<World> worlds;  // at the same time
+  worlds.emplace_back(Scene{"lose", std::to_string(kTimes), 0, "gloo", 600}, 2);
+  worlds.emplace_back(Scene{"lose", std::to_string(kTimes), 2, "shm", 600}, 2);
+  for (auto& world : worlds) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto end = world.rank(rank).wait();
+      CAPTURE(world.scene().victim, rank, end.out, end.err);
+      CHECK(end.code == 0);
+      const auto learned = numbers_after(end.out, "learned after ");
+      REQUIRE(learned.size() == kTimes);
+      for (int time = 0; time < kTimes; ++time) CHECK((time == 3 || learned[time] < 3000));
+      for (const char* what : {"descriptors ", "threads "}) {
+        const auto held = numbers_after(end.out, what);
+        REQUIRE(held.size() == kTimes);
+        // What belongs to no group is there after the first time.
+        CHECK(*std::min_element(&held[3], &held[6]) <= std::max(held[1], held[2]));
+      }
+    }
+  }
 }

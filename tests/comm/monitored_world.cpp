@@ -12,10 +12,21 @@
 //   MASTER_ADDR) or "file:///path"; where PLACE is not "none", VICTIM throws there each time, and
 //   all catch. Every other time a rank still holds the wrapper of the time before, and with it the
 //   group.
+// monitored_world lose TIMES VICTIM BACKEND SECONDS
+//   makes groups of one rank more than the WORLD_SIZE processes that are started so. That one is
+//   rank VICTIM, 0 or the last: a process of its own each time, which kills itself after two steps.
+//   The others go on without it, TIMES times, and print what they still hold; the fourth time they
+//   miss it in new_group.
 //
 // The others print what they get to know of that and after how many milliseconds, take the group
 // apart, and print how long that took. None ends for ddprun's SIGTERM: a rank that reads the
 // failure is what this is about.
+#include <dirent.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -23,6 +34,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
@@ -114,6 +126,64 @@ int again(int argc, char** argv) {
   return EXIT_SUCCESS;
 }
 
+/// \param what  "fd" (two more than are open, as in each of them) or "task" (threads).
+int count_of(const char* what) {
+  DIR* folder = ::opendir(c10::str("/proc/self/", what).c_str());
+  int count = 0;
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+pid_t spawn_self(const std::vector<std::string>& command) {
+  std::vector<char*> words;
+  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  pid_t child = -1;
+  TORCH_CHECK(
+      ::posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, words.data(), environ) == 0);
+  return child;
+}
+
+int lose(int argc, char** argv) {
+  TORCH_CHECK(argc == 6, "expected how often, a rank, a backend and seconds");
+  const int times = std::atoi(argv[2]);
+  const int victim = std::atoi(argv[3]);
+  const bool is_victim = times == 0;
+  const int number = std::atoi(std::getenv("RANK"));
+  const int rank = is_victim ? victim : number + (victim == 0 ? 1 : 0);
+  const auto meet = [&] {
+    ddp::init_process_group(ddp::ProcessGroupOptions()
+                                .backend(argv[4])
+                                .rank(rank)
+                                .world_size(std::atoi(std::getenv("WORLD_SIZE")) + 1)
+                                .timeout(std::chrono::seconds(std::atoi(argv[5]))));
+  };
+  Misfortune none("", "");
+  for (int time = 0; time < std::max(times, 1); ++time) {
+    const bool starts = !is_victim && number == 0;
+    const auto child = starts ? spawn_self({argv[0], "lose", "0", argv[3], argv[4], argv[5]}) : -1;
+    meet();
+    {
+      ddp::DistributedDataParallel model(Net{none});
+      const auto step = [&] { model->forward(torch::ones({2, 4})).sum().backward(); };
+      step();
+      step();
+      if (is_victim) std::raise(SIGKILL);
+      const auto start = Clock::now();
+      const auto text = ddp::problem_of([&] { time == 3 ? void(ddp::new_group({0})) : step(); });
+      std::printf("learned after %.0f ms: %s\n", milliseconds_since(start), text.c_str());
+    }
+    const auto start = Clock::now();
+    ddp::destroy_process_group();
+    std::printf("left after %.0f ms\n", milliseconds_since(start));
+    if (starts) ::waitpid(child, nullptr, 0);
+    std::printf("descriptors %d\nthreads %d\n", count_of("fd"), count_of("task"));
+    std::fflush(stdout);
+  }
+  return EXIT_SUCCESS;
+}
+
 void train(Misfortune& misfortune, bool is_victim) {
   ddp::DistributedDataParallel model(Net{misfortune});
   const auto step = [&] { model->forward(torch::ones({2, 4})).sum().backward(); };
@@ -142,6 +212,7 @@ void train(Misfortune& misfortune, bool is_victim) {
 
 int main(int argc, char** argv) try {
   if (argc > 1 && std::string(argv[1]) == "again") return again(argc, argv);
+  if (argc > 1 && std::string(argv[1]) == "lose") return lose(argc, argv);
   TORCH_CHECK(argc == 6, "expected what to do, where, a rank, a backend and seconds");
   std::signal(SIGTERM, SIG_IGN);
   at::set_num_threads(1);

@@ -30,7 +30,7 @@ class ClosedStore {
   const c10::intrusive_ptr<WatchedStore>& get() const { return store_; }
   void open() { open_.set_value(); }
   /// Beside this object.
-  size_t users() const { return inner_.use_count() - 2; }
+  size_t users() const { return store_.use_count() - 1; }
 
  private:
   const c10::intrusive_ptr<c10d::Store> inner_ = c10::make_intrusive<c10d::HashStore>();
