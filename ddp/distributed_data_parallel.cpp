@@ -53,6 +53,12 @@ void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
 
 void DistributedDataParallelBase::refresh() { state_->refresh(); }
 
+void DistributedDataParallelBase::also_average(const std::vector<at::Tensor>& tensors) {
+  state_->also_average(tensors);
+}
+
+void DistributedDataParallelBase::zero_grad(bool set_to_none) { state_->zero_grad(set_to_none); }
+
 void DistributedDataParallelBase::check_replicas(
     const std::vector<torch::optim::Optimizer*>& optimizers) {
   state_->check_replicas(optimizers);
@@ -118,6 +124,11 @@ void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) 
   torch::serialize::InputArchive inner;
   const bool has_own = wrapped.named_children().contains(kWrappedName);
   wrapped.load(!has_own && archive.try_read(kWrappedName, inner) ? inner : archive);
+}
+
+std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
+    const std::optional<c10::Device>& device) const {
+  return state_->wrapped().clone(device);
 }
 
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {

@@ -148,6 +148,12 @@ void LowPrecisionParameters::abandon_forward() noexcept {
   restore_all();
 }
 
+std::vector<at::Tensor> LowPrecisionParameters::originals(std::vector<at::Tensor> tensors) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& tensor : tensors) tensor = value_of(tensor);
+  return tensors;
+}
+
 void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
   DDP_CHECK(
       !c10::GradMode::is_enabled(),

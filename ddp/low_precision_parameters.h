@@ -58,6 +58,9 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// Whether no other thread has run a forward pass since this one did.
   bool are_of_this_thread() const;
 
+  /// In place of those that casts stand in for now, what they are at any other time.
+  std::vector<at::Tensor> originals(std::vector<at::Tensor> tensors) const;
+
  private:
   /// Of one forward pass, as long as its outputs live; by parameter.
   using Casts = std::vector<at::Tensor>;

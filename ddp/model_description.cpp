@@ -49,7 +49,8 @@ Description describe_model(
   option("bucket_cap_mb", describe_caps(options));
   option("broadcast_buffers", yes_no(options.broadcast_buffers()));
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
-  option("check_replicas_every", std::to_string(options.check_replicas_every()));
+  const auto every = options.check_replicas_every();
+  option("check_replicas_every", every ? std::to_string(*every) : "unset");
   option("static_graph", yes_no(options.static_graph()));
   option("mixed_precision", describe(options.mixed_precision()));
   constexpr const char* reductions[] = {"Mean", "Sum", "SampleWeighted"};

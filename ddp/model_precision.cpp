@@ -88,6 +88,10 @@ void ModelPrecision::read(
   read([](const at::Tensor& tensor) { return tensor.detach(); });
 }
 
+std::vector<at::Tensor> ModelPrecision::originals(std::vector<at::Tensor> parameters) const {
+  return parameters_ ? parameters_->originals(std::move(parameters)) : parameters;
+}
+
 CommHook ModelPrecision::reduction(const ProcessGroup& group) const {
   const auto dtype = reduce_dtype_of(options_);
   if (dtype == at::kHalf) return hooks::fp16_compress(group);

@@ -40,6 +40,9 @@ class ModelPrecision {
   /// Whether the parameters may be read as they are, for no other thread puts casts in their place.
   bool are_of_this_thread() const { return !parameters_ || parameters_->are_of_this_thread(); }
 
+  /// The parameters with the values that they have between steps, also while a pass uses others.
+  std::vector<at::Tensor> originals(std::vector<at::Tensor> parameters) const;
+
   /// Of forward's floating arguments.
   std::optional<at::ScalarType> input_dtype() const { return options_.param_dtype(); }
   /// What averages gradients in low precision; none where they travel as they are.

@@ -35,12 +35,6 @@ uint64_t hash_of(const at::Tensor& tensor) {
   return hash_of_bytes(here.const_data_ptr(), here.nbytes());
 }
 
-uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
-  uint64_t hash = tensors.size();
-  for (const auto& tensor : tensors) hash = hash * 0x9E3779B97F4A7C15u + hash_of(tensor);
-  return hash;
-}
-
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return ddp::str("undefined", kContent);
   return ddp::str(tensor.sizes(), " ", tensor.scalar_type(), kContent, hash_of(tensor));
@@ -197,6 +191,12 @@ std::string describe_kind(
 }
 
 }  // namespace
+
+uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = tensors.size();
+  for (const auto& tensor : tensors) hash = hash * 0x9E3779B97F4A7C15u + hash_of(tensor);
+  return hash;
+}
 
 std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state) {
   std::vector<ReplicaValue> values;

@@ -26,6 +26,11 @@ struct ReplicaValue {
 /// Cost: reads all bytes once; copies to the host what is elsewhere.
 std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state);
 
+/// Of all bytes, in order; the same in every build.
+///
+/// Cost: as of a module.
+uint64_t hash_of(const std::vector<at::Tensor>& tensors);
+
 /// The options and the state of an optimizer, as optimizer_values.
 ///
 /// Cost: as of a module.

@@ -24,7 +24,9 @@ namespace ddp {
 using State = DistributedDataParallelBase::State;
 
 State::Gradients State::gradients_of_forward() const {
-  const auto needs_gradient = [](const NamedParameter& p) { return p.tensor.requires_grad(); };
+  const auto needs_gradient = [](const NamedParameter& p) {
+    return p.tensor.requires_grad() && !p.is_outside;
+  };
   const auto any = [&](const std::vector<NamedParameter>& parameters) {
     return std::any_of(parameters.begin(), parameters.end(), needs_gradient);
   };
@@ -124,7 +126,8 @@ void State::begin(PassTerms& terms) {
     samples_.begin_backward();
     terms = terms_in(agree_on_terms());
   }
-  compare_comm_hooks();
+  compare_in_first_pass();
+  tell_stray_tensors();
   samples_.clear();
 }
 
@@ -163,15 +166,28 @@ JoinRound State::weigh(const JoinRound& round, bool active) {
   return exchange_entries(entry(active), group_, device(), *monitor_);
 }
 
-// Ranks that reduce their buckets in different ways would wait for each other.
-void State::compare_comm_hooks() {
-  if (std::exchange(compared_hooks_, true)) return;
-  if (!options_.init_sync() || group_->getSize() == 1) return;
-  const auto kind = hook_               ? c10::demangle(hook_.target_type().name())
-                    : shards_gradients_ ? "none, but sharded gradients"
-                                        : "none";
-  check_same_on_all_ranks(
-      "communication hooks", {{"communication", "hook", kind}}, nullptr, group_, *monitor_);
+// Ranks that reduce their buckets in different ways would wait for each other, and models that were
+// changed after they were wrapped would drift apart.
+void State::compare_in_first_pass() {
+  if (first_pass_ != FirstPass::ToCome) return;
+  first_pass_ = FirstPass::Equal;
+  const auto every = options_.check_replicas_every();
+  if (group_->getSize() == 1 || !(options_.init_sync() || every.value_or(0) > 0)) return;
+  const auto kind = hook_     ? c10::demangle(hook_.target_type().name())
+                    : shards_ ? "none, but sharded gradients"
+                              : "none";
+  Description mine{{"communication", "hook", kind}};
+  if (every != 0) {
+    const auto hash = hash_of(precision_.originals(all_parameters()));
+    mine.push_back({"hash", "parameters", std::to_string(hash)});
+  }
+  auto by_rank = gather_where_different("communication hooks", mine, nullptr, group_, *monitor_);
+  if (by_rank.empty()) return;
+  for (auto& description : by_rank) description.resize(1);
+  const auto difference = describe_difference(by_rank);
+  DDP_CHECK(difference.empty(), difference);
+  // The pass goes on, and its end has the names.
+  first_pass_ = FirstPass::Different;
 }
 
 RankEntry State::entry(bool active) {
@@ -206,7 +222,7 @@ PassTerms State::terms_in(const JoinRound& round) const {
 void State::join_pass() {
   const auto terms = terms_in(weigh(owner_.join_context()->round(), /*active=*/false));
   samples_.clear();
-  compare_comm_hooks();
+  compare_in_first_pass();
   reducer_->join_backward(terms);
 }
 
@@ -217,7 +233,7 @@ void State::end_join(bool is_last_joiner, const JoinOptions& options) {
     broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
   }
   const bool uneven = round.active() < round.size();
-  const bool all_step = optimizer_ || has_sharded_optimizer_;
+  const bool all_step = optimizer_ || sharded_optimizers_ > 0;
   if (uneven && options.optimizers().empty() && !all_step) {
     TORCH_WARN_ONCE(
         "join: some ranks had less input than others, so their optimizers took fewer steps. The "
@@ -266,6 +282,19 @@ void State::tell_new_parameters() {
       names.size(), " more on ", monitor_->rank_text(), " (", join_names(names),
       "), whose gradients are not averaged. Call model->refresh() on every rank, and give them to "
       "the optimizer.");
+}
+
+void State::tell_stray_tensors() {
+  if (group_->getSize() == 1) return;
+  const auto tensor = strays_.find_stepped();
+  if (tensor.empty()) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
+      "tensor of no wrapped module, ",
+      tensor, ", on gradients of ", monitor_->rank_text(),
+      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
+      "wrapping; "
+      "nothing need be done where each rank shall have its own.");
 }
 
 void State::check_frozen_parameters() {

@@ -19,6 +19,7 @@
 #include "replica_check.h"
 #include "sample_counter.h"
 #include "shared_buffers.h"
+#include "stray_tensors.h"
 
 namespace ddp {
 
@@ -41,6 +42,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_samples(int64_t samples);
   void sync_buffers(int source = 0);
   void refresh();
+  void also_average(const std::vector<at::Tensor>& tensors);
+  void zero_grad(bool set_to_none);
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
@@ -52,7 +55,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   int64_t generation() const { return generation_; }
   bool is_in_join() const;
   /// Ranks without input step as well.
-  void has_sharded_optimizer(bool has) { has_sharded_optimizer_ = has; }
+  void has_sharded_optimizer(bool has) { sharded_optimizers_ += has ? 1 : -1; }
 
   // What a rank without input does in a join.
   RankEntry entry(bool active);
@@ -78,9 +81,15 @@ class DistributedDataParallelBase::State : public PassCompanion {
  private:
   /// What becomes of the gradients that a forward pass leads to.
   enum class Gradients { None, Local, Averaged };
+  /// What the ranks know of each other by the first averaged pass: whether their parameters are the
+  /// same when it begins.
+  enum class FirstPass { ToCome, Equal, Different };
 
   std::vector<NamedParameter> checked_parameters();
   std::vector<NamedParameter> agreed_parameters();
+  std::vector<NamedParameter> trained() const;
+  std::vector<StateTensor> whole_state() const;
+  void renew();
   void train_with(std::vector<NamedParameter> parameters);
   void attach_optimizer(Reducer& reducer);
   void sync_initial_state(const std::exception_ptr& refusal);
@@ -88,16 +97,18 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
-  std::string describe_drift(const std::vector<torch::optim::Optimizer*>& optimizers) const;
+  std::string describe_drift(
+      const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
   JoinRound agree_on_terms();
   JoinRound weigh(const JoinRound& round, bool active);
-  void compare_comm_hooks();
+  void compare_in_first_pass();
   void check_no_low_reduction(const char* what) const;
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
   std::vector<at::Tensor> all_parameters() const;
   void tell_new_parameters();
+  void tell_stray_tensors();
   void check_frozen_parameters();
   std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
   Gradients gradients_of_forward() const;
@@ -110,6 +121,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
   const Names ignored_;
+  std::vector<at::Tensor> outside_;  // of no module, and averaged
   detail::InputPlacement input_placement_;
   ModelPrecision precision_;
   std::unique_ptr<Reducer> reducer_;
@@ -117,6 +129,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
   PeriodicReplicaCheck replica_check_;
+  StrayTensors strays_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // that is stepped in backward
   SampleCounter samples_;                               // since the last averaged backward pass
@@ -124,9 +137,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;  // false inside no_sync()
   bool beside_join_ = false;   // the last forward was in a join that this model is no part of
-  bool compared_hooks_ = false;
-  bool shards_gradients_ = false;
-  bool has_sharded_optimizer_ = false;
+  FirstPass first_pass_ = FirstPass::ToCome;
+  std::shared_ptr<GradientShards> shards_;  // null where every rank has all gradients
+  int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
   PassTerms terms_;  // of the backward pass to come
 };

@@ -1,5 +1,6 @@
 // How a wrapper comes to be: what it checks, compares with the other ranks, and is given besides.
 #include <algorithm>
+#include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -16,6 +17,8 @@ namespace ddp {
 using State = DistributedDataParallelBase::State;
 
 namespace {
+
+std::string name_outside(size_t i) { return ddp::str("also_average[", i, "]"); }
 
 void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
   const auto parameters = module.named_parameters();
@@ -82,6 +85,24 @@ std::optional<c10::Device> checked_input_device(
   return device_ids.front();
 }
 
+// Of also_average().
+void check_outside(const std::vector<at::Tensor>& tensors, const torch::nn::Module& module) {
+  std::unordered_set<const void*> seen;
+  for (const auto& p : module.parameters()) seen.insert(p.unsafeGetTensorImpl());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& t = tensors[i];
+    DDP_CHECK_VALUE(
+        t.defined() && t.is_leaf() && t.requires_grad(),
+        "also_average: expected leaves that require a gradient, got at ", i,
+        t.defined() ? " one that is none, or requires none. " : " an undefined tensor. ",
+        "Make it with requires_grad, and give the optimizer the same tensor.");
+    DDP_CHECK_VALUE(
+        seen.insert(t.unsafeGetTensorImpl()).second,
+        "also_average: expected tensors of no module, each once, got at ", i,
+        " one that is a parameter of the model, or comes twice. Leave it out.");
+  }
+}
+
 ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   const bool tunes = options.bucket_cap_mb() == kTuneBucketCap;
   return ReducerOptions()
@@ -106,7 +127,8 @@ State::State(
       monitor_(monitor_of(group_)),
       ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
       precision_(options.mixed_precision()),
-      replica_check_(options.check_replicas_every()) {
+      replica_check_(options.check_replicas_every().value_or(0)),
+      strays_(wrapped_) {
   auto parameters = agreed_parameters();
   hook_ = precision_.reduction(group_);
   train_with(std::move(parameters));
@@ -138,7 +160,8 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   if (optimizer_) attach_optimizer(*reducer);
   reducer_ = std::move(reducer);
   ++generation_;
-  shards_gradients_ = false;
+  shards_.reset();
+  first_pass_ = FirstPass::ToCome;
   frozen_ = frozen_parameters(*wrapped_, ignored_);
   const bool shares_buffers = options_.broadcast_buffers() && group_->getSize() > 1;
   buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, shares_buffers);
@@ -157,11 +180,51 @@ void State::check_between_steps(const char* function) const {
   monitor_->check();
 }
 
-void State::refresh() {
-  check_between_steps("refresh");
+void State::renew() {
   train_with(agreed_parameters());
   monitor_->end_attempts();
   samples_.clear();
+}
+
+void State::refresh() {
+  check_between_steps("refresh");
+  renew();
+}
+
+void State::also_average(const std::vector<at::Tensor>& tensors) {
+  check_between_steps("also_average");
+  const auto before = outside_;
+  outside_.insert(outside_.end(), tensors.begin(), tensors.end());
+  try {
+    renew();
+  } catch (...) {
+    outside_ = before;
+    throw;
+  }
+}
+
+void State::zero_grad(bool set_to_none) {
+  wrapped_->zero_grad(set_to_none);
+  for (const auto& tensor : outside_) {
+    at::Tensor& grad = tensor.mutable_grad();
+    if (!grad.defined()) continue;
+    set_to_none ? grad.reset() : void(grad = grad.detach().zero_());
+  }
+  if (shards_) release(*shards_);
+}
+
+std::vector<NamedParameter> State::trained() const {
+  auto parameters = trained_parameters(*wrapped_, ignored_);
+  for (size_t i = 0; i < outside_.size(); ++i) {
+    parameters.push_back({name_outside(i), outside_[i], false, /*is_outside=*/true});
+  }
+  return parameters;
+}
+
+std::vector<StateTensor> State::whole_state() const {
+  auto state = module_state(*wrapped_, ignored_);
+  for (size_t i = 0; i < outside_.size(); ++i) state.push_back({name_outside(i), outside_[i]});
+  return state;
 }
 
 std::vector<NamedParameter> State::checked_parameters() {
@@ -173,12 +236,13 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel: expected a number of steps, or 0 for none, for stats_every, got ",
       options_.stats_every(), ".");
   DDP_CHECK_VALUE(
-      options_.check_replicas_every() >= 0,
+      options_.check_replicas_every().value_or(0) >= 0,
       "DistributedDataParallel: expected a number of steps, or 0 for none, for "
       "check_replicas_every, got ",
-      options_.check_replicas_every(), ".");
+      options_.check_replicas_every().value_or(0), ".");
   check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
-  auto parameters = trained_parameters(*wrapped_, ignored_);
+  check_outside(outside_, *wrapped_);
+  auto parameters = trained();
   DDP_CHECK_VALUE(
       !parameters.empty(),
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
@@ -193,20 +257,20 @@ std::vector<NamedParameter> State::checked_parameters() {
 
 void State::sync_initial_state(const std::exception_ptr& refusal) {
   std::vector<StateTensor> state;
-  std::vector<NamedParameter> trained;
+  std::vector<NamedParameter> parameters;
   if (!refusal) {
-    state = module_state(*wrapped_, ignored_);
-    trained = trained_parameters(*wrapped_, ignored_);
+    state = whole_state();
+    parameters = trained();
   }
   // First the comparison: a broadcast between different models would fail in the transport.
   check_same_on_all_ranks(
-      "models", describe_model(state, trained, options_, group_), refusal, group_, *monitor_);
+      "models", describe_model(state, parameters, options_, group_), refusal, group_, *monitor_);
   broadcast_model(/*source=*/0);
 }
 
 std::vector<at::Tensor> State::state_tensors() const {
   std::vector<at::Tensor> tensors;
-  for (const auto& s : module_state(*wrapped_, ignored_)) {
+  for (const auto& s : whole_state()) {
     if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
   }
   return tensors;
@@ -239,14 +303,13 @@ std::shared_ptr<GradientShards> State::shard_gradients() {
       !optimizer_,
       "ZeroRedundancyOptimizer: expected no step_in_backward() with stage 2, got one, which would "
       "find no gradients. Leave it out, and set overlap(true).");
-  auto shards = reducer_->shard_gradients();
-  shards_gradients_ = true;
-  return shards;
+  shards_ = reducer_->shard_gradients();
+  return shards_;
 }
 
 void State::step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer) {
   DDP_CHECK(
-      !shards_gradients_,
+      !shards_,
       "step_in_backward: expected gradients on every rank, got those of a "
       "ZeroRedundancyOptimizer of stage 2, which are not. Set overlap(true) there.");
   DDP_CHECK(
@@ -287,6 +350,7 @@ std::vector<MissingGradient> State::explain_missing(const std::vector<size_t>& p
     const auto& known = reducer_->parameters()[parameter];
     const auto* tensor = now.find(known.name);
     auto& reason = reasons.emplace_back();
+    if (known.is_outside) continue;
     if (!tensor || !tensor->is_same(known.tensor)) {
       reason = {"replaced in the module after it was wrapped", remedy};
     } else if (!tensor->requires_grad()) {

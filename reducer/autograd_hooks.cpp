@@ -18,6 +18,22 @@ namespace {
 
 thread_local const at::Tensor* incoming = nullptr;
 
+bool has_kind_of(const torch::autograd::Node& accumulator, const at::Tensor& parameter) {
+  const auto& known = accumulator.input_metadata(0);
+  return known.options().dtype() == parameter.dtype() && known.device() == parameter.device();
+}
+
+// Autograd goes on with an accumulator for another shape, and refuses all gradients of this one.
+NodePtr fitting_accumulator(const at::Tensor& parameter) {
+  namespace impl = torch::autograd::impl;
+  const auto known = impl::try_get_grad_accumulator(parameter);
+  if (known &&
+      !(has_kind_of(*known, parameter) && known->input_metadata(0).is_same_shape(parameter))) {
+    impl::set_grad_accumulator(parameter, WeakNodePtr(NodePtr()));
+  }
+  return impl::grad_accumulator(parameter);
+}
+
 }  // namespace
 
 const at::Tensor* incoming_gradient() { return incoming; }
@@ -82,11 +98,23 @@ class AutogradHooks::Abandonment {
   c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
+bool AutogradHooks::has_hook_on(const torch::autograd::Node& accumulator) {
+  const auto& hooks = accumulator.post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const GradientHook*>(hook.get()) != nullptr;
+  });
+}
+
+bool is_averaged(const torch::autograd::Node& accumulator) {
+  return AutogradHooks::has_hook_on(accumulator);
+}
+
 AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
     : parameters_(parameters), events_(std::make_shared<AutogradEvents*>(&events)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters[i].tensor));
+    accumulators_.push_back(fitting_accumulator(parameters[i].tensor));
     keys_.push_back(hook(i));
+    shapes_.emplace_back(parameters[i].tensor.sizes());
   }
 }
 
@@ -102,16 +130,20 @@ bool AutogradHooks::follow() {
     const auto& parameter = parameters_[i].tensor;
     auto& mine = accumulators_[i];
     if (impl::try_get_grad_accumulator(parameter) == mine || !parameter.requires_grad()) continue;
-    const auto& known = mine->input_metadata(0);
-    if (known.options().dtype() != parameter.dtype() || known.device() != parameter.device()) {
-      continue;
-    }
+    if (!has_kind_of(*mine, parameter)) continue;
     mine->del_post_hook(keys_[i]);
     mine = impl::grad_accumulator(parameter);
     keys_[i] = hook(i);
     followed = true;
   }
   return followed;
+}
+
+std::optional<size_t> AutogradHooks::reshaped() const {
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    if (parameters_[i].tensor.sizes() != at::IntArrayRef(shapes_[i])) return i;
+  }
+  return {};
 }
 
 AutogradHooks::~AutogradHooks() {

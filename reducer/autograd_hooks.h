@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/reducer.h>
@@ -37,6 +39,8 @@ const at::Tensor* incoming_gradient();
 /// removes the first, and the others do nothing from then on.
 class AutogradHooks {
  public:
+  /// Parameters whose data was exchanged by data of another shape (set_data) get new accumulators.
+  ///
   /// \param parameters  they outlive this.
   AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events);
   ~AutogradHooks();
@@ -52,6 +56,14 @@ class AutogradHooks {
   /// \return whether there were any.
   /// Cost: a few nanoseconds a parameter.
   bool follow();
+
+  /// A parameter that has another shape than at construction, whose gradients autograd refuses.
+  ///
+  /// Cost: a few nanoseconds a parameter.
+  std::optional<size_t> reshaped() const;
+
+  /// Whether any object of this class has a hook there.
+  static bool has_hook_on(const torch::autograd::Node& accumulator);
 
   /// The first thing that a backward pass through one of `outputs` does is to say on_output(): in
   /// the outermost pass, although parameters may all get their gradients in passes nested in it.
@@ -78,7 +90,8 @@ class AutogradHooks {
   const std::vector<NamedParameter>& parameters_;
   const Events events_;  // for hooks on nodes that may outlive this; emptied at the end
   std::vector<NodePtr> accumulators_;
-  std::vector<uintptr_t> keys_;  // of the hooks, by parameter
+  std::vector<uintptr_t> keys_;        // of the hooks, by parameter
+  std::vector<at::DimVector> shapes_;  // at construction, by parameter
   std::atomic<bool> end_is_watched_{false};
 };
 

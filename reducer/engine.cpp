@@ -36,6 +36,15 @@ void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGr
   }
 }
 
+// What set_data() left, which no gradient can be added to.
+void drop_misfit_gradient(const at::Tensor& parameter) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (!grad.defined()) return;
+  const bool fits = grad.sizes() == parameter.sizes() && grad.dtype() == parameter.dtype() &&
+                    grad.device() == parameter.device();
+  if (!fits) grad.reset();
+}
+
 std::vector<NamedParameter> checked(
     std::vector<NamedParameter> parameters, const ReducerOptions& options,
     c10d::ProcessGroup& group) {
@@ -62,6 +71,7 @@ std::vector<NamedParameter> checked(
         "\", whose are sparse and take another time in each step. Set a number of MiB.");
   }
   check_dtypes(parameters, group);
+  for (const auto& p : parameters) drop_misfit_gradient(p.tensor);
   return parameters;
 }
 
@@ -251,6 +261,15 @@ void Reducer::Engine::prepare_for_local_backward() {
 
 // Once the forward pass has made its part of the graph: what leads to a gradient now is final.
 void Reducer::Engine::follow_parameters() {
+  if (const auto reshaped = hooks_.reshaped()) {
+    const auto& p = buckets_.parameters()[*reshaped];
+    DDP_CHECK(
+        false,
+        "DistributedDataParallel: expected parameters of the shapes that they had when the module "
+        "was wrapped, got \"",
+        p.name, "\" of ", p.tensor.sizes(), " on ", monitor_->rank_text(),
+        ". Call model->refresh() on every rank after a parameter changed its shape.");
+  }
   if (hooks_.follow()) usage_->accumulators_changed();
 }
 

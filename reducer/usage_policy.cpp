@@ -48,7 +48,7 @@ class FindUnused : public UsagePolicy {
   void foresee(const std::vector<torch::autograd::Node*>& outputs, BackwardPass& pass) override {
     const auto& reachable = search_.reachable(outputs);
     for (size_t i = 0; i < reachable.size(); ++i) {
-      if (!reachable[i]) pass.mark_unused(i);
+      if (!reachable[i] && !parameters_[i].is_outside) pass.mark_unused(i);
     }
   }
 
@@ -206,6 +206,10 @@ std::vector<Problem> UsagePolicy::check_missing(const BackwardPass& pass) const 
   std::vector<Problem> problems;
   for (size_t k = 0; k < missing.size(); ++k) {
     auto& [why, remedy] = reasons[k];
+    if (why.empty() && parameters_[missing[k]].is_outside) {
+      why = kLeftOut;
+      remedy = "Use what also_average() got in every loss, or set find_unused_parameters(true).";
+    }
     if (why.empty() && !reached.empty()) why = reached[missing[k]] ? kLeftOut : kUnused;
     if (remedy.empty()) remedy = remedy_of_missing(why);
     add_problem(

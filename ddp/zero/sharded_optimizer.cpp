@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ddp/collectives.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gradient_layout.h>
 #include <ddp/internal/reducible_memory.h>
 
@@ -72,11 +73,28 @@ void ShardedOptimizer::lay_out(ShardChunk& chunk) const {
   chunk.own = chunk.memory.narrow(0, rank * size, size);
   chunk.pieces = pieces_of(numels, size, rank);
   int64_t at = chunk.memory.storage_offset();
-  for (auto& p : chunk.parameters) {
-    const auto place = alias(chunk.memory, at, p.sizes(), gradient_strides(p));
+  for (const auto& p : chunk.parameters) {
+    chunk.places.push_back(alias(chunk.memory, at, p.sizes(), gradient_strides(p)));
+    at += p.numel();
+  }
+  move_in(chunk);
+}
+
+// Also those whose data was exchanged since (torch::load, set_data): a step would not reach it.
+void ShardedOptimizer::move_in(const ShardChunk& chunk) {
+  for (size_t i = 0; i < chunk.parameters.size(); ++i) {
+    auto p = chunk.parameters[i];
+    const auto& place = chunk.places[i];
+    if (p.const_data_ptr() == place.const_data_ptr()) continue;
+    DDP_CHECK(
+        p.sizes() == place.sizes() && p.dtype() == place.dtype() && p.device() == place.device(),
+        "ZeroRedundancyOptimizer: expected parameters of the shape, dtype and device that they had "
+        "when this was made, got ",
+        p.sizes(), " ", p.scalar_type(), " on ", p.device(), " in place of ", place.sizes(), " ",
+        place.scalar_type(), " on ", place.device(),
+        ". Call model->refresh() on every rank, and make a new optimizer.");
     place.copy_(p);
     p.set_data(place);
-    at += p.numel();
   }
 }
 
@@ -87,6 +105,7 @@ void ShardedOptimizer::set_options(const Groups& groups) {
 
 void ShardedOptimizer::step() {
   for (auto& chunk : chunks_) {
+    move_in(chunk);
     const auto gradients = gradients_of(chunk);
     for (size_t i = 0; i < gradients.size(); ++i) chunk.values[i].mutable_grad() = gradients[i];
   }
@@ -98,6 +117,7 @@ void ShardedOptimizer::step() {
 
 // The optimizer leaves alone what has no gradient.
 void ShardedOptimizer::step(ShardChunk& chunk) {
+  move_in(chunk);
   const auto gradients = gradients_of(chunk);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;

@@ -19,6 +19,7 @@ namespace ddp {
 /// Parameters that lie one after another in one piece of memory, which is gathered in one call.
 struct ShardChunk {
   std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> places;  // in `memory`, by parameter
   at::Tensor memory;               // 1-D: world-size slices
   at::Tensor own;                  // this rank's slice of it
   std::vector<ShardPiece> pieces;  // of `own`; only what is to be stepped
@@ -63,6 +64,7 @@ class ShardedOptimizer {
 
  private:
   void lay_out(ShardChunk& chunk) const;
+  static void move_in(const ShardChunk& chunk);
   torch::optim::OptimizerParamState* state_of(const at::Tensor& value) const;
   at::Tensor gather_facts() const;
   at::Tensor gather_state(const ShardChunk& chunk, size_t part) const;

@@ -112,10 +112,7 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   /// What was reduced so far is stepped, or thrown away.
   void release_gradients() {
-    if (!shards_) return;
-    for (auto& shard : *shards_) {
-      std::fill(shard.arrived.begin(), shard.arrived.end(), char{0});
-    }
+    if (shards_) release(*shards_);
   }
 
   std::vector<at::Tensor> gradients() const {

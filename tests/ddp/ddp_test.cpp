@@ -179,6 +179,71 @@ TEST_CASE("broadcast_buffers(false) and ignored buffers stay local", "[ranks][dd
   CHECK(counters == std::vector<float>{1, 2});
 }
 
+TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
+  struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
+    CloneableNetImpl() { reset(); }
+    void reset() override {
+      fc = register_module("fc", torch::nn::Linear(4, 2));
+      passes = register_buffer("passes", torch::zeros({1}));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      passes.add_(1);
+      return fc(x);
+    }
+    torch::nn::Linear fc{nullptr};
+    at::Tensor passes;
+  };
+  const bool low_precision = GENERATE(false, true);
+  CAPTURE(low_precision);
+  const auto right = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
+    const auto net = std::make_shared<CloneableNetImpl>();
+    randomize(net, 1);
+    auto options = in(self);
+    if (low_precision) options.mixed_precision(MixedPrecision().param_dtype(at::kBFloat16));
+    DistributedDataParallel model(net, options);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    const auto train = [&] {
+      optimizer.zero_grad();
+      model->forward(torch::full({3, 4}, 1.0 + self.rank)).sum().backward();
+      optimizer.step();
+    };
+    train();
+    const std::shared_ptr<CloneableNetImpl> copy = model->clone_module();
+    const auto plain = model->clone();
+    const auto before = flat(net->parameters());
+    train();
+    std::vector<int> right{
+        !torch::equal(flat(net->parameters()), before),
+        torch::equal(flat(copy->parameters()), before),
+        copy->passes.item<int>() == 1,
+        net->passes.item<int>() == 2,
+        torch::equal(flat(plain->parameters()), before),
+        copy->parameters()[0].scalar_type() == at::kFloat,
+        plain->named_parameters().keys() == net->named_parameters().keys()};
+    // On one rank alone, and nobody waits.
+    if (self.rank == 0) {
+      copy->forward(torch::ones({3, 4})).sum().backward();
+      right.push_back(copy->fc->bias.grad().defined());
+    }
+    train();
+    return right;
+  });
+  for (const auto& of_rank : right) {
+    for (const int is_right : of_rank) CHECK(is_right == 1);
+  }
+  const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
+    DistributedDataParallel model(NormNet(), in(self));
+    model->clone();
+  });
+  CHECK_THAT(errors[0], ContainsText("NormNetImpl") && ContainsText("Cloneable"));
+  const auto typed = run_ranks<int>(1, [](const Rank& self) {
+    DistributedDataParallel model(make_mlp(1), in(self));
+    const torch::nn::Sequential copy = model->clone_module();
+    return static_cast<int>(copy->size());
+  });
+  CHECK(typed[0] == 3);
+}
+
 TEST_CASE("two forwards before a backward work with BatchNorm", "[ranks][ddp]") {
   const auto gradients = run_ranks<at::Tensor>(2, [](const Rank& self) {
     NormNet net;

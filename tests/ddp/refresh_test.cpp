@@ -73,6 +73,17 @@ bool averaged_as_one(Growing& net, int ranks, int step) {
   return true;
 }
 
+// As densification and growing vocabularies do: in place, for whatever holds the parameters.
+void reshape(Growing& net, int64_t width) {
+  const torch::NoGradGuard no_grad;
+  const auto reshape_to = [](const at::Tensor& p, at::IntArrayRef sizes) {
+    p.set_data(torch::zeros(sizes, p.options()));
+  };
+  reshape_to(net->body->weight, {width, 2});
+  reshape_to(net->body->bias, {width});
+  reshape_to(net->heads[0]->weight, {2, width});
+}
+
 template <typename Model>
 void step_with(Model& model, const Rank& self, int step) {
   model->zero_grad();
@@ -120,7 +131,7 @@ TEST_CASE("tied, frozen and ignored parameters are not told of", "[ranks][ddp]")
 
 TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
   const std::string change =
-      GENERATE("added", "replaced", "frozen", "thawed", "to double", "nothing");
+      GENERATE("added", "replaced", "frozen", "thawed", "to double", "grown", "shrunk", "nothing");
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused");
   CAPTURE(change, mode);
   const auto results = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
@@ -137,6 +148,11 @@ TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
                  .static_graph(mode == "static_graph")
                  .find_unused_parameters(mode == "find_unused"));
     if (!moves) step_with(model, self, 0);
+    // Holds the parameters' accumulators.
+    const auto graph = moves ? at::Tensor() : model->forward(batch(self.rank, 0));
+    if (change == "grown") reshape(net, 3);
+    if (change == "shrunk") reshape(net, 1);
+    if (change == "grown" || change == "shrunk") fill(*net, self.rank);
     if (change == "added") net->add_head("second");
     if (change == "replaced") net->replace_body();
     if (change == "frozen") net->body->weight.set_requires_grad(false);
@@ -156,6 +172,63 @@ TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
   });
   for (const auto& right : results) {
     for (const int is_right : right) CHECK(is_right == 1);
+  }
+}
+
+TEST_CASE("refresh takes in other data, and what does not fit it goes", "[ranks][ddp]") {
+  const std::string change = GENERATE("dtype", "as many elements", "dimensions");
+  CAPTURE(change);
+  const auto results = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
+    Growing net;
+    net->add_head("first");
+    if (change != "dtype") net->to(at::kDouble);
+    DistributedDataParallel model(net, in(self));
+    for (auto& p : net->parameters()) p.mutable_grad() = torch::ones_like(p);
+    if (change == "dtype") {
+      for (auto& p : net->parameters()) p.set_data(p.to(at::kDouble));
+    } else {
+      const bool turned = change == "as many elements";
+      net->body->weight.set_data(torch::zeros({4, 2}, at::kDouble));
+      net->body->bias.set_data(torch::zeros({4}, at::kDouble));
+      net->heads[0]->weight.set_data(torch::zeros({turned ? 1 : 2, 4}, at::kDouble));
+      net->heads[0]->bias.set_data(
+          turned ? torch::zeros({1}, at::kDouble) : torch::zeros({}, at::kDouble));
+    }
+    fill(*net, self.rank);
+    model->refresh();
+    std::vector<int> right{!net->body->weight.grad().defined()};
+    for (int step = 0; step < 3; ++step) {
+      step_with(model, self, step);
+      right.push_back(averaged_as_one(net, self.size, step));
+    }
+    return right;
+  });
+  for (const auto& right : results) CHECK(right == std::vector<int>{1, 1, 1, 1});
+}
+
+TEST_CASE("a shape that changed without refresh is told of, and can be mended", "[ranks][ddp]") {
+  const auto seen = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    Growing net;
+    net->add_head("first");
+    net->to(at::kDouble);
+    fill(*net, 0);
+    DistributedDataParallel model(net, in(self));
+    step_with(model, self, 0);
+    reshape(net, 3);
+    const auto error = error_of([&] { step_with(model, self, 1); });
+    fill(*net, self.rank);
+    model->refresh();
+    step_with(model, self, 2);
+    return std::vector<std::string>{error, averaged_as_one(net, 2, 2) ? "averaged" : "not"};
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(
+        seen[rank][0],
+        ContainsText(
+            "expected parameters of the shapes that they had when the module was wrapped, "
+            "got \"body.weight\" of [3, 2] on rank " +
+            std::to_string(rank) + " of 2. Call model->refresh() on every rank"));
+    CHECK(seen[rank][1] == "averaged");
   }
 }
 

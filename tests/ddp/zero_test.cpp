@@ -310,6 +310,57 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
   CHECK(all_equal(end_of(mode)[0], end_of(kPlain)[0]));
 }
 
+TEST_CASE("parameters whose data is exchanged are stepped all the same", "[zero][ranks]") {
+  const Mode mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
+  CAPTURE(mode.stage, mode.overlap);
+  const auto train = [](const Mode& of, const Rank& self) {
+    auto model = Model(make_net(), in(self).bucket_cap_mb(kSmallBuckets));
+    const auto optimizer = make_optimizer("adam", model, of);
+    for (int step = 0; step < 4; ++step) {
+      zero_grad(optimizer);
+      loss_of(model, self, step).backward();
+      optimizer->step();
+      // As torch::load does, and clipping weights.
+      if (step == 1) {
+        for (auto& p : model->parameters()) p.set_data(p.detach().clamp(-0.2, 0.2));
+      }
+    }
+    return values_of(model);
+  };
+  const auto right = run_ranks<char>(2, [&](const Rank& self) {
+    return static_cast<char>(distance(train(mode, self), train(kPlain, self)) < 1e-6);
+  });
+  CHECK(right == std::vector<char>(2, 1));
+}
+
+TEST_CASE("after a parameter grew, refresh and a new sharded optimizer", "[zero][ranks]") {
+  const Mode mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
+  CAPTURE(mode.stage, mode.overlap);
+  const auto train = [](const Mode& of, const Rank& self) {
+    auto net = make_net();
+    auto model = Model(net, in(self).bucket_cap_mb(kSmallBuckets));
+    auto optimizer = make_optimizer("adam", model, of);
+    for (int step = 0; step < 4; ++step) {
+      zero_grad(optimizer);
+      loss_of(model, self, step).backward();
+      optimizer->step();
+      if (step != 1) continue;
+      optimizer.reset();
+      auto last = net->parameters()[4];
+      auto bias = net->parameters()[5];
+      last.set_data(torch::cat({last.detach(), last.detach()}));
+      bias.set_data(torch::cat({bias.detach(), bias.detach()}));
+      model->refresh();
+      optimizer = make_optimizer("adam", model, of);
+    }
+    return values_of(model);
+  };
+  const auto right = run_ranks<char>(2, [&](const Rank& self) {
+    return static_cast<char>(distance(train(mode, self), train(kPlain, self)) < 1e-6);
+  });
+  CHECK(right == std::vector<char>(2, 1));
+}
+
 TEST_CASE("ranks without input step beside the others", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{2, true});
   const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
@@ -363,9 +414,10 @@ TEST_CASE("the gradients of any optimizer are clipped as by LibTorch", "[zero][r
 
 TEST_CASE("averages that zero_grad throws away are not stepped", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2});
-  const auto train = [](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
+  const bool by_model = GENERATE(false, true);
+  const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
     loss_of(model, self, 0).backward();
-    zero_grad(optimizer);
+    by_model ? model->zero_grad() : zero_grad(optimizer);
     loss_of(model, self, 1).backward();
     optimizer->step();
   };

@@ -61,13 +61,7 @@ struct ShardedRun {
     return model->forward(x).square().mean();
   }
 
-  void clear() {
-    if (auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get())) {
-      sharded->zero_grad();
-    } else {
-      optimizer->zero_grad();
-    }
-  }
+  void clear() { zero_grad(*optimizer); }
 
   Tensors values() const {
     Tensors all;

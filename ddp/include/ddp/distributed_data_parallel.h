@@ -96,10 +96,12 @@ struct DistributedDataParallelOptions {
   /// Take the times of the first ten steps (17 with kTuneBucketCap) and then of every so many, for
   /// `stats()`; 0: of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
-  /// Compare a hash of the ranks' parameters with every so many averaged backward passes, which
-  /// throw as `check_replicas()` does where they differ; 0: with none. Not in a join().
-  /// Cost: reads every byte of the parameters then, and one all-reduce of 16 bytes. Default: 0
-  TORCH_ARG(int64_t, check_replicas_every) = 0;
+  /// Compare a hash of the ranks' parameters with the first averaged backward pass, also after a
+  /// refresh(), and with every so many, which throw as `check_replicas()` does where they differ;
+  /// 0: with none. In a join() with the first alone. Cost: reads every byte of the parameters then,
+  /// and one all-reduce of 16 bytes; of the first one, no communication of its own. Default: unset,
+  /// with the first alone, unless init_sync is false
+  TORCH_ARG(std::optional<int64_t>, check_replicas_every) = {};
   /// Full names of parameters and buffers ("block.0.weight") that this rank keeps for itself:
   /// neither compared, broadcast nor averaged. Default: none
   TORCH_ARG(std::vector<std::string>, parameters_to_ignore) = {};
@@ -162,15 +164,31 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   void sync_buffers();
 
   /// Looks at the wrapped module anew: takes in parameters that were added, replaced, removed,
-  /// frozen, unfrozen or moved since it was wrapped, and gives all ranks rank 0's values, as
-  /// construction does (unless init_sync is false). Between two steps: gradients that were
-  /// accumulated stay, forward passes are forgotten. An optimizer gets no parameter by it.
+  /// frozen, unfrozen or moved since it was wrapped, or got data of another shape or dtype
+  /// (set_data), and gives all ranks rank 0's values, as construction does (unless init_sync is
+  /// false). Between two steps: gradients that were accumulated stay where they still fit their
+  /// parameter, forward passes are forgotten. An optimizer gets no parameter by it, and keeps its
+  /// state of one whose shape has changed: that is the program's to grow, or to erase.
   /// `stats()` begins anew.
   ///
   /// Collective: yes. Blocks: host. Cost: as construction.
   /// \throws c10::Error  as construction, with the same text on every rank; and inside a backward
   ///         pass or a join().
   void refresh();
+
+  /// Averages the gradients of learnable tensors of no module with the model's: a policy's log_std,
+  /// a temperature. They take part in all that parameters take part in: they get rank 0's values
+  /// now, travel in the buckets, and are compared. Each averaged backward pass gives them a
+  /// gradient, where find_unused_parameters is not set. The program saves them itself.
+  ///
+  /// Between two steps, before a sharded optimizer is made. May be called again for others.
+  ///
+  /// \param tensors  leaves that require a gradient, the same on every rank in shape and order.
+  /// \throws c10::ValueError  for others, and for parameters of the model.
+  /// \throws c10::Error  as refresh().
+  ///
+  /// Collective: yes. Blocks: host. Cost: as refresh().
+  void also_average(const std::vector<at::Tensor>& tensors);
 
   /// Throws where the ranks' models are no longer the same, bit for bit, and names the first
   /// parameter, buffer or value of an optimizer that differs, on which ranks, and by how much. Call
@@ -180,8 +198,8 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   /// Buffers are compared where rank 0's are broadcast (broadcast_buffers), and where no rank had
   /// a forward pass in training mode whose averaged backward pass is still to come.
   ///
-  /// \param optimizers  whose options and state are compared as well; that of step_in_backward
-  ///         always is.
+  /// \param optimizers  whose options and state are compared as well, and the tensors of no module
+  ///         that they step; that of step_in_backward always is.
   /// \throws c10::Error  with the same text on every rank, where they differ; in a backward pass
   ///         or a join(), on the rank that calls it there.
   ///
@@ -242,6 +260,20 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   ///
   /// Collective: no. Every rank has to load the same file, or rank 0 alone before refresh().
   void load(torch::serialize::InputArchive& archive) override;
+
+  /// torch::nn::Module. A copy of the wrapped module, without the wrapper: parameters and buffers
+  /// of its own, with the values of these, and no communication. `clone_module()` keeps the type.
+  ///
+  /// \param device  where the copy is; unset: where the module is.
+  /// \throws c10::Error  where the wrapped module is no torch::nn::Cloneable.
+  ///
+  /// Collective: no. Cost: copies each parameter and buffer once.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<c10::Device>& device = std::nullopt) const override;
+
+  /// torch::nn::Module. Clears all gradients that are averaged, with those of also_average(), and
+  /// this rank's parts where a ZeroRedundancyOptimizer of stage 2 has divided them.
+  void zero_grad(bool set_to_none = true) override;
 
   class State;
 
@@ -359,6 +391,12 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   M& module() { return module_; }
   /// The same.
   const M& module() const { return module_; }
+
+  /// `clone()` with the type that was wrapped.
+  M clone_module(const std::optional<c10::Device>& device = std::nullopt) const {
+    using Module = std::decay_t<decltype(*module_)>;
+    return M(std::dynamic_pointer_cast<Module>(clone(device)));
+  }
 
  private:
   static std::shared_ptr<torch::nn::Module> as_module(const M& module) {

@@ -22,6 +22,11 @@ struct GradientShard {
 /// By bucket. Final when the backward pass returns.
 using GradientShards = std::vector<GradientShard>;
 
+/// What was reduced so far is used up, or thrown away.
+inline void release(GradientShards& shards) {
+  for (auto& shard : shards) shard.arrived.assign(shard.arrived.size(), 0);
+}
+
 /// The elements of a rank's part of so many, a multiple of a few.
 inline int64_t shard_size(int64_t numel, int64_t ranks) {
   constexpr int64_t kMultiple = 4;

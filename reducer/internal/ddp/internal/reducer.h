@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/internal/autograd_node.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/pass_companion.h>
@@ -24,7 +25,12 @@ struct NamedParameter {
   at::Tensor tensor;
   /// Its gradients are sparse (an Embedding with `sparse=true`).
   bool expect_sparse = false;
+  /// It belongs to no module, so that the outputs of forward need not lead to it.
+  bool is_outside = false;
 };
+
+/// Whether some reducer averages what this accumulator of gradients gets.
+bool is_averaged(const torch::autograd::Node& accumulator);
 
 /// Options of a `Reducer`; DistributedDataParallelOptions says what each means to a user.
 struct ReducerOptions {
