@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ddp/ddp.h>
+#include <ddp/internal/text.h>
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
@@ -276,7 +277,7 @@ TEST_CASE("mixed precision: layers that hold weights in their own way", "[ranks]
     DistributedDataParallel table(embedding, low(self));
     table->forward(torch::tensor({{1, 2}, {2, 3}})).sum().backward();
     const auto& gradient = embedding->weight.grad();
-    return c10::str(
+    return ddp::str(
         lstm->all_weights()[0].grad().scalar_type(), " ", gradient.scalar_type(), " ",
         gradient.sum().item<double>());
   });
