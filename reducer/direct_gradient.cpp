@@ -44,7 +44,7 @@ bool DirectGradient::suits(const at::Tensor& parameter, const GradientMemory& me
 DirectGradient::DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMemory> memory)
     : parameter_(std::move(parameter)),
       memory_(std::move(memory)),
-      kind_(at::empty({1}, parameter_.options().requires_grad(false)).expand(parameter_.sizes())),
+      kind_(at::empty({}, parameter_.options().requires_grad(false)).expand(parameter_.sizes())),
       strides_(gradient_strides(parameter_)) {}
 
 at::Tensor DirectGradient::shaped(const at::Tensor& wire) const {

@@ -101,8 +101,11 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(const std::string& address, bool is_
   return make_store(address.substr(0, colon), static_cast<uint16_t>(port), is_server);
 }
 
+/// The group of the server and that worker.
+using Connect = std::function<ddp::ProcessGroup(int worker)>;
+
 // A group of the server and one worker: what ends one worker's connection is no other's business.
-ddp::ProcessGroup connect(StorePtr store, int worker, bool is_server) {
+ddp::ProcessGroup connect_over(StorePtr store, int worker, bool is_server) {
   return ddp::make_process_group(ddp::ProcessGroupOptions()
                                      .backend("gloo")
                                      .store(c10::make_intrusive<c10d::PrefixStore>(
@@ -138,9 +141,9 @@ class Server {
   }
 
   /// Serves one worker, on a thread of its own, until it has ended or is lost.
-  void serve(int worker, const StorePtr& store) {
+  void serve(int worker, const Connect& connect) {
     try {
-      const auto group = connect(store, worker, /*is_server=*/true);
+      const auto group = connect(worker);
       say(c10::str("worker ", worker, " has come"));
       auto gradient = torch::empty_like(parameters_);
       auto [copy, version] = wait_for_turn(worker);
@@ -200,17 +203,16 @@ class Server {
   int64_t largest_staleness_ = 0;
 };
 
-/// \param open_store  called once the data is read: where the workers find this process.
-void run_server(const Options& options, const std::function<StorePtr()>& open_store) {
+/// \param open  called once the data is read: lets the workers come.
+void run_server(const Options& options, const std::function<Connect()>& open) {
   const auto train = read_digits(options, "train");
   const auto test = read_digits(options, "t10k");
   auto net = make_classifier(train, options);
   Server server(options, flat(net->parameters()));
-  const auto store = open_store();
+  const auto connect = open();
   std::vector<std::thread> threads;
   for (int worker = 0; worker < options.workers; ++worker) {
-    // A connection to the store for each: one that waits for a worker keeps no other waiting.
-    threads.emplace_back([&, worker] { server.serve(worker, store->clone()); });
+    threads.emplace_back([&, worker] { server.serve(worker, connect); });
   }
   for (auto& thread : threads) thread.join();
   unflatten(server.parameters(), net->parameters());
@@ -219,11 +221,12 @@ void run_server(const Options& options, const std::function<StorePtr()>& open_st
       " steps stale; test accuracy ", percent_right(net, test), "%"));
 }
 
-void run_worker(const Options& options, StorePtr store) {
+void run_worker(const Options& options, const Connect& connect) {
   const auto train = read_digits(options, "train");
+  read_digits(options, "t10k");  // as the server does: under a launcher reading is collective
   auto net = make_classifier(train, options);
   const auto parameters = net->parameters();
-  const auto group = connect(std::move(store), options.worker, /*is_server=*/false);
+  const auto group = connect(options.worker);
   ddp::DistributedSampler sampler(
       static_cast<size_t>(train.size()),
       ddp::DistributedSamplerOptions().num_replicas(options.workers).rank(options.worker));
@@ -274,19 +277,32 @@ void run_rank(Options options) {
   if (options.workers == 0) {
     throw UsageError("expected 2 ranks or more under a launcher, a server and its workers, got 1");
   }
-  const auto store = ddp::default_group()->getStore();
-  if (options.worker >= 0) return run_worker(options, store);
-  run_server(options, [&] { return store; });
+  std::vector<ddp::ProcessGroup> groups;
+  for (int worker = 0; worker < options.workers; ++worker) {
+    groups.push_back(ddp::new_group({0, worker + 1}));
+  }
+  const Connect connect = [&](int worker) { return groups.at(static_cast<size_t>(worker)); };
+  if (options.worker >= 0) return run_worker(options, connect);
+  run_server(options, [&] { return connect; });
 }
 
 void run_alone(const Options& options, int argc, char** argv) {
-  if (options.worker >= 0) return run_worker(options, store_at(options.address, false));
-  run_server(options, [&]() -> StorePtr {
-    if (options.serve) return store_at(options.address, /*is_server=*/true);
+  const auto served_at = [](const c10::intrusive_ptr<c10d::TCPStore>& store) -> Connect {
+    // A connection to the store for each: one that waits for a worker keeps no other waiting.
+    return [=](int worker) { return connect_over(store->clone(), worker, /*is_server=*/true); };
+  };
+  if (options.worker >= 0) {
+    return run_worker(options, [&](int worker) {
+      const auto store = store_at(options.address, /*is_server=*/false);
+      return connect_over(store, worker, /*is_server=*/false);
+    });
+  }
+  run_server(options, [&] {
+    if (options.serve) return served_at(store_at(options.address, /*is_server=*/true));
     const std::string host = "127.0.0.1";
-    auto store = make_store(host, /*port=*/0, /*is_server=*/true);  // any port that is free
+    const auto store = make_store(host, /*port=*/0, /*is_server=*/true);  // any port that is free
     start_workers(options, c10::str(host, ':', store->getPort()), argc, argv);
-    return store;
+    return served_at(store);
   });
 }
 
