@@ -120,7 +120,7 @@ ProcessGroup connect(
 using Monitor = std::shared_ptr<GroupMonitor>;
 
 // A roll of the ranks of a group that may have failed: then not all of them come, and the rank that
-// waits throws why. The thread that calls the roll is left behind, and ends soon after.
+// waits throws why. The thread that calls the roll is not waited for, and ends soon after.
 std::string call_roll_in(
     const Monitor& monitor, RollCall roll, const std::string& claim,
     const std::string& problem = "") {

@@ -75,15 +75,6 @@ void DistributedDataParallelBase::step_in_backward(
 
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
 
-std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::take_snapshot() const {
-  std::shared_ptr<torch::nn::Module> copy;
-  state_->precision().read([&](const ValueOf& value_of) {
-    copy = state_->wrapped().clone();
-    copy_values(state_->wrapped(), *copy, value_of);
-  });
-  return copy;
-}
-
 void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const {
   state_->precision().read(
       [&](const ValueOf& value_of) { copy_values(state_->wrapped(), copy, value_of); });
@@ -128,7 +119,15 @@ void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) 
 
 std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
     const std::optional<c10::Device>& device) const {
-  return state_->wrapped().clone(device);
+  std::shared_ptr<torch::nn::Module> copy;
+  state_->precision().read([&](const ValueOf& value_of) {
+    copy = state_->wrapped().clone(device);
+    // What was cloned may be casts.
+    if (state_->precision().replaces_parameters()) {
+      copy_values(state_->wrapped(), *copy, value_of);
+    }
+  });
+  return copy;
 }
 
 void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {

@@ -37,6 +37,8 @@ class ModelPrecision {
 
   /// As LowPrecisionParameters::read(); at once where the parameters stay as they are.
   void read(const std::function<void(const LowPrecisionParameters::ValueOf&)>& read) const;
+  /// Whether casts stand in for parameters in passes.
+  bool replaces_parameters() const { return parameters_ != nullptr; }
   /// Whether the parameters may be read as they are, for no other thread puts casts in their place.
   bool are_of_this_thread() const { return !parameters_ || parameters_->are_of_this_thread(); }
 

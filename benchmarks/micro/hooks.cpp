@@ -69,9 +69,7 @@ void measure_hooks(int64_t layers, int64_t width, int rounds) {
   // The first rounds rebuild the buckets and begin to compress.
   benchmarks::run_in_turns(ways, /*warm_up=*/3, rounds);
   if (ddp::get_rank() != 0) return;
-  std::printf(
-      "%.1f million parameters, %d ranks\n",
-      static_cast<double>(layers * width * (width + 1)) / 1e6, ddp::get_world_size());
+  benchmarks::print_linear_layers(layers, width);
   benchmarks::print_ways("", "ms a step", ways);
   std::printf("%-34s %12s\n", "", "MB sent");
   for (size_t i = 0; i < ways.size(); ++i) {

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+
+#include <ddp/process_group.h>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -18,6 +21,13 @@ inline torch::nn::Sequential make_linear_layers(int64_t layers, int64_t width) {
     net->push_back(torch::nn::Tanh());
   }
   return net;
+}
+
+/// The head of a table of such nets.
+inline void print_linear_layers(int64_t layers, int64_t width) {
+  std::printf(
+      "%.1f million parameters, %d ranks\n",
+      static_cast<double>(layers * width * (width + 1)) / 1e6, ddp::get_world_size());
 }
 
 }  // namespace benchmarks

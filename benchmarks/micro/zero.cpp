@@ -1,6 +1,5 @@
 // What dividing the optimizer's state among the ranks gains, or costs, a step: the wrapper with a
 // whole AdamW beside ZeroRedundancyOptimizer.
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -58,9 +57,7 @@ void measure_zero(int64_t layers, int64_t width, int64_t batch, int rounds) {
   }
   benchmarks::run_in_turns(ways, /*warm_up=*/2, rounds);  // the first ones make the states
   if (ddp::get_rank() != 0) return;
-  std::printf(
-      "%.1f million parameters, %d ranks\n",
-      static_cast<double>(layers * width * (width + 1)) / 1e6, ddp::get_world_size());
+  benchmarks::print_linear_layers(layers, width);
   benchmarks::print_ways("", "ms a step", ways);
 }
 

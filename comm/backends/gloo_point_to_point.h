@@ -27,7 +27,7 @@ class GlooPointToPoint : public c10d::Work {
   GlooPointToPoint(WorkPtr first, Transfer transfer, std::chrono::milliseconds timeout);
   ~GlooPointToPoint() override;
 
-  /// Goes on with the transfer in a thread, though nobody waits for it yet.
+  /// Goes on with the transfer in a thread of its own, before wait() is called.
   void start();
 
   bool isCompleted() override;

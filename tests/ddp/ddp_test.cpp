@@ -208,7 +208,7 @@ TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
       optimizer.step();
     };
     train();
-    const std::shared_ptr<CloneableNetImpl> copy = model->clone_module();
+    const std::shared_ptr<CloneableNetImpl> copy = model->snapshot();
     const auto plain = model->clone();
     const auto before = flat(net->parameters());
     train();
@@ -220,7 +220,7 @@ TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
         torch::equal(flat(plain->parameters()), before),
         copy->parameters()[0].scalar_type() == at::kFloat,
         plain->named_parameters().keys() == net->named_parameters().keys()};
-    // On one rank alone, and nobody waits.
+    // On one rank alone: no other one has to take part.
     if (self.rank == 0) {
       copy->forward(torch::ones({3, 4})).sum().backward();
       right.push_back(copy->fc->bias.grad().defined());
@@ -238,7 +238,7 @@ TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
   CHECK_THAT(errors[0], ContainsText("NormNetImpl") && ContainsText("Cloneable"));
   const auto typed = run_ranks<int>(1, [](const Rank& self) {
     DistributedDataParallel model(make_mlp(1), in(self));
-    const torch::nn::Sequential copy = model->clone_module();
+    const torch::nn::Sequential copy = model->snapshot();
     return static_cast<int>(copy->size());
   });
   CHECK(typed[0] == 3);

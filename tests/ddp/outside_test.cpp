@@ -160,7 +160,7 @@ TEST_CASE("check_replicas compares what an optimizer steps outside the model", "
           ContainsText("model->also_average({tensor})"));
 }
 
-TEST_CASE("a step on a tensor of no module is told of, once", "[ranks][ddp]") {
+TEST_CASE("a step on a tensor of no module warns once", "[ranks][ddp]") {
   const std::string mode = GENERATE("stray", "averaged", "not stepped", "inputs", "ignored");
   CAPTURE(mode);
   const auto counts = run_ranks<std::vector<int>>(2, [&](const Rank& self) {

@@ -206,7 +206,7 @@ TEST_CASE("refresh takes in other data, and what does not fit it goes", "[ranks]
   for (const auto& right : results) CHECK(right == std::vector<int>{1, 1, 1, 1});
 }
 
-TEST_CASE("a shape that changed without refresh is told of, and can be mended", "[ranks][ddp]") {
+TEST_CASE("a shape that changed without refresh throws, and can be mended", "[ranks][ddp]") {
   const auto seen = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Growing net;
     net->add_head("first");

@@ -18,9 +18,8 @@ namespace ddp {
 /// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
 ///   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
 ///   is a c10::ValueError on the rank that gave it.
-/// - Every dtype can be sent. A reduction that the backend does not have for the tensor's dtype is
-/// a
-///   c10::ValueError before anything is sent. Complex numbers are added (SUM, AVG) and not
+/// - Every dtype can be sent. A reduction that the backend does not have for the tensor's dtype
+///   throws c10::ValueError before anything is sent. Complex numbers are added (SUM, AVG) and not
 ///   compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are "and".
 /// - Strides may differ between ranks. The library copies tensors that are not contiguous.
 /// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its

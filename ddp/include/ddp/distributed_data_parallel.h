@@ -262,12 +262,13 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   void load(torch::serialize::InputArchive& archive) override;
 
   /// torch::nn::Module. A copy of the wrapped module, without the wrapper: parameters and buffers
-  /// of its own, with the values of these, and no communication. `clone_module()` keeps the type.
+  /// of its own, with the values of these, and no communication. `snapshot()` keeps the type.
   ///
   /// \param device  where the copy is; unset: where the module is.
   /// \throws c10::Error  where the wrapped module is no torch::nn::Cloneable.
   ///
-  /// Collective: no. Cost: copies each parameter and buffer once.
+  /// Collective: no. Cost: copies each parameter and buffer once, and with MixedPrecision twice.
+  /// Threads: as update_snapshot().
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<c10::Device>& device = std::nullopt) const override;
 
@@ -292,8 +293,6 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   bool counts_samples() const;
   /// To be called while forward's exception is handled.
   void forward_failed() noexcept;
-  /// As DistributedDataParallelImpl::snapshot().
-  std::shared_ptr<torch::nn::Module> take_snapshot() const;
   /// What becomes of tensor arguments of `forward`.
   const detail::InputPlacement& input_placement() const;
 
@@ -376,14 +375,11 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
         detail::ForwardArgument<Args&&>(std::forward<Args>(args), input_placement())...);
   }
 
-  /// A copy of the wrapped module, for another thread that computes with it or saves it while this
-  /// one trains; `update_snapshot()` gives it newer values. Threads, cost: as there, and the
-  /// memory.
-  ///
-  /// \throws c10::Error  where the wrapped module is no torch::nn::Cloneable.
-  M snapshot() const {
+  /// `clone()` with the type that was wrapped: a target network, or a copy for another thread that
+  /// computes with it or saves it while this one trains. `update_snapshot()` gives it newer values.
+  M snapshot(const std::optional<c10::Device>& device = std::nullopt) const {
     using Module = std::decay_t<decltype(*module_)>;
-    return M(std::dynamic_pointer_cast<Module>(take_snapshot()));
+    return M(std::dynamic_pointer_cast<Module>(clone(device)));
   }
 
   /// The module that was wrapped. A backward pass through it, past the wrapper's `forward`, leaves
@@ -391,12 +387,6 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   M& module() { return module_; }
   /// The same.
   const M& module() const { return module_; }
-
-  /// `clone()` with the type that was wrapped.
-  M clone_module(const std::optional<c10::Device>& device = std::nullopt) const {
-    using Module = std::decay_t<decltype(*module_)>;
-    return M(std::dynamic_pointer_cast<Module>(clone(device)));
-  }
 
  private:
   static std::shared_ptr<torch::nn::Module> as_module(const M& module) {
