@@ -95,6 +95,10 @@ class Run:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ddp-fault-"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
+        # A pipe: what several processes append to one file at a time can get lost.
+        self.output_end, self.ranks_end = os.pipe()
+        os.set_blocking(self.output_end, False)
+        self.printed = b""
         self.port = None
         self.started = []  # the launcher, or the ranks
         self.was_told = False  # torchrun, to end
@@ -118,6 +122,8 @@ class Run:
                     pass
             for process in self.started:
                 process.wait()
+            os.close(self.output_end)
+            os.close(self.ranks_end)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self):
@@ -144,15 +150,19 @@ class Run:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         environment.update({name: str(value) for name, value in variables.items()})
-        # Appends: the ranks' lines do not overwrite each other.
-        with open(self.folder / "output", "ab") as output:
-            self.started.append(subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment, cwd=self.folder, start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
+        self.started.append(subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.ranks_end, stderr=self.ranks_end,
+            env=environment, cwd=self.folder, start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
 
     def output(self):
-        return (self.folder / "output").read_text(errors="replace")
+        """What the processes have printed until now."""
+        try:
+            while part := os.read(self.output_end, 65536):
+                self.printed += part
+        except BlockingIOError:
+            pass
+        return self.printed.decode(errors="replace")
 
     def awaited(self):
         """What ends by itself: the launcher, or the survivors."""
@@ -167,6 +177,7 @@ class Run:
             if time.monotonic() > end:
                 hung = True
                 break
+            self.output()  # a full pipe would stop them
             self.end_torchrun_if_idle()
             time.sleep(0.05)
         now_ms = time.monotonic() * 1000
@@ -205,7 +216,7 @@ class Run:
             relative = path.relative_to(self.folder)
             if relative.parts[0] in ("checkpoints", TORCHRUN_LOGS):
                 continue
-            if str(relative) not in ("tmp", "output"):
+            if str(relative) != "tmp":
                 left.append(f"file {relative}")
         return left
 
