@@ -17,10 +17,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::minutes kJoinLimit(5);
-constexpr std::chrono::seconds kLineLimit(5);  // for a line that has begun
+constexpr std::chrono::seconds kLineLimit(5);  // for the rest of a line that has begun
 
-constexpr std::chrono::milliseconds kGrace(5000);      // a Supervisor's longest
-constexpr std::chrono::milliseconds kEndLimit(20000);  // beyond it a host counts as lost
+constexpr std::chrono::milliseconds kGrace(5000);      // a Supervisor's longest default
+constexpr std::chrono::milliseconds kEndLimit(20000);  // after which a host counts as lost
 
 }  // namespace
 
@@ -34,7 +34,7 @@ Coordinator::Coordinator(const LaunchOptions& options)
         try {
           run();
         } catch (const std::exception& error) {
-          tell_all(std::string("finish 1 ") + error.what());
+          send_to_all(std::string("finish 1 ") + error.what());
         }
       }) {}
 
@@ -47,20 +47,20 @@ void Coordinator::run() {
   if (!gather_hosts()) return;
   listener_.reset();
   for (int number = 0;; ++number) {
-    const ReservedPort reserved;  // until the attempt has ended
-    tell_all("start " + std::to_string(number) + " " + std::to_string(reserved.port()));
+    const ReservedPort reserved;  // held until the attempt has ended
+    send_to_all("start " + std::to_string(number) + " " + std::to_string(reserved.port()));
     const auto failure = run_attempt();
-    if (!failure) return tell_all("finish 0 ");
+    if (!failure) return send_to_all("finish 0 ");
     if (failure->restartable && number < options_.max_restarts) continue;
     std::string text = failure->text;
     if (failure->restartable && number > 0) {
       text = "gave up: no restart of " + std::to_string(number) + " is left";
     }
-    return tell_all("finish " + std::to_string(failure->code) + " " + text);
+    return send_to_all("finish " + std::to_string(failure->code) + " " + text);
   }
 }
 
-/// \return whether all are there.
+/// \return whether all hosts have joined.
 bool Coordinator::gather_hosts() {
   const auto deadline = Clock::now() + kJoinLimit;
   const auto joined = [this] {
@@ -73,20 +73,20 @@ bool Coordinator::gather_hosts() {
     pollfd waited[] = {{listener_.get(), POLLIN, 0}, {stop_.read.get(), POLLIN, 0}};
     const int ready = left.count() > 0 ? ::poll(waited, 2, static_cast<int>(left.count())) : 0;
     if (ready <= 0) {
-      tell_all(
+      send_to_all(
           "refuse expected " + std::to_string(options_.nodes) + " hosts within 5 minutes, got " +
           std::to_string(joined()) + ". Start ddprun on the others.");
       return false;
     }
     if (waited[1].revents != 0) return false;
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (fd) greet(LineSocket(std::move(fd)));
+    if (fd) admit_host(LineSocket(std::move(fd)));
   }
   return true;
 }
 
-/// A stranger's connection is closed without an answer.
-void Coordinator::greet(LineSocket host) {
+/// Closes a stranger's connection without an answer.
+void Coordinator::admit_host(LineSocket host) {
   std::istringstream line(host.read_line(kLineLimit).value_or(""));
   std::string word;
   int node = -1;
@@ -105,7 +105,7 @@ void Coordinator::greet(LineSocket host) {
   if (node < 0 || node >= nodes) return;
   LineSocket& place = hosts_[static_cast<size_t>(node)];
   pollfd earlier = {place.fd(), POLLIN, 0};
-  // A connection with something to read has closed: hosts send nothing before the start.
+  // Hosts send nothing before the start, so a connection that is readable has closed.
   if (place && ::poll(&earlier, 1, 0) == 0) {
     return host.send_line(
         "refuse --node-rank: expected one host with each, got a second one with " +
@@ -130,7 +130,7 @@ std::optional<Coordinator::Failure> Coordinator::run_attempt() {
       if (!running_[node] || (in_time && waited[node].revents == 0)) continue;
       auto failure = take_report(node);
       if (!failure) continue;
-      if (!first) tell_all("end");
+      if (!first) send_to_all("end");
       if (!first || !failure->restartable) first = std::move(failure);
     }
   }
@@ -154,7 +154,7 @@ std::optional<Coordinator::Failure> Coordinator::take_report(size_t node) {
   return Failure{1, false, "the ddprun of node " + std::to_string(node) + " is gone"};
 }
 
-void Coordinator::tell_all(const std::string& line) {
+void Coordinator::send_to_all(const std::string& line) {
   for (const LineSocket& host : hosts_) host.send_line(line);
 }
 

@@ -12,8 +12,8 @@
 namespace ddp::launch {
 
 /// Node 0's half of the agreement between the hosts of a job: a thread that decides when an attempt
-/// starts, when it ends, and whether another one follows. Every host's `Host` speaks to it, node
-/// 0's own as well. The lines, in order:
+/// starts, when it ends, and whether another one follows. The `Host` of every host connects to it,
+/// also node 0's own. The lines, in order:
 ///
 ///   host         join NODE NODES RANKS MAX_RESTARTS
 ///   coordinator  refuse TEXT                         and the host leaves
@@ -34,21 +34,21 @@ class Coordinator {
   struct Failure {
     int code;
     bool restartable;
-    std::string text;  // empty: the host itself says it
+    std::string text;  // empty: the host itself reports the failure
   };
 
   void run();
   bool gather_hosts();
-  void greet(LineSocket host);
+  void admit_host(LineSocket host);
   std::optional<Failure> run_attempt();
   std::optional<Failure> take_report(size_t node);
-  void tell_all(const std::string& line);
+  void send_to_all(const std::string& line);
 
   const LaunchOptions options_;
   Fd listener_;
-  Pipe stop_;                      // its end stops gather_hosts
-  std::vector<LineSocket> hosts_;  // by node rank; empty: not there
-  std::vector<bool> running_;      // by node rank: has not ended the attempt
+  Pipe stop_;                      // closing it stops gather_hosts
+  std::vector<LineSocket> hosts_;  // by node rank; empty: has not joined
+  std::vector<bool> running_;      // by node rank; whether the host is still in the attempt
   std::thread thread_;
 };
 

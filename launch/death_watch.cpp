@@ -17,7 +17,7 @@ DeathWatch::DeathWatch() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
 }
 
 void DeathWatch::watch(pid_t pid) {
-  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // close-on-exec by itself
+  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // always close-on-exec
   if (!pidfd) return;
   epoll_event event = {};
   event.events = EPOLLIN;
@@ -27,7 +27,8 @@ void DeathWatch::watch(pid_t pid) {
 }
 
 std::vector<pid_t> DeathWatch::died() {
-  // epoll keeps its ready list in the order in which the kernel's wake-ups came in.
+  // epoll keeps its ready list in the order of the kernel's wake-ups, and so in the order of
+  // deaths.
   std::array<epoll_event, 64> events;
   std::vector<pid_t> result;
   for (;;) {
@@ -38,7 +39,7 @@ std::vector<pid_t> DeathWatch::died() {
       result.push_back(pid);
       const auto watched = std::find_if(
           watched_.begin(), watched_.end(), [pid](const Watched& w) { return w.pid == pid; });
-      watched_.erase(watched);  // closing its pidfd takes it out of the epoll set
+      watched_.erase(watched);  // closing the pidfd removes it from the epoll set
     }
   }
 }

@@ -10,23 +10,23 @@ namespace ddp::launch {
 
 /// Reports children in the order in which they died; waitpid reports them by age.
 ///
-/// When one rank fails, its peers lose their connections to it and fail a moment later. A
-/// busy launcher finds them all dead at once, and has to name the first.
+/// When one rank fails, its peers lose their connections to it and fail a moment later. A busy
+/// launcher finds all of them dead at once, and has to report the rank that failed first.
 class DeathWatch {
  public:
   DeathWatch();
 
-  /// Starts to watch a child. Where the kernel lacks pidfds (before Linux 5.3) nothing happens.
+  /// Starts to watch a child. Does nothing where the kernel lacks pidfds (before Linux 5.3).
   void watch(pid_t pid);
 
-  /// Returns those of the watched children that died since the last call, first death first, and
-  /// watches them no more. They remain to be reaped.
+  /// Returns the watched children that died since the last call, first death first, and stops
+  /// watching them. They still have to be reaped.
   std::vector<pid_t> died();
 
   /// Whether `died()` will return this child.
   bool watches(pid_t pid) const;
 
-  /// Readable, as poll sees it, while `died()` has a child to return.
+  /// The descriptor that polls as readable while `died()` has a child to return.
   int fd() const { return epoll_.get(); }
 
  private:

@@ -13,8 +13,8 @@ using Environment = std::vector<std::string>;
 
 /// One start of all ranks.
 struct Attempt {
-  int number = 0;   // 0, or which restart
-  int master_port;  // what the ranks get as MASTER_PORT
+  int number = 0;   // 0, or the number of the restart
+  int master_port;  // MASTER_PORT of the ranks
   int end_fd = -1;  // readable once another host has ended the attempt; -1: one host
 };
 
@@ -27,17 +27,18 @@ struct Attempt {
 std::string omp_threads(
     const LaunchOptions& options, const std::optional<std::string>& inherited, int cores);
 
-/// Makes the environment of one rank: `inherited`, with what names the rank put in or replaced.
+/// Makes the environment of one rank: `inherited`, with the rank's own variables added or replaced.
 ///
-/// Variables of a surrounding torchrun (TORCHELASTIC_*) are dropped: they speak of its store, and
-/// a rank 0 that found them would not open the one this job needs.
+/// Drops the variables of a surrounding torchrun (TORCHELASTIC_*): they describe its store, and a
+/// rank 0 that found them would not open the store that this job needs.
 ///
 /// \param local_rank  0 <= local_rank < options.local_ranks.
 Environment rank_environment(
     const Environment& inherited, const LaunchOptions& options, const Attempt& attempt,
     int local_rank, const std::string& omp_threads);
 
-/// The rank in the whole job: hosts hold consecutive ranks, in the order of their node rank.
+/// Computes the rank in the whole job: hosts hold consecutive ranks, in the order of their node
+/// rank.
 int global_rank(const LaunchOptions& options, int local_rank);
 
 /// Reads this process's own environment.

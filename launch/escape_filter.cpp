@@ -13,13 +13,13 @@ bool ends_control(char byte) { return '@' <= byte && byte <= '~'; }
 EscapeFilter::State EscapeFilter::after_escape(char byte) {
   if (byte == '[') return State::Control;
   if (byte == ']' || byte == 'P' || byte == 'X' || byte == '^' || byte == '_') return State::String;
-  const bool goes_on = ' ' <= byte && byte <= '/';  // a character set's name follows
+  const bool goes_on = ' ' <= byte && byte <= '/';  // the name of a character set follows
   return goes_on ? State::Escape : State::Text;
 }
 
 void EscapeFilter::feed(std::string_view bytes, std::string& out) {
   for (const char byte : bytes) {
-    // A sequence does not span lines: what looks like one that does was never ended.
+    // A sequence does not span lines, so a newline ends a sequence that lacks its end.
     if (byte == '\n') state_ = State::Text;
     switch (state_) {
       case State::Text:

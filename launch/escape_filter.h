@@ -5,8 +5,8 @@
 
 namespace ddp::launch {
 
-/// Takes terminals' escape sequences (colours, cursor movements, titles) out of a stream of bytes.
-/// A sequence may be cut anywhere between two calls.
+/// Removes terminals' escape sequences (colours, cursor movements, titles) from a stream of bytes.
+/// A sequence may be split anywhere between two calls.
 class EscapeFilter {
  public:
   /// Appends `bytes` without the sequences to `out`.

@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kKillLimit(2);
 int forward_signals_until_end(pid_t child, const sigset_t& signals) {
   for (;;) {
     const int signal = ::sigwaitinfo(&signals, nullptr);
-    if (signal < 0) continue;  // stopped and continued
+    if (signal < 0) continue;  // ddprun was stopped and continued
     if (signal != SIGCHLD) {
       ::kill(child, signal);
       continue;

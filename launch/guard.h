@@ -4,14 +4,14 @@
 
 namespace ddp::launch {
 
-/// Runs `job` in a child process and sees to it that no process of the job outlives either.
+/// Runs `job` in a child process and makes sure that no process of the job outlives either process.
 ///
 /// Two processes watch each other, so that an orphan is left only if both are killed at once. This
-/// process, whose id the user sees, passes the awaited signals on to the job and waits for it. When
-/// the job's process dies, the processes that it started become this one's children
-/// (PR_SET_CHILD_SUBREAPER) and are killed. The job in turn reads from `lifeline`, which ends when
-/// this process dies, even from SIGKILL, and is a subreaper, too. It has a session and a name of
-/// its own, so a kill of this process's group or of its name does not reach it.
+/// process, whose id the user sees, forwards the awaited signals to the job and waits for it. When
+/// the job's process dies, the processes that it started become children of this one
+/// (PR_SET_CHILD_SUBREAPER) and are killed. The job reads from `lifeline`, which ends when this
+/// process dies, even from SIGKILL; the job is a subreaper, too. It has a session and a name of its
+/// own, so a kill of this process's group or of its name does not reach it.
 ///
 /// Must be called while the process has one thread.
 ///

@@ -20,10 +20,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::minutes kReachLimit(5);
-constexpr std::chrono::seconds kAnswerLimit(5);  // for a line that has begun
+constexpr std::chrono::seconds kAnswerLimit(5);  // for the rest of a line that has begun
 constexpr int kRetryMs = 100;
 
-/// Without those that are the ranks' business or only wake a Supervisor.
+/// Leaves out the signals that are only forwarded to the ranks or only wake a Supervisor.
 sigset_t ending_signals() {
   sigset_t signals = awaited_signals();
   for (const int signal : {SIGCHLD, SIGWINCH, SIGUSR1, SIGUSR2}) ::sigdelset(&signals, signal);
@@ -64,7 +64,7 @@ std::variant<Attempt, Host::End> Host::next_attempt() {
       if (std::getline(words, text)) std::fprintf(stderr, "ddprun: %s\n", text.c_str());
       return end;
     }
-    // "end", of an attempt that has ended here already.
+    // The line is "end", for an attempt that has already ended here.
   }
 }
 
@@ -75,7 +75,7 @@ void Host::report(int exit_code, bool restartable) {
 
 int Host::join() {
   const auto deadline = Clock::now() + kReachLimit;
-  // Node 0 may not reach itself by the name that the others have for it.
+  // Node 0 may be unable to reach itself by the name that the others use for it.
   const std::string host = coordinator_ ? "localhost" : options_.master_addr;
   while (!(socket_ = connect_to(host, options_.master_port))) {
     if (Clock::now() >= deadline) {

@@ -12,12 +12,13 @@
 
 namespace ddp::launch {
 
-/// This host's place in a job of several hosts that restart together.
+/// Joins this host to a job of several hosts that restart together.
 class Host {
  public:
-  /// On node 0 it opens the endpoint for the others.
+  /// Opens the endpoint for the other hosts on node 0.
   ///
-  /// \param lifeline  as Supervisor's; waiting ends with it, and with a signal that ends ddprun.
+  /// \param lifeline  as Supervisor's; its end stops waiting, and so does a signal that ends
+  ///        ddprun.
   Host(const LaunchOptions& options, int lifeline);
 
   /// How the job ended.
@@ -30,12 +31,14 @@ class Host {
   /// \throws std::runtime_error  when node 0 cannot be reached, refuses this host, or is gone.
   std::variant<Attempt, End> next_attempt();
 
-  /// Says how this host's ranks ended. `next_attempt` follows.
+  /// Reports how this host's ranks ended. Call `next_attempt` after it.
   void report(int exit_code, bool restartable);
 
  private:
-  /// Signal number (SIGKILL: of the lifeline) that came within `wait_ms`, or 0.
-  /// \param fd  ends the wait, too, when it is readable; -1: none.
+  /// Waits for at most `wait_ms`.
+  ///
+  /// \param fd  stops the wait, too, when it is readable; -1: none.
+  /// \return the number of the signal that came (SIGKILL: the lifeline ended), or 0.
   int wait(int fd, int wait_ms) const;
   int join();
 
@@ -43,7 +46,7 @@ class Host {
   const int lifeline_;
   Fd signals_;
   std::optional<Coordinator> coordinator_;  // on node 0
-  LineSocket socket_;                       // closed before the coordinator is waited for
+  LineSocket socket_;                       // destroyed before coordinator_, which waits for it
 };
 
 }  // namespace ddp::launch

@@ -20,7 +20,7 @@ void LineMux::take(int source, std::string_view bytes, std::string& out) {
   if (bytes.empty()) return;
   std::string& held = sources_[source].held;
 
-  // Where a read ended in "\r", only the next byte tells a frame from a line's "\r\n".
+  // After a read that ends in "\r", only the next byte distinguishes a frame from a line's "\r\n".
   if (!held.empty() && held.back() == '\r' && bytes.front() != '\n') put_frame(source, {}, out);
   for (;;) {
     size_t end = bytes.find_first_of("\r\n");
@@ -44,24 +44,25 @@ void LineMux::finish(int source, std::string& out) {
   if (!sources_[source].held.empty()) put(source, {}, out);
   if (open_ == source) {
     out += '\n';
-    open_ = kNobody;
+    open_ = kNoSource;
   }
 }
 
-/// The same for a frame, which the next one overwrites.
+/// Writes a frame, which the next frame overwrites.
 void LineMux::put_frame(int source, std::string_view bytes, std::string& out) {
   reader_ == For::Terminal ? put(source, bytes, out) : sources_[source].held.clear();
 }
 
-/// Appends what `source` holds and then `bytes`, which together are a line, a frame or a piece.
+/// Appends the held bytes of `source` and then `bytes`: together a line, a frame or a piece of a
+/// line.
 void LineMux::put(int source, std::string_view bytes, std::string& out) {
   auto& held = sources_[source].held;
-  if (open_ != kNobody && open_ != source) out += '\n';
+  if (open_ != kNoSource && open_ != source) out += '\n';
   if (open_ != source || !mid_line_) out += sources_[source].prefix;
   out += held;
   out += bytes;
   held.clear();
-  open_ = out.back() == '\n' ? kNobody : source;
+  open_ = out.back() == '\n' ? kNoSource : source;
   mid_line_ = false;
 }
 

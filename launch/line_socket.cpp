@@ -59,7 +59,7 @@ LineSocket connect_to(const std::string& host, int port) {
   LineSocket connected;
   for (const addrinfo* one = found; one != nullptr && !connected; one = one->ai_next) {
     Fd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    // Linux bounds connect by it, too.
+    // Linux applies it to connect, too.
     ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectLimit, sizeof(kConnectLimit));
     if (fd && ::connect(fd.get(), one->ai_addr, one->ai_addrlen) == 0) {
       connected = LineSocket(std::move(fd));

@@ -8,30 +8,30 @@
 
 namespace ddp::launch {
 
-/// A TCP connection between two ddpruns that carries short lines.
+/// Carries short lines between two ddpruns, over TCP.
 class LineSocket {
  public:
   LineSocket() = default;
-  /// Takes over a connected socket; a host that is gone without a word is noticed within 30 s.
+  /// Takes over a connected socket. Notices within 30 s that a host is gone without closing it.
   explicit LineSocket(Fd fd);
 
   int fd() const { return fd_.get(); }
   explicit operator bool() const { return static_cast<bool>(fd_); }
   void close() { fd_.reset(); }
 
-  /// Sends a line; one that cannot be sent is noticed by the next read.
+  /// Sends a line; if it cannot be sent, the next read reports it.
   void send_line(const std::string& line) const;
 
   /// Waits for the next line.
   ///
-  /// \return nothing when the peer is gone, silent for `timeout`, or sends more than a line holds.
+  /// \return nothing when the peer is gone, silent for `timeout`, or sends a line that is too long.
   std::optional<std::string> read_line(std::chrono::milliseconds timeout) const;
 
  private:
   Fd fd_;
 };
 
-/// Connects to `host`; empty when nothing listens there now, or the host is not known.
+/// Connects to `host`; empty when nothing listens there now, or the name cannot be resolved.
 LineSocket connect_to(const std::string& host, int port);
 
 /// Listens on `port` of all addresses.

@@ -10,7 +10,7 @@
 namespace ddp::launch {
 namespace {
 
-/// With the folders above it.
+/// Makes the folder, and those above it where they are missing.
 void make_folder(const std::string& path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const auto folder = path.substr(0, slash);

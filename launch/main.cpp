@@ -18,12 +18,15 @@ using namespace ddp::launch;
 
 constexpr int kLauncherFailed = 1;
 
-void complain(const std::exception& error) { std::fprintf(stderr, "ddprun: %s\n", error.what()); }
+void print_error(const std::exception& error) {
+  std::fprintf(stderr, "ddprun: %s\n", error.what());
+}
 
 /// Starts the ranks until they succeed, or no restart is left.
 int run_attempts(const LaunchOptions& options, int lifeline) {
   for (int number = 0;; ++number) {
-    // Held until the attempt has ended. What an earlier one left in the network does not meet it.
+    // Held until the attempt has ended. Each attempt has a new port, so that connections left over
+    // from an earlier attempt cannot reach it.
     std::optional<ReservedPort> reserved;
     int port = options.master_port;
     if (port == 0) port = reserved.emplace().port();
@@ -37,14 +40,14 @@ int run_attempts(const LaunchOptions& options, int lifeline) {
   }
 }
 
-/// The same on several hosts, which agree on each attempt.
+/// Does the same on several hosts, which agree on each attempt.
 int run_attempts_together(const LaunchOptions& options, int lifeline) {
   Host host(options, lifeline);
   int exit_code = 0;
   for (;;) {
     const auto next = host.next_attempt();
     if (const auto* end = std::get_if<Host::End>(&next)) {
-      // After a signal: the other hosts learn of it as the connection ends.
+      // no report: node 0 sees the connection end
       return exit_code != 0 ? exit_code : end->exit_code;
     }
     Supervisor supervisor(options, std::get<Attempt>(next), lifeline);
@@ -58,10 +61,10 @@ int supervise(const LaunchOptions& options, int lifeline) {
     const bool together = options.nodes > 1 && options.max_restarts > 0;
     return together ? run_attempts_together(options, lifeline) : run_attempts(options, lifeline);
   } catch (const CannotExecute& error) {
-    complain(error);
+    print_error(error);
     return error.exit_code();
   } catch (const std::exception& error) {
-    complain(error);
+    print_error(error);
     return kLauncherFailed;
   }
 }
@@ -78,7 +81,7 @@ int main(int argc, char** argv) {
     const ParsedOptions parsed = parse_options(argc, argv, std::cout, std::cerr);
     return parsed.options ? launch(*parsed.options) : parsed.exit_code;
   } catch (const std::exception& error) {
-    complain(error);
+    print_error(error);
     return kLauncherFailed;
   }
 }

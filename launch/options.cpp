@@ -10,7 +10,7 @@
 namespace ddp::launch {
 namespace {
 
-// One host's ranks; beyond this a typo is likelier than a machine.
+// The limit of one host's ranks; a larger number is more likely a typo than a machine.
 constexpr int kMaxLocalRanks = 1024;
 constexpr int kMaxNodes = 65536;
 constexpr int kMaxRestarts = 1000000;
@@ -48,7 +48,7 @@ Examples:
   ddprun -n 8 --max-restarts 3 --log-dir logs ./train --checkpoint runs/a --resume
 )";
 
-/// Accepts decimal integers in [low, high] only: no sign tricks, no fractions, no overflow.
+/// Accepts decimal integers in [low, high] only: no signs, no fractions, no overflow.
 CLI::Validator whole_number(int low, int high) {
   const auto check = [low, high](const std::string& text) {
     int value = 0;
@@ -85,7 +85,7 @@ CLI::Validator folder() {
   return CLI::Validator(check, "");
 }
 
-/// Where the last colon is: an IPv6 address has others, and brackets around it.
+/// Finds the last colon: an IPv6 address has others, and brackets around it.
 size_t port_separator(const std::string& endpoint) { return endpoint.rfind(':'); }
 
 CLI::Validator endpoint() {
@@ -102,15 +102,16 @@ CLI::Validator endpoint() {
   return CLI::Validator(check, "");
 }
 
-/// CLI11's, with a usage line that knows of the program.
+/// Adds the program and its arguments to CLI11's usage line.
 class HelpFormatter : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: ddprun -n RANKS [options] [--] program [arguments...]\n";
   }
 };
 
-/// What CLI11 left over, without the separator; throws when it does not start with a program.
-std::vector<std::string> take_command(std::vector<std::string> rest) {
+/// Returns the arguments that CLI11 left over, without the separator; throws when they do not start
+/// with a program.
+std::vector<std::string> extract_command(std::vector<std::string> rest) {
   const bool separated = !rest.empty() && rest.front() == "--";
   if (separated) rest.erase(rest.begin());
   if (rest.empty()) {
@@ -125,7 +126,7 @@ std::vector<std::string> take_command(std::vector<std::string> rest) {
   return rest;
 }
 
-/// Options as they were given, where LaunchOptions does not say whether they were.
+/// Records which options the command line gave, where LaunchOptions cannot show it.
 struct Given {
   bool standalone = false;
   bool no_prefix = false;
@@ -271,7 +272,7 @@ ParsedOptions parse_options(
   add_attempts(app, options);
   try {
     app.parse(argc, argv);
-    options.command = take_command(app.remaining());
+    options.command = extract_command(app.remaining());
     check_hosts(options, given);
     check_logs(options, given);
   } catch (const CLI::Success& request) {  // --help, --version

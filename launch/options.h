@@ -8,7 +8,7 @@
 
 namespace ddp::launch {
 
-/// What the command line asks for.
+/// The options of the command line.
 struct LaunchOptions {
   int local_ranks = 1;  // on this host
   int nodes = 1;
@@ -34,11 +34,11 @@ constexpr int kBadUsage = 2;
 
 /// Reads ddprun's command line.
 ///
-/// Everything from the first argument that is no option of ddprun (or follows a `--`) is the
-/// program and its arguments, untouched.
+/// The first argument that is no option of ddprun, or that follows a `--`, begins the program and
+/// its arguments, which are passed on unchanged.
 ///
-/// \param out  where --help and --version go.
-/// \param err  where complaints go, one line each, naming option, rule and value.
+/// \param out  receives --help and --version.
+/// \param err  receives errors, one line each, naming option, rule and value.
 ParsedOptions parse_options(
     int argc, const char* const* argv, std::ostream& out, std::ostream& err);
 

@@ -12,8 +12,8 @@
 namespace ddp::launch {
 namespace {
 
-constexpr size_t kReadSize = size_t{1} << 16;  // what a pipe holds
-// Of a dead rank: what its children may go on writing is not waited for.
+constexpr size_t kReadSize = size_t{1} << 16;  // the capacity of a pipe
+// Limits what is read of a dead rank, whose children may go on writing.
 constexpr size_t kDrainLimit = size_t{1} << 20;
 
 bool same_file(int a, int b) {
@@ -112,11 +112,11 @@ void Output::read_ready(Stream& stream, size_t limit) {
       stream.sink->feed(stream.source, bytes);
       if (stream.log) stream.log->sink.feed(stream.log_source, bytes);
       total += static_cast<size_t>(count);
-    } else if (count == 0 || errno == EIO) {  // of a pipe, of a pseudo-terminal
+    } else if (count == 0 || errno == EIO) {  // the end of a pipe, or of a pseudo-terminal
       finish(stream);
       stream.fd.reset();
     } else if (errno != EINTR) {
-      return;  // nothing there now
+      return;  // nothing to read now
     }
   }
 }

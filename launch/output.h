@@ -12,44 +12,44 @@
 
 namespace ddp::launch {
 
-/// Carries to ddprun's stdout and stderr what the ranks write to theirs, and what ddprun says.
+/// Copies the ranks' output, and ddprun's own lines, to ddprun's stdout and stderr.
 ///
-/// Nothing here blocks. A reader that is slower than the ranks slows them down: their output is
-/// not read while too much waits to be written.
+/// Nothing here blocks. A reader that is slower than the ranks slows them down: their output is not
+/// read while too much waits to be written.
 class Output {
  public:
-  /// \param out_fd, err_fd  where the ranks' stdout and stderr go, and with the latter what ddprun
-  ///        itself says.
+  /// \param out_fd  receives the ranks' stdout.
+  /// \param err_fd  receives the ranks' stderr, and ddprun's own lines.
   Output(int out_fd, int err_fd);
 
-  /// The descriptors that a rank shall have as its stdout and stderr: pseudo-terminals, so that
-  /// lines come as they are written and none is lost with the rank; of the width that
-  /// is left after the prefix. Pipes where the system has no pseudo-terminal.
+  /// The descriptors for a rank's stdout and stderr. They are pseudo-terminals, as wide as the
+  /// terminal less the prefix, so that lines come as they are written and none is lost with the
+  /// rank. They are pipes where the system has no pseudo-terminal.
   struct RankEnds {
     Fd out;
     Fd err;
   };
-  /// Makes those of the next local rank; call it for each, in order.
+  /// Makes the descriptors of the next local rank; call it for each, in order.
   ///
   /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
   RankEnds add_rank(int global_rank, Fd log = {});
 
-  /// Queues one line of ddprun's own for stderr, after what the ranks have written there.
+  /// Queues one line of ddprun's own for stderr, after the ranks' lines there.
   void say(std::string_view line);
 
-  /// Moves whatever can be moved now, from the ranks and to the readers.
+  /// Copies all that can be copied now, from the ranks and to the readers.
   void copy();
 
-  /// Takes over the size of the terminal that is written to, if any.
+  /// Passes the size of ddprun's terminal, if it has one, on to the ranks.
   void resize();
 
-  /// Takes what a rank that has ended left, and ends its last lines.
+  /// Reads the rest of the output of a rank that has ended, and ends its last lines.
   void drain(int local_rank);
 
-  /// Appends what to wait for until `copy` has something to do.
+  /// Appends the descriptors to wait for until `copy` has something to do.
   void add_to(std::vector<pollfd>& waited) const;
 
-  /// Whether all that was queued is written.
+  /// Whether all queued bytes are written.
   bool flushed() const { return out_.empty() && err_.empty(); }
 
   /// errno of a failed write (EPIPE: the reader went away), or 0.
@@ -79,11 +79,11 @@ class Output {
 
   Sink out_;
   Sink err_;
-  // Where stderr goes: out_ when both are one file (2>&1, a terminal), lest one's line be written
-  // into the middle of the other's.
+  // The sink of stderr: out_ when both are one file (2>&1, a terminal), or a line of one could be
+  // written into the middle of a line of the other.
   Sink* err_sink_;
   int own_source_;
-  std::vector<std::unique_ptr<Log>> logs_;  // of the ranks that have one
+  std::vector<std::unique_ptr<Log>> logs_;  // one for each rank that has a log
   std::vector<Stream> streams_;  // stdout and stderr of local rank 0, of local rank 1, ...
 };
 

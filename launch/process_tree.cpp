@@ -51,7 +51,7 @@ std::vector<Process> all_processes() {
   return result;
 }
 
-/// Reaps whatever children have ended; says whether any child is left.
+/// Reaps all children that have ended; returns whether any child is left.
 bool reap_children() {
   for (;;) {
     const pid_t pid = ::waitpid(-1, nullptr, WNOHANG);
@@ -66,7 +66,7 @@ std::vector<Process> descendants() {
   const std::vector<Process> all = all_processes();
   std::vector<Process> found;
   std::set<pid_t> ancestors = {::getpid()};
-  // A child may stand before its parent in /proc, so go round until a pass finds nothing new.
+  // A child may come before its parent in /proc, so repeat until a pass finds nothing new.
   for (size_t before = 0; before != ancestors.size();) {
     before = ancestors.size();
     for (const Process& process : all) {

@@ -16,9 +16,9 @@ struct Process {
 
 /// Lists the processes below this one, children's children included, apart from zombies.
 ///
-/// A process whose parent has died counts where this process is a subreaper
-/// (PR_SET_CHILD_SUBREAPER): the kernel then makes it this one's child, whatever group or session
-/// it has moved to.
+/// Where this process is a subreaper (PR_SET_CHILD_SUBREAPER), processes whose parent has died
+/// count as well: the kernel makes them children of this one, whatever group or session they have
+/// moved to.
 ///
 /// Cost: one pass over /proc.
 std::vector<Process> descendants();
@@ -32,8 +32,8 @@ std::optional<int> reap(pid_t child, int options);
 
 /// Kills (SIGKILL) and reaps all descendants, again and again until none is left.
 ///
-/// \param limit  how long to wait for those that cannot die, in a device driver say.
-/// \return those that were left.
+/// \param limit  how long to wait for processes that cannot die, such as in a device driver.
+/// \return the processes that were left.
 std::vector<Process> kill_descendants(std::chrono::milliseconds limit);
 
 }  // namespace ddp::launch

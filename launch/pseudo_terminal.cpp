@@ -9,7 +9,7 @@
 namespace ddp::launch {
 
 std::optional<PseudoTerminal> make_pseudo_terminal() {
-  // O_NOCTTY: a rank's Ctrl-C and hangup come from the launcher, and not from this terminal.
+  // O_NOCTTY: the launcher sends a rank's Ctrl-C and hangup, and not this terminal.
   PseudoTerminal made;
   made.read = Fd(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   char name[PATH_MAX];

@@ -7,10 +7,10 @@ namespace ddp::launch {
 /// A TCP port that the kernel gives to no other process while this lives, and on which rank 0 can
 /// listen.
 ///
-/// The socket is bound, with SO_REUSEADDR, and never listens. To Linux the port is then taken: no
-/// bind to port 0 and no outgoing connection gets it, and a bind to its very number fails, unless
-/// it too sets SO_REUSEADDR, as c10d's TCPStore does (its libuv server and the older one). So no
-/// moment is left between choosing the port and listening on it in which it could be lost.
+/// The socket is bound, with SO_REUSEADDR, and never listens. Linux then gives the port to no bind
+/// to port 0 and to no outgoing connection, and a bind to its number fails, unless it too sets
+/// SO_REUSEADDR, as c10d's TCPStore does (its libuv server and the older one). So the port cannot
+/// be lost between choosing it and listening on it.
 ///
 /// It is bound to [::], IPv4 included, as TCPStore binds: the reservation then holds on every
 /// address of the host. Without IPv6 it is 0.0.0.0.

@@ -5,17 +5,16 @@
 
 namespace ddp::launch {
 
-/// The signals that ddprun waits for instead of dying from them: those that ask it to end, those
-/// that it only passes on, SIGWINCH and SIGCHLD. Without those that stay ignored.
+/// Returns the signals that ddprun waits for instead of dying from them: those that ask it to end,
+/// those that it only forwards, SIGWINCH and SIGCHLD. Leaves out the signals that stay ignored.
 sigset_t awaited_signals();
 
-/// Whether `signal` is one that a caller may have ignored for the whole job, and has: SIGHUP, by
-/// nohup, and SIGUSR1 and SIGUSR2.
-bool stays_ignored(int signal);
+/// Whether the caller ignores `signal` for the whole job: SIGHUP, by nohup, SIGUSR1 or SIGUSR2.
+bool is_ignored_by_caller(int signal);
 
-/// Whether `signal` is the ranks' own business: SIGUSR1 and SIGUSR2, with which a scheduler warns
-/// of its time limit.
-bool only_passed_on(int signal);
+/// Whether ddprun only forwards `signal` to the ranks: SIGUSR1 and SIGUSR2, with which a scheduler
+/// warns of its time limit.
+bool is_only_forwarded(int signal);
 
 /// "SIGKILL" for 9; "signal 70" for one without a name.
 std::string signal_name(int signal);

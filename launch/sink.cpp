@@ -37,7 +37,7 @@ void Sink::write_ready() {
       break;
     }
   }
-  // Moving the rest to the front costs as much as was written since the last time, at most.
+  // Moving the rest to the front costs at most as much as was written since the last move.
   if (written_ >= pending_.size() - written_) {
     pending_.erase(0, written_);
     written_ = 0;

@@ -7,7 +7,7 @@
 
 namespace ddp::launch {
 
-/// Where the ranks' lines go: a descriptor of ddprun's own, which never makes it wait.
+/// Writes the ranks' lines to a descriptor of ddprun's own, and never blocks.
 ///
 /// The descriptor is shared with the process that started ddprun, so it is not made non-blocking. A
 /// pipe that poll calls writable takes PIPE_BUF bytes at once, so writes are no larger than that.
@@ -25,9 +25,9 @@ class Sink {
 
   int fd() const { return fd_; }
   bool empty() const { return written_ == pending_.size(); }
-  /// Whether no more shall be fed until the reader has caught up.
+  /// Whether the caller has to stop feeding until the reader has caught up.
   bool full() const { return pending_.size() - written_ > kMaxPending; }
-  /// errno of a failed write, or 0. From then on everything fed is dropped.
+  /// errno of a failed write, or 0. After a failed write all further bytes are dropped.
   int error() const { return error_; }
 
  private:
@@ -38,7 +38,7 @@ class Sink {
   int fd_;
   LineMux lines_;
   std::string pending_;
-  size_t written_ = 0;  // of pending_
+  size_t written_ = 0;  // bytes of pending_
   int error_ = 0;
 };
 

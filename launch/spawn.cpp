@@ -17,18 +17,18 @@ namespace {
 
 std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
   std::vector<char*> result;
-  // exec's signature lacks a const; it writes to none of them.
+  // exec's signature lacks a const; it modifies none of the strings.
   for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
   result.push_back(nullptr);
   return result;
 }
 
-/// ddprun blocks and ignores signals for its own sake; its ranks shall know nothing of that.
+/// Undoes the blocking and ignoring of signals in ddprun, so that the ranks do not inherit it.
 void restore_signals() {
   struct sigaction by_default = {};
   by_default.sa_handler = SIG_DFL;
   for (int signal = 1; signal <= SIGRTMAX; ++signal) {
-    if (stays_ignored(signal)) continue;
+    if (is_ignored_by_caller(signal)) continue;
     ::sigaction(signal, &by_default, nullptr);  // fails for SIGKILL, SIGSTOP and libc's own
   }
   sigset_t none;
@@ -36,12 +36,12 @@ void restore_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-/// The child's way from fork to exec: system calls only.
+/// Prepares the child between fork and exec: system calls only.
 [[noreturn]] void exec_in_child(
     char** command, char** environment, const StandardFds& fds, pid_t parent, int error_fd) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // A parent that died before that line sends no signal any more.
+  // If the parent died before the line above, the kernel sends no signal for it.
   if (::getppid() != parent) ::_exit(1);
   ::dup2(fds.in, STDIN_FILENO);
   ::dup2(fds.out, STDOUT_FILENO);
@@ -64,10 +64,10 @@ pid_t spawn(
     const StandardFds& fds) {
   auto arguments = pointers_to(command);
   auto variables = pointers_to(environment);
-  Pipe exec_error = make_pipe();  // closed by a successful exec
+  Pipe exec_error = make_pipe();  // a successful exec closes it
   const pid_t parent = ::getpid();
 
-  // Not posix_spawn: it can set neither the parent-death signal nor check for its race.
+  // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
   const pid_t pid = ::fork();
   if (pid < 0) throw std::system_error(errno, std::generic_category(), "cannot start a process");
   if (pid == 0) {

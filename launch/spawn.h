@@ -10,7 +10,7 @@
 
 namespace ddp::launch {
 
-/// The program cannot be executed at all; carries ddprun's exit code for that.
+/// Thrown when the program cannot be executed; carries ddprun's exit code for that.
 class CannotExecute : public std::runtime_error {
  public:
   CannotExecute(const std::string& program, int error);
@@ -20,19 +20,19 @@ class CannotExecute : public std::runtime_error {
   int exit_code_;
 };
 
-/// Which descriptors a program gets as its stdin, stdout and stderr.
+/// The descriptors that become a program's stdin, stdout and stderr.
 struct StandardFds {
   int in;
   int out;
   int err;
 };
 
-/// Starts a program as the leader of a session, and so of a process group, of its own.
+/// Starts a program as the leader of a new session, and so of a new process group.
 ///
-/// The group lets a signal reach all that the program starts. The session keeps a terminal's
-/// Ctrl-C from reaching it twice, and lets it use the terminal although it is not in the
-/// foreground. The program begins with default signal handling (but for what `stays_ignored`),
-/// and the kernel kills it when the calling thread dies.
+/// The group lets a signal reach all processes that the program starts. The session keeps a
+/// terminal's Ctrl-C from reaching it twice, and lets it use the terminal although it is not in the
+/// foreground. The program begins with default signal handling (but for the signals that
+/// `is_ignored_by_caller`), and the kernel kills it when the calling thread dies.
 ///
 /// \param command  the program, looked up in PATH as execvp does, and its arguments; not empty.
 /// \return its process id; the program is then running: its exec has succeeded.

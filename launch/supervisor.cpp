@@ -40,7 +40,7 @@ std::string describe_end(int status) {
   return "was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
 }
 
-/// As a shell reports it.
+/// Returns the exit code that a shell reports for a wait status.
 int exit_code_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
@@ -59,7 +59,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const Attempt& attempt, int
       output_(STDOUT_FILENO, STDERR_FILENO) {
   const sigset_t signals = awaited_signals();
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);  // a write's EPIPE says it too
+  ::signal(SIGPIPE, SIG_IGN);  // a write reports EPIPE
   signals_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) throw std::system_error(errno, std::generic_category(), "cannot await signals");
 }
@@ -68,12 +68,12 @@ int Supervisor::run() {
   start_ranks();
   while (state_ != State::Done) {
     wait_for_event();
-    take_signals();
-    take_lifeline();
-    take_output();
-    take_deaths();
-    take_other_hosts();
-    take_stops();
+    handle_signals();
+    check_lifeline();
+    copy_output();
+    reap_ended();
+    check_other_hosts();
+    check_stops();
     advance();
   }
   finish_output();
@@ -115,7 +115,7 @@ void Supervisor::start_ranks() {
 
 void Supervisor::wait_for_event() {
   std::vector<pollfd> waited = {{signals_.get(), POLLIN, 0}, {deaths_.fd(), POLLIN, 0}};
-  if (guarded_) waited.push_back({lifeline_, POLLIN, 0});
+  if (lifeline_is_open_) waited.push_back({lifeline_, POLLIN, 0});
   if (state_ == State::Running) waited.push_back({attempt_.end_fd, POLLIN, 0});
   output_.add_to(waited);
 
@@ -128,62 +128,62 @@ void Supervisor::wait_for_event() {
   ::poll(waited.data(), waited.size(), static_cast<int>(timeout.count()));
 }
 
-void Supervisor::take_signals() {
+void Supervisor::handle_signals() {
   signalfd_siginfo info;
   while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo == SIGWINCH) {
       output_.resize();
-    } else if (info.ssi_signo != SIGCHLD) {  // which is there to wake the loop
+    } else if (info.ssi_signo != SIGCHLD) {  // SIGCHLD only wakes the loop
       on_signal(static_cast<int>(info.ssi_signo));
     }
   }
 }
 
 void Supervisor::on_signal(int signal) {
-  if (!only_passed_on(signal)) ++signals_taken_;
+  if (!is_only_forwarded(signal)) ++signals_taken_;
   if (state_ == State::Running) {
     output_.say(
         "got " + signal_name(signal) + "; passing it on to " + count_of(count_alive(), "rank"));
-    if (only_passed_on(signal)) return send_to_job(signal);
+    if (is_only_forwarded(signal)) return send_to_job(signal);
     exit_code_ = 128 + signal;
     begin_ending(signal, options_.grace.value_or(kGraceAfterSignal));
   } else if (state_ == State::Ending && signal == SIGINT) {
-    output_.say("got SIGINT while ending; killing " + still_running());
+    output_.say("got SIGINT while ending; killing " + names_of_running());
     begin_killing();
   } else if (state_ == State::Ending) {
     send_to_job(signal);
   }
 }
 
-void Supervisor::take_lifeline() {
-  if (!guarded_) return;
+void Supervisor::check_lifeline() {
+  if (!lifeline_is_open_) return;
   pollfd lifeline = {lifeline_, POLLIN, 0};
   if (::poll(&lifeline, 1, 0) <= 0) return;
-  guarded_ = false;
+  lifeline_is_open_ = false;
   if (state_ == State::Running) exit_code_ = 128 + SIGKILL;
-  output_.say("was killed itself; killing " + still_running());
+  output_.say("was killed itself; killing " + names_of_running());
   begin_killing();
 }
 
-/// What the other hosts say is read after the attempt, by Host.
-void Supervisor::take_other_hosts() {
+/// Only notices that the attempt has ended elsewhere; Host reads the line after the attempt.
+void Supervisor::check_other_hosts() {
   pollfd other = {attempt_.end_fd, POLLIN, 0};
   if (state_ != State::Running || ::poll(&other, 1, 0) <= 0) return;
   output_.say("another host ended the attempt; ending " + count_of(count_alive(), "rank"));
   begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
 }
 
-void Supervisor::take_deaths() {
+void Supervisor::reap_ended() {
   const auto take = [this](pid_t pid) {
     const int status = reap(pid, 0).value();
     if (Rank* rank = find_alive(pid)) on_rank_end(*rank, status);
   };
   for (const pid_t pid : deaths_.died()) take(pid);
-  // The others: processes whose parent died before them, and ranks on kernels without pidfds.
+  // Reaps the rest: processes whose parent died before them, and ranks on kernels without pidfds.
   for (;;) {
     siginfo_t info = {};
     any_children_ = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
-    // A watched rank that died just now is left for the next round, to keep the order of deaths.
+    // Leave a watched rank that died just now for the next round, to keep the order of deaths.
     if (!any_children_ || info.si_pid == 0 || deaths_.watches(info.si_pid)) return;
     take(info.si_pid);
   }
@@ -205,11 +205,11 @@ void Supervisor::on_rank_end(Rank& rank, int status) {
     begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     return;
   }
-  const bool as_told = std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
-  if (!as_told) output_.say(report);
+  const bool as_requested = std::count(sent_signals_.begin(), sent_signals_.end(), code - 128) > 0;
+  if (!as_requested) output_.say(report);
 }
 
-void Supervisor::take_stops() {
+void Supervisor::check_stops() {
   for (Rank& rank : ranks_) {
     siginfo_t info = {};
     constexpr int kChanges = WSTOPPED | WCONTINUED | WNOHANG;
@@ -224,7 +224,7 @@ void Supervisor::take_stops() {
   }
 }
 
-void Supervisor::take_output() {
+void Supervisor::copy_output() {
   output_.copy();
   if (output_.error() == 0 || state_ != State::Running) return;
   exit_code_ = 128 + SIGPIPE;
@@ -241,7 +241,7 @@ void Supervisor::advance() {
   }
   switch (state_) {
     case State::Running:
-      // What the ranks left running in the background ends with them.
+      // Processes that the ranks left running in the background end with them.
       if (count_alive() == 0) {
         begin_ending(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
       } else {
@@ -250,14 +250,14 @@ void Supervisor::advance() {
       break;
     case State::Ending:
       if (Clock::now() >= deadline_) {
-        output_.say("the grace period is over; killing " + still_running());
+        output_.say("the grace period is over; killing " + names_of_running());
         begin_killing();
       }
       break;
     case State::Killing:
-      // Again, for what was forked while the signal went round.
+      // Kill again: a process may have forked while the signals were sent.
       send_to_job(SIGKILL);
-      // What cannot be killed now is the guard's to report.
+      // The guard reports the processes that cannot be killed now.
       if (Clock::now() >= deadline_) state_ = State::Done;
       break;
     case State::Done:
@@ -265,7 +265,7 @@ void Supervisor::advance() {
   }
 }
 
-/// Only this program can end a job whose last ranks are stopped. They are not killed at once: a
+/// Ends a job whose last ranks are stopped: nothing else can. It does not kill them at once, as a
 /// user who stopped the whole job may be resuming one process after the other.
 void Supervisor::end_stall() {
   if (!only_stopped_ranks_are_left()) {
@@ -274,7 +274,7 @@ void Supervisor::end_stall() {
     stall_deadline_ = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
   } else if (Clock::now() >= *stall_deadline_) {
     rank_failed_ = true;
-    output_.say("all other ranks have ended; killing " + still_running() + ", which is stopped");
+    output_.say("all other ranks have ended; killing " + names_of_running() + ", which is stopped");
     exit_code_ = 128 + SIGKILL;
     begin_killing();
   }
@@ -294,7 +294,7 @@ void Supervisor::begin_killing() {
   send_to_job(SIGKILL);
 }
 
-/// Reaches each process once: some programs take a second signal for impatience.
+/// Signals each process once: some programs take a second signal as an order to hurry.
 void Supervisor::send_to_job(int signal) {
   sent_signals_.push_back(signal);
   for (const Rank& rank : ranks_) {
@@ -308,15 +308,15 @@ void Supervisor::send_to_job(int signal) {
   }
 }
 
-/// Writes the rest, at the reader's pace; a second signal stops waiting.
+/// Writes the rest of the output, at the reader's pace; a second signal stops waiting.
 void Supervisor::finish_output() {
   for (const Rank& rank : ranks_) output_.drain(rank.local_rank);
   output_.copy();
   const int signals_before = signals_taken_;
-  while (guarded_ && !output_.flushed() && signals_taken_ == signals_before) {
+  while (lifeline_is_open_ && !output_.flushed() && signals_taken_ == signals_before) {
     wait_for_event();
-    take_signals();
-    take_lifeline();
+    handle_signals();
+    check_lifeline();
     output_.copy();
   }
 }
@@ -333,7 +333,7 @@ int Supervisor::count_alive() const {
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; }));
 }
 
-/// Whether the other ranks have ended, at least one.
+/// Whether all ranks that are left are stopped, and at least one rank has ended.
 bool Supervisor::only_stopped_ranks_are_left() const {
   const int alive = count_alive();
   const auto stopped = std::count_if(
@@ -341,8 +341,8 @@ bool Supervisor::only_stopped_ranks_are_left() const {
   return alive > 0 && alive == stopped && alive < static_cast<int>(ranks_.size());
 }
 
-/// "rank 0 (pid 12), rank 1 (pid 13)", or the processes that the ranks left running.
-std::string Supervisor::still_running() const {
+/// Returns "rank 0 (pid 12), rank 1 (pid 13)", or a text for processes that outlived their ranks.
+std::string Supervisor::names_of_running() const {
   std::string names;
   for (const Rank& rank : ranks_) {
     if (!rank.alive) continue;

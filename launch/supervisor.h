@@ -19,18 +19,17 @@ namespace ddp::launch {
 ///
 /// One thread, one loop over poll. The job goes through the states in order, and may skip any:
 ///
-///   Running   until a rank fails, on another host, too, a signal comes, the output's reader
-///   leaves,
-///             or all ranks end
+///   Running   until a rank fails, also on another host, a signal comes, the reader of the output
+///             closes it, or all ranks end
 ///   Ending    all were sent a signal and have the grace period to end
 ///   Killing   all are sent SIGKILL until none is left
 ///   Done      nothing that the ranks started runs any more
 ///
-/// What counts as the job is every process below this one, so it has to be a subreaper
-/// (`run_guarded` makes it one): a rank's own children are ended with it wherever they moved.
+/// The job is every process below this one, so this process has to be a subreaper (`run_guarded`
+/// makes it one): a rank's own children are ended with it wherever they moved.
 class Supervisor {
  public:
-  /// \param attempt  this start of the ranks: a Supervisor has one.
+  /// \param attempt  the attempt to run: a Supervisor runs one.
   /// \param lifeline  read end of a pipe; when it ends, everything is killed at once.
   Supervisor(const LaunchOptions& options, const Attempt& attempt, int lifeline);
 
@@ -38,9 +37,10 @@ class Supervisor {
   ///
   /// \return ddprun's exit code: that of the first rank to fail, 128 + the number of the signal
   ///         that ended it or the job, 0 when every rank exited with 0.
-  /// \throws CannotExecute  when the program cannot be; ranks may be left to the guard.
+  /// \throws CannotExecute  when the program cannot be executed; the guard then ends ranks that
+  ///         run.
   int run();
-  /// Why run() returned what it did: a rank failed by itself, and may do better the next time.
+  /// Whether a restart makes sense: a rank failed, and no signal ended the job.
   bool rank_failed() const { return rank_failed_ && signals_taken_ == 0; }
 
  private:
@@ -52,17 +52,17 @@ class Supervisor {
     int local_rank;
     pid_t pid;
     bool alive;
-    bool stopped = false;  // as by SIGSTOP
+    bool stopped = false;  // by SIGSTOP and the like
   };
 
   void start_ranks();
   void wait_for_event();
-  void take_signals();
-  void take_lifeline();
-  void take_other_hosts();
-  void take_deaths();
-  void take_stops();
-  void take_output();
+  void handle_signals();
+  void check_lifeline();
+  void check_other_hosts();
+  void reap_ended();
+  void check_stops();
+  void copy_output();
   void advance();
 
   void on_signal(int signal);
@@ -76,22 +76,22 @@ class Supervisor {
   Rank* find_alive(pid_t pid);
   int count_alive() const;
   bool only_stopped_ranks_are_left() const;
-  std::string still_running() const;
+  std::string names_of_running() const;
 
   const LaunchOptions options_;
   const Attempt attempt_;
   const int lifeline_;
-  bool guarded_ = true;  // the lifeline has not ended
+  bool lifeline_is_open_ = true;  // until the lifeline ends
   Fd signals_;
   DeathWatch deaths_;
   Output output_;
   std::vector<Rank> ranks_;
   State state_ = State::Running;
-  Clock::time_point deadline_;                       // of Ending and Killing
+  Clock::time_point deadline_;                       // for Ending and Killing
   std::optional<Clock::time_point> stall_deadline_;  // set while only stopped ranks are left
-  bool any_children_ = true;                         // as of the last take_deaths
-  std::vector<int> sent_signals_;                    // to the whole job
-  int signals_taken_ = 0;                            // but for those that are only passed on
+  bool any_children_ = true;                         // as of the last reap_ended
+  std::vector<int> sent_signals_;                    // sent to the whole job
+  int signals_taken_ = 0;                            // not counting signals that are only forwarded
   int exit_code_ = 0;
   bool rank_failed_ = false;
 };

@@ -19,8 +19,9 @@ constexpr const char* kRemedy =
     "Construct the sampler and the data set alike on every rank. Each process draws random numbers "
     "of its own: shuffle or split a data set with a seed that all ranks share.";
 
-// A rank's words: why it cannot load its items, or "", and what all ranks have alike.
-std::vector<std::string> words_of(
+// Returns one text per field of this rank: why it cannot load its items, or "", then the sampler's
+// common fields, then the hash of the items.
+std::vector<std::string> fields_of_rank(
     const ShardCursor& cursor, const std::function<void(detail::ItemHash&)>& hash_first_items) {
   detail::ItemHash hash;
   std::vector<std::string> words{problem_of([&] { hash_first_items(hash); })};
@@ -30,8 +31,8 @@ std::vector<std::string> words_of(
   return words;
 }
 
-// "" where every rank says the same as rank 0, and none has a problem.
-std::string difference(const std::vector<std::vector<std::string>>& by_rank, size_t items) {
+// Returns "" where every rank has the same fields as rank 0, and none has a problem.
+std::string find_difference(const std::vector<std::vector<std::string>>& by_rank, size_t items) {
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const auto& problem = by_rank[rank].front();
     if (!problem.empty()) {
@@ -66,12 +67,12 @@ std::string difference(const std::vector<std::vector<std::string>>& by_rank, siz
 void check_dataset(
     const ShardCursor& cursor, const std::function<void(detail::ItemHash&)>& hash_first_items,
     size_t items, const ProcessGroup& group) {
-  const auto own = words_of(cursor, hash_first_items);
+  const auto own = fields_of_rank(cursor, hash_first_items);
   std::vector<std::vector<std::string>> by_rank;
   for (const auto& words : gather_strings(packed(own), group, "comparing the ranks' data sets")) {
     by_rank.push_back(unpacked(words));
   }
-  const auto text = difference(by_rank, items);
+  const auto text = find_difference(by_rank, items);
   if (!text.empty()) {
     monitor_of(group)->throw_agreed(cursor.options().name + "::check_dataset: " + text);
   }

@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// ShardedSampler::check_dataset, of a sampler with this cursor.
+/// Implements ShardedSampler::check_dataset for a sampler with this cursor.
 void check_dataset(
     const ShardCursor& cursor, const std::function<void(detail::ItemHash&)>& hash_first_items,
     size_t items, const ProcessGroup& group);

@@ -16,12 +16,12 @@ namespace {
 
 at::Generator seeded(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
 
-// Only LibTorch's own randperm gives Python's order: its algorithm depends on n.
+// Only LibTorch's own randperm gives Python's order: its algorithm depends on the size.
 at::Tensor permutation(int64_t size, at::Generator generator) {
   return at::randperm(size, std::move(generator), at::TensorOptions().dtype(at::kLong));
 }
 
-// FNV-1a. It need not withstand an adversary, only tell one run's weights from another's.
+// FNV-1a. It only has to distinguish one run's weights from another's, not withstand an adversary.
 class Fingerprint {
  public:
   Fingerprint& add(const void* data, size_t bytes) {
@@ -47,7 +47,8 @@ void sort_buckets(
   }
 }
 
-// The full steps of `samples` in the order `steps`, and after them the one that is not full.
+// Returns the full steps of `samples` in the order `steps`, and the step that is not full after
+// them.
 at::Tensor reordered(const at::Tensor& samples, const at::Tensor& steps, int64_t step_size) {
   at::Tensor result = at::empty_like(samples);
   const int64_t* from = samples.const_data_ptr<int64_t>();

@@ -15,14 +15,15 @@ struct Order {
   int64_t size = 0;
   /// Whether the order differs from one epoch to the next.
   bool shuffled = true;
-  /// Whether these can change, and are equal: not where it comes from weights or lengths.
+  /// Whether dataset_size and size are equal and may change; false where the order comes from
+  /// weights or lengths.
   bool resizable = false;
-  /// Stands for all that decides the order and is not named here, such as the weights.
+  /// A hash of everything else that decides the order, such as the weights.
   int64_t fingerprint = 0;
-  /// Draws it: [size] int64, or an undefined tensor for 0, 1, 2, ...
+  /// Draws the order: [size] int64, or an undefined tensor for 0, 1, 2, ...
   ///
-  /// `seed` is the user's plus the epoch, `step_size` what all ranks together take in a step; only
-  /// an order that groups samples by step looks at it.
+  /// `seed` is the user's plus the epoch. `step_size` is the number of samples that all ranks
+  /// together take in a step; only an order that groups samples by step uses it.
   std::function<at::Tensor(int64_t size, uint64_t seed, int64_t step_size)> draw;
 };
 

@@ -7,7 +7,8 @@
 
 namespace ddp {
 
-/// Who shares a dataset, from a sampler's options: set ones, or else the default group's.
+/// Finds the ranks that share a dataset: those of a sampler's options, or else of the default
+/// group.
 ///
 /// \return a shard of that rank among them, with everything else at its default.
 /// \throws c10::ValueError  num_replicas < 1, or a rank outside [0, num_replicas).

@@ -8,14 +8,14 @@
 
 namespace ddp {
 
-/// What becomes of an order's end where it does not divide evenly by the ranks.
+/// How an order ends that does not divide evenly by the ranks.
 enum class Tail {
-  kRepeat,  // the order starts over from its front, until all ranks have equally many
-  kDrop,    // what would not fill a batch on every rank is left out
+  kRepeat,  // the order repeats from its front, until all ranks have equally many
+  kDrop,    // samples that would not fill a batch on every rank are left out
   kUneven,  // the first ranks get one sample more
 };
 
-/// Everything that decides which positions of an epoch's order one rank gets.
+/// The input that decides which positions of an epoch's order one rank gets.
 struct ShardSpec {
   int64_t order_size = 0;
   /// Positions from the front that were visited before this shard begins, by any number of ranks.
@@ -32,7 +32,7 @@ int64_t shard_size(const ShardSpec& spec);
 
 /// Lists the samples of `spec.rank`, in the order in which it visits them.
 ///
-/// The ranks deal what is left of one common order out like cards: rank r gets positions
+/// The ranks deal the rest of one common order out like cards: rank r gets positions
 /// offset + r, offset + r + num_replicas, ...
 ///
 /// \param order  [order_size] int64, a sample at each position; undefined stands for 0, 1, 2, ...

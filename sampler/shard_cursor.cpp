@@ -18,9 +18,9 @@ int64_t read_int(
   return value.toInt();
 }
 
-// What a position in the order depends on: in another order, it would repeat some samples and lose
-// others, silently.
-std::vector<ShardCursor::Field> identity(const ShardCursor::Options& options) {
+// Returns the fields that a position in the order depends on: in another order, the same position
+// would silently repeat some samples and lose others.
+std::vector<ShardCursor::Field> identifying_fields(const ShardCursor::Options& options) {
   return {
       {"dataset_size", options.order.dataset_size},
       {"num_samples", options.order.size},
@@ -32,16 +32,16 @@ std::vector<ShardCursor::Field> identity(const ShardCursor::Options& options) {
 
 }  // namespace
 
-ShardCursor::ShardCursor(Options options) : options_(std::move(options)) { next_ = front_of(0); }
+ShardCursor::ShardCursor(Options options) : options_(std::move(options)) { next_ = start_of(0); }
 
-ShardCursor::Start ShardCursor::front_of(int64_t epoch) const {
+ShardCursor::Start ShardCursor::start_of(int64_t epoch) const {
   const ShardSpec& shard = options_.shard;
   return {epoch, /*offset=*/0, shard.num_replicas * shard.batch_size, /*chosen=*/true};
 }
 
 std::vector<ShardCursor::Field> ShardCursor::common_fields() const {
   const std::lock_guard lock(mutex_);
-  auto fields = identity(options_);
+  auto fields = identifying_fields(options_);
   fields.push_back({"num_replicas", options_.shard.num_replicas});
   fields.push_back({"epoch", next_.epoch});
   return fields;
@@ -57,7 +57,7 @@ ShardSpec ShardCursor::shard_at(int64_t offset) const {
 void ShardCursor::set_epoch(int64_t epoch) {
   const std::lock_guard lock(mutex_);
   // The epoch that load() chose keeps its position.
-  if (epoch != next_.epoch) next_ = front_of(epoch);
+  if (epoch != next_.epoch) next_ = start_of(epoch);
   next_.chosen = true;
 }
 
@@ -90,13 +90,13 @@ void ShardCursor::reset_locked(std::optional<size_t> new_size) {
   const auto seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(next_.epoch);
   const at::Tensor order = options_.order.draw(options_.order.size, seed, next_.step_size);
   visit_ = Visit{next_, take_shard(order, shard_at(next_.offset))};
-  next_ = front_of(next_.epoch);
+  next_ = start_of(next_.epoch);
   next_.chosen = false;
 }
 
 void ShardCursor::repeat_or_advance() {
   if (options_.advance_epoch) {
-    next_ = front_of(next_.epoch + 1);
+    next_ = start_of(next_.epoch + 1);
   } else if (options_.order.shuffled && options_.order.size > 1 && !std::exchange(warned_, true)) {
     TORCH_WARN(
         options_.name, ": rank ", options_.shard.rank,
@@ -116,7 +116,7 @@ void ShardCursor::resize(int64_t new_size) {
   options_.order.dataset_size = new_size;
   options_.order.size = new_size;
   const bool chosen = next_.chosen || !visit_ || !visit_->begun;
-  next_ = front_of(next_.epoch);
+  next_ = start_of(next_.epoch);
   next_.chosen = chosen;
 }
 
@@ -151,7 +151,7 @@ void ShardCursor::consume(size_t samples) {
 }
 
 ShardCursor::Start ShardCursor::position() const {
-  // After set_epoch the visit is of an epoch that is over, and after load there is none.
+  // After set_epoch the visit belongs to an epoch that is over, and after load there is none.
   if (!visit_ || visit_->start.epoch != next_.epoch) return next_;
   Start position = visit_->start;
   const size_t samples = counts_consumed_ ? visit_->consumed : visit_->handed_out;
@@ -167,12 +167,12 @@ void ShardCursor::save(torch::serialize::OutputArchive& archive) const {
   archive.write("position", start.offset);
   archive.write("step_size", start.step_size);
   archive.write("counts_consumed", static_cast<int64_t>(counts_consumed_));
-  for (const auto& [key, value] : identity(options_)) archive.write(key, value);
+  for (const auto& [key, value] : identifying_fields(options_)) archive.write(key, value);
 }
 
 void ShardCursor::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, own] : identity(options_)) {
+  for (const auto& [key, own] : identifying_fields(options_)) {
     const int64_t saved = read_int(archive, key, options_.name);
     DDP_CHECK_VALUE(
         saved == own, options_.name, "::load: expected ", key, "=", saved,

@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// One rank's walk through the orders of a run's epochs: what the copies of a sampler share.
+/// Iterates one rank's share of the order of each epoch; the copies of a sampler share one cursor.
 ///
 /// The public members are those of `ShardedSampler`. Thread safety: all of them, by one lock.
 class ShardCursor {
@@ -24,7 +24,7 @@ class ShardCursor {
     /// The sampler's name in messages.
     std::string name;
     Order order;
-    /// What to take of each order; its order_size and offset do not matter.
+    /// The share to take of each order; its order_size and offset do not matter.
     ShardSpec shard;
     int64_t seed = 0;
     bool advance_epoch = false;
@@ -43,17 +43,17 @@ class ShardCursor {
 
   const Options& options() const { return options_; }
 
-  /// Something that decides which indices come, by its name in an archive.
+  /// A named integer, in an archive and in messages, that affects which indices come.
   struct Field {
     const char* key;
     int64_t value;
   };
 
-  /// What all ranks have alike: what decides the order of the epoch that comes.
+  /// Returns the fields that decide the order of the next epoch; they must be equal on all ranks.
   std::vector<Field> common_fields() const;
 
  private:
-  /// Where the epoch that the next reset begins starts.
+  /// The position at which the next reset begins.
   struct Start {
     int64_t epoch = 0;
     /// Positions of the order that were visited before; not 0 only after load().
@@ -68,17 +68,17 @@ class ShardCursor {
   struct Visit {
     Start start;
     std::vector<size_t> indices;
-    /// How many of them next() handed out, and consume() counted.
+    /// The number of indices that next() returned, and that consume() counted.
     size_t handed_out = 0;
     size_t consumed = 0;
-    /// Whether next() was called at all: on every rank alike, be its share empty or not.
+    /// Whether next() was called at all; equal on all ranks, also where a share is empty.
     bool begun = false;
   };
 
   void reset_locked(std::optional<size_t> new_size);
   void repeat_or_advance();
   void resize(int64_t new_size);
-  Start front_of(int64_t epoch) const;
+  Start start_of(int64_t epoch) const;
   ShardSpec shard_at(int64_t offset) const;
   Start position() const;
 
@@ -90,7 +90,8 @@ class ShardCursor {
   mutable std::mutex mutex_;
 };
 
-/// What the options of every sampler say alike; the rest (order, tail, ...) is the sampler's own.
+/// Copies the options that all samplers have in common; each sampler sets the rest (order, tail,
+/// ...).
 ///
 /// \throws c10::Error  as shard_of_rank.
 template <typename SamplerOptions>

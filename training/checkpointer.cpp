@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr const char* kShare = ". Name a folder that all ranks share.";
+constexpr const char* kShareRemedy = ". Name a folder that all ranks share.";
 
 ProcessGroup group_of(const CheckpointerOptions& options) {
   return options.process_group() ? options.process_group() : default_group();
@@ -50,8 +50,8 @@ std::string joined_steps(const std::vector<int64_t>& steps) {
   return steps.empty() ? "none" : joined_by(", ", steps);
 }
 
-/// By place in what packed() made of each rank's texts, those of all ranks.
-std::vector<std::vector<std::string>> by_place(const std::vector<std::string>& ranks) {
+/// Unpacks each rank's texts, and returns the texts of all ranks for each position.
+std::vector<std::vector<std::string>> texts_by_position(const std::vector<std::string>& ranks) {
   std::vector<std::vector<std::string>> places;
   for (const auto& rank : ranks) {
     const auto texts = unpacked(rank);
@@ -61,8 +61,8 @@ std::vector<std::vector<std::string>> by_place(const std::vector<std::string>& r
   return places;
 }
 
-// The first rank that says something else than rank 0; 0 for none.
-size_t first_unlike(const std::vector<std::string>& by_rank) {
+// Returns the first rank whose text differs from rank 0's; 0 for none.
+size_t first_different_rank(const std::vector<std::string>& by_rank) {
   const auto is_other = [&](const std::string& text) { return text != by_rank.front(); };
   const auto found = std::find_if(by_rank.begin(), by_rank.end(), is_other);
   return found == by_rank.end() ? 0 : static_cast<size_t>(found - by_rank.begin());
@@ -75,30 +75,30 @@ struct Checkpointer::Impl {
       : options(given), group(group_of(given)), folder(std::move(path)), peers(group) {}
 
   void save(int64_t step);
-  bool is_time(int64_t step);
+  bool is_due(int64_t step);
   void finish_save();
   std::vector<int64_t> agreed_steps();
   bool try_load(int64_t step, std::string* damage);
-  void take_over(Reading reading, int64_t step);
+  void load_parts(Reading reading, int64_t step);
   std::string begin_save(int64_t step);
   void check_is_newest(int64_t step) const;
   void discard(const std::string& hidden) const;
   void gather_parts() const;
-  SavePlan plan_of(int64_t step, const std::string& hidden) const;
+  SavePlan make_plan(int64_t step, const std::string& hidden) const;
 
   const CheckpointerOptions options;
   const ProcessGroup group;
   CheckpointFolder folder;
   CheckpointPeers peers;
   std::vector<NamedPart> parts;
-  std::unique_ptr<SaveJob> job;  // the same on all ranks: there, or not
+  std::unique_ptr<SaveJob> job;  // all ranks have one, or none has
   int64_t job_step = -1;
   int64_t last_step = -1;              // that was saved or loaded
   std::vector<int64_t> damaged_steps;  // left out by load_latest(); the next save removes them
   steady_clock::time_point last_time = steady_clock::now();
 };
 
-// Throws what the save under way met, on every rank.
+// Throws the errors of the unfinished save, on every rank.
 void Checkpointer::Impl::finish_save() {
   if (!job) return;
   const auto ended = std::exchange(job, nullptr);
@@ -108,7 +108,7 @@ void Checkpointer::Impl::finish_save() {
   damaged_steps.clear();  // a save that fails may not have removed them
 }
 
-// Rank 0 makes the folder that all ranks write to. Returns its name.
+// Makes, on rank 0, the folder that all ranks write to. Returns its name.
 std::string Checkpointer::Impl::begin_save(int64_t step) {
   const auto doing = ddp::str("saving step ", step);
   std::string call = ddp::str("step ", step, " of");
@@ -120,24 +120,25 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
     check_is_newest(step);
     hidden = folder.begin(step);
   });
-  const auto said = by_place(peers.gather(packed({call, hidden, problem}), doing));
-  if (const auto rank = first_unlike(said[0])) {
+  const auto gathered = texts_by_position(peers.gather(packed({call, hidden, problem}), doing));
+  if (const auto rank = first_different_rank(gathered[0])) {
     discard(hidden);
     peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to save the same step and parts, but rank 0 saves ",
-        said[0].front(), " and rank ", rank, " ", said[0][rank],
+        gathered[0].front(), " and rank ", rank, " ", gathered[0][rank],
         ". Add the same parts and make the same calls on every rank."));
   }
   try {
-    peers.throw_problems(said[2], doing);
+    peers.throw_problems(gathered[2], doing);
   } catch (...) {
     discard(hidden);
     throw;
   }
-  return said[1].front();
+  return gathered[1].front();
 }
 
-// load_latest() would take a later one, of another run or from before a load, for the newest.
+// A later checkpoint, of another run or from before a load, would count as the newest in
+// load_latest().
 void Checkpointer::Impl::check_is_newest(int64_t step) const {
   auto steps = folder.finished_steps();
   const auto is_damaged = [&](int64_t s) {
@@ -150,23 +151,23 @@ void Checkpointer::Impl::check_is_newest(int64_t step) const {
       ". Load it before, remove those that are not wanted, or name another folder.");
 }
 
-// What rank 0 made for a save that does not come to pass.
+// Removes the folder that rank 0 made for a save that failed to begin.
 void Checkpointer::Impl::discard(const std::string& hidden) const {
   if (peers.rank() != 0 || hidden.empty()) return;
   problem_of([&] { remove_path(folder.path_of(hidden)); });
 }
 
-// What several ranks have parts of. Where the ranks' connection fails, it does so on all of them.
+// Gathers parts that are divided among ranks. A failed connection fails on all of them.
 void Checkpointer::Impl::gather_parts() const {
   for (const auto& named : parts) {
     if (!named.is_per_rank) named.part->gather(group);
   }
 }
 
-SavePlan Checkpointer::Impl::plan_of(int64_t step, const std::string& hidden) const {
+SavePlan Checkpointer::Impl::make_plan(int64_t step, const std::string& hidden) const {
   DDP_CHECK(
       kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
-      folder.path_of(hidden), ", which rank 0 made, got nothing", kShare);
+      folder.path_of(hidden), ", which rank 0 made, got nothing", kShareRemedy);
   SavePlan plan{folder,        hidden, step, peers.rank(), peers.size(), options.keep_last(),
                 damaged_steps, {}};
   if (plan.rank == 0) {
@@ -185,7 +186,7 @@ void Checkpointer::Impl::save(int64_t step) {
   std::optional<SavePlan> plan;
   try {
     gather_parts();
-    const auto problem = problem_of([&] { plan = plan_of(step, hidden); });
+    const auto problem = problem_of([&] { plan = make_plan(step, hidden); });
     peers.agree(problem, ddp::str("saving step ", step));
   } catch (...) {
     discard(hidden);
@@ -198,7 +199,7 @@ void Checkpointer::Impl::save(int64_t step) {
   if (!options.background()) finish_save();
 }
 
-bool Checkpointer::Impl::is_time(int64_t step) {
+bool Checkpointer::Impl::is_due(int64_t step) {
   if (step <= 0 || step == last_step) return false;
   if (options.every_steps() > 0 && step % options.every_steps() == 0) return true;
   if (options.every().count() <= 0) return false;
@@ -206,25 +207,26 @@ bool Checkpointer::Impl::is_time(int64_t step) {
   return peers.gather(is_over ? "1" : "", "asking rank 0 for the time").front() == "1";
 }
 
-// The steps that all ranks see; an error where they see others.
+// Returns the steps that all ranks see; throws where ranks see different ones.
 std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
   const auto problem = problem_of([&] { steps = folder.steps(); });
-  const auto said =
-      by_place(peers.gather(packed({joined_steps(steps), folder.path(), problem}), doing));
-  peers.throw_problems(said[2], doing);
-  if (const auto rank = first_unlike(said[0])) {
-    const auto seen_by = [&](size_t r) { return ddp::str(said[0][r], " in ", said[1][r]); };
+  const auto gathered =
+      texts_by_position(peers.gather(packed({joined_steps(steps), folder.path(), problem}), doing));
+  peers.throw_problems(gathered[2], doing);
+  if (const auto rank = first_different_rank(gathered[0])) {
+    const auto seen_by = [&](size_t r) { return ddp::str(gathered[0][r], " in ", gathered[1][r]); };
     peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to see the same checkpoints, but rank 0 sees ",
-        seen_by(0), " and rank ", rank, " of ", peers.size(), " sees ", seen_by(rank), kShare));
+        seen_by(0), " and rank ", rank, " of ", peers.size(), " sees ", seen_by(rank),
+        kShareRemedy));
   }
   return steps;
 }
 
-// Changes no state where any rank cannot.
-void Checkpointer::Impl::take_over(Reading reading, int64_t step) {
+// Applies a checkpoint; changes no state if any rank cannot.
+void Checkpointer::Impl::load_parts(Reading reading, int64_t step) {
   const auto doing = ddp::str("loading step ", step);
   std::vector<PreparedLoad*> tried;
   const auto problem = problem_of([&] {
@@ -255,30 +257,30 @@ void Checkpointer::Impl::take_over(Reading reading, int64_t step) {
   last_time = steady_clock::now();
 }
 
-// False where a rank finds it damaged: then `damage` says how.
+// Returns false where a rank finds the checkpoint damaged, with the reason in `damage`.
 bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
   const auto doing = ddp::str("loading step ", step);
   auto reading = read_checkpoint(folder.path_of(step), step, parts, peers.rank(), options.strict());
-  const auto said = by_place(peers.gather(
+  const auto gathered = texts_by_position(peers.gather(
       packed(
           {std::string(1, static_cast<char>(reading.verdict)), folder.path_of(step), reading.text}),
       doing));
   std::vector<std::string> problems;
   damage->clear();
-  for (size_t rank = 0; rank < said[0].size(); ++rank) {
-    const auto verdict = static_cast<Reading::Verdict>(said[0][rank].front());
-    problems.push_back(verdict == Reading::Verdict::Refused ? said[2][rank] : "");
-    if (verdict == Reading::Verdict::Damaged && damage->empty()) *damage = said[2][rank];
+  for (size_t rank = 0; rank < gathered[0].size(); ++rank) {
+    const auto verdict = static_cast<Reading::Verdict>(gathered[0][rank].front());
+    problems.push_back(verdict == Reading::Verdict::Refused ? gathered[2][rank] : "");
+    if (verdict == Reading::Verdict::Damaged && damage->empty()) *damage = gathered[2][rank];
   }
   peers.throw_problems(problems, doing);
   if (!damage->empty()) return false;
-  if (const auto rank = first_unlike(said[2])) {
+  if (const auto rank = first_different_rank(gathered[2])) {
     peers.throw_agreed(ddp::str(
         "Checkpointer: expected every rank to see the same checkpoint of step ", step,
-        ", but rank 0 sees one in ", said[1].front(), " and rank ", rank, " of ", peers.size(),
-        " another in ", said[1][rank], kShare));
+        ", but rank 0 sees one in ", gathered[1].front(), " and rank ", rank, " of ", peers.size(),
+        " another in ", gathered[1][rank], kShareRemedy));
   }
-  take_over(std::move(reading), step);
+  load_parts(std::move(reading), step);
   return true;
 }
 
@@ -317,7 +319,7 @@ Checkpointer& Checkpointer::add_part(
 void Checkpointer::save(int64_t step) { impl_->save(step); }
 
 bool Checkpointer::maybe_save(int64_t step) {
-  if (!impl_->is_time(step)) return false;
+  if (!impl_->is_due(step)) return false;
   impl_->save(step);
   return true;
 }

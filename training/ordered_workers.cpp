@@ -11,7 +11,7 @@ OrderedWorkers::OrderedWorkers(size_t workers, size_t depth, Draw draw)
     for (size_t i = 0; i < std::min(workers, depth); ++i) {
       threads_.emplace_back([this] { work_until_drained(); });
     }
-  } catch (...) {  // the system has no thread left to give; those that run would outlive this
+  } catch (...) {  // thread creation failed: the threads that run would outlive this object
     stop();
     throw;
   }
@@ -31,11 +31,11 @@ void OrderedWorkers::work_until_drained() {
 }
 
 std::optional<OrderedWorkers::Ticket> OrderedWorkers::draw_next() {
-  const std::lock_guard<std::mutex> turn(turn_);
+  const std::lock_guard<std::mutex> turn(draw_mutex_);
   Ticket ticket;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    room_.wait(lock, [&] { return state_ != State::Drawing || drawn_ - taken_ < depth_; });
+    has_room_.wait(lock, [&] { return state_ != State::Drawing || drawn_ - taken_ < depth_; });
     if (state_ != State::Drawing) return std::nullopt;
     ticket.number = drawn_++;
   }
@@ -68,7 +68,7 @@ std::unique_ptr<Work> OrderedWorkers::next() {
     outcomes_.erase(outcomes_.begin());
     ++taken_;
   }
-  room_.notify_one();
+  has_room_.notify_one();
   if (outcome.work) return std::move(outcome.work);
   stop();
   if (outcome.error) std::rethrow_exception(outcome.error);
@@ -80,7 +80,7 @@ void OrderedWorkers::stop() {
     const std::lock_guard<std::mutex> lock(mutex_);
     state_ = State::Stopped;
   }
-  room_.notify_one();
+  has_room_.notify_one();
   for (auto& thread : threads_) thread.join();
   threads_.clear();
   outcomes_.clear();

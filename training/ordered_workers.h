@@ -13,27 +13,27 @@
 
 namespace ddp {
 
-/// A piece of work that a thread of `OrderedWorkers` does.
+/// A piece of work that a thread of `OrderedWorkers` runs.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Once, on any of the threads.
+  /// Called once, on any of the threads.
   virtual void run() = 0;
 };
 
-/// Threads that draw pieces of work, do them side by side and hand them out in the order in which
-/// they were drawn, never more than `depth` ahead of the one who takes them.
+/// Threads that draw pieces of work, run them in parallel and return them in the order in which
+/// they were drawn, never more than `depth` ahead of the consumer.
 ///
-/// An exception, from drawing or from the work, is thrown by the `next` that would have handed out
-/// that piece. Then, and at the end, the threads are already joined and nothing is kept.
+/// An exception, from drawing or from the work, is thrown by the `next` that would have returned
+/// that piece. By then, and at the end, the threads are joined and nothing is kept.
 ///
-/// Thread safety: one thread constructs, takes, stops and destroys.
+/// Thread safety: one thread constructs, calls next, stops and destroys.
 class OrderedWorkers {
  public:
-  /// The next piece of work, or null after the last. One thread at a time calls it.
+  /// Returns the next piece of work, or null after the last. One thread at a time calls it.
   using Draw = std::function<std::unique_ptr<Work>()>;
 
-  /// Starts min(workers, depth) threads, as more would never have anything to do.
+  /// Starts min(workers, depth) threads, as more would never have work.
   ///
   /// \param workers  >= 1.
   /// \param depth  >= 1: pieces drawn and not yet taken.
@@ -43,23 +43,24 @@ class OrderedWorkers {
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  /// Waits for the next piece to be done and hands it out; null at the end and ever after.
+  /// Waits for the next piece to be done and returns it; null at the end and ever after.
   std::unique_ptr<Work> next();
 
-  /// Lets each thread finish what it has in hand, joins them, and drops what was not taken.
+  /// Lets each thread finish its current piece, joins them, and drops pieces that were not
+  /// returned.
   void stop();
 
  private:
   enum class State {
     Drawing,
-    Drained,  // the end or an error was drawn or made: the threads end, the pieces before it count
-    Stopped,  // no more is taken
+    Drained,  // the end or an error was reached: the threads end, the pieces before it count
+    Stopped,  // nothing more is returned
   };
   struct Ticket {
     size_t number = 0;
     std::unique_ptr<Work> work = nullptr;
   };
-  // Neither: the end.
+  // A result with neither work nor error is the end.
   struct Outcome {
     std::unique_ptr<Work> work = nullptr;
     std::exception_ptr error = nullptr;
@@ -71,12 +72,12 @@ class OrderedWorkers {
 
   const size_t depth_;
   const Draw draw_;
-  // Held from a ticket's number to its work, so that numbers follow the order of draws. Its holder
-  // is the only one who ever waits for room.
-  std::mutex turn_;
+  // Held from taking a ticket's number to drawing its work, so that numbers follow the order of
+  // draws. Only its holder ever waits for room.
+  std::mutex draw_mutex_;
 
-  std::mutex mutex_;  // guards what follows, down to the threads
-  std::condition_variable room_;
+  std::mutex mutex_;  // guards the members below, down to the threads
+  std::condition_variable has_room_;
   std::condition_variable finished_;
   State state_ = State::Drawing;
   size_t drawn_ = 0;

@@ -17,7 +17,7 @@
 namespace ddp::detail {
 namespace {
 
-c10::Device available(c10::Device device) {
+c10::Device checked_device(c10::Device device) {
   const bool known = c10::impl::hasDeviceGuardImpl(device.type());
   const int count = known ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
   DDP_CHECK_VALUE(
@@ -33,22 +33,22 @@ bool has_streams(c10::Device device) {
   return at::accelerator::isAcceleratorExcluded(device.type(), at::kMPS);
 }
 
-// A thread that calls into OpenMP gets a team of its own, as large as the loop's: with a few
-// workers the loop would wait for a core. at::set_num_threads(1) would set it for the whole
-// process, so OpenMP and MKL are asked themselves, whichever of them LibTorch has brought.
-void compute_on_this_thread_only() {
+// A thread that calls into OpenMP gets a thread team of its own, as large as the loop's: with a few
+// workers the loop would wait for a core. at::set_num_threads(1) would apply to the whole process,
+// so this calls OpenMP and MKL directly, whichever of them LibTorch has loaded.
+void use_one_compute_thread() {
   thread_local bool done = false;
   if (std::exchange(done, true)) return;
-  at::get_num_threads();  // a thread's first question sets its number: after this, it stays
+  at::get_num_threads();  // its first call sets a number: make it before the calls below
   for (const char* name : {"omp_set_num_threads", "MKL_Set_Num_Threads_Local"}) {
     if (void* const set = dlsym(RTLD_DEFAULT, name)) reinterpret_cast<void (*)(int)>(set)(1);
   }
 }
 
-// On the current stream. Pinned memory is kept until the device has read it, by LibTorch.
-at::Tensor pinned_and_copied(const at::Tensor& t, c10::Device device) {
+// Copies on the current stream. LibTorch keeps the pinned memory until the device has read it.
+at::Tensor copy_through_pinned_memory(const at::Tensor& t, c10::Device device) {
   if (!t.is_cpu()) return t.to(device);
-  // Anything else would be laid out anew in memory that is not pinned.
+  // A tensor with gaps would be copied to dense memory that is not pinned.
   const auto dense = t.is_non_overlapping_and_dense() ? t : t.contiguous();
   return dense.pin_memory().to(device, /*non_blocking=*/true);
 }
@@ -86,7 +86,7 @@ PrefetchSetup prepare_prefetch(
       *options.device(), ", got ", facts.loop_type,
       ". Declare `T move_tensors(const T& batch, const ddp::TensorMove& to)` beside that type, or "
       "leave device unset and copy in the loop.");
-  setup.device = available(*options.device());
+  setup.device = checked_device(*options.device());
   if (has_streams(*setup.device)) {
     const c10::impl::VirtualGuardImpl backend(setup.device->type());
     setup.side_stream = backend.getStreamFromGlobalPool(*setup.device);
@@ -98,17 +98,17 @@ struct PrefetchPass::Running {
   Running(const PrefetchSetup& setup, Draw draw);
 
   const PrefetchSetup& setup;
-  const at::ThreadLocalState loops_state;
+  const at::ThreadLocalState loop_thread_state;
   std::optional<size_t> samples_in_loop;
-  OrderedWorkers workers;  // last: its threads use the rest
+  OrderedWorkers workers;  // last: its threads use the other members
 };
 
-// On a worker, for a while: what the thread that began the pass has set, and the side stream.
+// Sets, on a worker, the thread-local state of the thread that began the pass, and the side stream.
 class PrefetchPass::WorkerGuard {
  public:
   explicit WorkerGuard(const Running& pass)
-      : state_(pass.loops_state), stream_(pass.setup.side_stream) {
-    compute_on_this_thread_only();
+      : state_(pass.loop_thread_state), stream_(pass.setup.side_stream) {
+    use_one_compute_thread();
   }
 
  private:
@@ -116,10 +116,10 @@ class PrefetchPass::WorkerGuard {
   c10::OptionalStreamGuard stream_;
 };
 
-// A job and its journey to the device.
-class PrefetchPass::Delivery final : public Work {
+// Runs a job, and copies its tensors to the device.
+class PrefetchPass::TransferWork final : public Work {
  public:
-  Delivery(std::unique_ptr<PrefetchJob> job, const Running& pass)
+  TransferWork(std::unique_ptr<PrefetchJob> job, const Running& pass)
       : job_(std::move(job)), pass_(pass) {}
 
   void run() override {
@@ -129,17 +129,18 @@ class PrefetchPass::Delivery final : public Work {
     const TensorMove move_one(to_device);
     job_->run(&move_one);
     if (side_stream()) {
-      arrived_.emplace(side_stream()->device_type());
-      arrived_->record(*side_stream());
+      copied_.emplace(side_stream()->device_type());
+      copied_->record(*side_stream());
     }
   }
 
-  // On the loop's thread.
-  std::unique_ptr<PrefetchJob> hand_over() {
-    if (arrived_) {
+  // Called on the loop's thread.
+  std::unique_ptr<PrefetchJob> release_job() {
+    if (copied_) {
       const auto stream = c10::impl::VirtualGuardImpl(device()->type()).getStream(*device());
-      arrived_->block(stream);
-      // Their memory is the side stream's: it must not be used again before the loop's is done.
+      copied_->block(stream);
+      // The memory belongs to the side stream, which must not reuse it before the loop's stream is
+      // done.
       for (const auto& t : on_device_) t.record_stream(stream);
     }
     return std::move(job_);
@@ -156,14 +157,14 @@ class PrefetchPass::Delivery final : public Work {
         t.layout() == at::kStrided, "PrefetchLoader: expected strided tensors to copy to ",
         *device(), ", got one with layout ", t.layout(),
         ". Leave device unset and copy the batch in the loop.");
-    on_device_.push_back(pinned_and_copied(t, *device()));
+    on_device_.push_back(copy_through_pinned_memory(t, *device()));
     return on_device_.back();
   }
 
   std::unique_ptr<PrefetchJob> job_;
   const Running& pass_;
   std::vector<at::Tensor> on_device_;
-  std::optional<c10::Event> arrived_;
+  std::optional<c10::Event> copied_;
 };
 
 PrefetchPass::Running::Running(const PrefetchSetup& setup_of_loader, Draw draw)
@@ -172,7 +173,7 @@ PrefetchPass::Running::Running(const PrefetchSetup& setup_of_loader, Draw draw)
           setup.workers, setup.depth, [this, draw = std::move(draw)]() -> std::unique_ptr<Work> {
             const WorkerGuard guard(*this);
             auto job = draw();
-            return job ? std::make_unique<Delivery>(std::move(job), *this) : nullptr;
+            return job ? std::make_unique<TransferWork>(std::move(job), *this) : nullptr;
           }) {}
 
 PrefetchPass::PrefetchPass(const PrefetchSetup& setup, Draw draw)
@@ -190,7 +191,7 @@ std::unique_ptr<PrefetchJob> PrefetchPass::next() {
   }
   const auto work = running_->workers.next();
   if (!work) return nullptr;
-  auto job = static_cast<Delivery&>(*work).hand_over();
+  auto job = static_cast<TransferWork&>(*work).release_job();
   running_->samples_in_loop = job->samples();
   return job;
 }

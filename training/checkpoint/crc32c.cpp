@@ -25,7 +25,7 @@ uint32_t crc_by_table(uint32_t crc, const unsigned char* bytes, size_t size) {
 }
 
 #if defined(__x86_64__)
-// Ten times as fast: checksums are made behind training steps, on the same cores.
+// Ten times as fast: checksums are computed during training steps, on the same cores.
 __attribute__((target("sse4.2"))) uint32_t crc_by_instruction(
     uint32_t crc, const unsigned char* bytes, size_t size) {
   uint64_t wide = crc;

@@ -67,7 +67,7 @@ class Descriptor {
   int number_;
 };
 
-// At most `size` bytes; fewer only at the end of the file.
+// Reads at most `size` bytes; fewer only at the end of the file.
 size_t read_block(int descriptor, void* data, size_t size, const std::string& path) {
   size_t done = 0;
   while (done < size) {
@@ -170,7 +170,7 @@ void make_folders(const std::string& path) {
     const auto part = path.substr(0, slash);
     if (mkdir(part.c_str(), 0777) != 0) {
       const int error = errno;
-      // A folder above that is there may refuse in other words, as where it is not ours.
+      // For an existing folder of another user, mkdir may fail with another error than EEXIST.
       if (kind_of_path(part) != PathKind::Folder) throw_system("make", part, error);
     }
     if (slash == std::string::npos) return;
@@ -179,7 +179,7 @@ void make_folders(const std::string& path) {
 
 void sync_folder(const std::string& path) {
   const Descriptor folder(path, O_RDONLY | O_DIRECTORY, "open");
-  // Some file systems have no such call for folders.
+  // Some file systems do not support this call for folders.
   check_system(fsync(folder.number()) == 0 || errno == EINVAL, "write", path);
 }
 

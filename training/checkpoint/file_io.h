@@ -1,5 +1,5 @@
-// Files and folders by POSIX, not std::filesystem: LibTorch's libraries export an older copy of
-// that one's functions, which a program that links them gets instead of its own and crashes in.
+// Files and folders by POSIX, not std::filesystem: LibTorch's libraries export an older copy of its
+// functions, which a program that links them gets instead of its own and crashes in.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// What tells whether a file is what was written.
+/// The size and checksum by which a file is compared with the one that was written.
 struct FileSum {
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
@@ -22,7 +22,7 @@ inline bool operator==(const FileSum& a, const FileSum& b) {
 /// A new file that is written from its front.
 class OutputFile {
  public:
-  /// Creates the file, or empties the one that is there.
+  /// Creates the file, or empties an existing one.
   ///
   /// \throws c10::Error  with the path and the system's reason; so do all members.
   explicit OutputFile(std::string path);
@@ -55,16 +55,16 @@ std::string read_whole_file(const std::string& path, size_t max_bytes);
 /// \throws c10::Error
 FileSum sum_of_file(const std::string& path);
 
-/// What a path names.
+/// The kind of thing that a path names.
 enum class PathKind { Nothing, File, Folder };
 
-/// \throws c10::Error  where the system does not say: no permission, a file system that went away.
+/// \throws c10::Error  the system cannot answer: no permission, a file system that went away.
 PathKind kind_of_path(const std::string& path);
 
-/// The names in a folder, in no order. \throws c10::Error
+/// Lists the names in a folder, in no order. \throws c10::Error
 std::vector<std::string> names_in_folder(const std::string& path);
 
-/// Makes a folder and those above it, where they are missing. \throws c10::Error
+/// Makes a folder, and the folders above it that are missing. \throws c10::Error
 void make_folders(const std::string& path);
 
 /// Returns once the names in a folder are on the disk. \throws c10::Error
@@ -73,9 +73,9 @@ void sync_folder(const std::string& path);
 /// Renames a file or a folder, onto nothing or onto a file. \throws c10::Error
 void rename_path(const std::string& from, const std::string& to);
 
-/// Gives each of two folders the other's name, in one step.
+/// Exchanges the names of two folders, in one step.
 ///
-/// \return false where the file system cannot.
+/// \return false where the file system does not support it.
 bool exchange_paths(const std::string& a, const std::string& b);
 
 /// Removes a file, or a folder with all it holds. \throws c10::Error

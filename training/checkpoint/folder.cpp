@@ -30,7 +30,7 @@ std::string step_name(int64_t step) {
   return name;
 }
 
-// -1 for another name.
+// Returns the step, or -1 for another name.
 int64_t step_of(const std::string& name) {
   if (!begins_with(name, kStepPrefix)) return -1;
   const auto* const digits = name.data() + std::string_view(kStepPrefix).size();
@@ -39,7 +39,7 @@ int64_t step_of(const std::string& name) {
   return step >= 0 && step_name(step) == name ? step : -1;
 }
 
-// Unlike that of any other run, also of one that ended under this process's number.
+// Differs from that of any other run, also of one that ended under this process's number.
 std::string unique_suffix() {
   std::random_device source;
   return ddp::str(hexadecimal(source()), hexadecimal(source()));
@@ -95,7 +95,7 @@ void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   } else if (exchange_paths(hidden, path)) {
     rename_path(hidden, old);
   } else {
-    // A file system without an exchange: for a moment there is none of this step.
+    // A file system without an exchange: for a moment this step has no checkpoint.
     rename_path(path, old);
     rename_path(hidden, path);
   }
@@ -103,7 +103,7 @@ void CheckpointFolder::publish(const std::string& hidden_name, int64_t step) {
   remove_path(old);
 }
 
-// Hidden first: a folder that lacks files would look damaged.
+// Renames the folder to a hidden name first: a folder that lacks files would look damaged.
 void CheckpointFolder::remove_step(int64_t step) {
   const auto hidden = path_of(ddp::str(kRemovingPrefix, step_name(step), "-", unique_suffix()));
   rename_path(path_of(step), hidden);

@@ -18,8 +18,8 @@ constexpr std::string_view kSumBegin = "  \"crc32c\": \"";
 constexpr std::string_view kSumEnd = "\"\n}\n";
 constexpr size_t kSumDigits = 8;
 
-// The lines before that of the manifest's own sum, once that is found to be right. All formats keep
-// it, so that a damaged manifest is told from another format's.
+// Returns the lines before the manifest's own sum, after checking that sum. All formats keep the
+// sum, which distinguishes a damaged manifest from one of another format.
 std::string_view checked_lines(std::string_view text, const std::string& path) {
   const size_t tail = kSumBegin.size() + kSumDigits + kSumEnd.size();
   if (text.size() >= tail) {
@@ -45,7 +45,7 @@ class ManifestLines {
     if (!std::getline(lines_, line_)) line_.clear();
   }
 
-  /// `  "key": 12,`
+  /// Reads `  "key": 12,`
   int64_t number(const char* key) {
     int64_t value = 0;
     const auto form = ddp::str("  \"", key, "\": %" SCNd64);
@@ -54,7 +54,7 @@ class ManifestLines {
     return value;
   }
 
-  /// `  "key": "text",`
+  /// Reads `  "key": "text",`
   std::string text(const char* key) {
     char value[64] = {};
     const auto form = ddp::str("  \"", key, "\": \"%63[^\"]");
@@ -63,7 +63,7 @@ class ManifestLines {
     return value;
   }
 
-  /// `    {"name": "model.pt", "bytes": 12, "crc32c": "1a2b3c4d"},`
+  /// Reads `    {"name": "model.pt", "bytes": 12, "crc32c": "1a2b3c4d"},`
   ManifestFile file() {
     ManifestFile file;
     char name[256] = {};

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// A checkpoint that is not as it was written. An older one may be.
+/// Thrown for a checkpoint that is not as it was written; an older one may be whole.
 class DamagedCheckpoint : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,7 +20,7 @@ struct ManifestFile {
   FileSum sum;
 };
 
-/// What manifest.json says of a checkpoint.
+/// The contents of manifest.json.
 struct Manifest {
   int64_t step = 0;
   int world_size = 1;
@@ -28,7 +28,7 @@ struct Manifest {
   std::string libtorch_version;
   std::vector<ManifestFile> files;
 
-  /// Null for no such file.
+  /// Returns null when there is no such file.
   const ManifestFile* find(const std::string& name) const;
 };
 
@@ -38,11 +38,11 @@ inline constexpr const char* kManifestName = "manifest.json";
 std::string to_json(const Manifest& manifest);
 
 /// \param path  for the texts of errors.
-/// \throws DamagedCheckpoint  a manifest that is not as it was written.
-/// \throws c10::Error  one of another format.
+/// \throws DamagedCheckpoint  the manifest is not as it was written.
+/// \throws c10::Error  the manifest has another format.
 Manifest parse_manifest(const std::string& text, const std::string& path);
 
-/// "1a2b3c4d".
+/// Writes eight digits: "1a2b3c4d".
 std::string hexadecimal(uint32_t number);
 
 }  // namespace ddp

@@ -49,7 +49,7 @@ std::vector<NamedTensor> state_of(const torch::nn::Module& module) {
 
 bool begins_with_wrapper(const std::string& name) { return name.rfind(kWrapperPrefix, 0) == 0; }
 
-// The prefix of the saved names that the module's own names lack.
+// Returns the prefix of the saved names that the module's own names lack.
 std::string saved_prefix(
     const std::vector<std::string>& saved, const std::vector<NamedTensor>& own) {
   const bool saved_has = std::all_of(saved.begin(), saved.end(), begins_with_wrapper);
@@ -75,11 +75,11 @@ std::vector<std::string> names_in(const c10::IValue& saved, const std::string& s
   return names;
 }
 
-/// What of the saved names fits, and what does not.
+/// The saved names that fit the module's, and those that do not.
 struct Comparison {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::string> missing, additional;
-  std::string unlike;  // shapes, and dtypes where they matter
+  std::string unlike;  // differing shapes, and dtypes where they matter
 };
 
 Comparison compare(
@@ -132,7 +132,7 @@ c10::IValue module_dict(const torch::nn::Module& module) {
     values = wrapper->values_of(values);
   }
   auto dict = make_dict();
-  // Values only: with requires_grad, a copy would be a graph's.
+  // Store values only: with requires_grad, a copy would belong to a graph.
   for (size_t i = 0; i < state.size(); ++i) dict.insert(state[i].name, values[i].detach());
   return dict;
 }

@@ -31,8 +31,8 @@ using SgdKind = OptimizerKind<optim::SGD, optim::SGDOptions, optim::SGDParamStat
 using RmspropKind = OptimizerKind<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>;
 using AdagradKind = OptimizerKind<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>;
 
-// Calls `use` with the name and the kind of the optimizer; false for another class, also one that
-// derives from these and may have more to keep.
+// Calls `use` with the name and the kind of the optimizer; returns false for another class, also
+// for one that derives from these and may have more state.
 template <typename Use>
 bool with_kind(const optim::Optimizer& optimizer, Use use) {
   const auto& type = typeid(optimizer);
@@ -107,11 +107,11 @@ class FieldReader {
     check(
         saved->toTensor().sizes() == parameter_.sizes(), name,
         ddp::str("the shape ", parameter_.sizes(), " of its parameter"), saved->toTensor().sizes());
-    // As Python does. What it was made with has the parameter's dtype.
+    // As in Python, a state tensor gets the device and the dtype of its parameter.
     value = saved->toTensor().to(parameter_.device(), parameter_.scalar_type());
   }
 
-  /// Whose state is read.
+  /// Sets the parameter whose state is read.
   void set_parameter(const at::Tensor& parameter) { parameter_ = parameter; }
 
  private:
@@ -120,7 +120,7 @@ class FieldReader {
     if (condition) return;
     if constexpr (std::is_same_v<Got, c10::IValue>) {
       if (got.isTensor()) check(false, name, rule, ddp::str("a tensor ", got.toTensor().sizes()));
-      // Their elements may be many.
+      // Do not print containers: they may have many elements.
       if (got.isTuple() || got.isList() || got.isGenericDict()) {
         check(false, name, rule, ddp::str("a ", got.tagKind()));
       }
@@ -225,8 +225,8 @@ void check_groups(
 
 using ParamStates = std::vector<std::pair<at::Tensor, std::shared_ptr<optim::OptimizerParamState>>>;
 
-// Nothing where the saved run had none: a parameter without a gradient so far, SGD without
-// momentum.
+// Returns nothing where the saved run had no state: a parameter without a gradient so far, SGD
+// without momentum.
 template <typename Kind>
 std::shared_ptr<optim::OptimizerParamState> read_state(
     const c10::IValue* fields, const at::Tensor& parameter,

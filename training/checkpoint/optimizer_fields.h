@@ -1,5 +1,5 @@
-// What Python calls the options and the state of LibTorch's optimizers: `visit(fields, options)`
-// names each with a reference to it, so that one list serves saving and loading.
+// Python's names of the options and the state of LibTorch's optimizers: `visit(fields, options)`
+// passes each name with a reference to its value, so that one list serves saving and loading.
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-// `fixed`: an option of Python's alone, of which LibTorch does the one thing. `choice`: one that
-// chooses among Python's implementations of the same.
+// `fixed`: an option that only Python has, with the one value that LibTorch implements. `choice`:
+// an option that chooses among Python's implementations of the same function.
 
 template <typename Fields, typename Options>
 void visit_adam_options(Fields& fields, Options& o, bool decoupled) {
@@ -78,7 +78,7 @@ void visit_options(Fields& fields, torch::optim::AdagradOptions& o) {
   fields.choice("fused");
 }
 
-// The state of a parameter, as the options of its group ask for.
+// The state of a parameter, depending on the options of its group.
 
 template <typename Fields, typename State, typename Options>
 void visit_adam_state(Fields& fields, State& s, const Options& o) {

@@ -10,13 +10,13 @@
 
 namespace ddp::detail {
 
-/// How a state is to be taken over.
+/// How a state is to be loaded.
 struct LoadContext {
   bool strict = true;
-  std::string subject;  // that the texts of errors begin with: the file
+  std::string subject;  // the file; the texts of errors begin with it
 };
 
-/// Something whose state a checkpoint holds.
+/// A named part of a checkpoint, whose state is saved and loaded.
 class CheckpointPart {
  public:
   CheckpointPart() = default;
@@ -24,16 +24,16 @@ class CheckpointPart {
   CheckpointPart& operator=(const CheckpointPart&) = delete;
   virtual ~CheckpointPart() = default;
 
-  /// Fetches from the other ranks what state() returns next, on every rank of a part that they
-  /// share, before rank 0 is asked for it.
+  /// Fetches from the other ranks what state() returns next. Called on every rank of a shared part,
+  /// before state() is called on rank 0.
   ///
   /// Collective: over `group`, where it does anything.
   virtual void gather(const ProcessGroup& /*group*/) {}
 
-  /// The state now. Its tensors may be the live ones.
+  /// Returns the present state. Its tensors may be the live ones.
   virtual c10::IValue state() = 0;
 
-  /// Checks whether a state fits, and changes nothing yet.
+  /// Checks whether a state fits; changes nothing yet.
   ///
   /// \throws c10::Error  it does not.
   virtual PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) = 0;

@@ -1,4 +1,4 @@
-// The kinds of state that a checkpoint holds, but for schedulers and random numbers.
+// The kinds of state that a checkpoint holds, except schedulers and random numbers.
 #include "part.h"
 
 #include <memory>
@@ -47,19 +47,19 @@ class OptimizerPart : public CheckpointPart {
   torch::optim::Optimizer& optimizer_;
 };
 
-/// What each rank has a part of. Its state is that of the optimizer without sharding, so that it
-/// loads on any number of ranks, and in Python.
+/// An optimizer of which each rank holds a part. Its state is that of the optimizer without
+/// sharding, so that it loads on any number of ranks, and in Python.
 class ShardedOptimizerPart : public CheckpointPart {
  public:
   explicit ShardedOptimizerPart(ZeroRedundancyOptimizerBase& optimizer) : optimizer_(optimizer) {}
 
   void gather(const ProcessGroup& group) override {
     // Rank 0 of another group need not be rank 0 of this one.
-    whole_ = optimizer_.consolidated(group == optimizer_.process_group() ? 0 : -1);
+    consolidated_ = optimizer_.consolidated(group == optimizer_.process_group() ? 0 : -1);
   }
 
   c10::IValue state() override {
-    const auto whole = std::move(whole_);
+    const auto whole = std::move(consolidated_);
     DDP_CHECK(
         whole,
         "Checkpointer: expected a ZeroRedundancyOptimizer in add(), of which every rank "
@@ -79,10 +79,10 @@ class ShardedOptimizerPart : public CheckpointPart {
 
  private:
   ZeroRedundancyOptimizerBase& optimizer_;
-  std::unique_ptr<torch::optim::Optimizer> whole_;  // between gather() and state()
+  std::unique_ptr<torch::optim::Optimizer> consolidated_;  // between gather() and state()
 };
 
-/// What only the part itself can read: LibTorch's archives, as bytes.
+/// A state that only the part itself can read: LibTorch's archives, as bytes.
 class ArchivePart : public CheckpointPart {
  public:
   ArchivePart(
@@ -97,7 +97,7 @@ class ArchivePart : public CheckpointPart {
         is_archive_bytes(saved), context.subject, ": expected what save(archive) wrote, got ",
         saved.tagKind(), ". Add the part that was saved under this name.");
     PreparedLoad load;
-    // The part's own load() is the only judge of it, so that it has to be tried.
+    // Only the part's own load() can judge an archive, so loading is tried.
     load.apply = [this, bytes = saved, subject = context.subject] { read(bytes, subject); };
     load.undo = [this, bytes = state(), subject = context.subject] { read(bytes, subject); };
     return load;
@@ -112,7 +112,7 @@ class ArchivePart : public CheckpointPart {
   const std::function<void(torch::serialize::InputArchive&)> load_;
 };
 
-/// A plain value: how to get it, whether another is one, and how to set it.
+/// A plain value: how to get it, how to check a new one, and how to set it.
 class ValuePart : public CheckpointPart {
  public:
   using Get = std::function<c10::IValue()>;

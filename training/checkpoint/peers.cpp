@@ -27,7 +27,7 @@ void CheckpointPeers::throw_problems(
   std::string text;
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     const auto& problem = problems[rank];
-    // What ranks say alike, as of a file that all read, stands once.
+    // Keep a text that several ranks have only once, such as one about a file that all read.
     const auto end = problems.begin() + static_cast<std::ptrdiff_t>(rank);
     if (problem.empty() || std::find(problems.begin(), end, problem) != end) continue;
     text += ddp::str(

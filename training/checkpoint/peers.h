@@ -9,8 +9,7 @@
 
 namespace ddp {
 
-/// The ranks that save and load together: one that cannot go on lets all others know, and all throw
-/// the same.
+/// The ranks that save and load together. When one rank fails, all throw the same text.
 class CheckpointPeers {
  public:
   explicit CheckpointPeers(ProcessGroup group);
@@ -18,20 +17,23 @@ class CheckpointPeers {
   int rank() const { return monitor_->rank(); }
   int size() const { return monitor_->size(); }
 
-  /// All ranks' texts, by rank. \param doing  for the text of a failure: "saving step 120".
+  /// Gathers one text of each rank, by rank.
+  ///
+  /// \param doing  for the text of a failure: "saving step 120".
   ///
   /// Collective: yes.
   std::vector<std::string> gather(const std::string& text, const std::string& doing);
 
-  /// Throws on every rank what the texts, one a rank, name; where all are "", nothing.
+  /// Throws the same text, made of the ranks' problems, on every rank; does nothing where all are
+  /// "".
   void throw_problems(const std::vector<std::string>& problems, const std::string& doing);
 
-  /// Both. Collective: yes.
+  /// Gathers `problem` and throws if any rank has one. Collective: yes.
   void agree(const std::string& problem, const std::string& doing) {
     throw_problems(gather(problem, doing), doing);
   }
 
-  /// Throws `text`, as every other rank does now.
+  /// Throws `text`; every other rank throws it at the same time.
   [[noreturn]] void throw_agreed(const std::string& text) { monitor_->throw_agreed(text); }
 
  private:

@@ -20,20 +20,20 @@ namespace {
 
 constexpr const char* kDamagedPickle = "expected a whole pickle, got one that is damaged: ";
 
-// More than any state_dict() has. What is nested deeper would overflow the stack where it is freed.
+// More levels than any state_dict() has. Deeper nesting would overflow the stack when it is freed.
 constexpr int kMaxDepth = 100;
 
 #define DDP_CHECK_PICKLE(condition, ...) \
   DDP_CHECK(condition, kDamagedPickle, __VA_ARGS__, ". Load another file.")
 
-/// What stands on the stack of a pickle. A tuple may hold what is no value: the arguments of a
+/// An item on the stack of a pickle. A tuple may hold items that are no values: the arguments of a
 /// function.
 struct PickleItem {
   enum class Kind { Mark, Value, Tuple, Global, Storage };
   Kind kind = Kind::Mark;
-  c10::IValue value;                               // also of a tuple that holds values alone
+  c10::IValue value;                               // also set for a tuple that holds only values
   std::shared_ptr<std::vector<PickleItem>> items;  // Tuple
-  int depth = 0;                                   // Tuple: 1 where it holds plain values
+  int depth = 0;                                   // Tuple: 1 where it holds only plain values
   std::string name;                                // Global: "torch.FloatStorage"
   c10::Storage storage;
   std::optional<at::ScalarType> dtype;  // Storage: of its elements; none: bytes
@@ -48,7 +48,7 @@ PickleItem make_value(c10::IValue value) {
 
 c10::IValue as_value(const PickleItem& item) {
   const bool is_tuple = item.kind == PickleItem::Kind::Tuple;
-  // One of those that are no values tells what it is.
+  // Throws at the first element that is no value, and names it.
   if (is_tuple && item.value.isNone())
     std::for_each(item.items->begin(), item.items->end(), as_value);
   DDP_CHECK(
@@ -101,8 +101,8 @@ bool fits(
   return elements == 0 ? offset <= capacity : last < capacity;
 }
 
-// torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...), or v3, where the dtype is an
-// argument and the storage has none.
+// Reads torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...), or v3, which has the
+// dtype as an argument, and none in the storage.
 at::Tensor rebuild_tensor(const std::vector<PickleItem>& arguments, bool is_v3) {
   DDP_CHECK_PICKLE(
       arguments.size() >= (is_v3 ? 7 : 6) && arguments[0].kind == PickleItem::Kind::Storage,
@@ -120,7 +120,7 @@ at::Tensor rebuild_tensor(const std::vector<PickleItem>& arguments, bool is_v3) 
   return at::empty({0}, dtype).set_(storage, offset, sizes, strides);
 }
 
-/// The stack machine that a pickle is a program for, of protocol 2 as torch.save writes it.
+/// Runs a pickle, which is a program for a stack machine, of protocol 2 as torch.save writes it.
 class PickleMachine {
  public:
   PickleMachine(const std::string& pickle, const FindStorage& find_storage)
@@ -229,7 +229,7 @@ class PickleMachine {
         return;
       }
       case 'b':
-        // The attributes of an object: of those here only an OrderedDict's, `_metadata`.
+        // The attributes of an object; only OrderedDict has one here, `_metadata`.
         pop_last(1);
         DDP_CHECK_PICKLE(as_value(top()).isGenericDict(), "attributes belong to no dictionary");
         return;
@@ -331,12 +331,12 @@ class PickleMachine {
   }
 
   PickleItem make_container(c10::IValue value) {
-    containers_[value.internalToPointer()] = {};  // another may have been at this address
+    containers_[value.internalToPointer()] = {};  // another container may have been at this address
     return make_value(std::move(value));
   }
 
-  // The depth of what holds these items, which may change no more: it stays as deep as that, and
-  // nothing comes to hold itself.
+  // Returns the depth of a container of these items, and marks the items as held: they may change
+  // no more. This keeps the depth valid, and no container can come to hold itself.
   int depth_around(const std::vector<PickleItem>& items) {
     int deepest = 0;
     for (const auto& item : items) {
@@ -390,7 +390,7 @@ class PickleMachine {
     return true;
   }
 
-  // ("storage", the storage's class, key, device, number of elements)
+  // Reads ("storage", the storage's class, key, device, number of elements).
   PickleItem find_persistent(const PickleItem& id) {
     DDP_CHECK_PICKLE(
         id.kind == Kind::Tuple && id.items->size() == 5 && (*id.items)[1].kind == Kind::Global,

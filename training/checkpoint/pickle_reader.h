@@ -8,16 +8,16 @@
 
 namespace ddp {
 
-/// The bytes that a pickle refers to by a key.
+/// Returns the bytes that a pickle refers to by a key.
 using FindStorage = std::function<c10::Storage(const std::string& key)>;
 
 /// Reads the pickle of a `torch.save`: tensors and parameters, numbers, strings, None, and lists,
 /// tuples, dictionaries and OrderedDicts of these. Calls no code that the pickle names.
 ///
-/// LibTorch's own reader takes no `state_dict()` of a Python module: that is an OrderedDict with an
-/// attribute (`_metadata`), which this one leaves out.
+/// LibTorch's own reader rejects the `state_dict()` of a Python module, which is an OrderedDict
+/// with an attribute (`_metadata`). This reader leaves that attribute out.
 ///
-/// \throws c10::Error  anything else in it, or a pickle that is damaged.
+/// \throws c10::Error  the pickle holds anything else, or is damaged.
 c10::IValue read_pickle(const std::string& pickle, const FindStorage& find_storage);
 
 }  // namespace ddp

@@ -8,21 +8,21 @@
 
 namespace ddp {
 
-/// A state that was read and fits; taking it over is a step of its own, for all ranks have to be
-/// able to before any does.
+/// A state that was read and fits. Applying it is a separate step, because no rank may change its
+/// state before all ranks are able to.
 struct PreparedLoad {
   std::function<void()> apply;
-  /// Brings the state before `apply` back. Empty: `apply` cannot fail, and comes after all that
-  /// can.
+  /// Restores the state before `apply`. Empty: `apply` cannot fail, and is called after every
+  /// `apply` that can.
   std::function<void()> undo = nullptr;
-  /// What strict(false) lets pass; "" for nothing.
+  /// The differences that strict(false) accepted; "" for none.
   std::string notice = "";
 };
 
-/// "a", "b" and "c": at most ten in quotation marks, then how many more there are.
+/// Joins names as "a", "b" and "c": at most ten in quotation marks, then how many more there are.
 std::string quoted_names(const std::vector<std::string>& names);
 
-/// The value of a dictionary's key; null for none.
+/// Returns the value of a dictionary's key; null for none.
 const c10::IValue* find_in(const c10::IValue& dict, const c10::IValue& key);
 
 }  // namespace ddp

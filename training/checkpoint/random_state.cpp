@@ -22,7 +22,7 @@ constexpr const char* kSeed = "seed";
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
-// Of those that this process has begun to use: asking others would make a context on each.
+// Lists only GPUs that this process has begun to use: querying others would make a context on each.
 std::vector<int64_t> gpus_in_use() {
   std::vector<int64_t> gpus;
   if (!at::globalContext().hasCUDA()) return gpus;
@@ -38,7 +38,7 @@ at::Generator cuda_generator(int64_t gpu) {
       c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
 }
 
-// Tries a state on a copy: the generator itself is the only judge of it.
+// Tries a state on a copy: only the generator itself can check it.
 void check_state(
     const at::Generator& generator, const c10::IValue* saved, const std::string& subject) {
   DDP_CHECK_VALUE(
@@ -47,7 +47,7 @@ void check_state(
   set_generator_state(generator.clone(), saved->toTensor());
 }
 
-// SplitMix64: neighbouring numbers become unlike ones.
+// SplitMix64: neighbouring numbers give unrelated ones.
 uint64_t mix_bits(uint64_t bits) {
   bits += 0x9E3779B97F4A7C15;
   bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9;

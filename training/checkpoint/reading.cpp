@@ -20,7 +20,7 @@ constexpr const char* kRandom = "random";
 constexpr const char* kParts = "parts";
 constexpr const char* kFileSuffix = ".pt";
 
-/// Reads what belongs to one rank.
+/// Reads the parts of a checkpoint that one rank loads.
 class CheckpointReader {
  public:
   CheckpointReader(std::string folder, const std::vector<NamedPart>& parts, int rank, bool strict)
@@ -42,9 +42,9 @@ class CheckpointReader {
       loads_.push_back(named.part->prepare(read_file(file), {strict_, folder_ + "/" + file}));
     }
     if (rank_ < manifest_.world_size) {
-      read_own();
+      read_own_file();
     } else {
-      // This rank was not there: it draws numbers of its own from now on.
+      // The saved run had no such rank: this rank draws numbers of its own from now on.
       const auto first = read_file(rank_file(0));
       loads_.push_back(prepare_new_random_state(
           entry(first, kRandom), rank_, manifest_.step, subject_of(rank_file(0))));
@@ -52,7 +52,7 @@ class CheckpointReader {
     return std::move(loads_);
   }
 
-  /// The same for the same checkpoint, however many ranks read it.
+  /// Names the contents: equal for the same checkpoint, however many ranks read it.
   std::string contents() const {
     const auto json = to_json(manifest_);
     return hexadecimal(crc32c(0, json.data(), json.size()));
@@ -78,7 +78,7 @@ class CheckpointReader {
     return *value;
   }
 
-  void read_own() {
+  void read_own_file() {
     const auto file = rank_file(rank_);
     const auto own = read_file(file);
     loads_.push_back(prepare_random_state(entry(own, kRandom), subject_of(file)));

@@ -14,28 +14,28 @@ struct NamedPart {
   bool is_per_rank = false;
 };
 
-/// The file of a part that all ranks share: "model.pt".
+/// Returns the file of a part that all ranks share: "model.pt".
 std::string part_file(const std::string& name);
 
-/// What a rank saves for itself: its random numbers and its own parts.
+/// Returns the state that a rank saves for itself: its random numbers and its own parts.
 c10::IValue state_of_rank(const std::vector<NamedPart>& parts);
 
-/// What one rank finds in a checkpoint.
+/// The result of reading a checkpoint on one rank.
 struct Reading {
   enum class Verdict : char {
     Fits = 'F',
     Damaged = 'D',  // an older one may be whole
-    Refused = 'R',  // it is whole, or nobody knows, and this program cannot load it
+    Refused = 'R',  // it is whole, or unreadable, and this program cannot load it
   };
   Verdict verdict = Verdict::Fits;
-  std::string text;  // why it does not fit; where it does, a name for its contents
+  std::string text;  // the reason why it does not fit; where it does, a name for its contents
   std::vector<PreparedLoad> loads;
 };
 
 /// Reads and checks the files that a rank needs of a checkpoint, and compares them with its parts.
 /// Changes nothing, and does not throw.
 ///
-/// \param folder  the checkpoint's, of this step by its name.
+/// \param folder  the checkpoint's; `step` is the step in its name.
 Reading read_checkpoint(
     const std::string& folder, int64_t step, const std::vector<NamedPart>& parts, int rank,
     bool strict);

@@ -23,23 +23,24 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// For files of other ranks to be seen by rank 0: network file systems remember for seconds that
-// there was none.
-constexpr seconds kUntilSeen(30);
-constexpr milliseconds kBetweenLooks(5);
+// How long rank 0 waits until it sees the files of other ranks: network file systems cache for
+// seconds that a file did not exist.
+constexpr seconds kVisibilityTimeout(30);
+constexpr milliseconds kPollInterval(5);
 constexpr size_t kMaxDoneBytes = 256;
 constexpr size_t kMaxFailureBytes = size_t{1} << 16;
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr int kPausePerWork = 20;
 
-// What a rank leaves for rank 0 beside its file, once that is on the disk.
+// A rank writes this file for rank 0 once its own file is on the disk.
 std::string done_file(int rank) { return ddp::str("rank-", rank, ".done"); }
 
-// What it leaves instead, where it cannot write its file.
+// A rank writes this file instead where it cannot write its own file.
 std::string failure_file(int rank) { return ddp::str("rank-", rank, ".failed"); }
 
-// Training steps come first where cores are few. Who waits for this thread leaves a core to it.
-void yield_to_steps() {
+// Gives training steps priority where cores are few; a rank that waits for this thread leaves it a
+// core anyway.
+void lower_thread_priority() {
   constexpr int kNiceness = 15;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
 }
@@ -96,7 +97,7 @@ void SaveJob::cancel() {
   changed_.notify_all();
 }
 
-void SaveJob::note(bool SaveJob::*milestone, const std::string& error) {
+void SaveJob::set_milestone(bool SaveJob::*milestone, const std::string& error) {
   const std::lock_guard lock(mutex_);
   this->*milestone = true;
   if (!error.empty()) error_ = error;
@@ -108,17 +109,17 @@ std::string SaveJob::path_of(const std::string& file) const {
 }
 
 void SaveJob::run() noexcept {
-  yield_to_steps();
+  lower_thread_priority();
   auto error = problem_of([&] { write_own_files(); });
   plan_.files.clear();  // the copies of the state
-  if (!error.empty() && plan_.rank > 0) problem_of([&] { leave_failure(error); });
+  if (!error.empty() && plan_.rank > 0) problem_of([&] { write_failure_file(error); });
   files_error_ = error;
-  note(&SaveJob::has_files_, error);
+  set_milestone(&SaveJob::has_files_, error);
   if (plan_.rank == 0) {
     if (error.empty()) error = problem_of([&] { publish(); });
     if (!error.empty()) problem_of([&] { remove_path(plan_.folder.path_of(plan_.hidden)); });
   }
-  note(&SaveJob::has_ended_, error);
+  set_milestone(&SaveJob::has_ended_, error);
 }
 
 void SaveJob::write_own_files() {
@@ -131,19 +132,19 @@ void SaveJob::write_own_files() {
   }
   if (plan_.rank == 0) return;
   const auto& sum = written_.back().sum;
-  leave_for_first(done_file(plan_.rank), ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+  write_atomically(done_file(plan_.rank), ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
 }
 
-// Whole, or not at all.
-void SaveJob::leave_for_first(const std::string& file, const std::string& text) {
+// Writes to another name and renames, so that rank 0 sees the whole file or none.
+void SaveJob::write_atomically(const std::string& file, const std::string& text) {
   const auto path = path_of(file);
   write_whole_file(path + ".part", text);
   rename_path(path + ".part", path);
 }
 
-void SaveJob::leave_failure(const std::string& error) {
-  remove_path(path_of(rank_file(plan_.rank)));  // where there was no space, there is some now
-  leave_for_first(failure_file(plan_.rank), error);
+void SaveJob::write_failure_file(const std::string& error) {
+  remove_path(path_of(rank_file(plan_.rank)));  // frees space for the failure file on a full disk
+  write_atomically(failure_file(plan_.rank), error);
 }
 
 void SaveJob::write_paced(OutputFile& file, const char* data, size_t size) {
@@ -161,13 +162,13 @@ void SaveJob::pause_for_steps() {
   cpu_at_pause_ = cpu_of_thread();
 }
 
-// False where nobody waits for the checkpoint any longer.
-bool SaveJob::wait_to_look_again() {
+// Returns false where the save was cancelled.
+bool SaveJob::wait_to_poll() {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, kBetweenLooks, [&] { return is_cancelled_; });
+  return !changed_.wait_for(lock, kPollInterval, [&] { return is_cancelled_; });
 }
 
-std::vector<ManifestFile> SaveJob::files_of_others() {
+std::vector<ManifestFile> SaveJob::wait_for_files_of_others() {
   std::vector<ManifestFile> files;
   std::string failures;
   auto done_since = std::chrono::steady_clock::now();
@@ -179,16 +180,16 @@ std::vector<ManifestFile> SaveJob::files_of_others() {
       has_failed = kind_of_path(failure) != PathKind::Nothing;
       if (has_failed) break;
       DDP_CHECK(
-          wait_to_look_again(), "step ", plan_.step, " was not saved: rank ", rank,
+          wait_to_poll(), "step ", plan_.step, " was not saved: rank ", rank,
           " did not finish its part. Load an earlier step.");
       const std::lock_guard lock(mutex_);
       const auto now = std::chrono::steady_clock::now();
       if (!others_are_done_) done_since = now;
       DDP_CHECK(
-          now - done_since < kUntilSeen, path, ": expected what rank ", rank,
+          now - done_since < kVisibilityTimeout, path, ": expected what rank ", rank,
           " wrote, got nothing. Name a folder that all ranks share.");
     }
-    // The others may still be writing, so that what they write to has to stay until they are done.
+    // Continue: the other ranks may still be writing, and need the folder until they are done.
     if (has_failed) {
       failures += ddp::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
       continue;
@@ -207,7 +208,7 @@ void SaveJob::publish() {
   manifest.library_version = DDP_VERSION;
   manifest.libtorch_version = TORCH_VERSION;
   manifest.files = written_;
-  for (auto& file : files_of_others()) manifest.files.push_back(std::move(file));
+  for (auto& file : wait_for_files_of_others()) manifest.files.push_back(std::move(file));
   write_whole_file(path_of(kManifestName), to_json(manifest));
   plan_.folder.publish(plan_.hidden, plan_.step);
   plan_.folder.remove_old(plan_.keep_last, plan_.step, plan_.damaged_steps);

@@ -15,10 +15,10 @@
 
 namespace ddp {
 
-/// What one rank writes of a checkpoint.
+/// The parts of a checkpoint that one rank writes.
 struct SavePlan {
   CheckpointFolder folder;
-  std::string hidden;  // the name of the folder within, where all ranks write
+  std::string hidden;  // name of the hidden folder within `folder`, to which all ranks write
   int64_t step = 0;
   int rank = 0;
   int world_size = 1;
@@ -27,56 +27,56 @@ struct SavePlan {
   std::vector<std::pair<std::string, c10::IValue>> files;  // by name; tensors on the host
 };
 
-/// Writes a rank's part of a checkpoint on a thread of its own. Rank 0's thread then waits for the
-/// other ranks' parts, which it finds in the folder, writes the manifest, and gives the folder its
-/// name: no rank's training loop is needed for that. A rank that cannot write its part leaves the
-/// reason there instead.
+/// Writes a rank's part of a checkpoint on a thread of its own. Rank 0's thread then polls the
+/// folder for the other ranks' parts, writes the manifest, and renames the folder to its final
+/// name: no rank's training loop is needed for that. A rank that cannot write its part writes the
+/// reason into the folder instead.
 ///
-/// As long as nobody waits for it, the thread works for one part in twenty of the time, so that
+/// Until wait_for_files() is called, the thread works one part in twenty of the time, so that
 /// training steps keep the cores.
 ///
-/// Thread safety: one thread makes, asks and destroys it.
+/// Thread safety: one thread constructs, calls and destroys it.
 class SaveJob {
  public:
   explicit SaveJob(SavePlan plan);
-  /// Cancels.
+  /// Cancels, and joins the thread.
   ~SaveJob();
   SaveJob(const SaveJob&) = delete;
   SaveJob& operator=(const SaveJob&) = delete;
 
-  /// Waits until this rank's files are on the disk. \return why they are not, or "".
+  /// Waits until this rank's files are on the disk. \return the reason why they are not, or "".
   std::string wait_for_files();
 
-  /// Every rank's files are on the disk. Waits until the checkpoint has its name, on rank 0; the
-  /// other ranks have nothing more to do. \return why it has not, or "".
+  /// Call it when every rank's files are on the disk. Waits on rank 0 until the checkpoint has its
+  /// final name; the other ranks have nothing more to do. \return the reason why it has not, or "".
   std::string wait_for_end();
 
-  /// Waits as long for the end as nobody says that the other ranks are done.
-  /// \return whether it came.
+  /// Waits for the end, without the knowledge that the other ranks are done.
+  /// \return whether the job has ended.
   bool ends_within(std::chrono::milliseconds patience);
 
-  /// Rank 0 waits for the others no longer. The unfinished checkpoint is removed.
+  /// Stops waiting for the other ranks. Rank 0 then removes the unfinished checkpoint.
   void cancel();
 
  private:
   void run() noexcept;
   void write_own_files();
-  void leave_for_first(const std::string& file, const std::string& text);
-  void leave_failure(const std::string& error);
+  void write_atomically(const std::string& file, const std::string& text);
+  void write_failure_file(const std::string& error);
   void write_paced(OutputFile& file, const char* data, size_t size);
   void pause_for_steps();
-  std::vector<ManifestFile> files_of_others();
-  bool wait_to_look_again();
+  std::vector<ManifestFile> wait_for_files_of_others();
+  bool wait_to_poll();
   void publish();
   std::string path_of(const std::string& file) const;
-  void note(bool SaveJob::*milestone, const std::string& error);
+  void set_milestone(bool SaveJob::*milestone, const std::string& error);
 
   SavePlan plan_;
-  std::vector<ManifestFile> written_;         // the thread's
-  std::chrono::nanoseconds cpu_at_pause_{0};  // likewise: what it had used
-  std::string files_error_;                   // its to write until has_files_
+  std::vector<ManifestFile> written_;         // the thread's own
+  std::chrono::nanoseconds cpu_at_pause_{0};  // the thread's own: CPU time used at the last pause
+  std::string files_error_;                   // the thread writes it before it sets has_files_
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool has_files_ = false;
   bool has_ended_ = false;
@@ -88,7 +88,7 @@ class SaveJob {
   std::thread thread_;
 };
 
-/// The name of a rank's file: "rank-1.pt".
+/// Returns the name of a rank's file: "rank-1.pt".
 std::string rank_file(int rank);
 
 }  // namespace ddp

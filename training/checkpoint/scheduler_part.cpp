@@ -1,5 +1,5 @@
-// LibTorch's schedulers have no save and no load; what they count is out of reach by their
-// interfaces.
+// LibTorch's schedulers have no save and no load, and their interfaces do not expose their
+// counters.
 #include <memory>
 #include <tuple>
 
@@ -13,7 +13,7 @@
 namespace ddp::detail {
 namespace {
 
-/// Names the protected member for others: a derived class may.
+/// Exposes a protected member: a derived class may name it.
 struct StepCount : torch::optim::LRScheduler {
   static constexpr unsigned torch::optim::LRScheduler::*kMember = &StepCount::step_count_;
 };
@@ -29,7 +29,7 @@ struct PlateauMembers {
 
 PlateauMembers plateau_members();
 
-/// Names private members: an explicit instantiation may, and hands them on to a friend.
+/// Exposes private members: an explicit instantiation may name them, and passes them to a friend.
 template <
     float Plateau::*best, int Plateau::*cooldown_counter, int Plateau::*last_epoch,
     int Plateau::*num_bad_epochs>
@@ -107,7 +107,7 @@ class PlateauPart : public CheckpointPart {
   }
 
  private:
-  // As Python calls them.
+  // Python's names.
   static constexpr const char* kBest = "best";
   static constexpr const char* kCooldown = "cooldown_counter";
   static constexpr const char* kLastEpoch = "last_epoch";

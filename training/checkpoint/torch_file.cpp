@@ -60,7 +60,7 @@ class HostCopy {
         tensor.strides().vec(), static_cast<int>(tensor.scalar_type())};
     auto& copy = copies_[view];
     if (!copy.defined()) {
-      // A clone keeps strides where the elements are dense, and is contiguous elsewhere.
+      // clone() keeps strides where the elements are dense, and makes a contiguous copy elsewhere.
       copy = tensor.detach().resolve_conj().resolve_neg();
       copy = copy.is_cpu() ? copy.clone() : copy.to(at::kCPU);
     }
@@ -90,8 +90,8 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink) {
   pickler.pushIValue(value);
   pickler.stop();
 
-  // The writer's destructor ends the archive, and must not meet an error there: what the sink
-  // throws waits here until the writer is gone.
+  // The writer's destructor ends the archive, and must not see an exception: one that the sink
+  // throws is kept here until the writer is destroyed.
   std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {

@@ -1,4 +1,4 @@
-// What a communication hook keeps of each bucket from one step to the next.
+// The state that a communication hook keeps for each bucket from one step to the next.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace ddp {
 
-/// States by what a bucket holds, for buckets are rebuilt after the first step. Those of buckets
-/// that come no more are dropped.
+/// Keys states by the parameters of a bucket, because buckets are rebuilt after the first step.
+/// Drops the states of buckets that no longer exist.
 template <typename State>
 class BucketStates {
  public:
-  /// The state of the bucket, a new one if it has none.
+  /// Returns the state of the bucket; makes a new one if it has none.
   std::shared_ptr<State> of(const GradBucket& bucket) {
     auto& entry = entries_[name_of(bucket)];
     if (!entry.state) entry.state = std::make_shared<State>();
@@ -25,24 +25,24 @@ class BucketStates {
     return entry.state;
   }
 
-  /// After the last bucket of a step.
+  /// Call it after the last bucket of a step.
   void end_pass() {
-    // The buckets of the first step, and of one with static_graph the second's, come no more.
-    constexpr int64_t kPassesToSettle = 3;
-    if (++passes_ < kPassesToSettle) return;
+    // The buckets of the first step, and with static_graph of the second, do not come again.
+    constexpr int64_t kPassesUntilFinal = 3;
+    if (++passes_ < kPassesUntilFinal) return;
     for (auto entry = entries_.begin(); entry != entries_.end();) {
       const bool is_used = entry->second.last_pass + 1 == passes_;
       entry = is_used ? std::next(entry) : entries_.erase(entry);
     }
   }
 
-  /// With the name of every bucket.
+  /// Calls `visit` with the name and state of every bucket.
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const auto& [name, entry] : entries_) visit(name, *entry.state);
   }
 
-  /// Begins anew with these.
+  /// Replaces all states.
   void assign(std::map<std::string, std::shared_ptr<State>> states) {
     entries_.clear();
     passes_ = 0;

@@ -6,8 +6,8 @@
 
 namespace ddp {
 
-/// Where the `count` elements of the largest magnitude are, in no order; NaN counts as the largest.
-/// Of equal ones any, the same in each call.
+/// Finds the `count` elements of the largest magnitude, in no order; NaN counts as the largest.
+/// Among equal ones, the choice is the same in each call.
 ///
 /// \param values  1-D, of at least `count` elements.
 /// \return [count] int64.

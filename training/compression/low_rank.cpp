@@ -15,7 +15,7 @@ void gram_schmidt(const at::Tensor& matrices, double epsilon) {
     const auto column = matrices.narrow(2, i, 1);
     auto length = at::linalg_vector_norm(column, 2, at::IntArrayRef{1}, /*keepdim=*/true);
     if (epsilon == 0) {
-      length.masked_fill_(length == 0, 1);  // the column is 0, and stays that
+      length.masked_fill_(length == 0, 1);  // the column is 0, and stays 0
     } else {
       length.add_(epsilon);
     }
@@ -43,7 +43,7 @@ at::Tensor as_matrix(const at::Tensor& gradient) {
   const auto rows = gradient.size(0);
   const auto columns = gradient.numel() / rows;
   if (gradient.is_contiguous()) return gradient.view({rows, columns});
-  // In channels_last, the columns come in another order: their approximation does, too.
+  // In channels_last, the columns come in another order, and so do those of their approximation.
   if (gradient.is_non_overlapping_and_dense() && gradient.stride(0) == columns) {
     return gradient.as_strided({rows, columns}, {columns, 1});
   }

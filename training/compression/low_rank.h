@@ -15,18 +15,18 @@ namespace ddp {
 /// \param epsilon   added to the length of a column before division.
 void orthogonalize(const at::Tensor& matrices, double epsilon);
 
-/// The gradient as a matrix of its first dimension by all others, sharing its memory; undefined
-/// where it is none, as of a scalar.
+/// Views the gradient as a matrix of its first dimension by all others; undefined where it is none,
+/// such as for a scalar.
 at::Tensor as_matrix(const at::Tensor& gradient);
 
-/// Seeds as NumPy's `RandomState(seed).randint(1_000_000_000)` draws them.
+/// Draws seeds as NumPy's `RandomState(seed).randint(1_000_000_000)` does.
 class SeedSequence {
  public:
   explicit SeedSequence(uint32_t seed) : seed_(seed), engine_(seed) {}
 
   uint32_t next();
   int64_t drawn() const { return drawn_; }
-  /// As after this many draws.
+  /// Restores the state after this many draws.
   void restore(int64_t drawn);
 
  private:

@@ -62,8 +62,8 @@ class PowerSGD::Impl {
         average_(all_reduce(group_)),
         seeds_(static_cast<uint32_t>(options.random_seed())) {}
 
-  // Collectives leave here alone, on the thread of the backward pass, and in one order: the first
-  // of bucket i + 1, then the second of bucket i.
+  // Only this function starts collectives, on the thread of the backward pass, and in one order:
+  // the first of bucket i + 1, then the second of bucket i.
   FuturePtr reduce(GradBucket& bucket) {
     const bool is_last = bucket.is_last();
     const auto& buffer = bucket.buffer();
@@ -73,11 +73,11 @@ class PowerSGD::Impl {
     } else {
       auto flight = begin(bucket);
       result = flight->result;
-      send_second();
+      start_second_all_reduce();
       pending_ = std::move(flight);
     }
     if (is_last) {
-      send_second();
+      start_second_all_reduce();
       ++iteration_;
       states_.end_pass();
     }
@@ -131,24 +131,25 @@ class PowerSGD::Impl {
   }
 
  private:
-  // What stays of a bucket from one step to the next: of steps whose reduced values are finite.
+  // The state that a bucket keeps from one step to the next; updated only where the reduced values
+  // are finite.
   struct BucketState {
-    at::Tensor error;  // of use_error_feedback
+    at::Tensor error;  // with use_error_feedback
     at::Tensor qs;
   };
 
   // Gradients of one shape that are approximated together.
   struct Batch {
-    std::vector<at::Tensor> matrices;  // into the bucket
-    at::Tensor stacked = {};           // [batch, n, m]: the one matrix itself, or a copy of many
-    at::Tensor p = {};                 // [batch, n, r], into Flight::ps
-    at::Tensor q = {};                 // [batch, m, r], into Flight::qs
-    at::Tensor kept_q = {};            // the same, into BucketState::qs
+    std::vector<at::Tensor> matrices;  // views of the bucket
+    at::Tensor stacked = {};           // [batch, n, m]: a view of one matrix, or a copy of many
+    at::Tensor p = {};                 // [batch, n, r], a view of InFlightBucket::ps
+    at::Tensor q = {};                 // [batch, m, r], a view of InFlightBucket::qs
+    at::Tensor kept_q = {};            // [batch, m, r], a view of BucketState::qs
   };
 
-  // A bucket on its way. Its buffer holds the gradients and what was lost before, and at the end
-  // their approximation.
-  struct Flight {
+  // A bucket that is being reduced. Its buffer holds the gradients plus the error of earlier steps,
+  // and at the end their approximation.
+  struct InFlightBucket {
     std::shared_ptr<BucketState> state;
     at::Tensor buffer;
     std::vector<at::Tensor> whole;
@@ -156,12 +157,12 @@ class PowerSGD::Impl {
     std::vector<Batch> batches;
     at::Tensor ps;
     at::Tensor qs;
-    at::Tensor is_finite;  // what was reduced; the same on all ranks
+    at::Tensor is_finite;  // whether the reduced values are; the same on all ranks
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     FuturePtr result;
   };
 
-  using FlightPtr = std::shared_ptr<Flight>;
+  using InFlightBucketPtr = std::shared_ptr<InFlightBucket>;
 
   static constexpr size_t kPartLength = 2;
 
@@ -173,7 +174,7 @@ class PowerSGD::Impl {
     return std::min({n, m, options_.matrix_approximation_rank()});
   }
 
-  bool is_worth_it(const at::Tensor& matrix) const {
+  bool shrinks_enough(const at::Tensor& matrix) const {
     if (!matrix.defined()) return false;
     const auto n = matrix.size(0);
     const auto m = matrix.size(1);
@@ -181,8 +182,8 @@ class PowerSGD::Impl {
     return compressed * options_.min_compression_rate() < static_cast<double>(n * m);
   }
 
-  FlightPtr begin(GradBucket& bucket) {
-    auto flight = std::make_shared<Flight>();
+  InFlightBucketPtr begin(GradBucket& bucket) {
+    auto flight = std::make_shared<InFlightBucket>();
     flight->buffer = bucket.buffer();
     const auto device = flight->buffer.device();
     flight->result = c10::make_intrusive<c10::ivalue::Future>(
@@ -191,14 +192,14 @@ class PowerSGD::Impl {
     const auto state = states_.of(bucket);
     flight->state = state;
     if (options_.use_error_feedback()) add_error(flight->buffer, *state);
-    divide(*flight, bucket.gradients());
-    make_ps(*flight);
-    send(*flight, flight->whole_together);
-    if (!flight->batches.empty()) send(*flight, flight->ps);
+    split_gradients(*flight, bucket.gradients());
+    compute_p(*flight);
+    start_all_reduce(*flight, flight->whole_together);
+    if (!flight->batches.empty()) start_all_reduce(*flight, flight->ps);
     return flight;
   }
 
-  // The error stays what it is until what was reduced is known to be finite.
+  // The error is not updated until the reduced values are known to be finite.
   static void add_error(const at::Tensor& buffer, BucketState& state) {
     if (!state.error.defined()) {
       state.error = at::zeros_like(buffer);
@@ -208,14 +209,14 @@ class PowerSGD::Impl {
     buffer.add_(state.error);
   }
 
-  // What is compressed, those of one shape behind each other, and what travels whole.
-  void divide(Flight& flight, const std::vector<at::Tensor>& gradients) {
+  // Splits the gradients: those to compress, grouped by shape, and those to average whole.
+  void split_gradients(InFlightBucket& flight, const std::vector<at::Tensor>& gradients) {
     std::vector<at::Tensor> flat;
     std::vector<std::vector<at::Tensor>> shapes;
     for (const auto& gradient : gradients) {
       const auto matrix = as_matrix(gradient);
       stats_.numel_before += gradient.numel();
-      if (!is_worth_it(matrix)) {
+      if (!shrinks_enough(matrix)) {
         stats_.numel_after += gradient.numel();
         flight.whole.push_back(gradient);
         flat.push_back(gradient.reshape({-1}));
@@ -244,8 +245,8 @@ class PowerSGD::Impl {
     }
   }
 
-  // Cuts P and Q out of one memory each, and computes P.
-  void make_ps(Flight& flight) {
+  // Allocates all P and all Q in one tensor each, and computes P.
+  void compute_p(InFlightBucket& flight) {
     auto& state = *flight.state;
     int64_t ps_size = 0;
     int64_t qs_size = 0;
@@ -284,14 +285,14 @@ class PowerSGD::Impl {
     }
   }
 
-  void send(Flight& flight, const at::Tensor& tensor) {
+  void start_all_reduce(InFlightBucket& flight, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     std::vector<at::Tensor> tensors{tensor};
     flight.works.push_back(group_->allreduce(tensors));
   }
 
-  // The second collective of the bucket before, and what follows it.
-  void send_second() {
+  // Starts the second collective of the previous bucket, with a callback that finishes the bucket.
+  void start_second_all_reduce() {
     const auto flight = std::exchange(pending_, nullptr);
     if (!flight) return;
     try {
@@ -307,7 +308,7 @@ class PowerSGD::Impl {
       }
       std::vector<at::Tensor> tensors{flight->qs};
       const auto sent = group_->allreduce(tensors)->getFuture();
-      // Without the group: its own thread is not to be the one that ends it.
+      // Do not capture the group: its own thread must not release the last reference to it.
       sent->addCallback([flight, world = group_->getSize()](c10::ivalue::Future& done) {
         try {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
@@ -321,26 +322,27 @@ class PowerSGD::Impl {
     }
   }
 
-  // Everything is reduced; on the group's thread where there is a second collective.
-  static void finish(Flight& flight, int world) {
+  // Runs once everything is reduced; on the group's thread where there is a second collective.
+  static void finish(InFlightBucket& flight, int world) {
     for (auto* reduced : {&flight.whole_together, &flight.qs}) {
       if (reduced->defined()) reduced->div_(world);
     }
-    // A gradient that is not finite makes all of its Q so.
+    // A gradient that is not finite makes all of its Q not finite.
     flight.is_finite = all_finite({flight.whole_together, flight.qs});
     int64_t at = 0;
     for (const auto& gradient : flight.whole) {
       const auto mean =
           flight.whole_together.narrow(0, at, gradient.numel()).view(gradient.sizes());
-      replace(flight, gradient, [&](const at::Tensor& out) { out.copy_(mean); });
+      overwrite_part(flight, gradient, [&](const at::Tensor& out) { out.copy_(mean); });
       at += gradient.numel();
     }
     for (auto& batch : flight.batches) decompress(flight, batch);
     flight.result->markCompleted(flight.buffer);
   }
 
-  static void decompress(const Flight& flight, Batch& batch) {
-    // From a direction of length 0, as of a gradient that is 0, no other would come.
+  static void decompress(const InFlightBucket& flight, Batch& batch) {
+    // A direction of length 0, as of a gradient that is 0, would never change again: keep the last
+    // one.
     constexpr auto kInfinity = std::numeric_limits<double>::infinity();
     const auto largest =
         at::linalg_vector_norm(batch.q, kInfinity, at::IntArrayRef{1}, /*keepdim=*/true);
@@ -348,19 +350,20 @@ class PowerSGD::Impl {
         batch.kept_q, largest.gt(0).logical_and_(flight.is_finite), batch.q, batch.kept_q);
     const auto q = batch.q.transpose(1, 2);
     if (batch.matrices.size() == 1) {
-      replace(flight, batch.stacked, [&](at::Tensor out) { at::bmm_out(out, batch.p, q); });
+      overwrite_part(flight, batch.stacked, [&](at::Tensor out) { at::bmm_out(out, batch.p, q); });
       return;
     }
     at::bmm_out(batch.stacked, batch.p, q);
     for (size_t i = 0; i < batch.matrices.size(); ++i) {
       const auto value = batch.stacked[static_cast<int64_t>(i)];
-      replace(flight, batch.matrices[i], [&](const at::Tensor& out) { out.copy_(value); });
+      overwrite_part(flight, batch.matrices[i], [&](const at::Tensor& out) { out.copy_(value); });
     }
   }
 
-  // A part of the bucket becomes what `fill` writes, and its error what that loses.
+  // Overwrites a part of the bucket with the output of `fill`, and stores the difference as the
+  // error.
   template <typename Fill>
-  static void replace(const Flight& flight, const at::Tensor& part, Fill fill) {
+  static void overwrite_part(const InFlightBucket& flight, const at::Tensor& part, Fill fill) {
     const auto& errors = flight.state->error;
     const bool is_known = flight.is_finite.is_cpu();
     if (!errors.defined() || (is_known && !flight.is_finite.item<bool>())) {
@@ -387,7 +390,7 @@ class PowerSGD::Impl {
   SeedSequence seeds_;
   CompressionStats stats_;
   BucketStates<BucketState> states_;
-  FlightPtr pending_;  // sent once, not twice
+  InFlightBucketPtr pending_;  // emptied before the second collective, so that it starts only once
   int64_t iteration_ = 0;
 };
 

@@ -23,7 +23,7 @@
 namespace ddp::hooks {
 namespace {
 
-// Elements of a bucket and where they belong, in one piece of memory: one collective sends both.
+// Elements of a bucket and their indices, in one piece of memory: one collective sends both.
 struct Selection {
   Selection(at::Tensor memory, int64_t count, at::ScalarType dtype) : bytes(std::move(memory)) {
     const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
@@ -36,7 +36,7 @@ struct Selection {
     return round_up(round_up(value_bytes) + count * kIndexBytes);
   }
 
-  /// [world, count]: the values of selections, one after the other in memory.
+  /// [world, count]: the values of the selections of all ranks, which follow each other in memory.
   static at::Tensor values_of_all(
       const at::Tensor& memory, int64_t world, int64_t count, at::ScalarType dtype) {
     const auto value_bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
@@ -49,7 +49,7 @@ struct Selection {
 
  private:
   static constexpr int64_t kIndexBytes = 4;
-  // What every dtype can begin at.
+  // The alignment that every dtype needs.
   static int64_t round_up(int64_t size) {
     constexpr int64_t kAlignment = 8;
     return (size + kAlignment - 1) / kAlignment * kAlignment;
@@ -75,7 +75,7 @@ class TopK::Impl {
 
   c10::intrusive_ptr<c10::ivalue::Future> reduce(GradBucket& bucket) {
     const auto& buffer = bucket.buffer();
-    // An index is an int32.
+    // Indices are sent as int32.
     const bool is_whole = iteration_ < options_.start_iter() || buffer.is_sparse() ||
                           buffer.is_complex() || buffer.numel() == 0 ||
                           buffer.numel() > std::numeric_limits<int32_t>::max();
@@ -112,13 +112,13 @@ class TopK::Impl {
 
  private:
   struct Residual {
-    at::Tensor error;  // of use_error_feedback
+    at::Tensor error;  // with use_error_feedback
   };
 
   c10::intrusive_ptr<c10::ivalue::Future> exchange(GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
     const auto residual = states_.of(bucket);
-    // The error stays what it is until what was gathered is known to be finite.
+    // The error is not updated until the gathered values are known to be finite.
     if (residual->error.defined()) {
       residual->error = residual->error.to(buffer.device());
       buffer.add_(residual->error);
@@ -146,12 +146,12 @@ class TopK::Impl {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
           if (residual->error.defined()) {
             buffer.index_fill_(0, chosen, 0);
-            // What is not finite is the largest, and so among the values.
+            // Non-finite elements count as the largest, so they are among the values.
             const auto is_finite = all_finite({Selection::values_of_all(all, world, count, dtype)});
             at::where_out(residual->error, is_finite, buffer, residual->error);
           }
           buffer.zero_();
-          // One rank after the other, so that sums are the same on all ranks.
+          // Add the ranks in order, so that sums are equal on all ranks.
           for (int64_t rank = 0; rank < world; ++rank) {
             const Selection theirs(all.narrow(0, rank * size, size), count, dtype);
             buffer.index_add_(0, theirs.indices, theirs.values);

@@ -23,8 +23,8 @@ void check_period(const char* subject, int64_t period) {
 
 constexpr const char* kHierarchical = "HierarchicalModelAverager";
 
-// Neighbours belong together.
-std::map<int64_t, ProcessGroup> groups_of_sizes(const std::map<int64_t, int>& sizes) {
+// Makes groups of consecutive ranks.
+std::map<int64_t, ProcessGroup> make_groups(const std::map<int64_t, int>& sizes) {
   const auto all = default_group();
   const int world_size = all->getSize();
   for (const auto& [period, size] : sizes) {
@@ -52,7 +52,7 @@ std::map<int64_t, ProcessGroup> groups_of_sizes(const std::map<int64_t, int>& si
   return groups;
 }
 
-// Of one dtype and device: what is concatenated keeps both.
+// Averages tensors of one dtype and device, because at::cat keeps both only then.
 void average(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) {
   std::vector<at::Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
@@ -146,7 +146,7 @@ HierarchicalModelAverager::HierarchicalModelAverager(
 
 HierarchicalModelAverager::HierarchicalModelAverager(
     const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps)
-    : HierarchicalModelAverager(warmup_steps, groups_of_sizes(group_size_of_period)) {}
+    : HierarchicalModelAverager(warmup_steps, make_groups(group_size_of_period)) {}
 
 HierarchicalModelAverager HierarchicalModelAverager::over(
     std::map<int64_t, ProcessGroup> group_of_period, int64_t warmup_steps) {

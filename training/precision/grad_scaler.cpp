@@ -49,22 +49,22 @@ bool less_device(const c10::Device& a, const c10::Device& b) {
 }
 
 /// The gradients that one kernel can unscale together.
-using Kind = std::pair<c10::Device, at::ScalarType>;
+using GradientKind = std::pair<c10::Device, at::ScalarType>;
 struct LessKind {
-  bool operator()(const Kind& a, const Kind& b) const {
+  bool operator()(const GradientKind& a, const GradientKind& b) const {
     if (a.first != b.first) return less_device(a.first, b.first);
     return a.second < b.second;
   }
 };
-using GradientsByKind = std::map<Kind, std::vector<at::Tensor>, LessKind>;
+using GradientsByKind = std::map<GradientKind, std::vector<at::Tensor>, LessKind>;
 
-/// Whose gradients are each rank's own; null for other optimizers.
-ZeroRedundancyOptimizerBase* with_gradient_shards(torch::optim::Optimizer& optimizer) {
+/// Returns the optimizer as one whose gradients differ on each rank; null for other optimizers.
+ZeroRedundancyOptimizerBase* as_gradient_sharded(torch::optim::Optimizer& optimizer) {
   auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
   return sharded && sharded->options().stage() == 2 ? sharded : nullptr;
 }
 
-void check_takes_scaler(torch::optim::Optimizer& optimizer) {
+void check_supports_scaler(torch::optim::Optimizer& optimizer) {
   const auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
   DDP_CHECK_VALUE(
       !sharded || !sharded->options().overlap(),
@@ -81,7 +81,7 @@ void check_takes_scaler(torch::optim::Optimizer& optimizer) {
 
 GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
   GradientsByKind gradients;
-  if (const auto* sharded = with_gradient_shards(optimizer)) {
+  if (const auto* sharded = as_gradient_sharded(optimizer)) {
     for (auto& gradient : sharded->gradients()) {
       DDP_CHECK_VALUE(
           gradient.scalar_type() != at::kHalf, kHalfGradients,
@@ -106,11 +106,12 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
   return gradients;
 }
 
-/// What a rank met, the worst last.
-enum class Found : int64_t { Nothing, Inf, Error };
+/// The result of a rank's check, the worst last.
+enum class CheckResult : int64_t { Nothing, Inf, Error };
 
-Found unscale_and_look(torch::optim::Optimizer& optimizer, float scale, bool may_be_none) {
-  // In double, as in Python: the nearest float32 of the reciprocal.
+CheckResult unscale_and_check(
+    torch::optim::Optimizer& optimizer, float scale, bool allow_no_gradients) {
+  // Computed in double, as in Python: this gives the float32 nearest to the reciprocal.
   const auto inverse = static_cast<float>(1.0 / static_cast<double>(scale));
   std::map<c10::Device, at::Tensor, decltype(&less_device)> infs(&less_device);
   for (auto& [kind, gradients] : gradients_by_kind(optimizer)) {
@@ -121,16 +122,16 @@ Found unscale_and_look(torch::optim::Optimizer& optimizer, float scale, bool may
         gradients, inf->second, at::full({}, inverse, options));
   }
   DDP_CHECK(
-      !infs.empty() || may_be_none,
+      !infs.empty() || allow_no_gradients,
       "GradScaler: no inf checks were recorded for this optimizer: expected gradients in its "
       "parameters, got none. Call backward() on the scaled loss first.");
   const bool any = std::any_of(infs.begin(), infs.end(), [](const auto& device_and_inf) {
     return device_and_inf.second.template item<float>() > 0;
   });
-  return any ? Found::Inf : Found::Nothing;
+  return any ? CheckResult::Inf : CheckResult::Nothing;
 }
 
-/// Where a group of the optimizer's ranks communicates.
+/// The options of a tensor for a collective of the optimizer's ranks.
 at::TensorOptions device_of(torch::optim::Optimizer& optimizer) {
   auto device = c10::Device(at::kCPU);
   for (const auto& group : optimizer.param_groups()) {
@@ -170,7 +171,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
         "most once a step.");
     DDP_CHECK(false, "unscale_() is being called after step(). Call it before, or not at all.");
   }
-  check_takes_scaler(optimizer);
+  check_supports_scaler(optimizer);
   const c10::NoGradGuard no_grad;
   const bool inf = unscale_gradients(optimizer);
   progress_[&optimizer] = {Stage::Unscaled, inf};
@@ -178,29 +179,29 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 
 bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
   auto groups = options_.found_inf_groups();
-  if (const auto* sharded = with_gradient_shards(optimizer)) {
+  if (const auto* sharded = as_gradient_sharded(optimizer)) {
     groups.push_back(sharded->process_group());
   }
-  // The ranks of the groups wait for this one, whatever it meets.
+  // The ranks of the groups wait for this rank, so it takes part after an error, too.
   std::exception_ptr error;
-  auto found = Found::Nothing;
+  auto found = CheckResult::Nothing;
   try {
-    found = unscale_and_look(optimizer, scale_, /*may_be_none=*/!groups.empty());
+    found = unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/!groups.empty());
   } catch (...) {
     error = std::current_exception();
-    found = Found::Error;
+    found = CheckResult::Error;
   }
   for (const auto& group : groups) {
     auto worst = at::full({1}, static_cast<int64_t>(found), device_of(optimizer));
     all_reduce(worst, c10d::ReduceOp::MAX, group);
-    found = static_cast<Found>(worst.item<int64_t>());
+    found = static_cast<CheckResult>(worst.item<int64_t>());
   }
   if (error) std::rethrow_exception(error);
   DDP_CHECK(
-      found != Found::Error,
+      found != CheckResult::Error,
       "GradScaler: another rank of found_inf_groups could not unscale its gradients. See its "
       "error.");
-  return found == Found::Inf;
+  return found == CheckResult::Inf;
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -216,7 +217,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   auto progress = progress_.find(&optimizer);
   DDP_CHECK(
       progress == progress_.end() || progress->second.stage != Stage::Stepped,
-      "step() has already been called since the last update(). Call update() once a step, behind "
+      "step() has already been called since the last update(). Call update() once a step, after "
       "the step of every optimizer.");
   if (progress == progress_.end()) {
     unscale_(optimizer);
@@ -224,8 +225,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   if (!progress->second.found_inf) {
     optimizer.step();
-  } else if (auto* sharded = with_gradient_shards(optimizer)) {
-    sharded->zero_grad();  // as a step would: the next pass begins anew
+  } else if (auto* sharded = as_gradient_sharded(optimizer)) {
+    sharded->zero_grad();  // as a step would, so that the next pass begins without gradients
   }
   progress->second.stage = Stage::Stepped;
   return !progress->second.found_inf;

@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kMemoryEvent = "[memory]";
 constexpr const char* kOutOfMemoryEvent = "[OutOfMemory]";
 
-bool is_left_out(const RawEvent& event) {
-  // The profiler's own calls, as Python leaves them out.
+bool is_excluded(const RawEvent& event) {
+  // The profiler's own calls, which Python leaves out as well.
   static constexpr std::array<const char*, 8> kNames = {
       kMemoryEvent,
       kOutOfMemoryEvent,
@@ -31,7 +31,7 @@ bool is_left_out(const RawEvent& event) {
 std::string readable_name(const std::string& name) {
   const std::string step = "ProfilerStep#";
   if (name.compare(0, step.size(), step) == 0) return "ProfilerStep*";
-  // A single letter would be taken for a mangled type.
+  // c10::demangle would take a single letter for a mangled type.
   return name.size() > 1 ? c10::demangle(name.c_str()) : name;
 }
 
@@ -58,7 +58,7 @@ bool is_kernel(const FunctionEvent& event) {
          event.device_type == c10::DeviceType::PrivateUse1;
 }
 
-/// What was allocated and freed, by time.
+/// Allocations and frees, by time.
 class MemoryRecords {
  public:
   explicit MemoryRecords(const std::vector<RawEvent>& events) {
@@ -70,33 +70,33 @@ class MemoryRecords {
     });
   }
 
-  // All threads' that fall in its time: as in Python.
-  void give_to(FunctionEvent& event, int64_t start_ns, int64_t end_ns) {
+  // Adds the records of all threads between the two times, as Python does.
+  void add_to(FunctionEvent& event, int64_t start_ns, int64_t end_ns) {
     auto record = std::lower_bound(
         records_.begin(), records_.end(), start_ns,
         [](const Record& r, int64_t time) { return r.event->start_ns < time; });
     for (; record != records_.end() && record->event->start_ns <= end_ns; ++record) {
       add_memory(event, *record->event);
-      record->within_a_call = true;
+      record->is_within_call = true;
     }
   }
 
   template <typename Body>
   void for_each_outside(const Body& body) const {
     for (const auto& record : records_) {
-      if (!record.within_a_call) body(*record.event);
+      if (!record.is_within_call) body(*record.event);
     }
   }
 
  private:
   struct Record {
     const RawEvent* event;
-    bool within_a_call;
+    bool is_within_call;
   };
   std::vector<Record> records_;
 };
 
-// Both sort as Python's lists [start, -end].
+// Sorts as Python's lists [start, -end].
 bool begins_before(const FunctionEvent& a, const FunctionEvent& b) {
   return std::make_pair(a.start_us, -a.end_us) < std::make_pair(b.start_us, -b.end_us);
 }
@@ -114,8 +114,8 @@ FunctionEvent memory_event(const RawEvent& raw, int64_t start_ns) {
   return event;
 }
 
-// Gives kernels to the calls that launched them; a call of the device's runtime belongs to the
-// thread of the operator that made it.
+// Assigns kernels to the calls that launched them, and calls of the device's runtime to the thread
+// of the operator that made them.
 void link_launches(
     std::vector<FunctionEvent>& events, const std::vector<size_t>& operators,
     const std::unordered_map<uint64_t, std::vector<size_t>>& launched_by) {
@@ -143,7 +143,7 @@ void find_parents(std::vector<FunctionEvent>& events) {
     if (events[a].thread != events[b].thread) return events[a].thread < events[b].thread;
     return begins_before(events[a], events[b]);
   });
-  std::vector<size_t> open;  // each within the one before
+  std::vector<size_t> open;  // each is within the one before
   for (const size_t index : order) {
     auto& event = events[index];
     if (!open.empty() && events[open.back()].thread != event.thread) open.clear();
@@ -160,7 +160,7 @@ void find_parents(std::vector<FunctionEvent>& events) {
   }
 }
 
-// An only child of its own name takes its parent's place: "aten::sum" calls itself.
+// Merges an only child into its parent of the same name: "aten::sum" calls itself.
 std::vector<char> merge_duplicates(std::vector<FunctionEvent>& events) {
   std::vector<char> removed(events.size(), 0);
   for (bool again = true; again;) {
@@ -204,7 +204,7 @@ std::vector<FunctionEvent> function_events(const RawEvents& recorded) {
   std::vector<size_t> operators;
   std::unordered_map<uint64_t, std::vector<size_t>> launched_by;
   for (const auto& raw : recorded.events) {
-    if (is_left_out(raw)) continue;
+    if (is_excluded(raw)) continue;
     FunctionEvent event;
     event.name = readable_name(raw.name);
     event.id = raw.correlation_id;
@@ -215,7 +215,7 @@ std::vector<FunctionEvent> function_events(const RawEvents& recorded) {
     event.is_async = raw.is_async || raw.start_thread != raw.end_thread;
     event.is_user_annotation = raw.is_user_annotation;
     event.shapes = raw.shapes;
-    if (event.on_cpu()) memory.give_to(event, raw.start_ns, raw.end_ns);
+    if (event.on_cpu()) memory.add_to(event, raw.start_ns, raw.end_ns);
     if (raw.linked_correlation_id > 0) {
       launched_by[raw.linked_correlation_id].push_back(events.size());
     } else {

@@ -1,4 +1,4 @@
-// From what LibTorch records to events that contain each other. Pure.
+// Turns LibTorch's recorded events into events that contain each other. Pure.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ddp::profiling {
 
-/// What LibTorch recorded: a call, a kernel, or memory that was allocated or freed.
+/// An event that LibTorch recorded: a call, a kernel, or memory that was allocated or freed.
 struct RawEvent {
   std::string name;
   int64_t start_ns = 0;
@@ -19,7 +19,7 @@ struct RawEvent {
   uint64_t end_thread = 0;
   uint64_t correlation_id = 0;
   uint64_t linked_correlation_id = 0;  // of the call that launched this one; 0: none
-  int64_t bytes = 0;                   // of "[memory]": negative where freed
+  int64_t bytes = 0;                   // of "[memory]": negative when freed
   c10::DeviceType device_type = c10::DeviceType::CPU;
   bool is_async = false;
   bool is_hidden = false;
@@ -47,7 +47,7 @@ struct FunctionEvent {
   std::vector<std::vector<int64_t>> shapes;
   int64_t cpu_memory = 0;
   int64_t device_memory = 0;
-  std::vector<double> kernels_us;  // of the kernels that it launched itself
+  std::vector<double> kernels_us;  // of the kernels that it launched, its children excluded
   size_t parent = kNone;
   std::vector<size_t> children;
 
@@ -55,11 +55,12 @@ struct FunctionEvent {
   double elapsed_us() const { return end_us - start_us; }
 };
 
-/// The events of a recording by their beginnings, each with the memory and the kernels within it.
+/// Returns the events of a recording, sorted by their beginnings, each with its memory and kernels.
 std::vector<FunctionEvent> function_events(const RawEvents& recorded);
 
-/// Sets parents and children of events that are sorted by their beginnings: by thread, where one
-/// interval contains the other. Removes those whose parent has their name and no other child.
+/// Sets parents and children of events that are sorted by their beginnings: on one thread, an event
+/// is the parent of those within its interval. Removes an only child that has the name of its
+/// parent.
 void build_tree(std::vector<FunctionEvent>& events);
 
 }  // namespace ddp::profiling

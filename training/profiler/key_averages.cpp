@@ -11,10 +11,10 @@ namespace ddp {
 namespace profiling {
 namespace {
 
-// By event: of the kernels that a call launched, itself or in what it called.
+// Returns, for each event, the time of the kernels that it or its callees launched.
 std::vector<double> device_times(const std::vector<FunctionEvent>& events) {
   std::vector<double> times(events.size(), 0);
-  // Children come after their parents.
+  // Children come after their parents, so this goes backwards.
   for (size_t i = events.size(); i-- > 0;) {
     const auto& event = events[i];
     if (!event.on_cpu()) {

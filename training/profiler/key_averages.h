@@ -10,16 +10,16 @@
 
 namespace ddp::profiling {
 
-/// \param events  of build_tree().
-/// \param device  whose kernels were recorded, too: "CUDA"; "" for none.
+/// \param events  the output of build_tree().
+/// \param device  whose kernels were also recorded: "CUDA"; "" for none.
 KeyAverages average_by_key(
     const std::vector<FunctionEvent>& events, bool group_by_input_shape, bool profile_memory,
     const std::string& device);
 
-/// [[4, 8], []], as Python prints it.
+/// Prints shapes as Python does: [[4, 8], []].
 std::string text_of_shapes(const std::vector<std::vector<int64_t>>& shapes);
 
-/// Python's table of the entries, in this order. \param row_limit  -1: all.
+/// Prints Python's table of the entries, in this order. \param row_limit  -1: all.
 std::string table_of(
     const KeyAverages& averages, const std::vector<const KeyAverages::Entry*>& entries,
     int row_limit);

@@ -77,7 +77,7 @@ void Profiler::check_thread(const char* call) const {
 void Profiler::transit(ProfilerAction from, std::optional<ProfilerAction> to) {
   const auto work = profiling::transition(from, to);
   std::exception_ptr error;
-  // A cycle that could not begin, because another recording went on, has none.
+  // A cycle that could not begin, because of another recording, has none.
   if (work.start_prepared && recording_) recording_->start();
   if (work.stop && recording_) {
     auto trace = std::exchange(recording_, nullptr)->stop();
@@ -110,7 +110,7 @@ void Profiler::call_on_trace_ready() {
 
 void Profiler::begin_step() {
   if (!options_.has_schedule()) return;
-  if (!recording_) return;  // not even a name is made
+  if (!recording_) return;  // does not even build the name
   step_range_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
   if (step_range_->isActive()) step_range_->before(ddp::str("ProfilerStep#", step_num_));
 }

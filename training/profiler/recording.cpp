@@ -17,7 +17,7 @@
 #include "trace_file.h"
 
 namespace torch::autograd::profiler {
-// Its header includes others that LibTorch does not find without Kineto's own include folder.
+// Declared here because its header includes others that need Kineto's own include folder.
 TORCH_API void addMetadataJson(const std::string& key, const std::string& value);
 }  // namespace torch::autograd::profiler
 
@@ -27,7 +27,7 @@ namespace {
 namespace kineto = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
-std::atomic<bool> recording_goes_on{false};
+std::atomic<bool> is_recording{false};
 
 kineto::ProfilerConfig config_of(const RecordingOptions& options) {
   return kineto::ProfilerConfig(
@@ -64,7 +64,7 @@ RawEvent raw_event(const kineto::KinetoEvent& event) {
   return raw;
 }
 
-// What TensorBoard's plugin and others look for in the file.
+// Adds the metadata that TensorBoard's plugin and others read from the file.
 void add_metadata(const RecordingOptions& options) {
   if (options.profile_memory) kineto::addMetadataJson("profile_memory", "1");
   if (options.record_shapes) kineto::addMetadataJson("record_shapes", "1");
@@ -99,15 +99,16 @@ void Trace::save(const std::string& path) {
 }
 
 Recording::Claim::Claim() {
-  // LibTorch's own on this thread is refused here; one on another thread makes it throw.
+  // Rejects a recording by LibTorch's own profiler on this thread; LibTorch throws for one on
+  // another.
   DDP_CHECK(
-      !torch::profiler::impl::profilerEnabled() && !recording_goes_on.exchange(true),
+      !torch::profiler::impl::profilerEnabled() && !is_recording.exchange(true),
       "Profiler: expected no other recording in this process, got one that goes on. Stop it first, "
       "or give the two schedules whose warmup and active steps are not at the same time.");
 }
 
 Recording::Claim::~Claim() {
-  if (!is_kept) recording_goes_on = false;
+  if (!is_permanent) is_recording = false;
 }
 
 Recording::Recording(const RecordingOptions& options) : options_(options), on_cuda_(at::hasCUDA()) {
@@ -117,7 +118,7 @@ Recording::Recording(const RecordingOptions& options) : options_(options), on_cu
 Recording::~Recording() {
   if (stage_ == Stage::Stopped) return;
   if (stage_ == Stage::Started && thread_ != std::this_thread::get_id()) {
-    claim_.is_kept = true;
+    claim_.is_permanent = true;
     TORCH_WARN(
         "Profiler: expected to be destroyed on the thread that it records, was destroyed on "
         "another. The recording goes on, and no other can begin in this process.");
@@ -139,7 +140,7 @@ void Recording::start() {
 }
 
 std::unique_ptr<Trace> Recording::stop() {
-  if (on_cuda_) torch::cuda::synchronize();  // kernels under way belong to it
+  if (on_cuda_) torch::cuda::synchronize();  // running kernels belong to the recording
   stage_ = Stage::Stopped;
   return std::make_unique<Trace>(kineto::disableProfiler(), options_, on_cuda_ ? "CUDA" : "");
 }

@@ -1,4 +1,4 @@
-// LibTorch's profiler (Kineto), with checks in front of what crashes it.
+// LibTorch's profiler (Kineto), guarded by checks for the calls that crash it.
 #pragma once
 
 #include <memory>
@@ -30,7 +30,8 @@ class Trace {
 
   RawEvents events() const;
 
-  /// Writes it as JSON. LibTorch does so once; a second call copies the first one's file.
+  /// Writes the recording as JSON. LibTorch writes it only once; a second call copies the first
+  /// file.
   ///
   /// \throws c10::Error
   void save(const std::string& path);
@@ -45,31 +46,32 @@ class Trace {
   std::string saved_to_;  // "" before the first save()
 };
 
-/// The one recording of the process. LibTorch's profiler crashes when it is prepared while it
+/// The only recording of the process. LibTorch's profiler crashes when it is prepared while it
 /// records, also on another thread, and when a prepared recording is dropped.
 class Recording {
  public:
-  /// Prepares.
+  /// Prepares a recording.
   ///
-  /// \throws c10::Error  another recording goes on.
+  /// \throws c10::Error  another recording exists.
   explicit Recording(const RecordingOptions& options);
-  /// Ends it, if it was not; on another thread than start()'s it cannot, and no other may follow.
+  /// Stops an unfinished recording. It cannot do so on another thread than start()'s; then no other
+  /// recording may follow.
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
   void start();
-  /// On start()'s thread.
+  /// Call it on start()'s thread.
   std::unique_ptr<Trace> stop();
 
  private:
-  /// While one lives, there is no other.
+  /// While one exists, constructing another throws.
   struct Claim {
     Claim();
     ~Claim();
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
-    bool is_kept = false;  // for the rest of the process
+    bool is_permanent = false;  // until the process ends
   };
   enum class Stage { Prepared, Started, Stopped };
 

@@ -6,13 +6,13 @@ namespace ddp {
 namespace profiling {
 namespace {
 
-// Sums and products of a schedule's numbers stay far from overflow.
-constexpr int64_t kMostSteps = 1'000'000'000'000;
+// A limit that keeps sums and products of a schedule's numbers far from overflow.
+constexpr int64_t kMaxSteps = 1'000'000'000'000;
 
 void check_steps(const char* option, int64_t value, int64_t least) {
   DDP_CHECK_VALUE(
-      value >= least && value <= kMostSteps, "Profiler: expected ", option, " of ", least, " to ",
-      kMostSteps, ", got ", value, ". Set ", option, " to a number of ",
+      value >= least && value <= kMaxSteps, "Profiler: expected ", option, " of ", least, " to ",
+      kMaxSteps, ", got ", value, ". Set ", option, " to a number of ",
       option == std::string("repeat") ? "cycles." : "steps.");
 }
 

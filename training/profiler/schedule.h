@@ -1,4 +1,4 @@
-// Which step is recorded, and what there is to do between two steps. Pure.
+// Decides which step is recorded, and which actions come between two steps. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ void check_schedule(const ProfilerOptions& options);
 /// \param step  from 0.
 ProfilerAction action_of_step(const ProfilerOptions& options, int64_t step);
 
-/// What there is to do between two steps, in this order.
+/// The actions between two steps, in this order.
 struct Transition {
   /// A recording that is prepared and not begun cannot be dropped: it begins and ends.
   bool start_prepared = false;

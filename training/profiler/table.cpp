@@ -9,39 +9,39 @@ namespace {
 
 using Entry = KeyAverages::Entry;
 constexpr size_t kColumnWidth = 12;
-constexpr size_t kMostNameWidth = 55;
-constexpr size_t kMostShapesWidth = 80;
+constexpr size_t kMaxNameWidth = 55;
+constexpr size_t kMaxShapesWidth = 80;
 
-// One number, as printf() has it.
-std::string printed(const char* form, double value) {
+// Prints one number with printf().
+std::string format_number(const char* form, double value) {
   char text[400];  // the largest double has 309 digits
   std::snprintf(text, sizeof text, form, value);
   return text;
 }
 
 std::string text_of_time(double us) {
-  if (us >= 1e6) return printed("%.3fs", us / 1e6);
-  if (us >= 1e3) return printed("%.3fms", us / 1e3);
-  return printed("%.3fus", us);
+  if (us >= 1e6) return format_number("%.3fs", us / 1e6);
+  if (us >= 1e3) return format_number("%.3fms", us / 1e3);
+  return format_number("%.3fus", us);
 }
 
 std::string text_of_share(double us, double total_us) {
-  return total_us == 0 ? "NaN" : printed("%.2f%%", us * 100.0 / total_us);
+  return total_us == 0 ? "NaN" : format_number("%.2f%%", us * 100.0 / total_us);
 }
 
 std::string text_of_memory(int64_t bytes) {
   constexpr double kKiB = 1024;
   const auto value = static_cast<double>(bytes);
   const double size = std::abs(value);
-  if (size >= kKiB * kKiB * kKiB) return printed("%.2f GB", value / (kKiB * kKiB * kKiB));
-  if (size >= kKiB * kKiB) return printed("%.2f MB", value / (kKiB * kKiB));
-  if (size >= kKiB) return printed("%.2f KB", value / kKiB);
+  if (size >= kKiB * kKiB * kKiB) return format_number("%.2f GB", value / (kKiB * kKiB * kKiB));
+  if (size >= kKiB * kKiB) return format_number("%.2f MB", value / (kKiB * kKiB));
+  if (size >= kKiB) return format_number("%.2f KB", value / kKiB);
   return std::to_string(bytes) + " B";
 }
 
 bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }
 
-// In characters of UTF-8.
+// Counts characters of UTF-8.
 size_t width_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins_character));
 }
@@ -54,7 +54,7 @@ std::string first_characters(const std::string& text, size_t count) {
   return text;
 }
 
-/// Lines of cells to the right of their columns.
+/// Builds lines of cells that are right-aligned in their columns.
 class TextTable {
  public:
   void add_column(const std::string& header, size_t width = kColumnWidth) {
@@ -116,7 +116,7 @@ Columns columns_of(const KeyAverages& averages, const std::vector<const Entry*>&
     columns.shapes_width =
         std::max(columns.shapes_width, text_of_shapes(entry->input_shapes).size() + 4);
   }
-  columns.shapes_width = std::min(columns.shapes_width, kMostShapesWidth);
+  columns.shapes_width = std::min(columns.shapes_width, kMaxShapesWidth);
   columns.device_time &= !averages.device.empty();
   columns.device_memory &= !averages.device.empty() && averages.profile_memory;
   return columns;
@@ -149,8 +149,8 @@ void add_columns(
 
 std::vector<std::string> row_of(const Entry& entry, const Columns& columns, const Sums& sums) {
   auto name = entry.name;
-  if (width_of(name) >= kMostNameWidth - 3) {
-    name = first_characters(name, kMostNameWidth - 3) + "...";
+  if (width_of(name) >= kMaxNameWidth - 3) {
+    name = first_characters(name, kMaxNameWidth - 3) + "...";
   }
   std::vector<std::string> cells = {
       name,
@@ -203,7 +203,7 @@ std::string table_of(
   size_t name_width = 0;
   for (const auto* entry : entries) name_width = std::max(name_width, width_of(entry->name) + 4);
   TextTable table;
-  add_columns(table, columns, std::min(name_width, kMostNameWidth), averages.device);
+  add_columns(table, columns, std::min(name_width, kMaxNameWidth), averages.device);
   table.add_separator();
   table.add_headers();
   table.add_separator();

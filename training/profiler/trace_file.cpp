@@ -28,7 +28,7 @@ std::string folder_above(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The last characters, without trailing blanks.
+// Returns the last characters of a file, without trailing blanks.
 std::string end_of_file(std::ifstream& file) {
   file.seekg(0, std::ios::end);
   const auto size = static_cast<int64_t>(file.tellg());
@@ -57,7 +57,7 @@ void check_trace_path(const std::string& path) {
         ", which is none. Name a file.");
     remove_path(path);
   }
-  // Kineto writes this one and renames it.
+  // Kineto writes this file and renames it.
   const auto partial = path + ".tmp";
   { const OutputFile file(partial); }
   remove_path(partial);

@@ -39,8 +39,8 @@ CallContext::Restored::Restored(const CallContext& context) {
     set_generator_state(generator, state);
   }
   const auto enter = [&](c10::DeviceType device, const AutocastOptions& options) {
-    // A cast that is cached has the graph of this scope, which others would find, where backward is
-    // called within a region.
+    // A cached cast would have the graph of this scope; where backward is called within an autocast
+    // region, later operations of the region would find it.
     autocast_.emplace_front(device, AutocastOptions(options).cache_enabled(false));
   };
   for (const auto& [device, dtype] : enabled_autocast()) {

@@ -13,14 +13,14 @@
 
 namespace ddp {
 
-/// What a call depends on besides its arguments, as it is now on this thread: the random numbers
-/// that come next, and autocast.
+/// The thread's state on which a call depends besides its arguments: the next random numbers, and
+/// autocast.
 class CallContext {
  public:
-  /// \param devices  with random numbers of their own, beside the CPU.
+  /// \param devices  devices with generators of their own, in addition to the CPU.
   CallContext(const std::vector<c10::Device>& devices, bool with_random_numbers);
 
-  /// Puts it back for its scope.
+  /// Restores the state for its scope.
   class Restored {
    public:
     explicit Restored(const CallContext& context);

@@ -50,8 +50,8 @@ std::vector<c10::Device> accelerators_of(const RepeatableCall& call) {
   return devices;
 }
 
-/// Takes the hooks off parameters for its scope: the outer backward calls them, on the gradient
-/// that comes from here.
+/// Removes the hooks of parameters for its scope: the outer backward calls them, on the gradient
+/// that the inner one computes.
 class WithoutHooks {
  public:
   explicit WithoutHooks(const std::vector<at::Tensor>& parameters) {
@@ -73,8 +73,8 @@ class WithoutHooks {
   std::vector<std::pair<at::Tensor, Hooks>> taken_;
 };
 
-/// Puts buffers back at the end of its scope, unnoticed by operations that saved them: so does
-/// batch_norm change them.
+/// Restores buffers at the end of its scope, without a new version number: operations that saved
+/// them do not notice, as with the changes of batch_norm.
 class KeptBuffers {
  public:
   explicit KeptBuffers(const std::vector<at::Tensor>& buffers) {
@@ -94,7 +94,8 @@ class KeptBuffers {
   std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
 };
 
-/// Every leaf under `outputs` has to be among `known`, or its gradient would be lost.
+/// Checks that every leaf of the graph of `outputs` is among `known`: otherwise its gradient would
+/// be lost.
 void check_leaves(const variable_list& outputs, const variable_list& known) {
   std::unordered_set<const c10::TensorImpl*> known_leaves;
   for (const auto& leaf : known) known_leaves.insert(leaf.unsafeGetTensorImpl());
@@ -146,7 +147,7 @@ bool RepeatableCall::needs_gradients() const {
          (!parameters.empty() || std::any_of(inputs.begin(), inputs.end(), requires_grad));
 }
 
-/// Stands in the graph for the call.
+/// Represents the call in the graph.
 class Recomputation::Node : public torch::autograd::Node {
  public:
   explicit Node(RepeatableCall call)
@@ -170,15 +171,15 @@ class Recomputation::Node : public torch::autograd::Node {
  private:
   variable_list detached_inputs() const;
   void check_unchanged() const;
-  void check_like_first(const std::vector<at::Tensor>& outputs) const;
+  void check_matches_forward(const std::vector<at::Tensor>& outputs) const;
   bool is_passed_through(const at::Tensor& output) const;
 
   const CallContext context_;
   const std::vector<int64_t> input_versions_;
   const std::vector<int64_t> parameter_versions_;
   std::optional<RepeatableCall> call_;  // until its backward
-  size_t outputs_ = 0;                  // tensors of the result
-  std::vector<size_t> connected_;       // which of them are this node's
+  size_t outputs_ = 0;                  // number of tensors in the result
+  std::vector<size_t> connected_;       // indices of those whose gradient function is this node
 };
 
 bool Recomputation::Node::is_passed_through(const at::Tensor& output) const {
@@ -190,7 +191,7 @@ void Recomputation::Node::connect(const NodePtr& self, const std::vector<at::Ten
   outputs_ = outputs.size();
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& output = outputs[i];
-    // What comes from elsewhere has a graph, or none, of its own.
+    // An output that the function did not compute here keeps its own graph, or none.
     if (!output.defined() || output.requires_grad() || is_passed_through(output)) continue;
     if (!torch::autograd::isDifferentiableType(output.scalar_type())) continue;
     torch::autograd::set_history(output, self);
@@ -225,7 +226,7 @@ void Recomputation::Node::check_unchanged() const {
   }
 }
 
-void Recomputation::Node::check_like_first(const std::vector<at::Tensor>& outputs) const {
+void Recomputation::Node::check_matches_forward(const std::vector<at::Tensor>& outputs) const {
   DDP_CHECK(
       outputs.size() == outputs_, "checkpoint: expected the ", outputs_,
       " tensors that the function returned in forward, got ", outputs.size(),
@@ -264,7 +265,7 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
     const KeptBuffers buffers(call_->buffers);
     const CallContext::Restored context(context_);
     const auto results = call_->run(inputs);
-    check_like_first(results);
+    check_matches_forward(results);
     for (size_t k = 0; k < connected_.size(); ++k) {
       const auto& result = results[connected_[k]];
       if (!gradients[k].defined() || !requires_grad(result)) continue;

@@ -1,5 +1,5 @@
-// Schedules that make the next rate of the present one, so that several may run at once. Each
-// operation is in Python's order: another one rounds to other digits.
+// Schedules that compute the next rate from the present one, so that several may run at once.
+// Operations are in Python's order: another order rounds differently.
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 
 template <typename Rule>
-std::vector<double> each(std::vector<double> lrs, const Rule& rule) {
+std::vector<double> map_rates(std::vector<double> lrs, const Rule& rule) {
   for (size_t group = 0; group < lrs.size(); ++group) lrs[group] = rule(lrs[group], group);
   return lrs;
 }
@@ -35,7 +35,7 @@ LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Lambda> lr_la
 }
 
 std::vector<double> LambdaLR::next_lrs(int64_t epoch) {
-  return each(
+  return map_rates(
       base_lrs(), [&](double base, size_t group) { return base * lr_lambdas_[group](epoch); });
 }
 
@@ -48,7 +48,7 @@ std::vector<double> MultiStepLR::next_lrs(int64_t epoch) {
   const auto& milestones = options_.milestones();
   const auto times = std::count(milestones.begin(), milestones.end(), epoch);
   const double factor = std::pow(options_.gamma(), static_cast<double>(times));
-  return each(get_last_lr(), [&](double lr, size_t) { return times == 0 ? lr : lr * factor; });
+  return map_rates(get_last_lr(), [&](double lr, size_t) { return times == 0 ? lr : lr * factor; });
 }
 
 std::vector<double> MultiStepLR::first_lrs_in_sequence() {
@@ -56,7 +56,7 @@ std::vector<double> MultiStepLR::first_lrs_in_sequence() {
   const auto times = std::count_if(
       milestones.begin(), milestones.end(), [](int64_t milestone) { return milestone <= 0; });
   const double factor = std::pow(options_.gamma(), static_cast<double>(times));
-  return each(base_lrs(), [&](double base, size_t) { return base * factor; });
+  return map_rates(base_lrs(), [&](double base, size_t) { return base * factor; });
 }
 
 LinearLR::LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options)
@@ -75,17 +75,18 @@ LinearLR::LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& op
 
 std::vector<double> LinearLR::next_lrs(int64_t epoch) {
   if (epoch == 0) {
-    return each(get_last_lr(), [&](double lr, size_t) { return lr * options_.start_factor(); });
+    return map_rates(
+        get_last_lr(), [&](double lr, size_t) { return lr * options_.start_factor(); });
   }
   if (epoch > options_.total_iters()) return get_last_lr();
   const double change = options_.end_factor() - options_.start_factor();
   const double before = static_cast<double>(options_.total_iters()) * options_.start_factor() +
                         static_cast<double>(epoch - 1) * change;
-  return each(get_last_lr(), [&](double lr, size_t) { return lr * (1.0 + change / before); });
+  return map_rates(get_last_lr(), [&](double lr, size_t) { return lr * (1.0 + change / before); });
 }
 
 std::vector<double> LinearLR::first_lrs_in_sequence() {
-  return each(base_lrs(), [&](double base, size_t) { return base * options_.start_factor(); });
+  return map_rates(base_lrs(), [&](double base, size_t) { return base * options_.start_factor(); });
 }
 
 CosineAnnealingLR::CosineAnnealingLR(
@@ -101,9 +102,9 @@ std::vector<double> CosineAnnealingLR::next_lrs(int64_t epoch) {
   if (epoch == 0) return get_last_lr();
   const auto T_max = static_cast<double>(options_.T_max());
   const double eta_min = options_.eta_min();
-  // From the least rate there is no factor that leads up again.
+  // The present rate is the least one, from which no factor leads up again.
   if ((epoch - 1 - options_.T_max()) % (2 * options_.T_max()) == 0) {
-    return each(get_last_lr(), [&](double lr, size_t group) {
+    return map_rates(get_last_lr(), [&](double lr, size_t group) {
       return lr + (base_lrs()[group] - eta_min) * (1 - std::cos(kPi / T_max)) / 2;
     });
   }
@@ -111,12 +112,13 @@ std::vector<double> CosineAnnealingLR::next_lrs(int64_t epoch) {
     return 1 + std::cos(kPi * static_cast<double>(at) / T_max);
   };
   const double ratio = height(epoch) / height(epoch - 1);
-  return each(get_last_lr(), [&](double lr, size_t) { return ratio * (lr - eta_min) + eta_min; });
+  return map_rates(
+      get_last_lr(), [&](double lr, size_t) { return ratio * (lr - eta_min) + eta_min; });
 }
 
 std::vector<double> CosineAnnealingLR::first_lrs_in_sequence() {
   const double eta_min = options_.eta_min();
-  return each(base_lrs(), [&](double base, size_t) {
+  return map_rates(base_lrs(), [&](double base, size_t) {
     return eta_min + (base - eta_min) * (1 + std::cos(0.0)) / 2;
   });
 }

@@ -8,10 +8,11 @@
 namespace ddp {
 namespace {
 
-// Of the schedules of one optimizer the first was made when its rates were the initial ones.
-uint64_t next_birth() {
-  static std::atomic<uint64_t> births{0};
-  return ++births;
+// Numbers schedules in the order of construction: the first one of an optimizer saw its initial
+// rates.
+uint64_t next_creation_number() {
+  static std::atomic<uint64_t> creations{0};
+  return ++creations;
 }
 
 }  // namespace
@@ -21,7 +22,7 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, const char* name)
       optimizer_(optimizer),
       name_(name),
       base_lrs_(get_current_lrs()),
-      birth_(next_birth()) {}
+      creation_number_(next_creation_number()) {}
 
 std::vector<double> LRScheduler::get_lrs() {
   const auto epoch = static_cast<int64_t>(step_count_);

@@ -39,7 +39,7 @@ void check_count(const char* what, const PerGroup& values, size_t groups) {
       groups, " parameter groups, got ", count, ".");
 }
 
-double of_group(const PerGroup& values, size_t group) {
+double value_of_group(const PerGroup& values, size_t group) {
   return values.values().size() == 1 ? values.values().front() : values.values()[group];
 }
 
@@ -66,7 +66,7 @@ OneCycleLR::OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions opt
   phases_ = make_phases();
   auto initial = base_lrs();
   for (size_t group = 0; group < initial.size(); ++group) {
-    initial[group] = of_group(options_.max_lr(), group) / options_.div_factor();
+    initial[group] = value_of_group(options_.max_lr(), group) / options_.div_factor();
   }
   set_base_lrs(std::move(initial));
   step();
@@ -110,7 +110,7 @@ double OneCycleLR::lr_at(Level level, size_t group) const {
     case Level::Initial:
       return base_lrs()[group];
     case Level::Max:
-      return of_group(options_.max_lr(), group);
+      return value_of_group(options_.max_lr(), group);
     case Level::Min:
       break;
   }
@@ -118,7 +118,8 @@ double OneCycleLR::lr_at(Level level, size_t group) const {
 }
 
 double OneCycleLR::momentum_at(Level level, size_t group) const {
-  return of_group(level == Level::Max ? options_.base_momentum() : options_.max_momentum(), group);
+  return value_of_group(
+      level == Level::Max ? options_.base_momentum() : options_.max_momentum(), group);
 }
 
 double OneCycleLR::anneal(double start, double end, double share) const {

@@ -52,14 +52,15 @@ void SequentialLR::check_schedulers() const {
   }
 }
 
-// Each schedule's constructor has changed the rates that the next one found.
+// Gives all schedules the initial rates, because each constructor changed the rates that the next
+// one found.
 void SequentialLR::share_base_lrs() {
-  auto by_birth = schedulers_;
-  std::sort(by_birth.begin(), by_birth.end(), [](const auto* a, const auto* b) {
-    return a->birth_ < b->birth_;
+  auto by_creation = schedulers_;
+  std::sort(by_creation.begin(), by_creation.end(), [](const auto* a, const auto* b) {
+    return a->creation_number_ < b->creation_number_;
   });
-  auto initial = by_birth.front()->base_lrs();
-  for (auto* scheduler : by_birth) {
+  auto initial = by_creation.front()->base_lrs();
+  for (auto* scheduler : by_creation) {
     if (scheduler->has_own_base_lrs()) {
       initial = scheduler->base_lrs();
     } else {

@@ -17,7 +17,7 @@ bool is_batch_norm(torch::nn::Module& module) {
          module.as<torch::nn::BatchNorm3d>();
 }
 
-/// A place in a Sequential, and what comes there.
+/// A position in a Sequential, and the module that replaces the one there.
 struct Replacement {
   SequentialImpl* net;
   size_t index;
@@ -26,7 +26,7 @@ struct Replacement {
 };
 
 template <typename Sync, typename Impl>
-std::shared_ptr<Sync> synchronized(Impl& old, const ProcessGroup& group) {
+std::shared_ptr<Sync> make_synchronized(Impl& old, const ProcessGroup& group) {
   const auto& options = old.options;
   auto made = std::make_shared<Sync>(SyncBatchNormOptions(options.num_features())
                                          .eps(options.eps())
@@ -34,7 +34,7 @@ std::shared_ptr<Sync> synchronized(Impl& old, const ProcessGroup& group) {
                                          .affine(options.affine())
                                          .track_running_stats(options.track_running_stats())
                                          .process_group(group));
-  // The same tensors: an optimizer knows parameters by them.
+  // Register the same tensors: an optimizer identifies parameters by them.
   struct Registered : torch::nn::Module {
     using Module::parameters_;
   };
@@ -52,30 +52,32 @@ std::shared_ptr<Sync> synchronized(Impl& old, const ProcessGroup& group) {
   return made;
 }
 
-AnyModule synchronized(torch::nn::Module& module, const ProcessGroup& group) {
+AnyModule make_synchronized(torch::nn::Module& module, const ProcessGroup& group) {
   if (auto* old = module.as<torch::nn::BatchNorm1d>()) {
-    return AnyModule(synchronized<SyncBatchNorm1dImpl>(*old, group));
+    return AnyModule(make_synchronized<SyncBatchNorm1dImpl>(*old, group));
   }
   if (auto* old = module.as<torch::nn::BatchNorm2d>()) {
-    return AnyModule(synchronized<SyncBatchNorm2dImpl>(*old, group));
+    return AnyModule(make_synchronized<SyncBatchNorm2dImpl>(*old, group));
   }
-  return AnyModule(synchronized<SyncBatchNorm3dImpl>(*module.as<torch::nn::BatchNorm3d>(), group));
+  return AnyModule(
+      make_synchronized<SyncBatchNorm3dImpl>(*module.as<torch::nn::BatchNorm3d>(), group));
 }
 
-void find(
+void find_replacements(
     SequentialImpl& net, const std::string& prefix, const ProcessGroup& group,
-    std::vector<Replacement>& replacements, std::string& stuck) {
+    std::vector<Replacement>& replacements, std::string& unreachable) {
   size_t index = 0;
   for (const auto& child : net.named_children()) {
     const auto name = prefix + child.key();
     auto& module = *child.value();
     if (is_batch_norm(module)) {
-      replacements.push_back({&net, index, child.key(), synchronized(module, group)});
+      replacements.push_back({&net, index, child.key(), make_synchronized(module, group)});
     } else if (auto* inner = module.as<torch::nn::Sequential>()) {
-      find(*inner, name + ".", group, replacements, stuck);
+      find_replacements(*inner, name + ".", group, replacements, unreachable);
     } else {
       for (const auto& part : module.named_modules(name, /*include_self=*/false)) {
-        if (is_batch_norm(*part.value())) stuck += (stuck.empty() ? "" : ", ") + part.key();
+        if (is_batch_norm(*part.value()))
+          unreachable += (unreachable.empty() ? "" : ", ") + part.key();
       }
     }
     ++index;
@@ -86,12 +88,12 @@ void find(
 
 int64_t convert_sync_batchnorm(torch::nn::Sequential& net, const ProcessGroup& group) {
   std::vector<Replacement> replacements;
-  std::string stuck;
-  find(*net, "", group, replacements, stuck);
+  std::string unreachable;
+  find_replacements(*net, "", group, replacements, unreachable);
   DDP_CHECK_VALUE(
-      stuck.empty(),
+      unreachable.empty(),
       "convert_sync_batchnorm: expected every BatchNorm to be a direct part of a Sequential, got ",
-      stuck,
+      unreachable,
       " within modules that keep their own handle on it. Declare a ddp::SyncBatchNorm there.");
   for (auto& replacement : replacements) {
     replacement.net->replace_module(replacement.name, replacement.module.ptr());

@@ -18,7 +18,7 @@ using torch::autograd::variable_list;
 
 int64_t channels_of(const at::Tensor& input) { return input.size(1); }
 
-/// All but that of the channels.
+/// Returns all dimensions but that of the channels.
 std::vector<int64_t> other_dimensions(const at::Tensor& input) {
   std::vector<int64_t> dimensions(static_cast<size_t>(input.dim()) - 1);
   std::iota(dimensions.begin() + 1, dimensions.end(), 2);
@@ -26,37 +26,38 @@ std::vector<int64_t> other_dimensions(const at::Tensor& input) {
 }
 
 /// Half precision is summed and normalized in float32.
-at::ScalarType arithmetic_of(const at::Tensor& input) {
+at::ScalarType compute_dtype_of(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// [C] as it multiplies an input.
+/// Reshapes [C] for broadcasting with an input.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
   shape[1] = values.numel();
-  return values.to(arithmetic_of(input)).view(shape);
+  return values.to(compute_dtype_of(input)).view(shape);
 }
 
-/// Mean and variance of this rank's batch, and how many values a channel has: 2 C + 1 doubles.
-at::Tensor own_statistics(const at::Tensor& input) {
+/// Returns mean, variance and values a channel of this rank's batch: 2 C + 1 doubles.
+at::Tensor local_statistics(const at::Tensor& input) {
   const auto channels = channels_of(input);
   auto own = at::zeros({2 * channels + 1}, input.options().dtype(at::kDouble));
   if (input.numel() == 0) return own;
   const auto dimensions = other_dimensions(input);
   const auto [var, mean] =
-      at::var_mean(input.to(arithmetic_of(input)), dimensions, /*unbiased=*/false);
+      at::var_mean(input.to(compute_dtype_of(input)), dimensions, /*unbiased=*/false);
   own.narrow(0, 0, channels).copy_(mean);
   own.narrow(0, channels, channels).copy_(var);
   own.narrow(0, 2 * channels, 1).fill_(static_cast<double>(input.numel() / channels));
   return own;
 }
 
-/// Sums of the output's gradient: of each channel, and of it times the normalized input.
+/// Sums over the batch, for each channel: of the output's gradient, and of it times the normalized
+/// input.
 struct GradientSums {
-  at::Tensor dy, dy_normalized;  // [C], in the arithmetic of the input
+  at::Tensor dy, dy_normalized;  // [C], in the compute dtype of the input
 };
 
-GradientSums own_sums(
+GradientSums local_sums(
     const at::Tensor& dy, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& var,
     double eps) {
   if (input.numel() == 0) return {at::zeros_like(mean), at::zeros_like(mean)};
@@ -77,7 +78,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = group;
     if (input.numel() == 0) return at::empty_like(input);
-    const auto type = arithmetic_of(input);
+    const auto type = compute_dtype_of(input);
     const auto in = [type](const std::optional<at::Tensor>& t) {
       return t ? std::optional<at::Tensor>(t->to(type)) : std::nullopt;
     };
@@ -101,10 +102,10 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const double eps = context->saved_data["eps"].toDouble();
     const auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
-    const auto type = arithmetic_of(input);
+    const auto type = compute_dtype_of(input);
     const auto x = input.to(type);
     const auto dy = gradients[0].to(type);
-    const auto sums = own_sums(dy, x, mean.to(type), var.to(type), eps);
+    const auto sums = local_sums(dy, x, mean.to(type), var.to(type), eps);
 
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
@@ -130,7 +131,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
 BatchStatistics gather_statistics(const at::Tensor& input, const ProcessGroup& group) {
   const c10::NoGradGuard no_grad;
   const auto channels = channels_of(input);
-  const auto own = own_statistics(input);
+  const auto own = local_statistics(input);
   std::vector<at::Tensor> of_ranks;
   for (int rank = 0; rank < get_world_size(group); ++rank) of_ranks.push_back(at::empty_like(own));
   all_gather(of_ranks, own, group);
@@ -141,8 +142,8 @@ BatchStatistics gather_statistics(const at::Tensor& input, const ProcessGroup& g
 
   BatchStatistics whole;
   whole.count = counts.sum();
-  // A rank with two values knows the answer without waiting for the device; so does every rank
-  // that asks.
+  // A rank that has two values need not wait for the device; all ranks that do wait get the same
+  // answer.
   DDP_CHECK_VALUE(
       input.numel() >= 2 * channels || whole.count.item<double>() >= 2,
       "Expected more than 1 value per channel when training, got input size ", input.sizes(),

@@ -35,7 +35,7 @@ class ShardCursor;
 /// training loop consumes and saves.
 class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<> {
  public:
-  /// Chooses the epoch whose order the next `reset` draws. The current epoch goes on unchanged.
+  /// Chooses the epoch whose order the next `reset` draws. The current epoch continues unchanged.
   /// `save` writes the chosen epoch from now on.
   ///
   /// Call it before each epoch, with the same number on every rank, or let the sampler advance by
@@ -53,8 +53,8 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   /// \throws c10::ValueError  another size than that of the weights or lengths the sampler was
   ///         given.
   ///
-  /// Cost: that of drawing the order, 8 bytes for each of this rank's samples, and 8 for each
-  /// sample of the dataset while it draws (16 for groups of like length).
+  /// Cost: drawing the order, 8 bytes for each of this rank's samples, and 8 for each sample of the
+  ///   dataset while it draws (16 for groups of similar length).
   void reset(std::optional<size_t> new_size = std::nullopt) override;
 
   /// Takes the next indices of this rank's share; starts an epoch if no `reset` has.
@@ -97,10 +97,10 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
 
   /// Throws on every rank where the ranks' data sets, or the options of their samplers, differ.
   ///
-  /// A data set that each process shuffled or split by random numbers of its own is another one on
-  /// every rank: the ranks' shares of the numbers 0, 1, 2, ... then overlap in what they stand for,
-  /// and nothing else notices. Call it once, before training, with the data set as it is before
-  /// transforms that draw random numbers.
+  /// A data set that each process shuffled or split by random numbers of its own is a different one
+  /// on every rank: the ranks' shares of the numbers 0, 1, 2, ... then overlap in the items that
+  /// they stand for, and nothing else notices. Call it once, before training, with the data set as
+  /// it is before transforms that draw random numbers.
   ///
   /// \param dataset  of LibTorch's kinds that load by index (`get_batch`), with items of tensors,
   ///        numbers or texts, in `torch::data::Example`, `std::vector` or `std::pair`.
@@ -129,7 +129,7 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   }
 
  protected:
-  /// \param cursor  which indices come, and in which order.
+  /// \param cursor  decides which indices come, and in which order.
   explicit ShardedSampler(std::shared_ptr<ShardCursor> cursor);
 
  private:

@@ -24,32 +24,33 @@
 namespace ddp {
 
 /// \file
-/// Activation checkpointing: forward keeps the arguments of a part of the model and none of what is
-/// between them and the result; backward computes that part once more. Less memory for more time.
-/// As Python's torch.utils.checkpoint, without its use_reentrant: gradients, random numbers
-/// (dropout), autocast and running statistics are those of a run without it, to the bit.
+/// Activation checkpointing: forward keeps the arguments of a part of the model and drops the
+/// activations between them and the result; backward computes that part once more. Less memory for
+/// more time. As Python's torch.utils.checkpoint, without its use_reentrant: gradients, random
+/// numbers (dropout), autocast and running statistics are those of a run without it, to the bit.
 ///
-/// - Under the wrapper nothing changes: a hook fires once a parameter, and buckets leave while
-///   earlier parts are computed again.
+/// - Under the wrapper nothing changes: a hook fires once a parameter, and all-reduces of buckets
+///   start while earlier parts are computed again.
 /// - Arguments may hold tensors as DistributedDataParallel's may: in optionals, vectors, pairs,
 ///   tuples, maps, or a type with a move_tensors() of its own.
-/// - A parameter that the function did not use has no gradient, as without. But
-///   find_unused_parameters counts it as used, and misses its gradient: decide outside.
+/// - A parameter that the function did not use has no gradient, as without checkpointing. But
+///   find_unused_parameters counts it as used, and waits for its gradient: decide outside whether
+///   to use it.
 /// - backward with create_graph is an error.
 ///
 /// Memory: the arguments and the result. Time: one more forward of the part, in backward.
-/// Threads: as any forward and backward.
+/// Threads: as for any forward and backward.
 /// Source: torch.utils.checkpoint, torch 2.11.0.
 
 /// Options for `checkpoint`.
 struct CheckpointOptions {
-  /// Whether the second time draws the random numbers of the first: of the CPU, and of the devices
-  /// of arguments and parameters. False where nothing is drawn saves a copy of 5 KB a call.
+  /// Whether the recomputation draws the same random numbers: of the CPU, and of the devices of
+  /// arguments and parameters. False, where nothing is drawn, saves a copy of 5 KB a call.
   TORCH_ARG(bool, preserve_rng_state) = true;
   /// Whether backward compares shape, dtype and device of the two results.
   TORCH_ARG(bool, determinism_check) = true;
-  /// For a function that is no module: the parameters that it uses. One that is missing here is an
-  /// error in backward.
+  /// For a function that is not a module: the parameters that it uses. A missing one is an error in
+  /// backward.
   TORCH_ARG(std::vector<at::Tensor>, parameters) = {};
 };
 
@@ -64,7 +65,7 @@ std::vector<at::Tensor> tensors_of(const Result& result) {
   return tensors;
 }
 
-/// \param call  all but run and inputs.
+/// \param call  everything but run and inputs.
 template <typename Function, typename... Args>
 auto checkpoint_call(RepeatableCall call, Function function, Args&&... args) {
   using Arguments = std::tuple<std::decay_t<Args>...>;
@@ -96,7 +97,7 @@ auto checkpoint_call(RepeatableCall call, Function function, Args&&... args) {
 template <typename T>
 constexpr bool is_checkpointable_module = is_wrappable<T> || is_module<T>;
 
-/// A pointer that keeps the module alive, where anything does.
+/// Returns a pointer that keeps the module alive, where it has an owner.
 template <typename M>
 auto pointer_to(M& module) {
   if constexpr (is_shared_module<std::decay_t<M>>) {
@@ -129,15 +130,15 @@ auto checkpoint_with(const CheckpointOptions& options, F& function, Args&&... ar
 
 }  // namespace detail
 
-/// `module->forward(args...)`, without keeping what backward can compute again.
+/// Calls `module->forward(args...)`, and keeps no activations: backward computes them again.
 ///
 /// ```
 /// for (auto& block : blocks) x = ddp::checkpoint(block, x);
 /// ```
 /// \param module  a holder, a shared_ptr, or a module that lives until backward has passed.
-/// \return what forward returns.
-/// \throws c10::Error  in backward: an argument or a parameter was changed in place since, the
-///         second result has another shape, or depends on a parameter that is not the module's.
+/// \return the result of forward.
+/// \throws c10::Error  in backward: an argument or a parameter was changed in place since, or the
+///         second result has another shape or depends on a parameter that is not the module's.
 template <
     typename M, typename... Args,
     std::enable_if_t<detail::is_checkpointable_module<std::decay_t<M>>, int> = 0>
@@ -145,21 +146,22 @@ auto checkpoint(M& module, Args&&... args) {
   return detail::checkpoint_with(CheckpointOptions(), module, std::forward<Args>(args)...);
 }
 
-/// The same with options, and for functions that are no modules.
+/// The same with options, and for functions that are not modules.
 ///
 /// ```
 /// ddp::checkpoint(ddp::CheckpointOptions().parameters({weight}), [=](const at::Tensor& x) {
 ///   return torch::relu(torch::mm(x, weight));
 /// }, x);
 /// ```
-/// \param function  is copied and called twice; a module, too.
+/// \param function  is copied and called twice; it may also be a module.
 template <typename F, typename... Args>
 auto checkpoint(const CheckpointOptions& options, F&& function, Args&&... args) {
   return detail::checkpoint_with(options, function, std::forward<Args>(args)...);
 }
 
-/// The modules of `net` one after the other, in `segments` parts that are checkpointed each; the
-/// last is not, because backward begins with it. Parts have as many modules, the last what is left.
+/// Runs the modules of `net` one after the other, in `segments` checkpointed parts. The last part
+/// is not checkpointed, because backward begins with it. Parts have equally many modules; the last
+/// also has the remainder.
 ///
 /// \param input  of the first module; each module takes and returns one tensor.
 /// \throws c10::ValueError  `segments` is not between 1 and the number of modules.
@@ -169,8 +171,8 @@ DDP_API at::Tensor checkpoint_sequential(
 
 namespace detail {
 
-/// `forward` with the wrapped module's own signature, so that a Sequential takes it; a template
-/// where the module's is one, or is overloaded.
+/// Gives `forward` the wrapped module's own signature, so that a Sequential accepts it; `forward`
+/// is a template where the module's is one, or is overloaded.
 template <typename M, typename Forward>
 struct CheckpointForward {
   template <typename... Args>
@@ -202,7 +204,7 @@ using PointeeOf = std::decay_t<decltype(*std::declval<M&>())>;
 
 }  // namespace detail
 
-/// What a `Checkpoint` holds.
+/// The implementation of `Checkpoint`.
 template <typename M>
 class CheckpointImpl
     : public torch::nn::Module,
@@ -219,7 +221,7 @@ class CheckpointImpl
   M module_;
 };
 
-/// A module whose forward is checkpointed wherever it is called: a drop-in for the module, also in
+/// A module whose forward is checkpointed wherever it is called: it can replace the module, also in
 /// a Sequential.
 ///
 /// ```
@@ -230,16 +232,16 @@ template <typename M>
 class Checkpoint : public torch::nn::ModuleHolder<CheckpointImpl<M>> {
  public:
   using torch::nn::ModuleHolder<CheckpointImpl<M>>::ModuleHolder;
-  /// What it holds.
+  /// The implementation that the holder points to.
   using Impl = CheckpointImpl<M>;
 
-  /// As `forward`.
+  /// Calls `forward`.
   template <typename... Args>
   auto operator()(Args&&... args) {
     return this->get()->forward(std::forward<Args>(args)...);
   }
 };
-/// Lets the compiler find M.
+/// Deduces M.
 template <typename M>
 Checkpoint(M) -> Checkpoint<M>;
 

@@ -10,24 +10,25 @@
 
 namespace ddp {
 
-/// Options for `AutocastGuard`; a dtype alone is understood.
+/// Options for `AutocastGuard`; a dtype alone converts to them.
 struct AutocastOptions {
   AutocastOptions() = default;
-  /// That dtype, and what else is by default.
+  /// This dtype, and the defaults of all other options.
   /* implicit */ AutocastOptions(at::ScalarType dtype) : dtype_(dtype) {}
 
-  /// What matrix products and convolutions compute in: kBFloat16 or kHalf. Default: LibTorch's,
+  /// The dtype of matrix products and convolutions: kBFloat16 or kHalf. Default: LibTorch's,
   /// bfloat16 on CPUs and half on CUDA.
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = {};
-  /// False switches autocast off for a part of a region.
+  /// False disables autocast for a part of a region.
   TORCH_ARG(bool, enabled) = true;
-  /// Whether a parameter is cast once a region, instead of at each use. Default: as it is set now.
+  /// Whether a parameter is cast once a region, instead of at each use. Default: the present
+  /// setting.
   TORCH_ARG(std::optional<bool>, cache_enabled) = {};
 };
 
 /// Mixed precision for the operations of this scope, on tensors of one kind of device: matrix
-/// products and convolutions run in 16 bits, what needs the range stays in float32. Parameters and
-/// their gradients stay what they are. As Python's `torch.autocast`.
+/// products and convolutions run in 16 bits, operations that need the range stay in float32.
+/// Parameters and their gradients keep their dtype. As Python's `torch.autocast`.
 ///
 /// ```
 /// at::Tensor loss;
@@ -38,9 +39,9 @@ struct AutocastOptions {
 /// loss.backward();  // outside: the backward of each operation has its forward's dtype
 /// ```
 ///
-/// Guards nest. The cache of cast parameters is cleared at the end of the outermost one, so that
-/// the next sees what the optimizer changed. The state before is back at the end, also after an
-/// exception too.
+/// Guards nest. The outermost guard clears the cache of cast parameters at its end, so that the
+/// next region sees the optimizer's changes. A guard restores the previous state at its end, also
+/// after an exception.
 ///
 /// Thread safety: autocast is a state of the thread; destroy the guard on the thread that made it,
 /// in the reverse order. Cost: under a microsecond, and the casts.

@@ -16,19 +16,19 @@ namespace ddp {
 
 /// Options for `Checkpointer`; every rank must pass the same.
 struct CheckpointerOptions {
-  /// How many finished checkpoints stay, >= 0: a save removes the oldest beyond. 0 keeps all.
+  /// How many finished checkpoints are kept, >= 0: a save removes older ones. 0 keeps all.
   /// Default: 3
   TORCH_ARG(int64_t, keep_last) = 3;
-  /// maybe_save() saves each such step, >= 0. 0: not by steps. Default: 0
+  /// maybe_save() saves at each step that this divides, >= 0. 0: not by steps. Default: 0
   TORCH_ARG(int64_t, every_steps) = 0;
   /// maybe_save() saves once this time has passed since the last save, by rank 0's clock. Costs a
   /// small collective in each call. 0: not by time. Default: 0
   TORCH_ARG(std::chrono::seconds, every) = std::chrono::seconds(0);
-  /// Write behind the training steps, on a thread: save() returns after a copy in host memory.
+  /// Write while training goes on, on a thread: save() returns after a copy in host memory.
   /// Default: true
   TORCH_ARG(bool, background) = true;
-  /// Whether names that a checkpoint or the program lacks, and other dtypes, are errors. Else a
-  /// warning lists the names, and the values are converted. Default: true
+  /// Whether names that only the checkpoint or only the program has, and other dtypes, are errors.
+  /// If not, a warning lists the names, and the values are converted. Default: true
   TORCH_ARG(bool, strict) = true;
   /// The ranks that save together. Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
@@ -40,7 +40,7 @@ struct CheckpointerOptions {
 ///
 ///   manifest.json           step, world size, versions, and size and CRC-32C of each file
 ///   model.pt, ...           one for each part; rank 0 writes them
-///   rank-0.pt, rank-1.pt    what each rank has for itself: random numbers, parts of `add_per_rank`
+///   rank-0.pt, rank-1.pt    each rank's own: random numbers, parts of `add_per_rank`
 ///
 /// A module's and an optimizer's file is Python's: `torch.load(file, weights_only=True)` is its
 /// `state_dict()` (see state_dict.h). All ranks see the same FOLDER, on one host or on a file
@@ -48,16 +48,16 @@ struct CheckpointerOptions {
 ///
 /// The states of the default generators (CPU and GPUs in use) of every rank are always saved.
 ///
-/// **Another number of ranks.** Parts that the ranks share, a sampler's position among them, are
-/// whole on any number. Rank r takes the random numbers and the parts of its own of the saved rank
-/// r. A rank that the saved run did not have seeds its generators from rank 0's seed, its number
-/// and the step, and leaves its own parts as they are.
+/// **Another number of ranks.** Parts that the ranks share, such as a sampler's position, load on
+/// any number of ranks. Rank r takes the random numbers and the own parts of the saved rank r. A
+/// rank that the saved run did not have seeds its generators from rank 0's seed, its number and the
+/// step, and leaves its own parts as they are.
 ///
 /// **Errors.** One rank's error is every rank's: all throw the same text, before any state changes,
-/// and no finished checkpoint is touched. What fails behind the steps is thrown by the next call
+/// and no finished checkpoint is touched. An error of a background write is thrown by the next call
 /// that communicates, and by `wait()`.
 ///
-/// Thread safety: none; the training loop's thread calls it. Ownership: parts must outlive it.
+/// Thread safety: none; call it on the training loop's thread. Ownership: parts must outlive it.
 ///
 /// Example:
 /// ```
@@ -82,11 +82,11 @@ class DDP_API Checkpointer {
   /// \throws c10::ValueError  an empty name, or a negative option. c10::Error  there is no default
   ///         group, and none is given.
   explicit Checkpointer(std::string folder, const CheckpointerOptions& options = {});
-  /// Finishes the save under way: writes this rank's files, however long that takes, and waits for
-  /// the other ranks' for at most a minute; while an exception unwinds the stack, for at most two
-  /// seconds. What fails is a warning.
+  /// Finishes an unfinished save: writes this rank's files, however long that takes, and waits at
+  /// most a minute for the other ranks' files; at most two seconds while an exception unwinds the
+  /// stack. A failure is a warning.
   ~Checkpointer();
-  /// The other one saves nothing from here on.
+  /// The moved-from object saves nothing from here on.
   Checkpointer(Checkpointer&&) noexcept;
   Checkpointer& operator=(Checkpointer&&) = delete;
 
@@ -94,11 +94,11 @@ class DDP_API Checkpointer {
   /// rank adds the same names.
   ///
   /// \param name  the part's file, without ".pt": letters, digits, '.', '_' and '-'.
-  /// \param part  a module, its holder or a DistributedDataParallel; an optimizer, of which a
-  ///        ZeroRedundancyOptimizer's is gathered on rank 0; a scheduler of
-  ///        LibTorch; a tensor, a number or a string; an at::Generator; or anything with
+  /// \param part  a module, its holder or a DistributedDataParallel; an optimizer (a
+  ///        ZeroRedundancyOptimizer is gathered on rank 0); a scheduler of LibTorch; a tensor, a
+  ///        number or a string; an at::Generator; or anything with
   ///        `save(torch::serialize::OutputArchive&)` and `load(torch::serialize::InputArchive&)`,
-  ///        as samplers. It must outlive this object.
+  ///        such as samplers. It must outlive this object.
   /// \throws c10::ValueError  a name that is taken or cannot be a file's; an empty module.
   template <typename T>
   Checkpointer& add(const std::string& name, T& part) {
@@ -112,13 +112,13 @@ class DDP_API Checkpointer {
     return add_part(name, detail::part_of(part), /*is_per_rank=*/true);
   }
 
-  /// Saves all parts under the number of a step, >= 0. A checkpoint of the same step is replaced,
-  /// and those that `load_latest` left out as damaged are removed.
+  /// Saves all parts under the number of a step, >= 0. Replaces a checkpoint of the same step, and
+  /// removes the checkpoints that `load_latest` left out as damaged.
   ///
-  /// Call it between two steps. Where one before is still being written, waits for that one.
+  /// Call it between two steps. Waits for the previous save if that is still being written.
   ///
-  /// \throws c10::Error  this save cannot begin, as where the folder holds a later step, or the one
-  ///         before failed.
+  /// \throws c10::Error  this save cannot begin, as where the folder holds a later step, or the
+  ///         previous save failed.
   ///
   /// Collective: yes. Blocks: host, until the state is copied; with background false, until it is
   ///   on the disk. Cost: a copy of the state in host memory, and four small gathers.
@@ -131,8 +131,8 @@ class DDP_API Checkpointer {
   /// Collective: yes. Cost: nothing where no save is due and `every` is not set.
   bool maybe_save(int64_t step);
 
-  /// Loads the newest checkpoint that is whole; of a newer one that is damaged or unfinished, a
-  /// warning says why it is left out.
+  /// Loads the newest checkpoint that is whole. For a newer one that is damaged or unfinished, a
+  /// warning gives the reason why it is left out.
   ///
   /// \return its step; nothing where there is no checkpoint yet.
   /// \throws c10::Error  none is whole; or the newest does not fit the program: other names,
@@ -148,7 +148,7 @@ class DDP_API Checkpointer {
   /// Collective: yes.
   void load(int64_t step);
 
-  /// The steps of the finished checkpoints that this rank sees now, oldest first.
+  /// Lists the steps of the finished checkpoints that this rank sees now, oldest first.
   std::vector<int64_t> steps() const;
 
   /// Waits until the last save is on the disk of all ranks.

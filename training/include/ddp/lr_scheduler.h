@@ -33,7 +33,7 @@ namespace ddp {
 /// No call communicates: every rank steps its own schedule, and gets the same rates.
 /// Thread safety: none. Ownership: the optimizer must outlive its schedules.
 
-/// What the schedules share: Python's counting, and save() and load() for a Checkpointer.
+/// The part that schedules share: Python's counting, and save() and load() for a Checkpointer.
 class DDP_API LRScheduler : public torch::optim::LRScheduler {
  public:
   /// The number of calls of step() so far.
@@ -41,7 +41,7 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   /// The rates that are set now, one a parameter group.
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
 
-  /// The count and the initial rates; the rates that are set are the optimizer's to save.
+  /// Saves the count and the initial rates; the optimizer saves the present rates.
   virtual void save(torch::serialize::OutputArchive& archive) const;
   /// \throws c10::ValueError  saved with another number of parameter groups; nothing changes then.
   virtual void load(torch::serialize::InputArchive& archive);
@@ -50,40 +50,40 @@ class DDP_API LRScheduler : public torch::optim::LRScheduler {
   /// \param name  the class, for error texts.
   LRScheduler(torch::optim::Optimizer& optimizer, const char* name);
 
-  /// The rates at an epoch, from those that are set.
+  /// Computes the rates at an epoch from the present rates.
   virtual std::vector<double> next_lrs(int64_t epoch) = 0;
   /// Whether the schedule has initial rates of its own.
   virtual bool has_own_base_lrs() const { return false; }
-  /// The rates at epoch 0 of a schedule that comes after another one.
+  /// The rates at epoch 0 of a schedule that follows another one.
   virtual std::vector<double> first_lrs_in_sequence() { return next_lrs(0); }
 
-  /// Whose rates it sets.
+  /// The optimizer whose rates it sets.
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
   /// The class, for error texts.
   const char* name() const { return name_; }
-  /// By parameter group, when the schedule began.
+  /// The rates when the schedule began, by parameter group.
   const std::vector<double>& base_lrs() const { return base_lrs_; }
-  /// For a schedule with initial rates of its own.
+  /// Sets initial rates, for a schedule that has its own.
   void set_base_lrs(std::vector<double> lrs) { base_lrs_ = std::move(lrs); }
 
  private:
   friend class SequentialLR;
 
   std::vector<double> get_lrs() final;
-  /// At epoch 0, whatever it was.
+  /// Sets epoch 0, whatever the epoch was.
   void restart(bool follows_another);
 
   torch::optim::Optimizer& optimizer_;
   const char* name_;
   std::vector<double> base_lrs_;
-  uint64_t birth_;  // rises from schedule to schedule of the process
+  uint64_t creation_number_;  // rises with each schedule that the process constructs
   bool follows_another_ = false;
 };
 
 /// One value for all parameter groups, or one for each.
 class PerGroup {
  public:
-  /// That value for all groups.
+  /// The same value for all groups.
   PerGroup(double value) : values_{value} {}
   /// One for each group.
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}
@@ -119,12 +119,12 @@ class DDP_API LambdaLR final : public LRScheduler {
 /// Options for `MultiStepLR`.
 struct MultiStepLROptions {
   MultiStepLROptions() = default;
-  /// Those milestones, and what else is by default.
+  /// These milestones, and the defaults of all other options.
   MultiStepLROptions(std::vector<int64_t> milestones) : milestones_(std::move(milestones)) {}
 
-  /// Epochs at which the rate is multiplied; one that is there twice counts twice.
+  /// Epochs at which the rate is multiplied; a repeated one counts twice.
   TORCH_ARG(std::vector<int64_t>, milestones) = {};
-  /// By what. Default: 0.1
+  /// The factor. Default: 0.1
   TORCH_ARG(double, gamma) = 0.1;
 };
 
@@ -143,15 +143,15 @@ class DDP_API MultiStepLR final : public LRScheduler {
 
 /// Options for `LinearLR`.
 struct LinearLROptions {
-  /// What the rate is multiplied by at epoch 0, in (0, 1]. Default: 1/3
+  /// The factor of the rate at epoch 0, in (0, 1]. Default: 1/3
   TORCH_ARG(double, start_factor) = 1.0 / 3;
-  /// And from epoch `total_iters` on, in [0, 1]. Default: 1
+  /// The factor from epoch `total_iters` on, in [0, 1]. Default: 1
   TORCH_ARG(double, end_factor) = 1.0;
-  /// Epochs from one to the other, >= 1. Default: 5
+  /// Epochs from the first factor to the second, >= 1. Default: 5
   TORCH_ARG(int64_t, total_iters) = 5;
 };
 
-/// A warm-up: the rate grows (or falls) linearly, and stays then.
+/// A warm-up: the rate grows (or falls) linearly, and then stays.
 class DDP_API LinearLR final : public LRScheduler {
  public:
   /// \throws c10::ValueError  an option out of its range.
@@ -167,7 +167,7 @@ class DDP_API LinearLR final : public LRScheduler {
 /// Options for `CosineAnnealingLR`.
 struct CosineAnnealingLROptions {
   CosineAnnealingLROptions() = default;
-  /// That T_max, and what else is by default.
+  /// This T_max, and the defaults of all other options.
   CosineAnnealingLROptions(int64_t T_max) : T_max_(T_max) {}
 
   /// Epochs from the initial rate to `eta_min`, >= 1; as many again lead back. Must be set.
@@ -193,7 +193,7 @@ class DDP_API CosineAnnealingLR final : public LRScheduler {
 /// Options for `OneCycleLR`.
 struct OneCycleLROptions {
   OneCycleLROptions() = default;
-  /// What must be set; the rest is by default.
+  /// The options that must be set; the others have defaults.
   OneCycleLROptions(PerGroup max_lr, int64_t total_steps)
       : max_lr_(std::move(max_lr)), total_steps_(total_steps) {}
 
@@ -213,28 +213,28 @@ struct OneCycleLROptions {
   TORCH_ARG(bool, cycle_momentum) = true;
   /// Momentum where the rate is highest. Default: 0.85
   TORCH_ARG(PerGroup, base_momentum) = 0.85;
-  /// And where it is lowest. Default: 0.95
+  /// Momentum where the rate is lowest. Default: 0.95
   TORCH_ARG(PerGroup, max_momentum) = 0.95;
   /// initial rate = max_lr / div_factor. Default: 25
   TORCH_ARG(double, div_factor) = 25;
   /// least rate = initial rate / final_div_factor. Default: 1e4
   TORCH_ARG(double, final_div_factor) = 1e4;
-  /// A third phase from the initial rate to the least one; else the second leads there. Default:
-  /// false
+  /// Whether a third phase leads from the initial rate to the least one; otherwise the second phase
+  /// leads there. Default: false
   TORCH_ARG(bool, three_phase) = false;
 };
 
-/// Up to `max_lr` and down again, far below where it began (Smith and Topin, arXiv:1708.07120).
-/// Step it once a batch.
+/// Raises the rate to `max_lr` and lowers it again, far below its initial value (Smith and Topin,
+/// arXiv:1708.07120). Step it once a batch.
 class DDP_API OneCycleLR final : public LRScheduler {
  public:
-  /// \throws c10::ValueError  an option out of its range, or an optimizer without momentum where it
-  ///         is to be cycled.
+  /// \throws c10::ValueError  an option is out of its range, or cycle_momentum is set and the
+  ///         optimizer has no momentum.
   OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options);
 
  private:
   enum class Level { Initial, Max, Min };
-  /// From the phase before to `end_step`; momentum runs from that of `from` to that of `to`.
+  /// A phase up to `end_step`; the rate and the momentum go from those of `from` to those of `to`.
   struct Phase {
     double end_step;
     Level from;
@@ -255,19 +255,19 @@ class DDP_API OneCycleLR final : public LRScheduler {
   std::vector<Phase> phases_;
 };
 
-/// One schedule after the other: number k + 1 begins at epoch `milestones[k]`, with its own epoch
-/// 0.
+/// Runs schedules one after the other: number k + 1 begins at epoch `milestones[k]`, with its own
+/// epoch 0.
 class DDP_API SequentialLR final : public LRScheduler {
  public:
-  /// \param schedulers  of this optimizer; not stepped yet, and not by anybody else from here on.
-  ///        They must outlive this one.
-  /// \param milestones  rising; one less.
-  /// \throws c10::ValueError  where they are not, or one of them is a SequentialLR.
+  /// \param schedulers  of this optimizer; not stepped yet, and stepped only by this object from
+  ///        here on. They must outlive it.
+  /// \param milestones  rising; one less than schedulers.
+  /// \throws c10::ValueError  these conditions do not hold, or one of them is a SequentialLR.
   SequentialLR(
       torch::optim::Optimizer& optimizer, std::vector<LRScheduler*> schedulers,
       std::vector<int64_t> milestones);
 
-  /// Those of the schedules, too.
+  /// Saves the schedules' states, too.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -280,8 +280,9 @@ class DDP_API SequentialLR final : public LRScheduler {
   std::vector<int64_t> milestones_;
 };
 
-/// base * number of ranks: the linear scaling rule for a batch that grows with them (Goyal et al.,
-/// arXiv:1706.02677), who warm it up over the first five epochs (LinearLR, or SequentialLR).
+/// Returns base * number of ranks: the linear scaling rule for a batch that grows with the ranks
+/// (Goyal et al., arXiv:1706.02677, who warm the rate up over the first five epochs: LinearLR, or
+/// SequentialLR).
 ///
 /// \param group  unset: the default group.
 DDP_API double scaled_lr(double base, const ProcessGroup& group = {});

@@ -21,7 +21,7 @@ class DDP_API ModelAverager {
  public:
   virtual ~ModelAverager() = default;
 
-  /// Counts a step, and averages the parameters in place if it is one of those.
+  /// Counts a step, and averages the parameters in place if it is a step that averages.
   ///
   /// \param parameters  the same on every rank, in number, shapes and order. All are averaged, also
   ///        those without a gradient, which Python leaves out.
@@ -29,17 +29,17 @@ class DDP_API ModelAverager {
   /// Collective: in the steps that average. Cost: then, one all-reduce of all parameters, and a
   ///   copy of them.
   void average_parameters(const std::vector<at::Tensor>& parameters);
-  /// Those of all groups.
+  /// Averages the parameters of all groups.
   void average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-  /// How many steps it has counted.
+  /// How many steps were counted.
   int64_t step() const { return step_; }
   /// Sets the count, as when training is resumed.
   void set_step(int64_t step);
 
-  /// The count.
+  /// Saves the count.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// \throws c10::Error  not from save().
+  /// \throws c10::Error  the archive is not from save().
   void load(torch::serialize::InputArchive& archive);
 
  protected:
@@ -82,8 +82,8 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
 /// ```
 class DDP_API HierarchicalModelAverager final : public ModelAverager {
  public:
-  /// \param group_size_of_period  the longer the period, the larger the group; ranks whose numbers
-  ///        follow each other belong together, and the last size is that of the default group.
+  /// \param group_size_of_period  the longer the period, the larger the group. A group holds
+  ///        consecutive ranks, and the last group size is that of the default group.
   /// \throws c10::ValueError  periods below 1, sizes that do not grow with them, do not divide the
   ///         ranks, or do not end with all of them; negative warm-up.
   ///
@@ -91,7 +91,7 @@ class DDP_API HierarchicalModelAverager final : public ModelAverager {
   explicit HierarchicalModelAverager(
       const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps = 0);
 
-  /// With groups that are there already, each of which this rank belongs to, by their periods.
+  /// Uses existing groups, by their periods; this rank belongs to each of them.
   ///
   /// \throws c10::ValueError  as above; an empty group.
   static HierarchicalModelAverager over(
@@ -106,8 +106,9 @@ class DDP_API HierarchicalModelAverager final : public ModelAverager {
   int64_t warmup_steps_;
 };
 
-/// Steps an optimizer, then averages the parameters if it is time. With hooks::post_local_sgd, or
-/// without a wrapper at all. The optimizer's state, as its momentum, stays each rank's own.
+/// Steps an optimizer, then averages the parameters if the averager says so. For use with
+/// hooks::post_local_sgd, or without a wrapper at all. The optimizer's state, such as its momentum,
+/// stays each rank's own.
 ///
 /// ```
 /// ddp::PostLocalSGDOptimizer optimizer(
@@ -124,15 +125,15 @@ class DDP_API PostLocalSGDOptimizer {
 
   /// Collective: in the steps that average.
   at::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
-  /// The optimizer's.
+  /// Calls the optimizer's zero_grad.
   void zero_grad(bool set_to_none = true) { optimizer_->zero_grad(set_to_none); }
 
-  /// The one that it steps.
+  /// The optimizer that it steps.
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
 
-  /// The optimizer, and the averager's count.
+  /// Saves the optimizer's state, and the averager's count.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// What save() wrote.
+  /// Loads what save() wrote.
   void load(torch::serialize::InputArchive& archive);
 
  private:

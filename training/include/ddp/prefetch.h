@@ -107,12 +107,12 @@ class PrefetchLoader {
       "const, as the workers share it (no mutable lambda)");
 
  public:
-  /// What the loop gets.
+  /// The type of the batches that the loop gets.
   using BatchType = std::decay_t<std::invoke_result_t<const Transform&, InnerBatch>>;
   static_assert(
       !std::is_void_v<BatchType>, "PrefetchLoader: the transform must return the loop's batch");
 
-  /// What begin() returns.
+  /// The type that begin() returns.
   using Iterator = torch::data::Iterator<BatchType>;
 
   /// See `make_prefetch_loader`.
@@ -135,7 +135,7 @@ class PrefetchLoader {
   ///
   /// \return an iterator as torch::data's loaders return: its `++` and its first use wait for the
   ///         batch. It owns the pass; once another pass has begun, both throw c10::Error.
-  /// \throws  what the inner loader's `begin()` throws.
+  /// \throws  the exceptions of the inner loader's `begin()`.
   Iterator begin() {
     end_pass();
     if (setup_.on_consumed) setup_.on_consumed(0);
@@ -154,7 +154,7 @@ class PrefetchLoader {
         }));
   }
 
-  /// What an iterator equals at the end of its pass.
+  /// The iterator that compares equal to begin()'s at the end of a pass.
   Iterator end() {
     return Iterator(std::make_unique<torch::data::detail::SentinelIterator<BatchType>>());
   }
@@ -186,7 +186,7 @@ class PrefetchLoader {
   Inner inner_;
   const Transform transform_;
   const detail::PrefetchSetup setup_;
-  std::weak_ptr<detail::PrefetchPass> pass_;  // its iterator's, so that it ends with the loop
+  std::weak_ptr<detail::PrefetchPass> pass_;  // owned by the loop's iterator: the pass ends with it
 };
 
 /// Wraps a data loader so that worker threads prepare its batches ahead of the loop.

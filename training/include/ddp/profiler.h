@@ -30,54 +30,54 @@ struct DDP_API ProfilerOptions {
   /// from the construction to stop() is then one recording, as in Python without a schedule.
   bool has_schedule() const;
 
-  /// Steps of a cycle that nothing is done in. Default: 0
+  /// Steps at the beginning of a cycle in which the profiler does nothing. Default: 0
   TORCH_ARG(int64_t, wait) = 0;
   /// Steps in which the profiler is prepared, so that the recorded ones do not pay for it.
   /// Default: 0
   TORCH_ARG(int64_t, warmup) = 0;
   /// Steps that are recorded, at least 1. Default: 1
   TORCH_ARG(int64_t, active) = 1;
-  /// Cycles. Default: 0, for ever.
+  /// The number of cycles. Default: 0, without end.
   TORCH_ARG(int64_t, repeat) = 0;
   /// Steps before the first cycle. Default: 0
   TORCH_ARG(int64_t, skip_first) = 0;
   /// The first cycle has no wait. Default: false
   TORCH_ARG(bool, skip_first_wait) = false;
-  /// Records the shapes of what operators are called with. Keeps these tensors alive while it
-  /// records. Default: false
+  /// Records the shapes of operators' inputs. Keeps these tensors alive while it records. Default:
+  /// false
   TORCH_ARG(bool, record_shapes) = false;
-  /// Records what is allocated and freed. Default: false
+  /// Records allocations and frees. Default: false
   TORCH_ARG(bool, profile_memory) = false;
   /// Called on the thread of the loop, once the last active step of a cycle is over. May export and
   /// average; may not step or stop the profiler.
   TORCH_ARG(std::function<void(Profiler&)>, on_trace_ready) = nullptr;
 };
 
-/// What a profiler does in a step. Python's `torch.profiler.ProfilerAction`.
+/// The action of a profiler in a step. Python's `torch.profiler.ProfilerAction`.
 enum class ProfilerAction { None, Warmup, Record, RecordAndSave };
 
-/// What happened in a recording, by name.
+/// The events of a recording, summed up by name.
 struct DDP_API KeyAverages {
   /// The calls of one name. Times are microseconds, memory is bytes.
   struct Entry {
-    std::string name;                ///< of the operator, the kernel or the range
-    int64_t count = 0;               ///< calls
-    double cpu_time_total = 0;       ///< with what they called
-    double self_cpu_time_total = 0;  ///< without
-    double device_time_total = 0;    ///< of kernels they launched, or their own if they are kernels
-    double self_device_time_total = 0;     ///< without what they called
+    std::string name;                      ///< of the operator, the kernel or the range
+    int64_t count = 0;                     ///< calls
+    double cpu_time_total = 0;             ///< including callees
+    double self_cpu_time_total = 0;        ///< without callees
+    double device_time_total = 0;          ///< of launched kernels; its own for a kernel
+    double self_device_time_total = 0;     ///< without callees
     int64_t cpu_memory_usage = 0;          ///< allocated less freed; 0 unless memory was profiled
-    int64_t self_cpu_memory_usage = 0;     ///< without what they called
+    int64_t self_cpu_memory_usage = 0;     ///< without callees
     int64_t device_memory_usage = 0;       ///< as cpu_memory_usage
-    int64_t self_device_memory_usage = 0;  ///< without what they called
+    int64_t self_device_memory_usage = 0;  ///< without callees
     std::vector<std::vector<int64_t>> input_shapes;      ///< where grouped by them
     c10::DeviceType device_type = c10::DeviceType::CPU;  ///< where they ran
     bool is_async = false;            ///< ends on another thread than it begins on
     bool is_user_annotation = false;  ///< a RecordFunctionGuard's, or a step
 
-    /// Of one call.
+    /// The mean of one call.
     double cpu_time() const { return count == 0 ? 0 : cpu_time_total / double(count); }
-    /// Of one call.
+    /// The mean of one call.
     double device_time() const { return count == 0 ? 0 : device_time_total / double(count); }
   };
 
@@ -95,12 +95,11 @@ struct DDP_API KeyAverages {
 
   std::vector<Entry> entries;   ///< in the order of their first calls
   bool profile_memory = false;  ///< the table has columns of memory
-  std::string device;           ///< whose kernels were recorded, too: "CUDA"; "" for none
+  std::string device;           ///< whose kernels were also recorded: "CUDA"; "" for none
 };
 
-/// Records what operators, the wrapper and your own ranges do in chosen steps of a loop, by
-/// LibTorch's profiler (Kineto). As Python's `torch.profiler.profile`: its schedule, Chrome trace
-/// and table.
+/// Records operators, the wrapper and your own ranges in chosen steps of a loop, with LibTorch's
+/// profiler (Kineto). As Python's `torch.profiler.profile`: its schedule, Chrome trace and table.
 ///
 /// ```
 /// ddp::Profiler profiler(ddp::ProfilerOptions().wait(1).warmup(1).active(3).repeat(1)
@@ -111,14 +110,14 @@ struct DDP_API KeyAverages {
 /// }
 /// ```
 ///
-/// It records the thread that constructs it and the backward passes that thread runs, not the
-/// threads of a loader. On CUDA it records the kernels as well, where LibTorch finds CUPTI. With a
-/// schedule each step is a range `ProfilerStep#<number>`.
+/// It records the thread that constructs it and the backward passes of that thread, not the threads
+/// of a loader. On CUDA it records the kernels as well, where LibTorch finds CUPTI. With a schedule
+/// each step is a range `ProfilerStep#<number>`.
 ///
-/// Destruction ends as Python's `with` does: it stops, and calls on_trace_ready if a recording was
-/// under way, also while an exception passes; what that throws becomes a warning.
+/// Destruction ends as Python's `with` does, also while an exception passes: it stops, and calls
+/// on_trace_ready if it was recording. An exception of on_trace_ready becomes a warning.
 ///
-/// One process records one thing at a time: the recordings of a second profiler must lie elsewhere.
+/// A process can have one recording at a time: those of a second profiler must not overlap.
 ///
 /// Threads: construct, step, stop and destroy it on one thread. A profiler that is destroyed
 ///   elsewhere while it records cannot stop the recording; it warns.
@@ -134,11 +133,12 @@ class DDP_API Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  /// Says that the next step begins.
+  /// Begins the next step.
   ///
-  /// \throws c10::Error  after stop(), on another thread, within on_trace_ready; when a recording
-  ///         is to begin and another goes on in this process: this cycle is then left out. What
-  ///         on_trace_ready throws, with the schedule where it would be without.
+  /// \throws c10::Error  after stop(), on another thread, within on_trace_ready; or when a
+  ///         recording is to begin while this process has another one: this cycle is then left out.
+  ///         Exceptions of on_trace_ready pass through; the schedule has advanced as if there were
+  ///         none.
   void step();
 
   /// Ends the recording, if there is one, and calls on_trace_ready. A second call does nothing.
@@ -146,20 +146,20 @@ class DDP_API Profiler {
   /// \throws c10::Error  as step().
   void stop();
 
-  /// Goes on after stop(), with the step that was stopped in.
+  /// Continues after stop(), with the step in which it was stopped.
   ///
   /// \throws c10::Error  it was not stopped; as step().
   void start();
 
-  /// Writes the recording that ended last as JSON for ui.perfetto.dev and chrome://tracing. Its
-  /// times are on the clock of `write_trace`, so that both can be looked at in one view.
+  /// Writes the last finished recording as JSON for ui.perfetto.dev and chrome://tracing. Its times
+  /// are on the clock of `write_trace`, so that both fit into one view.
   ///
   /// \param path  not ".gz". A file that is there is replaced.
   /// \throws c10::Error  there is no recording yet, or the file cannot be written.
   ///         c10::ValueError  the path ends with ".gz".
   void export_chrome_trace(const std::string& path);
 
-  /// Sums up the recording that ended last.
+  /// Sums up the last finished recording.
   ///
   /// \param group_by_input_shape  an entry for each name and shapes; needs record_shapes.
   /// \throws c10::Error  there is no recording yet.
@@ -168,7 +168,7 @@ class DDP_API Profiler {
 
   /// The number of the step, from 0.
   int64_t step_num() const { return step_num_; }
-  /// What it does in this step.
+  /// The action of this step.
   ProfilerAction current_action() const { return action_; }
 
  private:
@@ -184,21 +184,21 @@ class DDP_API Profiler {
   std::thread::id thread_;
   bool started_ = false;
   bool in_on_trace_ready_ = false;
-  std::unique_ptr<profiling::Trace> trace_;  // of the recording that ended last
+  std::unique_ptr<profiling::Trace> trace_;  // of the last finished recording
   std::unique_ptr<profiling::Recording> recording_;
   std::unique_ptr<at::RecordFunction> step_range_;
 };
 
-/// Makes an on_trace_ready that writes `WORKER_NAME.NANOSECONDS.pt.trace.json` into a folder,
-/// which TensorBoard's profiler plugin reads. As Python's.
+/// Makes an on_trace_ready that writes `WORKER_NAME.NANOSECONDS.pt.trace.json` into a folder for
+/// TensorBoard's profiler plugin. As Python's.
 ///
 /// \param folder  made when it is missing, with those above it.
 /// \param worker_name  differs among ranks. Default: "", the host's name, "_" and the process's id.
 DDP_API std::function<void(Profiler&)> tensorboard_trace_handler(
     const std::string& folder, const std::string& worker_name = "");
 
-/// Names a stretch of code: it appears in the trace and in the averages while a profiler records.
-/// As Python's `torch.profiler.record_function`.
+/// Names a range of code: it appears in the trace and in the averages while a profiler records. As
+/// Python's `torch.profiler.record_function`.
 ///
 /// ```
 /// const ddp::RecordFunctionGuard range("augment");
@@ -208,7 +208,7 @@ DDP_API std::function<void(Profiler&)> tensorboard_trace_handler(
 ///   where nothing records.
 class [[nodiscard]] DDP_API RecordFunctionGuard {
  public:
-  /// The stretch begins.
+  /// Begins the range.
   explicit RecordFunctionGuard(const std::string& name);
   RecordFunctionGuard(const RecordFunctionGuard&) = delete;
   RecordFunctionGuard& operator=(const RecordFunctionGuard&) = delete;

@@ -17,7 +17,7 @@ namespace ddp {
 
 /// As torch::nn::BatchNormOptions, and a group.
 struct SyncBatchNormOptions {
-  /// So many features, and what else is by default.
+  /// This number of features, and the defaults of all other options.
   /* implicit */ SyncBatchNormOptions(int64_t num_features) : num_features_(num_features) {}
 
   /// C of an input [N, C] or [N, C, ...].
@@ -30,7 +30,7 @@ struct SyncBatchNormOptions {
   TORCH_ARG(bool, affine) = true;
   /// Whether it has running statistics; else evaluation takes the batch's.
   TORCH_ARG(bool, track_running_stats) = true;
-  /// Whose batches are normalized together. Default: the default group.
+  /// The ranks whose batches are normalized together. Default: the default group.
   TORCH_ARG(ProcessGroup, process_group) = {};
 };
 
@@ -44,12 +44,12 @@ struct SyncBatchNormOptions {
 ///
 /// \par forward
 /// \param input  [N, C] to [N, C, D, H, W], in any memory format, float, double, half or bfloat16.
-/// \throws c10::ValueError  on every rank: one value a channel in the whole batch.
-///         c10::Error  another shape; a join without throw_on_early_termination, because ranks
-///         without input cannot stand in.
+/// \throws c10::ValueError  on every rank: the whole batch has only one value a channel. c10::Error
+///         another shape; a join without throw_on_early_termination, because ranks without input
+///         cannot call forward.
 /// Collective: forward in training (one all-gather of 2 C + 1 doubles), and its backward where the
-///   input requires a gradient (one all-reduce of 2 C); under no_sync() too. Every rank has to do
-///   as many of both. Within checkpoint() the all-gather is repeated.
+///   input requires a gradient (one all-reduce of 2 C); under no_sync() too. Every rank has to call
+///   both equally often. Within checkpoint() the all-gather is repeated.
 /// Blocks: host, over NCCL the stream.
 /// Source: torch.nn.SyncBatchNorm, torch 2.11.0. Different from there: it works on CPUs.
 class DDP_API SyncBatchNormImpl
@@ -58,16 +58,16 @@ class DDP_API SyncBatchNormImpl
   /// \throws c10::ValueError  num_features below 1, eps not above 0, momentum outside of 0 to 1.
   explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
 
-  /// See the class.
+  /// Normalizes a batch; see the class.
   at::Tensor forward(const at::Tensor& input);
   /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
 
-  /// Whose batches are normalized together; null for the default group.
+  /// The group whose batches are normalized together; null for the default group.
   const ProcessGroup& process_group() const { return group_; }
 
  protected:
-  /// \throws c10::Error  where the input has not this many dimensions.
+  /// \throws c10::Error  the input does not have this many dimensions.
   void check_dimensions(const at::Tensor& input, int64_t least, int64_t most) const;
   /// torch::nn::NormImplBase.
   void _check_input_dim(const at::Tensor& input) override;
@@ -82,7 +82,7 @@ class DDP_API SyncBatchNormImpl
 /// The holder of a SyncBatchNormImpl.
 TORCH_MODULE(SyncBatchNorm);
 
-/// Of an input [N, C] or [N, C, L].
+/// For an input [N, C] or [N, C, L].
 class DDP_API SyncBatchNorm1dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
@@ -94,7 +94,7 @@ class DDP_API SyncBatchNorm1dImpl : public SyncBatchNormImpl {
 /// The holder of a SyncBatchNorm1dImpl.
 TORCH_MODULE(SyncBatchNorm1d);
 
-/// Of an input [N, C, H, W].
+/// For an input [N, C, H, W].
 class DDP_API SyncBatchNorm2dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
@@ -106,7 +106,7 @@ class DDP_API SyncBatchNorm2dImpl : public SyncBatchNormImpl {
 /// The holder of a SyncBatchNorm2dImpl.
 TORCH_MODULE(SyncBatchNorm2d);
 
-/// Of an input [N, C, D, H, W].
+/// For an input [N, C, D, H, W].
 class DDP_API SyncBatchNorm3dImpl : public SyncBatchNormImpl {
  public:
   using SyncBatchNormImpl::SyncBatchNormImpl;
@@ -118,12 +118,12 @@ class DDP_API SyncBatchNorm3dImpl : public SyncBatchNormImpl {
 /// The holder of a SyncBatchNorm3dImpl.
 TORCH_MODULE(SyncBatchNorm3d);
 
-/// Puts SyncBatchNorm1d, 2d and 3d into the places of BatchNorm1d, 2d and 3d in `net` and the
-/// Sequentials within it. They take over parameters (the same tensors, so that optimizers stay
-/// right), buffers and mode.
+/// Replaces BatchNorm1d, 2d and 3d by SyncBatchNorm1d, 2d and 3d in `net` and the Sequentials
+/// within it. The replacements keep parameters (the same tensors, so that optimizers stay valid),
+/// buffers and mode.
 ///
-/// A class of yours keeps its own handle on a BatchNorm, so no other code can put another one
-/// there: declare a SyncBatchNorm in it.
+/// A class of yours keeps its own handle on a BatchNorm, which this function cannot replace:
+/// declare a SyncBatchNorm in it.
 ///
 /// \return how many were converted.
 /// \throws c10::ValueError  a BatchNorm within a module that is no Sequential, by name; nothing is

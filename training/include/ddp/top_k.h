@@ -13,12 +13,12 @@ namespace ddp::hooks {
 
 /// Options for `TopK`; the same on all ranks.
 struct TopKOptions {
-  /// The share of a bucket's elements that travel; at least one element does.
+  /// The share of a bucket's elements that is sent; at least one element is.
   TORCH_ARG(double, ratio) = 0.01;
-  /// Whether what stays behind is added to the next step's gradient. Without it, small gradients
-  /// never travel. Costs the memory of all gradients.
+  /// Whether elements that were not sent are added to the next step's gradient. Without it, small
+  /// gradients are never sent. Costs the memory of all gradients.
   TORCH_ARG(bool, use_error_feedback) = true;
-  /// Steps, from 0, that are averaged as without a hook.
+  /// The number of first steps that average as without a hook.
   TORCH_ARG(int64_t, start_iter) = 0;
 };
 
@@ -29,15 +29,15 @@ struct TopKOptions {
 /// ```
 /// ddp::hooks::TopK top_k(ddp::hooks::TopKOptions().ratio(0.01));
 /// model->register_comm_hook(top_k);
-/// checkpointer.add_per_rank("top_k", top_k);  // what stayed behind is each rank's own
+/// checkpointer.add_per_rank("top_k", top_k);  // the elements not sent are each rank's own
 /// ```
 ///
-/// One object for one wrapper. A copy shares its state. Thread safety: none; save between steps.
-/// Sparse and complex gradients are averaged whole. What stayed behind in a step in which what
-/// travelled was not finite, on any rank, is forgotten, and what stayed before is kept.
+/// Use one object for one wrapper. A copy shares its state. Thread safety: none; save between
+/// steps. Sparse and complex gradients are averaged whole. Where a sent value is not finite on any
+/// rank, the unsent elements of that step are dropped, and those of earlier steps are kept.
 ///
-/// Collective: as every hook. Cost: a rank receives, of every other rank, an index of 4 bytes and a
-///   value for each element that travels; a selection among all elements of the bucket.
+/// Cost: a rank receives, from every other rank, an index of 4 bytes and a value for each element
+///   sent; a selection among all elements of the bucket.
 class DDP_API TopK {
  public:
   /// \param group  of the wrapper; none is the default group.
@@ -47,10 +47,10 @@ class DDP_API TopK {
   /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
 
-  /// What stayed behind, and the count of steps. A bucket whose parameters have other sizes than
-  /// when it was saved starts anew.
+  /// Saves the elements not sent, and the count of steps. A bucket whose parameters have other
+  /// sizes than when it was saved starts with no state.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// What save() wrote.
+  /// Loads what save() wrote.
   void load(torch::serialize::InputArchive& archive);
 
  private:
@@ -58,7 +58,7 @@ class DDP_API TopK {
   std::shared_ptr<Impl> impl_;
 };
 
-/// A TopK that nobody else holds.
+/// Makes a TopK that only the hook holds.
 DDP_API CommHook top_k(const TopKOptions& options = {}, const ProcessGroup& group = {});
 
 }  // namespace ddp::hooks

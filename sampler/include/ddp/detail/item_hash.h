@@ -13,7 +13,7 @@
 
 namespace ddp::detail {
 
-/// What items of a data set hold, as one number: the same in every process.
+/// Hashes the items of a data set; equal items have the same hash in every process.
 class DDP_API ItemHash {
  public:
   uint64_t value() const { return value_; }

@@ -54,7 +54,7 @@ struct IsSharedModule<std::shared_ptr<M>> : std::is_base_of<torch::nn::Module, M
 template <typename T>
 inline constexpr bool kIsModuleHolder = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>;
 
-/// What `Checkpointer::add` takes: the first that fits.
+/// Makes the part for `Checkpointer::add`, from the first kind that fits.
 template <typename T>
 CheckpointPartPtr part_of(T& part) {
   if constexpr (kIsModuleHolder<T>) {

@@ -46,8 +46,8 @@ struct Mover<torch::data::Example<Data, torch::data::example::NoTarget>> {
 template <typename T>
 using OwnBatchSize = decltype(static_cast<size_t>(batch_size(std::declval<const T&>())));
 
-/// How many samples a batch of type `T` holds. Not known in general. Known for a user's type that
-/// has a function `size_t batch_size(const MyBatch&)` declared beside it.
+/// How many samples a batch of type `T` holds. Unknown in general; known for a user's type that has
+/// a function `size_t batch_size(const MyBatch&)` declared beside it.
 template <typename T>
 struct BatchSize {
   static constexpr bool known = has<OwnBatchSize, T>;
@@ -79,7 +79,7 @@ struct BatchSize<torch::data::Example<Data, Target>> {
 template <typename T>
 using HasBegin = decltype(std::declval<T&>().begin());
 
-/// `inner`, or what it points to.
+/// Returns `inner`, or the object that it points to.
 template <typename Inner>
 auto& loader_in(Inner& inner) {
   if constexpr (has<HasBegin, Inner>) {
@@ -93,8 +93,8 @@ template <typename Iterator>
 using MultiPass = std::enable_if_t<std::is_base_of_v<
     std::forward_iterator_tag, typename std::iterator_traits<Iterator>::iterator_category>>;
 
-/// Moves the batch out of a loader's iterator. An iterator that can pass over its elements again
-/// points into a container: there, the batch is copied.
+/// Moves the batch out of a loader's iterator. A multi-pass iterator points into a container:
+/// there, the batch is copied.
 template <typename Batch, typename Iterator>
 Batch batch_at(Iterator& position) {
   if constexpr (has<MultiPass, Iterator>) {
@@ -104,16 +104,17 @@ Batch batch_at(Iterator& position) {
   }
 }
 
-/// A batch on its way from the inner loader to the loop.
+/// A batch between the inner loader and the loop.
 class PrefetchJob {
  public:
   explicit PrefetchJob(size_t samples) : samples_(samples) {}
   virtual ~PrefetchJob() = default;
 
-  /// Transforms the batch and, unless `to_device` is null, moves its tensors. Once, on any thread.
+  /// Transforms the batch and, unless `to_device` is null, moves its tensors. Called once, on any
+  /// thread.
   virtual void run(const TensorMove* to_device) = 0;
 
-  /// Samples in the batch as the inner loader drew it; 0 without `on_consumed`.
+  /// The number of samples in the batch as the inner loader drew it; 0 without `on_consumed`.
   size_t samples() const { return samples_; }
 
  private:
@@ -142,7 +143,7 @@ class TransformJob final : public PrefetchJob {
   std::optional<Out> out_;
 };
 
-/// What `prepare_prefetch` needs to know of the batches' types.
+/// The facts about the batches' types that `prepare_prefetch` needs.
 struct BatchFacts {
   const char* inner_type;
   bool can_count;
@@ -150,12 +151,12 @@ struct BatchFacts {
   bool can_move;
 };
 
-/// Options that were checked, with what follows from them.
+/// Checked options, and the values that follow from them.
 struct PrefetchSetup {
   size_t workers;
   size_t depth;
   std::optional<c10::Device> device;
-  /// Where batches are copied and transformed, if `device` has streams.
+  /// The stream of copies and transforms, if `device` has streams.
   std::optional<c10::Stream> side_stream;
   std::function<void(size_t samples)> on_consumed;
 };
@@ -167,21 +168,22 @@ prepare_prefetch(const PrefetchOptions& options, bool inner_is_null, const Batch
 /// One pass over the inner loader: the threads, from `begin()` until the pass is over.
 class DDP_API PrefetchPass {
  public:
-  /// The inner loader's next batch, or null after the last.
+  /// Returns the inner loader's next batch, or null after the last.
   using Draw = std::function<std::unique_ptr<PrefetchJob>()>;
 
   /// \param setup  must live until `close`.
   PrefetchPass(const PrefetchSetup& setup, Draw draw);
   ~PrefetchPass();
 
-  /// The next finished batch, for the current stream of the calling thread; null at the end.
+  /// Returns the next finished batch, for the current stream of the calling thread; null at the
+  /// end.
   std::unique_ptr<PrefetchJob> next();
 
   /// Joins the threads and drops their batches; `next` is an error from here on.
   void close();
 
  private:
-  class Delivery;
+  class TransferWork;
   struct Running;
   class WorkerGuard;
 

@@ -2,7 +2,7 @@
 
 #include <ddp/export.h>
 
-// No public header: what checkpoint() does that does not depend on the function's type.
+// Not a public header: the part of checkpoint() that does not depend on the function's type.
 
 #include <functional>
 #include <memory>
@@ -18,36 +18,36 @@ namespace ddp::detail {
 
 /// A call of a function that backward repeats.
 struct DDP_API RepeatableCall {
-  /// Calls the function with `inputs` in place of the tensors among its arguments, and gives the
+  /// Calls the function with `inputs` in place of the tensors among its arguments, and returns the
   /// tensors of its result.
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> run;
   /// The tensors among the arguments.
   std::vector<at::Tensor> inputs;
-  /// What else the result depends on, of what requires gradients.
+  /// Other tensors that require gradients and that the result depends on.
   std::vector<at::Tensor> parameters;
-  std::vector<std::string> names;  // of parameters, for errors
-  /// What a repetition is not to change: running statistics.
+  std::vector<std::string> names;  // for errors
+  /// Tensors that a repetition must not change: running statistics.
   std::vector<at::Tensor> buffers;
   bool preserve_rng_state = true;
   bool determinism_check = true;
 
-  /// Of the module's parameters and buffers.
+  /// Takes the parameters and buffers of a module.
   void take_from(const torch::nn::Module& module);
-  /// Of single tensors.
+  /// Takes single tensors as parameters.
   void take_from(const std::vector<at::Tensor>& parameters);
-  /// Whether a backward pass may come through it.
+  /// Whether a backward pass may reach this call.
   bool needs_gradients() const;
 };
 
-/// One call without a graph, and the node that makes the graph anew in backward.
+/// One call without a graph, and the node that builds the graph again in backward.
 ///
 /// Threads: belongs to the thread of the forward until connect(), then to that of the backward.
 class DDP_API Recomputation {
  public:
-  /// Notes random numbers and autocast as they are now: construct it before the call.
+  /// Records random numbers and autocast as they are now: construct it before the call.
   explicit Recomputation(RepeatableCall call);
 
-  /// Connects the tensors of the result, after the call.
+  /// Connects the tensors of the result to the node, after the call.
   void connect(const std::vector<at::Tensor>& outputs);
 
  private:
