@@ -54,7 +54,7 @@ class Output {
 
   /// errno of a failed write (EPIPE: the reader went away), or 0.
   int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
-  /// errno of a failed write to a log, or 0. The job goes on.
+  /// errno of a failed write to a log, or 0. The job continues.
   int log_error() const;
 
  private:

@@ -51,7 +51,7 @@ class SaveJob {
   /// final name; the other ranks have nothing more to do. \return the reason why it has not, or "".
   std::string wait_for_end();
 
-  /// Waits for the end, without the knowledge that the other ranks are done.
+  /// Waits for the end at most `patience`, while other ranks may still be writing.
   /// \return whether the job has ended.
   bool ends_within(std::chrono::milliseconds patience);
 

@@ -24,7 +24,7 @@ struct CheckpointerOptions {
   /// maybe_save() saves once this time has passed since the last save, by rank 0's clock. Costs a
   /// small collective in each call. 0: not by time. Default: 0
   TORCH_ARG(std::chrono::seconds, every) = std::chrono::seconds(0);
-  /// Write while training goes on, on a thread: save() returns after a copy in host memory.
+  /// Write while training continues, on a thread: save() returns after a copy in host memory.
   /// Default: true
   TORCH_ARG(bool, background) = true;
   /// Whether names that only the checkpoint or only the program has, and other dtypes, are errors.
