@@ -1,4 +1,4 @@
-# What ddp's own build gives the examples, for a build of the examples alone.
+# Defines, for a build of the examples alone, what ddp's own build gives them.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()
@@ -6,7 +6,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_library(ddp_warnings INTERFACE)
 
-# These make a build shorter. Here there are a few programs only.
+# Shortens a build with many programs. Here there are only a few.
 function(ddp_use_pch)
 endfunction()
 function(ddp_compile_fast)

@@ -13,9 +13,9 @@
 
 namespace cifar10 {
 
-/// Images and what they show, with their places in the data set.
+/// Images and labels, with their indices in the data set.
 struct Batch {
-  at::Tensor images;  // [B, 3, 32, 32]; uint8 as they are stored, then float
+  at::Tensor images;  // [B, 3, 32, 32]; uint8 as stored, then float
   at::Tensor labels;  // [B] int64
   std::vector<size_t> indices;
 };
@@ -32,16 +32,17 @@ class Images : public torch::data::datasets::BatchDataset<Images, Batch> {
   examples::LabeledImages images_;
 };
 
-/// Makes the network's input of stored images: each shifted by up to four pixels and mirrored, or
-/// not, as chance wants it.
+/// Turns stored images into the network's input: each is shifted by up to four pixels, and mirrored
+/// or not, at random.
 ///
-/// An image's chance is drawn from the seed, the epoch and its place in the data set. So a rank
-/// draws its own, and a run can be repeated with other numbers of loader workers and of ranks.
+/// The random numbers of an image depend on the seed, the epoch and its index in the data set. So
+/// each rank draws its own, and a run can be repeated with other numbers of loader workers and of
+/// ranks.
 ///
 /// Threads: any.
 class Augmentation {
  public:
-  /// \param epoch  the current one, for all copies.
+  /// \param epoch  the current one, shared by all copies.
   Augmentation(
       std::vector<examples::PixelStatistics> channels, int64_t seed,
       std::shared_ptr<const std::atomic<int64_t>> epoch)

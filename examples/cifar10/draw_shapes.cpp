@@ -1,5 +1,5 @@
 // draw_shapes FOLDER [TRAIN_IMAGES TEST_IMAGES]: makes a data set of drawn shapes in CIFAR-10's
-// format, for the example to train on where there is no network.
+// format, on which the example can train without a network connection.
 #include <sys/stat.h>
 
 #include <cerrno>

@@ -27,7 +27,7 @@ nn::Sequential convolution(
   return layers;
 }
 
-/// Two convolutions and what goes past them.
+/// A residual block: two convolutions and a shortcut around them.
 struct BlockImpl : nn::Module {
   BlockImpl(int64_t in, int64_t out, int64_t stride, const NetOptions& options)
       : first(register_module("first", convolution(in, out, 3, stride, options))),

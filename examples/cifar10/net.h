@@ -14,11 +14,11 @@ namespace cifar10 {
 
 /// The shape of a residual network.
 struct NetOptions {
-  std::vector<int64_t> widths;  // channels by stage; each but the first halves the image
-  int64_t blocks = 1;           // of each stage
+  std::vector<int64_t> widths;  // channels by stage; each stage but the first halves the image
+  int64_t blocks = 1;           // blocks in each stage
   bool batch_norm = true;
   int64_t classes = 10;
-  // Normalize with the batches of all ranks of the group; null: the default group.
+  // Normalize over the batches of all ranks of the group; null: the default group.
   bool sync_batch_norm = false;
   ddp::ProcessGroup group = {};
 };

@@ -10,7 +10,7 @@
 
 namespace cifar10 {
 
-/// What the command line chooses; every rank gets the same.
+/// The options of the command line; every rank gets the same.
 struct Options {
   std::string model = "small";
   int64_t epochs = 20;
@@ -25,14 +25,14 @@ struct Options {
   std::string data = CIFAR10_DEFAULT_DATA;
   std::string save;        // empty: do not
   std::string checkpoint;  // folder; empty: do not
-  bool resume = false;     // from the last one there
+  bool resume = false;     // continue from the last one there
   std::string trace;       // empty: do not
 };
 
 using examples::UsageError;
 
 /// Reads the command line.
-///
+/// \param help  receives the text of --help.
 /// \param help  gets the text that --help asks for.
 /// \return nothing when --help was given.
 /// \throws UsageError

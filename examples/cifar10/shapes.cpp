@@ -23,15 +23,15 @@ constexpr double kPi = 3.14159265358979323846;
 using Colour = std::array<double, 3>;
 using Canvas = std::array<Colour, kPixels>;
 
-/// Of std's engine, which is the same everywhere; its distributions are not.
-class Chance {
+/// Random numbers from std's engine, which is the same everywhere; its distributions are not.
+class RandomNumbers {
  public:
-  explicit Chance(uint64_t seed) : engine_(seed) {}
+  explicit RandomNumbers(uint64_t seed) : engine_(seed) {}
 
   double between(double low, double high) {
     return low + (high - low) * static_cast<double>(engine_() >> 11) / 9007199254740992.0;
   }
-  /// A sum of four: bell-shaped enough.
+  /// Adds four uniform numbers: close enough to a normal distribution.
   double noise(double deviation) {
     double sum = -2;
     for (int i = 0; i < 4; ++i) sum += between(0, 1);
@@ -43,7 +43,7 @@ class Chance {
   std::mt19937_64 engine_;
 };
 
-/// Whether (u, v), in units of the shape's radius, lies in it.
+/// Whether (u, v), in units of the shape's radius, lies within the shape.
 bool is_inside(int shape, double u, double v) {
   const double r = std::hypot(u, v);
   const double box = std::max(std::abs(u), std::abs(v));
@@ -71,7 +71,7 @@ bool is_inside(int shape, double u, double v) {
   }
 }
 
-/// Where a shape lies.
+/// The position, size and angle of a shape.
 struct Placement {
   double x, y, radius, angle;
 
@@ -82,10 +82,10 @@ struct Placement {
   }
 };
 
-// Two colours that run into each other.
-void paint_background(Canvas& canvas, Chance& chance) {
-  const auto from = chance.colour(), to = chance.colour();
-  const double angle = chance.between(0, 2 * kPi);
+// Paints two colours that blend into each other.
+void paint_background(Canvas& canvas, RandomNumbers& random) {
+  const auto from = random.colour(), to = random.colour();
+  const double angle = random.between(0, 2 * kPi);
   for (int i = 0; i < kPixels; ++i) {
     const double along =
         ((i % kSize - 15.5) * std::cos(angle) + (i / kSize - 15.5) * std::sin(angle)) / 44 + 0.5;
@@ -105,34 +105,34 @@ void paint(Canvas& canvas, const Placement& at, int shape, const Colour& colour)
   }
 }
 
-// One that can be told from what is there.
-Colour colour_on(const Canvas& canvas, const Placement& at, Chance& chance) {
+// Draws a colour that differs visibly from the background.
+Colour colour_on(const Canvas& canvas, const Placement& at, RandomNumbers& random) {
   const auto& there = canvas
       [std::clamp(static_cast<int>(at.y), 0, 31) * kSize +
        std::clamp(static_cast<int>(at.x), 0, 31)];
   for (;;) {
-    const auto colour = chance.colour();
+    const auto colour = random.colour();
     double distance = 0;
     for (int c = 0; c < 3; ++c) distance += std::abs(colour[c] - there[c]);
     if (distance > 0.9) return colour;
   }
 }
 
-Canvas draw(int shape, Chance& chance) {
+Canvas draw(int shape, RandomNumbers& random) {
   Canvas canvas;
-  paint_background(canvas, chance);
+  paint_background(canvas, random);
   for (int i = 0; i < 4; ++i) {  // clutter
     const Placement at{
-        chance.between(0, 32), chance.between(0, 32), chance.between(1.5, 3.5),
-        chance.between(0, 2 * kPi)};
-    paint(canvas, at, static_cast<int>(chance.between(0, 3)), chance.colour());
+        random.between(0, 32), random.between(0, 32), random.between(1.5, 3.5),
+        random.between(0, 2 * kPi)};
+    paint(canvas, at, static_cast<int>(random.between(0, 3)), random.colour());
   }
   const Placement at{
-      chance.between(10, 22), chance.between(10, 22), chance.between(8, 13),
-      chance.between(0, 2 * kPi)};
-  paint(canvas, at, shape, colour_on(canvas, at, chance));
+      random.between(10, 22), random.between(10, 22), random.between(8, 13),
+      random.between(0, 2 * kPi)};
+  paint(canvas, at, shape, colour_on(canvas, at, random));
   for (auto& pixel : canvas) {
-    for (auto& value : pixel) value += chance.noise(0.05);
+    for (auto& value : pixel) value += random.noise(0.05);
   }
   return canvas;
 }
@@ -140,14 +140,14 @@ Canvas draw(int shape, Chance& chance) {
 }  // namespace
 
 examples::LabeledImages draw_shapes(int64_t count, uint64_t seed) {
-  Chance chance(seed);
+  RandomNumbers random(seed);
   examples::LabeledImages data{
       at::empty({count, 3, kSize, kSize}, at::kByte), at::empty({count}, at::kLong)};
   auto* pixel = data.images.mutable_data_ptr<uint8_t>();
   auto* label = data.labels.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i) {
     const auto shape = static_cast<int>(i % kClasses);
-    const auto canvas = draw(shape, chance);
+    const auto canvas = draw(shape, random);
     *label++ = shape;
     for (int c = 0; c < 3; ++c) {
       for (const auto& colour : canvas) {

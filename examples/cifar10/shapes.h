@@ -7,10 +7,10 @@
 
 namespace cifar10 {
 
-/// Draws images of ten shapes and textures, of which each class has as many: a disc, a square, a
+/// Draws images of ten shapes and textures, equally many of each class: a disc, a square, a
 /// triangle, a ring, a cross, a striped and a chequered patch, two bars, a half moon and a frame.
-/// Place, size, angle, colours, background, clutter and noise are chance's, so that no pixel tells
-/// the class: a linear classifier gets hardly more of them right than by guessing.
+/// Position, size, angle, colours, background, clutter and noise are random, so that no single
+/// pixel gives the class away: a linear classifier is hardly better than guessing.
 ///
 /// \return images [count, 3, 32, 32], labels; the same for the same `seed` on every machine.
 examples::LabeledImages draw_shapes(int64_t count, uint64_t seed);

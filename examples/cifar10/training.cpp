@@ -14,7 +14,8 @@ namespace {
 constexpr double kWarmUp = 0.1;  // of all steps
 constexpr double kReferenceBatch = 128;
 
-ddp::DistributedSamplerOptions sampling(const Options& options, const ddp::ProcessGroup& group) {
+ddp::DistributedSamplerOptions sampler_options(
+    const Options& options, const ddp::ProcessGroup& group) {
   return ddp::DistributedSamplerOptions()
       .num_replicas(ddp::get_world_size(group))
       .rank(ddp::get_rank(group))
@@ -59,7 +60,7 @@ Training::Training(
       group_(group.get()),
       channels_(examples::measure_channels(images.images)),
       epoch_(std::make_shared<std::atomic<int64_t>>(0)),
-      sampler_(static_cast<size_t>(images.labels.size(0)), sampling(options, group_)),
+      sampler_(static_cast<size_t>(images.labels.size(0)), sampler_options(options, group_)),
       loader_(ddp::make_prefetch_loader(
           torch::data::make_data_loader(Images(std::move(images)), sampler_, options.batch_size),
           Augmentation(channels_, options.seed, epoch_),
@@ -73,7 +74,7 @@ Training::Training(
   checkpointer_->add("model", model_).add("optimizer", optimizer_);
 }
 
-// On the device, and of the type, of the parameters.
+// Moves images to the device and the dtype of the parameters.
 at::Tensor Training::input(const at::Tensor& images) {
   return images.to(model_->module()->head->weight.options());
 }

@@ -20,11 +20,11 @@
 
 namespace cifar10 {
 
-/// The share of the highest learning rate that step `step` of `total` gets: it grows over the first
-/// tenth of them, and falls to 0 along a cosine.
+/// Returns the factor of the highest learning rate in step `step` of `total`: it grows over the
+/// first tenth of them, and falls to 0 along a cosine.
 double rate_of_step(int64_t step, int64_t total);
 
-/// What one rank trains with.
+/// The training state of one rank.
 class Training {
  public:
   Training(
@@ -33,7 +33,7 @@ class Training {
 
   /// Trains on this rank's share of the images, once.
   ///
-  /// \param on_step  called after each, with the number of steps done and of the epoch's.
+  /// \param on_step  called after each step, with the number of steps done and of the epoch's.
   /// \return the tally of this rank's samples.
   examples::Tally epoch(
       int64_t epoch, const std::function<void(int64_t done, int64_t total)>& on_step = {});
@@ -42,7 +42,7 @@ class Training {
   examples::Tally evaluate(const examples::LabeledImages& images);
 
   ddp::DistributedDataParallel<Net>& model() { return model_; }
-  /// Of --checkpoint; a checkpoint's step is the number of epochs done.
+  /// The checkpointer of --checkpoint; a checkpoint's step is the number of epochs done.
   std::optional<ddp::Checkpointer>& checkpointer() { return checkpointer_; }
 
  private:
@@ -58,7 +58,7 @@ class Training {
   std::shared_ptr<ddp::PrefetchLoader<std::unique_ptr<Loader>, Augmentation>> loader_;
   ddp::DistributedDataParallel<Net> model_;
   torch::optim::SGD optimizer_;
-  // Behind the parts that it saves, so that its last save ends before them.
+  // After the members that it saves, so that its destructor finishes the last save before theirs.
   std::optional<ddp::Checkpointer> checkpointer_;
 };
 

@@ -1,4 +1,5 @@
-// What travels in place of gradients: `ddprun -n 2 comm_hook --hook power_sgd`.
+// Compares communication hooks, which send something else than the gradients: `ddprun -n 2
+// comm_hook --hook power_sgd`.
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -15,12 +16,12 @@ struct Options : examples::DigitsOptions {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// A hook of one's own: each rank sends the signs of its gradients, a byte each, and all step in the
+// A user's own hook: each rank sends the signs of its gradients, a byte each, and all step in the
 // direction that most of them voted for (Bernstein et al., "signSGD", 2018).
 Future majority(ddp::GradBucket& bucket) {
   const auto& buffer = bucket.buffer();
   std::vector<at::Tensor> votes{buffer.sign().to(torch::kInt8)};
-  // The future of the bucket: the hook itself does not wait.
+  // Returns the future of the bucket: the hook itself does not wait.
   return ddp::all_reduce_async(votes[0])->getFuture()->then(
       [buffer, votes](c10::ivalue::Future& done) {
         if (done.hasError()) std::rethrow_exception(done.exception_ptr());
@@ -87,7 +88,7 @@ void run(const Options& options, examples::Progress& progress) {
         ddp::average(loss_sum / static_cast<double>(steps)), ", test accuracy ",
         percent_right(net, test), "%"));
   }
-  model->check_replicas();  // whatever travelled, every rank made the same of it
+  model->check_replicas();  // every rank has to end with the same parameters
   progress.line("parameters: equal on all ranks with " + options.hook);
 }
 

@@ -10,15 +10,14 @@
 
 namespace examples {
 
-/// Begins a run that keeps checkpoints: with `resume` from the newest that is there.
+/// Begins a run that keeps checkpoints; with `resume`, from the newest checkpoint.
 ///
 /// \param checkpointer  of a program's --checkpoint; nothing where the run keeps none.
 /// \param folder  of the checkpoints, which --checkpoint named.
-/// \param unit    what the program counts as a step.
-/// \return the step after which the run goes on; 0 at the beginning.
+/// \param unit    the program's word for a step.
+/// \return the step after which the run continues; 0 at the beginning.
 /// \throws c10::ValueError  a new run finds the checkpoints of another one. c10::Error  they are
-/// not
-///         this program's.
+///         not this program's.
 ///
 /// Collective: yes, on the default group.
 int64_t begin_run(

@@ -17,16 +17,16 @@ struct LabelByte {
   int64_t classes;
 };
 
-/// A data set's files are records without a header: a byte for each label, then the pixels.
+/// A data set's format: files are records without a header, a byte for each label, then the pixels.
 struct CifarFormat {
   const char* name;
-  const char* record;  // in words
+  const char* record;  // description of a record
   std::vector<LabelByte> labels;
   std::vector<std::string> train;
   std::vector<std::string> test;
   const char* archive;
-  const char* archived_folder;  // the one in the archive
-  const char* script;           // that fetches it
+  const char* archived_folder;  // the folder within the archive
+  const char* script;           // that downloads the archive
 
   int64_t record_bytes() const { return static_cast<int64_t>(labels.size()) + kPixelBytes; }
 };
@@ -96,7 +96,8 @@ at::Tensor read_records(DataFile& file, const CifarFormat& format) {
       size > 0, file.path(), ": expected ", expected, ", found an empty file. Fetch it again with ",
       format.script, ".");
   const bool whole = size % record == 0;
-  // Only from 3074 records on can a file be whole as both: the two lengths have no common divisor.
+  // The two record lengths have no common divisor, so only a file of at least 3074 records can be
+  // whole as both.
   const CifarFormat& other = other_than(format);
   TORCH_CHECK_VALUE(
       whole || size % other.record_bytes() != 0, file.path(), ": expected ", expected, ", found ",
@@ -110,7 +111,7 @@ at::Tensor read_records(DataFile& file, const CifarFormat& format) {
   return file.read_tensor({size / record, record});
 }
 
-/// \param label  which of the format's labels to return.
+/// \param label  index of the format's label to return.
 LabeledImages read_cifar(
     const CifarFormat& format, const std::string& folder, const std::string& split, size_t label) {
   std::vector<at::Tensor> images;

@@ -6,7 +6,7 @@
 
 namespace examples {
 
-/// Which of the two labels of a CIFAR-100 image.
+/// The two labels of a CIFAR-100 image.
 enum class CifarLabels {
   kFine,    // of 100 classes
   kCoarse,  // of the 20 groups of classes
@@ -18,15 +18,14 @@ enum class CifarLabels {
 /// \param split  "train" or "test".
 /// \return images [N, 3, 32, 32] (red, green, blue), labels in [0, 10); N >= 1.
 /// \throws c10::ValueError  no such file, an empty one, one that does not end with a whole image,
-/// or
-///         a label out of range; each names the file, what was expected, what was found and what to
-///         do.
+///         or a label out of range; each names the file, the expected and the found value, and a
+///         remedy.
 LabeledImages read_cifar10(const std::string& folder, const std::string& split);
 
-/// Reads CIFAR-100 in its binary version: `<folder>/train.bin` or `<folder>/test.bin`.
+/// Reads CIFAR-100 in its binary version: `<folder>/train.bin` or `<folder>/test.bin`, otherwise as
+/// `read_cifar10`.
 ///
 /// \param labels  which to return, in [0, 100) or [0, 20). Both are checked.
-/// Otherwise as `read_cifar10`.
 LabeledImages read_cifar100(
     const std::string& folder, const std::string& split, CifarLabels labels = CifarLabels::kFine);
 

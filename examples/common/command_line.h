@@ -1,5 +1,4 @@
-// For the programs that have options; header only, so that benchmarks can use it without the
-// examples.
+// For programs that have options; header only, so that benchmarks can use it without the examples.
 #pragma once
 
 #include <cmath>
@@ -12,7 +11,7 @@
 
 namespace examples {
 
-/// CLI11's own check for positive numbers lets nan and inf pass.
+/// CLI11's own check for positive numbers accepts nan and inf.
 inline const CLI::Validator kPositiveFinite(
     [](const std::string& text) {
       double value = 0;
@@ -21,7 +20,7 @@ inline const CLI::Validator kPositiveFinite(
     },
     /*validator_desc=*/"");
 
-/// As CLI11's, without its text in the help.
+/// As CLI11's Range, without its text in the help.
 template <typename T>
 CLI::Validator between(T low, T high) {
   return CLI::Range(low, high).description("");
@@ -29,7 +28,7 @@ CLI::Validator between(T low, T high) {
 
 /// Reads the command line into the variables of `app`'s options.
 ///
-/// \param help  gets the text that --help asks for.
+/// \param help  receives the text of --help.
 /// \return false when --help was given.
 /// \throws UsageError
 inline bool parse_command_line(

@@ -11,8 +11,8 @@
 namespace examples {
 namespace {
 
-// POSIX, not std::filesystem: LibTorch's libraries export an older copy of that one's functions,
-// which a program that links them gets instead of its own and crashes in.
+// POSIX, not std::filesystem: LibTorch's libraries export an older copy of its functions, which a
+// program that links them gets instead of its own and crashes in.
 int stat_file(const std::string& path, struct stat& info) {
   if (stat(path.c_str(), &info) != 0) return errno;
   return S_ISDIR(info.st_mode) ? EISDIR : 0;

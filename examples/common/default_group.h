@@ -10,11 +10,11 @@
 
 namespace examples {
 
-/// The default group, for as long as it lives: of the ranks that were launched, or of this process
-/// alone where no launcher started it.
+/// Makes the default group for its lifetime: of the launched ranks, or of this process alone where
+/// no launcher started it.
 class DefaultGroup {
  public:
-  /// \throws UsageError  for what the backend or the environment says.
+  /// \throws UsageError  the backend or the environment is invalid.
   explicit DefaultGroup(const std::string& backend) {
     try {
       ddp::init_process_group(ddp::ProcessGroupOptions().backend(backend));

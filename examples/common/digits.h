@@ -1,4 +1,4 @@
-// A small task for the examples whose subject is something else: which digit an image shows.
+// A small task for examples about other subjects: to recognize the digit in an image.
 #pragma once
 
 #include <cstddef>
@@ -34,19 +34,19 @@ struct Digits {
   at::Tensor pixels, labels;
 
   int64_t size() const { return labels.size(0); }
-  /// Those with these numbers.
+  /// Selects the digits of these indices.
   Digits at(const std::vector<size_t>& indices) const;
 };
 
 /// \param split  "train" or "t10k".
 ///
-/// Collective: where there is a default group; throws on all ranks where one cannot read it.
+/// Collective: where there is a default group; throws on all ranks if one cannot read the files.
 Digits read_digits(const DigitsOptions& options, const std::string& split);
 
-/// Two hidden layers, with the same weights on every rank.
+/// Makes a network of two hidden layers, with the same weights on every rank.
 torch::nn::Sequential make_classifier(const Digits& digits, const DigitsOptions& options);
 
-/// The share of the digits that the network knows, in percent. Collective: no.
+/// Returns the percentage of digits that the network classifies correctly. Collective: no.
 double percent_right(torch::nn::Sequential& net, const Digits& digits);
 
 }  // namespace examples

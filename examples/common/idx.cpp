@@ -25,8 +25,8 @@ std::string joined(const std::vector<int64_t>& sizes) {
   return text;
 }
 
-// Three sizes of 32 bits can exceed 64: then the largest number stands for "more than any file
-// has".
+// Three sizes of 32 bits can exceed 64 bits: the result is then the largest number, which no file
+// reaches.
 uint64_t product(const std::vector<int64_t>& sizes) {
   uint64_t result = 1;
   for (const int64_t size : sizes) {

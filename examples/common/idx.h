@@ -12,7 +12,7 @@ namespace examples {
 ///
 /// \return [N, height, width] uint8, N >= 1.
 /// \throws c10::ValueError  no such file, another magic number, an empty dimension, too few or too
-///         many bytes; each names the file, what was expected and what was found.
+///         many bytes; each names the file, and the expected and the found value.
 at::Tensor read_idx_images(const std::string& path);
 
 /// Reads an IDX file of labels, each in [0, classes).

@@ -8,7 +8,7 @@
 namespace examples {
 
 PixelStatistics measure_pixels(const at::Tensor& images) {
-  // Through a histogram: exact, and no copy of the images in floating point.
+  // A histogram makes the sums exact, and needs no floating-point copy of the images.
   const auto counts = at::bincount(images.flatten(), {}, /*minlength=*/256).to(at::kDouble);
   const auto values = at::arange(256, at::kDouble) / 255.0;
   const auto total = counts.sum();

@@ -25,8 +25,9 @@ PixelStatistics measure_pixels(const at::Tensor& images);
 /// The same for each channel of `images` ([N, channels, height, width] uint8).
 std::vector<PixelStatistics> measure_channels(const at::Tensor& images);
 
-/// Turns raw pixels into what the network takes: [0, 1], less the mean, over the deviation, and
-/// resized bilinearly (as torch.nn.functional.interpolate, align_corners=False) to size x size.
+/// Turns raw pixels into the network's input: scales them to [0, 1], subtracts the mean, divides by
+/// the deviation, and resizes bilinearly (as torch.nn.functional.interpolate, align_corners=False)
+/// to size x size.
 ///
 /// \param images    [N, height, width], which are of one channel, or [N, channels, height, width]
 ///                  uint8.

@@ -1,4 +1,4 @@
-// What main() of the examples shares; header only, as it depends on a program's options.
+// The main() that examples share; header only, as it depends on a program's options.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace examples {
 
-/// Reads the command line, makes the default group and runs the program on it; what throws is told
+/// Reads the command line, makes the default group and runs the program on it; reports an exception
 /// in one line.
 ///
 /// \param options  with a `backend`.
@@ -33,11 +33,11 @@ int run_program(
     return status;
   };
   try {
-    // One of each host shows the help. Errors are every rank's own: the first to fail ends the job,
-    // and would take a message with it that another was to give.
+    // One rank of each host shows the help. Every rank prints its own errors: the first to fail
+    // ends the job, and a message that another rank had to print could be lost.
     std::ostream silent(nullptr);
-    const bool speaks = ddp::get_local_rank() == 0;
-    const auto options = parse_options(argc, argv, speaks ? std::cout : silent);
+    const bool shows_help = ddp::get_local_rank() == 0;
+    const auto options = parse_options(argc, argv, shows_help ? std::cout : silent);
     if (!options) return 0;
     const DefaultGroup group(options->backend);
     Progress progress(std::cout, Progress::choose(ddp::get_rank(), STDOUT_FILENO));
@@ -46,7 +46,8 @@ int run_program(
   } catch (const UsageError& error) {
     return fail(error.what(), 2);
   } catch (const FailedElsewhere&) {
-    // Time for the rank that says why: its end ends this one as well, and not the other way round.
+    // Waits for the rank that reports the reason: its end then ends this rank, and not the other
+    // way round.
     std::this_thread::sleep_for(std::chrono::seconds(10));
     return 1;
   } catch (const c10::Error& error) {

@@ -6,7 +6,7 @@
 
 namespace examples {
 
-/// What rank 0 shows while it trains: lines, and on a terminal a bar below them that moves.
+/// Shows rank 0's training progress: lines, and on a terminal a moving bar below them.
 class Progress {
  public:
   enum class Style {
@@ -15,7 +15,8 @@ class Progress {
     kBar,     // a terminal
   };
 
-  /// kBar when `out` is a terminal (file descriptor `fd`), else kLines; kSilent but on rank 0.
+  /// Returns kBar when `out` is a terminal (file descriptor `fd`), else kLines; kSilent except on
+  /// rank 0.
   static Style choose(int rank, int fd);
 
   /// \param out  must outlive this object.

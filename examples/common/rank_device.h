@@ -8,8 +8,8 @@
 
 namespace examples {
 
-/// Where this rank trains: with a backend that has NCCL, the GPU that init_process_group made
-/// current for it; else the CPU.
+/// Returns the device on which this rank trains: with a backend that has NCCL, the GPU that
+/// init_process_group made current; else the CPU.
 inline c10::Device rank_device(const std::string& backend) {
   if (backend.find("nccl") == std::string::npos) return c10::kCPU;
   return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();

@@ -39,7 +39,7 @@ std::string Tally::accuracy() const {
 }
 
 Tally sum_over_ranks(const Tally& own, const ddp::GroupArg& group) {
-  // Double holds the counts exactly.
+  // A double holds the counts exactly.
   const auto sums = ddp::sum(
       {{"loss_sum", own.loss_sum},
        {"correct", static_cast<double>(own.correct)},

@@ -16,16 +16,16 @@ struct Tally {
 
   Tally& operator+=(const Tally& other);
 
-  /// For a checkpoint.
+  /// Saves the sums in a checkpoint.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
   double mean_loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
-  /// "98.61% (355/360)"
+  /// Prints "98.61% (355/360)".
   std::string accuracy() const;
 };
 
-/// Adds up the ranks' tallies. Collective: yes.
+/// Adds the ranks' tallies. Collective: yes.
 Tally sum_over_ranks(const Tally& own, const ddp::GroupArg& group = {});
 
 }  // namespace examples

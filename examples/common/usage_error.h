@@ -4,7 +4,7 @@
 
 namespace examples {
 
-/// A command line that cannot be; `what()` is one line.
+/// Thrown for an invalid command line; `what()` is one line.
 struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };

@@ -23,8 +23,8 @@ double frechet_distance(const at::Tensor& a, const at::Tensor& b) {
   const auto y = b.flatten(1).to(at::kDouble);
   const auto x_covariance = at::cov(x.t());
   const auto y_covariance = at::cov(y.t());
-  // The trace of the root of x_covariance * y_covariance, by a symmetric matrix of the same
-  // eigenvalues.
+  // Computes the trace of the root of x_covariance * y_covariance from a symmetric matrix with the
+  // same eigenvalues.
   const auto root = square_root(x_covariance);
   const auto product = at::linalg_eigvalsh(root.mm(y_covariance).mm(root));
   const auto squared = (x.mean(0) - y.mean(0)).square().sum() + x_covariance.trace() +

@@ -4,9 +4,9 @@
 
 namespace gan {
 
-/// How far apart two sets of images are: the Frechet distance of normal distributions with their
-/// means and covariances of pixels. It grows where images look different, and where one set has
-/// less variety.
+/// Measures how far apart two sets of images are: the Frechet distance of normal distributions with
+/// their means and covariances of pixels. It grows where images look different, and where one
+/// set has less variety.
 ///
 /// \param a, b  [N, ...] and [M, ...] images with equally many pixels; N, M >= 2.
 /// \throws c10::ValueError  fewer than 2 images.

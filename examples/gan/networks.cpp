@@ -11,8 +11,9 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr int64_t kWide = 64;    // channels where an image has a quarter of its height and width
-constexpr int64_t kNarrow = 32;  // and where it has half
+constexpr int64_t kQuarterSizeChannels =
+    64;  // channels where an image has a quarter of its height and width
+constexpr int64_t kHalfSizeChannels = 32;  // channels where it has half
 
 nn::ConvTranspose2d doubling(int64_t in, int64_t out) {
   return nn::ConvTranspose2d(
@@ -38,19 +39,20 @@ nn::Sequential make_generator(const NetworkOptions& options) {
       "make_generator: expected a size that is a multiple of 4, got ", options.size, ".");
   nn::Sequential layers(
       nn::Unflatten(nn::UnflattenOptions(1, {kNoise, 1, 1})),
-      nn::ConvTranspose2d(nn::ConvTranspose2dOptions(kNoise, kWide, options.size / 4)));
-  add_activation(layers, kWide, options);
-  layers->push_back(doubling(kWide, kNarrow));
-  add_activation(layers, kNarrow, options);
-  layers->push_back(doubling(kNarrow, 1));
+      nn::ConvTranspose2d(
+          nn::ConvTranspose2dOptions(kNoise, kQuarterSizeChannels, options.size / 4)));
+  add_activation(layers, kQuarterSizeChannels, options);
+  layers->push_back(doubling(kQuarterSizeChannels, kHalfSizeChannels));
+  add_activation(layers, kHalfSizeChannels, options);
+  layers->push_back(doubling(kHalfSizeChannels, 1));
   layers->push_back(nn::Tanh());
   return layers;
 }
 
 nn::Sequential make_discriminator(const NetworkOptions& options) {
   return nn::Sequential(
-      halving(1, kNarrow), leaky(), halving(kNarrow, kWide), leaky(),
-      nn::Conv2d(nn::Conv2dOptions(kWide, 1, options.size / 4)),
+      halving(1, kHalfSizeChannels), leaky(), halving(kHalfSizeChannels, kQuarterSizeChannels),
+      leaky(), nn::Conv2d(nn::Conv2dOptions(kQuarterSizeChannels, 1, options.size / 4)),
       nn::Flatten(nn::FlattenOptions().start_dim(0)));
 }
 

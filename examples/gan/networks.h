@@ -12,19 +12,19 @@ struct NetworkOptions {
   bool batch_norm = true;  // in the generator
 };
 
-/// Elements of the noise that one sample is made of.
+/// The number of noise elements from which one sample is made.
 constexpr int64_t kNoise = 32;
 
-/// [N, kNoise] standard normal noise to [N, 1, size, size] images in [-1, 1].
+/// Maps [N, kNoise] standard normal noise to [N, 1, size, size] images in [-1, 1].
 ///
 /// A small DCGAN (Radford et al., arXiv:1511.06434).
 ///
 /// \throws c10::ValueError  a size that is no multiple of 4.
 torch::nn::Sequential make_generator(const NetworkOptions& options);
 
-/// [N, 1, size, size] images to [N] logits: positive for an image that looks real.
+/// Maps [N, 1, size, size] images to [N] logits: positive for an image that looks real.
 ///
-/// It has no BatchNorm, so the answer for an image does not depend on the batch it is in.
+/// Has no BatchNorm, so the logit of an image does not depend on the batch it is in.
 torch::nn::Sequential make_discriminator(const NetworkOptions& options);
 
 }  // namespace gan

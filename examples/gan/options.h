@@ -10,7 +10,7 @@
 
 namespace gan {
 
-/// What the command line chooses; every rank gets the same.
+/// The options of the command line; every rank gets the same.
 struct Options {
   int64_t epochs = 40;
   size_t batch_size = 16;  // per rank
@@ -25,7 +25,7 @@ using examples::UsageError;
 
 /// Reads the command line.
 ///
-/// \param help  gets the text that --help asks for.
+/// \param help  receives the text of --help.
 /// \return nothing when --help was given.
 /// \throws UsageError
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);

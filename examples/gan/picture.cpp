@@ -12,7 +12,7 @@ namespace gan {
 namespace {
 
 constexpr int64_t kLeastSize = 32;  // pixels
-constexpr int64_t kMargin = 2;      // pixels, around each image
+constexpr int64_t kMargin = 2;      // pixels around each image
 constexpr uint8_t kMarginGrey = 64;
 
 }  // namespace

@@ -23,8 +23,8 @@
 namespace gan {
 namespace {
 
-constexpr int64_t kSamples = 1000;  // that are measured
-constexpr int64_t kShown = 100;     // of them, in the picture
+constexpr int64_t kSamples = 1000;        // samples that are measured
+constexpr int64_t kPictureSamples = 100;  // samples in the picture
 constexpr int64_t kColumns = 10;
 
 struct Data {
@@ -83,14 +83,14 @@ void run(const Options& options, examples::Progress& progress) {
   progress.line(describe(options, data));
   const auto size = network_size(data.train);
   const auto test = to_input(data.test.images, size);
-  auto chance = make_chance(options.seed, /*stream=*/0);
-  const auto noise = draw_noise(kSamples, chance);  // the same after every epoch
+  auto random = make_random_generator(options.seed, /*stream=*/0);
+  const auto noise = draw_noise(kSamples, random);  // the same after every epoch
 
   Training training(options, data.networks, data.train);
   double distance = 0;
   double least = 0;
-  // Rank 0 alone: a forward pass of the module that was wrapped needs no other rank.
-  const auto look = [&] {
+  // Rank 0 alone: a forward pass of the unwrapped module needs no other rank.
+  const auto measure = [&] {
     if (!ddp::is_main()) return;
     const auto samples = training.sample(noise);
     TORCH_CHECK(
@@ -98,10 +98,10 @@ void run(const Options& options, examples::Progress& progress) {
         "samples: expected finite pixels, got others. Choose a smaller --lr.");
     distance = frechet_distance(samples, test);
     if (options.picture.empty()) return;
-    write_pgm(options.picture, picture_of(samples.narrow(0, 0, kShown), kColumns));
+    write_pgm(options.picture, picture_of(samples.narrow(0, 0, kPictureSamples), kColumns));
   };
   examples::on_all_ranks([&] {
-    look();
+    measure();
     if (ddp::is_main()) least = frechet_distance(to_input(data.train.images, size), test);
   });
   progress.line(c10::str(
@@ -112,7 +112,7 @@ void run(const Options& options, examples::Progress& progress) {
     const auto label = c10::str("epoch ", epoch + 1, "/", options.epochs);
     const auto losses = training.epoch(
         epoch, [&](int64_t done, int64_t total) { progress.step(label, done, total); });
-    examples::on_all_ranks(look);
+    examples::on_all_ranks(measure);
     report_epoch(epoch, options, losses, distance, start, progress);
   }
 

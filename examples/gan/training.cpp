@@ -9,21 +9,22 @@
 namespace gan {
 namespace {
 
-// From [0, 255] to [-1, 1].
+// Maps [0, 255] to [-1, 1].
 constexpr examples::PixelStatistics kPixels{0.5, 0.5};
 
 torch::optim::AdamOptions adam(const Options& options) {
   return torch::optim::AdamOptions(options.lr).betas({0.5, 0.999});
 }
 
-ddp::DistributedSamplerOptions sampling(const Options& options, const ddp::ProcessGroup& group) {
+ddp::DistributedSamplerOptions sampler_options(
+    const Options& options, const ddp::ProcessGroup& group) {
   return ddp::DistributedSamplerOptions()
       .num_replicas(ddp::get_world_size(group))
       .rank(ddp::get_rank(group))
       .seed(options.seed);
 }
 
-ddp::DistributedDataParallelOptions wrapping(const ddp::ProcessGroup& group) {
+ddp::DistributedDataParallelOptions wrapper_options(const ddp::ProcessGroup& group) {
   return ddp::DistributedDataParallelOptions().process_group(group);
 }
 
@@ -31,17 +32,17 @@ at::Tensor loss_where(bool real, const at::Tensor& logits) {
   return at::binary_cross_entropy_with_logits(logits, at::full_like(logits, real ? 1 : 0));
 }
 
-/// While it lives, a module's parameters get no gradients.
-class Frozen {
+/// Disables the gradients of a module's parameters for its lifetime.
+class FrozenParameters {
  public:
-  explicit Frozen(const torch::nn::Module& module) : parameters_(module.parameters()) {
+  explicit FrozenParameters(const torch::nn::Module& module) : parameters_(module.parameters()) {
     for (auto& p : parameters_) p.set_requires_grad(false);
   }
-  ~Frozen() {
+  ~FrozenParameters() {
     for (auto& p : parameters_) p.set_requires_grad(true);
   }
-  Frozen(const Frozen&) = delete;
-  Frozen& operator=(const Frozen&) = delete;
+  FrozenParameters(const FrozenParameters&) = delete;
+  FrozenParameters& operator=(const FrozenParameters&) = delete;
 
  private:
   std::vector<at::Tensor> parameters_;
@@ -57,27 +58,27 @@ at::Tensor to_input(const at::Tensor& images, int64_t size) {
   return examples::prepare_images(images, kPixels, size);
 }
 
-at::Generator make_chance(int64_t seed, int64_t stream) {
+at::Generator make_random_generator(int64_t seed, int64_t stream) {
   return at::make_generator<at::CPUGeneratorImpl>(
       static_cast<uint64_t>(seed) + static_cast<uint64_t>(stream));
 }
 
-at::Tensor draw_noise(int64_t count, at::Generator& chance) {
-  return at::randn({count, kNoise}, chance, at::TensorOptions());
+at::Tensor draw_noise(int64_t count, at::Generator& random) {
+  return at::randn({count, kNoise}, random, at::TensorOptions());
 }
 
 Training::Training(
     const Options& options, const Networks& networks, const examples::LabeledImages& images,
     const ddp::GroupArg& group)
     : options_(options),
-      sampler_(static_cast<size_t>(images.labels.size(0)), sampling(options, group.get())),
+      sampler_(static_cast<size_t>(images.labels.size(0)), sampler_options(options, group.get())),
       loader_(torch::data::make_data_loader(
           examples::ImageDataset(images, kPixels, network_size(images)), sampler_,
           options.batch_size)),
-      // Other noise on every rank, or the ranks would make the same samples.
-      chance_(make_chance(options.seed, 1 + ddp::get_rank(group))),
-      generator_(networks.generator, wrapping(group.get())),
-      discriminator_(networks.discriminator, wrapping(group.get())),
+      // Each rank has its own noise; otherwise the ranks would make the same samples.
+      random_(make_random_generator(options.seed, 1 + ddp::get_rank(group))),
+      generator_(networks.generator, wrapper_options(group.get())),
+      discriminator_(networks.discriminator, wrapper_options(group.get())),
       generator_optimizer_(generator_->parameters(), adam(options)),
       discriminator_optimizer_(discriminator_->parameters(), adam(options)) {}
 
@@ -91,7 +92,7 @@ Losses Training::epoch(int64_t epoch, const std::function<void(int64_t, int64_t)
   Losses mean;
   int64_t done = 0;
   for (auto& batch : *loader_) {
-    const auto noise = draw_noise(batch.data.size(0), chance_);
+    const auto noise = draw_noise(batch.data.size(0), random_);
     const auto losses = step(batch.data.to(like), noise.to(like));
     mean.discriminator += losses.discriminator / static_cast<double>(steps);
     mean.generator += losses.generator / static_cast<double>(steps);
@@ -111,7 +112,7 @@ Losses Training::step(const at::Tensor& real, const at::Tensor& noise) {
 
 double Training::discriminator_step(const at::Tensor& real, const at::Tensor& fake) {
   discriminator_optimizer_.zero_grad();
-  // In one pass: it has one backward pass, in which each gradient is sent once.
+  // One forward pass has one backward pass, in which each gradient is sent once.
   const auto logits = discriminator_->forward(at::cat({real, fake}));
   const auto parts = logits.split_with_sizes({real.size(0), fake.size(0)});
   const auto loss = loss_where(true, parts[0]) + loss_where(false, parts[1]);
@@ -121,9 +122,9 @@ double Training::discriminator_step(const at::Tensor& real, const at::Tensor& fa
 }
 
 double Training::generator_step(const at::Tensor& fake) {
-  // Gradients pass through the discriminator on their way to the generator. Frozen, it computes
-  // none of its own, and the wrapper averages none.
-  const Frozen frozen(*discriminator_);
+  // Gradients pass through the discriminator to the generator. While frozen, the discriminator
+  // computes no gradients of its own, and its wrapper averages none.
+  const FrozenParameters frozen(*discriminator_);
   generator_optimizer_.zero_grad();
   const auto loss = loss_where(true, discriminator_->forward(fake));
   loss.backward();

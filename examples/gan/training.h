@@ -16,31 +16,31 @@
 
 namespace gan {
 
-/// Binary cross entropies of the discriminator's answers, means over the images.
+/// Binary cross entropies of the discriminator's logits, means over the images.
 struct Losses {
   double discriminator = 0;  // on real images and samples
-  double generator = 0;      // on samples that should be taken for real
+  double generator = 0;      // on samples that should be classified as real
 };
 
-/// The two networks, of equal weights on every rank.
+/// The two networks, with equal weights on every rank.
 struct Networks {
   torch::nn::Sequential generator;
   torch::nn::Sequential discriminator;
 };
 
-/// The least multiple of 4 that is not below the height of `images`, and 8 at least.
+/// Returns the least multiple of 4 that is at least the height of `images`, and at least 8.
 int64_t network_size(const examples::LabeledImages& images);
 
-/// What the networks take: [N, 1, size, size] in [-1, 1], as a generator's tanh gives.
+/// Converts images to [N, 1, size, size] in [-1, 1], the range of a generator's tanh.
 at::Tensor to_input(const at::Tensor& images, int64_t size);
 
-/// Random numbers that depend on the seed and the stream alone.
-at::Generator make_chance(int64_t seed, int64_t stream);
+/// Makes a generator of random numbers that depend only on the seed and the stream.
+at::Generator make_random_generator(int64_t seed, int64_t stream);
 
-/// [count, kNoise] of the standard normal distribution.
-at::Tensor draw_noise(int64_t count, at::Generator& chance);
+/// Draws [count, kNoise] numbers of the standard normal distribution.
+at::Tensor draw_noise(int64_t count, at::Generator& random);
 
-/// What one rank trains with.
+/// The training state of one rank.
 class Training {
  public:
   using Model = ddp::DistributedDataParallel<torch::nn::Sequential>;
@@ -51,7 +51,7 @@ class Training {
 
   /// Trains on this rank's share of the images, once.
   ///
-  /// \param on_step  called after each, with the number of steps done and of the epoch's.
+  /// \param on_step  called after each step, with the number of steps done and of the epoch's.
   /// \return means over this rank's steps.
   Losses epoch(int64_t epoch, const std::function<void(int64_t done, int64_t total)>& on_step = {});
 
@@ -62,10 +62,10 @@ class Training {
   /// Collective: yes.
   Losses step(const at::Tensor& real, const at::Tensor& noise);
 
-  /// Images of `noise`, one by one the same whatever else is in the batch. Collective: no.
+  /// Makes images of `noise`; an image does not depend on the rest of the batch. Collective: no.
   at::Tensor sample(const at::Tensor& noise);
 
-  /// \throws c10::Error  when a network or an optimizer is another on some rank. Collective: yes.
+  /// \throws c10::Error  a network or an optimizer differs on some rank. Collective: yes.
   void check_replicas();
 
   Model& generator() { return generator_; }
@@ -80,7 +80,7 @@ class Training {
   const Options options_;
   ddp::DistributedSampler sampler_;
   std::unique_ptr<Loader> loader_;
-  at::Generator chance_;  // of this rank's noise
+  at::Generator random_;  // draws this rank's noise
   Model generator_;
   Model discriminator_;
   torch::optim::Adam generator_optimizer_;

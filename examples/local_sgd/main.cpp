@@ -1,4 +1,4 @@
-// Ranks that step alone and average their parameters from time to time: `ddprun -n 2 local_sgd`.
+// Ranks step alone and average their parameters from time to time: `ddprun -n 2 local_sgd`.
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -32,7 +32,8 @@ void run(const Options& options, examples::Progress& progress) {
   const auto test = read_digits(options, "t10k");
   auto net = make_classifier(train, options);
   ddp::DistributedDataParallel model(net);
-  // Behind the warm-up no gradient travels; with a `subgroup` those of a host's ranks would.
+  // After the warm-up no gradients are sent; with a `subgroup`, the ranks of a host would send
+  // theirs.
   model->register_comm_hook(ddp::hooks::post_local_sgd(ddp::hooks::PostLocalSGDHookOptions()
                                                            .start_iter(options.warmup)
                                                            .post_local_gradient_allreduce(false)));
@@ -62,7 +63,7 @@ void run(const Options& options, examples::Progress& progress) {
         ddp::average(loss_sum / static_cast<double>(steps - first)), ", test accuracy ",
         percent_right(net, test), "%"));
   }
-  // Between two averages every rank has a model of its own: the last step need not be one.
+  // Between two averages every rank has its own model, and the last step may not have averaged.
   ddp::PeriodicModelAverager(1).average_parameters(model->parameters());
   model->check_replicas();
   const auto alone = std::max<int64_t>(0, steps - options.warmup);

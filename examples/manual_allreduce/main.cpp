@@ -1,4 +1,4 @@
-// What the wrapper saves you from: `ddprun -n 2 manual_allreduce`.
+// Averages gradients without the wrapper: `ddprun -n 2 manual_allreduce`.
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -28,9 +28,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   return options;
 }
 
-// An all-reduce for each parameter, one after the other, after the backward pass. To do better by
-// hand: begin them as gradients become ready, in the same order on every rank, also where a rank's
-// graph leaves a parameter out; and put small ones together.
+// Starts an all-reduce for each parameter, one after the other, after the backward pass. To do
+// better by hand: start them as gradients become ready, in the same order on every rank, also where
+// a rank's graph leaves a parameter out; and combine small ones.
 void average_each(const std::vector<at::Tensor>& parameters) {
   for (const auto& p : parameters) {
     auto& gradient = p.mutable_grad();
@@ -39,7 +39,7 @@ void average_each(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-// One all-reduce of all, for two copies of every gradient.
+// Averages all gradients in one all-reduce, for two copies of every gradient.
 void average_at_once(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> pieces;
   for (const auto& p : parameters) pieces.push_back(p.grad().flatten());
@@ -55,7 +55,7 @@ void average_at_once(const std::vector<at::Tensor>& parameters) {
 
 /// Trains a network and returns it.
 ///
-/// \param forward  what computes its output, \param average  called after the backward pass.
+/// \param forward  computes the network's output, \param average  called after the backward pass.
 template <typename Forward, typename Average>
 void train(
     const Options& options, const examples::Digits& digits, torch::nn::Sequential& net,

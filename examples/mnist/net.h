@@ -8,7 +8,7 @@
 
 namespace mnist {
 
-/// How often training zeroes an activation; 0 makes training steps free of chance.
+/// How often training zeroes an activation; 0 makes training steps deterministic.
 struct Dropout {
   double after_pool = 0.25;
   double after_fc1 = 0.5;

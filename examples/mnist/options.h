@@ -10,7 +10,7 @@
 
 namespace mnist {
 
-/// What the command line chooses; every rank gets the same.
+/// The options of the command line; every rank gets the same.
 struct Options {
   int64_t epochs = 6;
   size_t batch_size = 32;  // per rank
@@ -18,13 +18,13 @@ struct Options {
   int64_t seed = 1;
   std::string backend;                  // empty: the library's choice
   std::optional<double> bucket_cap_mb;  // MiB; unset: the library's choice
-  bool tune_bucket_cap = false;         // instead of it
-  int threads = 0;                      // per rank; 0: what OMP_NUM_THREADS says
+  bool tune_bucket_cap = false;         // instead of bucket_cap_mb
+  int threads = 0;                      // per rank; 0: OMP_NUM_THREADS
   std::string data = MNIST_DEFAULT_DATA;
   std::string save;               // empty: do not
   std::string checkpoint;         // folder; empty: do not
   int64_t checkpoint_every = 50;  // steps
-  bool resume = false;            // from the last one there
+  bool resume = false;            // continue from the last one there
   std::string trace;              // empty: do not
 };
 
@@ -32,7 +32,7 @@ using examples::UsageError;
 
 /// Reads the command line.
 ///
-/// \param help  gets the text that --help asks for.
+/// \param help  receives the text of --help.
 /// \return nothing when --help was given.
 /// \throws UsageError
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);

@@ -48,7 +48,7 @@ Model make_model(const Options& options, c10::Device device, int rank) {
   auto cap = options.bucket_cap_mb;
   if (options.tune_bucket_cap) cap = ddp::kTuneBucketCap;
   Model model(net, ddp::DistributedDataParallelOptions().bucket_cap_mb(cap));
-  // From here on chance means dropout, which every rank draws for itself.
+  // From here on the generator is only used by dropout, which every rank draws for itself.
   torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + rank);
   return model;
 }
@@ -62,7 +62,7 @@ std::string describe(const Options& options, const Data& data, int world_size, c
       " per rank");
 }
 
-/// Trains through all epochs and keeps the state that lives that long.
+/// Trains through all epochs and holds the state that lives that long.
 class Training {
  public:
   Training(const Options& options, Model model, examples::ImageDataset dataset)
@@ -80,12 +80,12 @@ class Training {
     checkpointer_->add_per_rank("tally", tally_);
   }
 
-  /// With --resume, goes on from the last checkpoint.
+  /// With --resume, continues from the last checkpoint.
   void begin(examples::Progress& progress) {
     step_ = examples::begin_run(checkpointer_, options_.checkpoint, options_.resume, progress);
   }
 
-  /// \return the epoch that the next step is in, or that has ended with the last one.
+  /// \return the epoch of the next step, or the epoch that the last step ended.
   int64_t epoch() const { return static_cast<int64_t>(sampler_.epoch()); }
 
   /// \return the tally of this rank's samples.
@@ -122,8 +122,8 @@ class Training {
   torch::optim::Adam optimizer_;
   int64_t steps_per_epoch_;
   int64_t step_ = 0;  // done so far, in all epochs
-  Tally tally_;       // of the epoch so far
-  // Behind the parts that it saves, so that its last save ends before them.
+  Tally tally_;       // of the current epoch
+  // After the members that it saves, so that its destructor finishes the last save before theirs.
   std::optional<ddp::Checkpointer> checkpointer_;
 };
 

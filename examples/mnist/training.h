@@ -14,7 +14,7 @@ using Model = ddp::DistributedDataParallel<Net>;
 
 using examples::Tally;
 
-/// One step of the optimizer on this rank's batch; gradients are averaged over the ranks.
+/// Runs one optimizer step on this rank's batch; gradients are averaged over the ranks.
 ///
 /// \return loss_sum, correct and samples of this rank's batch, before the step.
 /// Collective: yes.

@@ -1,4 +1,4 @@
-// Workers that train without waiting for each other, around a process that keeps the parameters:
+// Workers train without waiting for each other, around a process that keeps the parameters:
 //
 //     parameter_server --workers 3                         # starts them, on this host
 //     ddprun -n 4 parameter_server                         # rank 0 serves, the others work
@@ -6,13 +6,14 @@
 //     parameter_server --worker 0 --workers 3 --address host:29600     # on any host
 //
 // A worker takes the parameters, computes a gradient, sends it, and takes the parameters again. The
-// server applies gradients in the order in which they come. What a worker computes with is stale by
-// the steps of others that came in between. The bound: no worker is more than --ahead steps ahead
-// of the slowest one that lives, so that at most (workers - 1) * (2 * ahead + 1) steps lie between.
+// server applies gradients in the order in which they come. The parameters that a worker computes
+// with are stale by the steps of other workers in between. The bound: no worker is more than
+// --ahead steps ahead of the slowest live worker, so that at most (workers - 1) * (2 * ahead + 1)
+// steps lie between.
 //
-// A worker that is killed is left out; the others go on with its share of the steps undone (under
-// ddprun, which ends a job that loses a rank, they do not). All bytes pass the server, which is why
-// a DistributedDataParallel scales further.
+// A worker that is killed is left out; the others continue with its share of the steps undone
+// (under ddprun, which ends a job that loses a rank, they do not). The server sends and receives
+// all bytes, which is why a DistributedDataParallel scales further.
 #include <unistd.h>
 
 #include <ddp/ddp.h>
@@ -40,9 +41,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 struct Options : examples::DigitsOptions {
   int workers = 2;
-  int worker = -1;  // which one this process is
+  int worker = -1;  // number of this worker; -1: none
   bool serve = false;
-  std::string address;  // "": of processes that are started here
+  std::string address;  // "": start the processes here
   int64_t steps = 200;
   int64_t ahead = 4;
 };
@@ -101,10 +102,10 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(const std::string& address, bool is_
   return make_store(address.substr(0, colon), static_cast<uint16_t>(port), is_server);
 }
 
-/// The group of the server and that worker.
+/// Connects the server and a worker, and returns their group.
 using Connect = std::function<ddp::ProcessGroup(int worker)>;
 
-// A group of the server and one worker: what ends one worker's connection is no other's business.
+// Each worker has a group of its own with the server, so that a lost worker breaks no other group.
 ddp::ProcessGroup connect_over(StorePtr store, int worker, bool is_server) {
   return ddp::make_process_group(ddp::ProcessGroupOptions()
                                      .backend("gloo")
@@ -130,7 +131,7 @@ void unflatten(const at::Tensor& values, const std::vector<at::Tensor>& tensors)
   }
 }
 
-/// The parameters, and who is how far.
+/// Keeps the parameters and the progress of each worker.
 class Server {
  public:
   Server(const Options& options, at::Tensor parameters)
@@ -144,7 +145,7 @@ class Server {
   void serve(int worker, const Connect& connect) {
     try {
       const auto group = connect(worker);
-      say(c10::str("worker ", worker, " has come"));
+      print_line(c10::str("worker ", worker, " has come"));
       auto gradient = torch::empty_like(parameters_);
       auto [copy, version] = wait_for_turn(worker);
       ddp::send(copy, 1, 0, group);
@@ -155,12 +156,12 @@ class Server {
         std::tie(copy, version) = wait_for_turn(worker);
         ddp::send(copy, 1, 0, group);
       }
-      say(c10::str("worker ", worker, " has done its steps"));
+      print_line(c10::str("worker ", worker, " has done its steps"));
     } catch (const c10::Error& error) {
-      say(c10::str("worker ", worker, " is lost: ", error.what_without_backtrace()));
+      print_line(c10::str("worker ", worker, " is lost: ", error.what_without_backtrace()));
     }
     const std::lock_guard lock(mutex_);
-    steps_of_.erase(worker);  // nobody waits for it any more
+    steps_of_.erase(worker);  // the others need not wait for it any more
     changed_.notify_all();
   }
 
@@ -168,10 +169,10 @@ class Server {
   int64_t version() const { return version_; }
   int64_t largest_staleness() const { return largest_staleness_; }
 
-  static void say(const std::string& text) { std::cout << text + '\n' << std::flush; }
+  static void print_line(const std::string& text) { std::cout << text + '\n' << std::flush; }
 
  private:
-  // Until it is not too far ahead. Returns the parameters and their version.
+  // Waits until the worker is not too far ahead. Returns the parameters and their version.
   std::pair<at::Tensor, int64_t> wait_for_turn(int worker) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
@@ -198,12 +199,12 @@ class Server {
   std::condition_variable changed_;
   at::Tensor parameters_;
   torch::optim::SGD optimizer_;
-  std::map<int, int64_t> steps_of_;  // by worker that lives
+  std::map<int, int64_t> steps_of_;  // by live worker
   int64_t version_ = 0;              // gradients applied
   int64_t largest_staleness_ = 0;
 };
 
-/// \param open  called once the data is read: lets the workers come.
+/// \param open  called once the data is read: lets the workers connect.
 void run_server(const Options& options, const std::function<Connect()>& open) {
   const auto train = read_digits(options, "train");
   const auto test = read_digits(options, "t10k");
@@ -216,14 +217,15 @@ void run_server(const Options& options, const std::function<Connect()>& open) {
   }
   for (auto& thread : threads) thread.join();
   unflatten(server.parameters(), net->parameters());
-  Server::say(c10::str(
+  Server::print_line(c10::str(
       server.version(), " gradients applied, at most ", server.largest_staleness(),
       " steps stale; test accuracy ", percent_right(net, test), "%"));
 }
 
 void run_worker(const Options& options, const Connect& connect) {
   const auto train = read_digits(options, "train");
-  read_digits(options, "t10k");  // as the server does: under a launcher reading is collective
+  read_digits(
+      options, "t10k");  // reading is collective under a launcher, so read what the server reads
   auto net = make_classifier(train, options);
   const auto parameters = net->parameters();
   const auto group = connect(options.worker);
@@ -249,9 +251,9 @@ void run_worker(const Options& options, const Connect& connect) {
   }
 }
 
-// The workers of this host, as processes of the same program.
+// Starts the workers of this host, as processes of the same program.
 void start_workers(const Options& options, const std::string& address, int argc, char** argv) {
-  std::signal(SIGCHLD, SIG_IGN);  // the workers' ends are their connections'
+  std::signal(SIGCHLD, SIG_IGN);  // the server notices a worker's end on its connection
   for (int worker = 0; worker < options.workers; ++worker) {
     const auto number = std::to_string(worker);
     std::vector<char*> arguments(argv, argv + argc);
@@ -265,11 +267,11 @@ void start_workers(const Options& options, const std::string& address, int argc,
       execv("/proc/self/exe", arguments.data());
       _exit(127);
     }
-    Server::say(c10::str("worker ", worker, " is process ", pid));
+    Server::print_line(c10::str("worker ", worker, " is process ", pid));
   }
 }
 
-// Rank 0 of those that a launcher started is the server.
+// Runs a launched rank: rank 0 is the server.
 void run_rank(Options options) {
   const examples::DefaultGroup group("gloo");
   options.workers = ddp::get_world_size() - 1;
@@ -287,8 +289,8 @@ void run_rank(Options options) {
 }
 
 void run_alone(const Options& options, int argc, char** argv) {
-  const auto served_at = [](const c10::intrusive_ptr<c10d::TCPStore>& store) -> Connect {
-    // A connection to the store for each: one that waits for a worker keeps no other waiting.
+  const auto connect_over_store = [](const c10::intrusive_ptr<c10d::TCPStore>& store) -> Connect {
+    // Each worker has its own connection to the store: waiting for one blocks no other.
     return [=](int worker) { return connect_over(store->clone(), worker, /*is_server=*/true); };
   };
   if (options.worker >= 0) {
@@ -298,11 +300,11 @@ void run_alone(const Options& options, int argc, char** argv) {
     });
   }
   run_server(options, [&] {
-    if (options.serve) return served_at(store_at(options.address, /*is_server=*/true));
+    if (options.serve) return connect_over_store(store_at(options.address, /*is_server=*/true));
     const std::string host = "127.0.0.1";
-    const auto store = make_store(host, /*port=*/0, /*is_server=*/true);  // any port that is free
+    const auto store = make_store(host, /*port=*/0, /*is_server=*/true);  // any free port
     start_workers(options, c10::str(host, ':', store->getPort()), argc, argv);
-    return served_at(store);
+    return connect_over_store(store);
   });
 }
 

@@ -1,4 +1,4 @@
-// How an all-reduce works that sends every byte twice, whatever the number of ranks:
+// An all-reduce in which each rank sends every byte twice at most, whatever the number of ranks:
 // `ddprun -n 4 ring_allreduce`.
 #include <ddp/ddp.h>
 #include <torch/torch.h>
@@ -30,8 +30,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   return options;
 }
 
-// Sends to the next rank while it receives from the one before.
-void pass_on(const at::Tensor& piece, at::Tensor& received) {
+// Sends to the next rank while it receives from the previous one.
+void send_and_receive(const at::Tensor& piece, at::Tensor& received) {
   const int rank = ddp::get_rank();
   const int ranks = ddp::get_world_size();
   const auto sent = ddp::send_async(piece, (rank + 1) % ranks);
@@ -48,16 +48,16 @@ void ring_all_reduce(at::Tensor& tensor) {
   const auto piece = [&](int number) -> at::Tensor& {
     return pieces[static_cast<size_t>((number % ranks + ranks) % ranks)];
   };
-  // A piece goes once around the ring, and grows by every rank's part of it: after this, rank r
-  // has the sum of piece r + 1. All ranks are busy all the time, each with another piece.
+  // A piece travels once around the ring, and each rank adds its part: after this, rank r has the
+  // sum of piece r + 1. All ranks are busy all the time, each with another piece.
   for (int turn = 0; turn < ranks - 1; ++turn) {
     auto received = torch::empty_like(piece(rank - turn - 1));
-    pass_on(piece(rank - turn), received);
+    send_and_receive(piece(rank - turn), received);
     piece(rank - turn - 1).add_(received);
   }
-  // Once more around, and everybody has all sums.
+  // The sums travel once more around the ring, so that every rank gets all of them.
   for (int turn = 0; turn < ranks - 1; ++turn) {
-    pass_on(piece(rank - turn + 1), piece(rank - turn));
+    send_and_receive(piece(rank - turn + 1), piece(rank - turn));
   }
 }
 

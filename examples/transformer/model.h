@@ -30,8 +30,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Predicts each next character of the ones before: [N, T] int64 to logits [N, T, vocabulary], with
-/// T at most the context.
+/// Predicts each next character from the previous ones: maps [N, T] int64 to logits [N, T,
+/// vocabulary], with T at most the context.
 struct LanguageModelImpl : torch::nn::Module {
   LanguageModelImpl(int64_t vocabulary, const Shape& shape);
 

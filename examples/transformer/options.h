@@ -12,7 +12,7 @@ namespace transformer {
 
 /// The shape of the network.
 struct Shape {
-  int64_t context = 64;  // characters that it sees
+  int64_t context = 64;  // characters that the network sees
   int64_t width = 128;
   int64_t heads = 4;
   int64_t layers = 3;
@@ -20,7 +20,7 @@ struct Shape {
   bool checkpoint_activations = false;
 };
 
-/// What the command line chooses; every rank gets the same.
+/// The options of the command line; every rank gets the same.
 struct Options {
   std::string text = TRANSFORMER_DEFAULT_TEXT;
   Shape shape;
@@ -31,13 +31,13 @@ struct Options {
   int64_t warmup = 100;  // steps
   double clip = 1;
   bool amp = false;
-  int zero = 0;  // stage; 0: every rank has all of AdamW's state
+  int zero = 0;  // stage; 0: every rank has AdamW's whole state
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   int64_t report_every = 100;
   std::string checkpoint;          // folder; empty: do not
   int64_t checkpoint_every = 100;  // steps
-  bool resume = false;             // from the last one there
+  bool resume = false;             // continue from the last one there
   std::string load;                // empty: begin with random weights
   std::string save;                // empty: do not
   int64_t sample = 200;            // characters; 0: none
@@ -49,7 +49,7 @@ using examples::UsageError;
 
 /// Reads the command line.
 ///
-/// \param help  gets the text that --help asks for.
+/// \param help  receives the text of --help.
 /// \return nothing when --help was given.
 /// \throws UsageError
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help);

@@ -41,7 +41,7 @@ Data prepare(const Options& options) {
       " windows of the text that each rank has, got ", options.batch_size, ".");
   auto prompt =
       options.prompt.empty() ? text.decode(text.numbers().slice(0, 0, 1)) : options.prompt;
-  (void)text.encode(prompt);  // says so now if it cannot
+  (void)text.encode(prompt);  // throws now for a character that the text lacks
   return {std::move(text), std::move(windows), std::move(prompt)};
 }
 
@@ -50,7 +50,7 @@ LanguageModel make_model(const Options& options, const Text& text) {
   LanguageModel net(text.vocabulary(), options.shape);
   if (!options.load.empty()) ddp::load_state_dict(*net, options.load);
   net->to(examples::rank_device(options.backend));
-  // From here on chance means dropout, which every rank draws for itself.
+  // From here on the generator is only used by dropout, which every rank draws for itself.
   torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + ddp::get_rank());
   return net;
 }
@@ -66,7 +66,7 @@ std::string describe(const Options& options, const Text& text, LanguageModel& ne
       " a step");
 }
 
-/// The line that is printed after some steps, which began at `start`.
+/// Formats the line printed after some steps, which began at `start`.
 std::string report(
     const Options& options, int64_t step, const Tally& trained, const Tally& held_out,
     Clock::time_point start) {

@@ -7,7 +7,7 @@
 
 namespace transformer {
 
-/// Continues a prompt: draws one character after the other from what the model predicts.
+/// Continues a prompt: draws one character after the other from the model's predictions.
 ///
 /// \param prompt  at least one character of the text.
 /// \return the prompt and `options.sample` characters, the same for the same seed. Collective: no.

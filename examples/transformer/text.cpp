@@ -11,7 +11,7 @@
 namespace transformer {
 namespace {
 
-/// Each character, which UTF-8 writes in up to four bytes.
+/// Splits a text into characters, which UTF-8 writes in up to four bytes.
 std::vector<std::string> characters_of(const std::string& text) {
   std::vector<std::string> characters;
   for (const char byte : text) {

@@ -26,10 +26,10 @@ class Text {
   std::string decode(const at::Tensor& numbers) const;
 
   const std::string& name() const { return name_; }
-  /// All of it, [size] int64.
+  /// The whole text, [size] int64.
   const at::Tensor& numbers() const { return numbers_; }
   int64_t size() const { return numbers_.size(0); }
-  /// How many characters there are to tell apart.
+  /// The number of different characters.
   int64_t vocabulary() const { return static_cast<int64_t>(vocabulary_.size()); }
 
  private:
@@ -38,7 +38,7 @@ class Text {
   at::Tensor numbers_;
 };
 
-/// Parts of a text with what is to be predicted of them.
+/// Parts of a text, and the characters to predict for them.
 struct Batch {
   at::Tensor input;   // [N, context] int64
   at::Tensor target;  // the same, one character further
@@ -58,7 +58,7 @@ class Windows {
   at::Tensor windows_;  // [size, context + 1]: each with the character after it
 };
 
-/// What is trained on, and the last tenth of the text, which is not.
+/// The part to train on, and the last tenth of the text, which is held out.
 struct Split {
   Windows train, held_out;
 };

@@ -85,7 +85,7 @@ void Training::step() {
   ++steps_done_;
 }
 
-// Epochs end with their last whole batch.
+// Returns the next whole batch; an epoch ends with its last whole batch.
 Batch Training::next_batch() {
   auto indices = sampler_.next(options_.batch_size);
   if (!indices || indices->size() < options_.batch_size) {

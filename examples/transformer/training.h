@@ -21,7 +21,7 @@ namespace transformer {
 using Model = ddp::DistributedDataParallel<LanguageModel>;
 using examples::Tally;
 
-/// What one rank trains with, on the default group.
+/// The training state of one rank, on the default group.
 class Training {
  public:
   /// \param options  must outlive this object.
@@ -31,18 +31,18 @@ class Training {
   /// One step of the optimizer, on the batches of `options.accumulate` backward passes.
   /// Collective: yes.
   void step();
-  /// \return that of this rank's characters, from the last call on, each before its step.
+  /// \return the tally of this rank's characters since the last call, each before its step.
   Tally take_tally() { return std::exchange(tally_, {}); }
   int64_t steps_done() const { return steps_done_; }
 
   /// Tallies this rank's part of a text; together the ranks count each window once. Collective: no.
   Tally evaluate(const Windows& windows);
 
-  /// With --resume, goes on from the last checkpoint. Collective: yes.
+  /// With --resume, continues from the last checkpoint. Collective: yes.
   ///
-  /// \throws c10::ValueError  without it, another run's checkpoints are in the way.
+  /// \throws c10::ValueError  without --resume, the folder holds another run's checkpoints.
   void begin(examples::Progress& progress);
-  /// Saves where it is time to, and after the last step. Collective: yes.
+  /// Saves if a save is due, and after the last step. Collective: yes.
   void save_if_due();
   /// Returns once the last checkpoint is on the disk. Collective: yes.
   void finish();
@@ -64,7 +64,7 @@ class Training {
   ddp::SequentialLR schedule_;
   int64_t steps_done_ = 0;
   Tally tally_;
-  // After the parts that it saves, so that its last save ends before them.
+  // After the members that it saves, so that its destructor finishes the last save before theirs.
   std::optional<ddp::Checkpointer> checkpointer_;
 };
 

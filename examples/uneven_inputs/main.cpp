@@ -1,5 +1,4 @@
-// Ranks with different numbers of batches, none of which is thrown away: `ddprun -n 2
-// uneven_inputs`.
+// Ranks with different numbers of batches, all of which are used: `ddprun -n 2 uneven_inputs`.
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -23,7 +22,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   return options;
 }
 
-// This rank's digits: rank r's share is r + 1 parts of all.
+// Returns this rank's digits: rank r's share is r + 1 parts of all.
 examples::Digits own_part(const examples::Digits& all) {
   const int64_t rank = ddp::get_rank();
   const int64_t ranks = ddp::get_world_size();
@@ -38,7 +37,7 @@ void run(const Options& options, examples::Progress& progress) {
   const auto test = read_digits(options, "t10k");
   const auto train = own_part(all);
   auto net = make_classifier(train, options);
-  // The mean over samples, not over ranks: each digit counts the same, whoever has it.
+  // Averages over samples, not over ranks: each digit counts the same, whatever rank has it.
   ddp::DistributedDataParallel model(
       net, ddp::DistributedDataParallelOptions().reduction(ddp::Reduction::SampleWeighted));
   torch::optim::SGD optimizer(model->parameters(), options.lr);
@@ -52,8 +51,8 @@ void run(const Options& options, examples::Progress& progress) {
   progress.line("batches by rank: " + counts);
 
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
-    // Ranks that have run out of batches keep the others company, and take their model in the end.
-    const auto also = ddp::JoinOptions().optimizers({&optimizer});  // steps everywhere alike
+    // Ranks without batches join the all-reduces of the others, and copy their model at the end.
+    const auto also = ddp::JoinOptions().optimizers({&optimizer});  // steps alike on every rank
     model->join(
         [&] {
           for (size_t i = 0; i < batches.size(); ++i) {

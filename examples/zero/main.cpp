@@ -40,7 +40,8 @@ void run(const Options& options, examples::Progress& progress) {
       ddp::ZeroOptions().stage(options.stage).overlap(options.overlap));
   ddp::DistributedSampler sampler(static_cast<size_t>(train.size()));
 
-  // The state of the whole is saved, so that a run goes on with another number of ranks, too.
+  // Saves the state of the whole optimizer, so that a run can continue with another number of
+  // ranks.
   std::optional<ddp::Checkpointer> checkpointer;
   if (!options.checkpoint.empty()) {
     checkpointer.emplace(options.checkpoint);

@@ -32,7 +32,7 @@ std::optional<Options> parse_gan(std::vector<const char*> arguments, std::ostrea
   return parse_options(static_cast<int>(arguments.size()), arguments.data(), help);
 }
 
-// Of equal weights, made one after the other: ranks are threads, and chance is global.
+// Of equal weights, made one after the other: ranks are threads, and random is global.
 std::vector<Networks> equal_networks(int count, const NetworkOptions& options) {
   std::vector<Networks> all;
   for (int i = 0; i < count; ++i) {
@@ -142,11 +142,11 @@ TEST_CASE("samples are laid out in rows, and written as PGM", "[examples][pure]"
 }
 
 TEST_CASE("the networks fit images of every size", "[examples][pure]") {
-  auto chance = make_chance(1, 0);
+  auto random = make_random_generator(1, 0);
   for (const int64_t size : {8, 12, 28}) {
     CAPTURE(size);
     const NetworkOptions options{size};
-    const auto images = make_generator(options)->forward(draw_noise(3, chance));
+    const auto images = make_generator(options)->forward(draw_noise(3, random));
     CHECK(images.sizes().vec() == std::vector<int64_t>{3, 1, size, size});
     CHECK(images.abs().max().item<double>() <= 1);
     CHECK(make_discriminator(options)->forward(images).sizes().vec() == std::vector<int64_t>{3});
@@ -162,8 +162,8 @@ TEST_CASE("the networks fit images of every size", "[examples][pure]") {
 
 TEST_CASE("noise depends on the seed and on the rank", "[examples][pure]") {
   const auto draw = [](int64_t seed, int64_t stream) {
-    auto chance = make_chance(seed, stream);
-    return draw_noise(4, chance);
+    auto random = make_random_generator(seed, stream);
+    return draw_noise(4, random);
   };
   CHECK(at::equal(draw(1, 1), draw(1, 1)));
   CHECK_FALSE(at::equal(draw(1, 1), draw(1, 2)));
@@ -175,8 +175,8 @@ TEST_CASE("2 ranks with halves of a batch train both networks as 1 rank", "[exam
   constexpr int64_t kSteps = 6;
   const auto images = digits();
   const auto real = to_input(images.images, 8).to(at::kDouble);
-  auto chance = make_chance(1, 0);
-  const auto noise = draw_noise(kSteps * kBatch, chance).to(at::kDouble);
+  auto random = make_random_generator(1, 0);
+  const auto noise = draw_noise(kSteps * kBatch, random).to(at::kDouble);
 
   struct Result {
     Tensors state;
@@ -223,9 +223,9 @@ TEST_CASE("a generator's step leaves the discriminator as it was", "[examples][r
   };
   const auto results = run_ranks<Result>(2, [&](const Rank& self) {
     Training training({}, networks[self.rank], images, self.group);
-    auto chance = make_chance(1, self.rank);
+    auto random = make_random_generator(1, self.rank);
     for (int step = 0; step < 3; ++step) {
-      training.step(real, draw_noise(8, chance).to(at::kDouble));
+      training.step(real, draw_noise(8, random).to(at::kDouble));
     }
     Result result{
         training.generator()->stats().steps.size(), training.discriminator()->stats().steps.size(),
