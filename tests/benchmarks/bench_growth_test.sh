@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs scripts/bench_growth.sh: with bad arguments, and quickly over three of its sections, with
+# Runs scripts/bench_growth.sh: with bad arguments, and a short run of three of its sections, with
 # the real programs. usage: bench_growth_test.sh <the repository> <the folder of programs>
 set -euo pipefail
 root=$1 bin=$2
@@ -52,7 +52,7 @@ for plot in all_reduce parameters; do
   expect "(plots/growth_$plot.svg)"
 done
 
-# Another section, beside what was measured before.
+# Another section is added to the measured ones.
 measure setup
 expect "## Parameters"
 expect "| ranks | ddp, gloo, s | wrap, s | ddp, default, s | wrap, s |"

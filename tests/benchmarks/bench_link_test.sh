@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_link_test.sh REPOSITORY: runs scripts/bench_link.sh over a real link, with stand-ins for the
-# programs, and looks what it leaves behind.
+# programs, and checks what it leaves behind.
 # Exit code: 0 as expected, 1 not, 77 skipped because no network namespace can be made.
 set -euo pipefail
 root=$1
@@ -41,7 +41,7 @@ expect_nothing_left() { # AFTER_WHAT
 
 cp "$root/tests/benchmarks/bench_stand_in.sh" "$work/bin/ddp_bench"
 mkdir -p "$work/results/link_1"
-touch "$work/results/link_1/resnet18-1-cpp.jsonl" # of a run before
+touch "$work/results/link_1/resnet18-1-cpp.jsonl" # of a previous run
 link
 ended
 [[ $status == 0 ]] || fail "$log"
@@ -56,7 +56,7 @@ for text in "over a link of 1 Gbit/s" "| mlp | 3.000 x communication alone |  | 
 $results"
 done
 
-# As bench_growth.sh asks for it: the fewest modes, and the all-reduce alone.
+# As bench_growth.sh calls it: the fewest modes, and only the all-reduce.
 cat >"$work/bin/growth_all_reduce" <<'END'
 #!/usr/bin/env bash
 echo "rank $RANK of $WORLD_SIZE: $*"

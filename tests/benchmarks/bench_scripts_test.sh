@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs scripts/bench.sh with a stand-in for the programs, and bench_link.sh where it has to refuse.
+# Runs scripts/bench.sh with a stand-in for the programs, and bench_link.sh where it has to fail.
 # usage: bench_scripts_test.sh <the repository>
 set -euo pipefail
 
@@ -44,7 +44,7 @@ calls_with() { # PATTERN
 }
 bench --quick --models mnist,small_params
 
-# Who runs when: C++ before Python in the first pass, after it in the second.
+# The order of programs: C++ before Python in the first pass, after it in the second.
 order=$(sed -n "s|.*/\(ddp_bench\) --model \([a-z_]*\) --modes none.*|\1 \2|p
                 s|.*/\(ddp_peer\).py --model \([a-z_]*\) --modes none.*|\1 \2|p" "$CALLS")
 expect "the order of processes" "ddp_bench mnist
@@ -113,7 +113,7 @@ if (($(id -u) == 0)); then
 fi
 status=0
 mkdir "$work/scripts"
-cp "$root/scripts/bench_link.sh" "$work/scripts" # nobody may have no way to the repository
+cp "$root/scripts/bench_link.sh" "$work/scripts" # "nobody" may have no access to the repository
 chmod 755 "$work"
 output=$("${as_nobody[@]}" "$work/scripts/bench_link.sh" 1 2>&1) || status=$?
 [[ $status == 1 && $output == *"bench_link: needs root"* ]] || fail "bench_link.sh, not root: $output"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stands in for ddp_bench and its peer, or for a ddprun that starts them: notes in the file CALLS what
-# it was asked to run and speaks for it, as rank 0: a line for each mode, or a timeline.
+# Replaces ddp_bench and its peer, or a ddprun that starts them: appends its command to the file
+# CALLS and prints what rank 0 would: a line for each mode, or a timeline.
 set -euo pipefail
 echo "$* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
 [[ ${RANK:-0} == 0 ]] || exit 0

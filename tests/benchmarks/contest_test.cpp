@@ -24,7 +24,7 @@ using ddp_bench::Engine;
 using ddp_bench::Messages;
 using ddp_bench::Task;
 
-/// A mode that goes wrong: its gradients become what `spoil` makes of them.
+/// A mode with wrong results: `spoil` changes its gradients.
 class Wrong : public Engine {
  public:
   using Spoil = std::function<void(at::Tensor& gradient)>;
@@ -49,7 +49,7 @@ class Line : public ddp_bench::Net {
   torch::nn::Linear fc_;
 };
 
-// The same parameters on all ranks, other data.
+// The same parameters on all ranks, and different data.
 Task tiny_task(int rank) {
   const auto net = std::make_shared<Line>();
   const torch::NoGradGuard no_grad;
@@ -115,7 +115,7 @@ TEST_CASE("all modes end with the same parameters", "[benchmarks][ranks]") {
   for (const auto& verdict : verdicts) CHECK(verdict.empty());
 }
 
-TEST_CASE("a mode that does not average is found out", "[benchmarks][ranks][errors]") {
+TEST_CASE("a mode that does not average is detected", "[benchmarks][ranks][errors]") {
   const auto verdicts = run_ranks<std::string>(2, [](const Rank& self) {
     return outcome(two(contestant("ddp", self), wrong(self, [](at::Tensor&) {})), self, true);
   });
@@ -124,7 +124,7 @@ TEST_CASE("a mode that does not average is found out", "[benchmarks][ranks][erro
   }
 }
 
-TEST_CASE("a mode that averages wrongly is found out", "[benchmarks][ranks][errors]") {
+TEST_CASE("a mode that averages wrongly is detected", "[benchmarks][ranks][errors]") {
   const int size = GENERATE(2, 3);
   CAPTURE(size);
   const auto verdicts = run_ranks<std::string>(size, [](const Rank& self) {
@@ -139,7 +139,7 @@ TEST_CASE("a mode that averages wrongly is found out", "[benchmarks][ranks][erro
   }
 }
 
-TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]") {
+TEST_CASE("modes take turns in alternating order, and steps are timed", "[benchmarks][ranks]") {
   struct Seen {
     std::string log;
     size_t steps = 0, sends = 0, sends_of_silent = 0;
@@ -161,7 +161,7 @@ TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]"
   CHECK(
       seen[0].log ==
       "ab"
-      "aaabbb"  // the first of a turn is not timed
+      "aaabbb"  // the first step of a turn is not timed
       "bbbaaa"
       "aaabbb");
   CHECK(seen[0].steps == 6);
@@ -173,7 +173,7 @@ TEST_CASE("turns alternate in order, and steps are timed", "[benchmarks][ranks]"
 
 namespace {
 
-/// Computes on a thread of its own in every step, for as long as it is told.
+/// Computes on its own thread in every step, for a given time.
 class Busy : public Engine {
  public:
   explicit Busy(std::chrono::milliseconds cpu_time) : Engine(tiny_task(0)), cpu_time_(cpu_time) {}
@@ -195,7 +195,7 @@ class Busy : public Engine {
 
 }  // namespace
 
-TEST_CASE("CPU time is of all threads and a step, by round", "[benchmarks][ranks]") {
+TEST_CASE("CPU time counts all threads, for each step, by round", "[benchmarks][ranks]") {
   using std::chrono::milliseconds;
   const auto of_ranks = run_ranks<std::vector<double>>(1, [](const Rank& self) {
     std::vector<Contestant> contestants =

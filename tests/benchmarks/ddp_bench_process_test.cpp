@@ -1,4 +1,4 @@
-// ddp_bench as a user starts it.
+// Runs ddp_bench as a user starts it.
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -53,7 +53,7 @@ JobEnded bench(Lines arguments) {
   return ddp::testing::run_job(2, arguments, kTwoMinutes);
 }
 
-/// A line's fields, as it spells them; checks that they are all there, in their order.
+/// Returns a line's fields as printed; checks that all are there, in their order.
 std::map<std::string, std::string> fields_of(const std::string& line, const Lines& expected) {
   static const std::regex kField(R"re("(\w+)":("[^"]*"|\[[^\]]*\]|[^,}]*))re");
   CAPTURE(line);
@@ -108,7 +108,7 @@ void check_all_modes(const std::string& model, double bytes) {
     CHECK(value(result, "step_ms") <= value(result, "step_ms_p90"));
     CHECK(result.at("compute_ms") == results[0].at("step_ms"));
     CHECK(value(result, "ratio") > 0);
-    CHECK(result.at("ratio_low") == "null");  // of one round
+    CHECK(result.at("ratio_low") == "null");  // with one round
     CHECK(result.at("ratio_of_rounds") == "[" + result.at("ratio") + "]");
     CHECK(value(result, "cpu_ms") > 0);
     CHECK(result.at("cpu_ratio_of_rounds") == "[" + result.at("cpu_ratio") + "]");
@@ -119,13 +119,14 @@ void check_all_modes(const std::string& model, double bytes) {
     if (i > 0) checksums.insert(result.at("checksum"));
   }
   CHECK(checksums.size() == 1);
-  // Without averages, rank 0 trains on its own data, and the checksum tells.
+  // Without averages, rank 0 trains on its own data, and the checksum shows it.
   CHECK(checksums.count(results[0].at("checksum")) == 0);
 }
 
 }  // namespace
 
-TEST_CASE("each mode ends as a line, and all with the same parameters", "[benchmarks][process]") {
+TEST_CASE(
+    "each mode prints a line, and all end with the same parameters", "[benchmarks][process]") {
   check_all_modes("small_params", 896000);
   check_all_modes("mnist", 4799528);
 }
@@ -137,7 +138,7 @@ TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]
   Lines seen;
   for (const auto& result : results) {
     seen.push_back(result.at("mode") + " " + result.at("bucket_cap_mb"));
-    // `none` ran as well, though nobody asked for it.
+    // `none` ran as well, though it was not requested.
     CHECK(value(result, "compute_ms") > 0);
   }
   REQUIRE(seen.size() == 6);
@@ -147,7 +148,7 @@ TEST_CASE("a sweep runs modes with buckets at each size", "[benchmarks][process]
   CHECK(seen == Lines{"\"ddp\" 0.1", "\"ddp\" 25", "\"flat\" null", "\"c10d\" 0.1", "\"c10d\" 25"});
 }
 
-TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
+TEST_CASE("the wrapper's options apply to a run", "[benchmarks][process]") {
   const ddp::testing::TemporaryFolder folder;
   const auto file = folder.file("step.json");
   const auto results = results_of(bench(
@@ -157,7 +158,7 @@ TEST_CASE("the wrapper's options hold for a run", "[benchmarks][process]") {
   CHECK(results.size() == 2);
   std::string json;
   std::getline(std::ifstream(file), json);
-  // 0.9 MB: by default the first bucket, of 1 MiB, takes them all.
+  // 0.9 MB: by default the first bucket, of 1 MiB, holds all of them.
   CHECK_THAT(json, ContainsText("\"bucket 3\"") && ContainsText("\"optimizer\""));
 }
 
@@ -174,13 +175,13 @@ TEST_CASE("memory is measured with one mode in the processes", "[benchmarks][pro
     CHECK(value(result, "file_bytes") > 0);
     // Parameters and gradients at least.
     CHECK(value(result, "peak_bytes") > 2 * 4799528);
-    // `none` has a control block in shared memory, no gradients.
+    // `none` has a control block in shared memory, but no gradients.
     CHECK((value(result, "shared_bytes") > 1 << 20) == (mode != std::string("none")));
   }
 }
 
-// RESULTS.md has a table of it (benchmarks/report/tables.py).
-TEST_CASE("reducer_overhead ends as a line for each engine", "[benchmarks][process]") {
+// The table of RESULTS.md comes from these lines (benchmarks/report/tables.py).
+TEST_CASE("reducer_overhead prints a line for each engine", "[benchmarks][process]") {
   const auto ended =
       ddp::testing::run({REDUCER_OVERHEAD_PROGRAM, "--blocks", "2", "--rounds", "3"}, kTwoMinutes);
   INFO(ended.out << ended.err);
@@ -200,14 +201,14 @@ TEST_CASE("reducer_overhead ends as a line for each engine", "[benchmarks][proce
                      "c10d", "c10d, unused"});
 }
 
-TEST_CASE("every rank tells what is wrong with the command line", "[benchmarks][process][errors]") {
+TEST_CASE("every rank reports an error in the command line", "[benchmarks][process][errors]") {
   const std::vector<std::pair<Lines, std::string>> wrong = {
       {{"--model", "vgg"}, "ddp_bench: --model: expected one of mnist, mlp"},
       {{"--modes", "none,dpd"}, "ddp_bench: --modes: expected one of none, naive"},
       {{"--sweep", "1,zero"}, "ddp_bench: --sweep: expected MiB greater than 0, got 'zero'"}};
   for (const auto& [arguments, text] : wrong) {
     CAPTURE(text);
-    // Under ddprun the first to fail may end the others before they have spoken.
+    // Under ddprun the first rank to fail may end the others before they print.
     for (const char* rank : {"0", "1"}) {
       Lines command = {DDP_BENCH_PROGRAM};
       command.insert(command.end(), arguments.begin(), arguments.end());
@@ -226,7 +227,7 @@ TEST_CASE("every rank tells what is wrong with the command line", "[benchmarks][
   }
 }
 
-TEST_CASE("what cannot be is told by the program", "[benchmarks][process][errors]") {
+TEST_CASE("the program reports invalid options", "[benchmarks][process][errors]") {
   const auto backend = bench({"--backend", "pigeon"});
   CHECK(backend.code == 2);
   CHECK_THAT(backend.output, ContainsText("ddp_bench: backend(): expected"));

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ddp_peer_test.sh REPOSITORY DDPRUN DDP_BENCH: runs benchmarks/peers/ddp_peer.py beside ddp_bench and
-# checks that its lines of JSON have the same keys, and that both train each model to the same sum.
+# ddp_peer_test.sh REPOSITORY DDPRUN DDP_BENCH: runs benchmarks/peers/ddp_peer.py and ddp_bench, and
+# checks that their lines of JSON have the same keys, and that both train each model to the same
+# sum.
 # Exit code: 0 as expected, 1 not, 77 skipped because there is no Python with torch.
 set -euo pipefail
 root=$1 ddprun=$2 bench=$3

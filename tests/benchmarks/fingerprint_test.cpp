@@ -26,9 +26,9 @@ TEST_CASE("the checksum adds up magnitudes", "[benchmarks][pure]") {
   CHECK(std::isnan(fingerprint({torch::tensor({1.0, std::nan("")})}).checksum));
 }
 
-TEST_CASE("the hash tells every bit", "[benchmarks][pure]") {
+TEST_CASE("the hash depends on every bit", "[benchmarks][pure]") {
   const auto hash = [](const Tensors& tensors) { return fingerprint(tensors).hash; };
-  // An odd number of floats: the last one is half a word.
+  // An odd number of floats: the last one fills half a word.
   const auto values = torch::arange(7, at::kFloat);
   const auto base = hash({values});
   CHECK(hash({values.clone()}) == base);
@@ -42,7 +42,7 @@ TEST_CASE("the hash tells every bit", "[benchmarks][pure]") {
   CHECK(hash({torch::tensor({0.0F})}) != hash({torch::tensor({-0.0F})}));
 }
 
-TEST_CASE("the distance is in parts of the way", "[benchmarks][pure]") {
+TEST_CASE("the distance is relative to the way", "[benchmarks][pure]") {
   const Tensors start = {torch::zeros({2}), torch::ones({2})};
   const Tensors a = {torch::full({2}, 1.0), torch::full({2}, 3.0)};
   const Tensors b = {torch::full({2}, 1.0), torch::full({2}, 2.5)};
@@ -60,7 +60,7 @@ TEST_CASE("modes agree to the bit or to rounding", "[benchmarks][pure]") {
   CHECK(disagreement({ending("c10d", 1), ending("ddp", 2, 0.001)}, Agreement::Rounded).empty());
 }
 
-TEST_CASE("a mode that ends elsewhere is named", "[benchmarks][pure][errors]") {
+TEST_CASE("a mode that ends with other parameters is named", "[benchmarks][pure][errors]") {
   const std::vector<Ending> endings = {
       ending("naive", 1), ending("c10d", 1), ending("ddp", 2, 0.001, 1.5)};
   CHECK_THAT(
@@ -74,14 +74,14 @@ TEST_CASE("a mode that ends elsewhere is named", "[benchmarks][pure][errors]") {
       disagreement({ending("a", 1), ending("b", 2, std::nan(""))}, Agreement::Rounded).empty());
 }
 
-TEST_CASE("a training that diverged is no agreement", "[benchmarks][pure][errors]") {
+TEST_CASE("a training that diverged does not agree", "[benchmarks][pure][errors]") {
   CHECK_THAT(
       disagreement(
           {ending("naive", 1, 0, INFINITY), ending("ddp", 1, 0, INFINITY)}, Agreement::Bitwise),
       ContainsText("mode naive: expected finite parameters") && ContainsText("diverged"));
 }
 
-TEST_CASE("a rank that ends elsewhere is named", "[benchmarks][pure][errors]") {
+TEST_CASE("a rank that ends with other parameters is named", "[benchmarks][pure][errors]") {
   const std::vector<std::string> modes = {"c10d", "ddp"};
   CHECK(ddp_bench::disagreement_of_ranks(modes, {{1, 2}, {1, 2}, {1, 2}}).empty());
   CHECK(

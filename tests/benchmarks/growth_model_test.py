@@ -1,4 +1,4 @@
-"""Checks benchmarks/growth/cost_model.py against values worked out by hand, and the page made with it.
+"""Checks benchmarks/growth/cost_model.py against values computed by hand, and the page made from it.
 
 usage: growth_model_test.py <the repository>
 """
@@ -133,7 +133,7 @@ class Limits(unittest.TestCase):
 
 
 class Written(unittest.TestCase):
-    """From steps that follow the model, the page finds its constants again and predicts them."""
+    """From steps that follow the model, the page recovers its constants and predicts the steps."""
 
     WIRES = cost_model.Wires(alpha=1e-4, wire=1.05, host=3e-9)
 
@@ -192,7 +192,7 @@ class Written(unittest.TestCase):
             "model": "mlp", "ranks": 2, "forward_ms": 1000.0, "step_ms": 2500.0,
             "gradients": [[size, 1e3 * ready] for size, ready in profile.gradients],
         })
-        # Small messages say nothing of the bandwidth, and one large one is enough.
+        # Small messages contain no information on the bandwidth, and one large message is enough.
         host = self.all_reduce("gloo", lambda n: n * 3e-9 if n >= MIB else 5e-3)
         self.put("collectives/gloo.jsonl", *host[:2])
         for rate in (0.1, 1, 10):
@@ -210,7 +210,7 @@ class Written(unittest.TestCase):
         self.put_model()
         before = predicted("0.1"), predicted("1")
         self.assertEqual(len(before[0]), 5)
-        self.put_link(0.1, 0.07)  # says something wrong, of which only the others are told
+        self.put_link(0.1, 0.07)  # contradicts the others
         self.assertEqual(predicted("0.1"), before[0])
         self.assertNotEqual(predicted("1"), before[1])
 

@@ -27,7 +27,7 @@ constexpr const char* kRollup =
 
 }  // namespace
 
-TEST_CASE("a rollup tells the memory of a process by kind", "[benchmarks][pure]") {
+TEST_CASE("a rollup lists the memory of a process by kind", "[benchmarks][pure]") {
   const auto pss = ddp_bench::parse_pss(kRollup);
   REQUIRE(pss.has_value());
   CHECK(pss->anonymous == int64_t{420000} * 1024);
@@ -36,29 +36,29 @@ TEST_CASE("a rollup tells the memory of a process by kind", "[benchmarks][pure]"
   CHECK(pss->own() == int64_t{460000} * 1024);
 }
 
-TEST_CASE("a rollup without the kinds of memory is none", "[benchmarks][pure][errors]") {
+TEST_CASE("a rollup without the kinds of memory is an error", "[benchmarks][pure][errors]") {
   CHECK_FALSE(ddp_bench::parse_pss("").has_value());
   CHECK_FALSE(ddp_bench::parse_pss("Rss: 12 kB\nPss: 12 kB\n").has_value());
 }
 
-TEST_CASE("the sampler keeps the peak of memory that is free again", "[benchmarks][pure]") {
+TEST_CASE("the sampler keeps the peak of memory that was freed", "[benchmarks][pure]") {
   ddp_bench::MemorySampler idle;
   const int64_t before = idle.stop().own();
   ddp_bench::MemorySampler sampler;
   int64_t seen = 0;
   {
-    // malloc maps so much at once, and gives it back to the kernel.
+    // malloc maps blocks of this size, and returns them to the kernel.
     const auto block = at::ones({32 * kMebibyte});
     ddp_bench::MemorySampler meanwhile;
     seen = meanwhile.stop().own();
-    // Until the first sampler's thread has come to see it, too.
+    // Wait until the first sampler's thread has seen it, too.
     while (sampler.peak().own() < seen - 8 * kMebibyte) std::this_thread::yield();
   }
   CHECK(seen - before > 120 * kMebibyte);
   CHECK(sampler.stop().own() - before > 120 * kMebibyte);
 }
 
-TEST_CASE("memory is that of one mode, and its line is of rank 0", "[benchmarks][ranks]") {
+TEST_CASE("memory is measured for one mode, and rank 0 prints its line", "[benchmarks][ranks]") {
   const auto outputs = ddp::testing::run_ranks<std::string>(2, [](const auto& self) {
     ddp_bench::Options options;
     options.model = "small_params";

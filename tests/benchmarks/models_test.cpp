@@ -21,7 +21,7 @@ int64_t count_parameters(const ddp_bench::Task& task) {
 
 }  // namespace
 
-TEST_CASE("models and batches have the sizes that the README states", "[benchmarks][pure]") {
+TEST_CASE("models and batches have the sizes of the README", "[benchmarks][pure]") {
   struct Sizes {
     int64_t parameters;
     std::vector<int64_t> input;
@@ -42,7 +42,7 @@ TEST_CASE("models and batches have the sizes that the README states", "[benchmar
   CHECK(make_task("small_params", 1, 0).net->parameters().size() == 800);
 }
 
-TEST_CASE("a step's loss is finite and reaches every parameter", "[benchmarks][pure]") {
+TEST_CASE("a step's loss is finite, and every parameter has a gradient", "[benchmarks][pure]") {
   for (const auto& name : ddp_bench::model_names()) {
     CAPTURE(name);
     const auto task = make_task(name, 1, 0);
@@ -53,12 +53,12 @@ TEST_CASE("a step's loss is finite and reaches every parameter", "[benchmarks][p
   }
 }
 
-TEST_CASE("parameters come from the seed, data from the rank too", "[benchmarks][pure]") {
+TEST_CASE("parameters depend on the seed, data also on the rank", "[benchmarks][pure]") {
   const auto first = make_task("small_params", 1, 0);
   const auto hash = [](const ddp_bench::Task& task) {
     return ddp_bench::fingerprint(task.net->parameters()).hash;
   };
-  torch::rand({3});  // what else was drawn does not matter
+  torch::rand({3});  // the generator's state does not matter
   const auto again = make_task("small_params", 1, 0);
   CHECK(hash(again) == hash(first));
   CHECK(torch::equal(again.input, first.input));

@@ -32,7 +32,7 @@ std::string refused(const std::vector<const char*>& arguments) {
 
 }  // namespace
 
-TEST_CASE("what is measured comes from the command line", "[benchmarks][pure]") {
+TEST_CASE("the command line selects the measurements", "[benchmarks][pure]") {
   const auto options = parse(
       {"--model",   "resnet18", "--modes", "ddp_view,none", "--iters",    "3",      "--rounds",
        "2",         "--warmup", "4",       "--threads",     "2",          "--seed", "7",
@@ -58,7 +58,7 @@ TEST_CASE("what is measured comes from the command line", "[benchmarks][pure]") 
   CHECK(parse({"--memory", "--modes", "ddp"}).memory);
 }
 
-TEST_CASE("the wrapper's options come from the command line", "[benchmarks][pure]") {
+TEST_CASE("the command line sets the wrapper's options", "[benchmarks][pure]") {
   const auto defaults = parse(std::vector<const char*>{}).wrapper;
   CHECK_FALSE(defaults.bucket_cap_mb().has_value());
   CHECK(defaults.reduction() == ddp::Reduction::Mean);
@@ -93,7 +93,7 @@ TEST_CASE("--help lists options and modes", "[benchmarks][pure]") {
   }
 }
 
-TEST_CASE("a command line that cannot be is told in one line", "[benchmarks][pure][errors]") {
+TEST_CASE("an invalid command line is reported in one line", "[benchmarks][pure][errors]") {
   struct Case {
     std::vector<const char*> arguments;
     const char* text;

@@ -1,4 +1,4 @@
-"""Checks benchmarks/report and what the peers make of their times.
+"""Checks benchmarks/report and the peers' statistics.
 
 usage: report_test.py <the repository>
 """
@@ -35,7 +35,7 @@ def line(mode, step, **fields):
 
 
 def ratios(name, of_rounds):
-    """What a line says of ratios, but for the interval that the report makes itself."""
+    """The ratios of a line, without the interval that the report computes itself."""
     return {name: quantile(of_rounds, 0.5), f"{name}_of_rounds": of_rounds}
 
 
@@ -157,7 +157,7 @@ class Written(unittest.TestCase):
             fields = {**ratios("ratio", of_rounds), **ratios("cpu_ratio", cpu)}
             self.put(f"steps/mlp-{index}-cpp.jsonl", line("none", 100.0), line("ddp", 130.0, **fields))
         text = self.write()
-        # Of nine rounds the second and the eighth.
+        # The second and the eighth of nine rounds.
         self.assertIn(
             "| 1.300 | 1.150-1.450 | 1.250-1.350 | 135.0 | 1.250 | 1.100-1.400 |", text
         )
@@ -230,7 +230,7 @@ class Written(unittest.TestCase):
         self.assertEqual(titles.count("bucket 0: 2.00 to 4.00 ms"), 2)
 
     def test_links_have_targets_of_their_own(self):
-        # Communication alone is flat's one message, not the buckets of ddp itself.
+        # The communication time is that of flat's one message, not of ddp's buckets.
         flat = line("flat", 90.0, comm_ms=50.0)
         self.put("link_10/mlp-1-cpp.jsonl", line("none", 100.0), flat, line("ddp", 125.0))
         ddp = line("ddp", 52.0, comm_ms=40.0)
@@ -245,13 +245,14 @@ class Written(unittest.TestCase):
 
     def test_without_flat_there_is_no_communication_alone(self):
         self.put("link_1/mlp-1-cpp.jsonl", line("none", 100.0), line("ddp", 52.0))
-        # Another process's says nothing about this one.
+        # Another process's line must not be compared with this one.
         self.put("link_1/mlp-2-cpp.jsonl", line("none", 100.0), line("flat", 90.0))
         self.assertIn("| mlp | - |  | 1.05 |  |", self.write())
 
     def test_tuning_is_compared_with_the_sweep_of_the_same_process(self):
         caps = [line("ddp", 100.0 + cap, bucket_cap_mb=cap) for cap in (20.0, 10.0, 25.0)]
-        # Alone it came to more, on a machine that did something else: no word about the sweep.
+        # Alone it took longer, because of another load on the machine: the page must not mention
+        # the sweep.
         alone = line("ddp_tuned", 150.0, bucket_cap_mb=50.0)
         self.put("steps/mlp-1-cpp.jsonl", line("none", 100.0), alone)
         tuned = line("ddp_tuned", 112.2, bucket_cap_mb=12.5)
@@ -261,7 +262,7 @@ class Written(unittest.TestCase):
         self.put("sweep/mlp-1-cpp.jsonl", line("none", 100.0), *caps)
         text = self.write()
         self.assertIn("| mlp | 50 MiB | 1.500 | 10 MiB | 1.100 | +36.4% | missed by 32.4% |", text)
-        # A choice is no point of the sweep.
+        # A chosen size is not a point of the sweep.
         lines = self.picture("sweep_mlp.svg").findall("{*}polyline")
         self.assertEqual([len(one.get("points").split()) for one in lines], [3])
 

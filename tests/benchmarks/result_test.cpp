@@ -48,7 +48,7 @@ TEST_CASE("memory is one line of JSON, with the peak first", "[benchmarks][pure]
       R"("peak_bytes":340,"anonymous_bytes":300,"shared_bytes":40,"file_bytes":90})");
 }
 
-TEST_CASE("what has no number is null", "[benchmarks][pure]") {
+TEST_CASE("a value without a number is null", "[benchmarks][pure]") {
   auto result = example();
   result.bucket_cap_mb = {};
   result.checksum = std::nan("");

@@ -22,18 +22,18 @@ TEST_CASE("quantiles need values and a share", "[benchmarks][pure][errors]") {
 
 TEST_CASE("overlap is the hidden share of the communication", "[benchmarks][pure]") {
   CHECK(ddp_bench::overlap(50, 100, 150) == 0);    // one after the other
-  CHECK(ddp_bench::overlap(50, 100, 100) == 0.5);  // half of the messages beside the computation
+  CHECK(ddp_bench::overlap(50, 100, 100) == 0.5);  // half of the messages during the computation
   CHECK(ddp_bench::overlap(50, 100, 75) == 0.75);
-  CHECK(ddp_bench::overlap(100, 50, 100) == 1);  // no trace of them
+  CHECK(ddp_bench::overlap(100, 50, 100) == 1);  // no visible cost
 }
 
 TEST_CASE("overlap stays between 0 and 1", "[benchmarks][pure]") {
   CHECK(ddp_bench::overlap(100, 50, 90) == 1);   // faster than none: noise
-  CHECK(ddp_bench::overlap(100, 50, 200) == 0);  // copies, too
+  CHECK(ddp_bench::overlap(100, 50, 200) == 0);  // also copies
   CHECK(ddp_bench::overlap(100, 0, 90) == 0);    // nothing to hide
 }
 
-// By tables of the sign test: of 10 values the 2nd and the 9th, of 20 the 6th and the 15th, ...
+// From tables of the sign test: of 10 values the 2nd and the 9th, of 20 the 6th and the 15th, ...
 TEST_CASE("a median's interval ends at two of the values", "[benchmarks][pure]") {
   struct Case {
     int count, low, high;
@@ -54,7 +54,7 @@ TEST_CASE("a median's interval ends at two of the values", "[benchmarks][pure]")
     CHECK(interval->low == low);
     CHECK(interval->high == high);
   }
-  // Powers of one half that no double can hold.
+  // Powers of one half that no double can represent.
   CHECK(ddp_bench::median_interval(std::vector<double>(3000, 2.5))->low == 2.5);
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("few values have no interval", "[benchmarks][pure]") {
   CHECK(ddp_bench::kFewestForInterval == 6);
 }
 
-TEST_CASE("ratios are of the same round", "[benchmarks][pure]") {
+TEST_CASE("ratios compare values of the same round", "[benchmarks][pure]") {
   // The machine slows down; one round of each mode was disturbed.
   const std::vector<double> base = {10, 20, 30, 40, 50, 600, 70};
   const auto ratio = ddp_bench::paired_ratio({11, 22, 33, 400, 55, 66, 77}, base);

@@ -50,7 +50,7 @@ TEST_CASE("a step's timeline has its parts and its buckets", "[benchmarks][ranks
       const bool bucket = span.track == "communication";
       CHECK(bucket == (span.bytes > 0));
       bytes += span.bytes;
-      // Buckets leave and come back within backward.
+      // Buckets are launched and finished within backward.
       if (bucket) CHECK(spans[1].start_ms <= span.start_ms);
       if (bucket) CHECK(span.end_ms <= spans[1].end_ms);
       if (bucket) CHECK(launched <= span.start_ms);
@@ -67,8 +67,8 @@ TEST_CASE("a step's timeline has its parts and its buckets", "[benchmarks][ranks
   }
 }
 
-// Buckets that are tuned change, which a wrapper with a communication hook refuses.
-TEST_CASE("a step is watched without a hook", "[benchmarks][ranks]") {
+// Tuning changes the buckets, which a wrapper with a communication hook refuses.
+TEST_CASE("a step's timeline needs no hook", "[benchmarks][ranks]") {
   const auto ranks = ddp::testing::run_ranks<std::vector<Span>>(2, [](const Rank& self) {
     return ddp_bench::record_step(task_of(self), options_with(self, ddp::kTuneBucketCap), 10);
   });

@@ -35,7 +35,7 @@ cat >"$work/bin/doxygen" <<'END'
 echo doxygen >>"$work/calls"
 [[ ! -e $work/doxygen-warns ]]
 END
-# `python3 -m venv DIR` makes a DIR whose python does as pip and mkdocs would.
+# `python3 -m venv DIR` makes a DIR whose python behaves as pip and mkdocs do.
 cat >"$work/bin/python3" <<'END'
 #!/usr/bin/env bash
 mkdir -p "$3/bin"
@@ -59,7 +59,7 @@ expect_calls pip doxygen mkdocs
 run_docs 0
 expect_calls doxygen mkdocs
 
-# Another list of packages.
+# A changed list of packages.
 echo mkdocs==2 >"$work/repository/docs/site/requirements.txt"
 run_docs 0
 expect_calls pip doxygen mkdocs

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs scripts/gpu_check.sh with stand-ins for a GPU and for the programs: one fails, one never ends.
+# Runs scripts/gpu_check.sh with stand-ins for a GPU and for the programs: one fails, one does not
+# end.
 # usage: gpu_check_test.sh REPOSITORY
 set -euo pipefail
 root=$1
@@ -31,7 +32,7 @@ check() { # ARGUMENTS...
     --python "$work/python" "$@" >"$work/output" 2>&1
 }
 
-# Says that there is a GPU where the file "gpu" is; and is Python's side of the benchmark.
+# Reports a GPU where the file "gpu" exists; also replaces Python's side of the benchmark.
 stand_in "$work/python" <<END
 #!/bin/sh
 case \$2 in
@@ -63,7 +64,7 @@ line() {
 { line none 1.0 && line ddp 1.02; } >"$work/cpp.jsonl"
 { line none 1.0 && line py_ddp 1.05; } >"$work/python.jsonl"
 
-# No GPU, and a program that is missing: all is skipped, which is no failure.
+# Without a GPU, and with a missing program, everything is skipped, which is no failure.
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' >"$bin/comm_cuda_test"
 check || expect_status 0 $?
 grep -qE '^\| cuda_test \| skipped \| [0-9]+ \| no CUDA device \|' "$work/out/gpu_check.md"
@@ -71,7 +72,8 @@ expect "| cuda_stream_test | skipped | 0 | cuda_stream_test was not built |" "$w
 expect "| resnet18, float32, batch x 1 | skipped | 0 | no CUDA device |" "$work/out/gpu_check.md"
 [[ -s $work/out/gpu_check_logs.tar.gz ]]
 
-# A GPU: one fails and one never ends, and what comes behind them has its turn until time is over.
+# With a GPU: one fails and one does not end, and the programs after them run until the time is
+# over.
 touch "$work/gpu"
 printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' >"$bin/comm_cuda_test"
 printf '#!/bin/sh\nexec sleep 60\n' | stand_in "$bin/cuda_stream_test"

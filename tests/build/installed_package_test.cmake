@@ -1,6 +1,6 @@
 # Installs the build in BUILD_DIR below WORK_DIR, then configures, builds and runs tests/consumer
-# with nothing but that prefix and the LibTorch in TORCH_DIR, and builds the installed examples.
-# WORK_DIR has a space in its name on purpose.
+# with only that prefix and the LibTorch in TORCH_DIR, and builds the installed examples. WORK_DIR
+# has a space in its name on purpose.
 
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 
@@ -8,14 +8,14 @@ file(REMOVE_RECURSE "${WORK_DIR}")
 set(prefix "${WORK_DIR}/prefix")
 run(${CMAKE_COMMAND} --install "${BUILD_DIR}" --config "${CONFIG}" --prefix "${prefix}")
 
-# Nothing of the machine that built it: its folders, or where its LibTorch lies. Debug information
-# and what LibTorch's headers compile to name folders, so of binaries only optimized ones are
-# searched, and only for ddp's.
+# The package must not contain paths of the machine that built it, such as its folders or its
+# LibTorch. Debug information and code from LibTorch's headers name folders, so only optimized
+# binaries are searched, and only for ddp's folders.
 get_filename_component(torch_prefix "${TORCH_DIR}/../../.." ABSOLUTE)
 function(expect_nowhere kind)
   foreach(folder IN LISTS ARGN)
     string(REGEX REPLACE "([][+.*()^$?|{}\\])" "\\\\\\1" escaped "${folder}")
-    # Where a path begins: a clone in /ddp is not what include/ddp names.
+    # Matches only where a path begins: a clone in /ddp must not match include/ddp.
     try(grep -r --files-with-matches ${kind} -E "(^|[^[:alnum:]_.}/-])${escaped}(/|[^[:alnum:]_.-]|$)" "${prefix}")
     if(NOT status EQUAL 1)
       message(FATAL_ERROR "expected no installed file to name ${folder}, got:\n${output}")
@@ -35,7 +35,7 @@ foreach(binary IN LISTS binaries)
   endif()
 endforeach()
 
-# Without a LibTorch the package says which one it needs.
+# Without a LibTorch the package names the one that it needs.
 try(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/no torch" ${settings}
   "-DCMAKE_PREFIX_PATH=${prefix}")
 string(REGEX REPLACE "[ \n]+" " " words "${output}")
@@ -44,7 +44,7 @@ if(status EQUAL 0 OR NOT words MATCHES
   message(FATAL_ERROR "expected the package to ask for a LibTorch of its version, got ${status}:\n${output}")
 endif()
 
-# Nor does it take one that is too old.
+# The package rejects a LibTorch that is too old.
 set(old "${WORK_DIR}/old/share/cmake/Torch")
 file(WRITE "${old}/TorchConfig.cmake" "")
 file(WRITE "${old}/TorchConfigVersion.cmake" "set(PACKAGE_VERSION 2.10.0)")

@@ -1,5 +1,5 @@
-# What the tests of this folder share. They are given GENERATOR, CONFIG, CXX, CLANG (or ""), LAUNCHER,
-# SANITIZE, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of their own.
+# Helpers of the tests of this folder. The caller defines GENERATOR, CONFIG, CXX, CLANG (or ""),
+# LAUNCHER, SANITIZE, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of the test's own.
 
 function(try)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -12,7 +12,7 @@ endfunction()
 function(run)
   try(${ARGV})
   if(NOT status EQUAL 0)
-    message("${output}") # apart from the error, whose text CMake would reflow
+    message("${output}") # separate from the error, whose text CMake would reflow
     message(FATAL_ERROR "${command}: expected exit status 0, got ${status}; its output is above")
   endif()
   set(output "${output}" PARENT_SCOPE)
@@ -26,8 +26,8 @@ set(sanitize "")
 if(SANITIZE)
   set(sanitize "-DCMAKE_CXX_FLAGS=-fsanitize=${SANITIZE}")
 endif()
-set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}") # a list, which an argument would take apart
-# Unoptimized: the programs take a few steps, and half the test would be their compilation.
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}") # a list, which an argument would split
+# Unoptimized: the programs run few steps, and optimizing would take half of the test.
 set(settings -G "${GENERATOR}" "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG"
   "-DCMAKE_CXX_COMPILER=${CXX}" ${sanitize})
 
@@ -39,8 +39,8 @@ endif()
 list(GET standards 0 oldest_standard)
 
 # use_as_consumer(<name> <compiler> <standard> <arguments>...): configures tests/consumer in
-# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks. Leaves what CMake said in
-# `configured`.
+# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks. Stores CMake's output
+# in `configured`.
 function(use_as_consumer name compiler standard)
   run(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/${name}"
     ${settings} "-DCMAKE_CXX_COMPILER=${compiler}" -DCMAKE_CXX_STANDARD=${standard} ${ARGN})

@@ -23,8 +23,8 @@ expect_pip_runs() {
   ((runs == $1)) || fail "expected pip to have run $1 times so far, got $runs"
 }
 
-# The CPU variant into a cache folder of this test, with the stand-ins first on PATH. Its exit
-# status is compared with the first argument.
+# Sets up the CPU variant in a cache folder of this test, with the stand-ins first on PATH. Compares
+# the exit status with the first argument.
 run_setup() {
   local expected=$1 status=0
   shift
@@ -107,14 +107,14 @@ run_setup 0
 expect_text "is broken (torch/lib/libtorch_cpu.so is missing): installing it again"
 expect_pip_runs 4
 
-# Two at once: one installs, the other waits and finds the work done.
+# Two at once: one installs, the other waits and finds the installation.
 rm -rf "$venv"
 run_setup 0 &
 run_setup 0
 wait $! || fail "expected both setups to succeed"
 expect_pip_runs 5
 
-# A LibTorch that the environment names is taken, and nothing is installed.
+# A LibTorch that the environment names is used, and nothing is installed.
 export CMAKE_PREFIX_PATH="/nowhere:$venv/lib/python3.11/site-packages/torch"
 PATH="$bin:$PATH" XDG_CACHE_HOME="$work/other cache" bash "$setup" >"$work/output" 2>&1 ||
   fail "expected exit status 0"
@@ -125,7 +125,7 @@ expect_text "setup: --torch: the environment names a LibTorch already"
 expect_pip_runs 5
 unset CMAKE_PREFIX_PATH
 
-# CMake takes the variant that the last setup made ready.
+# Checks that CMake uses the variant of the last setup.
 expect_cmake_takes() { # VARIANT [WHEEL]
   local wheel=${2:-2.11.0}
   PATH="$bin:$PATH" XDG_CACHE_HOME="$work/a cache" cmake -G Ninja -S "$work/project" \
@@ -152,7 +152,7 @@ run_setup 0
 expect_cmake_takes cpu
 expect_pip_runs 6
 
-# Another version beside it is taken where it is asked for.
+# Another version is installed beside it when it is asked for.
 run_setup 0 --torch 2.15.0
 expect_text "setup: ready: LibTorch 2.15.0 (cpu) in $work/a cache/ddp/torch-2.15.0-cpu"
 expect_pip_runs 7
@@ -169,8 +169,8 @@ env -u HOME -u XDG_CACHE_HOME PATH="$bin:$PATH" bash "$setup" --cpu >"$work/outp
 ((status == 1)) || fail "expected exit status 1 without HOME, got $status"
 expect_text "setup: no place for LibTorch: set HOME or XDG_CACHE_HOME"
 
-# Packages are missing. What dpkg calls installed is in a file; apt-get writes down what it is
-# asked for and does what another file says.
+# Packages are missing. A file lists the packages that dpkg reports as installed; apt-get appends
+# its arguments to a log and runs the commands of another file.
 touch "$work/apt.log"
 stand_in dpkg-query <<'END'
 #!/usr/bin/env bash
@@ -208,14 +208,14 @@ expect_apt_runs() {
 printf '%s\n' catch2 libcli11-dev >"$work/installed"
 : >"$work/on-update"
 
-# Nobody who may install them: they are named exactly, and nothing is touched.
+# A user who may not install packages: they are named exactly, and nothing changes.
 old_cmake
 run_setup 1 </dev/null
 expect_text "these packages are missing, and installing them takes root: cmake"
 expect_text "setup: as root, run: apt-get install --no-install-recommends cmake"
 expect_apt_runs
 
-# --dev asks for five more, where no PATH has them.
+# --dev asks for five more packages, if their programs are not on PATH.
 rm "$bin/cmake"
 mkdir "$work/programs"
 IFS=: read -ra folders <<<"${PATH#"$bin:"}"
@@ -259,14 +259,14 @@ expect_text "E: no space left"
 expect_text "setup: apt-get failed. By hand, as root: apt-get install --no-install-recommends cmake"
 expect_apt_runs update "install cmake"
 
-# One that claims to be done and is not.
+# An installation that reports success without installing.
 : >"$work/on-install"
 run_setup 1
 expect_text "setup: apt-get says it is done, and these are still missing: cmake"
 expect_apt_runs update "install cmake"
 
-# An old CMake in front of the installed one: named after the installation, and from then on
-# without another one.
+# An old CMake is found before the installed one: setup names it after the installation, and from
+# then on without another installation.
 echo "echo cmake >>'$work/installed'" >"$work/on-install"
 hidden="setup: cmake is installed, but cmake on PATH is $bin/cmake, which is version 3.16.3"
 run_setup 1

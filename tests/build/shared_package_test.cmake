@@ -1,10 +1,10 @@
-# Builds libddp.so in SHARED_BUILD_DIR, packs it as .deb and .tar.gz, and uses what is in the .deb: by
-# tests/consumer. All code in the documentation (DOCS_OBJECTS) calls most of what is public, which shows
-# a function that lacks DDP_API.
+# Builds libddp.so in SHARED_BUILD_DIR, packs it as .deb and .tar.gz, and uses the .deb's contents
+# in tests/consumer. All code of the documentation (DOCS_OBJECTS) calls most public functions, so a
+# function without DDP_API does not link.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 file(REMOVE_RECURSE "${WORK_DIR}")
 
-# As the build of this test: beside it, optimized as it, so that ccache has compiled it already.
+# Same settings as the build of this test, so that ccache has compiled it already.
 run(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${SHARED_BUILD_DIR}" -G "${GENERATOR}"
   "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DTorch_DIR=${TORCH_DIR}"
   "-DDDP_WITH_CUDA=${WITH_CUDA}" "-DDDP_SANITIZE=${SANITIZE}" "-DDDP_WERROR=${WERROR}"
@@ -39,7 +39,7 @@ foreach(file IN ITEMS bin/ddprun include/ddp/ddp.h share/ddp/README.md share/ddp
   endif()
 endforeach()
 
-# Its name has a version, and of ddp it shows what is public: no symbol of an internal class.
+# The library's name has a version, and it exports only public symbols, none of internal classes.
 run(readelf -d "${library}")
 if(NOT output MATCHES "SONAME[^\n]*libddp\\.so\\.[0-9]+\\.[0-9]+\\]")
   message(FATAL_ERROR "expected a version in the library's name, got:\n${output}")

@@ -124,7 +124,7 @@ Played play(const Scene& scene) {
           scene.body(self);
           sum(self.group);
         });
-        self.outlast_the_others();
+        self.wait_until_others_end();
         return error;
       },
       kLongTimeout)};

@@ -133,7 +133,7 @@ TEST_CASE(
         }
         seen.next = error_of([&] { sum(self.group); });
         seen.aborted = monitor_of(self.group)->aborted().value_or("");
-        self.outlast_the_others();
+        self.wait_until_others_end();
         return seen;
       },
       kLongTimeout);
@@ -170,7 +170,7 @@ TEST_CASE(
           others.wait();
           monitor_of(self.group)->fail("rank 1 is out of memory");
         }
-        self.outlast_the_others();
+        self.wait_until_others_end();
         return seen;
       },
       kLongTimeout);
@@ -230,7 +230,7 @@ TEST_CASE("the first of several failures stands on all ranks", "[comm][ranks][er
         }
         const auto next = error_of([&] { sum(self.group); });
         const auto again = monitor_of(self.group)->fail("a later one");
-        self.outlast_the_others();
+        self.wait_until_others_end();
         return std::vector<std::string>{stands.substr(0, 10), next.substr(0, 10), again};
       },
       kLongTimeout);
@@ -289,7 +289,7 @@ TEST_CASE(
         sum(self.group);
         if (self.rank == 1) return;
         seen[self.rank] = timed_error_of([&] { collective(way, self.group); });
-        self.outlast_the_others();
+        self.wait_until_others_end();
       },
       kLongTimeout);
   CHECK(errors == std::vector<std::string>(3));
@@ -348,12 +348,12 @@ TEST_CASE(
         if (self.rank != 1) {
           others.arrive();
           const auto seen = timed_error_of([&] { sum(self.group); });
-          self.outlast_the_others();
+          self.wait_until_others_end();
           return seen;
         }
         others.wait();
         monitor->fail_attempt("boom on rank 1 alone");
-        self.outlast_the_others();
+        self.wait_until_others_end();
         return {};
       },
       kLongTimeout);
@@ -491,7 +491,7 @@ TEST_CASE(
         store.stop();
         TimedError seen;
         if (self.rank != 1) seen = timed_error_of([&] { sum(group); });
-        self.outlast_the_others();
+        self.wait_until_others_end();
         const auto start = std::chrono::steady_clock::now();
         group.reset();
         TORCH_CHECK(std::chrono::steady_clock::now() - start < 5s, "the group's end took long");
@@ -539,7 +539,7 @@ TEST_CASE("a rank that makes a subgroup hears of the group's failure", "[ranks][
       [](const Rank& self) {
         if (self.rank == 1) {
           monitor_of(self.group)->fail("rank 1 cannot go on");
-          return self.outlast_the_others();
+          return self.wait_until_others_end();
         }
         const BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 40s}};
         const auto seen = timed_error_of([&] { build_subgroup(parent, {0, 1}); });

@@ -24,7 +24,7 @@ TEST_CASE("a timeout names all ranks that had come", "[comm][ranks][errors][moni
         const auto text = self.rank == 1 ? "" : ddp::problem_of([&] {
           ddp::all_reduce(tensor, c10d::ReduceOp::SUM, self.group);
         });
-        self.outlast_the_others();
+        self.wait_until_others_end();
         TORCH_CHECK(self.rank == 1, text);
       },
       options);

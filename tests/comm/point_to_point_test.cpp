@@ -145,7 +145,7 @@ TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][r
       async ? void(ddp::recv_async(tensor, 0, 3, self.group)->wait())
             : ddp::recv(tensor, 0, 3, self.group);
     }
-    self.outlast_the_others();
+    self.wait_until_others_end();
   });
   CHECK_THAT(
       errors[1],

@@ -194,7 +194,7 @@ TEST_CASE("a rank that does not come is named when the time is over", "[shm][err
       [](const Rank& self) {
         sum_of_ones(self);
         if (self.rank == 1) {
-          self.outlast_the_others();
+          self.wait_until_others_end();
         } else {
           sum_of_ones(self);
         }
@@ -313,7 +313,7 @@ TEST_CASE("a rank that cannot start a collective tells the others at once", "[sh
     if (self.rank == 1) all_memory = shared.backend->allocateTensor(kArena, at::dtype(at::kByte));
     const auto failed = timed_error_of([&] { call(*shared.backend)->wait(); });
     waited[self.rank] = failed.seconds;
-    self.outlast_the_others();
+    self.wait_until_others_end();
     TORCH_CHECK(failed.error.empty(), failed.error);
   });
   for (const int rank : {0, 1, 2}) {

@@ -17,8 +17,8 @@ namespace {
 
 using testing::Capture;
 using testing::error_of;
-using testing::Meeting;
 using testing::Rank;
+using testing::RankBarrier;
 using testing::run_ranks;
 
 using Options = DistributedDataParallelOptions;
@@ -33,7 +33,7 @@ struct Told {
 };
 
 std::vector<Told> told_of(const Options& options, bool joins) {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   return run_ranks<Told>(2, [&](const Rank& self) {
     auto own = options;
     own.process_group(testing::group_over(testing::like_nccl(self), self));
@@ -41,7 +41,7 @@ std::vector<Told> told_of(const Options& options, bool joins) {
     for (int i = 0; i < 3; ++i) step(model);
     Told told;
     {
-      const Capture capture(meeting);
+      const Capture capture(barrier);
       told.captured = error_of([&] {
         if (joins) {
           model->join([&] { step(model); });

@@ -228,7 +228,7 @@ TEST_CASE("a destroyed group starts nothing any more", "[ranks][errors][failure]
         error_of([&] { all_reduce(tensor, self.group); }),
         error_of([&] { barrier(self.group); }),
         error_of([&] { model->forward(torch::ones({4})); })};
-    self.outlast_the_others();
+    self.wait_until_others_end();
     return errors;
   });
   for (const auto& rank : results) {
@@ -271,7 +271,7 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
         if (hooked) model->register_comm_hook(hooks::all_reduce(self.group));
         for (int i = 0; i < (rebuilt ? 2 : 1); ++i) step(model);
         if (self.rank == 1) {
-          self.outlast_the_others();
+          self.wait_until_others_end();
           return;
         }
         step(model);

@@ -265,7 +265,7 @@ TEST_CASE("a rank that wraps nothing lets the others time out", "[ranks][errors]
       2,
       [](const Rank& self) {
         if (self.rank == 1) {
-          self.outlast_the_others();
+          self.wait_until_others_end();
           return;
         }
         Bag bag;

@@ -180,7 +180,7 @@ TEST_CASE(
         if (!alone || self.rank == 0) {
           TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
         }
-        if (alone && self.rank == 0) return self.outlast_the_others();
+        if (alone && self.rank == 0) return self.wait_until_others_end();
         const auto seen = timed_error_of([&] {
           step(model);
           if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -213,7 +213,7 @@ TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks]
           });
         });
         // The one that left still has its model, but no use for it.
-        if (self.rank == 1) self.outlast_the_others();
+        if (self.rank == 1) self.wait_until_others_end();
         return seen;
       },
       kLongTimeout);

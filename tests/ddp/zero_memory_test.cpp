@@ -40,7 +40,7 @@ void train(const Rank& self, int stage, testing::PeakOfAllThreads& peak) {
   ZeroRedundancyOptimizer<AdamW> optimizer(model, AdamWOptions(1e-3), ZeroOptions().stage(stage));
   for (int step = 0; step < 4; ++step) {
     barrier(self.group);
-    if (step == 2 && self.rank == 0) peak.begin_again();
+    if (step == 2 && self.rank == 0) peak.reset();
     barrier(self.group);
     optimizer.zero_grad();
     model->forward(torch::ones({1, kWidth})).square().mean().backward();

@@ -1,4 +1,4 @@
-"""The error texts in the library's sources, and those that docs/debugging.md explains."""
+"""The error texts in the library's sources, and the rows of docs/debugging.md that explain them."""
 
 import re
 
@@ -10,10 +10,10 @@ TOKEN = re.compile(
 )
 # "new_group: expected ...", "backend shm: ...", "timeout(): ..."
 SUBJECT = re.compile(r"((?:[A-Za-z_][\w:]*|shm: \w+)(?:\(\))?(?: [a-z]+)?): ")
-# A name that a text begins with: `kName, ": expected ..."`, and what it stands for.
+# A constant that begins a text: `kName, ": expected ..."`, and its value.
 CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?:\[\])?\s*=\s*\"([\w:]+)\"")
 NAMED = re.compile(r"\b(k[A-Z]\w*),\s*\"(?:::\w+)?: ")
-# What begins like an error text and is none: the usage of ddprun, and a word within other texts.
+# Texts that look like an error text and are none: ddprun's usage, and a word within other texts.
 NO_SUBJECTS = {"Usage", "ddprun", "ddprun: gave up"}
 
 
@@ -25,7 +25,7 @@ def sources(root):
 
 
 def strings(text):
-    """Yields line and value of every string literal; neighbours are one, as for the compiler."""
+    """Yields line and value of every string literal; joins neighbours, as the compiler does."""
     whole, line, end = None, 0, 0
     for token in TOKEN.finditer(text):
         if not token[0].startswith('"'):
@@ -62,7 +62,7 @@ def subjects(root):
 
 
 def explained(page):
-    """Returns what stands between backticks in the first cells of the page's rows, by line."""
+    """Returns the texts between backticks in the first cells of the page's rows, by line."""
     found = {}
     begins = page.index("## Error texts")
     for number, line in enumerate(page.splitlines(), start=1):
@@ -83,7 +83,7 @@ def unexplained(root):
 
 
 def obsolete(root):
-    """Returns the rows whose text no source has."""
+    """Returns the rows whose text is in no source."""
     rows = explained((root / "docs/debugging.md").read_text())
     have = {value for path in sources(root) for _, value in strings(path.read_text())}
     together = "\n".join(have)
@@ -95,7 +95,7 @@ def obsolete(root):
 
 
 def is_built(text, have):
-    """Whether a text of a subject and a rule is built of two literals: `Reducer: a gradient ...`"""
+    """Whether a text is made of two literals, a subject and a rule: `Reducer: a gradient ...`"""
     subject, separator, rule = text.partition(": ")
     return bool(separator) and any(v.startswith(f"{subject}: ") for v in have) and any(
         rule in v for v in have

@@ -1,4 +1,4 @@
-# Writes OUTPUT: a function for each block that ```cpp begins in PAGES, with the names of names.h.
+# Writes OUTPUT: a function for each block of ```cpp in PAGES, with the names of names.h.
 cmake_policy(VERSION 3.22)
 set(code "#include \"names.h\"\n")
 set(count 0)

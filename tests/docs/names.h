@@ -1,4 +1,4 @@
-// What the blocks of code in README.md and docs use without making it. They are only compiled.
+// Declares the names that the blocks of code in README.md and docs use. They are only compiled.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-"""What can be wrong with the pages of this repository. Each check returns faults, one a line."""
+"""Checks of the pages of this repository. Each check returns faults, one a line."""
 
 import posixpath
 import re
@@ -10,7 +10,7 @@ FENCED = re.compile(r"^```c\+\+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def broken_links(root):
-    """Every relative link leads to a file or folder, and every #anchor to a heading."""
+    """Checks that relative links lead to a file or folder, and #anchors to a heading."""
     faults = []
     for page in pages(root):
         for line, link in links((root / page).read_text()):
@@ -25,7 +25,7 @@ def broken_links(root):
 
 
 def unreachable_pages(root):
-    """From README.md links lead to every page, over others or at once."""
+    """Checks that links from README.md lead to every page, directly or over other pages."""
     reached, to_follow = set(), ["README.md"]
     while to_follow:
         page = to_follow.pop()
@@ -42,7 +42,7 @@ def unreachable_pages(root):
 
 
 def faults_of_navigation(root):
-    """The site's navigation names every page once, and none that is not there."""
+    """Checks that the site's navigation names every existing page once, and no other."""
     text = (root / "docs/site/mkdocs.yml").read_text()
     named = re.findall(r"^ +- (?:[\w ]+: )?(\S+\.md)$", text[text.index("\nnav:") :], re.MULTILINE)
     named = [page for page in named if not page.startswith("api/")]
@@ -54,7 +54,7 @@ def faults_of_navigation(root):
 
 
 def stale_copies(root):
-    """The program in getting_started.md is the example's."""
+    """Checks that the program in getting_started.md equals the example's."""
     copies = FENCED.findall((root / "docs/getting_started.md").read_text())
     original = (root / "examples/minimal/main.cpp").read_text()
     if copies != [original]:
@@ -63,10 +63,10 @@ def stale_copies(root):
 
 
 def unlisted_headers(root):
-    """docs/reference.md names every public header."""
+    """Checks that docs/reference.md names every public header."""
     named = {target for _, target in links((root / "docs/reference.md").read_text())}
     headers = (path.relative_to(root).as_posix() for path in root.glob("*/include/ddp/*.h"))
-    # It begins with the one that includes them all.
+    # The page begins with the header that includes all others.
     return [
         f"{header}: has no row in docs/reference.md"
         for header in headers
@@ -75,7 +75,7 @@ def unlisted_headers(root):
 
 
 def long_lines(root):
-    """Prose has lines of at most 120 characters; tables and code may have longer ones."""
+    """Checks that lines of prose have at most 120 characters; tables and code may be longer."""
     return [
         f"{page}:{number}: {len(line)} characters, more than {LONGEST}"
         for page in pages(root)
@@ -85,7 +85,7 @@ def long_lines(root):
 
 
 def open_fences(root):
-    """What begins as code ends, so that the other checks see the rest of the page."""
+    """Checks that every block of code ends: otherwise the other checks skip the rest of the page."""
     return [
         f"{page}: a block of code does not end"
         for page in pages(root)

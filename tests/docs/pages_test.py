@@ -1,4 +1,4 @@
-"""Checks the pages of this repository, and that each check finds what it is for.
+"""Checks the pages of this repository, and that each check finds its fault.
 
 usage: pages_test.py <the repository>
 """
@@ -42,7 +42,7 @@ class ThisRepository(unittest.TestCase):
         self.check(page_checks.open_fences(ROOT))
 
     def test_every_error_text_is_explained(self):
-        # A search that finds no texts would find no fault.
+        # A search that finds no texts would find no faults.
         self.assertGreater(len(error_texts.subjects(ROOT)), 50)
         self.check(error_texts.unexplained(ROOT))
 
@@ -51,7 +51,7 @@ class ThisRepository(unittest.TestCase):
 
 
 class SmallRepository(unittest.TestCase):
-    """A repository without a fault, and each fault on its own."""
+    """A repository without a fault, and with each fault alone."""
 
     FILES = {
         "README.md": "# Top\n\n[a](docs/a.md#two-words) [minimal](examples/minimal)\n",

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs Doxygen on the public headers, and once more on a header with something left out, in which it
-# has to find fault. usage: reference_test.sh <the repository> <an output folder>
+# Runs Doxygen on the public headers, and once more on an incomplete header, for which it has to
+# report faults. usage: reference_test.sh <the repository> <an output folder>
 set -euo pipefail
-# Another version finds other faults.
+# Other versions report other faults.
 version=$(doxygen --version 2>/dev/null || true)
 [[ $version == 1.9.4* ]] || {
   echo "skipped: no Doxygen 1.9.4, but ${version:-none}"

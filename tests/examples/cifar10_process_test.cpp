@@ -1,4 +1,4 @@
-// CIFAR-10's example as a user starts it.
+// Runs CIFAR-10's example as a user starts it.
 #include <regex>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ JobEnded cifar10_on_two_ranks(Lines arguments) {
   return ddp::testing::run_job(2, arguments, ddp::testing::within(std::chrono::minutes(3)));
 }
 
-// A data set that is trained on in a moment.
+// Draws a data set that trains in a moment.
 std::string draw_into(const TemporaryFolder& folder) {
   const auto data = folder.file("shapes");
   const auto drawn = ddp::testing::run({DRAW_SHAPES_PROGRAM, data, "320", "40"});
@@ -31,7 +31,7 @@ std::string draw_into(const TemporaryFolder& folder) {
   return data;
 }
 
-// In percent, of the last line.
+// Returns the percentage in the last line.
 double accuracy(const Lines& lines) {
   REQUIRE_FALSE(lines.empty());
   CAPTURE(lines);
@@ -50,7 +50,7 @@ TEST_CASE("cifar10 learns shapes on two ranks", "[examples][process]") {
   CHECK(job.ranks[1].empty());
   CHECK_THAT(job.output, ContainsText("training small on 5000 images, testing on 1000; 2 ranks"));
   CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
-  CHECK(accuracy(job.ranks[0]) > 30);  // 48.1 where it was measured; guessing gives 10
+  CHECK(accuracy(job.ranks[0]) > 30);  // 48.1 when it was measured; guessing gives 10
 }
 
 TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][process]") {
@@ -72,9 +72,9 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
   CHECK_THAT(whole.output, ContainsText("trace: " + folder.file("trace.json")));
   CHECK_THAT(whole.output, ContainsText("saved: " + weights));
   cifar10::Net net(cifar10::net_options("small"));
-  ddp::load_state_dict(*net, weights);  // of the same names with SyncBatchNorm
+  ddp::load_state_dict(*net, weights);  // has the same names with SyncBatchNorm
 
-  // As if the run had been killed in its third epoch.
+  // Makes the folder look as if the run had been killed in its third epoch.
   const auto rank0 = whole.ranks[0];
   ddp::testing::run({"cp", "-r", checkpoints.file("step-00000002"), killed.path()});
   const auto resumed = train({"--checkpoint", killed.path(), "--resume"});
@@ -82,7 +82,7 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
   CHECK_THAT(resumed.output, ContainsText("resumed after epoch 2"));
   CHECK_THAT(resumed.output, ContainsText("epoch 3/3") && !ContainsText("epoch 2/3"));
   CHECK(resumed.ranks[0].back() == rank0.back());
-  // Nothing is left to train: what was saved is what is tested.
+  // Nothing is left to train, so the saved weights are tested.
   const auto tested = train({"--checkpoint", killed.path(), "--resume"});
   CHECK(accuracy(tested.ranks[0]) == accuracy(resumed.ranks[0]));
   const auto again = train({"--checkpoint", killed.path()});
@@ -90,7 +90,7 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
   CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
 }
 
-TEST_CASE("bad input to cifar10 is told before it trains", "[examples][process][errors]") {
+TEST_CASE("cifar10 reports bad input before it trains", "[examples][process][errors]") {
   const TemporaryFolder folder;
   const auto refuses = [&](const Lines& arguments, int code, const std::string& text) {
     const auto job = cifar10_on_two_ranks(arguments);

@@ -1,4 +1,4 @@
-// CIFAR-10's example: its parts, and its training on ranks that are threads.
+// The parts of CIFAR-10's example, and its training on ranks that are threads.
 #include <vector>
 
 #include <torch/torch.h>
@@ -34,7 +34,8 @@ cifar10::Options options_for(size_t batch_size, int64_t epochs) {
   return options;
 }
 
-// Of equal weights, made one after the other: ranks are threads, and chance is global.
+// Networks with equal weights, made one after the other: ranks are threads, and share one
+// generator.
 std::vector<Net> equal_networks(int count, const NetOptions& options) {
   std::vector<Net> networks;
   for (int i = 0; i < count; ++i) {
@@ -57,14 +58,14 @@ std::vector<at::Tensor> state_of(Net& net) {
   return state;
 }
 
-// The rate of right answers of a least-squares fit of the classes to the pixels.
+// Returns the accuracy of a least-squares fit of the classes to the pixels.
 double linear_accuracy(const LabeledImages& train, const LabeledImages& test) {
   const auto input = [](const LabeledImages& data) {
     const auto pixels = data.images.flatten(1).to(at::kFloat).div(255).sub(0.5);
     return at::cat({pixels, at::ones({pixels.size(0), 1})}, 1);
   };
   const auto x = input(train);
-  // Ridge regression in its dual form, as there are fewer images than pixels.
+  // Ridge regression in its dual form, because there are fewer images than pixels.
   const auto gram = x.mm(x.t()) + 30 * at::eye(x.size(0));
   const auto targets = at::one_hot(train.labels, kClasses).to(at::kFloat);
   const auto weights = x.t().mm(at::linalg_solve(gram, targets));
@@ -92,7 +93,7 @@ TEST_CASE("drawn shapes are a data set in CIFAR-10's format", "[examples][pure]"
 
 TEST_CASE("a linear classifier does not learn the drawn shapes", "[examples][pure]") {
   const auto train = cifar10::draw_shapes(2000, 1);
-  CHECK(linear_accuracy(train, train) > 0.9);  // it does learn these images, by heart
+  CHECK(linear_accuracy(train, train) > 0.9);  // it does memorize these images
   CHECK(linear_accuracy(train, cifar10::draw_shapes(500, 2)) < 0.6);
 }
 
@@ -104,7 +105,7 @@ TEST_CASE("the rate warms up, and falls along a cosine", "[examples][pure]") {
   CHECK(cifar10::rate_of_step(0, 1) > 0);
 }
 
-TEST_CASE("an image's crop depends on seed, epoch and place alone", "[examples][pure]") {
+TEST_CASE("an image's crop depends only on seed, epoch and index", "[examples][pure]") {
   const auto data = cifar10::draw_shapes(40, 1);
   const auto channels = examples::measure_channels(data.images);
   const auto epoch = std::make_shared<std::atomic<int64_t>>(0);
@@ -118,7 +119,7 @@ TEST_CASE("an image's crop depends on seed, epoch and place alone", "[examples][
   *epoch = 1;
   CHECK_FALSE(at::equal(augmented({3})[0], first[0]));
 
-  // Nothing is lost but borders: every crop holds the image's middle, as it is or mirrored.
+  // Only borders are lost: every crop holds the image's middle, as it is or mirrored.
   const auto whole = examples::prepare_images(data.images, channels, 32);
   std::vector<size_t> all(40);
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
@@ -145,7 +146,7 @@ TEST_CASE("an image's crop depends on seed, epoch and place alone", "[examples][
 TEST_CASE("2 ranks with halves train as 1 with the whole batch", "[examples][ranks]") {
   const bool batch_norm = GENERATE(false, true);
   const auto data = cifar10::draw_shapes(80, 1);
-  // 40, 40: in the second epoch every image has another crop and place.
+  // Two batches of 40: in the second epoch every image has another crop and position.
   constexpr size_t kBatch = 40;
   constexpr int64_t kEpochs = 2;
   const auto start = copies(equal_networks(1, tiny(batch_norm)).front()->parameters());

@@ -24,14 +24,14 @@ using examples::read_cifar100;
 
 constexpr int64_t kImageBytes = 3072;
 
-// No two images are alike, nor two rows or columns of one; each channel is half as bright as the
-// one before it.
+// No two images are equal, nor two rows or columns of one; each channel is half as bright as the
+// previous one.
 uint8_t pixel(int64_t image, int64_t position) {
   const int64_t value = (image * 101 + position * 7 + position / 256) % 256;
   return static_cast<uint8_t>(value >> (position / 1024));
 }
 
-// Records of images `first`, `first` + 1, ...: each of the label bytes given for it, and its
+// Makes records of images `first`, `first` + 1, ...: the label bytes given for each, and its
 // pixels.
 std::string records(const std::vector<std::string>& labels, int64_t first = 0) {
   std::string bytes;
@@ -55,7 +55,7 @@ at::Tensor images_upto(int64_t count) {
   return images.view({count, 3, 32, 32});
 }
 
-// Five files of one to five records: 15 images of labels 0, 1, ..., 9, 0, ...
+// Writes five files of one to five records: 15 images of labels 0, 1, ..., 9, 0, ...
 void write_cifar10_train(const TemporaryFolder& folder) {
   int64_t image = 0;
   for (int64_t file = 1; file <= 5; ++file) {
@@ -77,7 +77,7 @@ TEST_CASE("CIFAR-10's batches are read one after the other", "[examples][pure]")
   CHECK(torch::equal(data.labels, torch::arange(15) % 10));
 }
 
-TEST_CASE("CIFAR-10's test images are of test_batch.bin alone", "[examples][pure]") {
+TEST_CASE("CIFAR-10's test images come only from test_batch.bin", "[examples][pure]") {
   const TemporaryFolder folder;
   folder.write("test_batch.bin", records({one(9), one(0)}));
   const auto data = read_cifar10(folder.path(), "test");
@@ -113,7 +113,7 @@ TEST_CASE("CIFAR-100 gives fine labels or coarse ones", "[examples][pure]") {
   CHECK(torch::equal(test.labels, torch::tensor({7})));
 }
 
-TEST_CASE("batches of CIFAR come normalised by channel", "[examples][pure]") {
+TEST_CASE("batches of CIFAR are normalized by channel", "[examples][pure]") {
   const TemporaryFolder folder;
   write_cifar10_train(folder);
   const auto data = read_cifar10(folder.path(), "train");
@@ -142,7 +142,7 @@ TEST_CASE("a missing CIFAR file is named, with what to do", "[examples][errors]"
       folder.file("test.bin") +
       ": expected a file of CIFAR-100, found none (No such file or directory). ";
 
-  SECTION("none of them is there") {
+  SECTION("no file exists") {
     CHECK(
         error_of<c10::ValueError>(read10) ==
         missing10 +
@@ -154,7 +154,7 @@ TEST_CASE("a missing CIFAR file is named, with what to do", "[examples][errors]"
             "Pass a folder with the binary version of CIFAR-100, as "
             "scripts/download_cifar.sh --100 makes it.");
   }
-  SECTION("a later batch is not there") {
+  SECTION("a later batch does not exist") {
     write_cifar10_train(folder);
     const auto fourth = folder.file("data_batch_4.bin");
     REQUIRE(std::remove(fourth.c_str()) == 0);
@@ -233,7 +233,7 @@ TEST_CASE("a CIFAR file that ends within a record is refused", "[examples][error
           "or too long: fetch it again with scripts/download_cifar.sh --100.");
 }
 
-TEST_CASE("a file of the other CIFAR is known by its size", "[examples][errors]") {
+TEST_CASE("a file of the other CIFAR is recognized by its size", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto ten =
       folder.write("test_batch.bin", records({coarse_and_fine(1, 2), coarse_and_fine(3, 4)}));
@@ -260,7 +260,7 @@ TEST_CASE("a CIFAR label out of range is named with its position", "[examples][e
           ": expected labels from 0 to 9, found 10 at position 2. The file is damaged or not of "
           "CIFAR-10: fetch it again with scripts/download_cifar.sh.");
 
-  // Whichever label is asked for, both are checked.
+  // Both labels are checked, whichever one is asked for.
   const auto asked = GENERATE(CifarLabels::kFine, CifarLabels::kCoarse);
   const auto read100 = [&] { read_cifar100(folder.path(), "test", asked); };
   const auto hundred = folder.file("test.bin");

@@ -38,14 +38,14 @@ TEST_CASE("a data file that got shorter since it was opened is refused", "[examp
         }) == path + ": expected to read 5 bytes, found 3. Is another program writing it?");
 }
 
-TEST_CASE("what is no file does not count as one", "[examples][pure]") {
+TEST_CASE("a path that is not a file does not count as one", "[examples][pure]") {
   const TemporaryFolder folder;
   CHECK(examples::is_file(folder.write("data", "")));
   CHECK_FALSE(examples::is_file(folder.file("nothing")));
   CHECK_FALSE(examples::is_file(folder.path()));
 }
 
-TEST_CASE("a label below zero is out of range too", "[examples][errors]") {
+TEST_CASE("a label below zero is out of range, too", "[examples][errors]") {
   const auto labels = torch::tensor({0, 9, -1, 10});
   CHECK(
       error_of<c10::ValueError>([&] {

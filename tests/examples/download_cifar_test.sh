@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs scripts/download_cifar.sh against mirrors made of local files: small stand-ins, whose
-# checksums replace the archives' in a copy of the script.
+# Runs scripts/download_cifar.sh with mirrors made of local files: small stand-ins, whose checksums
+# replace those of the archives in a copy of the script.
 #
 #     tests/examples/download_cifar_test.sh path/to/download_cifar.sh
 set -euo pipefail
@@ -93,7 +93,7 @@ seq 99999 >"$folder/$ten.part" # longer than the real one
 run "file://$good" || fail "a wrong part"
 complete || fail "a wrong part is dropped"
 
-# A server that answers with an error, as one does that has no such file or is out of order.
+# A server that answers with an error, such as for a missing file.
 mkdir "$work/stub"
 cat >"$work/stub/curl" <<STUB
 #!/usr/bin/env bash
@@ -108,7 +108,7 @@ cmp "$folder/$ten.part" <(head -c 1000 "$good/$ten") || fail "its error leaves t
 PATH=$work/stub:$PATH run "https://down" "file://$cut" || fail "the part, from the next mirror"
 complete || fail "the next mirror goes on from the part"
 
-# As if it had been stopped before the last file was in its place.
+# The state after a stop before the last file was in its place.
 restart
 cp "$good/$ten" "$folder/$ten.part"
 cp "$work/cifar-10-batches-bin/data_batch_1.bin" "$folder"

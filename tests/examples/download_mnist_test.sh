@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs scripts/download_mnist.sh against mirrors made of local files: small stand-ins, whose
-# checksums replace MNIST's in a copy of the script.
+# Runs scripts/download_mnist.sh with mirrors made of local files: small stand-ins, whose checksums
+# replace those of MNIST in a copy of the script.
 #
 #     tests/examples/download_mnist_test.sh path/to/download_mnist.sh
 set -euo pipefail

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the tests of the download scripts share. They source it, with the script's path in $1: $work
-# then has a copy of it, whose checksums they replace by those of small stand-ins, and folders that
-# serve as mirrors.
+# Helpers of the tests of the download scripts. A test sources this file, with the script's path in
+# $1: $work then has a copy of the script, whose checksums the test replaces by those of small
+# stand-ins, and folders that serve as mirrors.
 script=$1
 if ! command -v curl >/dev/null; then # wget knows no file:// mirrors
   echo "skipped: no curl"
@@ -23,8 +23,8 @@ fail() {
 }
 fetched() { grep -c '^fetching' "$work/log" || true; }
 
-# Puts all but the first 1000 bytes of FILE into the mirror $cut, and those into the part that a
-# download left: only a script that goes on from the part succeeds with that mirror.
+# Puts all but the first 1000 bytes of FILE into the mirror $cut, and those bytes into the partial
+# file of a download: only a script that continues the partial file succeeds with that mirror.
 cut_download() { # FILE
   cp "$good/$1" "$cut"
   head -c 1000 /dev/zero | dd of="$cut/$1" conv=notrunc status=none

@@ -1,4 +1,4 @@
-// The example programs as a user starts them.
+// Runs the example programs as a user starts them.
 #include <signal.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ int count(const Lines& lines, const std::string& text) {
   }));
 }
 
-// The last line's 355 of 360, and that it reads exactly as promised.
+// Returns the last line's 355 of 360, and checks the line's exact format.
 int correct_of_360(const Lines& lines) {
   REQUIRE_FALSE(lines.empty());
   std::smatch match;
@@ -73,11 +73,11 @@ TEST_CASE("the defaults reach 97% on two ranks", "[examples][process]") {
   CHECK(job.output.find('\r') == std::string::npos);
   const int correct = correct_of_360(lines);
   CHECK(correct >= 350);
-  // The last evaluation on two ranks and this one agree, so the file holds what was trained.
+  // The last evaluation on two ranks agrees with this one, so the file holds the trained weights.
   CHECK(correct_by_file(file) == correct);
 }
 
-TEST_CASE("bucket sizes are tuned, and a trace is written", "[examples][process]") {
+TEST_CASE("mnist tunes bucket sizes, and writes a trace", "[examples][process]") {
   const TemporaryFolder folder;
   const auto file = folder.file("trace.json");
   const auto job = mnist_on_two_ranks({"--epochs", "1", "--tune-bucket-cap", "--trace", file});
@@ -85,7 +85,7 @@ TEST_CASE("bucket sizes are tuned, and a trace is written", "[examples][process]
   CHECK(job.code == 0);
   CHECK(count(job.ranks[0], "trace: " + file) == 1);
   CHECK_THAT(job.output, ContainsText("; bucket_cap_mb tuned to "));
-  // A trace is JSON, which Python can tell.
+  // Python checks that the trace is JSON.
   const auto names = ddp::testing::run(
       {"python3", "-c",
        "import json, sys; events = json.load(open(sys.argv[1]))['traceEvents'];"
@@ -99,12 +99,12 @@ TEST_CASE("bucket sizes are tuned, and a trace is written", "[examples][process]
   }
 }
 
-TEST_CASE("without prefixes a terminal shows the bar", "[examples][process]") {
+TEST_CASE("a terminal shows the bar when lines have no prefixes", "[examples][process]") {
   auto command = ddp::testing::ddprun({"-n", "2", "--no-prefix", MNIST_PROGRAM, "--epochs", "1"});
   for (auto& word : command) word = "'" + word + "'";
   std::string line;
   for (const auto& word : command) line += word + " ";
-  // script runs it on a terminal of its own, and hands on what that shows.
+  // script runs it on a terminal of its own, and copies the terminal's output.
   const auto ended =
       ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, kTwoMinutes);
   INFO(ended.out);
@@ -124,21 +124,21 @@ TEST_CASE("without a launcher mnist trains on one process", "[examples][process]
   CHECK(correct_of_360(lines) > 180);
 }
 
-TEST_CASE("a wrong command line is told", "[examples][process][errors]") {
+TEST_CASE("a wrong command line is reported", "[examples][process][errors]") {
   const auto alone = ddp::testing::run({MNIST_PROGRAM, "--epochs", "0"});
   CHECK(alone.code == 2);
   CHECK(alone.out.empty());
   CHECK(ddp::testing::lines_of(alone.err).size() == 1);
   CHECK_THAT(alone.err, ContainsText("mnist: --epochs:"));
 
-  // At least one rank says so: the first one to fail ends the job.
+  // At least one rank reports it: the first one to fail ends the job.
   const auto job = mnist_on_two_ranks({"--no-such-option"});
   INFO(job.output);
   CHECK(job.code == 2);
   CHECK_THAT(job.output, ContainsText("mnist: ") && ContainsText("--no-such-option"));
 }
 
-TEST_CASE("a bad start of all ranks is told", "[examples][process][errors]") {
+TEST_CASE("an error of all ranks at the start is reported", "[examples][process][errors]") {
   const auto backend = mnist_on_two_ranks({"--backend", "carrier-pigeon"});
   INFO(backend.output);
   CHECK(backend.code == 2);
@@ -151,7 +151,7 @@ TEST_CASE("a bad start of all ranks is told", "[examples][process][errors]") {
   CHECK_THAT(environment.output, ContainsText("mnist: WORLD_SIZE: expected a whole number"));
 }
 
-TEST_CASE("wrong data is told once, without a stack", "[examples][process][errors]") {
+TEST_CASE("wrong data is reported once, without a backtrace", "[examples][process][errors]") {
   const TemporaryFolder folder;
   const auto job = mnist_on_two_ranks({"--data", folder.path()});
   INFO(job.output);
@@ -162,12 +162,13 @@ TEST_CASE("wrong data is told once, without a stack", "[examples][process][error
                            "mnist: " + folder.file("train-images-idx3-ubyte") +
                            ": expected an IDX file, found none"));
   CHECK(job.ranks[1].empty());
-  // Rank 1 did not end by itself, which could have ended rank 0 before it had told.
+  // Rank 1 did not end by itself, which could have ended rank 0 before its message.
   REQUIRE(job.ddprun.size() == 1);
   CHECK_THAT(job.ddprun[0], ContainsText("ddprun: rank 0 "));
 }
 
-TEST_CASE("a file that cannot be saved is told before training", "[examples][process][errors]") {
+TEST_CASE(
+    "a file that cannot be saved is reported before training", "[examples][process][errors]") {
   const TemporaryFolder folder;
   const auto job = mnist_on_two_ranks({"--save", folder.file("missing/net.pt")});
   INFO(job.output);
@@ -178,7 +179,7 @@ TEST_CASE("a file that cannot be saved is told before training", "[examples][pro
 }
 
 TEST_CASE(
-    "minimal runs without a launcher, and says so only where it is asked", "[examples][process]") {
+    "minimal runs without a launcher, and mentions it only on request", "[examples][process]") {
   auto options = kTwoMinutes;
   options.environment = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
                          "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS=1"};
@@ -210,7 +211,7 @@ TEST_CASE("minimal finds its line on two ranks", "[examples][process]") {
   CHECK(count(lines, "backend(") == 0);
 }
 
-TEST_CASE("which backend was chosen is in the log, once a job", "[examples][process]") {
+TEST_CASE("the log names the chosen backend once a job", "[examples][process]") {
   auto options = kTwoMinutes;
   options.environment = {"TORCH_CPP_LOG_LEVEL=INFO"};
   const auto job = ddp::testing::run_job(2, {MINIMAL_PROGRAM}, options);
@@ -222,12 +223,12 @@ TEST_CASE("which backend was chosen is in the log, once a job", "[examples][proc
           R"(default_pg: backend("") chose "shm" for CPU tensors.)") == 1);
 }
 
-TEST_CASE("a killed mnist resumes to the same end", "[examples][process]") {
+TEST_CASE("a killed mnist resumes and ends the same", "[examples][process]") {
   const TemporaryFolder whole, killed;
   const auto arguments = [](const TemporaryFolder& folder) {
     return Lines{"--epochs", "1", "--checkpoint", folder.path(), "--checkpoint-every", "5"};
   };
-  // Without how long it took.
+  // Removes the duration from the line.
   const auto epoch_line = [](const Lines& lines) {
     for (const auto& line : lines) {
       if (line.find("epoch 1/1") == 0) return line.substr(0, line.rfind(','));

@@ -1,4 +1,4 @@
-// The GAN example as a user starts it.
+// Runs the GAN example as a user starts it.
 #include <fstream>
 #include <iterator>
 #include <regex>
@@ -21,7 +21,7 @@ JobEnded gan_on_two_ranks(Lines arguments) {
   return ddp::testing::run_job(2, arguments, ddp::testing::within(std::chrono::minutes(2)));
 }
 
-double number_behind(const std::string& output, const std::string& pattern) {
+double number_after(const std::string& output, const std::string& pattern) {
   std::smatch match;
   CAPTURE(output, pattern);
   REQUIRE(std::regex_search(output, match, std::regex(pattern + R"(([0-9.]+))")));
@@ -41,10 +41,10 @@ TEST_CASE("gan learns digits on two ranks, and draws them", "[examples][process]
   CHECK_THAT(job.output, ContainsText("training on 1437 images of 8x8; 2 ranks"));
   CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
   CHECK_THAT(job.output, ContainsText("picture: " + picture));
-  // 37.8 and then 19 where it was measured.
-  const double untrained = number_behind(job.output, "distance to the test digits: ");
+  // 37.8 and then 19 when it was measured.
+  const double untrained = number_after(job.output, "distance to the test digits: ");
   CHECK(untrained > 35);
-  CHECK(number_behind(job.output, "epoch 4/4: .* distance ") < 0.75 * untrained);
+  CHECK(number_after(job.output, "epoch 4/4: .* distance ") < 0.75 * untrained);
 
   std::ifstream file(picture, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -54,7 +54,7 @@ TEST_CASE("gan learns digits on two ranks, and draws them", "[examples][process]
   CHECK(ddp::testing::names_in(folder.path()).size() == 1);
 }
 
-TEST_CASE("bad input to gan is told", "[examples][process][errors]") {
+TEST_CASE("gan reports bad input", "[examples][process][errors]") {
   const TemporaryFolder folder;
   const auto refuses = [&](const Lines& arguments, int code, const std::string& text) {
     const auto job = gan_on_two_ranks(arguments);

@@ -1,4 +1,4 @@
-// The GAN example: its parts, and its training on ranks that are threads.
+// The parts of the GAN example, and its training on ranks that are threads.
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -17,7 +17,7 @@
 
 #include "support/catch.h"
 
-// Named, as ranks of other examples train with a Training as well.
+// A named namespace, because other examples also have a Training that ranks use.
 namespace gan {
 namespace {
 
@@ -32,7 +32,8 @@ std::optional<Options> parse_gan(std::vector<const char*> arguments, std::ostrea
   return parse_options(static_cast<int>(arguments.size()), arguments.data(), help);
 }
 
-// Of equal weights, made one after the other: ranks are threads, and random is global.
+// Networks with equal weights, made one after the other: ranks are threads, and share one
+// generator.
 std::vector<Networks> equal_networks(int count, const NetworkOptions& options) {
   std::vector<Networks> all;
   for (int i = 0; i < count; ++i) {
@@ -50,7 +51,7 @@ NetworkOptions without_batch_norm() {
   return options;
 }
 
-// Of both networks, as they are now: parameters and buffers.
+// Copies the present parameters and buffers of both networks.
 Tensors state_of(const Networks& networks) {
   Tensors state;
   for (const auto& network : {networks.generator, networks.discriminator}) {
@@ -110,7 +111,7 @@ TEST_CASE("the distance of sets of images is that of normal distributions", "[ex
   CHECK_THAT(
       error_of([&] { frechet_distance(images, images.narrow(0, 0, 1)); }),
       ContainsText("expected 2 or more images, got 300 and 1."));
-  // One image over and over: the mean may be right, the variety is missing.
+  // One image many times: the mean is right, but there is no variety.
   const auto collapsed = images.mean(0, /*keepdim=*/true).expand_as(images);
   CHECK(frechet_distance(collapsed, images) == Approx(variance));
 }
@@ -151,7 +152,7 @@ TEST_CASE("the networks fit images of every size", "[examples][pure]") {
     CHECK(images.abs().max().item<double>() <= 1);
     CHECK(make_discriminator(options)->forward(images).sizes().vec() == std::vector<int64_t>{3});
   }
-  // Images of other sizes are resized to the next one.
+  // Images of other sizes are resized to the next size.
   const auto raw = at::zeros({2, 9, 30}, at::kByte);
   const auto size = network_size({raw, {}});
   CHECK(size == 12);
@@ -213,7 +214,7 @@ TEST_CASE("2 ranks with halves of a batch train both networks as 1 rank", "[exam
   }
 }
 
-TEST_CASE("a generator's step leaves the discriminator as it was", "[examples][ranks]") {
+TEST_CASE("a generator's step leaves the discriminator unchanged", "[examples][ranks]") {
   const auto images = digits();
   const auto real = to_input(images.images.narrow(0, 0, 8), 8).to(at::kDouble);
   const auto networks = equal_networks(2, {});
@@ -236,14 +237,15 @@ TEST_CASE("a generator's step leaves the discriminator as it was", "[examples][r
     return result;
   });
   for (const auto& result : results) {
-    // Each network's gradients were averaged once a step: the discriminator's not in the other's.
+    // Each network's gradients were averaged once a step, and no discriminator gradients in the
+    // generator's step.
     CHECK(result.generator_passes == 3);
     CHECK(result.discriminator_passes == 3);
     CHECK(result.trainable);
   }
 }
 
-TEST_CASE("a training of both networks can be repeated to the bit", "[examples][ranks]") {
+TEST_CASE("a training of both networks is repeatable to the bit", "[examples][ranks]") {
   auto images = digits();
   images.images = images.images.narrow(0, 0, 40);
   images.labels = images.labels.narrow(0, 0, 40);
@@ -263,7 +265,7 @@ TEST_CASE("a training of both networks can be repeated to the bit", "[examples][
     });
   };
   const auto first = train(1);
-  CHECK(equal(first[0], first[1]));  // BatchNorm's statistics, too
+  CHECK(equal(first[0], first[1]));  // including BatchNorm's statistics
   CHECK(equal(train(1)[0], first[0]));
   CHECK_FALSE(equal(train(2)[0], first[0]));
 }

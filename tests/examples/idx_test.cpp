@@ -67,13 +67,13 @@ TEST_CASE("a missing file is named, with what to do", "[examples][errors]") {
           ": expected an IDX file, found none (No such file or directory). Pass a folder with "
           "MNIST's four files, as scripts/download_mnist.sh makes it.");
 
-  SECTION("a packed one beside it is found") {
+  SECTION("a packed file beside it is found") {
     folder.write("train-images-idx3-ubyte.gz", "packed");
     CHECK_THAT(
         error_of<c10::ValueError>([&] { read_idx_images(path); }),
         ContainsText("Unpack " + path + ".gz with gunzip."));
   }
-  SECTION("a folder is no file") {
+  SECTION("a folder is not a file") {
     CHECK_THAT(
         error_of<c10::ValueError>([&] { read_idx_images(folder.path()); }),
         ContainsText(folder.path() + ": expected an IDX file, found none (Is a directory)"));
@@ -128,7 +128,7 @@ TEST_CASE("a length that the header contradicts is refused", "[examples][errors]
       extra +
           ": expected 10 = 10 bytes after the header, found 11. The file is too long: fetch "
           "it again.");
-  // 2^96 elements: the product must not wrap around to something that fits.
+  // 2^96 elements: the product must not wrap around to a small number.
   const auto huge = folder.write("huge", header({kImages, 1u << 31, 1u << 31, 4}));
   CHECK_THAT(
       error_of<c10::ValueError>([&] { read_idx_images(huge); }),
@@ -152,7 +152,7 @@ TEST_CASE("a label out of range is named with its position", "[examples][errors]
   CHECK(error_of<c10::ValueError>([&] { read_idx_labels(path, 11); }).empty());
 }
 
-TEST_CASE("images and labels must be equally many", "[examples][errors]") {
+TEST_CASE("images and labels must have equal counts", "[examples][errors]") {
   const TemporaryFolder folder;
   const auto images =
       folder.write("train-images-idx3-ubyte", header({kImages, 3, 1, 1}) + elements(3));

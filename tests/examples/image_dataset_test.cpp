@@ -48,19 +48,20 @@ TEST_CASE("images of the right size are only scaled", "[examples][pure]") {
   CHECK(torch::allclose(prepared, expected, 0, 1e-6));
 }
 
-TEST_CASE("others are resized bilinearly", "[examples][pure]") {
-  // Pixel centres of 4 over 2 lie at -1/4, 1/4, 3/4, 5/4; beyond the edge its value holds.
+TEST_CASE("images of other sizes are resized bilinearly", "[examples][pure]") {
+  // Pixel centres of 4 over 2 lie at -1/4, 1/4, 3/4, 5/4; beyond the edge, the edge pixel is
+  // repeated.
   const auto prepared =
       examples::prepare_images(bytes({0, 255, 0, 255}, {1, 2, 2}), PixelStatistics{}, 4);
   const auto row = torch::tensor({0.0, 0.25, 0.75, 1.0});
   CHECK(torch::allclose(prepared, row.expand({1, 1, 4, 4}), 0, 1e-6));
 
-  // Height and width each by their own factor.
+  // Height and width each have their own factor.
   const auto wide = examples::prepare_images(
       bytes({0, 0, 0, 0, 255, 255, 255, 255}, {1, 2, 4}), PixelStatistics{}, 4);
   CHECK(torch::allclose(wide, row.view({4, 1}).expand({1, 1, 4, 4}), 0, 1e-6));
 
-  // Smaller by 2 across and 4 down: each pixel lies between the middle two of those it covers.
+  // Smaller by 2 across and 4 down: each pixel lies between the middle two that it covers.
   const auto large = torch::randint(256, {3, 16, 8}, torch::kLong).to(torch::kByte);
   const auto pixel = large.to(torch::kFloat).unsqueeze(1) / 255;
   using torch::indexing::None;
@@ -86,11 +87,12 @@ TEST_CASE("each channel has statistics of its own", "[examples][pure]") {
 
   const auto prepared = examples::prepare_images(images, {{0.5, 0.5}, {0.2, 0.1}}, 1);
   CHECK(prepared.sizes() == at::IntArrayRef({2, 2, 1, 1}));
-  // Two pixels across become their mean.
+  // Two neighbouring pixels become their mean.
   CHECK(torch::allclose(prepared.flatten(), torch::tensor({0.0, 0.0, 1.0, 2.0}), 0, 1e-5));
 }
 
-TEST_CASE("grey images with and without a dimension for it are the same", "[examples][pure]") {
+TEST_CASE(
+    "grey images with and without a channel dimension are prepared alike", "[examples][pure]") {
   const auto images = torch::randint(256, {5, 8, 8}, torch::kLong).to(torch::kByte);
   const auto pixels = examples::measure_pixels(images);
   const auto channels = examples::measure_channels(images.unsqueeze(1));

@@ -1,4 +1,4 @@
-// The example's own parts, on ranks that are threads.
+// The parts of the example, on ranks that are threads.
 #include <vector>
 
 #include <ddp/sampler.h>
@@ -23,7 +23,8 @@ struct Course {
   std::vector<at::Tensor> parameters;
 };
 
-// Networks of equal weights, made one after the other: ranks are threads, and chance is global.
+// Networks with equal weights, made one after the other: ranks are threads, and share one
+// generator.
 std::vector<mnist::Net> equal_networks(int count) {
   std::vector<mnist::Net> networks;
   for (int i = 0; i < count; ++i) {
@@ -41,8 +42,8 @@ Course train(const Rank& self, const mnist::Net& net, size_t batch_size) {
       ddp::DistributedSamplerOptions().num_replicas(self.size).rank(self.rank).seed(1));
   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, batch_size);
   mnist::Model model(net, ddp::DistributedDataParallelOptions().process_group(self.group));
-  // Not Adam, which divides a gradient that should be zero by its own size: there a rounding error
-  // becomes a whole step.
+  // Not Adam, which divides a gradient that should be zero by its own size: a rounding error would
+  // become a whole step.
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.05);
 
   Course course;
@@ -70,7 +71,8 @@ TEST_CASE("2 ranks with batch 32 follow 1 rank with batch 64", "[examples][ranks
   CHECK(one.losses.back() < 0.9 * one.losses.front());  // it does learn
   for (size_t step = 0; step < kSteps; ++step) {
     CAPTURE(step);
-    // Both ranks' batches together are the one rank's batch, since ranks take turns in one order.
+    // The batches of both ranks together are the batch of the one rank, because ranks take turns in
+    // one order.
     const double mean = (two[0].losses[step] + two[1].losses[step]) / 2;
     CHECK(mean == Approx(one.losses[step]).epsilon(1e-5));
   }
@@ -104,7 +106,7 @@ TEST_CASE("the ranks' parts of the test split hold every sample once", "[example
   CHECK(sum.loss_sum == Approx(whole.loss_sum));
 }
 
-TEST_CASE("accuracy reads as the program prints it", "[examples][pure]") {
+TEST_CASE("accuracy has the format that the program prints", "[examples][pure]") {
   CHECK(mnist::Tally{0, 355, 360}.accuracy() == "98.61% (355/360)");
   CHECK(mnist::Tally{0, 360, 360}.accuracy() == "100.00% (360/360)");
   CHECK(mnist::Tally{}.accuracy() == "0.00% (0/0)");

@@ -1,4 +1,4 @@
-// The examples of one page each, as a user starts them.
+// Runs the examples of one page each as a user starts them.
 #include <signal.h>
 
 #include <regex>
@@ -26,7 +26,7 @@ JobEnded run_on(int ranks, const std::string& name, Lines arguments) {
   return ddp::testing::run_job(ranks, arguments, kPagePatience);
 }
 
-/// The last accuracy that the text tells, in percent.
+/// Returns the last accuracy in the text, in percent.
 double accuracy(const std::string& text) {
   const auto at = text.rfind("test accuracy ");
   return at == std::string::npos ? 0 : std::stod(text.substr(at + 14));
@@ -34,7 +34,7 @@ double accuracy(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a sharded optimizer trains, and goes on with more ranks", "[examples][process]") {
+TEST_CASE("a sharded optimizer trains, and continues on more ranks", "[examples][process]") {
   const std::string stage = GENERATE("1", "2");
   const TemporaryFolder whole, parts;
   const auto epochs = [&](int ranks, const TemporaryFolder& folder, const std::string& count) {
@@ -67,7 +67,7 @@ TEST_CASE("all hooks of the example train", "[examples][process]") {
   CHECK(accuracy(job.output) > 88);
 }
 
-TEST_CASE("ranks that mostly step alone learn", "[examples][process]") {
+TEST_CASE("ranks that mostly step alone still learn", "[examples][process]") {
   const auto job = run_on(2, "local_sgd", {"--epochs", "5"});
   INFO(job.output);
   CHECK(job.code == 0);
@@ -85,16 +85,16 @@ TEST_CASE("ranks with uneven inputs train on all of them", "[examples][process]"
   CHECK(accuracy(job.output) > 80);
 }
 
-TEST_CASE("by hand and wrapped, gradients are the same", "[examples][process]") {
+TEST_CASE("gradients averaged by hand and by the wrapper are equal", "[examples][process]") {
   const auto job = run_on(2, "manual_allreduce", {"--steps", "40"});
   INFO(job.output);
   CHECK(job.code == 0);  // the program compares
   CHECK_THAT(job.output, ContainsText("wrapped: "));
 }
 
-TEST_CASE("a ring by hand sums up as the library does", "[examples][process]") {
+TEST_CASE("a ring by hand has the sums of the library", "[examples][process]") {
   const int ranks = GENERATE(1, 2, 3);
-  const std::string elements = GENERATE("2", "1001");  // fewer than ranks; not divided by them
+  const std::string elements = GENERATE("2", "1001");  // fewer than ranks; not divisible by ranks
   const auto job = run_on(ranks, "ring_allreduce", {"--elements", elements, "--rounds", "2"});
   INFO(job.output);
   CHECK(job.code == 0);  // the program compares
@@ -143,7 +143,7 @@ TEST_CASE("a worker that is killed does not stop the others", "[examples][proces
   CHECK(accuracy(ended.out) > 90);
 }
 
-TEST_CASE("the small examples say what they take", "[examples][process][errors]") {
+TEST_CASE("the small examples report bad options", "[examples][process][errors]") {
   for (const std::string name :
        {"comm_hook", "local_sgd", "manual_allreduce", "ring_allreduce", "uneven_inputs", "zero",
         "parameter_server"}) {

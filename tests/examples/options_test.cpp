@@ -48,7 +48,7 @@ TEST_CASE("each option reaches its field", "[examples][pure]") {
   CHECK(parse({"--tune-bucket-cap"}).tune_bucket_cap);
 }
 
-TEST_CASE("without options the defaults hold", "[examples][pure]") {
+TEST_CASE("without options the defaults apply", "[examples][pure]") {
   const auto options = parse(std::vector<const char*>{});
   const mnist::Options defaults;
   CHECK(options.epochs == defaults.epochs);
@@ -66,10 +66,10 @@ TEST_CASE("--help names every option and its default", "[examples][pure]") {
         "--tune-bucket-cap", "--data", "--save", "--trace"}) {
     CHECK_THAT(help.str(), ContainsText(option));
   }
-  CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // as CLI11's version has it
+  CHECK_THAT(help.str(), ContainsText("=6 ") || ContainsText("[6]"));  // depends on CLI11's version
 }
 
-TEST_CASE("values that cannot be are refused in one line", "[examples][errors]") {
+TEST_CASE("invalid values are refused in one line", "[examples][errors]") {
   const std::vector<std::vector<const char*>> all = {
       {"--epochs", "0"},
       {"--epochs", "many"},

@@ -22,7 +22,7 @@ std::string shown(Progress::Style style) {
 
 }  // namespace
 
-TEST_CASE("a file or pipe gets the lines alone", "[examples][pure]") {
+TEST_CASE("a file or pipe gets only the lines", "[examples][pure]") {
   CHECK(shown(Progress::Style::kLines) == "loss 0.5\n");
 }
 
@@ -34,11 +34,11 @@ TEST_CASE("a terminal gets the bar, and lines above it", "[examples][pure]") {
       "\r\033[Kepoch 2/2 [##############################] 22/22");
 }
 
-TEST_CASE("ranks but the first are silent", "[examples][pure]") {
+TEST_CASE("ranks other than 0 are silent", "[examples][pure]") {
   CHECK(shown(Progress::Style::kSilent).empty());
 }
 
-TEST_CASE("what is shown depends on the rank and on the output", "[examples][pure]") {
+TEST_CASE("the style depends on the rank and on the output", "[examples][pure]") {
   const int file = open("/dev/null", O_WRONLY);
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   CHECK(Progress::choose(0, file) == Progress::Style::kLines);

@@ -1,4 +1,4 @@
-// What the examples share, on ranks that are threads.
+// The code that the examples share, on ranks that are threads.
 #include <c10/util/Exception.h>
 
 #include "examples/common/on_all_ranks.h"
@@ -13,7 +13,7 @@ using ddp::testing::Rank;
 }  // namespace
 
 TEST_CASE(
-    "a step that fails on some ranks stops all, and the first says why",
+    "a step that fails on some ranks stops all, and the first one reports why",
     "[examples][ranks][errors]") {
   const auto errors = ddp::testing::errors_of_ranks(3, [](const Rank& self) {
     const auto step = [&] { TORCH_CHECK(self.rank == 0, "no disk on ", self.rank); };
@@ -24,7 +24,7 @@ TEST_CASE(
   CHECK(errors[2] == "another rank failed");
 }
 
-TEST_CASE("a step that succeeds everywhere stops nobody", "[examples][ranks]") {
+TEST_CASE("a step that succeeds everywhere stops no rank", "[examples][ranks]") {
   const auto errors = ddp::testing::errors_of_ranks(
       3, [](const Rank& self) { examples::on_all_ranks([] {}, self.group); });
   for (const auto& error : errors) CHECK(error.empty());

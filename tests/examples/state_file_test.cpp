@@ -40,7 +40,7 @@ TEST_CASE("a saved network loads with equal parameters", "[examples][pure]") {
   }
 }
 
-TEST_CASE("saving replaces the file that was there", "[examples][pure]") {
+TEST_CASE("saving replaces an existing file", "[examples][pure]") {
   const TemporaryFolder folder;
   const auto path = folder.write("net.pt", "old");
   mnist::save(mnist::Net(), path);
@@ -57,7 +57,7 @@ TEST_CASE("a save that fails leaves the folder as it was", "[examples][errors]")
   CHECK(files_in(folder) == 1);
 }
 
-TEST_CASE("a place where nothing can be saved is told before training", "[examples][errors]") {
+TEST_CASE("a path where nothing can be saved is reported before training", "[examples][errors]") {
   const TemporaryFolder folder;
   CHECK_NOTHROW(examples::check_can_write("--save", folder.file("net.pt")));
   CHECK_THROWS_WITH(

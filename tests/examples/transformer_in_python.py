@@ -1,5 +1,5 @@
-# Trains the example's model in Python, of torch's own layers, and beside it the program on two ranks, from
-# the same weights: the same losses. transformer_in_python.py DDPRUN PROGRAM REPOSITORY FOLDER
+# Trains the example's model in Python, of torch's own layers, and runs the program on two ranks
+# from the same weights: the same losses. transformer_in_python.py DDPRUN PROGRAM REPOSITORY FOLDER
 import pathlib
 import re
 import subprocess

@@ -1,4 +1,4 @@
-// The transformer's example as a user starts it.
+// Runs the transformer's example as a user starts it.
 #include <regex>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ JobEnded transformer_on_two_ranks(Lines arguments, const Lines& more = {}) {
   return ddp::testing::run_job(2, arguments, ddp::testing::within(std::chrono::minutes(2)));
 }
 
-// One that trains in a moment.
+// Options of a model that trains in a moment.
 Lines tiny(int steps) {
   return {"--context", "16",       "--width", "32",      "--heads",
           "2",         "--layers", "2",       "--steps", std::to_string(steps),
@@ -28,8 +28,8 @@ Lines tiny(int steps) {
           "10",        "--sample", "40"};
 }
 
-/// What rank 0 said of losses and the first line that it wrote, without how long that took.
-Lines told(const JobEnded& job) {
+/// Returns rank 0's lines with losses and the first line of its sample, without durations.
+Lines printed_lines(const JobEnded& job) {
   Lines lines;
   for (const auto& line : job.ranks[0]) {
     if (line.find("step ") == 0) lines.push_back(line.substr(0, line.find(';')));
@@ -60,8 +60,8 @@ TEST_CASE("the transformer learns the pages of this library", "[examples][proces
   const auto trained = losses(job, "loss"), held_out = losses(job, "held out");
   REQUIRE(trained.size() == 15);
   REQUIRE(held_out.size() == 15);
-  CHECK(trained.front() < 4.7);  // 4.6 are 95 characters, alike
-  CHECK(trained.back() < 3.2);   // 3.4 are the frequencies of characters alone
+  CHECK(trained.front() < 4.7);  // 4.6: all 95 characters equally likely
+  CHECK(trained.back() < 3.2);   // 3.4: only the frequencies of characters
   CHECK(held_out.back() < 3.1);
   CHECK_THAT(job.output, ContainsText("sample: #"));  // the text's first character
 }
@@ -84,7 +84,7 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   REQUIRE(expected.code == 0);
   CHECK(losses(expected, "loss").back() < losses(expected, "loss").front() - 0.5);
 
-  // As if the run had been killed in step 15 to 21.
+  // Makes the folder look as if the run had been killed in step 15 to 21.
   ddp::testing::run({"mkdir", killed.file("run")});
   ddp::testing::run({"cp", "-r", whole.file("run/step-00000021"), killed.file("run")});
   const auto resumed = train(killed, {"--resume"});
@@ -92,28 +92,28 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   REQUIRE(resumed.code == 0);
   CHECK_THAT(resumed.output, ContainsText("resumed after step 21"));
   CHECK_THAT(resumed.output, !ContainsText("step 20/30"));
-  CHECK(told(resumed).front() == told(expected).at(2));
+  CHECK(printed_lines(resumed).front() == printed_lines(expected).at(2));
   CHECK(resumed.ranks[0].back() == expected.ranks[0].back());
   CHECK(ddp::testing::run({"cmp", weights, resumed_weights}).code == 0);
 
   const auto again = train(killed, {});
   CHECK(again.code == 1);
   CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
-  // Weights that were saved are weights to begin with.
+  // Saved weights can be loaded as initial weights.
   const auto loaded = transformer_on_two_ranks(tiny(10), {"--load", weights});
   CHECK(loaded.code == 0);
   CHECK(losses(loaded, "loss").front() < losses(expected, "loss").front());
 }
 
-TEST_CASE("a run can be repeated, with its dropout", "[examples][process]") {
+TEST_CASE("a run is repeatable, with its dropout", "[examples][process]") {
   const auto one = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
   const auto other = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
-  CHECK(told(one) == told(other));
+  CHECK(printed_lines(one) == printed_lines(other));
   const auto none = transformer_on_two_ranks(tiny(10), {"--dropout", "0"});
-  CHECK(told(one) != told(none));
+  CHECK(printed_lines(one) != printed_lines(none));
 }
 
-TEST_CASE("bad input to the transformer is told before it trains", "[examples][process][errors]") {
+TEST_CASE("the transformer reports bad input before it trains", "[examples][process][errors]") {
   const TemporaryFolder folder;
   const auto refuses = [&](const Lines& arguments, int code, const std::string& text) {
     const auto job = transformer_on_two_ranks(arguments);

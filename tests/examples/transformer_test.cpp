@@ -1,4 +1,4 @@
-// The transformer's example: its text, its windows and its model.
+// The text, the windows and the model of the transformer's example.
 #include <sstream>
 #include <string>
 #include <vector>
@@ -43,7 +43,7 @@ TEST_CASE("a text's characters are numbers in the order of their codes", "[examp
       ContainsText("expected characters of a file, got \"c\""));
 }
 
-TEST_CASE("windows lie one behind the other, the last tenth apart", "[examples][pure]") {
+TEST_CASE("windows follow each other, and the last tenth is held out", "[examples][pure]") {
   const TemporaryFolder folder;
   std::string letters;
   for (int i = 0; i < 50; ++i) letters += static_cast<char>('0' + i);
@@ -61,7 +61,7 @@ TEST_CASE("windows lie one behind the other, the last tenth apart", "[examples][
           ContainsText("got 50. Choose"));
 }
 
-TEST_CASE("no character sees those behind it", "[examples][pure]") {
+TEST_CASE("a character's logits do not depend on later characters", "[examples][pure]") {
   torch::manual_seed(1);
   transformer::LanguageModel model(5, tiny());
   model->eval();
@@ -73,11 +73,12 @@ TEST_CASE("no character sees those behind it", "[examples][pure]") {
   CHECK(torch::equal(after.slice(1, 0, 5), before.slice(1, 0, 5)));
   for (int64_t i = 5; i < 8; ++i)
     CHECK_FALSE(torch::equal(after.select(1, i), before.select(1, i)));
-  // Nor does the rest of the batch matter.
+  // The rest of the batch does not matter either.
   CHECK(torch::allclose(model->forward(characters.slice(0, 1)), before.slice(0, 1), 1e-4, 1e-6));
 }
 
-TEST_CASE("a sample is the prompt and what follows, by its seed", "[examples][pure]") {
+TEST_CASE(
+    "a sample is the prompt and its continuation, which the seed decides", "[examples][pure]") {
   torch::manual_seed(1);
   const Text text("abcdefgh", "letters");
   transformer::Options options;
@@ -90,14 +91,14 @@ TEST_CASE("a sample is the prompt and what follows, by its seed", "[examples][pu
   CHECK(sample(model, text, "ha", options) == first);
   options.seed = 2;
   CHECK(sample(model, text, "ha", options) != first);
-  // Where it is cold, only the likeliest is drawn, whatever the seed.
+  // At a low temperature only the likeliest character is drawn, whatever the seed.
   options.temperature = 1e-4;
   const auto cold = sample(model, text, "ha", options);
   options.seed = 3;
   CHECK(sample(model, text, "ha", options) == cold);
 }
 
-TEST_CASE("the transformer refuses what cannot be, in one line", "[examples][errors]") {
+TEST_CASE("the transformer reports invalid input in one line", "[examples][errors]") {
   const std::vector<std::vector<const char*>> all = {
       {"--heads", "3"},      {"--warmup", "1000"},     {"--batch-size", "0"},
       {"--accumulate", "0"}, {"--zero", "3"},          {"--dropout", "1"},

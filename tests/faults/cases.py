@@ -1,4 +1,4 @@
-"""The cases of the fault matrix, and which of them a run takes."""
+"""The cases of the fault matrix, and the selection for a run."""
 
 import dataclasses
 import hashlib
@@ -29,19 +29,19 @@ class Case:
 
 
 def all_cases():
-    """All cases in an order that is always the same, and in which neighbours differ."""
+    """Returns all cases in a fixed order, in which neighbours differ."""
     cases = [Case(*c) for c in itertools.product(PHASES, FAULTS, VICTIMS, TRANSPORTS, LAUNCHERS)]
     random.Random(21).shuffle(cases)
     return cases
 
 
 def part_of(cases, number, parts):
-    """The part with that number, from 1."""
+    """Returns the part with that number, from 1."""
     if not 1 <= number <= parts:
         raise ValueError(f"--part: expected a number from 1 to {parts}, got {number}")
     return cases[number - 1 :: parts]
 
 
 def drawn_by(text, parts):
-    """The number of the part that `text`, such as a commit's name, draws."""
+    """Returns the number of the part that `text`, such as a commit's name, selects."""
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % parts + 1

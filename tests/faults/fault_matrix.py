@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs cases of the fault matrix, judges them, and keeps and reports the results.
+"""Runs cases of the fault matrix, judges them, stores the results, and writes the report.
 
-A world of 3 ranks trains; in a phase of it, one rank suffers a fault. See docs/faults.md.
+A world of 3 ranks trains; in one phase, one rank has a fault. See docs/faults.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def commit():
 
 
 def entries_of(folder):
-    """Names in a folder that all processes share which may be a library's or a launcher's."""
+    """Lists the names in a folder of all processes that a library or a launcher may have made."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -84,7 +84,7 @@ def parse_arguments():
 
 
 def runs(torchrun):
-    """Whether it is there with all that it needs: the CPU wheel alone lacks packages."""
+    """Whether torchrun runs with all that it needs: the CPU wheel alone lacks packages."""
     if not os.access(torchrun, os.X_OK):
         return False
     return subprocess.run([torchrun, "--help"], capture_output=True, check=False).returncode == 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The fault matrix's driver reports what goes wrong: of a stand-in that does one thing wrong at a
-time, and nothing of one that does all right."""
+"""The fault matrix's driver reports each of the mistakes of a stand-in that makes one mistake at a
+time, and nothing for a stand-in without mistakes."""
 
 import os
 import pathlib

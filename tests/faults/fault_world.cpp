@@ -1,20 +1,20 @@
-// One rank, RANK of WORLD_SIZE, of a small training in which one rank suffers a fault.
+// One rank, RANK of WORLD_SIZE, of a small training in which one rank has a fault.
 //
 // fault_world PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER
 //   PHASE      before (init_process_group), constructor, forward, backward, collective, join,
-//              between (two steps), save or destroy: where the fault comes
+//              between (two steps), save or destroy: when the fault happens
 //   FAULT      kill, segv, exit, throw (an exception that leaves main) or stop
-//   VICTIM     the rank that suffers it
+//   VICTIM     the rank that has the fault
 //   TRANSPORT  shm, gloo, or hosts: shm, where the last rank is on a host of its own
 //   SECONDS    the group's timeout
 //   FOLDER     for the checkpoint
 //
-// Each rank prints what happens to it and when, by the clock that all processes of a host share:
-//   rank 2 strikes at 123456 ms
+// Each rank prints its events with their time, on the clock that all processes of a host share:
+//   rank 2 strikes at 123456 ms                the fault happens
 //   rank 0 learned at 123499 ms: TEXT          the error that this rank got, in one line
-//   rank 0 left at 123512 ms                   it has taken its group apart
+//   rank 0 left at 123512 ms                   it has destroyed its group
 // A rank that got an error ends with exit code 1. No rank ends for the SIGTERM that a launcher
-// sends after a failure: what a survivor learns by itself is what this is about.
+// sends after a failure: the survivors have to get their errors from the library.
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -39,12 +39,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kCannotPlayHost = 77;
+constexpr int kSkipped = 77;
 
 int rank_of_this() { return std::atoi(std::getenv("RANK")); }
 int world_size() { return std::atoi(std::getenv("WORLD_SIZE")); }
 
-void say(const char* what, const std::string& text = "") {
+void print_event(const char* what, const std::string& text = "") {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
   auto line = text;
@@ -55,9 +55,10 @@ void say(const char* what, const std::string& text = "") {
   std::fflush(stdout);
 }
 
-/// Gives this process a boot id of its own, by which the library tells hosts apart.
-/// \return  false, with a line that says why, where the system does not let it.
-bool play_other_host() {
+/// Gives this process its own boot id, by which the library distinguishes hosts.
+///
+/// \return  false, after printing the reason, where the system does not allow it.
+bool use_own_boot_id() {
   const bool moved = unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
   const auto* const random = "/proc/sys/kernel/random";
   const bool mounted =
@@ -69,26 +70,26 @@ bool play_other_host() {
   return mounted;
 }
 
-/// Waits until no rank ends for SIGTERM any more: a fault comes after that.
-void meet_in(const std::string& folder) {
-  const auto sign_of = [&](int rank) { return folder + "/ready-" + std::to_string(rank); };
+/// Waits until every rank ignores SIGTERM, so that no rank ends for it after the fault.
+void wait_for_all_ranks(const std::string& folder) {
+  const auto ready_file_of = [&](int rank) { return folder + "/ready-" + std::to_string(rank); };
   ::mkdir(folder.c_str(), 0777);
-  std::ofstream(sign_of(rank_of_this())).close();
+  std::ofstream(ready_file_of(rank_of_this())).close();
   for (int rank = 0; rank < world_size(); ++rank) {
-    while (::access(sign_of(rank).c_str(), F_OK) != 0) std::this_thread::sleep_for(10ms);
+    while (::access(ready_file_of(rank).c_str(), F_OK) != 0) std::this_thread::sleep_for(10ms);
   }
 }
 
-class Misfortune {
+class InjectedFault {
  public:
-  Misfortune(std::string phase, std::string fault, bool is_victim)
+  InjectedFault(std::string phase, std::string fault, bool is_victim)
       : phase_(std::move(phase)), fault_(std::move(fault)), is_victim_(is_victim) {}
 
   bool is_victim() const { return is_victim_; }
 
-  void strike_at(const std::string& phase) const {
+  void trigger_at(const std::string& phase) const {
     if (!is_victim_ || phase != phase_) return;
-    say("strikes");
+    print_event("strikes");
     if (fault_ == "kill") std::raise(SIGKILL);
     if (fault_ == "segv") std::raise(SIGSEGV);
     if (fault_ == "stop") std::raise(SIGSTOP);
@@ -103,14 +104,14 @@ class Misfortune {
 
 class NetImpl : public torch::nn::Module {
  public:
-  explicit NetImpl(const Misfortune& misfortune) : misfortune_(misfortune) {}
+  explicit NetImpl(const InjectedFault& injected_fault) : injected_fault_(injected_fault) {}
 
   at::Tensor forward(const at::Tensor& x) {
     const auto y = first_->forward(x);
     if (!is_armed_) return second_->forward(y);
-    misfortune_.strike_at("forward");
+    injected_fault_.trigger_at("forward");
     if (y.requires_grad()) {
-      y.register_hook([this](const at::Tensor&) { misfortune_.strike_at("backward"); });
+      y.register_hook([this](const at::Tensor&) { injected_fault_.trigger_at("backward"); });
     }
     return second_->forward(y);
   }
@@ -118,19 +119,19 @@ class NetImpl : public torch::nn::Module {
   void arm() { is_armed_ = true; }
 
  private:
-  const Misfortune& misfortune_;
+  const InjectedFault& injected_fault_;
   bool is_armed_ = false;
   torch::nn::Linear first_ = register_module("first", torch::nn::Linear(8, 64));
   torch::nn::Linear second_ = register_module("second", torch::nn::Linear(64, 4));
 };
 TORCH_MODULE(Net);
 
-/// A part of the user's own in a checkpoint.
+/// A user's own part of a checkpoint.
 struct Progress {
-  const Misfortune& misfortune;
+  const InjectedFault& injected_fault;
 
   void save(torch::serialize::OutputArchive& archive) const {
-    misfortune.strike_at("save");
+    injected_fault.trigger_at("save");
     archive.write("samples", torch::zeros({1}));
   }
   void load(torch::serialize::InputArchive&) {}
@@ -138,16 +139,16 @@ struct Progress {
 
 class Training {
  public:
-  Training(const Misfortune& misfortune, std::string folder)
-      : misfortune_(misfortune), folder_(std::move(folder)) {}
+  Training(const InjectedFault& injected_fault, std::string folder)
+      : injected_fault_(injected_fault), folder_(std::move(folder)) {}
 
   void run() {
     ddp::barrier();
-    misfortune_.strike_at("constructor");
-    Net net(misfortune_);
+    injected_fault_.trigger_at("constructor");
+    Net net(injected_fault_);
     ddp::DistributedDataParallel model(net);
     torch::optim::SGD optimizer(model->parameters(), 0.1);
-    Progress progress{misfortune_};
+    Progress progress{injected_fault_};
     ddp::Checkpointer checkpointer(folder_);
     checkpointer.add("model", model).add("optimizer", optimizer).add_per_rank("progress", progress);
     const auto step = [&] {
@@ -160,7 +161,7 @@ class Training {
     step();
     net->arm();
     step();
-    misfortune_.strike_at("between");
+    injected_fault_.trigger_at("between");
     step();
     collectives();
     join(model, step);
@@ -173,35 +174,36 @@ class Training {
     const int rank = ddp::get_rank(), size = ddp::get_world_size();
     auto sum = torch::ones({1});
     ddp::all_reduce(sum);
-    misfortune_.strike_at("collective");
+    injected_fault_.trigger_at("collective");
     std::vector<at::Tensor> all;
     for (int other = 0; rank == 1 && other < size; ++other) all.push_back(torch::zeros({1}));
     ddp::gather(all, sum, /*dst=*/1);
     ddp::barrier();
   }
 
-  // Rank 1 is out of input before the fault comes.
+  // Rank 1 runs out of input before the fault.
   template <typename Model, typename Step>
   void join(Model& model, const Step& step) {
     model->join([&] {
       for (int i = 0; i < (ddp::get_rank() == 1 ? 1 : 4); ++i) {
-        if (i == 2) misfortune_.strike_at("join");
+        if (i == 2) injected_fault_.trigger_at("join");
         step();
       }
     });
   }
 
-  const Misfortune& misfortune_;
+  const InjectedFault& injected_fault_;
   const std::string folder_;
 };
 
-void run(const Misfortune& misfortune, const std::string& transport, int seconds, char* folder) {
-  misfortune.strike_at("before");
+void run(
+    const InjectedFault& injected_fault, const std::string& transport, int seconds, char* folder) {
+  injected_fault.trigger_at("before");
   ddp::init_process_group(ddp::ProcessGroupOptions()
                               .backend(transport == "gloo" ? "gloo" : "shm")
                               .timeout(std::chrono::seconds(seconds)));
-  Training(misfortune, folder).run();
-  misfortune.strike_at("destroy");
+  Training(injected_fault, folder).run();
+  injected_fault.trigger_at("destroy");
 }
 
 }  // namespace
@@ -211,20 +213,20 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, SIG_IGN);
   const std::string transport = argv[4];
   const bool is_other_host = transport == "hosts" && rank_of_this() == world_size() - 1;
-  const bool cannot_play = is_other_host && !play_other_host();
-  meet_in(argv[6]);
-  if (cannot_play) return kCannotPlayHost;  // not before, for the others wait there
+  const bool must_skip = is_other_host && !use_own_boot_id();
+  wait_for_all_ranks(argv[6]);
+  if (must_skip) return kSkipped;  // after wait_for_all_ranks: the others wait there
   at::set_num_threads(1);
 
-  const Misfortune misfortune(argv[1], argv[2], rank_of_this() == std::atoi(argv[3]));
-  const auto train = [&] { run(misfortune, transport, std::atoi(argv[5]), argv[6]); };
-  if (misfortune.is_victim()) {
-    train();  // what it throws leaves main
+  const InjectedFault injected_fault(argv[1], argv[2], rank_of_this() == std::atoi(argv[3]));
+  const auto train = [&] { run(injected_fault, transport, std::atoi(argv[5]), argv[6]); };
+  if (injected_fault.is_victim()) {
+    train();  // its exception leaves main
     return EXIT_SUCCESS;
   }
   const auto text = ddp::problem_of(train);
-  if (!text.empty()) say("learned", text);
+  if (!text.empty()) print_event("learned", text);
   if (ddp::is_initialized()) ddp::destroy_process_group();
-  say("left");
+  print_event("left");
   return text.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }

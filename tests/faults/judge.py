@@ -1,15 +1,15 @@
-"""Says what a case of the fault matrix should have done and did not."""
+"""Checks a case of the fault matrix against the expected outcome."""
 
 import re
 
 from cases import RANKS
-from world import GRACE, GROUP_TIMEOUT, waits_for_timeout
+from world import GRACE, GROUP_TIMEOUT, needs_group_timeout
 
-NEWS_WITHIN = 5  # seconds
-LAUNCHER_WITHIN = 3  # seconds beyond what it gives the survivors
+ERROR_WITHIN = 5  # seconds
+LAUNCHER_WITHIN = 3  # beyond the grace period of the survivors
 TORCHRUN_GRACE = 30  # seconds between its SIGTERM and its SIGKILL
 
-# Where a survivor of each phase may find out: what it waited for, or what threw.
+# The operations in which a survivor of each phase may notice the fault: a wait, or an error.
 WAITED_IN = {
     "before": r"init_process_group",
     "constructor": r"DistributedDataParallel|init_process_group|starting|reading|broadcast",
@@ -28,33 +28,33 @@ def survivors(case):
 
 
 def names(text, rank):
-    """Whether a text speaks of that rank: "rank 2 of 3", "ranks 0, 2"."""
+    """Whether a text names that rank: "rank 2 of 3", "ranks 0, 2"."""
     return re.search(rf"\branks? (?:\d+, )*{rank}\b", text) is not None
 
 
-def news_within(case):
-    """Seconds from the fault to a survivor's error."""
-    return NEWS_WITHIN + (GROUP_TIMEOUT if waits_for_timeout(case) else 0)
+def error_within(case):
+    """The allowed seconds from the fault to a survivor's error."""
+    return ERROR_WITHIN + (GROUP_TIMEOUT if needs_group_timeout(case) else 0)
 
 
 def end_within(case):
-    """Seconds from the fault to the launcher's end."""
-    allowed = news_within(case) + LAUNCHER_WITHIN
+    """The allowed seconds from the fault to the launcher's end."""
+    allowed = error_within(case) + LAUNCHER_WITHIN
     if case.launcher == "ddprun":
         return allowed + GRACE
     return allowed + (TORCHRUN_GRACE if case.launcher == "torchrun" else 0)
 
 
 def misses_of_survivors(case, observed):
-    allowed = news_within(case) * 1000
+    allowed = error_within(case) * 1000
     for rank in survivors(case):
         if rank not in observed.left:
             yield f"rank {rank} did not leave its group"
         if case.phase == "destroy":
-            # Not a collective: nobody waits for the rank that is lost there.
+            # Not a collective: no rank waits there for the lost rank.
             if rank in observed.learned:
                 yield f"rank {rank} threw: {observed.learned[rank][1]}"
-            elif observed.left.get(rank, 0) > NEWS_WITHIN * 1000:
+            elif observed.left.get(rank, 0) > ERROR_WITHIN * 1000:
                 yield f"rank {rank} left after {observed.left[rank]} ms"
             continue
         if rank not in observed.learned:
@@ -77,7 +77,7 @@ def misses_of_launcher(case, observed):
         return
     if observed.codes == [0]:
         yield "the launcher ended with exit code 0"
-    # What the survivors said is the launcher's output, too: the lines about a rank are its own.
+    # The launcher's output includes the survivors' lines; lines in these formats are its own.
     own = "\n".join(line for line in observed.output.splitlines()
                     if re.search(r"ddprun:|\(pid|rank\s+: ", line))
     named = names(own, case.victim) or re.search(rf"rank\s*: {case.victim}\b", own)
@@ -86,7 +86,7 @@ def misses_of_launcher(case, observed):
 
 
 def misses(case, observed):
-    """What is wrong with a case; nothing where it did all that it should."""
+    """Lists the differences from the expected outcome of a case."""
     if not observed.struck_at:
         return ["the fault did not come: " + observed.output[-500:]]
     found = []

@@ -10,12 +10,12 @@ from cases import FAULTS, PHASES
 BEGIN = "<!-- measured: written by scripts/faults.sh -->"
 END = "<!-- end -->"
 LONGEST = 170  # characters of a quotation
-# Every text of a failed group ends so.
+# Every text of a failed group ends with this.
 REMEDY = " The process group is aborted: end the job, or make a new process group and wrapper."
 
 
 def read_results(path):
-    """The last result of each case."""
+    """Returns the last result of each case."""
     latest = {}
     for line in pathlib.Path(path).read_text().splitlines():
         record = json.loads(line)
@@ -24,8 +24,8 @@ def read_results(path):
     return list(latest.values())
 
 
-def in_general(text, record):
-    """A survivor's text without what differs from case to case."""
+def generalized(text, record):
+    """Returns a survivor's text without the parts that differ from case to case."""
     text = text.replace(REMEDY, "")
     text = re.sub(rf"\brank {record['victim']}\b", "rank V", text)
     text = re.sub(r"\brank \d\b", "rank S", text)
@@ -35,9 +35,9 @@ def in_general(text, record):
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def said(records):
+def most_common_text(records):
     texts = collections.Counter(
-        in_general(text, record) for record in records for _, text in record["learned"].values())
+        generalized(text, record) for record in records for _, text in record["learned"].values())
     if not texts:
         return "nothing: they had not to wait"
     return texts.most_common(1)[0][0]
@@ -55,7 +55,7 @@ def row(phase, fault, records):
     missed = sum(bool(r["misses"]) for r in records)
     end = f"{max(launched):.1f} s" if launched else "-"
     return (f"| {phase} | {fault} | {len(records)} | {slowest(records)} | {end} | {missed} | "
-            f"{said(records)} |")
+            f"{most_common_text(records)} |")
 
 
 def table_of(records):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for fault_world and for a launcher of it, and does one thing wrong: DDP_TWIN says what.
+"""Replaces fault_world and a launcher of it, and makes the one mistake that DDP_TWIN names.
 
     stand_in.py PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER      a rank
     stand_in.py -n 3 ... -- PROGRAM ARGUMENTS...                 a launcher

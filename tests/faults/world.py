@@ -15,12 +15,12 @@ import uuid
 
 from cases import RANKS
 
-GROUP_TIMEOUT = 5  # seconds, where a case has to wait for it
-LONG_TIMEOUT = 60  # where none may
-GRACE = 8  # seconds that ddprun gives the survivors
-# torchrun gives the survivors half a minute; beyond, a case hangs.
+GROUP_TIMEOUT = 5  # for cases that have to wait for it
+LONG_TIMEOUT = 60  # for cases that must not
+GRACE = 8  # grace period that ddprun gives the survivors
+# torchrun gives the survivors half a minute; after that, a case counts as hung.
 PATIENCE = {"ddprun": 40, "plain": 30, "torchrun": 70}
-KERNEL_PATIENCE = 2  # seconds that the kernel may take a process apart
+KERNEL_PATIENCE = 2  # for the kernel to tear a process down
 MARK = "DDP_FAULT_CASE"
 TORCHRUN_LOGS = "torchrun"
 
@@ -34,7 +34,7 @@ class Programs:
 
 @dataclasses.dataclass
 class Observed:
-    """What a case left behind, and what its ranks said and when."""
+    """The observed outcome: events, exit codes, and all that a case left behind."""
 
     codes: list = dataclasses.field(default_factory=list)  # of the launcher; of each survivor
     output: str = ""
@@ -46,8 +46,8 @@ class Observed:
     left_behind: list = dataclasses.field(default_factory=list)
 
 
-def waits_for_timeout(case):
-    """Whether nothing but the group's timeout can tell the survivors."""
+def needs_group_timeout(case):
+    """Whether survivors can notice the fault only by the group's timeout."""
     return case.fault == "stop" or case.phase == "before"
 
 
@@ -72,7 +72,7 @@ def is_listening(port):
 
 
 def processes_of(mark):
-    """The processes that a case has started: pid to command line."""
+    """Returns the processes that a case has started: pid to command line."""
     found = {}
     wanted = f"{MARK}={mark}".encode()
     for entry in os.listdir("/proc"):
@@ -95,14 +95,14 @@ class Run:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ddp-fault-"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
-        # A pipe: what several processes append to one file at a time can get lost.
+        # A pipe: if several processes append to one file at a time, lines can get lost.
         self.output_end, self.ranks_end = os.pipe()
         os.set_blocking(self.output_end, False)
         self.printed = b""
         self.port = None
         self.started = []  # the launcher, or the ranks
-        self.was_told = False  # torchrun, to end
-        timeout = GROUP_TIMEOUT if waits_for_timeout(case) else LONG_TIMEOUT
+        self.was_terminated = False  # SIGTERM was sent to torchrun
+        timeout = GROUP_TIMEOUT if needs_group_timeout(case) else LONG_TIMEOUT
         self.command = [
             programs.world, case.phase, case.fault, str(case.victim), case.transport, str(timeout),
             str(self.folder / "checkpoints"),
@@ -112,7 +112,7 @@ class Run:
         try:
             self.start()
             observed = self.wait()
-            observed.left_behind = self.what_is_left()
+            observed.left_behind = self.leftovers()
             return observed
         finally:
             for pid in processes_of(self.mark):
@@ -156,7 +156,7 @@ class Run:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
 
     def output(self):
-        """What the processes have printed until now."""
+        """Returns the output of the processes until now."""
         try:
             while part := os.read(self.output_end, 65536):
                 self.printed += part
@@ -165,7 +165,7 @@ class Run:
         return self.printed.decode(errors="replace")
 
     def awaited(self):
-        """What ends by itself: the launcher, or the survivors."""
+        """Returns the processes that end by themselves: the launcher, or the survivors."""
         if self.case.launcher != "plain":
             return self.started
         return [p for rank, p in enumerate(self.started) if rank != self.case.victim]
@@ -177,7 +177,7 @@ class Run:
             if time.monotonic() > end:
                 hung = True
                 break
-            self.output()  # a full pipe would stop them
+            self.output()  # a full pipe would block them
             self.end_torchrun_if_idle()
             time.sleep(0.05)
         now_ms = time.monotonic() * 1000
@@ -186,7 +186,7 @@ class Run:
         observed.codes = [p.poll() for p in self.awaited()]
         if observed.struck_at:
             observed.ended_after = (now_ms - observed.struck_at) / 1000
-        # Nobody else ends what was stopped, or was its own parent.
+        # No launcher ends a stopped rank or reaps it.
         if self.case.launcher == "plain":
             victim = self.started[self.case.victim]
             if self.case.fault == "stop":
@@ -195,16 +195,16 @@ class Run:
         return observed
 
     def end_torchrun_if_idle(self):
-        """As a user ends it: its agent waits without limit for a rank that is stopped."""
+        """Ends torchrun as a user would: its agent waits without limit for a stopped rank."""
         idle = ("destroy", "stop", "torchrun")
-        if self.was_told or (self.case.phase, self.case.fault, self.case.launcher) != idle:
+        if self.was_terminated or (self.case.phase, self.case.fault, self.case.launcher) != idle:
             return
         if len(re.findall(r"^rank \d left at ", self.output(), re.M)) == RANKS - 1:
-            self.was_told = True
+            self.was_terminated = True
             self.started[0].terminate()
 
-    def what_is_left(self):
-        """Processes, a listening socket, and files but for checkpoints and torchrun's logs."""
+    def leftovers(self):
+        """Lists processes, a listening socket, and files except checkpoints and torchrun's logs."""
         left = []
         end = time.monotonic() + KERNEL_PATIENCE
         while (running := processes_of(self.mark)) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-// libFuzzer's entry. DDP_FUZZ_TARGET in the environment says what to fuzz.
+// libFuzzer's entry point. DDP_FUZZ_TARGET in the environment selects the target.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

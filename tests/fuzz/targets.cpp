@@ -33,7 +33,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-/// Bad bytes may cause one of the library's errors, and nothing else.
+/// Runs `body`, which may throw errors of the library for bad bytes, and nothing else.
 template <typename Body>
 void only_errors(const Body& body) {
   try {
@@ -67,7 +67,7 @@ void idx(std::string_view bytes) {
 }
 
 void cifar(std::string_view bytes) {
-  // It reads files of fixed names in a folder.
+  // The parser reads files of fixed names in a folder.
   static const std::string folder = [] {
     char name[] = "/tmp/ddp-fuzz-XXXXXX";
     require(::mkdtemp(name) != nullptr);
@@ -90,7 +90,7 @@ void torch_file(std::string_view bytes) {
 
 void manifest(std::string_view bytes) {
   only_errors([&] { (void)parse_manifest(std::string(bytes), "manifest.json"); });
-  // With the sum that no fuzzer guesses.
+  // Appends the correct sum, which no fuzzer guesses.
   const auto sum = hexadecimal(crc32c(0, bytes.data(), bytes.size()));
   const auto whole = std::string(bytes) + "  \"crc32c\": \"" + sum + "\"\n}\n";
   only_errors([&] {
@@ -125,7 +125,7 @@ void environment(std::string_view bytes) {
   });
 }
 
-/// What another rank may have put into the store: of another version, or a stranger.
+/// Parses entries that another rank may have put into the store: another version, or a stranger.
 void store_entries(std::string_view bytes) {
   c10d::HashStore store;
   const std::vector<uint8_t> value(bytes.begin(), bytes.end());

@@ -1,4 +1,4 @@
-// What parses input from outside, each as a function of some bytes.
+// The parsers of outside input, each as a function of some bytes.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@ namespace ddp::fuzz {
 
 struct Target {
   std::string name;  // its corpus is corpus/<name>
-  /// Returns, or the program has a defect: an error of the library for bad bytes is caught in here.
+  /// Catches the library's errors for bad bytes; if anything else is thrown, the program has a
+  /// defect.
   void (*run)(std::string_view bytes);
 };
 

@@ -1,4 +1,4 @@
-// digits.py in C++, line for line. FOLDER
+// A line-by-line port of digits.py. FOLDER
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -43,7 +43,7 @@ struct Digits : torch::data::datasets::Dataset<Digits> {
   torch::Tensor images, labels;
 };
 
-/// So many of MNIST's files.
+/// Reads the first `count` of MNIST's images.
 Digits read(const std::string& folder, const std::string& split, int64_t count) {
   const auto files = examples::read_mnist(folder, split);
   Digits digits;
@@ -66,8 +66,8 @@ std::unique_ptr<torch::optim::Optimizer> adam(Parameters parameters) {
 
 using Model = ddp::DistributedDataParallel<Net>;
 
-/// Rank 0 prints each step's losses, of both ranks; its loss on the test images; its buckets'
-/// bytes.
+/// Prints on rank 0 each step's losses, of both ranks, its loss on the test images, and its
+/// buckets' bytes.
 void report(
     const std::string& folder, const std::string& name, Model& model,
     const std::vector<torch::Tensor>& each) {
@@ -108,7 +108,7 @@ void train(
   Net net;
   net->to(torch::kDouble);
   Model model(net, ddp::DistributedDataParallelOptions().bucket_cap_mb(0.05));
-  torch::manual_seed(kSeed + 1 + ddp::get_rank());  // from here on chance means dropout
+  torch::manual_seed(kSeed + 1 + ddp::get_rank());  // from here on only dropout draws numbers
   const auto optimizer = make_optimizer(model->parameters());
   auto data = read(folder, "train", 501);
   ddp::DistributedSampler sampler(

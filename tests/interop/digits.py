@@ -1,4 +1,5 @@
-# The program that digits.cpp ports, on two ranks: torchrun --standalone --nproc-per-node 2 digits.py FOLDER
+# The program that digits.cpp ports, on two ranks: torchrun --standalone --nproc-per-node 2
+# digits.py FOLDER
 import contextlib
 import os
 import pathlib
@@ -52,11 +53,11 @@ def adam(parameters):
 def train(name, make_optimizer, drop_last=False, accumulate=1):
     torch.manual_seed(SEED)  # the same weights on every rank
     model = DistributedDataParallel(Net().double(), bucket_cap_mb=0.05)
-    torch.manual_seed(SEED + 1 + dist.get_rank())  # from here on chance means dropout
+    torch.manual_seed(SEED + 1 + dist.get_rank())  # from here on only dropout draws numbers
     optimizer = make_optimizer(model.parameters())
     data = read("train", 501)  # odd: one rank has a sample more, or the last is left out
     sampler = DistributedSampler(data, seed=SEED, drop_last=drop_last)
-    # A loader draws a number from its generator in each epoch, by default from the one that dropout uses.
+    # A loader draws a number from its generator in each epoch, by default from the one of dropout.
     loader = DataLoader(data, BATCH, sampler=sampler, generator=torch.Generator())
 
     losses = []
@@ -97,6 +98,6 @@ if __name__ == "__main__":
     train("adam, drop_last", adam, drop_last=True)
     train("sgd, 2 passes a step", sgd, accumulate=2)
     dist.destroy_process_group()
-    # Gloo's threads outlive the group, and abort an interpreter that ends beside them.
+    # Gloo's threads outlive the group, and abort an interpreter that ends while they run.
     sys.stdout.flush()
     os._exit(0)

@@ -1,5 +1,5 @@
-# A program in C++ and the one in Python that it ports, each on two processes that see nothing of the other
-# two: the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT FOLDER
+# Compares a program in C++ with the one in Python that it ports, each on two separate processes:
+# the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT FOLDER
 import subprocess
 import sys
 
@@ -28,7 +28,7 @@ for key, expected in pythons.items():
     if len(got) != len(expected) or not all(abs(a - b) <= TOLERANCE for a, b in zip(got, expected)):
         sys.exit(f"FAILED: {key}: expected {expected} within {TOLERANCE}, got {got}")
 
-# The comparison is worth something where training got somewhere, by different ways.
+# The comparison only counts if training made progress, and differently for each name.
 names = {key.split(":")[0] for key in pythons}
 steps = {name: [v for k, v in pythons.items() if k.startswith(f"{name}: step")] for name in names}
 for name, losses in steps.items():

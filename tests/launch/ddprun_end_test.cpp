@@ -1,4 +1,4 @@
-// How a job ends, and that nothing of it remains.
+// How a job ends, and that none of its processes remains.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-/// Waits a job out; fails the test when one of its processes, whose ids it has told, still runs.
+/// Waits for the end of a job; fails the test when a process whose id the job printed still runs.
 Ended wait_without_orphans(Process& job) {
   const Ended ended = job.wait();
   for (const int pid : numbers_after(ended.out, "pid ")) {
@@ -24,7 +24,7 @@ Ended wait_without_orphans(Process& job) {
   return ended;
 }
 
-/// Checks that processes end by themselves; does not leave them to the system when they do not.
+/// Checks that processes end by themselves; does not leave them running when they do not.
 void check_end(const std::vector<int>& pids) {
   for (const int pid : pids) {
     CAPTURE(pid);
@@ -34,7 +34,7 @@ void check_end(const std::vector<int>& pids) {
   }
 }
 
-/// What a rank told after "pid ".
+/// Returns the text that a rank printed after "pid ".
 std::string pid_of(const std::string& out, int rank) {
   const auto line = out.find("[" + std::to_string(rank) + "] ");
   return std::to_string(numbers_after(out.substr(line), "pid ").at(0));
@@ -61,7 +61,7 @@ TEST_CASE("a job whose last rank is stopped ends after the grace period", "[proc
                      ContainsText("ddprun: all other ranks have ended; killing " + rank));
 }
 
-TEST_CASE("a stopped rank may go on", "[process]") {
+TEST_CASE("a stopped rank may continue", "[process]") {
   ProcessOptions options;
   options.join_streams = true;
   Process job(
@@ -74,7 +74,7 @@ TEST_CASE("a stopped rank may go on", "[process]") {
   CHECK_THAT(ended.out, ContainsText("[1] awake"));
 }
 
-TEST_CASE("a caller that ignores SIGCHLD does not hide how the ranks ended", "[process]") {
+TEST_CASE("ranks' exit codes are reported even if the caller ignores SIGCHLD", "[process]") {
   ProcessOptions ignoring;
   ignoring.ignored_signals = {SIGCHLD};
   const Ended job = run(ddprun_sh({"-n", "2"}, "exit $((3 * RANK))"), ignoring);
@@ -86,7 +86,7 @@ TEST_CASE("a rank that fails is named with its code and ends the others", "[proc
   Process job(ddprun_sh({"-n", "3"}, "echo pid $$; [ $RANK = 1 ] && exit 3; exec sleep 1000"));
   const auto start = Clock::now();
   const Ended ended = wait_without_orphans(job);
-  CHECK(Clock::now() - start < 3s);  // no grace period is waited out
+  CHECK(Clock::now() - start < 3s);  // does not wait for the whole grace period
   CHECK(ended.code == 3);
   CHECK(
       ended.err == "ddprun: rank 1 (pid " + pid_of(ended.out, 1) +
@@ -103,7 +103,7 @@ TEST_CASE("a rank that a signal kills is named with the signal", "[process]") {
                        ") was killed by signal 9 (SIGKILL); ending the other 1 rank\n");
 }
 
-TEST_CASE("its last words come before the report", "[process]") {
+TEST_CASE("a failed rank's last output comes before the report of its failure", "[process]") {
   ProcessOptions options;
   options.join_streams = true;
   const Ended job =
@@ -117,7 +117,7 @@ TEST_CASE("its last words come before the report", "[process]") {
   }
 }
 
-TEST_CASE("the others may end in peace within the grace period", "[process]") {
+TEST_CASE("the other ranks may end by themselves within the grace period", "[process]") {
   Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((3 * RANK))"));
   job.read_until("pid ", 2);
   REQUIRE(::kill(std::stoi(pid_of(job.out(), 1)), SIGUSR1) == 0);
@@ -145,9 +145,9 @@ TEST_CASE("a rank that ignores SIGTERM is killed, all within 5 s", "[process]") 
           "ddprun: the grace period is over; killing rank 0 (pid " + pid_of(ended.out, 0) + ")"));
 }
 
-TEST_CASE("the rank that failed first is the one blamed, though others failed too", "[process]") {
-  // Rank 1 fails, and rank 0 because of it, all while ddprun is held: then it finds both dead, and
-  // rank 0, the older process, would come first.
+TEST_CASE("the rank that failed first is reported, though others failed too", "[process]") {
+  // Rank 1 fails, and rank 0 because of it, all while ddprun is stopped: then it finds both dead,
+  // and without the order of deaths, rank 0, the older process, would come first.
   Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1 $((10 + RANK))"));
   job.read_until("pid ", 2);
   const std::string rank_0 = pid_of(job.out(), 0);
@@ -168,7 +168,8 @@ TEST_CASE("the rank that failed first is the one blamed, though others failed to
   CHECK(first < second);
 }
 
-TEST_CASE("what the ranks leave running ends with the job, asked first", "[process]") {
+TEST_CASE(
+    "processes that the ranks leave running end with the job, by SIGTERM first", "[process]") {
   const std::string probe = SIGNAL_PROBE " 1 0 ";
   Process job(
       ddprun_sh({"-n", "1"}, "echo rank $$; " + probe + "& setsid " + probe + "& exec " + probe));
@@ -184,7 +185,7 @@ TEST_CASE("no rank is left even when both of ddprun's processes are killed at on
   Process job(ddprun_sh({"-n", "2"}, "exec " SIGNAL_PROBE " 1000 0"));
   job.read_until("pid ", 2);
   const auto pids = numbers_after(job.out(), " pid ");
-  job.send(SIGSTOP);  // so that it cannot see the other one die
+  job.send(SIGSTOP);  // so that it cannot react to the other one's death
   REQUIRE(::kill(numbers_after(job.out(), "parent ").at(0), SIGKILL) == 0);
   job.send(SIGKILL);
   check_end(pids);
@@ -192,7 +193,7 @@ TEST_CASE("no rank is left even when both of ddprun's processes are killed at on
 }
 
 TEST_CASE("no orphan is left when ddprun is killed", "[process]") {
-  // Ranks that ignore what can be ignored, with a child in their group and one that left it.
+  // Ranks that ignore every signal they can, with a child in their group and one outside of it.
   const std::string script =
       "trap '' TERM INT HUP; sleep 1000 & echo pid $!; setsid sleep 1001 & echo pid $!; "
       "echo supervisor $PPID; echo pid $$; while :; do sleep 1002; done";
@@ -208,7 +209,7 @@ TEST_CASE("no orphan is left when ddprun is killed", "[process]") {
     check_end(pids);
     CHECK(job.wait().code == -SIGKILL);
   }
-  SECTION("the process behind it") {
+  SECTION("the process that runs the job") {
     REQUIRE(::kill(supervisor, SIGKILL) == 0);
     check_end(pids);
     const Ended ended = job.wait();

@@ -1,4 +1,4 @@
-// Several hosts that restart together: as many ddpruns on the loopback device.
+// Several hosts that restart together: several ddpruns on the loopback device.
 #include <csignal>
 #include <set>
 #include <string>
@@ -18,7 +18,7 @@ namespace {
 const std::string kSayPlace =
     "echo attempt $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE port $MASTER_PORT; ";
 
-/// One of two hosts with two ranks each.
+/// The command of one of two hosts with two ranks each.
 std::vector<std::string> host(
     int node, const ReservedPort& endpoint, const std::string& restarts,
     const std::string& script) {
@@ -35,7 +35,7 @@ TEST_CASE("after a failure the ranks of all hosts start again, with another port
   // Ranks of the host that does not fail would run for ever.
   const std::string script =
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 3 ] && exit 5; exec sleep 100";
-  Process second(host(1, endpoint, "2", script));  // before there is a node 0
+  Process second(host(1, endpoint, "2", script));  // before node 0 exists
   Process first(host(0, endpoint, "2", script));
   const Ended a = first.wait();
   const Ended b = second.wait();
@@ -90,7 +90,7 @@ TEST_CASE("a ddprun that is ended ends the job on all hosts", "[process]") {
                     std::to_string(128 + signal) + "\n"));
 }
 
-TEST_CASE("a ddprun that is gone without a word ends the job on all hosts", "[process]") {
+TEST_CASE("a ddprun that is killed ends the job on all hosts", "[process]") {
   const int lost = GENERATE(0, 1);
   CAPTURE(lost);
   const ReservedPort endpoint;
@@ -110,7 +110,7 @@ TEST_CASE("a ddprun that is gone without a word ends the job on all hosts", "[pr
                               : "ddprun: the ddprun of node 1 is gone\n"));
 }
 
-TEST_CASE("strangers and hosts that do not fit are refused, and the job goes on", "[process]") {
+TEST_CASE("strangers and hosts that do not fit are refused, and the job continues", "[process]") {
   const ReservedPort endpoint;
   Process first(host(0, endpoint, "1", "exit 0"));
   ddp::launch::LineSocket stranger;

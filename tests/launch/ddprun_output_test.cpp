@@ -1,4 +1,4 @@
-// What becomes of the ranks' output.
+// How ddprun passes on the ranks' output.
 #include <csignal>
 #include <map>
 #include <sstream>
@@ -21,19 +21,19 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-TEST_CASE("stdout and stderr go their own ways, prefixed", "[process]") {
+TEST_CASE("stdout and stderr stay separate, with prefixes", "[process]") {
   const Ended job = run(ddprun_sh({"-n", "1"}, "echo out; echo err >&2; printf 'no newline'"));
   CHECK(job.code == 0);
   CHECK(job.out == "[0] out\n[0] no newline\n");
   CHECK(job.err == "[0] err\n");
 }
 
-TEST_CASE("lines of ranks that speak all at once stay whole and in order", "[process]") {
+TEST_CASE("lines of ranks that write at the same time stay whole and in order", "[process]") {
   constexpr int kRanks = 4;
   constexpr int kLines = 2000;
   ProcessOptions options;
   options.join_streams = GENERATE(false, true);
-  // Long enough that a line often straddles two reads; half of them go to stderr.
+  // Long enough that a line often spans two reads; half of the lines go to stderr.
   const Ended job =
       run(ddprun_sh(
               {"-n", std::to_string(kRanks)},
@@ -72,7 +72,7 @@ TEST_CASE("a line of 8 MB passes whole, from every rank", "[process]") {
 }
 
 TEST_CASE("endless output without a newline neither blocks nor stays in memory", "[process]") {
-  // Then ddprun's own peak: it holds 16 MiB of a line, and again on its way out.
+  // Prints ddprun's own peak: it holds 16 MiB of a line, and again while writing it.
   const Ended job =
       run(ddprun_sh({"-n", "1"}, "head -c 100000000 /dev/zero; grep VmHWM /proc/$PPID/status"));
   CHECK(job.code == 0);
@@ -82,7 +82,7 @@ TEST_CASE("endless output without a newline neither blocks nor stays in memory",
   if (!kSanitized) CHECK(peak_kb.at(0) < 70000);
 }
 
-TEST_CASE("any byte passes but for escape sequences", "[process]") {
+TEST_CASE("every byte passes except escape sequences", "[process]") {
   const Ended job = run(ddprun_sh({"-n", "1"}, "printf 'a\\000\\377\\t\\004\\003b\\r\\n'"));
   CHECK(
       job.out == std::string(
@@ -101,7 +101,7 @@ TEST_CASE(
   CHECK(job.out() == "[0] \r[0] 10%\r[0] 20%\r");
 }
 
-TEST_CASE("--no-prefix hands over ddprun's own output", "[process]") {
+TEST_CASE("--no-prefix gives the ranks ddprun's own output", "[process]") {
   const Ended job =
       run(ddprun_sh({"-n", "2", "--no-prefix"}, "echo out; readlink /proc/self/fd/1 >&2"));
   CHECK(job.code == 0);
@@ -111,7 +111,7 @@ TEST_CASE("--no-prefix hands over ddprun's own output", "[process]") {
   CHECK(pipes[0] == pipes[1]);
 }
 
-TEST_CASE("when nobody reads any more, the job ends", "[process]") {
+TEST_CASE("the job ends when its output has no reader any more", "[process]") {
   Process job(ddprun_sh({"-n", "2"}, "echo pid $$; while :; do echo more; done"));
   job.read_until("pid ", 2);
   const auto pids = numbers_after(job.out(), "pid ");
@@ -125,7 +125,7 @@ TEST_CASE("when nobody reads any more, the job ends", "[process]") {
 }
 
 TEST_CASE("a reader that stalls does not keep a failed job alive", "[process]") {
-  // Rank 0 fills every buffer up to this test, which stops reading; rank 1 fails on a signal.
+  // Rank 0 fills all buffers up to this test, which stops reading; rank 1 fails on a signal.
   Process job(ddprun_sh(
       {"-n", "2"}, "[ $RANK = 1 ] && exec " SIGNAL_PROBE " 1 7; echo flood pid $$; exec yes"));
   job.read_until("parent ");

@@ -1,4 +1,4 @@
-// What a rank finds when it starts.
+// The environment, descriptors and signals with which a rank starts.
 #include <string>
 #include <vector>
 
@@ -9,7 +9,7 @@
 using namespace ddp::testing;
 using Lines = std::vector<std::string>;
 
-TEST_CASE("ranks find their place in the environment", "[process]") {
+TEST_CASE("a rank's environment names its rank, the world and the master", "[process]") {
   const std::string script =
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $KEPT";
   ProcessOptions options;
@@ -38,7 +38,7 @@ TEST_CASE("OMP_NUM_THREADS is the user's, or an even share", "[process]") {
   unset.environment = {"OMP_NUM_THREADS"};
   const auto shares = numbers_after(
       run(ddprun_sh({"-n", "1"}, "echo omp $OMP_NUM_THREADS of $(nproc)"), unset).out, "omp ");
-  const auto cores = numbers_after(run({"nproc"}, unset).out, "");  // nproc reads it as well
+  const auto cores = numbers_after(run({"nproc"}, unset).out, "");  // nproc reads the variable, too
   REQUIRE(shares.size() == 1);
   CHECK(shares[0] == cores.at(0));
 
@@ -50,7 +50,7 @@ TEST_CASE("OMP_NUM_THREADS is the user's, or an even share", "[process]") {
       "[0] 3\n");
 }
 
-TEST_CASE("rank 0 reads standard input, the others find none", "[process]") {
+TEST_CASE("rank 0 reads standard input, the others have an empty one", "[process]") {
   ProcessOptions options;
   options.input = "typed\n";
   const Ended job =
@@ -67,14 +67,14 @@ TEST_CASE("a rank starts with clean signals and no descriptors of ddprun's", "[p
   CHECK_THAT(without_ddprun.out, ContainsText("SigBlk:\t0000000000000000"));
   CHECK_THAT(without_ddprun.out, ContainsText("SigIgn:\t0000000000000000"));
   CHECK(run(ddprun_sh({"-n", "1", "--no-prefix"}, script)).out == without_ddprun.out);
-  // Of several ranks, the last started could inherit the most.
+  // Checks the last of several ranks, which could inherit the most.
   Lines of_last =
       sorted_lines(run(ddprun_sh({"-n", "3"}, "[ $RANK != 2 ] || { " + script + "; }")).out);
   for (auto& line : of_last) line.erase(0, std::string("[2] ").size());
   CHECK(of_last == sorted_lines(without_ddprun.out));
 }
 
-TEST_CASE("a rank leads a session and a process group of its own", "[process]") {
+TEST_CASE("a rank leads its own session and process group", "[process]") {
   const Ended job = run(ddprun_sh(
       {"-n", "2"},
       "read -r pid name state parent group session rest < /proc/self/stat; "

@@ -1,4 +1,4 @@
-// Ranks that start again together, and what is kept of their output.
+// Ranks that start again together, and the logs of their output.
 #include <csignal>
 #include <fstream>
 #include <sstream>
@@ -29,7 +29,7 @@ std::string contents_of(const std::string& file) {
 }  // namespace
 
 TEST_CASE("after a failure all ranks start again, and restarts are counted", "[process]") {
-  // Rank 0 would run for ever: it is ended, too, once it has spoken.
+  // Rank 0 would run for ever: ddprun ends it, too, after its line.
   const TemporaryFolder folder;
   const std::string spoken = folder.file("spoken");
   const Ended job = run(ddprun_sh(
@@ -73,7 +73,7 @@ TEST_CASE("a crash is restarted, a signal to ddprun is not", "[process]") {
 }
 
 TEST_CASE("a signal while the ranks of a failed attempt end stops the restarts", "[process]") {
-  // Rank 0 ends at its second signal: ddprun's own, and then the test's.
+  // Rank 0 ends at its second signal: the first is ddprun's own, the second the test's.
   Process job(ddprun_sh(
       {"-n", "2", "--max-restarts", "5"},
       kSayAttempt + "[ $RANK = 1 ] && { sleep 0.2; exit 5; }; trap 'echo ending; trap \"exit 0\" "
@@ -118,7 +118,7 @@ TEST_CASE("a log that cannot be made is one clear error", "[process][errors]") {
                             "directory\n"));
 }
 
-TEST_CASE("a log without space left is said, and the job goes on", "[process][errors]") {
+TEST_CASE("a full disk of a log is reported, and the job continues", "[process][errors]") {
   const TemporaryFolder folder;
   const auto attempt = folder.path() + "/attempt_0";
   REQUIRE(::mkdir(attempt.c_str(), 0777) == 0);

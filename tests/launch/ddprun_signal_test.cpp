@@ -1,4 +1,4 @@
-// What ddprun does with the signals that it gets.
+// How ddprun reacts to signals.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -42,8 +42,8 @@ TEST_CASE("a signal reaches every rank and decides the exit code", "[process]") 
   check_gone(numbers_after(ended.out, "pid "));
 }
 
-TEST_CASE("it reaches a rank's children, each once", "[process]") {
-  // One in the rank's group, one that left it, and one that left it and has lost its parent.
+TEST_CASE("a signal reaches the children of a rank, each once", "[process]") {
+  // One child in the rank's group, one outside of it, and one outside that has lost its parent.
   const std::string probe = SIGNAL_PROBE " 1000 0 & ";
   Process job(ddprun_sh(
       {"-n", "1"}, "trap : TERM; " + probe + "setsid " + probe + "(setsid " + probe +
@@ -69,7 +69,7 @@ TEST_CASE("ranks that ignore a signal are killed after the grace period", "[proc
   check_gone(numbers_after(ended.out, "pid "));
 }
 
-TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "[process]") {
+TEST_CASE("a second SIGINT kills at once, a second SIGTERM does not", "[process]") {
   Process job(ddprun_sh({"-n", "2", "--grace", "1000"}, kGoesOn));
   job.read_until("pid ", 2);
   const int first = GENERATE(SIGINT, SIGTERM);
@@ -87,7 +87,7 @@ TEST_CASE("a second SIGINT kills without more ado, a second SIGTERM does not", "
 TEST_CASE("SIGUSR1 and SIGUSR2 reach every rank and end nothing", "[process]") {
   const int signal = GENERATE(SIGUSR1, SIGUSR2);
   const std::string name = ddp::launch::signal_name(signal);
-  // No rank has the time that an ending job would have. Each ends at its second signal.
+  // Without a grace period, an ending job would kill the ranks. Each ends at its second signal.
   Process job(ddprun_sh({"-n", "2", "--grace", "0"}, "exec " SIGNAL_PROBE " 2 0"));
   job.read_until("pid ", 2);
   job.send(signal);
@@ -102,7 +102,7 @@ TEST_CASE("SIGUSR1 and SIGUSR2 reach every rank and end nothing", "[process]") {
 }
 
 TEST_CASE("SIGUSR1 does not cut off output that is still to be written", "[process]") {
-  // More than this test's pipe holds, and less than ddprun would hold the rank back for.
+  // More bytes than this test's pipe holds, and fewer than make ddprun stop reading the rank.
   Process job(ddprun_sh({"-n", "1"}, "echo pid $$; head -c 500000 /dev/zero"));
   job.read_until("pid ");
   const int rank = numbers_after(job.out(), "pid ").at(0);
@@ -124,7 +124,7 @@ TEST_CASE("a rank that SIGUSR1 kills has failed", "[process]") {
   check_gone(numbers_after(ended.out, "pid "));
 }
 
-TEST_CASE("signals that the caller ignores for all pass unnoticed", "[process]") {
+TEST_CASE("ddprun and its ranks ignore the signals that the caller ignores", "[process]") {
   ProcessOptions ignoring;
   ignoring.ignored_signals = {SIGUSR1, SIGUSR2};
   Process job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), ignoring);
@@ -138,7 +138,7 @@ TEST_CASE("signals that the caller ignores for all pass unnoticed", "[process]")
   CHECK(ended.err == "ddprun: got SIGTERM; passing it on to 1 rank\n");
 }
 
-TEST_CASE("under nohup a hangup passes unnoticed", "[process]") {
+TEST_CASE("nohup makes ddprun and its ranks ignore a hangup", "[process]") {
   ProcessOptions nohup;
   nohup.ignored_signals = {SIGHUP};
   Process job(ddprun_sh({"-n", "1"}, "grep SigIgn /proc/self/status; " + kEndsAtFirst), nohup);

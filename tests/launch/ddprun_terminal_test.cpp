@@ -1,4 +1,4 @@
-// Ranks write to terminals: what appears when, and what of it a file gets.
+// Ranks write to pseudo-terminals: when lines appear, and what a file gets of them.
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -16,7 +16,7 @@ using namespace ddp::testing;
 
 namespace {
 
-/// A folder for the files by which probes tell that they have written.
+/// A folder for the files that probes create after they have written.
 class Marks {
  public:
   Marks() {
@@ -34,7 +34,7 @@ class Marks {
   std::string folder_;
 };
 
-/// Containers may be without /dev/pts; ddprun falls back to pipes there.
+/// Containers may lack /dev/pts; ddprun falls back to pipes there.
 bool are_there_terminals() {
   const bool there = ddp::launch::make_pseudo_terminal().has_value();
   if (!there) WARN("not tried: this system has no pseudo-terminals");
@@ -50,7 +50,7 @@ ProcessOptions on_terminal(int columns) {
 
 }  // namespace
 
-TEST_CASE("a rank's lines appear while it goes on", "[process]") {
+TEST_CASE("a rank's lines appear while it runs", "[process]") {
   if (!are_there_terminals()) return;
   const Marks marks;
   auto options = GENERATE(ProcessOptions(), on_terminal(80));
@@ -65,7 +65,7 @@ TEST_CASE("no line of any rank is lost with a crash", "[process]") {
   const Marks marks;
   const std::string end = GENERATE("abort", "segv", "kill", "exit");
   CAPTURE(end);
-  // Rank 1 crashes when rank 0 has written, which SIGTERM ends then.
+  // Rank 1 crashes after rank 0 has written; SIGTERM then ends rank 0.
   const Ended job = run(ddprun_sh(
       {"-n", "2"}, "[ $RANK = 0 ] && exec " LINE_PROBE " " + marks.of("0") +
                        " wait; while ! [ -e " + marks.of("0") +
@@ -78,7 +78,7 @@ TEST_CASE("no line of any rank is lost with a crash", "[process]") {
   }
 }
 
-TEST_CASE("ranks see a terminal as wide as a line behind its prefix", "[process]") {
+TEST_CASE("a rank's terminal is as wide as ddprun's less the prefix", "[process]") {
   if (!are_there_terminals()) return;
   auto options = on_terminal(100);
   Process job(
@@ -88,7 +88,7 @@ TEST_CASE("ranks see a terminal as wide as a line behind its prefix", "[process]
   CHECK(ended.out == "[0] 25 96\n[0] \x1b[1mbold\x1b[0m\n");
 }
 
-TEST_CASE("a terminal that becomes wider does for the ranks", "[process]") {
+TEST_CASE("the ranks' terminals become wider with ddprun's", "[process]") {
   if (!are_there_terminals()) return;
   Process job(
       ddprun_sh({"-n", "1"}, "echo ready; until stty size <&2 | grep -w 196; do sleep 0.01; done"),

@@ -1,5 +1,5 @@
-"""Agents of torchrun join and leave while mnist trains: it goes on from its last checkpoint with as
-many ranks as there are, and learns what it learns undisturbed.
+"""Agents of torchrun join and leave while mnist trains: it continues from its last checkpoint with
+the present number of ranks, and reaches the accuracy of an undisturbed run.
 
 elastic_test.py TORCHRUN MNIST. Exit code 77: skipped, no torchrun is usable here.
 """
@@ -75,14 +75,14 @@ class Agent:
             return log.read()
 
     def kill(self):
-        """As a host that loses its power."""
+        """Kills the agent as a power failure of its host would."""
         for pid in reversed(descendants(self.process.pid)):
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
 def worlds():
-    """How many ranks each start had, as rank 0 says, on whichever host it is."""
+    """Returns the number of ranks of each start, from rank 0's log on whichever host it is."""
     starts = []
     for agent in agents:
         starts += re.findall(r"(\d) ranks?, cpu.*\nresumed after step (\d+)", agent.log())

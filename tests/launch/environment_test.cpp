@@ -45,7 +45,7 @@ TEST_CASE("ranks are numbered through all hosts without a gap", "[pure]") {
   CHECK(ranks == std::vector<int>{0, 1, 2, 3, 4, 5});
 }
 
-TEST_CASE("what is inherited stays, unless it speaks of another job", "[pure]") {
+TEST_CASE("inherited variables stay, except those of another job", "[pure]") {
   const Environment inherited = {
       "PATH=/bin",
       "RANK=7",
@@ -77,4 +77,4 @@ TEST_CASE("OMP_NUM_THREADS: the option, else the user's, else a share of the cor
   CHECK(omp_threads(options, "7", 8) == "3");
 }
 
-TEST_CASE("there is a core to run on", "[pure]") { CHECK(usable_cores() >= 1); }
+TEST_CASE("there is at least one usable core", "[pure]") { CHECK(usable_cores() >= 1); }

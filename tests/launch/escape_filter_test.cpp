@@ -16,7 +16,7 @@ std::string plain(const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("escape sequences are taken out, and nothing else", "[pure]") {
+TEST_CASE("escape sequences are removed, and nothing else", "[pure]") {
   CHECK(plain("\x1b[1;31mred\x1b[0m\n") == "red\n");
   CHECK(plain("\x1b[2K\x1b[1Gback") == "back");
   CHECK(
@@ -28,7 +28,7 @@ TEST_CASE("escape sequences are taken out, and nothing else", "[pure]") {
   CHECK(plain(bytes) == bytes);
 }
 
-TEST_CASE("a sequence that is never ended takes no further line with it", "[pure]") {
+TEST_CASE("a sequence without an end removes only the rest of its line", "[pure]") {
   CHECK(plain("a\x1b[12\nb\n") == "a\nb\n");
   CHECK(plain("a\x1b]0;title\nb\n") == "a\nb\n");
   CHECK(plain("a\x1b") == "a");

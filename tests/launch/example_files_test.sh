@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# example_files_test.sh FOLDER MPIRUN PROBE DDPRUN: the files of examples/launch start the ranks they
-# say. Open MPI's with mpirun; SLURM's with stand-ins for srun and scontrol that set what SLURM's
-# manual says; of Kubernetes' only what ddprun is told.
+# example_files_test.sh FOLDER MPIRUN PROBE DDPRUN: the files of examples/launch start the ranks
+# that they describe. Open MPI's is run with mpirun; SLURM's with stand-ins for srun and scontrol
+# that set the variables of SLURM's manual; for Kubernetes, only ddprun's arguments are checked.
 set -euo pipefail
 folder=$1 mpirun=$2 probe=$3 ddprun=$4
 
@@ -35,7 +35,7 @@ else
   echo "not tried: openmpi.sh, no Open MPI is installed"
 fi
 
-# A task for each of 4 numbers on one node, or one on each of two nodes.
+# Starts a task for each of 4 numbers on one node, or one task on each of two nodes.
 cat >"$work/srun" <<'END'
 #!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
@@ -60,7 +60,7 @@ output=$(TASKS=2 SLURM_JOB_ID=$((JOB + 1)) SLURM_JOB_NODELIST=localhost \
   bash "$folder/slurm_ddprun.sbatch" "$probe" 2>&1) || fail "slurm_ddprun.sbatch: $output"
 expect_ranks slurm_ddprun.sbatch 8 "$output"
 
-# The arguments in kubernetes.yaml, of a pod whose number stands in place of the variable.
+# The arguments in kubernetes.yaml, with a pod's number in place of the variable.
 mapfile -t arguments < <(sed -n '/ args:/,/ env:/s/^ *- "\(.*\)"$/\1/p' "$folder/kubernetes.yaml" |
   sed 's/\$(JOB_COMPLETION_INDEX)/0/; s/train-0.train:29500/localhost:29501/')
 [[ ${#arguments[@]} == 13 ]] || fail "kubernetes.yaml: expected 13 arguments, got ${arguments[*]}"

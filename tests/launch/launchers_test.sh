@@ -1,7 +1,7 @@
 #!/bin/sh
 # launchers_test.sh LAUNCHER PATH PROBE: runs PROBE (world_probe) on two ranks under LAUNCHER
-# (ddprun, torchrun or mpirun) and checks that they found each other. Nothing is set for it but
-# what the launcher sets. PATH is the launcher's, or ends in NOTFOUND.
+# (ddprun, torchrun or mpirun) and checks that they form one world. The launcher alone sets their
+# variables. PATH is the launcher's, or ends in NOTFOUND.
 # Exit code: 0 as expected, 1 not, 77 skipped because the launcher is not usable here.
 set -u
 launcher=$1 path=$2 probe=$3
@@ -33,7 +33,7 @@ echo "\$ $*"
 output=$("$@" 2>&1)
 code=$?
 printf '%s\n' "$output"
-# The wheel may lie there without the packages that its Python part needs.
+# The wheel may be installed without the packages that its Python part needs.
 if [ "$launcher" = torchrun ] && [ "$code" -ne 0 ] && ! "$path" --help >/dev/null 2>&1; then
   skip "$path does not run"
 fi

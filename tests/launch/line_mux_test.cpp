@@ -11,7 +11,7 @@ using ddp::launch::LineMux;
 
 namespace {
 
-/// A mux of two sources, and all that came out of it.
+/// A mux of two sources, and all output of it.
 struct TwoRanks {
   explicit TwoRanks(size_t max_held = LineMux::kMaxHeld)
       : TwoRanks(LineMux::For::Terminal, max_held) {}
@@ -46,7 +46,7 @@ TEST_CASE("a line that comes in parts leaves whole", "[pure]") {
   CHECK(ranks.out == "[1] other\n");
   CHECK(ranks.feed(0, "\nrest").out == "[1] other\n[0] begin\n");
   CHECK(ranks.finish(0).out == "[1] other\n[0] begin\n[0] rest\n");
-  // A rank's children may write on after its end.
+  // A rank's children may write after its end.
   CHECK(ranks.feed(0, "child\n").out == "[1] other\n[0] begin\n[0] rest\n[0] child\n");
 }
 
@@ -57,9 +57,9 @@ TEST_CASE("bytes pass unchanged", "[pure]") {
   CHECK(TwoRanks().feed(0, "dos\r").feed(0, "\n").out == "[0] dos\r\n");
 }
 
-TEST_CASE("a progress bar's frames leave as they come", "[pure]") {
+TEST_CASE("a progress bar's frames are written as they come", "[pure]") {
   CHECK(TwoRanks().feed(0, "10%\r20%\r30%").out == "[0] 10%\r[0] 20%\r");
-  // A frame that stands at a read's end waits for the byte that tells it from "\r\n".
+  // A frame at the end of a read waits for the byte that distinguishes it from "\r\n".
   CHECK(TwoRanks().feed(0, "10%\r").feed(0, "20%\r").out == "[0] 10%\r");
   CHECK(TwoRanks().feed(0, "10%\r").finish(0).out == "[0] 10%\r\n");
 }
@@ -74,13 +74,13 @@ TEST_CASE("a file gets the last frame of each line, and no escape sequence", "[p
   CHECK(TwoRanks(For::File).feed(0, "10%\r").feed(1, "x\n").out == "[1] x\n");
 }
 
-TEST_CASE("another rank's line never lands in an open bar", "[pure]") {
+TEST_CASE("another rank's line is never written into an open bar", "[pure]") {
   TwoRanks ranks;
   ranks.feed(0, "10%\r20%").feed(1, "hello\n").feed(0, "\rdone\n");
   CHECK(ranks.out == "[0] 10%\r\n[1] hello\n[0] 20%\r[0] done\n");
 }
 
-TEST_CASE("an overlong line stays whole while nobody else speaks", "[pure]") {
+TEST_CASE("an overlong line stays whole while no other rank writes", "[pure]") {
   TwoRanks ranks(/*max_held=*/4);
   ranks.feed(0, "abcd");
   CHECK(ranks.out.empty());
@@ -88,7 +88,7 @@ TEST_CASE("an overlong line stays whole while nobody else speaks", "[pure]") {
   CHECK(ranks.out == "[0] abcdefghijkl\n[0] m\n");
 }
 
-TEST_CASE("an overlong line is broken, with prefixes, where another rank speaks", "[pure]") {
+TEST_CASE("an overlong line is broken, with prefixes, when another rank writes", "[pure]") {
   TwoRanks ranks(/*max_held=*/4);
   ranks.feed(0, "abcdef").feed(1, "x\n").feed(0, "gh\n");
   CHECK(ranks.out == "[0] abcdef\n[1] x\n[0] gh\n");
@@ -98,7 +98,7 @@ TEST_CASE("an overlong line is broken, with prefixes, where another rank speaks"
   CHECK(both.out == "[0] aaaaaa\n[1] bbbbbb\n");
 }
 
-TEST_CASE("however the bytes are cut, the lines come out the same", "[pure]") {
+TEST_CASE("the lines do not depend on how the bytes are split", "[pure]") {
   std::mt19937 random(GENERATE(range(0, 50)));
   const std::string input = "one\ntwo\r\n\n25%\r50%\r\rthree, a longer one\nlast";
   const std::string whole = TwoRanks().feed(0, input).finish(0).out;
@@ -113,7 +113,7 @@ TEST_CASE("however the bytes are cut, the lines come out the same", "[pure]") {
 }
 
 TEST_CASE(
-    "random talk of several ranks: whole lines, in each rank's order, no byte lost", "[pure]") {
+    "random output of several ranks: whole lines, in each rank's order, no byte lost", "[pure]") {
   std::mt19937 random(GENERATE(range(0, 20)));
   constexpr int kRanks = 4;
   LineMux mux;

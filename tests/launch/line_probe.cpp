@@ -1,5 +1,5 @@
-// Writes two lines as C++ programs do, without a flush, says with a file that it has, and then ends
-// in the way that its argument names, or waits. usage: line_probe MARK wait|abort|segv|kill|exit
+// Writes two lines as C++ programs do, without a flush, creates a file to show that it has, and
+// then ends in the way of its argument, or waits. usage: line_probe MARK wait|abort|segv|kill|exit
 #include <csignal>
 #include <cstdlib>
 #include <fstream>

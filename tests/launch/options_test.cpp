@@ -37,7 +37,7 @@ struct Parse {
 
 }  // namespace
 
-TEST_CASE("the program begins at the first word that is no option", "[pure]") {
+TEST_CASE("the program begins at the first word that is not an option", "[pure]") {
   const Words expected = {"./train", "-n", "3", "--help", "--", "x"};
   CHECK(Parse({"-n", "2", "./train", "-n", "3", "--help", "--", "x"}).options.command == expected);
   CHECK(
@@ -65,7 +65,7 @@ TEST_CASE("one host is the default, standalone or not", "[pure]") {
   }
 }
 
-TEST_CASE("every option arrives", "[pure]") {
+TEST_CASE("every option reaches LaunchOptions", "[pure]") {
   const Parse parse(
       {"-n", "8", "--nnodes", "3", "--node-rank", "2", "--master-addr", "host0", "--master-port",
        "29500", "--omp-threads", "4", "--grace", "0.25", "--no-prefix", "p"});
@@ -138,7 +138,7 @@ TEST_CASE("a bad command line is refused with code 2 and says what was expected"
   }
 }
 
-TEST_CASE("--help explains every option and --version tells it", "[pure]") {
+TEST_CASE("--help lists every option and --version prints the version", "[pure]") {
   const Parse help({"--help"});
   CHECK_FALSE(help.accepted);
   CHECK(help.exit_code == 0);

@@ -20,7 +20,7 @@ void write_to(const Fd& fd, std::string_view text) {
   REQUIRE(::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
 }
 
-/// Plays the reader of `pipe`, until all is written.
+/// Reads `pipe` until all is written.
 std::string read_all(Output& output, const Pipe& pipe) {
   std::string received;
   char buffer[10000];
@@ -35,12 +35,12 @@ std::string read_all(Output& output, const Pipe& pipe) {
 
 }  // namespace
 
-TEST_CASE("a rank's last words come before its report, even to a slow reader", "[process]") {
+TEST_CASE("a rank's last output comes before its report, even with a slow reader", "[process]") {
   Pipe pipe = make_pipe();
   ddp::launch::set_nonblocking(pipe.read);
   Output output(pipe.write.get(), pipe.write.get());
   const auto ends = output.add_rank(7);
-  // Until nothing takes any more: ddprun holds back, and does not even look at stderr.
+  // Fills the pipe until nothing is read any more: ddprun then stops reading, also from stderr.
   ddp::launch::set_nonblocking(ends.out);
   const std::string line = std::string(10000, '.') + "\n";
   size_t written = 0;

@@ -21,6 +21,6 @@ TEST_CASE("a child's status is taken once it has ended", "[process]") {
   CHECK(WTERMSIG(reap(child, 0).value()) == SIGKILL);
 }
 
-TEST_CASE("a process that is no child has no status to take", "[process][errors]") {
+TEST_CASE("a process that is not a child has no status to take", "[process][errors]") {
   CHECK_THROWS_AS(reap(::getppid(), 0), std::system_error);
 }

@@ -1,4 +1,4 @@
-// The harness itself: what a job wrote, and that nothing stays behind a test that fails.
+// The harness itself: the output of a job, and that a failing test leaves no process running.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -40,8 +40,8 @@ void check_gone_soon(const std::vector<int>& pids) {
 
 }  // namespace
 
-TEST_CASE("a job's lines come apart by rank", "[process]") {
-  // Rank 1's end would cut rank 0 off: it waits for a file, named after the parent they share.
+TEST_CASE("a job's lines are sorted by rank", "[process]") {
+  // Rank 1's failure would end rank 0: it waits for a file, named after the parent they share.
   const auto script =
       "echo; echo $RANK of $0 >&2; done=/tmp/ddp-test-$PPID; [ $RANK = 1 ] || exec touch $done; "
       "until [ -e $done ]; do sleep 0.01; done; rm $done; exit 7";
@@ -66,7 +66,7 @@ TEST_CASE("a job that takes too long names the rank that is stuck", "[process][e
   CHECK_THAT(error, ContainsText("[1] pid "));
 }
 
-TEST_CASE("a program that is no rank is named with its id", "[process][errors]") {
+TEST_CASE("a program that is not a rank is named with its id", "[process][errors]") {
   Process program({"sleep", "1000"}, impatient());
   REQUIRE(eventually([&] { return ::kill(program.pid(), 0) == 0; }));
   CHECK_THAT(
@@ -74,7 +74,7 @@ TEST_CASE("a program that is no rank is named with its id", "[process][errors]")
       ContainsText("time it had: sleep (pid " + std::to_string(program.pid()) + ")"));
 }
 
-TEST_CASE("a job is ended with all that it started, though ddprun does not do it", "[process]") {
+TEST_CASE("a job is ended with all its processes, even if ddprun does not end it", "[process]") {
   std::vector<int> pids;
   {
     const std::string probe = "exec " SIGNAL_PROBE " 1000 0";
@@ -83,7 +83,7 @@ TEST_CASE("a job is ended with all that it started, though ddprun does not do it
     job.read_until("pid ", 4);
     pids = numbers_after(job.out(), " pid ");
     const int supervisor = numbers_after(job.out(), "supervisor ").at(0);
-    // Stopped, it cannot end the ranks.
+    // A stopped ddprun cannot end the ranks.
     REQUIRE(::kill(supervisor, SIGSTOP) == 0);
     pids.push_back(supervisor);
   }

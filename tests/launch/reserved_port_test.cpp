@@ -14,7 +14,7 @@ using ddp::launch::ReservedPort;
 
 namespace {
 
-/// Binds to `port` of all (or only the loopback) IPv4 addresses and listens; 0 or errno.
+/// Binds to `port` of all (or only the loopback) IPv4 addresses and listens; returns 0 or errno.
 int listen_on(int port, bool reuse, in_addr_t address) {
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = reuse ? 1 : 0;
@@ -29,7 +29,7 @@ int listen_on(int port, bool reuse, in_addr_t address) {
 
 }  // namespace
 
-TEST_CASE("a reserved port is nobody else's, but a store can still listen on it", "[process]") {
+TEST_CASE("no other process gets a reserved port, but a store can listen on it", "[process]") {
   const auto address = GENERATE(INADDR_ANY, INADDR_LOOPBACK);
   int port = 0;
   {
@@ -39,7 +39,7 @@ TEST_CASE("a reserved port is nobody else's, but a store can still listen on it"
     REQUIRE(port > 0);
     CHECK(listen_on(port, /*reuse=*/false, address) == EADDRINUSE);
     CHECK(listen_on(port, /*reuse=*/true, address) == 0);
-    CHECK(listen_on(port, /*reuse=*/true, address) == 0);  // and once more, after a restart
+    CHECK(listen_on(port, /*reuse=*/true, address) == 0);  // a second time, as after a restart
   }
   CHECK(listen_on(port, /*reuse=*/false, address) == 0);
 }

@@ -1,5 +1,5 @@
-// signal_probe COUNT CODE: tells its pid, waits for COUNT signals, tells each, and exits with CODE.
-// A shell would lose a signal that comes while it forks; this waits for it.
+// signal_probe COUNT CODE: prints its pid, waits for COUNT signals, prints each, and exits with
+// CODE. A shell would lose a signal that comes while it forks; this program waits for it.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

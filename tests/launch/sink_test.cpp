@@ -13,7 +13,8 @@ using ddp::launch::make_pipe;
 using ddp::launch::Pipe;
 using ddp::launch::Sink;
 
-TEST_CASE("a sink writes what its reader takes, and says when it has too much", "[process]") {
+TEST_CASE(
+    "a sink writes as much as its reader takes, and reports when it has too much", "[process]") {
   Pipe pipe = make_pipe();
   ddp::launch::set_nonblocking(pipe.read);
   Sink sink(pipe.write.get());
@@ -23,7 +24,7 @@ TEST_CASE("a sink writes what its reader takes, and says when it has too much", 
     REQUIRE(expected.size() < (size_t{4} << 20));
     const std::string line = std::to_string(expected.size()) + std::string(1000, '.') + "\n";
     sink.feed(source, line);
-    sink.write_ready();  // returns although nobody reads
+    sink.write_ready();  // returns although the reader does not read
     expected += "> " + line;
   }
   CHECK(expected.size() > (size_t{1} << 20));

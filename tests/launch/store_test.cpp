@@ -1,4 +1,4 @@
-// That the port which ddprun reserves is of use to c10d.
+// c10d's store can listen on the port that ddprun reserves.
 #include <chrono>
 #include <set>
 #include <stdexcept>
@@ -60,7 +60,7 @@ TEST_CASE("rank 0 listens on the reserved port on the loopback address alone", "
   }
 }
 
-TEST_CASE("on a port where somebody listens it could not", "[process]") {
+TEST_CASE("a store cannot listen on a port on which another store listens", "[process]") {
   const bool libuv = GENERATE(true, false);
   const ReservedPort reserved;
   const auto first = open_store(reserved.port(), libuv, /*server=*/true);

@@ -1,4 +1,4 @@
-// One rank of a job: tells its place, and a sum that only all ranks together can make.
+// One rank of a job: prints its place, and a sum that only all ranks together can compute.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

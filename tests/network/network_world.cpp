@@ -1,12 +1,12 @@
-// One rank, RANK of WORLD_SIZE, of a training whose network, or whose host, has a fault.
+// One rank, RANK of WORLD_SIZE, of a training whose network or host has a fault.
 //
 // network_world STEPS SECONDS [BACKEND]
 //   SECONDS  the group's timeout
 //   BACKEND  default: the library's
 //
-// Prints "step N" every hundred steps; at the end which weights it has, and how long the longest
-// step took. What ends it early, it prints with the time since its last step. A rank that cannot
-// start prints why and after how long.
+// Prints "step N" every hundred steps; at the end, a fingerprint of its weights and the longest
+// time of a step. Prints an error with the time since the last step. A rank that cannot start
+// prints the error and the time until it.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,8 +27,8 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// A file or a pipe would hold the lines back.
-void say(const std::string& line) {
+// Flushes each line, which a file or a pipe would hold back.
+void print_line(const std::string& line) {
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);
 }
@@ -63,7 +63,7 @@ class Training {
   torch::optim::SGD optimizer_;
 };
 
-// What ended it; empty where nothing did.
+// Returns the error that ended training; "" for none.
 std::string train(int steps) {
   double longest = 0;
   uint64_t weights = 0;
@@ -74,14 +74,14 @@ std::string train(int steps) {
       start = Clock::now();
       training.step();
       longest = std::max(longest, milliseconds_since(start));
-      if (step % 100 == 0) say(c10::str("step ", step));
+      if (step % 100 == 0) print_line(c10::str("step ", step));
     }
     weights = training.fingerprint();
   });
   if (problem.empty()) {
-    say(c10::str("weights ", weights, ", longest step ", longest, " ms"));
+    print_line(c10::str("weights ", weights, ", longest step ", longest, " ms"));
   } else {
-    say(c10::str("learned after ", milliseconds_since(start), " ms: ", problem));
+    print_line(c10::str("learned after ", milliseconds_since(start), " ms: ", problem));
   }
   return problem;
 }
@@ -98,13 +98,13 @@ int main(int argc, char** argv) try {
                                 .timeout(std::chrono::seconds(std::atoi(argv[2]))));
   });
   if (!problem.empty()) {
-    say(c10::str("refused after ", milliseconds_since(start), " ms: ", problem));
+    print_line(c10::str("refused after ", milliseconds_since(start), " ms: ", problem));
     return EXIT_FAILURE;
   }
   const bool trained = train(std::atoi(argv[1])).empty();
   const auto end = Clock::now();
   ddp::destroy_process_group();
-  say(c10::str("left after ", milliseconds_since(end), " ms"));
+  print_line(c10::str("left after ", milliseconds_since(end), " ms"));
   return trained ? EXIT_SUCCESS : EXIT_FAILURE;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "network_world: %s\n", error.what());

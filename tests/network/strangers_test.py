@@ -1,4 +1,4 @@
-"""Ranks among strangers, and in poor surroundings: they train as ever, or each throws one clear error.
+"""Ranks in a network with strangers, and in poor environments: they train, or throw one clear error.
 
 usage: strangers_test.py <network_world>
 """
@@ -91,7 +91,7 @@ def listening_ports(process):
 
 
 def junk():
-    """What strangers send: random bytes, and TCPStore's messages with lengths that do not hold."""
+    """Messages of strangers: random bytes, and TCPStore's messages with wrong lengths."""
     generator = random.Random(0)
     yield from (generator.randbytes(generator.randint(1, 4096)) for _ in range(50))
     greeting = struct.pack("=BI", 0, 0x3C85F7CE)
@@ -112,7 +112,7 @@ needs_namespaces = unittest.skipUnless(can_make_namespaces(), "needs root, and n
 
 
 def in_namespaces(script):
-    """A command that runs another one, in a network and with mounts of its own, after `script`."""
+    """A command that runs another one, with its own network and mounts, after `script`."""
     return ["unshare", "--net", "--mount", "bash", "-ec", f'ip link set lo up; {script}; exec "$@"', "-"]
 
 
@@ -156,7 +156,7 @@ class Strangers(unittest.TestCase):
             self.assertLess(float(refusals[0][0]), 1000 * within)
 
     def test_at_every_port(self):
-        """Before the ranks have met, and while they train."""
+        """Strangers connect before the ranks have connected, and while they train."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
@@ -179,18 +179,18 @@ class Strangers(unittest.TestCase):
         self.assertLess(peak, 2 << 20, "KiB: no rank takes a stranger's word for a length")
 
     def test_more_than_descriptors(self):
-        """Strangers take all connections that rank 0 may have."""
+        """Strangers take all connections that rank 0 can have."""
         port = free_port()
         ranks = [self.start(0, port, seconds=2, command=WITH_64_DESCRIPTORS)]
         for _ in range(200):
             self.stranger(port)
         ranks.append(self.start(1, port, seconds=2))
         self.expect_refused(
-            # Where the strangers are very quick, rank 0 does not reach itself.
+            # Where the strangers are very quick, rank 0 cannot reach itself.
             ranks, ["rank 1 did not come|expected rank 0 to listen on port", "expected rank 0 to answer at 127.0.0.1 port .*, but rank 1 of 2"], within=8)
 
     def test_second_job(self):
-        """It is refused, and the first one trains on."""
+        """A second job on the same port is refused, and the first one trains on."""
         port = free_port()
         first = self.world(port, steps=10**6)
         for rank in first:
@@ -204,7 +204,7 @@ class Strangers(unittest.TestCase):
             rank.wait_for(f"step {trained + 200}")
 
     def test_unknown_interface(self):
-        """Of one rank; the other one says the same."""
+        """One rank names an unknown interface; the other one gets the same error."""
         port = free_port()
         ranks = [self.start(0, port), self.start(1, port, GLOO_SOCKET_IFNAME="none0")]
         text = r'on rank 1 of 2: GLOO_SOCKET_IFNAME: expected interfaces of this host, got "none0". There are .*lo'
@@ -212,7 +212,7 @@ class Strangers(unittest.TestCase):
 
     @needs_namespaces
     def test_silent_name_server(self):
-        """Looking a name up takes longer than the group's timeout then."""
+        """Resolving a name takes longer than the group's timeout."""
         server = "import socket; s = socket.socket(2, 2); s.bind(('127.0.0.1', 53)); print(flush=True); s.recv(1); s.recv(1)"
         with tempfile.NamedTemporaryFile("w") as file:
             file.write("nameserver 127.0.0.1\noptions timeout:10 attempts:3\n")
@@ -225,7 +225,7 @@ class Strangers(unittest.TestCase):
     @needs_namespaces
     @unittest.skipUnless(os.path.exists("/proc/net/if_inet6"), "needs IPv6")
     def test_ipv6_only(self):
-        """They meet, train, and name a rank that is killed."""
+        """The ranks connect, train, and name a rank that is killed."""
         space = f"ddp_strangers_{os.getpid()}"
         subprocess.run(["ip", "netns", "add", space], check=True)
         self.addCleanup(subprocess.run, ["ip", "netns", "del", space])
@@ -241,13 +241,13 @@ class Strangers(unittest.TestCase):
         self.assertRegex(ranks[0].text(), "learned after .*rank 1 of 2 has ended, or left the process group")
 
     def test_poor_surroundings(self):
-        """64 descriptors, a folder that nobody can write to, no HOME."""
+        """The ranks have 64 descriptors, a folder that nobody can write to, and no HOME."""
         self.expect_trained(self.world(
             free_port(), command=WITH_64_DESCRIPTORS, cwd="/proc", HOME=None, TMPDIR="/nowhere"))
 
     @needs_namespaces
     def test_no_dev_shm(self):
-        """Shared memory does without."""
+        """Shared memory works without /dev/shm."""
         hidden = ["unshare", "--mount", "bash", "-ec", 'mount -t tmpfs -o ro none /dev/shm; exec "$@"', "-"]
         self.expect_trained(self.world(free_port(), backend="shm", command=hidden + WITH_64_DESCRIPTORS))
 

@@ -11,8 +11,8 @@ namespace ddp {
 namespace {
 
 using testing::Capture;
-using testing::Meeting;
 using testing::Rank;
+using testing::RankBarrier;
 using testing::run_ranks;
 using testing::Trainer;
 
@@ -20,7 +20,7 @@ using testing::Trainer;
 
 TEST_CASE("nobody looks whether the device is done with a captured pass", "[ranks][capture]") {
   const bool as_views = GENERATE(false, true);
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const auto looks = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().stats_every(0).gradient_as_bucket_view(as_views));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
@@ -29,7 +29,7 @@ TEST_CASE("nobody looks whether the device is done with a captured pass", "[rank
     c10::intrusive_ptr<testing::WatchedWork> captured;
     int during = 0;
     {
-      const Capture capture(meeting);
+      const Capture capture(barrier);
       const auto error = trainer.step();
       TORCH_CHECK(error.empty(), error);
       captured = trainer.backend->latest;
@@ -47,12 +47,12 @@ TEST_CASE("nobody looks whether the device is done with a captured pass", "[rank
 }
 
 TEST_CASE("a captured pass is not sampled, for its times are the capture's", "[ranks][capture]") {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const auto sampled = run_ranks<std::vector<int64_t>>(2, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().stats_every(1));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     {
-      const Capture capture(meeting);
+      const Capture capture(barrier);
       TORCH_CHECK(trainer.step().empty());
     }
     TORCH_CHECK(trainer.step().empty());
@@ -66,13 +66,13 @@ TEST_CASE("a captured pass is not sampled, for its times are the capture's", "[r
 TEST_CASE("a capture comes behind the steps that find the order", "[ranks][capture][errors]") {
   const int ran = GENERATE(0, 1, 2, 3);
   CAPTURE(ran);
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const auto told = run_ranks<std::string>(2, [&](const Rank& self) {
     Trainer trainer(self);
     for (int step = 0; step < ran; ++step) TORCH_CHECK(trainer.step().empty());
     std::string error;
     {
-      const Capture capture(meeting);
+      const Capture capture(barrier);
       error = trainer.step();
     }
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());  // it did no harm
@@ -94,11 +94,11 @@ TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture
   const bool unused = GENERATE(false, true);
   const int size = GENERATE(1, 2);
   CAPTURE(unused, size);
-  Meeting meeting(size);
+  RankBarrier barrier(size);
   const auto told = run_ranks<std::string>(size, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().find_unused_parameters(unused).static_graph(!unused));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
-    const Capture capture(meeting);
+    const Capture capture(barrier);
     return trainer.step();
   });
   for (const auto& error : told) {
@@ -111,13 +111,13 @@ TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture
 }
 
 TEST_CASE("what is wrong with a captured pass ends the group at once", "[ranks][capture][errors]") {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const auto told = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
     Trainer trainer(self);
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     std::vector<std::string> errors;
     {
-      const Capture capture(meeting);
+      const Capture capture(barrier);
       errors.push_back(trainer.step(/*skip_b=*/self.rank == 1));
     }
     for (int step = 0; step < 3; ++step) errors.push_back(trainer.step());

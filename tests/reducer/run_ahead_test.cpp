@@ -41,7 +41,7 @@ std::string told_of_failure(const std::function<std::string(Trainer&)>& rank_0) 
           told = rank_0(trainer);
         } else {
           trainer.fail_forward();
-          self.outlast_the_others();
+          self.wait_until_others_end();
         }
       },
       impatient());

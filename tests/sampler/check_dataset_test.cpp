@@ -1,4 +1,4 @@
-// Whether ranks notice that what they have under the same numbers is not the same.
+// Ranks notice that they have different items under the same numbers.
 #include <ddp/sampler.h>
 
 #include <functional>
@@ -19,7 +19,7 @@ using ddp::DistributedSamplerOptions;
 using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 
-// Images of one number each, and what they show: an item of a class that LibTorch does not know.
+// Images of one number each, and labels: an item of a class that LibTorch does not know.
 using Item = std::pair<std::vector<float>, std::string>;
 
 struct Pictures : torch::data::datasets::Dataset<Pictures, Item> {
@@ -36,7 +36,7 @@ DistributedSamplerOptions options_of(const Rank& self) {
   return DistributedSamplerOptions().num_replicas(self.size).rank(self.rank);
 }
 
-// What the ranks throw of data sets of 20 items that `change` changed on rank 1.
+// Returns the errors of the ranks for data sets of 20 items that `change` changed on rank 1.
 std::vector<std::string> errors_with(const std::function<void(std::vector<float>&)>& change) {
   return errors_of_ranks(3, [&](const Rank& self) {
     std::vector<float> numbers(20, 1);
@@ -69,18 +69,19 @@ TEST_CASE("equal data sets pass, whatever they hold", "[sampler][ranks]") {
         }) == none);
 }
 
-TEST_CASE("another item among the first is found on every rank", "[sampler][ranks][errors]") {
+TEST_CASE(
+    "a different item among the first ones is found on every rank", "[sampler][ranks][errors]") {
   check_all_throw(
       errors_with([](auto& numbers) { numbers[15] = 2; }),
       "DistributedSampler::check_dataset: expected the same data set on every rank, got another "
       "size, or other items among the first 16, than rank 0's on rank 1 of 3. Construct the "
       "sampler "
       "and the data set alike");
-  // Not among the first.
+  // The item is not among the first ones.
   CHECK(errors_with([](auto& numbers) { numbers[16] = 2; })[0] == "");
 }
 
-TEST_CASE("other options of a sampler are named on every rank", "[sampler][ranks][errors]") {
+TEST_CASE("different sampler options are named on every rank", "[sampler][ranks][errors]") {
   check_all_throw(
       errors_with([](auto& numbers) { numbers.resize(19); }),
       "expected the same order on every rank, got dataset_size=20 on rank 0 and dataset_size=19 on "
@@ -110,7 +111,9 @@ TEST_CASE("other options of a sampler are named on every rank", "[sampler][ranks
       ContainsText("got epoch=0 on rank 0 and epoch=3 on rank 1 of 2."));
 }
 
-TEST_CASE("a rank that cannot load its items is no hang", "[sampler][ranks][errors]") {
+TEST_CASE(
+    "a rank that cannot load its items fails all ranks and hangs none",
+    "[sampler][ranks][errors]") {
   check_all_throw(
       errors_with([](auto& numbers) { numbers[2] = -1; }),
       "check_dataset: expected every rank to load its first 16 items, got an error on rank 1 of 3: "

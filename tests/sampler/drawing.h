@@ -1,4 +1,4 @@
-// What the sampler tests do with any of the samplers.
+// Helpers of the sampler tests for any of the samplers.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 using ddp::testing::error_of;
 using Indices = std::vector<size_t>;
 
-/// What is left of the epoch.
+/// Returns the indices that remain in the epoch.
 inline Indices rest(ddp::ShardedSampler& sampler, size_t batch_size = 3) {
   Indices all;
   while (const auto batch = sampler.next(batch_size)) {

@@ -1,4 +1,4 @@
-// What a sampler does between epochs, and what counts as its position.
+// How a sampler changes epochs, and which samples count for its position.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -64,11 +64,11 @@ TEST_CASE("no warning where the order was chosen or cannot differ", "[sampler][p
   }
   called.set_epoch(8);
   called.reset();
-  called.reset();  // nothing was drawn in between: the same epoch still
+  called.reset();  // nothing was drawn in between: still the same epoch
   CHECK(warnings.texts.empty());
 }
 
-TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
+TEST_CASE("with advance_epoch, each epoch follows the previous one", "[sampler][pure]") {
   DistributedSampler sampler(10, first_of_two().advance_epoch(true));
   DistributedSampler expected(10, first_of_two());
   for (size_t epoch = 0; epoch < 4; ++epoch) {
@@ -76,20 +76,20 @@ TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
     CHECK(epoch_of(sampler) == epoch_of(expected));
     CHECK(sampler.epoch() == epoch);
   }
-  SECTION("from the one that was set, on") {
+  SECTION("from the epoch that was set") {
     sampler.set_epoch(9);
     epoch_of(sampler);
     epoch_of(sampler);
     CHECK(sampler.epoch() == 10);
   }
-  SECTION("after one that was left early") {
+  SECTION("after an epoch that was left early") {
     sampler.reset();
     sampler.next(1);
     CHECK(sampler.epoch() == 4);
     sampler.reset();
     CHECK(sampler.epoch() == 5);
   }
-  SECTION("on a rank whose share is empty as on the others") {
+  SECTION("on a rank whose share is empty, as on the others") {
     for (const int64_t rank : {0, 2}) {
       DistributedSampler dropping(
           2, DistributedSamplerOptions().rank(rank).num_replicas(3).drop_last(true).advance_epoch(
@@ -122,7 +122,7 @@ TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
       CHECK(each->epoch() == 1);
     }
   }
-  SECTION("and the rest of one that was loaded is the epoch itself") {
+  SECTION("and the rest of a loaded epoch counts as that epoch") {
     sampler.reset();
     sampler.next(2);
     DistributedSampler resumed(10, first_of_two().advance_epoch(true));
@@ -134,13 +134,13 @@ TEST_CASE("with advance_epoch, epochs follow each other", "[sampler][pure]") {
   }
 }
 
-TEST_CASE("the position is what was consumed, once something is", "[sampler][pure]") {
+TEST_CASE("the position counts the consumed samples, once consume was called", "[sampler][pure]") {
   DistributedSampler sampler(20, first_of_two());
   const auto whole = epoch_of(sampler);
   sampler.set_epoch(0);
   sampler.reset();
   sampler.next(4);
-  sampler.next(4);  // as a loader that is one batch ahead
+  sampler.next(4);  // as a loader that draws one batch ahead
 
   const auto remaining = [&] {
     DistributedSampler resumed(20, first_of_two());
@@ -158,7 +158,7 @@ TEST_CASE("the position is what was consumed, once something is", "[sampler][pur
   sampler.consume(4);
   CHECK(remaining() == from(8));
 
-  SECTION("in a run that was resumed, too, before it consumes anything") {
+  SECTION("in a resumed run, too, before it consumes anything") {
     DistributedSampler resumed(20, first_of_two());
     load(resumed, saved(sampler));
     resumed.reset();
@@ -176,7 +176,7 @@ TEST_CASE("the position is what was consumed, once something is", "[sampler][pur
     CHECK(epoch_of(resumed).size() == 10);
     CHECK(resumed.epoch() == 1);
   }
-  SECTION("and never more than was handed out") {
+  SECTION("and never more than next returned") {
     CHECK(
         error_of<c10::Error>([&] { sampler.consume(1); }) ==
         "DistributedSampler::consume: expected at most the 0 samples that rank 0 was handed out in "

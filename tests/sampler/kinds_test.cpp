@@ -1,4 +1,5 @@
-// The samplers beside DistributedSampler: which samples they give, and what they refuse.
+// The samplers other than DistributedSampler: which samples they give, and which options they
+// refuse.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -77,7 +78,7 @@ TEST_CASE("DistributedEvalSampler takes DistributedSampler's options", "[sampler
       ContainsText("expected drop_last=false"));
 }
 
-TEST_CASE("DistributedEvalSampler keeps the order unless told to shuffle", "[sampler][pure]") {
+TEST_CASE("DistributedEvalSampler keeps the order unless shuffle is set", "[sampler][pure]") {
   auto in_order = eval_of(5, 1, 2, false);
   CHECK(epoch_of(in_order) == Indices{1, 3});
   auto shuffled = eval_of(10, 0, 3, true);
@@ -111,12 +112,12 @@ TEST_CASE("ranks share the weighted draws", "[sampler][pure]") {
     return epoch_of(sampler);
   };
   CHECK(of_rank(0, false) == Indices{7, 7, 2, 2});
-  CHECK(of_rank(1, false) == Indices{5, 5, 2, 7});  // evened out by the front
+  CHECK(of_rank(1, false) == Indices{5, 5, 2, 7});  // evened out with the front
   CHECK(of_rank(2, false) == Indices{3, 5, 4, 5});
   CHECK(of_rank(1, true) == Indices{5, 5, 2});
 }
 
-TEST_CASE("a weighted sampler's position holds for its weights only", "[sampler][errors]") {
+TEST_CASE("a weighted sampler's position is only valid for its weights", "[sampler][errors]") {
   DistributedWeightedSampler saver(kWeights, weighted());
   saver.reset();
   saver.next(2);
@@ -137,7 +138,7 @@ TEST_CASE("a weighted sampler's position holds for its weights only", "[sampler]
   CHECK(epoch_of(without) == rest(saver));
 }
 
-TEST_CASE("weights that cannot be are refused", "[sampler][errors]") {
+TEST_CASE("invalid weights are refused", "[sampler][errors]") {
   const auto refused = [](const std::vector<double>& weights,
                           const DistributedWeightedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedWeightedSampler(weights, options), c10::ValueError);
@@ -169,7 +170,7 @@ TEST_CASE("weights that cannot be are refused", "[sampler][errors]") {
       "constructed for, got 9. Construct another for a dataset of another size.");
 }
 
-TEST_CASE("length groups: each sample once, in steps of like lengths", "[sampler][pure]") {
+TEST_CASE("length groups: each sample once, in steps of similar lengths", "[sampler][pure]") {
   const bool shuffle = GENERATE(true, false);
   constexpr size_t kSize = 1003;
   constexpr int64_t kReplicas = 2;
@@ -206,7 +207,7 @@ TEST_CASE("length groups: each sample once, in steps of like lengths", "[sampler
   }
   const auto mean_span = spans / static_cast<int64_t>(full_steps);
   CAPTURE(mean_span);
-  // The steps of a bucket rise in length, unless they are shuffled.
+  // Within a bucket, steps rise in length, unless they are shuffled.
   const auto first = shortest_of_step.begin();
   CHECK(std::is_sorted(first, first + 20) == !shuffle);
   CHECK(mean_span > 20);
@@ -236,7 +237,7 @@ TEST_CASE("length groups drop the step that is not full", "[sampler][pure]") {
   CHECK(epoch_of(sampler, 4).size() == 8);
 }
 
-TEST_CASE("options of length groups that cannot be are refused", "[sampler][errors]") {
+TEST_CASE("invalid options of length groups are refused", "[sampler][errors]") {
   const auto refused = [](const DistributedLengthGroupedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedLengthGroupedSampler({1, 2}, options), c10::ValueError);
     return error_of<c10::Error>([&] { DistributedLengthGroupedSampler({1, 2}, options); });
@@ -255,7 +256,7 @@ TEST_CASE("options of length groups that cannot be are refused", "[sampler][erro
       "for, got 3. Pass the same to the data loader and to the sampler.");
 }
 
-TEST_CASE("every sampler takes datasets of no sample and of few", "[sampler][pure]") {
+TEST_CASE("every sampler accepts datasets of no sample and of few", "[sampler][pure]") {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{3}}) {
     CAPTURE(size);
     size_t drawn = 0;

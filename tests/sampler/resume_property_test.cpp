@@ -1,5 +1,5 @@
-// Random runs that stop in the middle of an epoch and go on, on other numbers of ranks: no sample
-// may be lost or repeated, beyond what evens out the end of the epoch.
+// Random runs that stop in the middle of an epoch and continue, on other numbers of ranks: no
+// sample may be lost or repeated, except those that even out the end of the epoch.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -21,7 +21,7 @@ namespace {
 
 enum class Kind { kRepeat, kDrop, kEval, kWeighted, kGrouped };
 
-/// One random run: a sampler, and how many ranks visit how many steps of the epoch at a time.
+/// One random run: a sampler, and how many ranks visit how many steps of the epoch in each part.
 struct Run {
   Kind kind = Kind::kRepeat;
   int64_t size = 0;
@@ -89,7 +89,7 @@ std::unique_ptr<ddp::ShardedSampler> make_sampler(const Run& run, int64_t rank, 
   }
 }
 
-/// The samples of one part, as the ranks together visit them: in turns.
+/// The ranks that visit the samples of one part, in turns.
 class Ranks {
  public:
   Ranks(const Run& run, int64_t num_replicas, const std::string& archive) : run_(run) {
@@ -112,7 +112,8 @@ class Ranks {
 
   Indices rest_of_epoch() { return steps(run_.size + 1); }
 
-  /// Rank 0's, which every rank's must equal (an evaluation's ranks have unequal shares).
+  /// Returns rank 0's state, which every rank's must equal (an evaluation's ranks have unequal
+  /// shares).
   std::string save() const {
     const std::string first = saved(*samplers_.front()).str();
     for (const auto& sampler : samplers_) {
@@ -151,9 +152,9 @@ class Ranks {
   std::vector<std::unique_ptr<ddp::ShardedSampler>> samplers_;
 };
 
-/// Checks that `visited` is `order`, up to what the end of an epoch may repeat or drop.
+/// Checks that `visited` is `order`, except for samples that an epoch's end may repeat or drop.
 ///
-/// \param replicas  the ranks that came to the end of it.
+/// \param replicas  the number of ranks that reached the end.
 void check_visited(const Run& run, size_t replicas, const Indices& visited, const Indices& order) {
   const size_t common = std::min(visited.size(), order.size());
   CHECK(
@@ -186,7 +187,7 @@ TEST_CASE(
         i, static_cast<int>(run.kind), run.size, run.seed, run.epoch, run.batch_size, run.ahead);
     ++runs_of_kind[run.kind];
 
-    // The order is that of the first part's ranks: groups of like lengths depend on their number.
+    // The order depends on the first part's ranks: length groups depend on their number.
     const Indices order = [&] {
       auto first = run;
       if (first.kind != Kind::kGrouped) first.parts[0].num_replicas = 1;

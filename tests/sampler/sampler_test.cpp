@@ -22,7 +22,7 @@ DistributedSamplerOptions of_rank(int64_t rank, int64_t num_replicas) {
   return DistributedSamplerOptions().rank(rank).num_replicas(num_replicas);
 }
 
-// A sample is its own index, so a batch shows what the loader asked for.
+// A sample is its own index, so that a batch shows the indices that the loader asked for.
 struct Identity : torch::data::datasets::BatchDataset<Identity, Indices> {
   explicit Identity(size_t size) : size_(size) {}
   Indices get_batch(c10::ArrayRef<size_t> indices) override { return indices.vec(); }
@@ -39,7 +39,7 @@ Indices epoch_through(Loader& loader) {
 
 }  // namespace
 
-TEST_CASE("next hands out the share in batches and then nothing", "[sampler][pure]") {
+TEST_CASE("next returns the share in batches and then nothing", "[sampler][pure]") {
   DistributedSampler sampler(10, of_rank(0, 3));
   CHECK(sampler.size() == 4);
   sampler.reset();
@@ -97,7 +97,8 @@ TEST_CASE("reset takes a new size of the dataset and keeps it", "[sampler][pure]
   CHECK(epoch_of(sampler) == Indices{1, 4, 7, 0});
 }
 
-TEST_CASE("a loaded sampler goes on behind the last sample handed out", "[sampler][pure]") {
+TEST_CASE(
+    "a loaded sampler continues after the last sample that next returned", "[sampler][pure]") {
   DistributedSampler sampler(100, of_rank(1, 3).seed(5));
   sampler.set_epoch(7);
   const auto whole = epoch_of(sampler);
@@ -115,7 +116,7 @@ TEST_CASE("a loaded sampler goes on behind the last sample handed out", "[sample
     CHECK(epoch_through(*loader) == whole);
   }
   SECTION("by next alone") { CHECK(rest(resumed) == remaining); }
-  SECTION("also when the loop sets the epoch it resumes") {
+  SECTION("also when the loop sets the epoch that it resumes") {
     resumed.set_epoch(7);
     CHECK(epoch_of(resumed) == remaining);
   }
@@ -124,18 +125,18 @@ TEST_CASE("a loaded sampler goes on behind the last sample handed out", "[sample
     sampler.set_epoch(8);
     CHECK(epoch_of(resumed) == epoch_of(sampler));
   }
-  SECTION("and from there too when a reset is not followed by a draw") {
+  SECTION("also from the front when a reset is not followed by a draw") {
     resumed.reset();
     CHECK(epoch_of(resumed) == remaining);
   }
-  SECTION("and saved again before it starts, it is the same") {
+  SECTION("and saved again before it starts, its state is the same") {
     DistributedSampler again(100, of_rank(1, 3).seed(5));
     load(again, saved(resumed));
     CHECK(epoch_of(again) == remaining);
   }
 }
 
-TEST_CASE("an archive of one rank serves the others", "[sampler][pure]") {
+TEST_CASE("rank 0's archive serves the other ranks", "[sampler][pure]") {
   DistributedSampler saver(10, of_rank(0, 3));
   saver.reset();
   saver.next(2);
@@ -144,15 +145,16 @@ TEST_CASE("an archive of one rank serves the others", "[sampler][pure]") {
   CHECK(epoch_of(other) == Indices{6, 1});
 }
 
-TEST_CASE("saved at its end, an epoch that was evened out is over", "[sampler][pure]") {
+TEST_CASE("an epoch saved at its end, where samples were repeated, is over", "[sampler][pure]") {
   DistributedSampler saver(10, of_rank(1, 3));
-  CHECK(epoch_of(saver).size() == 4);  // 12 of 10
+  CHECK(epoch_of(saver).size() == 4);  // 12 of 10 samples
   DistributedSampler other(10, of_rank(0, 2));
   load(other, saved(saver));
   CHECK(epoch_of(other).empty());
 }
 
-TEST_CASE("saved after set_epoch, the new epoch starts at its front", "[sampler][pure]") {
+TEST_CASE(
+    "an epoch that set_epoch chose starts at its front after save and load", "[sampler][pure]") {
   DistributedSampler saver(10, of_rank(0, 3));
   epoch_of(saver);
   saver.set_epoch(1);
@@ -161,7 +163,7 @@ TEST_CASE("saved after set_epoch, the new epoch starts at its front", "[sampler]
   CHECK(epoch_of(other) == Indices{5, 2, 9, 4});
 }
 
-TEST_CASE("load refuses an archive whose position means something else", "[sampler][errors]") {
+TEST_CASE("load refuses an archive whose position has another meaning", "[sampler][errors]") {
   DistributedSampler saver(10, of_rank(0, 3));
   saver.reset();
   saver.next(1);
@@ -198,7 +200,7 @@ TEST_CASE("load refuses an archive that save did not write", "[sampler][errors]"
       "Pass an archive that DistributedSampler::save wrote.");
 }
 
-TEST_CASE("options that cannot be are refused", "[sampler][errors]") {
+TEST_CASE("invalid options are refused", "[sampler][errors]") {
   const auto refused = [](const DistributedSamplerOptions& options) {
     CHECK_THROWS_AS(DistributedSampler(10, options), c10::ValueError);
     return error_of<c10::Error>([&] { DistributedSampler(10, options); });
@@ -228,7 +230,7 @@ TEST_CASE("unset options come from the default group", "[sampler][errors]") {
           [] { DistributedSampler(10, DistributedSamplerOptions().num_replicas(2)); }),
       ContainsText("expected rank in the options or a default process group"));
 
-  // This thread is rank 1 of the default group; its peer only has to be there.
+  // This thread is rank 1 of the default group; its peer only has to exist.
   auto options = ddp::ProcessGroupOptions()
                      .backend("gloo")
                      .store(c10::make_intrusive<c10d::HashStore>())

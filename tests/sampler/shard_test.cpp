@@ -68,7 +68,7 @@ TEST_CASE("torch changes its permutation's algorithm with the size", "[sampler][
 }
 
 TEST_CASE(
-    "ranks take turns in the shuffled order, which starts over to come out even",
+    "ranks take turns in the shuffled order, which repeats its front to come out even",
     "[sampler][pure]") {
   CHECK(shuffled(10, 3, 0, 0) == Indices{4, 5, 0, 2});
   CHECK(shuffled(10, 3, 1, 0) == Indices{1, 3, 8, 4});
@@ -95,7 +95,7 @@ TEST_CASE("unshuffled ranks take turns from 0 on", "[sampler][pure]") {
   CHECK(in_order(10, 3, 2) == Indices{2, 5, 8, 1});
 }
 
-TEST_CASE("more ranks than samples repeat them as often as it takes", "[sampler][pure]") {
+TEST_CASE("with more ranks than samples, samples repeat as often as needed", "[sampler][pure]") {
   for (int64_t rank = 0; rank < 8; ++rank) {
     CAPTURE(rank);
     CHECK(in_order(2, 8, rank) == Indices{static_cast<size_t>(rank % 2)});
@@ -157,13 +157,13 @@ TEST_CASE("a shard with batches keeps those that are full on every rank", "[samp
   CHECK(drawn(epoch) == Indices{1, 3, 5, 7});
 }
 
-TEST_CASE("a shard with an offset deals out what is left", "[sampler][pure]") {
+TEST_CASE("a shard with an offset deals out the rest of the order", "[sampler][pure]") {
   auto epoch = epoch_of(10, 3, 2);
   epoch.shuffle = false;
   epoch.shard.offset = 4;
   CHECK(drawn(epoch) == Indices{6, 9});
   epoch.shard.offset = 5;
-  CHECK(drawn(epoch) == Indices{7, 0});  // 5..9, and the front evens it out
+  CHECK(drawn(epoch) == Indices{7, 0});  // 5..9, and 0 from the front evens it out
   epoch.shard.tail = ddp::Tail::kUneven;
   CHECK(drawn(epoch) == Indices{7});
   epoch.shard.tail = ddp::Tail::kDrop;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A short soak, and that it sees these kinds of leaks: soak_test.sh DDPRUN SOAK_WORLD TWIN...
+# Runs a short soak, and checks that it detects these kinds of leaks: soak_test.sh DDPRUN SOAK_WORLD
+# TWIN...
 set -euo pipefail
 ddprun=$1 world=$2
 shift 2

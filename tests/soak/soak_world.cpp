@@ -1,6 +1,5 @@
-// One rank of a training that goes on for long, with everything that a training may do, drawn by
-// chance; or of many short ones in one process. Ends with exit code 1 where memory, descriptors or
-// mappings grow.
+// One rank of a long training with every feature, drawn at random; or of many short trainings in
+// one process. Ends with exit code 1 where memory, descriptors or mappings grow.
 //
 //   soak_world steps N BACKEND FOLDER     N steps; checkpoints go to FOLDER
 //   soak_world cycles N BACKEND FOLDER    N times: init, wrap, train, save, destroy
@@ -48,11 +47,11 @@ struct Usage {
 };
 
 Usage usage() {
-  ::malloc_trim(0);  // what malloc keeps for later is no leak
+  ::malloc_trim(0);  // memory that malloc caches is not a leak
   Usage now;
   std::ifstream smaps("/proc/self/smaps_rollup");
   for (std::string line; std::getline(smaps, line);) {
-    // Programs' and libraries' pages would hide growth.
+    // Pages of programs and libraries would hide growth.
     for (const std::string name : {"Pss_Anon:", "Pss_Shmem:"}) {
       if (line.rfind(name, 0) == 0) now.memory += std::atoll(line.c_str() + name.size());
     }
@@ -74,45 +73,46 @@ void leak_if_asked() {
   }
   if (what == "descriptor") (void)!::open("/dev/null", O_RDONLY);
   if (what == "mapping") {
-    // Of changing protection, so that the kernel does not join it with its neighbours.
+    // Alternates the protection, so that the kernel does not merge it with its neighbours.
     static int protection = PROT_READ;
     protection = protection == PROT_READ ? PROT_NONE : PROT_READ;
     (void)::mmap(nullptr, 4096, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
 }
 
-/// Watches a number grow over the second half of a run, behind everything that is made once.
-// A sanitizer keeps what was freed, and maps memory for itself.
+// A sanitizer keeps freed memory, and maps memory for itself.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
+/// Checks whether a number grows over the second half of a run, after all one-time allocations.
 class Watch {
  public:
-  /// \param done  of the run, 0 to 1.
-  void look(double done) {
+  /// \param done  share of the run, 0 to 1.
+  void sample(double done) {
     if (done < 0.5) return;
     const auto now = usage();
-    if (looks_.empty()) std::printf("at half: %s\n", text(now).c_str());
-    looks_.push_back(now);
+    if (samples_.empty()) std::printf("at half: %s\n", text(now).c_str());
+    samples_.push_back(now);
   }
 
-  /// \return whether nothing has grown: the least of the last looks against the most of the first.
+  /// \return whether nothing has grown: compares the least of the last samples with the most of the
+  ///         first.
   bool report() const {
-    const auto third = looks_.size() / 3;
+    const auto third = samples_.size() / 3;
     const auto grown = [&](int64_t Usage::*what) {
       const auto less = [what](const Usage& a, const Usage& b) { return a.*what < b.*what; };
-      const auto before = *std::max_element(looks_.begin(), looks_.begin() + third, less);
-      const auto after = *std::min_element(looks_.end() - third, looks_.end(), less);
+      const auto before = *std::max_element(samples_.begin(), samples_.begin() + third, less);
+      const auto after = *std::min_element(samples_.end() - third, samples_.end(), less);
       return static_cast<double>(after.*what - before.*what) / static_cast<double>(before.*what);
     };
-    std::printf("at the end: %s\n", text(looks_.back()).c_str());
-    // Once in a while the kernel makes one huge page of small ones that were not all in use.
+    std::printf("at the end: %s\n", text(samples_.back()).c_str());
+    // The kernel may merge small pages, not all of them in use, into one huge page.
     constexpr double kHugePage = 2048;
     const double memory =
-        grown(&Usage::memory) - kHugePage / static_cast<double>(looks_.back().memory);
+        grown(&Usage::memory) - kHugePage / static_cast<double>(samples_.back().memory);
     const double descriptors = grown(&Usage::descriptors);
     const double mappings = grown(&Usage::mappings);
     std::printf(
@@ -129,7 +129,7 @@ class Watch {
            std::to_string(u.mappings) + " mappings";
   }
 
-  std::vector<Usage> looks_;
+  std::vector<Usage> samples_;
   int ddp_rank_ = 0;
 };
 
@@ -177,7 +177,7 @@ class Training {
   bool saved_ = false;
 };
 
-constexpr int kLooks = 60;  // in the second half
+constexpr int kSamples = 60;  // in the second half
 
 bool run_steps(int64_t steps, const std::string& backend, const std::string& folder) {
   ddp::init_process_group(ddp::ProcessGroupOptions().backend(backend));
@@ -190,9 +190,9 @@ bool run_steps(int64_t steps, const std::string& backend, const std::string& fol
     for (int64_t step = 1; step <= steps; ++step) {
       training.step(draw(chance), step);
       leak_if_asked();
-      if (step % std::max<int64_t>(1, steps / (2 * kLooks)) != 0) continue;
+      if (step % std::max<int64_t>(1, steps / (2 * kSamples)) != 0) continue;
       training.finish();
-      watch.look(static_cast<double>(step) / static_cast<double>(steps));
+      watch.sample(static_cast<double>(step) / static_cast<double>(steps));
     }
   }
   const bool good = watch.report();
@@ -213,7 +213,7 @@ bool run_cycles(int64_t cycles, const std::string& backend, const std::string& f
     }
     ddp::destroy_process_group();
     leak_if_asked();
-    watch.look(static_cast<double>(cycle) / static_cast<double>(cycles));
+    watch.sample(static_cast<double>(cycle) / static_cast<double>(cycles));
   }
   return watch.report();
 }

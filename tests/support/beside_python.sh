@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a test's Python script with the torch that is installed; where there is none, says so.
-# beside_python.sh REPOSITORY SCRIPT ARGUMENTS...; an argument {} is an empty folder, which goes with the test.
+# Runs a test's Python script with the installed torch; skips the test where there is none.
+# beside_python.sh REPOSITORY SCRIPT ARGUMENTS...; an argument {} becomes an empty folder, which is
+# removed after the test.
 set -euo pipefail
 
 repository=$1

@@ -1,8 +1,8 @@
-// The one door to Catch2: hides the v2/v3 difference and the clash with c10's CHECK macro.
-// Include it last, after every torch header.
+// The only file that includes Catch2: hides the v2/v3 difference and the clash with c10's CHECK
+// macro. Include it last, after every torch header.
 #pragma once
 
-#if __has_include(<c10/util/Logging.h>)  // not in the launcher's tests, which go without LibTorch
+#if __has_include(<c10/util/Logging.h>)  // not in the launcher's tests: no LibTorch
 #include <c10/util/Logging.h>            // defines a glog-like CHECK: take it first, then drop it
 #undef CHECK
 #endif
@@ -11,7 +11,7 @@
 
 #if __has_include(<catch2/catch_all.hpp>)  // v3
 #include <catch2/catch_all.hpp>
-using Catch::Approx;  // which v2 declares globally
+using Catch::Approx;  // declared globally by v2
 inline auto ContainsText(const std::string& text) {
   return Catch::Matchers::ContainsSubstring(text);
 }

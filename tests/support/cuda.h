@@ -1,4 +1,4 @@
-// What cases that need a GPU share.
+// Helpers of the cases that need a GPU.
 #pragma once
 
 #include <iostream>
@@ -7,7 +7,7 @@
 
 namespace ddp::testing {
 
-/// Whether there is nothing to run on. CTest counts a program that says so as skipped.
+/// Whether there is no GPU; prints a line by which CTest counts the program as skipped.
 inline bool lacks_cuda() {
   if (torch::cuda::is_available()) return false;
   std::cout << "skipped: no CUDA device" << std::endl;

@@ -1,4 +1,4 @@
-// What a piece of code throws, for tests whose subject is the text.
+// Catches the errors of a piece of code, for tests whose subject is the text.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,8 @@
 
 namespace ddp::testing {
 
-/// The text, without a backtrace, of the `Error` that `body` throws; "" for nothing. Others pass.
+/// Returns the text, without a backtrace, of the `Error` that `body` throws; "" for none. Other
+/// exceptions pass through.
 template <typename Error = std::exception, typename Body>
 std::string error_of(Body&& body) {
   try {
@@ -21,7 +22,7 @@ std::string error_of(Body&& body) {
   return "";
 }
 
-/// What `body` throws, "" for nothing, and how long it took.
+/// The text of the error that `body` threw, "" for none, and how long it took.
 struct TimedError {
   std::string error;
   double seconds = 0;

@@ -1,6 +1,6 @@
-// A program that writes numbers for its users, as those do that call
-// std::locale::global(std::locale("")): "2 000,5". Whatever includes this is one where
-// DDP_TEST_LOCALE is "all", or the RANK of the process.
+// The locale of a program that formats numbers for its users, as after
+// std::locale::global(std::locale("")): "2 000,5". A program that includes this uses the locale
+// where DDP_TEST_LOCALE is "all", or the RANK of the process.
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,8 @@
 
 namespace ddp::testing {
 
-/// As in French, but with a blank after every digit, not every third: small numbers show it, too.
+/// As in French, but with a blank after every digit, not every third, so that small numbers show
+/// it, too.
 struct ForeignNumbers : std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
   char do_thousands_sep() const override { return ' '; }
@@ -18,7 +19,7 @@ struct ForeignNumbers : std::numpunct<char> {
 };
 
 inline std::locale foreign_locale() {
-  return std::locale(std::locale::classic(), new ForeignNumbers);  // which owns it
+  return std::locale(std::locale::classic(), new ForeignNumbers);  // the locale owns the facet
 }
 
 inline bool use_foreign_locale() {

@@ -1,4 +1,4 @@
-// Shared memory among ranks that are told on which host they are.
+// Connects ranks over shared memory as if they were on several hosts.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@
 
 namespace ddp::testing {
 
-/// \param hosts  a letter for each rank: who has the same is on the same host.
-/// \param arena_bytes  of each rank; 0: as usual.
+/// \param hosts  a letter for each rank: ranks with the same letter are on the same host.
+/// \param arena_bytes  of each rank; 0: the default.
 inline backends::shm::BootstrapResult share_on_hosts(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::string& hosts,
     std::chrono::milliseconds timeout, std::chrono::milliseconds connect_within,

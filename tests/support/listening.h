@@ -1,4 +1,4 @@
-// The addresses that sockets of this host listen on. Goes without LibTorch.
+// The addresses that sockets of this host listen on. Does not need LibTorch.
 #pragma once
 
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace ddp::testing {
 constexpr const char* kLoopback4 = "0100007F";
 constexpr const char* kLoopback6 = "00000000000000000000000001000000";
 
-/// As /proc/net/tcp and tcp6 spell them.
+/// In the spelling of /proc/net/tcp and tcp6.
 inline std::set<std::string> addresses_listening_on(int port) {
   char suffix[8];
   std::snprintf(suffix, sizeof suffix, "%04X", static_cast<unsigned>(port));

@@ -1,4 +1,4 @@
-// How many bytes of CPU tensors live at most while something runs.
+// Measures how many bytes of CPU tensors exist at most while something runs.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace ddp::testing {
 
-/// Counts what this thread allocates, and the backward passes that it starts, from its
-/// construction.
+/// Counts allocations of this thread, and of the backward passes that it starts, from its
+/// construction on.
 class LiveBytes : public c10::MemoryReportingInfoBase {
  public:
   int64_t peak() const { return peak_; }
@@ -31,7 +31,7 @@ class LiveBytes : public c10::MemoryReportingInfoBase {
   int64_t peak_ = 0;
 };
 
-/// Counts what all threads allocate: backends free on threads of their own.
+/// Counts allocations of all threads: backends free on threads of their own.
 class CountingAllocator : public c10::Allocator {
  public:
   explicit CountingAllocator(c10::Allocator& base) : base_(base) {}
@@ -54,7 +54,7 @@ class CountingAllocator : public c10::Allocator {
     live_ = 0;
     peak_ = 0;
   }
-  void forget_peak() { peak_ = live_.load(); }
+  void reset_peak() { peak_ = live_.load(); }
   int64_t peak() const { return peak_; }
 
  private:
@@ -73,7 +73,7 @@ class CountingAllocator : public c10::Allocator {
   std::atomic<int64_t> peak_ = 0;
 };
 
-/// The peak of all threads together, while it lives, above what was there before.
+/// Measures the peak of all threads together during its lifetime, above the bytes before it.
 class PeakOfAllThreads {
  public:
   PeakOfAllThreads() {
@@ -84,8 +84,8 @@ class PeakOfAllThreads {
   PeakOfAllThreads(const PeakOfAllThreads&) = delete;
   PeakOfAllThreads& operator=(const PeakOfAllThreads&) = delete;
 
-  /// What is there counts, and what was there before does not.
-  void begin_again() { counting().forget_peak(); }
+  /// Starts a new measurement: counts bytes that exist now, but not those from before this object.
+  void reset() { counting().reset_peak(); }
   int64_t bytes() const { return counting().peak(); }
 
  private:
@@ -95,14 +95,14 @@ class PeakOfAllThreads {
     static auto* allocator = c10::GetCPUAllocator();
     return *allocator;
   }
-  // Outlives all: what outlives the object is freed there.
+  // Static, because bytes that outlive this object are freed there.
   static CountingAllocator& counting() {
     static auto* allocator = new CountingAllocator(base());
     return *allocator;
   }
 };
 
-/// The peak above what was there before `run()`.
+/// Returns the peak above the bytes that existed before `run()`.
 template <typename Run>
 int64_t peak_bytes_of(const Run& run) {
   const auto bytes = std::make_shared<LiveBytes>();

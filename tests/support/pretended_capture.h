@@ -1,4 +1,4 @@
-// Steps that are captured for a graph, where there is no GPU: the library is told that they are.
+// Simulates graph capture where there is no GPU: the library's test flag says that it captures.
 #pragma once
 
 #include <condition_variable>
@@ -9,47 +9,47 @@
 
 namespace ddp::testing {
 
-/// Ranks that meet without their group, which a test may have aborted.
-class Meeting {
+/// A barrier of ranks without their group, which a test may have aborted.
+class RankBarrier {
  public:
-  explicit Meeting(int size) : size_(size) {}
+  explicit RankBarrier(int size) : size_(size) {}
 
-  /// Lets the last rank that comes `act`, and then all go on.
-  void meet(const std::function<void()>& act) {
+  /// Waits for all ranks; the last one runs `act` before all continue.
+  void wait_and_run(const std::function<void()>& act) {
     std::unique_lock lock(mutex_);
     const int round = round_;
-    if (++here_ < size_) {
-      all_here_.wait(lock, [&] { return round_ != round; });
+    if (++arrived_ < size_) {
+      all_arrived_.wait(lock, [&] { return round_ != round; });
       return;
     }
     act();
-    here_ = 0;
+    arrived_ = 0;
     ++round_;
-    all_here_.notify_all();
+    all_arrived_.notify_all();
   }
 
  private:
   const int size_;
   std::mutex mutex_;
-  std::condition_variable all_here_;
-  int here_ = 0;
+  std::condition_variable all_arrived_;
+  int arrived_ = 0;
   int round_ = 0;
 };
 
-/// As if all ranks captured, for as long as it lives on them.
+/// Makes all ranks capture during its lifetime on them.
 class Capture {
  public:
-  explicit Capture(Meeting& meeting) : meeting_(meeting) {
-    meeting_.meet([] { pretends_to_capture = true; });
+  explicit Capture(RankBarrier& barrier) : barrier_(barrier) {
+    barrier_.wait_and_run([] { pretends_to_capture = true; });
   }
   ~Capture() {
-    meeting_.meet([] { pretends_to_capture = false; });
+    barrier_.wait_and_run([] { pretends_to_capture = false; });
   }
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
  private:
-  Meeting& meeting_;
+  RankBarrier& barrier_;
 };
 
 }  // namespace ddp::testing

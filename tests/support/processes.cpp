@@ -37,7 +37,7 @@ void set_columns(int fd, int columns) {
   ::ioctl(fd, TIOCSWINSZ, &size);
 }
 
-/// The same for a terminal that changes nothing in what is written to it.
+/// Makes a terminal that does not change the bytes written to it.
 void make_terminal(int (&ends)[2], int columns) {
   ends[0] = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   if (ends[0] < 0 || ::grantpt(ends[0]) != 0 || ::unlockpt(ends[0]) != 0) {
@@ -68,11 +68,11 @@ std::string read_file(const std::string& path) {
 
 struct Marked {
   pid_t pid;
-  std::string rank;  // as its environment has it; may be empty
+  std::string rank;  // from its environment; may be empty
 };
 
-/// The processes that `mark` stands in the environment of. Wherever they moved, they inherit it;
-/// parents, groups and sessions get lost.
+/// Lists the processes with `mark` in their environment. They inherit it wherever they move, while
+/// parents, groups and sessions may change.
 std::vector<Marked> processes_with(const std::string& mark) {
   std::vector<Marked> found;
   const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), ::closedir);
@@ -90,7 +90,7 @@ std::vector<Marked> processes_with(const std::string& mark) {
   return found;
 }
 
-/// "rank 1", or without ranks "sleep (pid 12)".
+/// Returns "rank 1", or without ranks "sleep (pid 12)".
 std::string names_of(const std::vector<Marked>& processes) {
   std::set<std::string> ranks;
   std::string others;
@@ -106,7 +106,7 @@ std::string names_of(const std::vector<Marked>& processes) {
   return names;
 }
 
-/// Kills all that carries the mark, with their groups, until nothing does.
+/// Kills all processes that carry the mark, with their groups, until none is left.
 void kill_all(const std::string& mark) {
   eventually([&] {
     const auto left = processes_with(mark);
@@ -137,15 +137,15 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
   if (pid_ < 0) throw std::runtime_error("fork failed");
   if (pid_ == 0) {
     ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // for a test that is killed itself
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // in case the test itself is killed
     ::dup2(in[0], STDIN_FILENO);
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(options.join_streams ? out[1] : err[1], STDERR_FILENO);
-    // Whoever runs the tests may ignore signals: a script's background does.
+    // The caller may ignore signals, as a script's background jobs do.
     for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_DFL);
     for (const int signal : options.ignored_signals) ::signal(signal, SIG_IGN);
     for (const auto& entry : options.environment) {
-      // putenv of a bare name takes the variable out.
+      // putenv of a bare name removes the variable.
       ::putenv(const_cast<char*>(entry.c_str()));
     }
     ::putenv(const_cast<char*>(mark_.c_str()));
@@ -164,7 +164,7 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
 Process::~Process() {
   close_fd(out_);
   close_fd(err_);
-  if (!reaped_) ::kill(pid_, SIGKILL);  // it may not have come to carry the mark
+  if (!reaped_) ::kill(pid_, SIGKILL);  // it may have died before it carried the mark
   kill_all(mark_);
   if (!reaped_) ::waitpid(pid_, nullptr, 0);
 }
@@ -175,7 +175,7 @@ void Process::fail(const std::string& what) {
   throw std::runtime_error(what + "\nstdout:\n" + ended_.out + "\nstderr:\n" + ended_.err);
 }
 
-/// Reads what comes next; false when both streams have ended.
+/// Reads the next bytes; returns false when both streams have ended.
 bool Process::read_some(Clock::time_point deadline) {
   pollfd fds[] = {{out_, POLLIN, 0}, {err_, POLLIN, 0}};  // poll skips negative descriptors
   if (out_ < 0 && err_ < 0) return false;
@@ -207,7 +207,7 @@ void Process::read_until(const std::string& text, int times) {
       from = at + 1;
       continue;
     }
-    // The end may be the beginning of `text`.
+    // The end of the old output may be the beginning of `text`.
     from = std::max(from, ended_.out.size() - std::min(ended_.out.size(), text.size()));
     if (!read_some(deadline)) fail("the program ended before it wrote '" + text + "'");
   }

@@ -1,5 +1,5 @@
-// Programs under test, alone or as ranks under ddprun: started, talked to, and always ended, with
-// all that they have started. Goes without LibTorch.
+// Runs programs under test, alone or as ranks under ddprun, and always ends them with all the
+// processes that they have started. Does not need LibTorch.
 #pragma once
 
 #include <chrono>
@@ -11,26 +11,26 @@
 
 namespace ddp::testing {
 
-/// What is left of a program that has ended.
+/// The result of a program that has ended.
 struct Ended {
   int code = 0;  // its exit code, or -signal
   std::string out;
   std::string err;
 };
 
-/// Longest that anything here waits unless told otherwise; only failing tests wait that long.
+/// The default limit of all waits here; only failing tests wait that long.
 constexpr std::chrono::seconds kPatience(30);
 
 struct ProcessOptions {
   std::string input;                              // all of its standard input
-  std::vector<std::string> environment;           // "NAME=value" to put in, "NAME" to take out
+  std::vector<std::string> environment;           // "NAME=value" to set, "NAME" to remove
   bool join_streams = false;                      // stderr into the same pipe as stdout, as 2>&1
-  int terminal_columns = 0;                       // of a terminal as its output; 0: a pipe
-  std::vector<int> ignored_signals;               // as nohup has it
+  int terminal_columns = 0;                       // width of a terminal for its output; 0: a pipe
+  std::vector<int> ignored_signals;               // ignored from its start, as by nohup
   std::chrono::milliseconds timeout = kPatience;  // of wait()
 };
 
-/// Options that end a program that hangs before CTest would end the test.
+/// Options that end a hanging program before CTest ends the test.
 inline ProcessOptions within(std::chrono::milliseconds timeout) {
   ProcessOptions options;
   options.timeout = timeout;
@@ -40,7 +40,8 @@ inline ProcessOptions within(std::chrono::milliseconds timeout) {
 class Process {
  public:
   explicit Process(const std::vector<std::string>& command, const ProcessOptions& options = {});
-  /// Kills the program and whatever it has started, in whichever group or session that is.
+  /// Kills the program and all processes that it has started, in whichever group or session they
+  /// are.
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -48,11 +49,11 @@ class Process {
   pid_t pid() const { return pid_; }
   void send(int signal) const;
 
-  /// Reads until `text` has come out `times` times on stdout.
+  /// Reads until `text` has appeared `times` times on stdout.
   /// \throws std::runtime_error  with all output, when it ends or takes too long before that.
   void read_until(const std::string& text, int times = 1);
 
-  /// Makes its terminal another width, and tells it, as a terminal's window does.
+  /// Changes the width of its terminal, and sends SIGWINCH, as a terminal's window does.
   void resize_terminal(int columns) const;
 
   /// Closes the reading end of its stdout, as `| head` does.
@@ -63,7 +64,7 @@ class Process {
   ///         that still run, with all output.
   Ended wait();
 
-  /// What was read so far.
+  /// The output read so far.
   const std::string& out() const { return ended_.out; }
 
  private:
@@ -72,7 +73,7 @@ class Process {
   bool read_some(Clock::time_point deadline);
   [[noreturn]] void fail(const std::string& what);
 
-  const std::string mark_;  // in the environment of all that it starts
+  const std::string mark_;  // in the environment of all its processes
   const std::chrono::milliseconds timeout_;
   pid_t pid_ = -1;
   bool reaped_ = false;
@@ -88,11 +89,11 @@ Ended run(const std::vector<std::string>& command, const ProcessOptions& options
 struct JobEnded {
   int code = 0;                                 // ddprun's
   std::vector<std::vector<std::string>> ranks;  // each rank's lines, of both streams
-  std::vector<std::string> ddprun;              // the lines of ddprun's own
-  std::string output;                           // all as it came
+  std::vector<std::string> ddprun;              // ddprun's own lines
+  std::string output;                           // all output in order
 };
 
-/// Runs a program as `size` ranks under ddprun, to the end of them all.
+/// Runs a program as `size` ranks under ddprun, until all have ended.
 JobEnded run_job(int size, const std::vector<std::string>& command, ProcessOptions options = {});
 
 /// The command `ddprun <arguments...>`.
@@ -101,19 +102,20 @@ std::vector<std::string> ddprun(const std::vector<std::string>& arguments);
 /// The command `ddprun <options...> sh -c <script>`.
 std::vector<std::string> ddprun_sh(std::vector<std::string> options, const std::string& script);
 
-/// Asks again and again until `condition` holds; false when it does not in time.
+/// Polls until `condition` holds; returns false when it does not in time.
 bool eventually(
     const std::function<bool()>& condition, std::chrono::milliseconds patience = kPatience);
 
-/// Whether no such process runs (a zombie does not).
+/// Whether no such process runs (a zombie does not run).
 bool is_gone(pid_t pid);
 
-/// The numbers that follow `label` in `text`, in order: {12, 14} for "pid 12\npid 14", "pid ".
+/// Returns the numbers that follow `label` in `text`, in order: {12, 14} for "pid 12\npid 14", "pid
+/// ".
 std::vector<int> numbers_after(const std::string& text, const std::string& label);
 
 std::vector<std::string> lines_of(const std::string& text);
 
-/// The lines of `text`, sorted: ranks speak in any order.
+/// Returns the lines of `text`, sorted: ranks write in any order.
 std::vector<std::string> sorted_lines(const std::string& text);
 
 }  // namespace ddp::testing

@@ -21,10 +21,10 @@
 namespace ddp::testing {
 namespace {
 
-/// Counts the ranks that came to an end, and waits for all of them.
-class FinishLine {
+/// Counts the ranks that have ended, and waits for all of them.
+class EndBarrier {
  public:
-  explicit FinishLine(int size) : arrived_(size, 0) {}
+  explicit EndBarrier(int size) : arrived_(size, 0) {}
 
   void arrive(int rank) {
     {
@@ -35,8 +35,8 @@ class FinishLine {
     changed_.notify_all();
   }
 
-  /// Returns when every rank has arrived that does not wait here.
-  void wait_before_it() {
+  /// Returns when every rank has either ended or called this function.
+  void wait_for_others() {
     std::unique_lock<std::mutex> lock(mutex_);
     ++waiting_;
     changed_.notify_all();
@@ -63,16 +63,16 @@ class FinishLine {
   std::condition_variable changed_;
   std::vector<char> arrived_;
   size_t count_ = 0;
-  size_t waiting_ = 0;  // stays: who waits may see the end later than others arrive
+  size_t waiting_ = 0;  // never decremented: a waiting rank may wake later than other ranks arrive
 };
 
-// The same tests hold for every backend that serves CPU tensors.
+// The same tests run over every backend that supports CPU tensors.
 std::string backend_of(const RanksOptions& options) {
   const char* of_all = std::getenv("DDP_TEST_BACKEND");
   return !options.backend.empty() ? options.backend : of_all != nullptr ? of_all : "gloo";
 }
 
-/// As if the ranks were on two hosts, the second half of them on the other one.
+/// Connects the ranks as if they were on two hosts, the second half of them on the second host.
 void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
   std::string hosts(static_cast<size_t>(self.size), 'a');
   std::fill(hosts.begin() + (self.size + 1) / 2, hosts.end(), 'b');
@@ -86,12 +86,12 @@ void put_on_two_hosts(const Rank& self, std::chrono::milliseconds timeout) {
 
 void run_one(
     const RanksOptions& options, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    FinishLine& finish, const std::function<void(const Rank&)>& body) {
+    EndBarrier& finish, const std::function<void(const Rank&)>& body) {
   // Otherwise every rank would start as many workers as there are cores.
   at::set_num_threads(1);
   const auto backend = backend_of(options);
   const bool two_hosts = backend == "two_hosts";
-  // Gradients of all sizes travel as large ones do.
+  // Gradients of all sizes take the path of large ones.
   const bool direct = backend == "shm_direct";
   if (direct) DirectGradient::least_bytes = 1;
   const auto group = make_process_group(ProcessGroupOptions()
@@ -103,7 +103,7 @@ void run_one(
                                             .rank(rank)
                                             .world_size(size)
                                             .timeout(options.collective_timeout));
-  const Rank self{rank, size, group, store, [&finish] { finish.wait_before_it(); }};
+  const Rank self{rank, size, group, store, [&finish] { finish.wait_for_others(); }};
   if (two_hosts && size > 2) put_on_two_hosts(self, options.collective_timeout);
   body(self);
 }
@@ -117,7 +117,7 @@ std::vector<std::string> errors_of_ranks(
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(options.collective_timeout);
   std::vector<std::string> errors(size);
-  FinishLine finish(size);
+  EndBarrier finish(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

@@ -12,45 +12,45 @@
 
 namespace ddp::testing {
 
-/// What one rank of a test holds.
+/// The view of one rank of a test.
 struct Rank {
   int rank;
   int size;
   ProcessGroup group;                     // on the loopback device
   c10::intrusive_ptr<c10d::Store> store;  // shared by all ranks of the test
-  /// Returns once the others have ended, for a rank that is alive, but elsewhere.
-  std::function<void()> outlast_the_others = nullptr;
+  /// Waits until the others have ended, for a rank that lives, but calls no collectives.
+  std::function<void()> wait_until_others_end = nullptr;
 };
 
 struct RanksOptions {
-  /// Of every store and collective call: a lost rank fails the test in this time.
+  /// The timeout of every store and collective call: a lost rank fails the test in this time.
   std::chrono::milliseconds collective_timeout = std::chrono::seconds(20);
   /// After this the harness names the ranks that still run and ends the process: a stuck thread
   /// cannot be unwound, and the test's locals must not die under it.
   std::chrono::milliseconds stuck_after = std::chrono::seconds(60);
-  /// As in ProcessGroupOptions, or "two_hosts": shared memory on two that the ranks are told to be
-  /// on, where there are more than two ranks (cases tagged [many]); or "shm_direct": shared memory,
-  /// where every gradient travels alone. Empty: DDP_TEST_BACKEND, or Gloo.
+  /// As in ProcessGroupOptions, or "two_hosts": shared memory on two simulated hosts, where there
+  /// are more than two ranks (cases tagged [many]); or "shm_direct": shared memory, where every
+  /// gradient has its own collective. Empty: DDP_TEST_BACKEND, or Gloo.
   std::string backend = "";
 };
 
-/// Far beyond the 5 s in which ranks have to learn of each other's errors: what tests of those see
-/// is not this.
+/// Far beyond the 5 s in which ranks have to notice each other's errors: tests of those errors must
+/// not run into this timeout.
 const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
-/// How many of so many random cases to try: all, or half where the tests run over another backend
-/// once more (ddp_also_over in cmake/DdpTest.cmake).
+/// Returns how many random cases to try: all, or half where the tests also run over another backend
+/// (ddp_also_over in cmake/DdpTest.cmake).
 int random_cases(int all);
 
-/// Runs `body` once per rank, each on its own thread, and returns what the ranks threw ("" for
-/// none) without their backtraces. For tests whose subject is the error.
+/// Runs `body` once per rank, each on its own thread, and returns the ranks' errors ("" for none)
+/// without their backtraces. For tests whose subject is the error.
 std::vector<std::string> errors_of_ranks(
     int size, const std::function<void(const Rank&)>& body, const RanksOptions& options = {});
 
 /// Runs `body` once per rank, each on its own thread, and returns the ranks' results in order.
 ///
-/// `body` must not use Catch2's macros, which are not thread safe in v2: it returns what the test
-/// wants to check.
+/// `body` must not use Catch2's macros, which are not thread safe in v2: it returns the values that
+/// the test wants to check.
 ///
 /// \throws std::runtime_error naming every rank that threw, with its message.
 template <typename Result>

@@ -1,4 +1,4 @@
-// A backend that talks to nobody: it records what it is asked to do, and is done at once.
+// A backend without communication: it records each call, and completes it at once.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace ddp::testing {
 
-/// A log that backends and tests write to in the order in which things happen.
+/// A log that backends and tests append to in the order of events.
 using Events = std::vector<std::string>;
 
-/// Leaves tensors as they are, as if all other ranks had contributed zeros. Records
-/// "allreduce 120" and the like, with the number of elements.
+/// Leaves tensors unchanged, as if all other ranks had contributed zeros. Records "allreduce 120"
+/// and the like, with the number of elements.
 class RecordingBackend : public c10d::Backend {
  public:
   RecordingBackend(int rank, int size, Events& events) : Backend(rank, size), events_(events) {}

@@ -13,10 +13,10 @@
 
 namespace ddp::testing {
 
-// POSIX, not std::filesystem: LibTorch's libraries export an older copy of that one's functions,
-// which a program that links them gets instead of its own and crashes in.
+// POSIX, not std::filesystem: LibTorch's libraries export an older copy of its functions, which a
+// program that links them gets instead of its own and crashes in.
 
-/// The names in a folder, in no order.
+/// Lists the names in a folder, in no order.
 inline std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   DIR* entries = opendir(folder.c_str());

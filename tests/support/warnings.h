@@ -1,4 +1,4 @@
-// What the library warns of, for tests whose subject that is.
+// Collects the library's warnings, for tests whose subject they are.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace ddp::testing {
 
-/// Collects the warnings of its scope, of the thread that makes it.
+/// Collects the warnings of the constructing thread during its lifetime.
 class Warnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
 
-  /// How many contain `part`.
+  /// Counts the warnings that contain `part`.
   int count(const std::string& part) const {
     int found = 0;
     for (const auto& text : texts) found += text.find(part) != std::string::npos;
@@ -26,7 +26,7 @@ class Warnings : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-/// TORCH_WARN_ONCE warns each time while this lives.
+/// Makes TORCH_WARN_ONCE warn each time during its lifetime.
 struct WarnAlways {
   WarnAlways() { c10::WarningUtils::set_warnAlways(true); }
   ~WarnAlways() { c10::WarningUtils::set_warnAlways(false); }

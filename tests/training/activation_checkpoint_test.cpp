@@ -49,7 +49,7 @@ struct Stack : torch::nn::Module {
   bool checkpointed = false;
 };
 
-/// Gradients, buffers, the input's gradient, and the random number that comes after.
+/// Returns gradients, buffers, the input's gradient, and the next random number.
 std::vector<at::Tensor> trained(Stack& stack, bool input_needs_gradient) {
   torch::manual_seed(7);
   auto x = torch::randn({5, 8}).requires_grad_(input_needs_gradient);
@@ -85,7 +85,7 @@ TEST_CASE("checkpointed blocks train to the same bits", "[pure]") {
   check_equal(train(checkpointed), train(plain));
 }
 
-TEST_CASE("autocast of forward holds where backward is outside of it", "[pure]") {
+TEST_CASE("autocast of forward also applies in a backward outside of it", "[pure]") {
   const auto gradient = [](bool checkpoints) {
     torch::manual_seed(3);
     torch::nn::Linear net(6, 4);
@@ -93,7 +93,8 @@ TEST_CASE("autocast of forward holds where backward is outside of it", "[pure]")
     at::Tensor loss;
     {
       const AutocastGuard guard(torch::kCPU);
-      // Twice: what the first call casts, the second one outside is not to find without a graph.
+      // Called twice: the second call must not find the first call's cached casts, which have no
+      // graph.
       const auto first = checkpoints ? checkpoint(net, x) : net(x);
       loss = (first + net(x)).square().sum();
     }
@@ -111,7 +112,7 @@ TEST_CASE("arguments and results of checkpoint hold tensors in containers", "[pu
       [weight](const std::vector<at::Tensor>& pair, std::optional<at::Tensor> more, double scale) {
         return std::make_pair(pair[0] * weight * scale, *more + pair[1].sin());
       };
-  // b depends on a: only the path that is meant counts.
+  // b depends on a: only the path through the checkpointed call may count.
   const auto c = a * 5;
   const auto result = checkpoint(
       CheckpointOptions().parameters({weight}), function, std::vector<at::Tensor>{a, c},
@@ -122,7 +123,7 @@ TEST_CASE("arguments and results of checkpoint hold tensors in containers", "[pu
   CHECK(torch::equal(weight.grad(), torch::full({2}, 0.5)));
 }
 
-TEST_CASE("checkpoint passes on what the function returns as it came", "[pure]") {
+TEST_CASE("checkpoint returns the results of the function unchanged", "[pure]") {
   const auto x = torch::ones({2}, torch::requires_grad());
   const auto mask = torch::tensor({1.0, 0.0});
   const auto results = checkpoint(
@@ -155,7 +156,7 @@ TEST_CASE("hooks of a checkpointed parameter run once", "[pure]") {
   CHECK(torch::equal(net->weight.grad(), torch::full({1, 2}, 10.0)));
 }
 
-TEST_CASE("what backward cannot compute again is an error", "[pure][errors]") {
+TEST_CASE("a call that backward cannot repeat is an error", "[pure][errors]") {
   torch::nn::Linear net(2, 2);
   auto x = torch::ones({1, 2});
   const auto fails = [](const std::string& text, const at::Tensor& loss,
@@ -200,7 +201,7 @@ TEST_CASE("what backward cannot compute again is an error", "[pure][errors]") {
         }).find("as there are modules, 2, got 3") != std::string::npos);
 }
 
-TEST_CASE("a graph that is retained is computed again each time", "[pure]") {
+TEST_CASE("a retained graph is computed again each time", "[pure]") {
   torch::nn::Linear net(2, 2);
   const auto loss = checkpoint(net, torch::ones({1, 2})).sum();
   loss.backward({}, /*retain_graph=*/true);
@@ -269,8 +270,8 @@ TEST_CASE("the wrapper averages checkpointed gradients, in tiny buckets", "[rank
       return gradients;
     });
   };
-  // Modules are drawn under one generator, one rank after the other or not: from rank 0 all the
-  // same.
+  // Threads share one generator, whether ranks construct modules in turn or at once: rank 0's
+  // values are used everywhere.
   const auto expected = run(false);
   const auto got = run(true);
   check_equal(got[1], got[0]);
@@ -302,6 +303,7 @@ TEST_CASE("checkpointed activations are not kept", "[pure]") {
   const auto kept = static_cast<double>(peak(false));
   const auto computed_again = static_cast<double>(peak(true));
   CAPTURE(kept, computed_again);
-  // Both weights' gradients of a block, 8.4 MB, wait for the block's end: 0.38 and not 0.26.
+  // The gradients of both weights of a block, 8.4 MB, exist until the block's end: 0.38 instead of
+  // 0.26.
   CHECK(computed_again <= 0.39 * kept);
 }

@@ -1,5 +1,5 @@
-// What an AutocastGuard does to the thread, and refuses; its arithmetic is compared with Python's
-// in mixed_precision.py.
+// The effect of an AutocastGuard on the thread, and its errors; mixed_precision.py compares its
+// arithmetic with Python's.
 #include <stdexcept>
 
 #include <ATen/autocast_mode.h>
@@ -21,7 +21,7 @@ at::ScalarType product_dtype() {
 
 }  // namespace
 
-TEST_CASE("autocast guards nest, and put back what was", "[pure]") {
+TEST_CASE("autocast guards nest, and restore the previous state", "[pure]") {
   CHECK(product_dtype() == at::kFloat);
   {
     const AutocastGuard outer(torch::kCPU);
@@ -46,7 +46,7 @@ TEST_CASE("autocast guards nest, and put back what was", "[pure]") {
   CHECK(at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16);
 }
 
-TEST_CASE("autocast sees a parameter anew in each region", "[pure]") {
+TEST_CASE("each autocast region casts a parameter again", "[pure]") {
   const auto weight = torch::ones({2, 2}, torch::requires_grad());
   const auto sum = [&] {
     const AutocastGuard outer(torch::kCPU);
@@ -61,7 +61,7 @@ TEST_CASE("autocast sees a parameter anew in each region", "[pure]") {
   CHECK(sum() == 24);
 }
 
-TEST_CASE("autocast refuses what it cannot compute in", "[pure][errors]") {
+TEST_CASE("autocast refuses dtypes and devices without autocast", "[pure][errors]") {
   CHECK(
       error_of<c10::ValueError>([] { const AutocastGuard guard(torch::kCPU, at::kDouble); }) ==
       "AutocastGuard: expected dtype BFloat16 or Half, got Double. For full precision leave the "

@@ -1,5 +1,5 @@
-// Checkpoints that cannot be loaded, and folders that cannot be written to: an error on every rank
-// that names file and cause, and nothing changed.
+// Checkpoints that cannot be loaded, and folders that cannot be written to: every rank gets an
+// error that names file and cause, and no state changes.
 #include "checkpointing.h"
 
 #include <unistd.h>
@@ -19,15 +19,15 @@ namespace {
 
 using namespace ddp::testing;
 
-/// What load_latest or load did on a rank.
+/// The result of load_latest or load on a rank.
 struct Outcome {
-  int64_t step = -1;  // that was loaded; -1: none
+  int64_t step = -1;  // the loaded step; -1: none
   std::string error;
   std::vector<std::string> warnings;
   bool unchanged = false;
 };
 
-// `change` may make a rank's program differ from the one that saved.
+// Loads on ranks whose program `change` may make differ from the one that saved.
 std::vector<Outcome> load_on(
     int size, const std::function<std::string(const Rank&)>& folder_of,
     const ddp::CheckpointerOptions& options = {},
@@ -48,7 +48,7 @@ std::vector<Outcome> load_on(
     outcome.error = error_of([&] { outcome.step = checkpointer.load_latest().value_or(-1); });
     outcome.unchanged = are_equal(run.values(), before);
     outcome.warnings = warnings.texts;
-    ddp::barrier(self.group);  // the group is usable after any of these
+    ddp::barrier(self.group);  // the group stays usable after any error
     return outcome;
   });
 }
@@ -64,7 +64,7 @@ std::string step_folder(const TemporaryFolder& folder, int64_t step) {
   return folder.file(step == 1 ? "step-00000001" : "step-00000002");
 }
 
-// Every rank threw that text and is as it was.
+// Checks that every rank threw that text and has its old state.
 void check_refused(const std::vector<Outcome>& outcomes, const std::string& text) {
   for (const auto& outcome : outcomes) {
     CHECK_THAT(outcome.error, ContainsText(text));
@@ -73,7 +73,7 @@ void check_refused(const std::vector<Outcome>& outcomes, const std::string& text
   }
 }
 
-// Loads step 1 where step 2 is damaged, and says why.
+// Checks that step 1 is loaded where step 2 is damaged, with a warning that says why.
 void check_falls_back(const TemporaryFolder& folder, const std::string& why) {
   const auto outcomes = load_in(folder.path());
   for (const auto& outcome : outcomes) {
@@ -95,7 +95,7 @@ TEST_CASE("CRC-32C has the values of its definition", "[checkpoint][pure]") {
   CHECK(ddp::crc32c(ddp::crc32c(0, "1234567890", 3), "4567890", 6) == 0xE3069283);
 }
 
-TEST_CASE("of a manifest every flipped bit and every cut is found", "[checkpoint][pure]") {
+TEST_CASE("every flipped bit and every cut of a manifest is found", "[checkpoint][pure]") {
   ddp::Manifest manifest;
   manifest.step = 12;
   manifest.library_version = "0.1.0";
@@ -121,7 +121,9 @@ TEST_CASE("of a manifest every flipped bit and every cut is found", "[checkpoint
   }
 }
 
-TEST_CASE("a damaged checkpoint is left out for the one before", "[checkpoint][ranks][errors]") {
+TEST_CASE(
+    "a damaged checkpoint is left out, and the one before is loaded",
+    "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   save_checkpoints(folder.path(), 2, {1, 2});
   const auto newest = step_folder(folder, 2);
@@ -198,7 +200,7 @@ TEST_CASE("a file with wrong bytes is read or refused, whatever they are", "[che
   CHECK(refused > 40);
 }
 
-TEST_CASE("where all are damaged, nothing is loaded", "[checkpoint][ranks][errors]") {
+TEST_CASE("nothing is loaded where all checkpoints are damaged", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   save_checkpoints(folder.path(), 2, {1, 2});
   for (const int64_t step : {1, 2}) write_bytes(step_folder(folder, step) + "/model.pt", "");
@@ -221,7 +223,7 @@ TEST_CASE("a manifest of another format is refused", "[checkpoint][ranks][errors
   check_refused(load_in(folder.path()), path + ": expected format 1 of checkpoints, got 2");
 }
 
-TEST_CASE("another model is refused, or taken where not strict", "[checkpoint][ranks][errors]") {
+TEST_CASE("another model is refused, or loaded where not strict", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   run_ranks<int>(2, [&](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
@@ -309,7 +311,7 @@ TEST_CASE(
                     "/counter.pt: Counter: refuses");
 }
 
-TEST_CASE("a rank that sees another folder is found", "[checkpoint][ranks][errors]") {
+TEST_CASE("a rank that sees another folder is an error", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder, other;
   save_checkpoints(folder.path(), 2, {1, 2});
   const auto by_rank = [&](const Rank& self) {
@@ -320,7 +322,7 @@ TEST_CASE("a rank that sees another folder is found", "[checkpoint][ranks][error
       "rank 0 sees 1, 2 in " + folder.path() + " and rank 1 of 2 sees none in " + other.path());
   save_checkpoints(other.path(), 2, {2});
   check_refused(load_on(2, by_rank), "and rank 1 of 2 sees 2 in ");
-  // The same steps, of another run.
+  // The other folder has the same steps, of another run.
   const TemporaryFolder third;
   const auto by_third = [&](const Rank& self) {
     return self.rank == 0 ? folder.path() : third.path();
@@ -340,7 +342,7 @@ TEST_CASE("a rank that sees another folder is found", "[checkpoint][ranks][error
   CHECK(names_in(other.path()).size() == 1);
 }
 
-TEST_CASE("ranks that save other steps or parts are found", "[checkpoint][ranks][errors]") {
+TEST_CASE("ranks that save different steps or parts are an error", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     int64_t value = 0;
@@ -381,7 +383,7 @@ TEST_CASE("a save before the newest checkpoint is refused", "[checkpoint][ranks]
         error,
         ContainsText(folder.path() + ": expected no checkpoint after step 1, got one of step 2"));
   }
-  // One that is damaged does not count, and goes with the next save.
+  // A damaged checkpoint does not count, and the next save removes it.
   write_bytes(step_folder(folder, 2) + "/model.pt", "");
   run_ranks<int>(2, [&](const Rank& self) {
     const Warnings warnings;
@@ -396,7 +398,7 @@ TEST_CASE("a save before the newest checkpoint is refused", "[checkpoint][ranks]
   CHECK(names_in(folder.path()) == std::vector<std::string>{"step-00000001"});
 }
 
-TEST_CASE("options, names and steps that cannot be", "[checkpoint][ranks][errors]") {
+TEST_CASE("invalid options, names and steps are refused", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   run_ranks<int>(1, [&](const Rank& self) {
     const auto error_with = [&](const ddp::CheckpointerOptions& options) {
@@ -419,14 +421,16 @@ TEST_CASE("options, names and steps that cannot be", "[checkpoint][ranks][errors
   });
 }
 
-TEST_CASE("a disk that is full, read-only or gone", "[checkpoint][ranks][errors]") {
+TEST_CASE(
+    "a disk that is full, read-only or gone is an error on every rank",
+    "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   SmallDisk disk(folder.file("disk"));
   if (!is_root() || !disk.is_mounted()) {
     std::cout << "skipped: mounting a small disk takes root\n";
     return;
   }
-  // Of every rank: the error of the write behind the steps, in the next call.
+  // Returns every rank's error of a background write, thrown by the next call.
   const auto save_large = [&](int64_t elements) {
     return errors_of_ranks(2, [&](const Rank& self) {
       at::Tensor large = torch::rand({elements});
@@ -448,7 +452,7 @@ TEST_CASE("a disk that is full, read-only or gone", "[checkpoint][ranks][errors]
   REQUIRE(disk.make_read_only());
   check_failed(save_large(2000000), "got \"Read-only file system\"");
 
-  // The file system goes away behind the steps, and before a load.
+  // The file system disappears during a background write, and before a load.
   SmallDisk leaving(folder.file("leaving"));
   REQUIRE(leaving.is_mounted());
   const auto path = folder.file("leaving/checkpoints");

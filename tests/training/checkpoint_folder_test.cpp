@@ -1,4 +1,4 @@
-// Folders of checkpoints that somebody has changed, and saves after one that failed.
+// Folders of checkpoints that another program has changed, and saves after a failed one.
 #include "checkpointing.h"
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace ddp::testing;
 
-// Of two ranks that save and load a text alone.
+// Returns the errors of two ranks that save and load only a text.
 std::vector<std::string> errors_of_pair(
     const std::string& folder, const std::function<void(ddp::Checkpointer&, std::string&)>& body) {
   return errors_of_ranks(2, [&](const Rank& self) {
@@ -57,7 +57,7 @@ TEST_CASE("a checkpoint under another step's name is refused", "[checkpoint][ran
   }
 }
 
-TEST_CASE("a file in a checkpoint's place is left out", "[checkpoint][ranks][errors]") {
+TEST_CASE("a file in the place of a checkpoint is left out", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   save_texts(folder.path(), {1});
   folder.write("step-00000002", "");
@@ -71,7 +71,7 @@ TEST_CASE("a file in a checkpoint's place is left out", "[checkpoint][ranks][err
   CHECK(errors == kNoErrors);
 }
 
-TEST_CASE("a save that fails leaves the next one as it would be", "[checkpoint][ranks][errors]") {
+TEST_CASE("a failed save does not affect the next one", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   SmallDisk disk(folder.file("disk"));
   if (!is_root() || !disk.is_mounted()) {
@@ -87,14 +87,14 @@ TEST_CASE("a save that fails leaves the next one as it would be", "[checkpoint][
     const auto error = error_of([&] { c.wait(); });
     TORCH_CHECK(error.find("No space left on device") != std::string::npos, error);
     text = "third";
-    c.save(3);  // the damaged one is still known, and goes now
+    c.save(3);  // the damaged step is still recorded, and is removed now
     c.wait();
     TORCH_CHECK((c.steps() == std::vector<int64_t>{1, 3}));
   });
   CHECK(errors == kNoErrors);
 }
 
-TEST_CASE("rank 0 hears of a rank that cannot write", "[checkpoint][ranks][errors]") {
+TEST_CASE("rank 0 reports a rank that cannot write", "[checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   SmallDisk disk(folder.file("disk"));
   if (!is_root() || !disk.is_mounted()) {
@@ -110,7 +110,7 @@ TEST_CASE("rank 0 hears of a rank that cannot write", "[checkpoint][ranks][error
       checkpointer.add_per_rank("text", text);
       checkpointer.save(1);
     }
-    // No rank is there any more to say that it failed, so the folder has to.
+    // The other rank has ended and cannot report its failure, so its file in the folder has to.
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     ddp::barrier(self.group);
     return passed.count();
@@ -119,8 +119,8 @@ TEST_CASE("rank 0 hears of a rank that cannot write", "[checkpoint][ranks][error
   CHECK(names_in(disk.path()).empty());
 }
 
-TEST_CASE("an option that is a large value is told in short", "[checkpoint][errors][pure]") {
-  // 2^60 elements where it was written out.
+TEST_CASE("an option with a large value has a short error text", "[checkpoint][errors][pure]") {
+  // Printed in full, it would have 2^60 elements.
   c10::IValue pairs(0.1);
   for (int i = 0; i < 60; ++i) pairs = c10::ivalue::Tuple::create({pairs, pairs});
   torch::optim::SGD optimizer(torch::nn::Linear(1, 1)->parameters(), 0.1);

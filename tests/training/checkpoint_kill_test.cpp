@@ -1,5 +1,5 @@
-// A run whose ranks are killed again and again, wherever they are, and resumed each time, ends as
-// the run that nobody killed. DDP_TEST_KILLS=20 in the environment kills 20 times.
+// A run whose ranks are killed again and again, at any point, and resumed each time, ends with the
+// same state as an uninterrupted run. DDP_TEST_KILLS=20 in the environment kills 20 times.
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ std::vector<std::string> command(const std::string& folder, int steps) {
        std::to_string(steps)});
 }
 
-// The lines with the ranks' results, sorted.
+// Returns the lines with the ranks' results, sorted.
 std::vector<std::string> results_in(const std::string& output) {
   std::vector<std::string> results;
   for (const auto& line : ddp::testing::sorted_lines(output)) {
@@ -40,7 +40,8 @@ std::vector<std::string> results_in(const std::string& output) {
   return results;
 }
 
-/// Starts the run, kills a rank in the midst of it, and returns the step that it began after.
+/// Starts the run, kills a rank in the middle of it, and returns the step after which the run
+/// began.
 int kill_once(const std::string& folder, int steps, std::mt19937& random) {
   const auto draw = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
   Process job(command(folder, steps));
@@ -49,7 +50,7 @@ int kill_once(const std::string& folder, int steps, std::mt19937& random) {
   const auto pids = numbers_after(job.out(), "pid ");
   const auto last_seen = begun + draw(9);
   if (last_seen > begun) job.read_until("step " + std::to_string(last_seen) + "\n");
-  // Anywhere in the next steps, and in the saves behind them.
+  // Kills at any point of the next steps, and of their background saves.
   usleep(static_cast<useconds_t>(draw(8000)));
   kill(pids[static_cast<size_t>(draw(kRanks - 1))], SIGKILL);
   CHECK(job.wait().code != 0);
@@ -59,7 +60,8 @@ int kill_once(const std::string& folder, int steps, std::mt19937& random) {
 }  // namespace
 
 TEST_CASE(
-    "killed anywhere, a resumed run ends bit for bit as the whole one", "[checkpoint][process]") {
+    "a run that is killed at any point and resumed ends bit for bit as an uninterrupted one",
+    "[checkpoint][process]") {
   const char* const asked = std::getenv("DDP_TEST_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 2;
   const unsigned seed = std::random_device()();
@@ -89,8 +91,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that writes numbers for its users resumes, and ends, as the others do",
-    "[checkpoint][process]") {
+    "a rank with a foreign locale resumes, and ends, as the others do", "[checkpoint][process]") {
   const TemporaryFolder whole, saved;
   const auto expected = ddp::testing::run(command(whole.path(), 20));
   INFO(expected.err);

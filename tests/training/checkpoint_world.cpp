@@ -1,5 +1,5 @@
-// A rank of a run that is killed and resumed: trains on chance, saves behind its steps, and prints
-// at the end what all of it comes to. checkpoint_world FOLDER STEPS
+// A rank of a run that is killed and resumed: trains on random data, saves in the background, and
+// prints a hash of its final state. checkpoint_world FOLDER STEPS
 #include <unistd.h>
 
 #include <cstdio>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// FNV-1a, as it comes.
+// FNV-1a over the bytes in memory order.
 uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
   uint64_t hash = 14695981039346656037ULL;
   for (const auto& tensor : tensors) {

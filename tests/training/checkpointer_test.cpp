@@ -1,4 +1,4 @@
-// What a checkpoint holds, and what it looks like.
+// The contents of a checkpoint, and its files.
 #include "checkpointing.h"
 
 #include <algorithm>
@@ -33,10 +33,10 @@ std::set<std::string> sorted_names(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("a resumed run goes on bit for bit", "[checkpoint][ranks]") {
+TEST_CASE("a resumed run continues bit for bit", "[checkpoint][ranks]") {
   const int size = GENERATE(1, 2);
   const bool background = GENERATE(true, false);
-  const int before = GENERATE(3, 25);  // in the first epoch, and in another
+  const int before = GENERATE(3, 25);  // in the first epoch, and in a later one
   CAPTURE(size, background, before);
   const TemporaryFolder folder;
 
@@ -46,13 +46,13 @@ TEST_CASE("a resumed run goes on bit for bit", "[checkpoint][ranks]") {
     run.add_to(checkpointer);
     course_of(run, before);
     checkpointer.save(before);
-    return course_of(run, 7);  // while it is written
+    return course_of(run, 7);  // while the checkpoint is written
   });
   const auto resumed = run_ranks<Course>(size, [&](const Rank& self) {
     TrainingRun run(self);
     ddp::Checkpointer checkpointer(folder.path(), options_of(self));
     run.add_to(checkpointer);
-    course_of(run, 1);  // so that there is other state to replace
+    course_of(run, 1);  // changes the state that the load has to replace
     TORCH_CHECK(checkpointer.load_latest() == before);
     return course_of(run, 7);
   });
@@ -64,7 +64,7 @@ TEST_CASE("a resumed run goes on bit for bit", "[checkpoint][ranks]") {
 }
 
 TEST_CASE(
-    "a checkpoint is a folder with a manifest, and the last ones stay", "[checkpoint][ranks]") {
+    "a checkpoint is a folder with a manifest, and the last ones are kept", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   save_checkpoints(folder.path(), 2, {1, 2, 3, 4, 5});
   CHECK(
@@ -102,7 +102,7 @@ TEST_CASE("steps are listed, and any of them can be loaded", "[checkpoint][ranks
   }
 }
 
-TEST_CASE("an empty folder, or none, has nothing to load", "[checkpoint][ranks]") {
+TEST_CASE("an empty or missing folder has nothing to load", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   const bool exists = GENERATE(true, false);
   const auto path = exists ? folder.path() : folder.file("none/yet");
@@ -126,7 +126,7 @@ TEST_CASE("a folder's name may have any characters", "[checkpoint][ranks]") {
   CHECK(loaded == std::vector<int64_t>{2, 2});
 }
 
-TEST_CASE("steps may be as large as they come", "[checkpoint][ranks]") {
+TEST_CASE("step numbers may be as large as int64 allows", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   constexpr int64_t kQuintillion = 1'000'000'000'000'000'000;
   const std::vector<int64_t> steps{
@@ -149,7 +149,7 @@ TEST_CASE("steps may be as large as they come", "[checkpoint][ranks]") {
   CHECK(loaded == std::vector<int64_t>{kQuintillion - 1});
 }
 
-TEST_CASE("a save of the same step replaces the one before", "[checkpoint][ranks]") {
+TEST_CASE("a save of the same step replaces the previous one", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   const auto counts = run_ranks<int64_t>(2, [&](const Rank& self) {
     Counter counter;
@@ -173,7 +173,7 @@ TEST_CASE("maybe_save saves by steps and by rank 0's clock", "[checkpoint][ranks
       if (checkpointer.maybe_save(step)) steps.push_back(step);
       TORCH_CHECK(!checkpointer.maybe_save(step));
     }
-    // Rank 1's clock would have it save at once: only rank 0's counts.
+    // Rank 1's clock would make it save at once: only rank 0's counts.
     const auto every = std::chrono::seconds(self.rank == 0 ? 1 : 100);
     ddp::Checkpointer by_time(folder.path(), options_of(self).every(every).keep_last(0));
     int64_t step = 100;
@@ -185,7 +185,7 @@ TEST_CASE("maybe_save saves by steps and by rank 0's clock", "[checkpoint][ranks
   CHECK(saved[1] == saved[0]);
 }
 
-TEST_CASE("plain values, tensors and other optimizers come back", "[checkpoint][ranks]") {
+TEST_CASE("plain values, tensors and other optimizers are restored", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   run_ranks<int>(2, [&](const Rank& self) {
     auto weight = torch::ones({3});
@@ -213,12 +213,12 @@ TEST_CASE("plain values, tensors and other optimizers come back", "[checkpoint][
   });
 }
 
-TEST_CASE("saved on 4 ranks, loaded on fewer, and back", "[checkpoint][ranks]") {
+TEST_CASE("a checkpoint of 4 ranks loads on fewer, and back on 4", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   std::multiset<size_t> seen;
   std::vector<at::Tensor> expected;
   int64_t step = 0;
-  const auto go_on = [&](int size, int steps) {
+  const auto resume = [&](int size, int steps) {
     const auto courses = run_ranks<Course>(size, [&](const Rank& self) {
       TrainingRun run(self);
       ddp::Checkpointer checkpointer(folder.path(), options_of(self));
@@ -240,16 +240,16 @@ TEST_CASE("saved on 4 ranks, loaded on fewer, and back", "[checkpoint][ranks]") 
     expected = courses.front().values;
     expected.pop_back();
   };
-  go_on(4, 2);  // 16 samples
-  go_on(2, 3);  // 12
-  go_on(1, 2);  // 4
-  go_on(4, 1);  // the last 8 of 40
+  resume(4, 2);  // 16 samples
+  resume(2, 3);  // 12
+  resume(1, 2);  // 4
+  resume(4, 1);  // the last 8 of 40
   std::multiset<size_t> all;
   for (size_t i = 0; i < TrainingRun::kSamples; ++i) all.insert(i);
   CHECK(seen == all);
 }
 
-TEST_CASE("random numbers go on, and a new rank draws its own", "[checkpoint][pure]") {
+TEST_CASE("saved random numbers continue, and a new rank draws its own", "[checkpoint][pure]") {
   torch::manual_seed(3);
   torch::rand({5});
   const auto saved = ddp::copy_to_host(ddp::random_state());
@@ -268,7 +268,7 @@ TEST_CASE("random numbers go on, and a new rank draws its own", "[checkpoint][pu
       ContainsText("saved: expected the state of a generator"));
 }
 
-TEST_CASE("a rank keeps its own parts, and a new one its own", "[checkpoint][ranks]") {
+TEST_CASE("a rank loads its own parts, and a new rank keeps its own", "[checkpoint][ranks]") {
   const TemporaryFolder folder;
   run_ranks<int>(2, [&](const Rank& self) {
     int64_t own = 10 + self.rank;

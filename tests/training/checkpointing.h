@@ -1,4 +1,4 @@
-// A training run with all that a checkpoint holds, for the tests of Checkpointer.
+// A training run with every kind of state that a checkpoint holds, for the tests of Checkpointer.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Counter {
   }
 };
 
-/// One rank's run: without dropout, as ranks that are threads share one generator.
+/// One rank's run: without dropout, because ranks that are threads share one generator.
 class TrainingRun {
  public:
   static constexpr size_t kSamples = 40;
@@ -83,7 +83,7 @@ class TrainingRun {
     checkpointer.add_per_rank("generator", generator).add_per_rank("samples", samples);
   }
 
-  /// All that decides how the run goes on, as numbers.
+  /// All state that decides how the run continues, as numbers.
   std::vector<at::Tensor> values() {
     std::vector<at::Tensor> all;
     for (const auto& p : net->named_parameters()) all.push_back(p.value().detach().clone());
@@ -114,7 +114,7 @@ class TrainingRun {
   int64_t samples = 0;
 
  private:
-  // The same on every rank, without the generator that threads share.
+  // Fills the parameters with equal values on every rank, without the generator that threads share.
   static torch::nn::Sequential filled(torch::nn::Sequential net) {
     const torch::NoGradGuard no_grad;
     for (auto& p : net->parameters()) {

@@ -28,7 +28,7 @@ TEST_CASE("batches reach a GPU whole, while the loop keeps it busy", "[cuda][pre
   };
   auto loader =
       make_prefetch_loader(batches, plus_one, PrefetchOptions().workers(workers).device(at::kCUDA));
-  // Long enough for memory that is given back too early to be written over by a later batch.
+  // Long enough for a later batch to overwrite memory that is released too early.
   const auto weight = torch::randn({2048, 2048}, gpu);
   for (int epoch = 0; epoch < 2; ++epoch) {
     std::vector<at::Tensor> low, high, labels;

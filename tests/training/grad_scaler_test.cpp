@@ -1,5 +1,5 @@
-// What a GradScaler refuses, saves and agrees on; its scales are compared with Python's in
-// mixed_precision.py.
+// The errors of a GradScaler, its archive and its agreement among ranks; mixed_precision.py
+// compares its scales with Python's.
 #include <limits>
 #include <sstream>
 #include <string>
@@ -78,7 +78,7 @@ TEST_CASE("a GradScaler refuses calls out of order", "[pure][errors]") {
   CHECK(error([&] { scaler.step(lbfgs); }).find("got LBFGS") != std::string::npos);
 }
 
-TEST_CASE("a GradScaler that is not enabled stands aside", "[pure]") {
+TEST_CASE("a GradScaler that is not enabled changes nothing", "[pure]") {
   Training training(kInf);
   GradScaler scaler(GradScalerOptions().enabled(false));
   const auto loss = torch::ones({});
@@ -115,7 +115,7 @@ TEST_CASE("a GradScaler unscales the values of sparse gradients", "[pure]") {
 TEST_CASE("ranks of found_inf_groups skip a step together", "[ranks]") {
   const auto results = ddp::testing::run_ranks<at::Tensor>(3, [](const auto& self) {
     GradScaler scaler(GradScalerOptions().init_scale(8).found_inf_groups({self.group}));
-    // Rank 1 finds an infinity, rank 2 has nothing to step in the second round.
+    // Rank 1 finds an infinity, and rank 2 has no gradients in the second round.
     Training training(self.rank == 1 ? kInf : 8.0F);
     const bool first = scaler.step(training.optimizer);
     scaler.update();

@@ -1,4 +1,4 @@
-// What schedules refuse; their rates are compared with Python's in lr_schedules.py.
+// The errors of schedules; lr_schedules.py compares their rates with Python's.
 #include <memory>
 #include <sstream>
 #include <vector>
@@ -58,7 +58,7 @@ TEST_CASE("a schedule refuses options out of range", "[pure][errors]") {
       "got \"sine\"", [&] { OneCycleLR(sgd, OneCycleLROptions(0.1, 10).anneal_strategy("sine")); });
 }
 
-TEST_CASE("a cycle of momentum wants an optimizer that has one", "[pure][errors]") {
+TEST_CASE("a cycle of momentum needs an optimizer that has one", "[pure][errors]") {
   torch::optim::Adagrad adagrad({torch::zeros({1})});
   const auto error = error_of([&] { OneCycleLR(adagrad, OneCycleLROptions(0.1, 10)); });
   CHECK(error.find("Set cycle_momentum(false)") != std::string::npos);
@@ -68,7 +68,7 @@ TEST_CASE("a cycle of momentum wants an optimizer that has one", "[pure][errors]
       error_of([&] { cycle.step(); }).find("at most total_steps (10) calls") != std::string::npos);
 }
 
-TEST_CASE("a sequence refuses schedules that are not its own", "[pure][errors]") {
+TEST_CASE("a sequence refuses schedules of another optimizer", "[pure][errors]") {
   auto sgd = make_sgd();
   auto other = make_sgd();
   LinearLR linear(sgd);
@@ -88,7 +88,7 @@ TEST_CASE("a sequence refuses schedules that are not its own", "[pure][errors]")
   CHECK(error({&linear}, {}).find("a LinearLR, at epoch 1") != std::string::npos);
 }
 
-TEST_CASE("a schedule's state is for as many parameter groups", "[pure][errors]") {
+TEST_CASE("a schedule's state loads only with as many parameter groups", "[pure][errors]") {
   auto one = make_sgd(1);
   auto two = make_sgd(2);
   LinearLR saved(one);
@@ -105,7 +105,7 @@ TEST_CASE("a schedule's state is for as many parameter groups", "[pure][errors]"
   CHECK(loaded.last_epoch() == 0);
 }
 
-TEST_CASE("a rate is scaled by the ranks of the group", "[ranks]") {
+TEST_CASE("scaled_lr multiplies a rate by the number of ranks", "[ranks]") {
   const auto rates = ddp::testing::run_ranks<double>(
       3, [](const ddp::testing::Rank& self) { return scaled_lr(0.1, self.group); });
   CHECK(rates == std::vector<double>(3, 0.1 * 3));

@@ -1,5 +1,5 @@
-# Steps each schedule in Python and has lr_schedules_world print the same: every rate and momentum of
-# 200 steps must be the same number. lr_schedules.py PROGRAM
+# Steps each schedule in Python and lets lr_schedules_world print the same: every rate and momentum
+# of 200 steps must be the same number. lr_schedules.py PROGRAM
 import subprocess
 import sys
 import warnings

@@ -1,5 +1,5 @@
-// Prints rates and momentums of the schedules in lr_schedules.py, 17 digits each. Each schedule
-// goes on from a file in the middle, in objects that were made anew.
+// Prints rates and momentums of the schedules in lr_schedules.py, 17 digits each. In the middle
+// each schedule is saved, and continues in new objects that load the file.
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -15,7 +15,7 @@
 namespace {
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
-/// A schedule and what it needs; the last is stepped, of "both" all are.
+/// A schedule and the schedules that it needs; only the last one is stepped, for "both" all are.
 using Schedules = std::vector<std::shared_ptr<ddp::LRScheduler>>;
 
 std::vector<torch::optim::OptimizerParamGroup> groups() {
@@ -166,8 +166,9 @@ void load(const Schedules& schedules, const std::vector<std::string>& files) {
   }
 }
 
-// As a resumed run does: made anew, and then the optimizer's options come from its own file.
-void go_on(const Case& one, Optimizer& optimizer, Schedules& schedules) {
+// Continues as a resumed run: constructs new objects, then loads the optimizer's options from its
+// own file.
+void resume(const Case& one, Optimizer& optimizer, Schedules& schedules) {
   const auto files = saved(schedules);
   auto fresh = one.make_optimizer();
   schedules = one.make(*fresh);
@@ -187,7 +188,7 @@ int main() {
     auto schedules = one.make(*optimizer);
     for (int step = 0; step <= kSteps; ++step) {
       print(one.name, step, *optimizer);
-      if (step == 33 || step == 90) go_on(one, optimizer, schedules);
+      if (step == 33 || step == 90) resume(one, optimizer, schedules);
       if (step == kSteps) break;
       if (one.steps_all) {
         for (const auto& schedule : schedules) schedule->step();

@@ -1,5 +1,5 @@
-# Python's GradScaler and autocast beside ours: the same scales, skipped steps, losses and gradients, to
-# the last digit. mixed_precision.py PROGRAM FOLDER
+# Compares GradScaler and autocast with Python's: the same scales, skipped steps, losses and
+# gradients, to the last digit. mixed_precision.py PROGRAM FOLDER
 import pathlib
 import random
 import subprocess

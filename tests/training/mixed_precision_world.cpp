@@ -1,5 +1,5 @@
-// What mixed_precision.py compares: scales and steps of a GradScaler that goes on from an archive
-// now and then, and the losses of a network under an AutocastGuard.
+// Prints the values that mixed_precision.py compares: scales and steps of a GradScaler that is
+// reloaded from its archive now and then, and the losses of a network under an AutocastGuard.
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace {
 
-/// The same scaler, by way of its archive.
+/// Saves the scaler and loads it into a new one.
 ddp::GradScaler reloaded(const ddp::GradScaler& scaler) {
   torch::serialize::OutputArchive out;
   scaler.save(out);
@@ -27,7 +27,7 @@ ddp::GradScaler reloaded(const ddp::GradScaler& scaler) {
   return loaded;
 }
 
-/// `_growth_tracker`, which is private to the scaler but not to its archive.
+/// Reads `_growth_tracker`, which is private in the scaler but public in its archive.
 long growth_tracker(const ddp::GradScaler& scaler) {
   torch::serialize::OutputArchive out;
   scaler.save(out);

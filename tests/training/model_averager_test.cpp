@@ -1,4 +1,4 @@
-// Local SGD: who averages with whom, and when.
+// Local SGD: which ranks average, and in which steps.
 #include <ddp/model_averager.h>
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace ddp::testing;
 
-// In which steps of ten the averages of two ranks were taken.
+// Returns in which of ten steps two ranks averaged.
 std::string steps_of(int64_t period, int64_t warmup) {
   const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
     ddp::PeriodicModelAverager averager(period, warmup, self.group);
@@ -48,7 +48,7 @@ TEST_CASE("parameters are averaged periodically, after a warm-up", "[local_sgd][
 
 TEST_CASE("a hierarchy averages within the longest period's group", "[local_sgd][ranks]") {
   const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
-    // This rank alone every step, both every second step.
+    // This rank alone every step, both ranks every second step.
     ddp::ProcessGroup alone = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
     auto averager = ddp::HierarchicalModelAverager::over({{1, alone}, {2, self.group}}, 1);
     std::vector<float> values;
@@ -64,7 +64,7 @@ TEST_CASE("a hierarchy averages within the longest period's group", "[local_sgd]
 }
 
 TEST_CASE(
-    "local SGD: averaged early, in the subgroup late, and the same at the end",
+    "local SGD averages gradients early, parameters late, and ends with equal ranks",
     "[local_sgd][ranks]") {
   const auto weights = run_ranks<std::vector<torch::Tensor>>(2, [](const Rank& self) {
     torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
@@ -100,7 +100,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an averager's count is saved", "[local_sgd][ranks]") {
+TEST_CASE("an averager saves its count", "[local_sgd][ranks]") {
   const auto steps = run_ranks<int64_t>(1, [](const Rank& self) {
     ddp::PeriodicModelAverager averager(3, 0, self.group);
     for (int i = 0; i < 5; ++i) averager.average_parameters(std::vector<at::Tensor>{});
@@ -117,7 +117,7 @@ TEST_CASE("an averager's count is saved", "[local_sgd][ranks]") {
   CHECK(steps[0] == 5);
 }
 
-TEST_CASE("averagers refuse what they cannot do", "[local_sgd][errors][ranks]") {
+TEST_CASE("averagers refuse invalid options", "[local_sgd][errors][ranks]") {
   const auto error = [](const std::function<void(const Rank&)>& body) {
     return errors_of_ranks(1, body)[0];
   };

@@ -21,7 +21,7 @@ using testing::thread_count;
 using testing::threads_left;
 using Numbers = std::vector<size_t>;
 
-// A number, and what `run` does with it.
+// A number, and the function that `run` calls with it.
 struct Numbered : Work {
   Numbered(size_t n, std::function<void(size_t)> b) : number(n), body(std::move(b)) {}
   void run() override {
@@ -50,7 +50,7 @@ Numbers up_to(size_t size) {
   return all;
 }
 
-// What comes out until the end or the error, whose text goes to `error`.
+// Takes work until the end or an error, whose text goes to `error`.
 Numbers taken_from(OrderedWorkers& workers, std::string* error = nullptr) {
   Numbers taken;
   try {
@@ -64,10 +64,11 @@ Numbers taken_from(OrderedWorkers& workers, std::string* error = nullptr) {
 
 }  // namespace
 
-TEST_CASE("work comes out as it was drawn, though later pieces are done first", "[pure]") {
+TEST_CASE(
+    "work is returned in the order of its draws, though later pieces finish first", "[pure]") {
   const size_t threads = GENERATE(1, 2, 3, 4);
   CAPTURE(threads);
-  // In every group of as many as there are threads, the first is done last.
+  // In every group of as many pieces as there are threads, the first one finishes last.
   std::vector<Count> done(8);
   std::atomic<int> in_vain{0};
   OrderedWorkers workers(threads, threads, numbers(8 * threads, [&](size_t number) {
@@ -79,7 +80,7 @@ TEST_CASE("work comes out as it was drawn, though later pieces are done first", 
   CHECK(in_vain == 0);
 }
 
-TEST_CASE("the end comes again and again, with nothing left", "[pure]") {
+TEST_CASE("the end is returned again and again, and nothing is left", "[pure]") {
   const auto threads_before = thread_count();
   Count draws;
   OrderedWorkers workers(3, 9, [&, source = numbers(4)]() mutable {
@@ -87,14 +88,14 @@ TEST_CASE("the end comes again and again, with nothing left", "[pure]") {
     return source();
   });
   CHECK(taken_from(workers) == up_to(4));
-  CHECK(draws.value() == 5);  // nothing is asked for once there was nothing
+  CHECK(draws.value() == 5);  // nothing is drawn after the end
   CHECK(threads_left(threads_before));
   CHECK(Counted::alive() == 0);
   CHECK(workers.next() == nullptr);
   CHECK(workers.next() == nullptr);
 }
 
-TEST_CASE("nothing to draw is an end at once", "[pure]") {
+TEST_CASE("nothing to draw is an immediate end", "[pure]") {
   OrderedWorkers workers(2, 2, numbers(0));
   CHECK(workers.next() == nullptr);
 }
@@ -105,7 +106,7 @@ TEST_CASE("no more than depth pieces are drawn ahead", "[pure]") {
   const size_t depth = std::get<1>(sizes);
   CAPTURE(threads, depth);
   constexpr size_t kPieces = 300;
-  // `asked` is raised before each next(), so it is never behind what was taken.
+  // `asked` is raised before each next(), so it is never less than the number of pieces taken.
   Count asked;
   Count drawn;
   std::atomic<int> too_many{0};
@@ -115,7 +116,8 @@ TEST_CASE("no more than depth pieces are drawn ahead", "[pure]") {
   };
   OrderedWorkers workers(threads, depth, draw);
   for (size_t i = 0; i + depth < kPieces; ++i) {
-    // Ahead as far as may be, while nobody takes: one more would be too many.
+    // The workers are as far ahead as allowed, and nothing is taken: one more piece would be too
+    // many.
     REQUIRE(drawn.wait_for(i + depth));
     asked.raise();
     REQUIRE(number_of(workers.next()) == i);
@@ -123,7 +125,7 @@ TEST_CASE("no more than depth pieces are drawn ahead", "[pure]") {
   CHECK(too_many == 0);
 }
 
-TEST_CASE("threads that would have nothing to do are not started", "[pure]") {
+TEST_CASE("threads that would have no work are not started", "[pure]") {
   const auto threads_before = thread_count();
   Count go;
   OrderedWorkers workers(6, 2, numbers(10, [&](size_t) { go.wait_for(1); }));
@@ -132,11 +134,11 @@ TEST_CASE("threads that would have nothing to do are not started", "[pure]") {
   CHECK(taken_from(workers) == up_to(10));
 }
 
-TEST_CASE("an error in a piece of work comes where the piece would have", "[errors]") {
+TEST_CASE("an error in a piece of work is thrown in place of that piece", "[errors]") {
   const size_t threads = GENERATE(1, 2, 4);
   CAPTURE(threads);
   const auto threads_before = thread_count();
-  // Raised when nothing is done with the piece that failed any more.
+  // Raised when the failed piece is destroyed.
   Count dropped;
   struct Failing : Work {
     explicit Failing(Count& d) : dropped_(d) {}
@@ -146,7 +148,7 @@ TEST_CASE("an error in a piece of work comes where the piece would have", "[erro
   };
   std::atomic<int> in_vain{0};
   const auto body = [&](size_t number) {
-    // With threads to spare, the piece before the error is done only after it.
+    // With spare threads, the piece before the error is done only after the error.
     if (number == 4 && threads > 1 && !dropped.wait_for(1)) ++in_vain;
   };
   const auto draw = [&, source = numbers(100, body)]() mutable -> std::unique_ptr<Work> {
@@ -164,7 +166,7 @@ TEST_CASE("an error in a piece of work comes where the piece would have", "[erro
   CHECK(Counted::alive() == 0);
 }
 
-TEST_CASE("an error in drawing comes behind what was drawn, and is the last draw", "[errors]") {
+TEST_CASE("an error in drawing comes after the drawn pieces, and is the last draw", "[errors]") {
   const size_t threads = GENERATE(1, 2, 4);
   CAPTURE(threads);
   Count draws;
@@ -180,7 +182,7 @@ TEST_CASE("an error in drawing comes behind what was drawn, and is the last draw
   CHECK(workers.next() == nullptr);
 }
 
-TEST_CASE("stopped early, threads finish what they have in hand and nothing is kept", "[pure]") {
+TEST_CASE("stop lets threads finish their current piece and keeps nothing", "[pure]") {
   const size_t threads = GENERATE(1, 2, 4);
   const size_t taken = GENERATE(0, 1, 7);
   CAPTURE(threads, taken);
@@ -193,7 +195,7 @@ TEST_CASE("stopped early, threads finish what they have in hand and nothing is k
                              finished.raise();
                            }));
     for (size_t i = 0; i < taken; ++i) REQUIRE(number_of(workers.next()) == i);
-    // Some finished, and every thread waits for room or is about to.
+    // Some pieces are finished, and every thread waits for room or is about to.
     REQUIRE(started.wait_for(taken + 2 * threads));
     if (taken == 1) {
       workers.stop();
@@ -206,13 +208,13 @@ TEST_CASE("stopped early, threads finish what they have in hand and nothing is k
   CHECK(Counted::alive() == 0);
 }
 
-TEST_CASE("stopped while a thread is at work, its piece is dropped, error or not", "[pure]") {
+TEST_CASE("a piece in work at the time of a stop is dropped, error or not", "[pure]") {
   const bool fails = GENERATE(false, true);
   CAPTURE(fails);
   const auto threads_before = thread_count();
   Count begun;
   std::atomic<int> in_vain{0};
-  // One thread is at work until the other, which waited for room, has seen the stop.
+  // One thread runs until the other, which waited for room, has noticed the stop.
   OrderedWorkers workers(2, 2, numbers(10, [&](size_t number) {
                            begun.raise();
                            if (number != 0) return;

@@ -1,4 +1,4 @@
-// Pickles that no torch.save writes: an error, in little time and memory.
+// Pickles that no torch.save writes are errors, in little time and memory.
 #include <string>
 
 #include "support/error_of.h"
@@ -44,20 +44,20 @@ TEST_CASE("a pickle may be nested a hundred deep", "[checkpoint][errors][pure]")
   }
 }
 
-TEST_CASE("nothing in a pickle holds itself", "[checkpoint][errors][pure]") {
+TEST_CASE("nothing in a pickle contains itself", "[checkpoint][errors][pure]") {
   const std::string text = "a container changes that another holds";
   const std::string keep("q\0", 2);
   const std::string take("h\0", 2);
   CHECK_THAT(error_in("]" + keep + take + "a"), ContainsText(text));
   CHECK_THAT(error_in("}" + keep + "K\x01" + take + "s"), ContainsText(text));
-  // In a tuple that it then takes.
+  // In a tuple that the container then takes.
   CHECK_THAT(error_in("]" + keep + take + "\x85" + "a"), ContainsText(text));
-  // What two hold is none of these.
+  // A container that two others hold does not contain itself.
   CHECK(read("](]" + keep + take + "e").toListRef().size() == 2);
 }
 
-TEST_CASE("a tuple that many hold is made once", "[checkpoint][errors][pure]") {
-  // Forty pairs, each of the one before twice: 2^40 where they were copies.
+TEST_CASE("a tuple that many containers hold is made once", "[checkpoint][errors][pure]") {
+  // Forty pairs, each of which holds the previous pair twice: 2^40 elements if they were copied.
   std::string pairs = ")";
   for (char i = 0; i < 40; ++i) pairs += std::string("q") + i + "h" + i + "\x86";
   const auto value = read(pairs);

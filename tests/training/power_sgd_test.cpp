@@ -1,4 +1,4 @@
-// PowerSGD against Python's, whose runs are recorded in fixtures/power_sgd.txt.
+// Compares PowerSGD with Python's, whose runs are recorded in fixtures/power_sgd.txt.
 #include <ddp/power_sgd.h>
 
 #include <fstream>
@@ -105,7 +105,7 @@ Recorded recorded(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("PowerSGD ends where Python's does", "[power_sgd][ranks]") {
+TEST_CASE("PowerSGD ends with the parameters of Python's", "[power_sgd][ranks]") {
   const std::map<std::string, PowerSGDOptions> cases{
       {"rank_1", of_rank(1)},
       {"rank_2", of_rank(2)},
@@ -137,7 +137,7 @@ TEST_CASE("PowerSGD ends where Python's does", "[power_sgd][ranks]") {
   }
 }
 
-TEST_CASE("PowerSGD goes on from a checkpoint as if it had never ended", "[power_sgd][ranks]") {
+TEST_CASE("PowerSGD continues from a checkpoint as if uninterrupted", "[power_sgd][ranks]") {
   const TemporaryFolder folder;
   const auto whole = run_ranks<torch::Tensor>(2, [](const Rank& self) {
     PowerRun run(self, of_rank(1));
@@ -161,7 +161,7 @@ TEST_CASE("PowerSGD goes on from a checkpoint as if it had never ended", "[power
   });
   const auto resumed = run_ranks<torch::Tensor>(2, [&](const Rank& self) {
     PowerRun run(self, of_rank(1));
-    // One step for the buckets to be those of the run that was saved.
+    // One step makes the buckets equal to those of the saved run.
     run.train(0, 1);
     auto checkpointer = checkpointer_of(self, run);
     checkpointer.load(6);
@@ -171,7 +171,7 @@ TEST_CASE("PowerSGD goes on from a checkpoint as if it had never ended", "[power
   for (const auto& values : resumed) CHECK(torch::equal(values, whole[0]));
 }
 
-TEST_CASE("PowerSGD of full rank loses nothing, in any buckets", "[power_sgd][ranks]") {
+TEST_CASE("PowerSGD of full rank loses nothing, whatever the buckets", "[power_sgd][ranks]") {
   const double bucket_cap_mb = GENERATE(25.0, 0.0002);
   const auto options = of_rank(6).min_compression_rate(0.1);
   const auto compressed = run_ranks<torch::Tensor>(2, [&](const Rank& self) {
@@ -188,12 +188,12 @@ TEST_CASE("PowerSGD of full rank loses nothing, in any buckets", "[power_sgd][ra
   CHECK((compressed[0] - plain[0]).abs().max().item<float>() < 1e-5F);
 }
 
-TEST_CASE("PowerSGD in a join sends what ranks without input kept back", "[power_sgd][ranks]") {
+TEST_CASE("PowerSGD in a join sends the error of ranks without input", "[power_sgd][ranks]") {
   const double cap = GENERATE(25.0, 0.0002);
   const auto ends = run_ranks<torch::Tensor>(3, [&](const Rank& self) {
     PowerRun run(self, PowerSGDOptions().start_iter(2).min_compression_rate(0.1), cap);
     run.model->join([&] { run.train(0, 4 + 2 * self.rank); });
-    // The hook's steps are the same on all ranks: trained on, all do as one.
+    // The hook counts the same steps on all ranks: they stay equal when they train on.
     run.train(10, 13);
     return run.values();
   });
@@ -217,7 +217,7 @@ TEST_CASE("a gradient that is zero stays zero under PowerSGD", "[power_sgd][rank
   for (const auto& gradient : gradients) CHECK(torch::equal(gradient, torch::zeros({8, 8})));
 }
 
-TEST_CASE("a gradient travels after steps in which it was zero", "[power_sgd][ranks]") {
+TEST_CASE("a gradient is sent again after steps in which it was zero", "[power_sgd][ranks]") {
   const int64_t rank = GENERATE(1, 2, 4);
   const auto shares = run_ranks<float>(2, [&](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
@@ -247,7 +247,7 @@ TEST_CASE("PowerSGD's seeds are NumPy's", "[power_sgd][pure]") {
   CHECK(again.next() == after);
 }
 
-TEST_CASE("columns become orthonormal", "[power_sgd][pure]") {
+TEST_CASE("orthogonalize makes columns orthonormal", "[power_sgd][pure]") {
   const int64_t columns = GENERATE(1, 2, 4);
   auto matrices = waves({3, 9, columns}, 0.7, 0);
   ddp::orthogonalize(matrices, 0);

@@ -1,4 +1,4 @@
-// Types of batches: what is moved, what is counted, and what is refused.
+// Types of batches: which are moved, counted and refused.
 #include <ddp/prefetch.h>
 
 #include <map>
@@ -38,7 +38,7 @@ namespace {
 // A device that every build has; tensors there have shapes and no content.
 const c10::Device kElsewhere(at::kMeta);
 
-// The batch on the device, and how many samples it was taken for.
+// Returns the batch on the device, and the number of samples that was counted for it.
 template <typename Batch>
 std::pair<Batch, size_t> moved_and_counted(const Batch& batch) {
   size_t samples = 0;
@@ -101,7 +101,7 @@ TEST_CASE("without a device, and to the CPU, tensors are not copied", "[pure][pr
   for (const auto& batch : *to_cpu) CHECK(batch.is_same(x));
 }
 
-TEST_CASE("what a transform returns is moved, and what it got is counted", "[pure][prefetch]") {
+TEST_CASE("a transform's results are moved, and its inputs are counted", "[pure][prefetch]") {
   const std::vector<at::Tensor> batches{torch::ones({5, 2}), torch::ones({4, 2})};
   std::vector<size_t> samples;
   const auto named = [](const at::Tensor& batch) {
@@ -117,7 +117,7 @@ TEST_CASE("what a transform returns is moved, and what it got is counted", "[pur
   CHECK(samples == std::vector<size_t>{0, 5, 4});
 }
 
-TEST_CASE("options that cannot be are refused", "[errors][prefetch]") {
+TEST_CASE("invalid prefetch options are refused", "[errors][prefetch]") {
   const auto with = [](const PrefetchOptions& options) {
     return testing::error_of<c10::ValueError>([&] { make_prefetch_loader(kTensors, options); });
   };
@@ -140,7 +140,7 @@ TEST_CASE("options that cannot be are refused", "[errors][prefetch]") {
   CHECK(with(PrefetchOptions()).empty());
 }
 
-TEST_CASE("a null pointer is no loader", "[errors][prefetch]") {
+TEST_CASE("a null pointer is not a loader", "[errors][prefetch]") {
   CHECK(
       testing::error_of<c10::ValueError>(
           [] { make_prefetch_loader(std::unique_ptr<std::vector<at::Tensor>>()); }) ==
@@ -148,7 +148,7 @@ TEST_CASE("a null pointer is no loader", "[errors][prefetch]") {
       "torch::data::make_data_loader returned.");
 }
 
-TEST_CASE("batches of which too little is known are refused", "[errors][prefetch]") {
+TEST_CASE("batches that cannot be moved or counted are refused", "[errors][prefetch]") {
   const std::vector<photos::Opaque> batches(1);
   CHECK(
       testing::error_of<c10::ValueError>(

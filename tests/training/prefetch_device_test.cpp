@@ -1,4 +1,4 @@
-// The way to an accelerator, on one that this program makes up.
+// Copies to an accelerator, on a device that this program defines.
 #include <ddp/prefetch.h>
 
 #include <set>
@@ -32,7 +32,7 @@ float first_of(const at::Tensor& t) { return *static_cast<const float*>(t.data_p
 
 }  // namespace
 
-TEST_CASE("the loop's stream waits for a batch on its way to a device", "[pure][prefetch]") {
+TEST_CASE("the loop's stream waits for a batch that is copied to a device", "[pure][prefetch]") {
   const int64_t workers = GENERATE(1, 3);
   const c10::StreamId loops_stream = GENERATE(0, 9);
   CAPTURE(workers, loops_stream);
@@ -46,7 +46,7 @@ TEST_CASE("the loop's stream waits for a batch on its way to a device", "[pure][
     std::set<std::pair<void*, c10::StreamId>> expected;
     for (const auto& batch : *loader) {
       CHECK(batch.data.device() == c10::Device(at::kPrivateUse1, 0));
-      // Nothing but a wait for the copies has them done.
+      // Only a wait for the copies completes them.
       CHECK(first_of(batch.data) == float(i));
       CHECK(first_of(batch.target) == float(-i));
       expected.insert(
@@ -82,7 +82,7 @@ TEST_CASE("a loop on a device that ends early leaves no event", "[pure][prefetch
 }
 
 TEST_CASE(
-    "a transform runs on the side stream, and what it puts there is kept", "[pure][prefetch]") {
+    "a transform runs on the side stream, and its device tensors are kept", "[pure][prefetch]") {
   auto& device = toy::Device::get();
   device.forget();
   const c10::Device second(at::kPrivateUse1, 1);
@@ -102,10 +102,10 @@ TEST_CASE(
   }
   CHECK(i == 3);
   CHECK(streams == std::vector<c10::StreamId>(3, toy::kPoolStream));
-  CHECK(toy::Guard().getStream(second).id() == 0);  // the loop's own is as it was
+  CHECK(toy::Guard().getStream(second).id() == 0);  // the loop's own stream is unchanged
 }
 
-TEST_CASE("a batch with gaps is closed up before it is pinned", "[pure][prefetch]") {
+TEST_CASE("a batch with gaps is made dense before it is pinned", "[pure][prefetch]") {
   auto& device = toy::Device::get();
   device.forget();
   const auto x = torch::arange(12, torch::kFloat).view({3, 4});
@@ -117,12 +117,12 @@ TEST_CASE("a batch with gaps is closed up before it is pinned", "[pure][prefetch
   CHECK(got[0].is_contiguous());
   const auto* values = static_cast<const float*>(got[0].data_ptr());
   CHECK(std::vector<float>(values, values + 6) == std::vector<float>{1, 2, 5, 6, 9, 10});
-  CHECK(got[1].strides() == x.t().strides());  // without gaps, it keeps its layout
+  CHECK(got[1].strides() == x.t().strides());  // a dense batch keeps its layout
   CHECK(device.copies.size() == 2);
   for (const auto& copy : device.copies) CHECK(copy.pinned);
 }
 
-TEST_CASE("what a device cannot keep for a stream is refused", "[errors][prefetch]") {
+TEST_CASE("a tensor that a device cannot keep for a stream is refused", "[errors][prefetch]") {
   const std::vector<at::Tensor> batches{torch::eye(2).to_sparse()};
   auto loader = make_prefetch_loader(batches, PrefetchOptions().device(at::kPrivateUse1));
   CHECK_THROWS_WITH(
@@ -132,7 +132,7 @@ TEST_CASE("what a device cannot keep for a stream is refused", "[errors][prefetc
                        "loop."));
 }
 
-TEST_CASE("a device that is not there is refused", "[errors][prefetch]") {
+TEST_CASE("a device that does not exist is refused", "[errors][prefetch]") {
   CHECK_THROWS_WITH(
       make_prefetch_loader(
           numbered(1), PrefetchOptions().device(c10::Device(at::kPrivateUse1, toy::kDevices))),

@@ -27,7 +27,7 @@ using testing::thread_count;
 using testing::threads_left;
 using Indices = std::vector<size_t>;
 
-// A sample is its own index, so a batch shows what the loader asked for.
+// A sample is its own index, so that a batch shows the indices that the loader asked for.
 struct Identity : torch::data::datasets::BatchDataset<Identity, Indices> {
   explicit Identity(size_t size, std::function<void(size_t)> look = {})
       : size_(size), look_(std::move(look)) {}
@@ -64,7 +64,7 @@ struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A batch of which one can count how many there are.
+// A batch that counts how many of its kind exist.
 struct Kept {
   Indices indices;
   Counted counted;
@@ -74,7 +74,7 @@ Kept kept(const Indices& batch) { return Kept{batch, {}}; }
 
 }  // namespace
 
-TEST_CASE("the loop gets what the inner loader gives, in its order", "[pure][prefetch]") {
+TEST_CASE("the loop gets the batches of the inner loader, in its order", "[pure][prefetch]") {
   const int64_t workers = GENERATE(1, 2, 3, 4);
   const auto depth = GENERATE(as<std::optional<int64_t>>(), std::nullopt, 1, 7);
   CAPTURE(workers);
@@ -116,7 +116,7 @@ TEST_CASE("a sampler's epoch is drawn when a pass begins", "[pure][prefetch]") {
 }
 
 TEST_CASE(
-    "anything with begin and end is a loader, and a container keeps its batches",
+    "any type with begin and end is a loader, and a container keeps its batches",
     "[pure][prefetch]") {
   std::vector<Indices> stored{{0, 1}, {2}, {3, 4, 5}};
   auto by_value = make_prefetch_loader(stored);
@@ -147,7 +147,7 @@ TEST_CASE("batches are prepared while the loop is busy, depth ahead", "[pure][pr
   auto batch = loader->begin();
   for (size_t i = 0; i + 1 + ahead < 200; ++i) {
     REQUIRE((*batch)[0] == i);
-    REQUIRE(drawn.wait_for(i + 1 + ahead));  // without the loop asking for more
+    REQUIRE(drawn.wait_for(i + 1 + ahead));  // before the loop asks for more
     asked.raise();
     ++batch;
   }
@@ -159,7 +159,7 @@ TEST_CASE("several workers transform at the same time", "[pure][prefetch]") {
   std::atomic<int> alone{0};
   const auto together = [&](Indices batch) {
     inside.raise();
-    if (!inside.wait_for(2)) ++alone;  // goes on only when the other one has come in too
+    if (!inside.wait_for(2)) ++alone;  // continues only when the other one has come in too
     return batch;
   };
   auto loader =
@@ -168,7 +168,7 @@ TEST_CASE("several workers transform at the same time", "[pure][prefetch]") {
   CHECK(alone == 0);
 }
 
-TEST_CASE("an error comes where its batch would have, as it was thrown", "[errors][prefetch]") {
+TEST_CASE("an error is thrown unchanged in place of its batch", "[errors][prefetch]") {
   const int64_t workers = GENERATE(1, 2, 4);
   const bool in_dataset = GENERATE(false, true);
   CAPTURE(workers, in_dataset);
@@ -201,7 +201,7 @@ TEST_CASE("an error comes where its batch would have, as it was thrown", "[error
     FAIL("no error came");
   } catch (const OwnError& error) {
     CHECK(std::string(error.what()) == "no 7");
-    CHECK(&error == thrown);  // the very object
+    CHECK(&error == thrown);  // the same object
   }
   CHECK(seen == up_to(7));
   CHECK(threads_left(threads_before));
@@ -213,7 +213,7 @@ TEST_CASE("an error comes where its batch would have, as it was thrown", "[error
   CHECK(epoch_through(*loader) == up_to(20));
 }
 
-TEST_CASE("an error of the first batch comes at the first look", "[errors][prefetch]") {
+TEST_CASE("an error of the first batch is thrown at its first use", "[errors][prefetch]") {
   const auto refuse = [](Indices batch) -> Indices {
     TORCH_CHECK(batch.empty(), "not this one");
     return batch;
@@ -236,13 +236,13 @@ TEST_CASE("a loop may end early and begin again", "[pure][prefetch]") {
       if (batch.indices[0] == stop_at) break;
     }
     CHECK(seen == up_to(std::min<size_t>(stop_at + 1, 100)));
-    // Nothing goes on behind the loop, which may now call the sampler.
+    // Nothing continues after the loop, which may now call the sampler.
     CHECK(threads_left(threads_before));
     CHECK(Counted::alive() == 0);
   }
 }
 
-TEST_CASE("a loop may end by an exception of its own", "[pure][prefetch]") {
+TEST_CASE("a loop may end by an exception of the user", "[pure][prefetch]") {
   const auto threads_before = thread_count();
   auto loader =
       make_prefetch_loader(loader_of(Identity(100), 1), kept, PrefetchOptions().workers(2));
@@ -273,7 +273,7 @@ TEST_CASE("destroyed in the middle, a loader leaves no thread and no batch", "[p
   CHECK(Counted::alive() == 1);  // the iterator's own
 }
 
-TEST_CASE("an iterator of a pass that is over says so", "[errors][prefetch]") {
+TEST_CASE("an iterator of a pass that is over throws an error", "[errors][prefetch]") {
   auto loader = make_prefetch_loader(loader_of(Identity(5), 1));
   auto old = loader->begin();
   CHECK((*old)[0] == 0);
@@ -341,7 +341,7 @@ TEST_CASE("a loop that resumes loses no sample that was drawn ahead", "[pure][pr
   }
 }
 
-TEST_CASE("on_consumed tells the samples that the loop is done with", "[pure][prefetch]") {
+TEST_CASE("on_consumed gets the samples that the loop is done with", "[pure][prefetch]") {
   const int64_t workers = GENERATE(1, 3);
   CAPTURE(workers);
   Indices consumed;
@@ -350,20 +350,20 @@ TEST_CASE("on_consumed tells the samples that the loop is done with", "[pure][pr
     consumed.push_back(samples);
     thread = std::this_thread::get_id();
   });
-  // Halved by the transform: what counts is what the sampler gave.
+  // The transform halves batches: the count is of the samples that the sampler gave.
   const auto half = [](const Indices& batch) {
     return Indices(batch.begin(), batch.begin() + batch.size() / 2);
   };
   auto loader = make_prefetch_loader(loader_of(Identity(10), 4), half, options);
   Indices expected{0};
   for (const auto& batch : *loader) {
-    CHECK(consumed == expected);  // not the batch in hand, however many are ahead
+    CHECK(consumed == expected);  // without the current batch, however many are drawn ahead
     expected.push_back(batch.size() == 1 ? 2 : 4);
   }
   CHECK(consumed == Indices{0, 4, 4, 2});
   CHECK(thread == std::this_thread::get_id());
 
-  // A batch that the loop left in the middle does not count.
+  // A batch in which the loop ended early does not count.
   consumed.clear();
   for (auto batch = loader->begin(); consumed.size() < 2; ++batch) CHECK((*batch)[0] == 0);
   CHECK(consumed == Indices{0, 4});
@@ -371,7 +371,8 @@ TEST_CASE("on_consumed tells the samples that the loop is done with", "[pure][pr
   CHECK(consumed == Indices{0, 4, 0, 4, 4, 2});
 }
 
-TEST_CASE("workers compute as the thread that loops, each on one thread", "[pure][prefetch]") {
+TEST_CASE(
+    "workers use the state of the loop's thread, each on one compute thread", "[pure][prefetch]") {
   const int threads_of_loop = at::get_num_threads();
   at::set_num_threads(3);
   struct Seen {
@@ -384,7 +385,7 @@ TEST_CASE("workers compute as the thread that loops, each on one thread", "[pure
   const auto look = [&](const Indices&) {
     at::parallel_for(0, 8, 1, [](int64_t, int64_t) {});  // compiled here, not in LibTorch
     const auto x = torch::ones({500, 500});
-    (x + 1).mm(x);  // OpenMP's part, and MKL's
+    (x + 1).mm(x);  // uses OpenMP, and MKL
     return Seen{
         at::GradMode::is_enabled(), c10::InferenceMode::is_enabled(), at::get_num_threads(),
         thread_count() <= threads_before + 2};
@@ -404,7 +405,7 @@ TEST_CASE("workers compute as the thread that loops, each on one thread", "[pure
     const c10::InferenceMode inference;
     for (const auto& seen : *loader) CHECK(seen.inference);
   }
-  // Nobody else is limited: not the loop, nor a thread that starts later.
+  // No other thread is limited: neither the loop's, nor one that starts later.
   int elsewhere = 0;
   std::thread([&] { elsewhere = at::get_num_threads(); }).join();
   CHECK(elsewhere == 3);

@@ -1,5 +1,5 @@
-# Python's profiler beside ours: the same names and counts of the same steps, and the same tables of the
-# same events. profiler.py PROGRAM
+# Compares the profiler with Python's: the same names and counts in the same steps, and the same
+# tables of the same events. profiler.py PROGRAM
 import json
 import random
 import subprocess
@@ -92,7 +92,7 @@ def compare_tables(what, text):
 
 
 def draw_events(seed):
-    """Calls in calls on three threads, kernels, memory, and what the two profilers treat specially."""
+    """Nested calls on three threads, kernels, memory, and events that the profilers treat specially."""
     draw = random.Random(seed)
     names = ["aten::mm", "aten::sum", "aten::sum", "ProfilerStep#3", "ProfilerStep#4", "mine", "ä" * 60, "t"]
     names += ["aten::is_leaf", "N2at6TensorE", "_ZN3c106Scalar3toIEv", "x" * 51, "x" * 52]
@@ -113,7 +113,7 @@ def draw_events(seed):
         for _ in range(draw.choice([0, 0, 1, 2])):
             at = draw.randint(start, end)
             add("kernel_" + draw.choice("ab"), at + 500, at + 500 + draw.randint(1, 3000), 7, linked=number, device=1)
-            # A call of the runtime, which CUPTI reports for a thread's number of its own.
+            # A call of the runtime, which CUPTI reports under its own thread number.
             add("cudaLaunchKernel", at, min(at + 100, end), 1000 + thread, linked=number)
         if draw.random() < 0.3:
             nbytes = draw.choice([64, -64, 5000, 3 << 20, -(5 << 30)])

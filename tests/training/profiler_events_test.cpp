@@ -1,4 +1,4 @@
-// What the profiler makes of events that were made by hand.
+// The profiler's results for constructed events.
 #include "training/profiler/events.h"
 
 #include <string>
@@ -49,7 +49,7 @@ TEST_CASE("self time is the time less that of direct children on the thread", "[
   CHECK(averages.find("inner")->self_cpu_time_total == 30);
   CHECK(averages.find("inner")->cpu_time() == 20);
   CHECK(averages.find("elsewhere")->self_cpu_time_total == 80);
-  CHECK(averages.find("across")->self_cpu_time_total == 10);  // overlaps in part: nobody's child
+  CHECK(averages.find("across")->self_cpu_time_total == 10);  // overlaps: no parent
   CHECK(averages.find("nowhere") == nullptr);
 }
 
@@ -74,7 +74,7 @@ TEST_CASE("memory belongs to the calls around it", "[pure][profiler]") {
   CHECK_THAT(averages.table(), ContainsText("CPU Mem") && ContainsText("384 B"));
 }
 
-TEST_CASE("kernels count for what launched them", "[pure][profiler]") {
+TEST_CASE("kernels count for the calls that launched them", "[pure][profiler]") {
   auto mm = call("mm", 0, 10);
   auto linear = call("linear", 0, 20);
   auto kernel = call("gemm", 30, 80, 7);

@@ -1,4 +1,4 @@
-// The schedule against Python's, whose states are recorded in fixtures/profiler_schedule.txt.
+// Compares the schedule with Python's, whose states are recorded in fixtures/profiler_schedule.txt.
 #include "training/profiler/schedule.h"
 
 #include <fstream>
@@ -51,7 +51,7 @@ TEST_CASE("every step has the state that Python's schedule has", "[pure][profile
                              .repeat(repeat)
                              .skip_first(skip_first)
                              .skip_first_wait(skip_first_wait != 0);
-    if (!options.has_schedule()) continue;  // recorded until it stops
+    if (!options.has_schedule()) continue;  // records until it stops
     CAPTURE(line);
     CHECK(states(options, expected.size()) == expected);
     ++schedules;
@@ -60,7 +60,7 @@ TEST_CASE("every step has the state that Python's schedule has", "[pure][profile
   CHECK(states({}, 5) == "RRRRR");
 }
 
-TEST_CASE("between two steps is done what Python does", "[pure][profiler]") {
+TEST_CASE("the actions between two steps are Python's", "[pure][profiler]") {
   auto file = fixture_at("transitions:");
   int transitions = 0;
   std::string line;
@@ -74,7 +74,7 @@ TEST_CASE("between two steps is done what Python does", "[pure][profiler]") {
       if (word == "prepare_trace") expected.prepare = true;
       if (word == "trace_ready") expected.trace_ready = true;
       if (word == "stop_trace") expected.stop = true;
-      // At the end a prepared recording begins before it stops.
+      // When the profiler stops, a prepared recording begins before it ends.
       if (word == "start_trace") (to == '-' ? expected.start_prepared : expected.start) = true;
     }
     CAPTURE(line);
@@ -86,7 +86,7 @@ TEST_CASE("between two steps is done what Python does", "[pure][profiler]") {
   CHECK(transitions == 16);
 }
 
-TEST_CASE("a schedule out of its range is an error", "[pure][profiler][errors]") {
+TEST_CASE("invalid schedules are errors", "[pure][profiler][errors]") {
   const auto error = [](const ProfilerOptions& options) {
     return ddp::testing::error_of<c10::ValueError>([&] { check_schedule(options); });
   };

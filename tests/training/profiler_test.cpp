@@ -44,8 +44,8 @@ int64_t calls(const Profiler& profiler, const std::string& name) {
   return entry == nullptr ? 0 : entry->count;
 }
 
-// The number behind `key`, behind the first `name` from `from` on.
-double number_behind(
+// Returns the number after `key`, after the first `name` from `from` on.
+double number_after(
     const std::string& text, const std::string& name, const std::string& key, size_t from = 0) {
   const auto at = text.find(name, from);
   const auto number = at == std::string::npos ? at : text.find(key, at);
@@ -110,7 +110,7 @@ TEST_CASE("a schedule records its active steps, cycle by cycle", "[pure][profile
   CHECK(steps == std::vector<int64_t>{2, 2, 2});
 }
 
-TEST_CASE("an end while it warms up has no trace", "[pure][profiler]") {
+TEST_CASE("a profiler that ends during warmup has no trace", "[pure][profiler]") {
   int ready = 0;
   for (int i = 0; i < 2; ++i) {
     Profiler profiler(
@@ -140,7 +140,7 @@ TEST_CASE("an exception in the loop stops the profiler", "[pure][profiler]") {
   CHECK(warnings.count("the disk is full") == 2);
 }
 
-TEST_CASE("what on_trace_ready throws leaves the schedule as it is", "[pure][profiler]") {
+TEST_CASE("an exception of on_trace_ready leaves the schedule unchanged", "[pure][profiler]") {
   int ready = 0;
   Profiler profiler(ProfilerOptions().active(1).warmup(1).on_trace_ready([&](Profiler&) {
     if (++ready == 1) throw std::runtime_error("no");
@@ -218,7 +218,7 @@ TEST_CASE("calls at the wrong time are errors", "[pure][profiler][errors]") {
   CHECK_THROWS_AS(Profiler(ProfilerOptions().active(0)), c10::ValueError);
 }
 
-TEST_CASE("a trace is written where it can be, more than once", "[pure][profiler][errors]") {
+TEST_CASE("a trace is written to every valid path, more than once", "[pure][profiler][errors]") {
   TemporaryFolder folder;
   Profiler profiler(ProfilerOptions().record_shapes(true).profile_memory(true));
   work();
@@ -232,7 +232,7 @@ TEST_CASE("a trace is written where it can be, more than once", "[pure][profiler
                                              ContainsText("none/a.json, got none. Make it first."));
   CHECK_THAT(error(folder.path()), ContainsText("which is none. Name a file."));
   CHECK_THAT(error("/dev/null"), ContainsText("which is none. Name a file."));
-  // None of these lost it.
+  // None of these errors lost the recording.
   const auto first = folder.write("first.json", "what was there");
   CHECK(error(first) == "");
   const auto text = text_of_file(first);
@@ -268,7 +268,7 @@ TEST_CASE("TensorBoard finds a trace of each cycle", "[pure][profiler]") {
   }
 }
 
-TEST_CASE("a range that nothing records is none", "[pure][profiler]") {
+TEST_CASE("a range has no effect while nothing records", "[pure][profiler]") {
   Profiler profiler(ProfilerOptions().wait(1).active(1));
   { const RecordFunctionGuard early("early"); }
   profiler.step();
@@ -280,7 +280,7 @@ TEST_CASE("a range that nothing records is none", "[pure][profiler]") {
   CHECK(averages.find("late")->is_user_annotation);
 }
 
-TEST_CASE("a bucket's launch lies where the profiler saw it", "[ranks][profiler]") {
+TEST_CASE("a bucket's launch has the same time in both traces", "[ranks][profiler]") {
   TemporaryFolder folder;
   const auto trace = folder.file("trace.json");
   const auto buckets = folder.file("buckets.json");
@@ -288,7 +288,7 @@ TEST_CASE("a bucket's launch lies where the profiler saw it", "[ranks][profiler]
     torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 4));
     DistributedDataParallel<torch::nn::Sequential> model(
         net, DistributedDataParallelOptions().process_group(self.group).stats_every(1));
-    // The threads of both ranks are of one process, which records one of them.
+    // The threads of both ranks belong to one process, which can record only one of them.
     std::unique_ptr<Profiler> profiler;
     if (self.rank == 0) {
       profiler = std::make_unique<Profiler>(ProfilerOptions().wait(2).active(1).repeat(1));
@@ -311,20 +311,20 @@ TEST_CASE("a bucket's launch lies where the profiler saw it", "[ranks][profiler]
   const auto recorded = text_of_file(trace);
   const auto reduced = text_of_file(buckets);
   const auto base = [](const std::string& text) {
-    return number_behind(text, "baseTimeNanoseconds", ":");
+    return number_after(text, "baseTimeNanoseconds", ":");
   };
   CHECK(base(recorded) == base(reduced));
   CHECK(base(recorded) > 1e18);
   const auto rank_0 = R"("name":"bucket 0","pid":0)";
-  const double launched = number_behind(reduced, rank_0, R"("ts":)");
+  const double launched = number_after(reduced, rank_0, R"("ts":)");
   const auto launch = R"("name": "ddp::launch_bucket 0")";
-  const double begin = number_behind(recorded, launch, R"("ts": )");
-  const double end = begin + number_behind(recorded, launch, R"("dur": )");
+  const double begin = number_after(recorded, launch, R"("ts": )");
+  const double end = begin + number_after(recorded, launch, R"("dur": )");
   CAPTURE(launched - begin, end - launched);
   CHECK(launched > begin - 1000);
   CHECK(launched < end + 1000);
-  // And both within the same backward.
-  const double backward = number_behind(reduced, R"("name":"backward 3","pid":0)", R"("ts":)");
+  // Both times lie within the same backward.
+  const double backward = number_after(reduced, R"("name":"backward 3","pid":0)", R"("ts":)");
   CHECK(backward < begin + 1000);
 }
 

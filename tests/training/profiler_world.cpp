@@ -1,7 +1,7 @@
-// What profiler.py compares with Python's profiler.
-//   profiler_world record   an MLP's step with shapes and memory: what LibTorch recorded, one event
-//   a line profiler_world tables   reads such lines, and prints tables of them profiler_world
-//   counts   five of the steps under a schedule: how often each name was called
+// The program that profiler.py compares with Python's profiler.
+//   profiler_world record   an MLP's step with shapes and memory: LibTorch's events, one a line
+//   profiler_world tables   reads such lines, and prints tables of them
+//   profiler_world counts   five of the steps under a schedule: how often each name was called
 #include <unistd.h>
 
 #include <cstdio>
@@ -36,7 +36,7 @@ struct Mlp {
       loss = at::addmm(bias, hidden, w2.t()).pow(2).sum();
     }
     const ddp::RecordFunctionGuard range("backward");
-    loss.backward(at::ones({}));  // LibTorch makes another call than Python for the one it makes
+    loss.backward(at::ones({}));  // without an argument, LibTorch makes another call than Python
     at::NoGradGuard no_grad;
     for (const auto& weight : {w1, w2, bias}) weight.add_(weight.grad(), -1e-3);
   }
@@ -135,7 +135,7 @@ void count() {
   std::cout << "ready\t" << ready << '\n';
 }
 
-// LibTorch cannot stop it there, and crashes in exit() because it goes on.
+// LibTorch cannot stop the recording there, and crashes in exit() because it still records.
 [[noreturn]] void destroy_elsewhere() {
   auto profiler = std::make_unique<ddp::Profiler>(ddp::ProfilerOptions().active(5));
   profiler->step();

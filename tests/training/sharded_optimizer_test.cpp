@@ -29,7 +29,7 @@ using torch::optim::AdamWOptions;
 using Net = torch::nn::Sequential;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr int kPlain = 0;  // a stage that is none: the optimizer without sharding
+constexpr int kPlain = 0;  // the optimizer without sharding
 
 Net wavy_net(int64_t hidden) {
   Net net(torch::nn::Linear(5, hidden), torch::nn::Tanh(), torch::nn::Linear(hidden, 3));
@@ -40,7 +40,7 @@ Net wavy_net(int64_t hidden) {
   return net;
 }
 
-/// One rank's run. All ranks train on the same data: averages do not depend on how many there are.
+/// One rank's run. All ranks train on the same data: averages do not depend on their number.
 struct ShardedRun {
   explicit ShardedRun(const Rank& self, int stage, int64_t hidden = 11)
       : net(wavy_net(hidden)),
@@ -95,7 +95,7 @@ CheckpointerOptions checkpointer_options(const Rank& self) {
   return CheckpointerOptions().process_group(self.group);
 }
 
-/// The parameters after three more steps of a run that a checkpoint brought back.
+/// Returns the parameters after three more steps of a run that was loaded from a checkpoint.
 Tensors resumed(const Rank& self, const std::string& folder, int stage) {
   ShardedRun run(self, stage);
   Checkpointer checkpointer(folder, checkpointer_options(self));
@@ -116,7 +116,7 @@ TEST_CASE("a sharded optimizer's checkpoint loads on any number of ranks", "[zer
     checkpointer.add("model", run.model).add("optimizer", *run.optimizer);
     run.train(0, 3);
     checkpointer.save(3);
-    run.train(3, 6);  // behind which the save is written
+    run.train(3, 6);  // the save is written during these steps
     checkpointer.wait();
     return run.values();
   });
@@ -129,7 +129,7 @@ TEST_CASE("a sharded optimizer's checkpoint loads on any number of ranks", "[zer
       if (world == 4 && reader == stage) CHECK(distance(ends[0], whole[0]) == 0);
     }
   }
-  // The file is that of the optimizer without sharding, and holds each number once.
+  // The file equals that of the optimizer without sharding, and holds each number once.
   const auto net = wavy_net(11);
   AdamW plain(net->parameters(), AdamWOptions(1.0));
   load_state_dict(plain, folder.path() + "/step-00000003/optimizer.pt");
@@ -137,7 +137,7 @@ TEST_CASE("a sharded optimizer's checkpoint loads on any number of ranks", "[zer
   CHECK(plain.state().size() == net->parameters().size());
 }
 
-TEST_CASE("a sharded optimizer's checkpoint that does not fit", "[zero][ranks][errors]") {
+TEST_CASE("a sharded optimizer refuses a checkpoint that does not fit", "[zero][ranks][errors]") {
   const TemporaryFolder folder;
   const auto save = [&](const Rank& self, int64_t hidden) {
     ShardedRun run(self, 1, hidden);
@@ -166,7 +166,7 @@ TEST_CASE("a sharded optimizer's checkpoint that does not fit", "[zero][ranks][e
 
 TEST_CASE("an infinity in one rank's share skips the step of all", "[zero][ranks]") {
   const int stage = GENERATE(1, 2);
-  // With stage 1 every rank has all gradients, with stage 2 the infinity is in a share of one.
+  // With stage 1 every rank has all gradients, with stage 2 only one rank's share has the infinity.
   struct Steps {
     std::vector<int64_t> taken;
     Tensors values;

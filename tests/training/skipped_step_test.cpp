@@ -1,5 +1,5 @@
-// What keeps a memory from step to step, after a step that a GradScaler skips: as if the step had
-// never been, and on every rank.
+// State that is kept from step to step is, after a step that a GradScaler skips, as if the step had
+// not been taken, on every rank.
 #include <functional>
 #include <limits>
 #include <map>
@@ -30,14 +30,14 @@ using Net = torch::nn::Sequential;
 using Model = DistributedDataParallel<Net>;
 using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 
-/// What becomes of the gradient of one parameter, on rank 1.
+/// An overflow in the gradient of one parameter, on rank 1.
 struct Overflow {
   size_t parameter = 0;
   float value = kInf;
-  bool is_everywhere = false;  // or in one element
+  bool is_everywhere = false;  // false: in one element
 };
 
-/// What a model trains with.
+/// The hook, optimizer or averager with which a model trains.
 struct Memory {
   std::function<void(Model&, const Rank&)> attach = [](Model&, const Rank&) {};
   std::function<OptimizerPtr(Model&)> optimizer = [](Model& model) {
@@ -47,7 +47,7 @@ struct Memory {
 };
 
 struct End {
-  std::string steps;  // "+" for one that was taken, "-" for one that was skipped
+  std::string steps;  // "+" for a taken step, "-" for a skipped one
   at::Tensor values;
   double scale = 0;
 };
@@ -63,7 +63,7 @@ Net make_net() {
 }
 
 /// \param overflow  null: the step is left out.
-/// \param new_scale  of every step; unset: what the scaler makes of it.
+/// \param new_scale  of every step; unset: the scaler decides.
 End train(
     const Rank& self, const Memory& memory, const Overflow* overflow,
     std::optional<double> new_scale) {
@@ -149,7 +149,7 @@ std::map<std::string, Memory> memories() {
 
 }  // namespace
 
-TEST_CASE("a skipped step leaves every memory as it was", "[skipped_step][ranks]") {
+TEST_CASE("a skipped step leaves all kept state unchanged", "[skipped_step][ranks]") {
   const std::vector<Overflow> overflows{{0}, {1}, {2, kNaN}, {2, kInf, /*is_everywhere=*/true}};
   for (const auto& [name, memory] : memories()) {
     const auto ends = [&, memory = memory](const Overflow* overflow, std::optional<double> scale) {
@@ -159,7 +159,7 @@ TEST_CASE("a skipped step leaves every memory as it was", "[skipped_step][ranks]
     const auto without = ends(nullptr, 1024);
     for (const auto& overflow : overflows) {
       CAPTURE(name, overflow.parameter, overflow.value);
-      // What the hooks keep is scaled: with another scale the ends are near each other only.
+      // Hooks keep scaled values: with another scale the results are only close.
       for (const auto& end : ends(&overflow, 1024)) {
         CHECK(end.steps == "+++++-++++++");
         CHECK(torch::equal(end.values, without[0].values));
@@ -172,7 +172,7 @@ TEST_CASE("a skipped step leaves every memory as it was", "[skipped_step][ranks]
   }
 }
 
-TEST_CASE("what a hook saves after a skipped step is finite", "[skipped_step][ranks]") {
+TEST_CASE("the state that a hook saves after a skipped step is finite", "[skipped_step][ranks]") {
   const auto ends = run_ranks<int64_t>(2, [](const Rank& self) {
     auto net = make_net();
     Model model(net, DistributedDataParallelOptions().process_group(self.group));
@@ -234,7 +234,7 @@ TEST_CASE("ranks that skip alone average in the same steps", "[skipped_step][loc
   CHECK(torch::equal(ends[0].values, ends[1].values));
 }
 
-// As in Python: the forward pass of a skipped step has been, and its batch was a good one.
+// As in Python: the forward pass of a skipped step was valid, and so was its batch.
 TEST_CASE("running statistics count a step that is skipped", "[skipped_step][ranks]") {
   struct Seen {
     std::string steps;

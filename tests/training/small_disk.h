@@ -1,4 +1,4 @@
-// A file system that is soon full, or away.
+// A file system that can be full, or disappear.
 #pragma once
 
 #include <sys/mount.h>
@@ -11,7 +11,7 @@ namespace ddp::testing {
 
 inline bool is_root() { return geteuid() == 0; }
 
-/// A file system of its own, of one mebibyte.
+/// Mounts a file system of one mebibyte.
 class SmallDisk {
  public:
   explicit SmallDisk(std::string path) : path_(std::move(path)) {

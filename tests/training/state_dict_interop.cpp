@@ -1,5 +1,5 @@
-// Goes on with what state_dict_interop.py saved (argv[1]), compares the losses with Python's, and
-// saves its own state for Python to go on with (argv[2]).
+// Continues from the files of state_dict_interop.py (argv[1]), compares the losses with Python's,
+// and saves its own state for Python to continue from (argv[2]).
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -27,7 +27,7 @@ MakeOptimizer maker(Options options) {
   };
 }
 
-// Other options than Python's: those of the file have to be taken.
+// Other options than Python's, so that the file's have to replace them.
 const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers{
     {"Adam", maker<optim::Adam>(optim::AdamOptions(0.5))},
     {"AdamW", maker<optim::AdamW>(optim::AdamWOptions(0.5))},
@@ -63,7 +63,7 @@ void expect(bool condition, const std::string& what) {
   ++failures;
 }
 
-void go_on(
+void resume(
     const std::string& name, const MakeOptimizer& make, const std::string& from,
     const std::string& to) {
   auto model = make_model();
@@ -120,7 +120,7 @@ void refuse(const std::string& from) {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   try {
-    for (const auto& [name, make] : kOptimizers) go_on(name, make, argv[1], argv[2]);
+    for (const auto& [name, make] : kOptimizers) resume(name, make, argv[1], argv[2]);
     save_views(argv[2]);
     refuse(argv[1]);
   } catch (const std::exception& error) {

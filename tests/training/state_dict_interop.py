@@ -1,5 +1,5 @@
-# Trains a small model and saves its state_dicts for state_dict_interop.cpp (save FOLDER), or goes on
-# with those that it saved (load FOLDER): the losses have to be those that the other program had.
+# Trains a small model and saves its state_dicts for state_dict_interop.cpp (save FOLDER), or
+# continues from those that it saved (load FOLDER): the losses must equal the other program's.
 import os
 import sys
 
@@ -37,7 +37,7 @@ def save(folder):
     for name, make in OPTIMIZERS.items():
         torch.manual_seed(1)
         model = make_model()
-        # Other options than the constructor's, so that it shows whether the file's are taken.
+        # Other options than the constructor's: the loaded ones have to replace them.
         optimizer = make(model.parameters())
         for group in optimizer.param_groups:
             group["lr"] = 0.02

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Python's state_dicts load here and ours load in Python, and training goes on with the same losses.
+# Python's state_dicts load here, ours load in Python, and training continues with the same losses.
 # state_dict_interop_test.sh PROGRAM REPOSITORY
 set -euo pipefail
 

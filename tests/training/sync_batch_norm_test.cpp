@@ -1,4 +1,4 @@
-// Batch normalization over all ranks' batches, beside LibTorch's over the whole batch.
+// Compares batch normalization over all ranks' batches with LibTorch's over the whole batch.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -34,7 +34,7 @@ at::Tensor whole_batch(const Case& c, int64_t step) {
   return x.contiguous(c.format);
 }
 
-at::Tensor weights_of(const at::Tensor& x) {  // of a loss that tells every element apart
+at::Tensor weights_of(const at::Tensor& x) {  // for a loss that distinguishes every element
   return torch::linspace(-1, 1, x.numel(), x.scalar_type()).view(x.sizes());
 }
 
@@ -151,8 +151,8 @@ TEST_CASE("SyncBatchNorm takes an empty batch", "[ranks]") {
   check_like_whole_batch({{5, 3}, {2, 0, 3}, at::kFloat, false});
 }
 
-TEST_CASE("the gradient of SyncBatchNorm is the slope of its loss", "[ranks]") {
-  // Of the sum of all ranks' losses, by central differences on rank 1's input.
+TEST_CASE("the gradient of SyncBatchNorm is the slope of the loss", "[ranks]") {
+  // The sum of all ranks' losses, by central differences on rank 1's input.
   const auto worst = run_ranks<double>(2, [](const Rank& self) {
     SyncBatchNorm norm(SyncBatchNormOptions(2).process_group(self.group));
     norm->to(torch::kDouble);
@@ -181,7 +181,7 @@ TEST_CASE("the gradient of SyncBatchNorm is the slope of its loss", "[ranks]") {
   CHECK(worst[1] < 1e-6);
 }
 
-TEST_CASE("SyncBatchNorm sends twice a step", "[ranks]") {
+TEST_CASE("SyncBatchNorm has two collectives a step", "[ranks]") {
   const auto sent = run_ranks<uint64_t>(2, [](const Rank& self) {
     SyncBatchNorm norm(SyncBatchNormOptions(3).process_group(self.group));
     const auto x = torch::randn({4, 3}).requires_grad_();
@@ -212,7 +212,7 @@ TEST_CASE("SyncBatchNorm alone and in evaluation is BatchNorm", "[pure]") {
   CHECK(text.str().find("track_running_stats=false") != std::string::npos);
 }
 
-TEST_CASE("SyncBatchNorm refuses what it cannot normalize", "[pure][errors]") {
+TEST_CASE("SyncBatchNorm refuses inputs that it cannot normalize", "[pure][errors]") {
   const auto refuses = [](const std::string& text, const auto& call) {
     CAPTURE(text);
     CHECK(error_of([&] { call(); }).find(text) != std::string::npos);
@@ -239,7 +239,7 @@ TEST_CASE("one value a channel in the whole batch fails every rank", "[ranks][er
   }
 }
 
-TEST_CASE("SyncBatchNorm asks for a join that ends early", "[ranks][errors]") {
+TEST_CASE("SyncBatchNorm requires a join that ends early", "[ranks][errors]") {
   const bool ends_early = GENERATE(false, true);
   const auto errors = ddp::testing::errors_of_ranks(2, [&](const Rank& self) {
     torch::nn::Sequential net(
@@ -306,7 +306,7 @@ TEST_CASE("SyncBatchNorm works under the wrapper, no_sync and checkpoint", "[ran
 
 namespace {
 
-// A Sequential takes no Sequential, whose forward is a template.
+// A Sequential accepts no Sequential, whose forward is a template.
 struct InnerImpl : torch::nn::SequentialImpl {
   using SequentialImpl::SequentialImpl;
   at::Tensor forward(at::Tensor x) { return SequentialImpl::forward(std::move(x)); }
@@ -348,7 +348,7 @@ struct OwnNet : torch::nn::Module {
 
 }  // namespace
 
-TEST_CASE("convert_sync_batchnorm names what it cannot convert", "[pure][errors]") {
+TEST_CASE("convert_sync_batchnorm names modules that it cannot convert", "[pure][errors]") {
   torch::nn::Sequential net(torch::nn::BatchNorm1d(2), std::make_shared<OwnNet>());
   CHECK(
       error_of<c10::ValueError>([&] { convert_sync_batchnorm(net); }) ==

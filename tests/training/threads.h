@@ -1,4 +1,4 @@
-// What tests of threads share: waiting with a limit, and counting.
+// Helpers for tests of threads: waiting with a limit, and counting.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace ddp::testing {
 
-/// A number that threads raise and wait for. A test that waits in vain fails, and does not hang.
+/// A number that threads raise and wait for. A test that waits too long fails instead of hanging.
 class Count {
  public:
   size_t raise() {
@@ -24,7 +24,7 @@ class Count {
     const std::lock_guard<std::mutex> lock(mutex_);
     return value_;
   }
-  /// \return whether it became `value` or more within 20 s.
+  /// \return whether the number reached `value` within 20 s.
   bool wait_for(size_t value) const {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return value_ >= value; });
@@ -36,7 +36,7 @@ class Count {
   size_t value_ = 0;
 };
 
-/// One of several objects whose number shows what is still kept; copies count too.
+/// An object whose number of instances shows what is still kept; copies count too.
 class Counted {
  public:
   Counted() { ++alive(); }
@@ -52,14 +52,14 @@ class Counted {
   }
 };
 
-/// Threads of this process.
+/// The number of threads of this process.
 inline ptrdiff_t thread_count() {
   namespace fs = std::filesystem;
   return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
 }
 
-/// \return whether there came to be at most `count` threads within 20 s: a thread that was joined
-///         is listed for a moment more.
+/// \return whether the process had at most `count` threads within 20 s: a joined thread stays
+///         listed for a moment.
 inline bool threads_left(ptrdiff_t count) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (thread_count() > count) {

@@ -21,7 +21,7 @@ using namespace ddp::testing;
 using ddp::hooks::TopK;
 using ddp::hooks::TopKOptions;
 
-// A model whose gradient is what the test says, and what the optimizer would see of it.
+// A model whose gradient the test sets, and the averages that the optimizer would get.
 struct TopKRun {
   TopKRun(const Rank& self, const TopKOptions& options, at::ScalarType dtype = torch::kFloat)
       : net(torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false))),
@@ -55,7 +55,8 @@ using Steps = std::vector<Values>;
 
 }  // namespace
 
-TEST_CASE("TopK averages each rank's largest, and the rest later", "[top_k][ranks]") {
+TEST_CASE(
+    "TopK averages each rank's largest elements first, and the rest later", "[top_k][ranks]") {
   const auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   const auto seen = run_ranks<Steps>(2, [&](const Rank& self) {
     TopKRun run(self, TopKOptions().ratio(0.5), dtype);
@@ -77,12 +78,12 @@ TEST_CASE("TopK averages each rank's largest, and the rest later", "[top_k][rank
     }
     return sum;
   });
-  // What stays behind at the end is bounded: about one step's gradient of each rank.
+  // The residual at the end is bounded: about one step's gradient of each rank.
   const Values expected{128, 96, 96, 128};
   for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(sums[0][i] - expected[i]) < 8);
 }
 
-TEST_CASE("TopK without error feedback forgets what stays behind", "[top_k][ranks]") {
+TEST_CASE("TopK without error feedback drops elements that are not sent", "[top_k][ranks]") {
   const auto seen = run_ranks<Steps>(2, [](const Rank& self) {
     TopKRun run(self, TopKOptions().ratio(0.25).use_error_feedback(false).start_iter(1));
     Steps steps;
@@ -107,17 +108,17 @@ TEST_CASE("TopK of all elements is the average", "[top_k][ranks][many]") {
   for (const auto& values : seen) CHECK(values == Values{mean, 2 * mean, 3 * mean, -mean});
 }
 
-TEST_CASE("TopK in a join sends what ranks without input kept back", "[top_k][ranks][many]") {
+TEST_CASE("TopK in a join sends the residual of ranks without input", "[top_k][ranks][many]") {
   const auto seen = run_ranks<Steps>(3, [](const Rank& self) {
     TopKRun run(self, TopKOptions().ratio(0.25));
     Steps steps;
     run.model->join([&] {
-      // Rank 0 has one batch, and sends 12 of it; 6 and 3 stay behind.
+      // Rank 0 has one batch, and sends 12 of it; 6 and 3 remain as residual.
       for (int step = 0; step < (self.rank == 0 ? 1 : 3); ++step) {
         steps.push_back(run.averaged(self.rank == 0 ? Values{12, 6, 3, 0} : Values{0, 0, 0, 12}));
       }
     });
-    steps.push_back(run.averaged({0, 0, 0, 0}));  // all as one again
+    steps.push_back(run.averaged({0, 0, 0, 0}));  // all ranks average again
     return steps;
   });
   CHECK(seen[0] == Steps{{4, 0, 0, 8}, {0, 0, 0, 0}});
@@ -126,7 +127,7 @@ TEST_CASE("TopK in a join sends what ranks without input kept back", "[top_k][ra
   }
 }
 
-TEST_CASE("TopK goes on from a checkpoint as if it had never ended", "[top_k][ranks]") {
+TEST_CASE("TopK continues from a checkpoint as if uninterrupted", "[top_k][ranks]") {
   const TemporaryFolder folder;
   const auto ends = [&](bool is_resumed) {
     return run_ranks<Steps>(2, [&](const Rank& self) {
@@ -147,7 +148,7 @@ TEST_CASE("TopK goes on from a checkpoint as if it had never ended", "[top_k][ra
   };
   const auto whole = ends(false);
   CHECK(ends(true) == whole);
-  CHECK(whole[0][0] != Values{4, 0, 0, 0});  // as a hook without memory would have it
+  CHECK(whole[0][0] != Values{4, 0, 0, 0});  // the result without the loaded residual
 }
 
 TEST_CASE("the largest magnitudes are those of a full selection", "[top_k][pure]") {
@@ -156,14 +157,14 @@ TEST_CASE("the largest magnitudes are those of a full selection", "[top_k][pure]
   const auto kind = GENERATE(0, 1, 2, 3, 4);
   auto values = torch::randn({numel});
   if (kind == 1) values.narrow(0, 0, numel - 50).zero_();  // mostly ties
-  if (kind == 2) values.slice(0, 0, numel, 97).mul_(1e3);  // the sample sees large ones only
+  if (kind == 2) values.slice(0, 0, numel, 97).mul_(1e3);  // the sample sees only large ones
   if (kind == 3) values.slice(0, 5, numel, 1000).fill_(NAN);
   if (kind == 4) values.fill_(2);
   for (const int64_t count : {1, 97, 1000, 6000, 50'000, 100'000}) {
     CAPTURE(kind, count);
     const auto found = largest_magnitudes(values, count);
     REQUIRE(found.numel() == count);
-    CHECK(std::get<0>(at::_unique(found)).numel() == count);  // each once
+    CHECK(std::get<0>(at::_unique(found)).numel() == count);  // each index once
     const auto sorted = [](const at::Tensor& t) { return std::get<0>(t.sort()); };
     const auto expected = std::get<0>(values.abs().topk(count));
     CHECK(torch::allclose(

@@ -1,5 +1,5 @@
-// A device that runs nothing until it must: it shows on any machine what a stream would get wrong.
-// Include it in one file of a program.
+// A device that runs an operation only when it has to: missing waits between streams show on any
+// machine. Include it in one file of a program.
 #pragma once
 
 #include <cstdlib>
@@ -32,8 +32,8 @@ struct Copy {
   bool non_blocking;
 };
 
-/// What was asked of the device. An asynchronous copy is done only when a stream waits for an event
-/// that was recorded behind it.
+/// Records the calls to the device. An asynchronous copy is done only when a stream waits for an
+/// event that was recorded after it.
 struct Device {
   std::mutex mutex;
   std::map<c10::StreamId, std::deque<std::function<void()>>> queued;
@@ -118,7 +118,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-/// Memory of the device, or pinned: its bits are such that a float which nobody wrote is a NaN.
+/// Memory of the device, or pinned: initialized so that a float that was never written is a NaN.
 struct Allocator final : c10::Allocator {
   explicit Allocator(bool pinned) : pinned_(pinned) {}
   c10::DataPtr allocate(size_t size) override {
