@@ -123,7 +123,7 @@ void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimize
   if (!drift.empty()) monitor_->throw_agreed(drift);
 }
 
-std::string State::objection() {
+std::string State::error() {
   const bool differs = replica_check_.differs(*monitor_);
   if (first_pass_ == FirstPass::Different) {
     first_pass_ = FirstPass::ToCome;  // the next pass looks again

@@ -192,7 +192,7 @@ void State::compare_in_first_pass() {
 
 RankEntry State::entry(bool active) {
   // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
-  if (!active && reducer_->forget_discarded_gradients()) samples_.clear();
+  if (!active && reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
   RankEntry entry;
   entry.active = active;
   entry.samples = samples_.counted();
@@ -251,7 +251,7 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
   if (options_.reduction() != Reduction::SampleWeighted) return;
   try {
     // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
-    if (reducer_->forget_discarded_gradients()) samples_.clear();
+    if (reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
     DDP_CHECK_VALUE(
         counted || found,
         "DistributedDataParallel: expected a tensor among forward's arguments, whose first "

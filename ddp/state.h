@@ -50,7 +50,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   // What a sharded optimizer asks for.
   std::shared_ptr<GradientShards> shard_gradients();
-  void when_reduced(Reducer::WhenReduced act) { reducer_->when_reduced(std::move(act)); }
+  void on_bucket_reduced(Reducer::OnBucketReduced act) {
+    reducer_->on_bucket_reduced(std::move(act));
+  }
   /// Another one means another reducer.
   int64_t generation() const { return generation_; }
   bool is_in_join() const;
@@ -66,7 +68,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void begin(PassTerms& terms) override;
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
-  std::string objection() override;
+  std::string error() override;
 
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }

@@ -155,7 +155,7 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   auto reducer =
       std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
   reducer->explain_missing([this](const auto& missing) { return explain_missing(missing); });
-  reducer->travel_with(*this);
+  reducer->set_companion(*this);
   if (hook_) reducer->register_comm_hook(hook_);
   if (optimizer_) attach_optimizer(*reducer);
   reducer_ = std::move(reducer);
@@ -329,7 +329,7 @@ void State::attach_optimizer(Reducer& reducer) {
   std::vector<at::Tensor> parameters;
   for (const auto& p : reducer.parameters()) parameters.push_back(p.tensor);
   auto stepper = std::make_shared<OptimizerInBackward>(optimizer_, parameters);
-  reducer.when_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
+  reducer.on_bucket_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
 }
 
 void State::register_comm_hook(CommHook hook) {

@@ -23,8 +23,8 @@ bool has_kind_of(const torch::autograd::Node& accumulator, const at::Tensor& par
   return known.options().dtype() == parameter.dtype() && known.device() == parameter.device();
 }
 
-// Autograd goes on with an accumulator for another shape, and refuses all gradients of this one.
-NodePtr fitting_accumulator(const at::Tensor& parameter) {
+// Autograd keeps an accumulator of an earlier shape, and would refuse all gradients of this one.
+NodePtr matching_accumulator(const at::Tensor& parameter) {
   namespace impl = torch::autograd::impl;
   const auto known = impl::try_get_grad_accumulator(parameter);
   if (known &&
@@ -73,26 +73,26 @@ class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
   Events events_;
 };
 
-/// Travels with autograd's final callback: autograd destroys a callback that it does not call, when
-/// the backward pass ends in an exception.
-class AutogradHooks::Abandonment {
+/// Detects that a backward pass ends in an exception: autograd then destroys its final callback,
+/// which owns this object, without calling it.
+class AutogradHooks::FailureDetector {
  public:
-  /// To be created on a thread that runs the backward pass.
-  Abandonment(AutogradHooks& hooks, int64_t pass)
+  /// Must be created on a thread that runs the backward pass.
+  FailureDetector(AutogradHooks& hooks, int64_t pass)
       : hooks_(hooks), events_(hooks.events_), pass_(pass), result_(current_backward_result()) {}
-  ~Abandonment() {
-    if (called_off || !*events_) return;
+  ~FailureDetector() {
+    if (completed || !*events_) return;
     hooks_.end_is_watched_ = false;
     const bool known = result_ && result_->hasError();
     (*events_)->on_backward_failed(pass_, known ? result_->exception_ptr() : nullptr);
   }
-  Abandonment(const Abandonment&) = delete;
-  Abandonment& operator=(const Abandonment&) = delete;
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
 
-  bool called_off = false;
+  bool completed = false;
 
  private:
-  AutogradHooks& hooks_;  // there while `events_` is not empty
+  AutogradHooks& hooks_;  // alive while `*events_` is not null
   const Events events_;
   const int64_t pass_;
   c10::intrusive_ptr<c10::ivalue::Future> result_;
@@ -112,7 +112,7 @@ bool is_averaged(const torch::autograd::Node& accumulator) {
 AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
     : parameters_(parameters), events_(std::make_shared<AutogradEvents*>(&events)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    accumulators_.push_back(fitting_accumulator(parameters[i].tensor));
+    accumulators_.push_back(matching_accumulator(parameters[i].tensor));
     keys_.push_back(hook(i));
     shapes_.emplace_back(parameters[i].tensor.sizes());
   }
@@ -123,9 +123,9 @@ uintptr_t AutogradHooks::hook(size_t parameter) {
       std::make_unique<GradientHook>(**events_, parameter));
 }
 
-bool AutogradHooks::follow() {
+bool AutogradHooks::refresh() {
   using namespace torch::autograd;
-  bool followed = false;
+  bool refreshed = false;
   for (size_t i = 0; i < accumulators_.size(); ++i) {
     const auto& parameter = parameters_[i].tensor;
     auto& mine = accumulators_[i];
@@ -134,9 +134,9 @@ bool AutogradHooks::follow() {
     mine->del_post_hook(keys_[i]);
     mine = impl::grad_accumulator(parameter);
     keys_[i] = hook(i);
-    followed = true;
+    refreshed = true;
   }
-  return followed;
+  return refreshed;
 }
 
 std::optional<size_t> AutogradHooks::reshaped() const {
@@ -172,8 +172,8 @@ bool AutogradHooks::watch_end(int64_t pass) {
     return false;
   }
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [this, events = events_, abandonment = std::make_shared<Abandonment>(*this, pass)] {
-        abandonment->called_off = true;
+      [this, events = events_, failure_detector = std::make_shared<FailureDetector>(*this, pass)] {
+        failure_detector->completed = true;
         if (!*events) return;
         end_is_watched_ = false;
         (*events)->on_backward_done();

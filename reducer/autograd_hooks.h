@@ -14,29 +14,30 @@
 
 namespace ddp {
 
-/// What autograd tells a reducer. Called on autograd's threads, one per device.
+/// The events of a backward pass that a reducer handles. Called on autograd's threads, one per
+/// device.
 class AutogradEvents {
  public:
-  /// A backward pass through an output that was watched begins.
+  /// A backward pass through a watched output begins.
   virtual void on_output() = 0;
   /// The gradient of a parameter was accumulated.
   virtual void on_gradient(size_t parameter, bool defined) = 0;
-  /// Autograd's work is done in a pass whose end was watched; of a nested pass, its own work.
+  /// Autograd has finished a pass whose end is watched. A nested pass calls it for its own end.
   virtual void on_backward_done() = 0;
-  /// A pass whose end was watched ended in an exception.
+  /// A pass whose end is watched ended in an exception.
   virtual void on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept = 0;
 
  protected:
   ~AutogradEvents() = default;
 };
 
-/// The gradient that hooks on a parameter are called with, which autograd holds beside `.grad`
-/// until they return; null where the calling thread runs none.
+/// The gradient with which autograd calls the hooks of a parameter on this thread, and which it
+/// holds beside `.grad` until they return; null while the thread runs no such hook.
 const at::Tensor* incoming_gradient();
 
 /// The hooks that a reducer has in autograd: on each parameter's gradient accumulator, on the nodes
 /// that made the outputs of forward passes, and at the end of a backward pass. The destructor
-/// removes the first, and the others do nothing from then on.
+/// removes those on accumulators; after it the others do nothing.
 class AutogradHooks {
  public:
   /// Parameters whose data was exchanged by data of another shape (set_data) get new accumulators.
@@ -47,48 +48,49 @@ class AutogradHooks {
   AutogradHooks(const AutogradHooks&) = delete;
   AutogradHooks& operator=(const AutogradHooks&) = delete;
 
-  /// By parameter. The parameter itself holds its own only weakly.
+  /// By parameter. A parameter holds its accumulator only weakly.
   const std::vector<NodePtr>& accumulators() const { return accumulators_; }
 
   /// Autograd gives a parameter a new accumulator when its data is exchanged (torch::load, `to`):
-  /// hooks those, where the dtype and the device are what they were.
+  /// moves the hooks to new accumulators, where dtype and device have not changed.
   ///
-  /// \return whether there were any.
+  /// \return whether any hook moved.
   /// Cost: a few nanoseconds a parameter.
-  bool follow();
+  bool refresh();
 
-  /// A parameter that has another shape than at construction, whose gradients autograd refuses.
+  /// A parameter whose shape has changed since construction: autograd refuses its gradients.
   ///
   /// Cost: a few nanoseconds a parameter.
   std::optional<size_t> reshaped() const;
 
-  /// Whether any object of this class has a hook there.
+  /// Whether any object of this class has a hook on `accumulator`.
   static bool has_hook_on(const torch::autograd::Node& accumulator);
 
-  /// The first thing that a backward pass through one of `outputs` does is to say on_output(): in
-  /// the outermost pass, although parameters may all get their gradients in passes nested in it.
+  /// Makes a backward pass through one of `outputs` call on_output() first: in the outermost pass,
+  /// although all parameters may get their gradients in passes nested in it.
   void watch_outputs(const std::vector<at::Tensor>& outputs);
 
   /// Whether the backward pass that the calling thread runs accumulates gradients of these
   /// parameters: torch::autograd::grad does not.
   bool accumulates() const;
 
-  /// Asks for the end of the backward pass that the calling thread runs.
+  /// Makes the end of the backward pass that the calling thread runs call on_backward_done() or
+  /// on_backward_failed().
   ///
-  /// \return whether nobody had asked yet.
+  /// \return false when the end of this pass was watched already.
   bool watch_end(int64_t pass);
 
  private:
   class GradientHook;
   class OutputHook;
-  class Abandonment;
+  class FailureDetector;
 
   using Events = std::shared_ptr<AutogradEvents*>;
 
   uintptr_t hook(size_t parameter);
 
   const std::vector<NamedParameter>& parameters_;
-  const Events events_;  // for hooks on nodes that may outlive this; emptied at the end
+  const Events events_;  // shared with hooks on nodes that may outlive this; null after destruction
   std::vector<NodePtr> accumulators_;
   std::vector<uintptr_t> keys_;        // of the hooks, by parameter
   std::vector<at::DimVector> shapes_;  // at construction, by parameter

@@ -17,34 +17,36 @@
 
 namespace ddp {
 
-/// What one backward pass that is averaged has come to: which gradients are there, which buckets
-/// were launched, and what is under way. A value: the pass before may be kept as another one.
+/// The state of one reduced backward pass: which gradients are there, which buckets were launched,
+/// and which collectives run. The engine may keep the previous pass beside the current one.
 ///
-/// Threads: `count` and the counters of buckets belong to autograd's threads, one per device; all
-/// else to the thread that launches or ends the pass.
+/// Threads: autograd's threads, one per device, use `count` and the counters of buckets; the thread
+/// that launches or ends the pass uses the rest.
 class BackwardPass {
  public:
-  /// A parameter in this pass.
+  /// One parameter in this pass.
   struct Slot {
     uint32_t bucket = 0;
     uint32_t fired = 0;     // gradients so far
     uint32_t expected = 1;  // gradients until it is ready
-    bool ready = false;     // or known to be unused
+    bool ready = false;     // all gradients came, or it is known to be unused
   };
   struct BucketState {
     std::atomic<uint32_t> pending{0};  // parameters that are not ready
     BucketReduction::InFlight in_flight;
-    at::Tensor reduced;  // what came back and was not copied out yet
+    at::Tensor reduced;  // the reduced gradients, until they are copied out
   };
-  /// What a gradient means.
+  /// Whether more gradients of the parameter are expected, this one was the last, or it was one too
+  /// many.
   enum class Arrival { Early, Ready, Extra };
 
-  /// Begins pass `number` with nothing there. What `forwards`, `problems` and the like say stays.
+  /// Begins pass `number` with no gradient there. Keeps `forwards`, `problems` and the other public
+  /// members.
   ///
   /// \param expected  gradients by parameter; 0 for one that is known to be unused.
   void begin(int64_t number, const BucketSet& buckets, const std::vector<uint32_t>& expected);
 
-  /// Another gradient of `parameter` is there.
+  /// Counts another gradient of `parameter`.
   Arrival count(size_t parameter) {
     auto& slot = slots_[parameter];
     ++slot.fired;
@@ -53,9 +55,9 @@ class BackwardPass {
     slot.ready = true;
     return Arrival::Ready;
   }
-  /// A parameter of bucket `b` is ready.
+  /// Counts a parameter of bucket `b` as ready.
   ///
-  /// \return whether all of them are.
+  /// \return whether all parameters of the bucket are.
   bool complete_one(size_t b) { return buckets_[b].pending.fetch_sub(1) == 1; }
 
   /// `parameter` gets no gradient in this pass.
@@ -69,21 +71,22 @@ class BackwardPass {
   BucketState& bucket(size_t b) { return buckets_[b]; }
   const BucketState& bucket(size_t b) const { return buckets_[b]; }
 
-  bool counts_only = false;  // static_graph: gradients are counted, and sent at the end
-  bool waits = false;        // for autograd's end: another reducer's pass communicates
-  bool captured = false;     // for a graph: the device does nothing yet
-  bool joined = false;       // the pass of other ranks; this one has no input
-  uint64_t forwards = 0;     // training forwards since the last averaged pass
+  bool counts_only = false;         // static_graph: gradients are counted, and sent at the end
+  bool waits_for_autograd = false;  // sends nothing before: another reducer's pass communicates
+  bool captured = false;            // into a graph: the device runs it later
+  bool joined = false;              // this rank has no input, and serves a pass of the others
+  uint64_t forwards = 0;            // training forwards since the last reduced pass
   PassTerms terms;
-  std::vector<Problem> problems;                      // this rank's, once they were sent
-  std::optional<StatusAgreement::Arrival> status;     // the ranks' together, once it was sent
-  c10::intrusive_ptr<c10d::Work> status_work;         // where the status travels alone
+  std::vector<Problem> problems;                      // this rank's, as its status reported them
+  std::optional<StatusAgreement::PendingSum> status;  // all ranks' status, once it was sent
+  c10::intrusive_ptr<c10d::Work> status_work;         // where the status has its own collective
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  // those that the host did not wait for
-  std::shared_ptr<void> served;              // while autograd makes gradients in the group's memory
-  std::exception_ptr after_reduction_threw;  // what was called with reduced gradients threw
+  std::shared_ptr<void> gradient_memory_scope;        // autograd allocates from the group's memory
+  std::exception_ptr callback_exception;              // thrown by the on_bucket_reduced() callback
 
   std::atomic<size_t> next_bucket{0};  // the first that was not launched
-  /// Each device has an autograd thread; one launches. 1 until the one that begins the pass does.
+  /// Several autograd threads may ask for a launch; one of them launches. Starts at 1, so that no
+  /// thread launches before the one that begins the pass.
   std::atomic<uint32_t> launch_requests{1};
 
  private:

@@ -6,9 +6,9 @@
 
 namespace ddp {
 
-// Autograd tells nobody why a backward pass ended early: it drops the callbacks, and throws to the
-// caller of backward(). Nor does it hand out the running task; but it hands out a member of it, so
-// the task is found as the object around that member.
+// Autograd gives no hook the exception that ended a backward pass: it drops the callbacks, and
+// throws to the caller of backward(). It does not expose the running task either, but a pointer to
+// a member of it: the task is the object around that member.
 c10::intrusive_ptr<c10::ivalue::Future> current_backward_result() {
   using torch::autograd::GraphTask;
   const auto* member = torch::autograd::get_current_graph_task_exec_info();

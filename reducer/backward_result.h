@@ -5,8 +5,8 @@
 
 namespace ddp {
 
-/// Where autograd will put the outcome, or the exception, of the backward pass that the calling
-/// thread runs a part of; empty outside of one.
+/// The future in which autograd stores the result, or the exception, of the backward pass that the
+/// calling thread runs; empty outside of a backward pass.
 c10::intrusive_ptr<c10::ivalue::Future> current_backward_result();
 
 }  // namespace ddp

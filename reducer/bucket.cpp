@@ -1,4 +1,4 @@
-// A bucket's parts, and how gradients get into it.
+// Builds a bucket, and packs gradients into it.
 #include "bucket.h"
 
 #include <utility>
@@ -26,7 +26,7 @@ Bucket::Bucket(
   if (sparse_) return;
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
-    if (memory && DirectGradient::suits(parameter, *memory)) {
+    if (memory && DirectGradient::is_eligible(parameter, *memory)) {
       direct_.emplace(slot, DirectGradient(parameter, memory));
     } else {
       packed_slots_.push_back(slot);
@@ -37,7 +37,7 @@ Bucket::Bucket(
   storage_ = BucketStorage(
       packed_parameters_, tail,
       at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate);
-  remembered_.resize(packed_slots_.size());
+  saved_.resize(packed_slots_.size());
 }
 
 std::vector<at::Tensor> Bucket::wires() const {
@@ -61,14 +61,14 @@ std::vector<size_t> Bucket::direct_sizes() const {
   return sizes;
 }
 
-std::vector<Bucket::Misfit> Bucket::pack(
+std::vector<Bucket::KindMismatch> Bucket::pack(
     double scale, const std::vector<char>* used, Unused unused) {
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
-  left_alone_ = false;
+  pack_skipped_ = false;
   if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
-  std::vector<Misfit> misfits;
+  std::vector<KindMismatch> mismatches;
   const auto note = [&](size_t slot, std::string difference) {
-    if (!difference.empty()) misfits.push_back({slot, std::move(difference)});
+    if (!difference.empty()) mismatches.push_back({slot, std::move(difference)});
   };
   for (auto& [slot, direct] : direct_) {
     using Send = DirectGradient::Send;
@@ -80,9 +80,9 @@ std::vector<Bucket::Misfit> Bucket::pack(
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     prefetch_after(packed);
     const auto slot = packed_slots_[packed];
-    if (!is_used(slot)) set_aside(packed, unused);
+    if (!is_used(slot)) save_in_place(packed, unused);
     if (!is_used(slot) && unused == Unused::Zero) continue;
-    // A rank that has no say (no samples) has none with infinities either.
+    // A rank with weight 0 (no samples) sends zeros, so that inf * 0 cannot become NaN.
     if (scale == 0) {
       storage_.views()[packed].zero_();
       continue;
@@ -90,34 +90,35 @@ std::vector<Bucket::Misfit> Bucket::pack(
     auto difference = pack_one(packed, copies);
     at::Tensor& grad = packed_parameters_[packed].mutable_grad();
     if (difference.empty() && is_used(slot) && grad.defined()) {
-      placement_->packed(grad, storage_, packed);
+      placement_->after_pack(grad, storage_, packed);
     }
     note(slot, std::move(difference));
   }
   copies.finish();
-  return misfits;
+  return mismatches;
 }
 
-bool Bucket::leave_alone(const std::vector<char>* used) {
-  left_alone_ = false;
-  if (sparse_ || !direct_.empty() || !placement_->leaves_memory()) return false;
+bool Bucket::skip_pack(const std::vector<char>* used) {
+  pack_skipped_ = false;
+  if (sparse_ || !direct_.empty() || !placement_->has_own_memory()) return false;
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     if (used && !(*used)[indices_[packed_slots_[packed]]]) continue;
     const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
     if (!grad.defined() || !is_like(grad, storage_.views()[packed])) return false;
   }
-  left_alone_ = true;
+  pack_skipped_ = true;
   return true;
 }
 
-// Small gradients lie all over memory: waiting for it takes longer than the copy.
+// Small gradients are scattered over memory: without a prefetch the cache misses take longer than
+// the copies.
 void Bucket::prefetch_after(size_t packed) const {
   const auto grad_of = [&](size_t ahead) -> const at::Tensor* {
     if (packed + ahead >= packed_parameters_.size()) return nullptr;
     const at::Tensor& grad = packed_parameters_[packed + ahead].mutable_grad();
     return grad.defined() ? &grad : nullptr;
   };
-  constexpr int kLines = 3;  // of a tensor
+  constexpr int kLines = 3;  // cache lines of a TensorImpl
   if (const auto* grad = grad_of(12)) {
     const auto* begin = reinterpret_cast<const char*>(grad->unsafeGetTensorImpl());
     for (int line = 0; line < kLines; ++line) __builtin_prefetch(begin + line * 64);
@@ -130,18 +131,18 @@ void Bucket::prefetch_after(size_t packed) const {
   }
 }
 
-std::vector<Bucket::Misfit> Bucket::pack_sparse_one(double scale, bool zero) {
-  auto packed = zero ? PackedSparse{no_rows(parameters_.front()), ""}
+std::vector<Bucket::KindMismatch> Bucket::pack_sparse_one(double scale, bool zero) {
+  auto packed = zero ? PackedSparse{sparse_without_rows(parameters_.front()), ""}
                      : pack_sparse(parameters_.front(), scale);
   packed_ = std::move(packed.gradient);
   if (packed.difference.empty()) return {};
   return {{0, std::move(packed.difference)}};
 }
 
-void Bucket::set_aside(size_t packed, Unused unused) {
+void Bucket::save_in_place(size_t packed, Unused unused) {
   const auto& view = storage_.views()[packed];
   const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
-  if (grad.defined() && storage_.has_in_place(packed, grad)) remembered_[packed] = view.clone();
+  if (grad.defined() && storage_.has_in_place(packed, grad)) saved_[packed] = view.clone();
   if (unused == Unused::Zero) view.zero_();
 }
 

@@ -16,10 +16,10 @@ namespace ddp {
 /// all-reduce early.
 constexpr int64_t kDefaultFirstBucketBytes = int64_t{1} << 20;
 constexpr int64_t kDefaultBucketCapBytes = int64_t{25} << 20;
-/// Never closes a bucket: everything of one dtype and device travels together.
+/// Never closes a bucket: everything of one dtype and device is in one bucket.
 constexpr int64_t kUnlimitedBytes = std::numeric_limits<int64_t>::max();
 
-/// What the planner has to know of one parameter.
+/// The properties of one parameter that the planner uses.
 struct ParameterExtent {
   int64_t bytes;
   c10::ScalarType dtype;
@@ -27,7 +27,7 @@ struct ParameterExtent {
   bool expect_sparse = false;
 };
 
-/// Which parameters travel together in one all-reduce, in launch order.
+/// The buckets of parameters that one all-reduce each reduces, in launch order.
 struct BucketPlan {
   /// `buckets[b]` lists indices into the parameter list that was planned.
   std::vector<std::vector<size_t>> buckets;
@@ -60,8 +60,8 @@ BucketPlan plan_buckets(
 /// A cap in bytes, at most kUnlimitedBytes; MiB are 2^20 bytes.
 int64_t bytes_of_mb(double mb);
 
-/// The caps, in bytes, that the user's settings in MiB (2^20 bytes) stand for: the list when there
-/// is one; else the one cap for every bucket; else 1 MiB for the first and 25 MiB for the rest.
+/// The caps, in bytes, for the user's settings in MiB (2^20 bytes): the list when there is one;
+/// else the one cap for every bucket; else 1 MiB for the first and 25 MiB for the rest.
 ///
 /// \throws c10::ValueError  for a cap that is not a positive, finite number of MiB or is below a
 ///         byte, naming the option.

@@ -39,13 +39,13 @@ class AllReduction : public BucketReduction {
   }
 
  private:
-  // The mean; `scale` is unset on all ranks or on none.
+  // Whether the collective itself divides; `scale` is unset on all ranks or on none.
   bool averages(const Bucket& bucket, const std::optional<double>& scale) const {
     return averages_ && !scale && !bucket.is_sparse();
   }
 
   const ProcessGroup group_;
-  const bool averages_;  // in the collective itself
+  const bool averages_;  // the backend's all-reduce has an average
 };
 
 class HookReduction : public BucketReduction {
@@ -55,7 +55,7 @@ class HookReduction : public BucketReduction {
   double scale_of(const Bucket& /*bucket*/, const std::optional<double>& /*s*/) const override {
     return 1;
   }
-  // A hook may do anything with a bucket.
+  // A hook may do anything with a bucket, compress it say.
   bool carries_status(const Bucket& /*bucket*/) const override { return false; }
 
   InFlight start(

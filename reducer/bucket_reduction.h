@@ -13,10 +13,10 @@
 
 namespace ddp {
 
-/// How one bucket becomes its reduced self.
+/// Reduces packed buckets over the ranks.
 class BucketReduction {
  public:
-  /// A bucket under way: one of the two, or none in a group of one.
+  /// A running reduction: one of the two, or neither in a group of one.
   struct InFlight {
     c10::intrusive_ptr<c10d::Work> work;
     c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -24,20 +24,21 @@ class BucketReduction {
 
   virtual ~BucketReduction() = default;
 
-  /// What gradients are multiplied by as they are packed.
+  /// The factor by which gradients are multiplied as they are packed.
   ///
   /// \param scale  as in PassTerms.
   virtual double scale_of(const Bucket& bucket, const std::optional<double>& scale) const = 0;
 
-  /// Whether numbers behind the gradients of `bucket` come back as their sum, or their average.
+  /// Whether the reduction also sums, or averages, numbers after the gradients of `bucket`.
   virtual bool carries_status(const Bucket& bucket) const = 0;
 
-  /// Whether a bucket comes back as it was packed: there is nobody to reduce it with.
+  /// Whether the reduction leaves a bucket as it was packed, as in a group of one.
   virtual bool returns_as_packed() const { return false; }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  /// What has to end before another bucket is packed, if anything; asked for once.
-  virtual WorkPtr in_the_way() { return {}; }
+  /// The work that must end before another bucket is packed; null for none. A second call returns
+  /// null.
+  virtual WorkPtr take_blocking_work() { return {}; }
 
   /// Starts the reduction of a packed bucket, without waiting.
   virtual InFlight start(
@@ -49,7 +50,7 @@ class BucketReduction {
 /// \param device  of the parameters.
 std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Device device);
 
-/// A communication hook of the user's.
+/// Reduces with a user's communication hook.
 std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook);
 
 }  // namespace ddp

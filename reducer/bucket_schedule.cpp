@@ -7,11 +7,11 @@
 namespace ddp {
 
 BucketSchedule::BucketSchedule(
-    std::vector<ParameterExtent> extents, std::vector<int64_t> caps, bool lasts, bool plans_at_once,
-    int passes)
+    std::vector<ParameterExtent> extents, std::vector<int64_t> caps, bool keeps_registration_order,
+    bool plans_at_once, int passes)
     : extents_(std::move(extents)),
       caps_(std::move(caps)),
-      lasts_(lasts),
+      keeps_registration_order_(keeps_registration_order),
       plans_at_once_(plans_at_once),
       state_(passes > 0 ? State::Recording : State::Final),
       passes_left_(passes),
@@ -23,14 +23,14 @@ BucketPlan BucketSchedule::first_plan() const {
   return plan(plans_at_once_ ? caps_ : std::vector<int64_t>{kUnlimitedBytes}, {});
 }
 
-BucketPlan BucketSchedule::settle() {
+BucketPlan BucketSchedule::final_plan() {
   state_ = State::Final;
   passes_left_ = 0;
   return plan(caps_, {});
 }
 
 void BucketSchedule::begin_pass() {
-  records_ = passes_left_ == 1 && !lasts_;
+  records_ = passes_left_ == 1 && !keeps_registration_order_;
   count_ = 0;
 }
 
@@ -47,13 +47,13 @@ bool BucketSchedule::end_pass() {
   return true;
 }
 
-void BucketSchedule::adopt(std::vector<size_t> order, std::optional<int64_t> cap) {
+void BucketSchedule::set_order(std::vector<size_t> order, std::optional<int64_t> cap) {
   order_ = std::move(order);
   if (cap) caps_ = {*cap};
   state_ = State::Agreed;
 }
 
-BucketPlan BucketSchedule::take_plan(int64_t pass) {
+BucketPlan BucketSchedule::agreed_plan(int64_t pass) {
   state_ = State::Final;
   ++rebuilds_;
   rebuilt_at_ = pass;
@@ -62,7 +62,7 @@ BucketPlan BucketSchedule::take_plan(int64_t pass) {
 
 BucketPlan BucketSchedule::plan(
     const std::vector<int64_t>& caps, const std::vector<size_t>& order) const {
-  if (!order.empty() && !lasts_) return plan_buckets(extents_, caps, order);
+  if (!order.empty() && !keeps_registration_order_) return plan_buckets(extents_, caps, order);
   auto plan = plan_buckets(extents_, caps);
   // Gradients come roughly in reverse registration order.
   std::reverse(plan.buckets.begin(), plan.buckets.end());

@@ -55,7 +55,7 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   for (auto& bucket : buckets_) bucket.move_in();
 }
 
-// What the status needs; or what it takes for each rank's part to be of the same size.
+// Elements for the status; or padding, so that all ranks' shards have the same size.
 int64_t BucketSet::tail_of(const std::vector<size_t>& bucket, bool is_last) const {
   if (!shards_) return is_last ? tail_ : 0;
   const auto numel = numel_of(bucket, parameters_);
@@ -73,7 +73,7 @@ BucketStorage::Allocate BucketSet::make_allocator(
   for (const auto& bucket : plan) {
     largest = std::max(largest, numel_of(bucket, parameters_) + tail_of(bucket, false));
   }
-  // By dtype.
+  // By dtype: one memory that all buckets of the dtype share, one bucket at a time.
   const auto shared = std::make_shared<std::map<c10::ScalarType, at::Tensor>>();
   return [this, largest, shared](int64_t numel, const at::TensorOptions& options) {
     auto& memory = (*shared)[options.dtype().toScalarType()];
@@ -107,7 +107,7 @@ void BucketSet::pack_all() {
   if (std::exchange(memory_, nullptr)) build(indices());
 }
 
-std::shared_ptr<void> BucketSet::serve_gradients() const {
+std::shared_ptr<void> BucketSet::use_gradient_memory() const {
   return memory_ && !direct_sizes_.empty() ? memory_->serve(direct_sizes_) : nullptr;
 }
 

@@ -15,22 +15,22 @@
 
 namespace ddp {
 
-/// The buckets that all parameters' gradients travel in, and the memory of those.
+/// The buckets of all parameters' gradients, and the memory of the buckets.
 class BucketSet {
  public:
   /// \param as_views  gradients stay in the buckets' memory (gradient_as_bucket_view).
-  /// \param tail  elements behind the gradients of the last bucket, for the ranks' status.
+  /// \param tail  elements after the gradients of the last bucket, for the ranks' status.
   BucketSet(
       std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail);
 
   /// Makes the buckets of `plan`. Gradients that are views into older ones move into the new ones.
   void build(std::vector<std::vector<size_t>> plan);
 
-  /// From now on each rank gets its parts of the averages alone, in the buckets of `plan`, which
+  /// From now on each rank gets only its parts of the averages, in the buckets of `plan`, which
   /// share one piece of memory. No gradient is sparse.
   void shard(std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards);
 
-  /// From now on every dense gradient is packed, for other code to see it in its bucket.
+  /// From now on every dense gradient is packed: a communication hook needs it in the bucket.
   void pack_all();
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
@@ -41,13 +41,13 @@ class BucketSet {
   const Bucket& last() const { return buckets_.back(); }
   /// Parameter indices per bucket, in launch order.
   std::vector<std::vector<size_t>> indices() const;
-  /// Of all dense gradients.
+  /// Bytes of all dense gradients.
   int64_t gradient_bytes() const;
-  /// Of the buckets' memory.
+  /// Bytes of the buckets' memory.
   int64_t storage_bytes() const;
-  /// This thread's backward pass begins: large gradients shall come about where they can be sent
-  /// from, until what is returned goes.
-  std::shared_ptr<void> serve_gradients() const;
+  /// Called when this thread's backward pass begins: autograd allocates large gradients in memory
+  /// that can be sent in place, until the returned object is destroyed.
+  std::shared_ptr<void> use_gradient_memory() const;
 
  private:
   std::unique_ptr<GradientPlacement> make_placement(size_t b) const;
@@ -59,12 +59,12 @@ class BucketSet {
   const bool as_views_;
   const int64_t tail_;
   std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
-  std::shared_ptr<GradientMemory> memory_;  // of gradients that travel alone; null: none does
+  std::shared_ptr<GradientMemory> memory_;  // of gradients that are not packed; null: all are
   std::vector<Bucket> buckets_;             // in launch order
-  std::vector<size_t> direct_sizes_;        // rising
+  std::vector<size_t> direct_sizes_;        // ascending, each once
 };
 
-/// What the planner has to know of each parameter.
+/// The properties of each parameter that the planner uses.
 std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters);
 
 }  // namespace ddp

@@ -22,7 +22,7 @@ void BucketTuner::communicated() {
   last_end_ = Clock::now();
   now_.communication_ms = since_begin_ms() - now_.backward_ms - now_.copy_ms;
   passes_.push_back(now_);
-  // A parameter that is not used in the next pass has its gradient from the beginning.
+  // A parameter that is not used in the next pass counts as ready at its beginning.
   std::fill(now_.ready_ms.begin(), now_.ready_ms.end(), 0);
 }
 
@@ -32,10 +32,11 @@ double BucketTuner::median_of(c10::function_ref<double(const Pass&)> value) cons
   return median(std::move(values));
 }
 
-// The rank that came last to a pass did not wait for another one: its time is the link's.
+// The last rank to start a collective waits for no other one: its time, the minimum over the ranks,
+// is the link's.
 LinkCost BucketTuner::link_cost(
     int64_t bytes, size_t messages, c10::function_ref<void(c10d::Work&)> wait) const {
-  // Of as many on every rank; one whose input ended has measured fewer.
+  // The same size on every rank; a rank whose input ended has measured fewer passes.
   std::vector<double> mine(kPasses - kWarmUp, std::numeric_limits<double>::infinity());
   for (size_t i = kWarmUp; i < std::min(passes_.size(), kPasses); ++i) {
     mine[i - kWarmUp] = passes_[i].communication_ms;

@@ -12,9 +12,9 @@
 
 namespace ddp {
 
-/// Takes the times that a bucket cap is chosen by, in the first steps, while everything is reduced
-/// behind backward, in one piece for each dtype: nothing that is sent slows the computation down,
-/// and how long that takes is what the link costs.
+/// Measures the times from which a bucket cap is chosen, in the first steps. During these steps all
+/// gradients are reduced after backward, in one piece for each dtype: sending does not slow the
+/// computation down, and the time of the reduction is the cost of the link.
 ///
 /// Threads: ready() on autograd's, one per parameter at a time; the rest as the Reducer.
 class BucketTuner final : public PassObserver {
@@ -24,27 +24,27 @@ class BucketTuner final : public PassObserver {
   void begin_backward() override;
   void ready(size_t parameter) { now_.ready_ms[parameter] = since_begin_ms(); }
   void autograd_done() override { now_.backward_ms = since_begin_ms(); }
-  /// Gradients go to their bucket, which takes time from autograd later.
+  /// Times the copies into buckets, which later take time from autograd.
   void begin_pack() override { copy_began_ms_ = since_begin_ms(); }
   void end_pack() override { now_.copy_ms += since_begin_ms() - copy_began_ms_; }
-  /// Everything has come back; what is not called so does not count.
+  /// Ends a measured pass: all buckets are reduced. Passes without this call do not count.
   void communicated() override;
 
-  /// Whether there is something to go by.
+  /// Whether any pass after the warm-up was measured.
   bool has_enough() const { return passes_.size() > kWarmUp; }
 
-  /// \param bytes  of all gradients.
-  /// \param messages  in which they were sent.
-  /// \param wait  for a collective.
+  /// \param bytes  the size of all gradients.
+  /// \param messages  the number of messages in which they were sent.
+  /// \param wait  waits for a collective.
   ///
-  /// Collective: a few small all-reduces, of the times that ranks measured and to take their own.
+  /// Collective: a few small all-reduces, which combine the ranks' times, and measure the latency.
   LinkCost link_cost(
       int64_t bytes, size_t messages, c10::function_ref<void(c10d::Work&)> wait) const;
-  /// Medians over the passes, if there are enough. Backward is as long as with its copies, spread
-  /// evenly over it.
+  /// Medians over the passes; needs has_enough(). Backward includes the copies, spread evenly over
+  /// it.
   StepTimes step_times() const;
 
-  /// The first are slow: memory is new, and caches are cold.
+  /// The first passes are slow: memory is new, and caches are cold.
   static constexpr size_t kWarmUp = 2;
   static constexpr size_t kPasses = 7;
 
@@ -57,7 +57,7 @@ class BucketTuner final : public PassObserver {
     double backward_ms = 0;
     double copy_ms = 0;
     double communication_ms = 0;
-    double rest_ms = 0;  // before it
+    double rest_ms = 0;  // from the end of the pass before it to its begin
   };
 
   double since_begin_ms() const;

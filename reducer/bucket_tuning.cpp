@@ -6,11 +6,11 @@ namespace ddp {
 namespace {
 
 constexpr double kBytesPerMb = 1024.0 * 1024.0;
-constexpr double kAsGood = 1.01;
+constexpr double kNearBest = 1.01;
 
 }  // namespace
 
-void choose(BucketCapTuning& tuning, int64_t cap_bytes) {
+void set_choice(BucketCapTuning& tuning, int64_t cap_bytes) {
   tuning.cap_mb = static_cast<double>(cap_bytes) / kBytesPerMb;
   tuning.predicted_ms = 0;
   for (const auto& candidate : tuning.candidates) {
@@ -21,7 +21,7 @@ void choose(BucketCapTuning& tuning, int64_t cap_bytes) {
 double predict_backward_ms(
     const BucketPlan& plan, const std::vector<ParameterExtent>& parameters, const StepTimes& times,
     const LinkCost& link) {
-  double free_at = 0;  // the link
+  double link_free_ms = 0;  // when the link is free for the next bucket
   for (size_t b = 0; b < plan.buckets.size(); ++b) {
     int64_t bytes = 0;
     double ready = b + 1 == plan.buckets.size() ? times.backward_ms : 0;
@@ -29,10 +29,10 @@ double predict_backward_ms(
       if (!parameters[index].expect_sparse) bytes += parameters[index].bytes;
       ready = std::max(ready, times.ready_ms[index]);
     }
-    free_at =
-        std::max(free_at, ready) + link.latency_ms + static_cast<double>(bytes) * link.ms_per_byte;
+    link_free_ms = std::max(link_free_ms, ready) + link.latency_ms +
+                   static_cast<double>(bytes) * link.ms_per_byte;
   }
-  return std::max(free_at, times.backward_ms);
+  return std::max(link_free_ms, times.backward_ms);
 }
 
 std::vector<int64_t> candidate_caps(int64_t bytes) {
@@ -64,7 +64,7 @@ BucketCapTuning choose_bucket_cap(
     if (tuning.candidates.size() == 1 || predicted < best) best = predicted;
   }
   for (const auto& candidate : tuning.candidates) {
-    if (candidate.predicted_ms > best * kAsGood) continue;
+    if (candidate.predicted_ms > best * kNearBest) continue;
     tuning.cap_mb = candidate.cap_mb;
     tuning.predicted_ms = candidate.predicted_ms;
   }

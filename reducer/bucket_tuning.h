@@ -10,24 +10,24 @@
 
 namespace ddp {
 
-/// What an all-reduce takes: latency_ms + bytes * ms_per_byte.
+/// The time of an all-reduce: latency_ms + bytes * ms_per_byte.
 struct LinkCost {
   double latency_ms = 0;
   double ms_per_byte = 0;
 };
 
-/// What a step takes that no bucket cap changes.
+/// The times of a step that no bucket cap changes.
 struct StepTimes {
-  std::vector<double> ready_ms;  // by parameter: since backward began, when its gradient was there
+  std::vector<double> ready_ms;  // by parameter: from the begin of backward until its gradient
   double backward_ms = 0;        // of autograd's work, and of the copies into buckets
   double rest_ms = 0;            // from the end of one backward pass to the beginning of the next
 };
 
-/// When the last bucket of `plan` would be reduced, in ms since backward began.
+/// Predicts when the last bucket of `plan` is reduced, in ms since backward began.
 ///
-/// A bucket leaves when its last gradient is there and the one before it has come back; the last
-/// one, which carries the rank's status, not before autograd is done. The processor time that
-/// sending takes from autograd is not seen. A sparse parameter counts as nothing.
+/// A bucket is sent when its last gradient is ready and the bucket before it is reduced; the last
+/// one, which carries the rank's status, not before autograd is done. The model ignores the
+/// processor time that sending takes from autograd. A sparse parameter counts as no bytes.
 double predict_backward_ms(
     const BucketPlan& plan, const std::vector<ParameterExtent>& parameters, const StepTimes& times,
     const LinkCost& link);
@@ -36,8 +36,8 @@ double predict_backward_ms(
 /// holds everything.
 std::vector<int64_t> candidate_caps(int64_t bytes);
 
-/// Predicts the step with each candidate cap, and chooses the largest of those within 1% of the
-/// best: fewer messages leave less to what the model does not see.
+/// Predicts the step time of each candidate cap, and chooses the largest cap within 1% of the best:
+/// with fewer messages, costs that the model ignores matter less.
 ///
 /// \param plan_for  the plan under a cap in bytes.
 BucketCapTuning choose_bucket_cap(
@@ -45,7 +45,7 @@ BucketCapTuning choose_bucket_cap(
     const std::function<BucketPlan(int64_t cap)>& plan_for, const StepTimes& times,
     const LinkCost& link);
 
-/// Takes a choice over, another rank's say.
-void choose(BucketCapTuning& tuning, int64_t cap_bytes);
+/// Sets the chosen cap, such as another rank's.
+void set_choice(BucketCapTuning& tuning, int64_t cap_bytes);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// How gradients get out of a bucket: when they are reduced, and when the buckets change.
+// Moves gradients out of a bucket after its reduction, and into new buckets after a rebuild.
 #include "bucket.h"
 #include "gradient_copy.h"
 #include "sparse_gradient.h"
@@ -6,7 +6,7 @@
 namespace ddp {
 
 void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
-  if (left_alone_) return;
+  if (pack_skipped_) return;
   const auto is_kept = [&](size_t slot) { return !keep.empty() && keep[indices_[slot]]; };
   if (sparse_) {
     if (!is_kept(0)) unpack_sparse(parameters_.front(), reduced);
@@ -20,11 +20,11 @@ void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
     const auto& parameter = packed_parameters_[packed];
     if (!is_kept(packed_slots_[packed])) {
       placement_->put(parameter.mutable_grad(), storage_, packed, reduced);
-    } else if (remembered_[packed].defined()) {
-      copy_scaled(storage_.views()[packed], remembered_[packed], 1.0);
+    } else if (saved_[packed].defined()) {
+      copy_scaled(storage_.views()[packed], saved_[packed], 1.0);
     }
   }
-  remembered_.assign(packed_slots_.size(), at::Tensor());
+  saved_.assign(packed_slots_.size(), at::Tensor());
 }
 
 void Bucket::move_in() {

@@ -12,7 +12,7 @@ ProcessGroup group_or_default(const ProcessGroup& group) { return group ? group 
 // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
 at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
 
-// The future of `finish()` once the all-reduce of `wire` is done.
+// Starts an all-reduce of `wire`; the future holds the result of `finish()`, called after it.
 template <typename Finish>
 c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
     const ProcessGroup& group, const at::Tensor& wire, Finish finish) {
@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
 CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
   return [dtype, group = group_or_default(group)](GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
-    // Half of a complex number would be its real part: those travel as they are.
+    // A cast to a real half type would keep only the real part: complex gradients are not cast.
     const auto wire_dtype = buffer.is_complex() ? buffer.scalar_type() : dtype;
     const at::Tensor wire = buffer.to(wire_dtype).div_(group->getSize());
     return all_reduce_then(group, wire, [buffer, wire] {

@@ -7,7 +7,7 @@ namespace ddp {
 /// Gradients with memory of their own: averages are copied out of the bucket's storage.
 class CopiedGradients final : public GradientPlacement {
  public:
-  bool leaves_memory() const override { return true; }
+  bool has_own_memory() const override { return true; }
   void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
       override;
 };

@@ -14,18 +14,21 @@
 namespace ddp {
 namespace {
 
-// Tensors on that storage which autograd itself drops before it reads anything again: while hooks
-// run on a parameter, the gradient that they are called with, and what that one is a view of.
-size_t dropped_by_autograd(const at::Tensor& grad) {
+// The number of tensors on the storage of `grad` that autograd drops before it reads the storage
+// again: while the hooks of a parameter run, the gradient with which it called them, and the base
+// of which that gradient is a view.
+size_t references_autograd_drops(const at::Tensor& grad) {
   const auto* incoming = incoming_gradient();
-  // A sparse one has no storage: its bucket may have let others go that waited for it.
+  // The incoming gradient may be a sparse one, without storage, whose bucket had to be launched
+  // before this parameter's.
   if (incoming == nullptr || !incoming->has_storage() || incoming->use_count() > 1) return 0;
   if (!incoming->is_alias_of(grad)) return 0;
   return incoming->is_view() && incoming->_base().use_count() == 1 ? 2 : 1;
 }
 
-// Whether a hook of others may look at the gradient before the pass ends: it is to see this rank's.
-bool is_watched(const at::Tensor& parameter) {
+// Whether another hook may read the gradient before the pass ends: it must read this rank's own
+// gradient, not a partly reduced one.
+bool has_other_hooks(const at::Tensor& parameter) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
   return !accumulator || accumulator->post_hooks().size() != 1 ||
          torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
@@ -35,7 +38,7 @@ bool is_watched(const at::Tensor& parameter) {
 
 std::atomic<size_t> DirectGradient::least_bytes{0};
 
-bool DirectGradient::suits(const at::Tensor& parameter, const GradientMemory& memory) {
+bool DirectGradient::is_eligible(const at::Tensor& parameter, const GradientMemory& memory) {
   const size_t least = least_bytes > 0 ? least_bytes.load() : memory.least_bytes();
   return parameter.is_cpu() && parameter.nbytes() >= least &&
          memory.reduces(parameter.scalar_type());
@@ -47,25 +50,26 @@ DirectGradient::DirectGradient(at::Tensor parameter, std::shared_ptr<GradientMem
       kind_(at::empty({}, parameter_.options().requires_grad(false)).expand(parameter_.sizes())),
       strides_(gradient_strides(parameter_)) {}
 
-at::Tensor DirectGradient::shaped(const at::Tensor& wire) const {
+at::Tensor DirectGradient::in_parameter_shape(const at::Tensor& wire) const {
   return alias(wire, wire.storage_offset(), kind_.sizes(), strides_);
 }
 
-// Autograd may still have use for a storage that others share: the same one goes to several nodes.
+// Autograd may still read a storage that other tensors share: it passes one gradient to several
+// nodes.
 bool DirectGradient::can_send_in_place(const at::Tensor& grad) const {
   return !grad.requires_grad() && !grad.is_neg() && !grad.is_conj() &&
          grad.strides() == at::IntArrayRef(strides_) &&
-         grad.storage().use_count() == 1 + dropped_by_autograd(grad) && memory_->contains(grad) &&
-         !is_watched(parameter_);
+         grad.storage().use_count() == 1 + references_autograd_drops(grad) &&
+         memory_->contains(grad) && !has_other_hooks(parameter_);
 }
 
 std::string DirectGradient::pack(double scale, Send send) {
-  // Of a pass that ended in an error: nothing came back.
+  // A pass that ended in an error left them: it did not call unpack().
   in_place_.reset();
   wire_.reset();
   const at::Tensor& grad = parameter_.mutable_grad();
   const bool fits = grad.defined() && is_like(grad, kind_);
-  // A rank that has no say (no samples) has none with infinities either.
+  // A rank with weight 0 (no samples) sends zeros, so that inf * 0 cannot become NaN.
   const bool zeros = send == Send::Zeros || scale == 0 || !fits;
   if (!zeros && send == Send::Gradient && can_send_in_place(grad)) {
     in_place_ = grad;
@@ -77,7 +81,7 @@ std::string DirectGradient::pack(double scale, Send send) {
   if (zeros) {
     wire_.zero_();
   } else {
-    copy_scaled(shaped(wire_), grad, scale);
+    copy_scaled(in_parameter_shape(wire_), grad, scale);
   }
   const bool counts = send != Send::Zeros && scale != 0 && grad.defined();
   return counts && !fits ? kind_difference(grad, kind_) : std::string();
@@ -89,13 +93,13 @@ void DirectGradient::unpack(bool keep) {
   at::Tensor& grad = parameter_.mutable_grad();
   if (keep) return;
   if (sent.defined() && grad.is_same(sent)) {
-    // Behind autograd's back: an operation that saved it has to notice.
+    // The reduction wrote past autograd: an operation that saved `grad` must detect the change.
     grad.unsafeGetTensorImpl()->bump_version();
     return;
   }
-  const auto reduced = shaped(wire);
+  const auto reduced = in_parameter_shape(wire);
   if (!grad.defined() || !is_like(grad, reduced)) {
-    // One of another kind was a problem, and counted as zeros.
+    // A gradient of another kind was reported as a problem, and counted as zeros: replace it.
     grad = sent.defined() ? reduced.clone() : reduced;
   } else {
     copy_scaled(grad, reduced, 1.0);

@@ -1,4 +1,4 @@
-// Between passes: construction, arming, and which gradients travel together.
+// Between passes: construction, arming, and rebuilding the buckets.
 #include "engine.h"
 
 #include <exception>
@@ -22,7 +22,7 @@ bool tunes(const ReducerOptions& options) {
   return options.tune_bucket_cap() && options.bucket_cap_mb_list().empty();
 }
 
-// Before the first backward pass, which would find out while other ranks wait.
+// Called at construction: in the first backward pass one rank would fail while the others wait.
 void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGroup& group) {
   if (group.getSize() == 1) return;
   constexpr auto kSum = c10d::ReduceOp::SUM;
@@ -36,8 +36,8 @@ void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGr
   }
 }
 
-// What set_data() left, which no gradient can be added to.
-void drop_misfit_gradient(const at::Tensor& parameter) {
+// set_data() can leave a gradient of another shape, dtype or device, to which autograd cannot add.
+void drop_unusable_gradient(const at::Tensor& parameter) {
   at::Tensor& grad = parameter.mutable_grad();
   if (!grad.defined()) return;
   const bool fits = grad.sizes() == parameter.sizes() && grad.dtype() == parameter.dtype() &&
@@ -71,7 +71,7 @@ std::vector<NamedParameter> checked(
         "\", whose are sparse and take another time in each step. Set a number of MiB.");
   }
   check_dtypes(parameters, group);
-  for (const auto& p : parameters) drop_misfit_gradient(p.tensor);
+  for (const auto& p : parameters) drop_unusable_gradient(p.tensor);
   return parameters;
 }
 
@@ -79,8 +79,8 @@ bool tracks_usage(const ReducerOptions& options) {
   return options.find_unused_parameters() || options.static_graph();
 }
 
-// Whether nothing but the status makes the host wait for the end of a pass on the device. The
-// status of a group of one is on the host from the beginning.
+// Whether the status is all that the host would wait for at the end of a pass: the backend's
+// collectives make the stream wait instead. In a group of one the status is always on the host.
 bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
   return group.getSize() > 1 && capabilities_of(group, parameter.device()).waits_on_stream;
 }
@@ -91,7 +91,7 @@ BucketSchedule make_schedule(
   const bool tuned = tunes(options) && ranks > 1;
   const bool has_list = !options.bucket_cap_mb_list().empty();
   int passes = tuned ? static_cast<int>(BucketTuner::kPasses) : skips ? 0 : 1;
-  if (passes > 0 && options.static_graph()) ++passes;  // the first one counts
+  if (passes > 0 && options.static_graph()) ++passes;  // the first pass only counts gradients
   return {
       extents_of(parameters),
       bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list()), skips,
@@ -122,25 +122,25 @@ Reducer::Engine::Engine(
           tunes(options),
           nullptr,
           {}},
-      bare_(buckets_.parameters().size()),
+      unaveraged_(buckets_.parameters().size()),
       pass_(std::make_unique<BackwardPass>()) {
   if (tunes(options) && group_->getSize() > 1) {
     observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
   }
   buckets_.build(schedule_.first_plan().buckets);
-  place_status();
+  choose_status_location();
   begin_pass(1);
 }
 
 Reducer::Engine::~Engine() { warn_of_last_pass(); }
 
-// What nobody comes to hear of in an error any more.
+// Warns of problems that no later pass can report.
 void Reducer::Engine::warn_of_last_pass() const noexcept {
   if (!deferred_ || deferred_->problems.empty() || monitor_->aborted()) return;
   try {
     TORCH_WARN("The last reduced backward pass was wrong. ", describe_own_problems(*deferred_));
   } catch (const std::exception&) {
-    // A warning handler that throws.
+    // The user's warning handler threw; a destructor must not.
   }
 }
 
@@ -156,13 +156,13 @@ void Reducer::Engine::begin_pass(int64_t number) {
   pass_->begin(number, buckets_, usage_->expected());
 }
 
-void Reducer::Engine::place_status() {
-  if (group_->getSize() == 1) return status_.stay_on_host();
+void Reducer::Engine::choose_status_location() {
+  if (group_->getSize() == 1) return status_.use_host_memory();
   const auto& last = buckets_.last();
   if (reduction_->carries_status(last)) {
-    status_.travel_in(last.storage().tail());
+    status_.use_bucket_tail(last.storage().tail());
   } else {
-    status_.travel_alone(device());
+    status_.use_own_collective(device());
   }
 }
 
@@ -180,14 +180,14 @@ void Reducer::Engine::check_reduction_may_change(const char* what) const {
       "kTuneBucketCap. Set a number of MiB.");
 }
 
-// A step that is captured runs on the host once and on the device again and again: what the host
-// decides in it is decided for good, and what it waits for does not come.
+// A captured step runs on the host once and is replayed on the device: a decision of the host holds
+// for every replay, and a wait of the host for the device would never end.
 void Reducer::Engine::check_capture() const {
   if (!is_capturing(device())) return;
   DDP_CHECK(
       schedule_.is_final(),
-      "DistributedDataParallel: expected a graph to be captured behind the steps in which the "
-      "buckets find their order, got a capture of backward pass ",
+      "DistributedDataParallel: expected a graph to be captured after the bucket order is final, "
+      "got a capture of backward pass ",
       pass_->number(), " on ", monitor_->rank_text(),
       ". Run at least 3 steps on the capturing stream before.");
   DDP_CHECK(
@@ -203,7 +203,7 @@ void Reducer::Engine::register_comm_hook(CommHook hook) {
   has_own_reduction_ = true;
   reduction_ = make_hook_reduction(std::move(hook));
   buckets_.pack_all();
-  place_status();
+  choose_status_location();
   begin_pass(pass_->number());
 }
 
@@ -216,18 +216,18 @@ std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
   }
   has_own_reduction_ = true;
   auto shards = std::make_shared<GradientShards>();
-  buckets_.shard(schedule_.settle().buckets, shards);
+  buckets_.shard(schedule_.final_plan().buckets, shards);
   reduction_ = make_reduce_scatter(group_, device(), shards);
-  place_status();
+  choose_status_location();
   begin_pass(pass_->number());
   return shards;
 }
 
-void Reducer::Engine::when_reduced(WhenReduced act) {
+void Reducer::Engine::on_bucket_reduced(OnBucketReduced act) {
   DDP_CHECK(
-      !when_reduced_,
+      !on_bucket_reduced_,
       "Reducer: expected one function to call with reduced gradients, got another.");
-  when_reduced_ = std::move(act);
+  on_bucket_reduced_ = std::move(act);
 }
 
 void Reducer::Engine::prepare_for_forward(bool training) {
@@ -243,11 +243,11 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   monitor_->check();
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
   const bool alone = phase_ != Phase::Armed;
-  follow_parameters();
+  refresh_hooks();
   if (outcome.training) ++pass_->forwards;
   pass_->terms = outcome.terms;
   begin_pass(pass_->number());
-  observers_.tell([&](PassObserver& o) { o.armed(buckets_.size()); });
+  observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
   phase_ = Phase::Armed;
@@ -255,12 +255,13 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
 
 void Reducer::Engine::prepare_for_local_backward() {
   if (phase_ == Phase::Reducing) return;
-  follow_parameters();
+  refresh_hooks();
   phase_ = Phase::Local;
 }
 
-// Once the forward pass has made its part of the graph: what leads to a gradient now is final.
-void Reducer::Engine::follow_parameters() {
+// Called after the forward pass has made its part of the graph: from then on the accumulators of
+// this backward pass are final.
+void Reducer::Engine::refresh_hooks() {
   if (const auto reshaped = hooks_.reshaped()) {
     const auto& p = buckets_.parameters()[*reshaped];
     DDP_CHECK(
@@ -270,18 +271,18 @@ void Reducer::Engine::follow_parameters() {
         p.name, "\" of ", p.tensor.sizes(), " on ", monitor_->rank_text(),
         ". Call model->refresh() on every rank after a parameter changed its shape.");
   }
-  if (hooks_.follow()) usage_->accumulators_changed();
+  if (hooks_.refresh()) usage_->accumulators_changed();
 }
 
 void Reducer::Engine::forward_failed(bool training) noexcept {
-  if (phase_ == Phase::Reducing) return;  // the backward pass around it says so
+  if (phase_ == Phase::Reducing) return;  // the backward pass around it reports the exception
   if (training) ++pass_->forwards;
   try {
     const auto why = ddp::str(
         "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
     training ? monitor_->fail_attempt(why) : monitor_->note_error(why);
   } catch (const std::exception&) {
-    // Out of memory: the others will find this rank gone, or wait for their timeout.
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
   }
 }
 
@@ -291,11 +292,11 @@ void Reducer::Engine::rebuild_buckets() {
       [] { return std::string("rebuilding the buckets"); },
       [&] {
         if (deferred_ && deferred_->status) {
-          await(*deferred_);
-          deferred_->works.clear();  // they keep the old buckets' memory
+          wait_for_pass_status(*deferred_);
+          deferred_->works.clear();  // a work keeps the old buckets' memory alive
         }
-        buckets_.build(schedule_.take_plan(pass_->number()).buckets);
-        place_status();
+        buckets_.build(schedule_.agreed_plan(pass_->number()).buckets);
+        choose_status_location();
       });
   begin_pass(pass_->number());
 }

@@ -22,22 +22,22 @@
 
 namespace ddp {
 
-/// The conductor: what happens when, of which its parts know how.
+/// Runs the reduced backward passes: decides when each step happens; the parts do the work.
 ///
-/// One gradient's way, in eight files, each read once:
-///   1. autograd_hooks.cpp: GradientHook, on the parameter's accumulator, says on_gradient(); the
-///      final callback of autograd says on_backward_done().
+/// The path of one gradient, in eight files, each read once:
+///   1. autograd_hooks.cpp: GradientHook, on the parameter's accumulator, calls on_gradient(); the
+///      final callback of autograd calls on_backward_done().
 ///   2. engine_backward.cpp: on_gradient() finds that the gradient's bucket is complete, and
-///      launch_ready_buckets() launches it in its turn; the last one leaves in launch_rest(). A
-///      launch packs the bucket and starts its reduction.
-///   3. backward_pass.h: count() and complete_one(), by which (2) knows that.
-///   4. bucket.cpp: pack() brings the gradient into the bucket's storage.
-///   5. bucket_reduction.cpp: start() hands the storage to the all-reduce or the hook.
-///   6. engine_finish.cpp: finish_pass() waits for the buckets, looks at what the ranks agree on
-///      (StatusAgreement), and finalizes one bucket after another.
+///      launch_ready_buckets() launches the buckets in order; launch_rest() launches the last one.
+///      A launch packs the bucket and starts its reduction.
+///   3. backward_pass.h: count() and complete_one() find whether a bucket is complete, for (2).
+///   4. bucket.cpp: pack() copies the gradient into the bucket's storage.
+///   5. bucket_reduction.cpp: start() passes the storage to the all-reduce or the hook.
+///   6. engine_finish.cpp: finish_pass() waits for the buckets, reads the status that the ranks
+///      agreed on (StatusAgreement), and finalizes one bucket after another.
 ///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
 ///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
-/// Large ones go (2), (4), (5) and (7) without a bucket's storage, as direct_gradient.cpp says.
+/// Large gradients pass (2), (4), (5) and (7) without a bucket's storage: see direct_gradient.cpp.
 class Reducer::Engine final : public AutogradEvents {
  public:
   Engine(
@@ -52,7 +52,7 @@ class Reducer::Engine final : public AutogradEvents {
   void join_backward(const PassTerms& terms);
   void register_comm_hook(CommHook hook);
   std::shared_ptr<GradientShards> shard_gradients();
-  void when_reduced(WhenReduced act);
+  void on_bucket_reduced(OnBucketReduced act);
   ReductionStats stats() const;
 
   void on_output() override;
@@ -65,18 +65,18 @@ class Reducer::Engine final : public AutogradEvents {
   GroupMonitor& monitor() const { return *monitor_; }
   UsagePolicy& usage() { return *usage_; }
   StatusAgreement& status() { return status_; }
-  void travel_with(PassCompanion& companion) { companion_ = &companion; }
+  void set_companion(PassCompanion& companion) { companion_ = &companion; }
 
  private:
   enum class Phase {
-    Idle,      // no forward pass has come yet
+    Idle,      // before the first forward pass
     Local,     // gradients accumulate; hooks do nothing
     Armed,     // a forward asked for the next backward pass to be reduced
-    Done,      // that pass was reduced; another one would be as well
+    Done,      // that pass was reduced; a further backward pass would be reduced as well
     Reducing,  // between the first gradient and the end of a reduced backward pass
   };
 
-  /// Those who watch the passes. The tuner is there until the cap is chosen.
+  /// Everything that measures the passes. The tuner exists until the cap is chosen.
   struct Observers {
     StepRecorder recorder;
     bool tunes = false;  // the user asked for it
@@ -84,7 +84,7 @@ class Reducer::Engine final : public AutogradEvents {
     std::optional<BucketCapTuning> tuned;
 
     template <typename Event>
-    void tell(const Event& event) {
+    void notify(const Event& event) {
       event(static_cast<PassObserver&>(recorder));
       if (tuner) event(static_cast<PassObserver&>(*tuner));
     }
@@ -94,8 +94,8 @@ class Reducer::Engine final : public AutogradEvents {
   void begin_pass(int64_t number);
   void check_reduction_may_change(const char* what) const;
   void check_capture() const;
-  void follow_parameters();
-  void place_status();
+  void refresh_hooks();
+  void choose_status_location();
   void rebuild_buckets();
   void warn_of_last_pass() const noexcept;
   std::string describe_own_problems(const BackwardPass& pass) const;
@@ -104,11 +104,11 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine_backward.cpp: while autograd runs
   void begin_backward();
-  void note_bare_gradient(size_t parameter);
-  void tell_bare_step(size_t parameter) const;
+  void note_unaveraged_gradient(size_t parameter);
+  void warn_unaveraged_step(size_t parameter) const;
   void launch_ready_buckets();
-  void launch_until_served();
-  void begin_at_end();
+  void drain_launch_queue();
+  void begin_after_autograd();
   void launch_rest();
   void launch(size_t b);
   void pack(size_t b);
@@ -119,15 +119,15 @@ class Reducer::Engine final : public AutogradEvents {
   void wait_for_buckets();
   void wait_for_bucket(size_t b);
   void wait_for(c10d::Work& work, WaitPoint where);
-  void follow(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where);
-  BackwardPass* await_verdict();
-  void judge_capture();
-  void await(BackwardPass& pass);
-  std::string objection_to(BackwardPass& pass, std::vector<char>& unused);
+  void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where);
+  BackwardPass* wait_for_status();
+  void check_captured_pass();
+  void wait_for_pass_status(BackwardPass& pass);
+  std::string error_of_pass(BackwardPass& pass, std::vector<char>& unused);
   void finalize_bucket(size_t b, const std::vector<char>& unused);
   void end_pass();
 
-  // engine_order.cpp: which gradients travel together, once it is known
+  // engine_order.cpp: after the first passes, the ranks agree on the buckets
   void agree_on_order();
   int64_t tune();
 
@@ -140,11 +140,11 @@ class Reducer::Engine final : public AutogradEvents {
   StatusAgreement status_;
   std::unique_ptr<BucketReduction> reduction_;
   Observers observers_;
-  BareGradients bare_;
+  UnaveragedGradients unaveraged_;
   std::atomic<Phase> phase_{Phase::Idle};
-  std::unique_ptr<BackwardPass> pass_;      // that comes, or goes on
-  std::unique_ptr<BackwardPass> deferred_;  // the one before, where the verdict on it is due later
-  WhenReduced when_reduced_;
+  std::unique_ptr<BackwardPass> pass_;      // the current or next pass
+  std::unique_ptr<BackwardPass> deferred_;  // the previous pass, whose status is not read yet
+  OnBucketReduced on_bucket_reduced_;
   PassCompanion* companion_ = nullptr;
   bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
 };

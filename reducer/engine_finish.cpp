@@ -1,4 +1,4 @@
-// The end of a pass: its buckets come back, the ranks agree on it, and gradients are final.
+// The end of a pass: waits for the buckets, reads the ranks' status, and makes gradients final.
 #include <algorithm>
 #include <cmath>
 #include <future>
@@ -18,8 +18,8 @@
 namespace ddp {
 namespace {
 
-// The ranks with input have no gradient of a parameter that no rank used. This one, which has
-// joined, still has that of its own last pass.
+// Ranks with input have no gradient for a parameter that no rank used, while this rank, which has
+// joined, still has the gradient of its own last pass: it must not be reported as reduced.
 std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<char>& unused) {
   std::vector<at::Tensor> used;
   for (size_t slot = 0; slot < bucket.indices().size(); ++slot) {
@@ -28,7 +28,7 @@ std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<
   return used;
 }
 
-// What a communication hook's future holds: a tensor, or a list of one, as c10d's work gives.
+// A communication hook's future holds a tensor, or a list of one, as the futures of c10d's works.
 at::Tensor tensor_of(const c10::IValue& value) {
   if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
   DDP_CHECK(
@@ -43,7 +43,7 @@ std::string describe_result(const at::Tensor& t) {
       t.numel(), " elements of ", t.scalar_type(), " on ", t.device(), ", layout ", t.layout());
 }
 
-// What came back for `bucket`, 1-D: of a hook what its future holds, which is complete.
+// The reduced gradients of `bucket`, 1-D; after a hook the value of its future, which is complete.
 at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& bucket) {
   if (!in_flight.future) return bucket.gradients();
   const auto result = tensor_of(in_flight.future->value());
@@ -61,29 +61,29 @@ at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& b
 
 void Reducer::Engine::finish_pass() {
   wait_for_buckets();
-  if (!pass_->joined) observers_.tell([](PassObserver& o) { o.communicated(); });
+  if (!pass_->joined) observers_.notify([](PassObserver& o) { o.communicated(); });
 
   std::vector<char> unused;
-  std::string objection;
-  if (auto* judged = await_verdict()) objection = objection_to(*judged, unused);
-  if (companion_ && objection.empty()) objection = companion_->objection();
-  if (objection.empty()) {
+  std::string error;
+  if (auto* ended = wait_for_status()) error = error_of_pass(*ended, unused);
+  if (companion_ && error.empty()) error = companion_->error();
+  if (error.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
     for (size_t b = 0; b < buckets_.size(); ++b) {
       if (pass_->bucket(b).reduced.defined()) finalize_bucket(b, unused);
     }
     if (schedule_.end_pass()) agree_on_order();
-    observers_.tell([&](PassObserver& o) { o.end_pass(pass_->joined); });
+    observers_.notify([&](PassObserver& o) { o.end_pass(pass_->joined); });
   }
-  const auto threw = std::exchange(pass_->after_reduction_threw, nullptr);
+  const auto threw = std::exchange(pass_->callback_exception, nullptr);
   end_pass();
-  if (!objection.empty()) monitor_->throw_agreed(objection);
+  if (!error.empty()) monitor_->throw_agreed(error);
   if (threw) std::rethrow_exception(threw);
 }
 
 void Reducer::Engine::end_pass() {
   usage_->clear_used();
-  bare_.clear();
+  unaveraged_.clear();
   phase_ = pass_->joined ? Phase::Local : Phase::Done;
   const auto number = pass_->number();
   const auto terms = pass_->terms;
@@ -92,7 +92,7 @@ void Reducer::Engine::end_pass() {
     if (!pass_) pass_ = std::make_unique<BackwardPass>();
   }
   pass_->captured = false;
-  pass_->terms = terms;  // for a further backward pass without a forward pass
+  pass_->terms = terms;  // a further backward pass without a forward pass uses them again
   monitor_->end_attempts();
   pass_->joined = false;
   pass_->forwards = 0;
@@ -104,20 +104,21 @@ void Reducer::Engine::end_pass() {
 
 void Reducer::Engine::wait_for_buckets() {
   RECORD_FUNCTION("ddp::wait_for_buckets", c10::ArrayRef<const c10::IValue>());
-  // Where a pass may skip parameters, the last bucket says which gradients are to be left alone.
-  const bool early = when_reduced_ && !usage_->tracks_usage() && !observers_.tuner;
+  // Where a pass may skip parameters, the status in the last bucket says which gradients must not
+  // change, so no bucket can be finalized before.
+  const bool early = on_bucket_reduced_ && !usage_->tracks_usage() && !observers_.tuner;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     wait_for_bucket(b);
-    observers_.tell([&](PassObserver& o) { o.reduced(b); });
+    observers_.notify([&](PassObserver& o) { o.reduced(b); });
     if (early && b + 1 < buckets_.size()) finalize_bucket(b, {});
   }
   if (const auto work = std::exchange(pass_->status_work, {})) {
-    follow(work, [] { return std::string("exchanging the ranks' status"); });
+    wait_on_stream(work, [] { return std::string("exchanging the ranks' status"); });
   }
   if (!companion_) return;
   const auto where = [&] { return ddp::str("getting the buffers of rank ", pass_->terms.source); };
   monitor_->abort_on_error(where, [&] {
-    // The step is over when they are there, on the host or in the order of the stream.
+    // The step ends when the buffers have arrived, on the host or in stream order.
     companion_->finish([&](c10d::Work& work) {
       runs_ahead() ? monitor_->wait_on_stream(work, where) : wait_for(work, where);
     });
@@ -132,7 +133,7 @@ void Reducer::Engine::wait_for_bucket(size_t b) {
   };
   monitor_->abort_on_error(where, [&] {
     auto in_flight = std::exchange(pass_->bucket(b).in_flight, {});
-    if (in_flight.work) follow(in_flight.work, where);
+    if (in_flight.work) wait_on_stream(in_flight.work, where);
     if (const auto& future = in_flight.future) {
       if (!future->completed() && buckets_.on_cpu()) {
         const auto arrived = std::make_shared<std::promise<void>>();
@@ -154,40 +155,41 @@ void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
   monitor_->wait_on_stream(work, where);
 }
 
-// A part of the pass, which the host need not see the end of, but to take the time.
-void Reducer::Engine::follow(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
+// Makes the stream wait for `work`; the host waits as well only where it does not run ahead of the
+// device, or where it takes the times of this step.
+void Reducer::Engine::wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
   if (!runs_ahead() || observers_.recorder.is_sampling()) return wait_for(*work, where);
   monitor_->wait_on_stream(*work, where);
   pass_->works.push_back(work);
 }
 
-// The pass whose status is to be looked at now: this one, or the one before, which the host waits
-// for on the device too; null for none.
-BackwardPass* Reducer::Engine::await_verdict() {
+// Waits for the status that is due now, and returns its pass: this one, or the previous one where
+// the host runs ahead of the device; null if there is none.
+BackwardPass* Reducer::Engine::wait_for_status() {
   if (pass_->captured && group_->getSize() > 1) {
-    judge_capture();
+    check_captured_pass();
     return nullptr;
   }
   pass_->status = status_.fetch();
-  auto* judged = runs_ahead() ? deferred_.get() : pass_.get();
-  if (judged) await(*judged);
-  return judged;
+  auto* ended = runs_ahead() ? deferred_.get() : pass_.get();
+  if (ended) wait_for_pass_status(*ended);
+  return ended;
 }
 
-// What this rank alone knows of a pass that the device has not run. No rank hears of it from the
-// device, so the group's failure tells the others.
-void Reducer::Engine::judge_capture() {
+// Throws for the problems of a captured pass, which only this rank knows: the device has not run
+// it, so no status was exchanged. abort_on_error makes the other ranks fail with the same text.
+void Reducer::Engine::check_captured_pass() {
   const auto where = [] { return std::string("capturing a backward pass"); };
   monitor_->abort_on_error(
       where, [&] { DDP_CHECK(pass_->problems.empty(), describe_own_problems(*pass_)); });
 }
 
-void Reducer::Engine::await(BackwardPass& pass) {
+void Reducer::Engine::wait_for_pass_status(BackwardPass& pass) {
   const auto where = [&] {
     return ddp::str("exchanging the ranks' status of backward pass ", pass.number());
   };
   const auto is_over = [&] {
-    bool over = pass.status->is_here();
+    bool over = pass.status->is_ready();
     for (const auto& work : pass.works) {
       if (!work->isCompleted()) {
         over = false;
@@ -200,8 +202,8 @@ void Reducer::Engine::await(BackwardPass& pass) {
   monitor_->abort_on_error(where, [&] { monitor_->poll(is_over, where); });
 }
 
-/// \return  the text that every rank throws; "" when all is well.
-std::string Reducer::Engine::objection_to(BackwardPass& pass, std::vector<char>& unused) {
+/// \return  the text that every rank throws; "" when no rank met a problem.
+std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>& unused) {
   auto status = pass.status->read();
   if (!status.same_forwards) {
     pass.problems.push_back(
@@ -227,14 +229,14 @@ void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused)
   monitor_->abort_on_error(
       [&] { return ddp::str("writing the averages of bucket ", b); },
       [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
-  if (!when_reduced_ || pass_->after_reduction_threw) return;
+  if (!on_bucket_reduced_ || pass_->callback_exception) return;
   try {
     const bool last = b + 1 == buckets_.size();
-    pass_->joined && !unused.empty() ? when_reduced_(used_parameters(bucket, unused), last)
-                                     : when_reduced_(bucket.parameters(), last);
+    pass_->joined && !unused.empty() ? on_bucket_reduced_(used_parameters(bucket, unused), last)
+                                     : on_bucket_reduced_(bucket.parameters(), last);
   } catch (...) {
-    // The other ranks count on this one's part of the pass.
-    pass_->after_reduction_threw = std::current_exception();
+    // Thrown at the end of the pass: the other ranks wait for this one's part of it.
+    pass_->callback_exception = std::current_exception();
   }
 }
 

@@ -1,4 +1,4 @@
-// Between passes, once: the ranks agree on the order of gradients, and on the tuned cap of buckets.
+// Between passes, once: makes the ranks agree on the order of gradients, and on the tuned cap.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-bool names_each_once(std::vector<size_t> order) {
+bool is_permutation(std::vector<size_t> order) {
   std::sort(order.begin(), order.end());
   for (size_t i = 0; i < order.size(); ++i) {
     if (order[i] != i) return false;
@@ -21,7 +21,7 @@ bool names_each_once(std::vector<size_t> order) {
 
 }  // namespace
 
-/// \return  the cap in bytes that this rank would choose; what it measured is the ranks' together.
+/// \return  the cap in bytes that this rank chooses, from its own times and the ranks' link cost.
 int64_t Reducer::Engine::tune() {
   const auto where = [] { return std::string("measuring what the link costs"); };
   LinkCost cost;
@@ -30,7 +30,7 @@ int64_t Reducer::Engine::tune() {
         buckets_.gradient_bytes(), buckets_.size(),
         [&](c10d::Work& work) { wait_for(work, where); });
   });
-  // This rank's input ended early, or all ranks' did.
+  // The input of this rank, or of all ranks, ended before enough passes were measured.
   if (!observers_.tuner->has_enough() || !std::isfinite(cost.ms_per_byte)) {
     return kDefaultBucketCapBytes;
   }
@@ -61,7 +61,7 @@ void Reducer::Engine::agree_on_order() {
   std::vector<size_t> order(begin, begin + own.size());
   monitor_->abort_on_error(where, [&] {
     DDP_CHECK(
-        names_each_once(order),
+        is_permutation(order),
         "expected an order of the buckets, got something else: a rank "
         "communicates out of turn. Every rank has to run the same collectives");
   });
@@ -69,10 +69,10 @@ void Reducer::Engine::agree_on_order() {
   if (tunes) {
     cap = begin[own.size()];
     if (!observers_.tuned) observers_.tuned.emplace();
-    choose(*observers_.tuned, *cap);
+    set_choice(*observers_.tuned, *cap);
     observers_.tuner.reset();
   }
-  schedule_.adopt(std::move(order), cap);
+  schedule_.set_order(std::move(order), cap);
 }
 
 }  // namespace ddp

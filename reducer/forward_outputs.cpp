@@ -13,7 +13,7 @@ void ForwardOutputs::clear() {
 
 std::vector<torch::autograd::Node*> ForwardOutputs::add(
     const std::vector<at::Tensor>& outputs, bool complete) {
-  // Forwards that never have a backward pass would pile up.
+  // Outputs of forwards that never have a backward pass would accumulate.
   nodes_.erase(
       std::remove_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node.expired(); }),
       nodes_.end());

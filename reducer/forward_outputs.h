@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// Where the forward passes since the last reduced backward pass led to, as nodes of autograd's
-/// graph. Keeps no graph alive.
+/// The nodes of autograd's graph that made the outputs of the forward passes since the last reduced
+/// backward pass. Keeps no graph alive.
 ///
 /// Threads: one at a time.
 class ForwardOutputs {
@@ -23,11 +23,11 @@ class ForwardOutputs {
   /// \return the nodes of these outputs.
   std::vector<Node*> add(const std::vector<at::Tensor>& outputs, bool complete);
 
-  /// Whether every backward pass through a forward passes a node that made one of its outputs: not
-  /// so when some outputs are unknown, or are parameters.
+  /// Whether every backward pass through a forward passes a node that made one of its outputs:
+  /// false when some outputs are unknown, or are parameters.
   bool are_complete() const { return complete_; }
 
-  /// The nodes that still exist; empty when they do not tell the whole story.
+  /// The nodes; empty when they are not complete, or one of them no longer exists.
   std::vector<NodePtr> nodes() const;
 
  private:

@@ -16,7 +16,7 @@ namespace {
 // Elements below which a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// Bytes of which little would be left in a cache when somebody reads them.
+// A block of at least so many bytes is mostly evicted from the caches before it is read.
 constexpr size_t kStreamed = size_t{1} << 20;
 
 // at::parallel_for, without its fixed cost for the many small gradients.
@@ -47,7 +47,7 @@ void multiply(T* dst, const T* src, int64_t count, double scale) {
   });
 }
 
-// False when the memory is not simple enough, and nothing was done.
+// Returns false, with nothing done, for layouts or dtypes that need the dispatcher.
 bool multiply_in_memory(const at::Tensor& dst, const at::Tensor& src, double scale) {
   if (!is_plain_cpu(dst) || !is_plain_cpu(src) || !same_dense_layout(dst, src)) return false;
   const int64_t count = src.numel();

@@ -8,9 +8,9 @@ namespace ddp {
 
 /// dst = src * scale, elementwise, in one pass; a plain copy when `scale` is 1.
 ///
-/// The same bits as `at::mul_out(dst, src, scale)`, but without the dispatcher's microseconds for
-/// what most gradients are: dense CPU floats laid out like their destination. Nothing is recorded
-/// by autograd; the caller holds a NoGradGuard.
+/// The same bits as `at::mul_out(dst, src, scale)`, but without the dispatcher's microseconds where
+/// both are dense CPU floats of one layout, as most gradients are. The caller must hold a
+/// NoGradGuard, so that autograd records nothing.
 ///
 /// \param dst  same sizes, dtype and device as `src`; may not overlap it.
 void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
@@ -18,8 +18,8 @@ void copy_scaled(const at::Tensor& dst, const at::Tensor& src, double scale);
 /// t *= scale, in place; nothing when `scale` is 1.
 void scale_in_place(const at::Tensor& t, double scale);
 
-/// Many copies, times one scale: on the CPU each at once, on a device all together in finish(), in
-/// one kernel for many tensors instead of one for each.
+/// Many copies, times one scale: on the CPU each at once; on a device all together in finish(),
+/// with one kernel for many tensors instead of one for each.
 class ScaledCopies {
  public:
   enum class When { AtOnce, Together };

@@ -9,39 +9,40 @@
 
 namespace ddp {
 
-/// Where a bucket's gradients lie between two passes, and how they get there. `parameters` are
-/// those that are packed, by slot of the storage.
+/// Decides in which memory a bucket's gradients are between two passes, and moves them there.
+/// `parameters` are the packed ones, by slot of the storage.
 ///
 /// Threads: as Bucket.
 class GradientPlacement {
  public:
   virtual ~GradientPlacement() = default;
 
-  /// Whether `.grad` has memory of its own between passes: any that it has.
-  virtual bool leaves_memory() const { return false; }
+  /// Whether `.grad` has memory of its own between passes, whichever memory that is.
+  virtual bool has_own_memory() const { return false; }
 
-  /// Behind the copy of `grad`, of `slot`, into the storage: it need not keep memory of its own.
-  virtual void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
+  /// Called after `grad`, of `slot`, was copied into the storage: it may give up its own memory.
+  virtual void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
     (void)grad, (void)storage, (void)slot;
   }
-  /// Before a pass's gradients are put: `reduced`, 1-D, is what came back of the whole bucket.
+  /// Called once before put(): `reduced`, 1-D, holds the reduced gradients of the whole bucket.
   virtual void receive(const BucketStorage& storage, const at::Tensor& reduced) {
     (void)storage, (void)reduced;
   }
-  /// Makes `grad`, of `slot`, what `reduced` holds for it.
+  /// Makes `grad`, of `slot`, its part of `reduced`.
   virtual void put(
       at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced) = 0;
 
-  /// After the buckets changed: gradients that belong into storage move there.
+  /// Called after the buckets changed: moves gradients that live in bucket storage there.
   virtual void move_in(const BucketStorage& storage, const std::vector<at::Tensor>& parameters) {
     (void)storage, (void)parameters;
   }
 
  protected:
-  /// Another tensor on the memory of `view`: what is done to one as an object (detach_,
-  /// requires_grad_) does not reach the other.
+  /// Another tensor on the memory of `view`: changes to one tensor object (detach_,
+  /// requires_grad_) do not affect the other.
   static at::Tensor share_memory(const at::Tensor& view);
-  /// Copies behind autograd's back: an operation that saved `grad` has to notice.
+  /// Copies `reduced` into `grad`, and bumps its version, so that an operation that saved `grad`
+  /// detects the change.
   static void overwrite(const at::Tensor& grad, const at::Tensor& reduced);
 };
 

@@ -23,8 +23,8 @@ const std::vector<char>& GraphSearch::reachable(const std::vector<Node*>& roots)
   return reached_;
 }
 
-// Follows the new graph where the last one led. When all edges join up as they did there, and end
-// at the same parameters, both lead to the same ones.
+// Compares the new graph with the last one, edge by edge. If all edges connect the same numbers and
+// end at the same parameters, both graphs reach the same parameters.
 bool GraphSearch::has_last_shape(const std::vector<Node*>& roots) {
   nodes_.clear();
   size_t edge = 0;
@@ -33,7 +33,8 @@ bool GraphSearch::has_last_shape(const std::vector<Node*>& roots) {
     const auto number = leads_to_[edge++];
     if (number == kNowhere || !node) return number == kNowhere && !node;
     if (number < nodes_.size()) return nodes_[number] == node;
-    // Other leaves, as of an input that requires a gradient, are new in each graph.
+    // Leaves that are no parameters, such as an input that requires a gradient, are new in each
+    // graph.
     const auto* expected = accumulator_[number];
     if (expected ? expected != node : is_accumulator(node)) return false;
     nodes_.push_back(node);

@@ -13,9 +13,9 @@ namespace ddp {
 
 /// Finds the parameters that a backward pass from given outputs can reach.
 ///
-/// Remembers the shape of the last graph: how the nodes hang together, numbered as the search met
-/// them. The next graph usually has the same shape; then its search is a walk along the numbers,
-/// which compares one pointer an edge and looks nothing up. Where the shapes part, it starts anew.
+/// Remembers the shape of the last graph: its edges, between nodes numbered in the order of the
+/// search. The next graph usually has the same shape; its search then compares one pointer an edge
+/// and looks nothing up. At the first difference the search starts again without that memory.
 ///
 /// Threads: one at a time.
 class GraphSearch {
@@ -24,14 +24,14 @@ class GraphSearch {
   ///        this object.
   explicit GraphSearch(const std::vector<NodePtr>& accumulators);
 
-  /// \param roots  the nodes that the outputs come from.
-  /// \return by parameter, whether the graph behind `roots` contains it.
+  /// \param roots  the nodes that made the outputs.
+  /// \return by parameter, whether the graph of `roots` contains it.
   ///
   /// Cost: visits each node of the graph once: about 5 ns an edge for a graph like the last one,
   /// 20 to 50 ns for another.
   const std::vector<char>& reachable(const std::vector<torch::autograd::Node*>& roots);
 
-  /// How many searches found the last graph's shape again; for tests and benchmarks.
+  /// The number of searches whose graph had the last graph's shape; for tests and benchmarks.
   uint64_t reused() const { return reused_; }
 
  private:
@@ -50,9 +50,9 @@ class GraphSearch {
   // The last graph. Nodes are numbered breadth first; `leads_to_` holds, for each root and then for
   // each edge of node 0, 1, ..., the number of the node at its end.
   std::vector<Number> leads_to_;
-  std::vector<Number> edges_;             // by node: how many it has
+  std::vector<Number> edges_;             // by node: the number of its edges
   std::vector<const Node*> accumulator_;  // by node: itself if it is a parameter's; else null
-  // Of the graph that is searched, by number; kept for their memory only.
+  // The nodes of the current graph, by number; members only to keep their memory.
   std::vector<Node*> nodes_;
   ska::flat_hash_map<const Node*, Number> numbers_;
 };

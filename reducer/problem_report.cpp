@@ -12,27 +12,27 @@
 namespace ddp {
 namespace {
 
-// A problem as the other ranks read it.
-struct Told {
+// A problem in the form that is sent to the other ranks.
+struct ProblemText {
   std::string what;
   std::string remedy;
 };
 
-std::vector<Told> told(const std::vector<Problem>& problems, size_t all) {
-  std::vector<Told> texts;
+std::vector<ProblemText> texts_of(const std::vector<Problem>& problems, size_t all) {
+  std::vector<ProblemText> texts;
   for (const auto& p : problems) texts.push_back({describe_problem(p, all), p.remedy});
   return texts;
 }
 
-std::string serialize(const std::vector<Told>& problems) {
+std::string serialize(const std::vector<ProblemText>& problems) {
   std::vector<std::string> texts;
   for (const auto& p : problems) texts.insert(texts.end(), {p.what, p.remedy});
   return packed(texts);
 }
 
-std::vector<Told> parse_problems(const std::string& text) {
+std::vector<ProblemText> parse_problems(const std::string& text) {
   const auto texts = unpacked(text);
-  std::vector<Told> problems;
+  std::vector<ProblemText> problems;
   for (size_t i = 0; i + 1 < texts.size(); i += 2) problems.push_back({texts[i], texts[i + 1]});
   return problems;
 }
@@ -47,8 +47,9 @@ std::string ranks_text(const std::vector<size_t>& ranks, size_t world) {
   return text + " of " + std::to_string(world);
 }
 
-std::string describe(const std::vector<std::vector<Told>>& by_rank) {
-  std::vector<std::pair<Told, std::vector<size_t>>> distinct;  // in order of first sight
+std::string describe(const std::vector<std::vector<ProblemText>>& by_rank) {
+  std::vector<std::pair<ProblemText, std::vector<size_t>>>
+      distinct;  // in order of their first rank
   std::map<std::string, size_t> place;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& problem : by_rank[rank]) {
@@ -104,15 +105,15 @@ std::string describe_problem(const Problem& problem, size_t all) {
 }
 
 std::string describe_problems(const std::vector<std::vector<Problem>>& by_rank, size_t all) {
-  std::vector<std::vector<Told>> texts;
-  for (const auto& problems : by_rank) texts.push_back(told(problems, all));
+  std::vector<std::vector<ProblemText>> texts;
+  for (const auto& problems : by_rank) texts.push_back(texts_of(problems, all));
   return describe(texts);
 }
 
 std::string gather_problems(
     const std::vector<Problem>& mine, size_t all, const ProcessGroup& group, WaitForWork wait) {
-  std::vector<std::vector<Told>> by_rank;
-  for (const auto& text : gather_strings(serialize(told(mine, all)), group, wait)) {
+  std::vector<std::vector<ProblemText>> by_rank;
+  for (const auto& text : gather_strings(serialize(texts_of(mine, all)), group, wait)) {
     by_rank.push_back(parse_problems(text));
   }
   return describe(by_rank);

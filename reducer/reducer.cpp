@@ -30,7 +30,9 @@ void Reducer::report_problem(std::string what, std::string remedy) {
   engine_->status().report({std::move(what), std::move(remedy), {}, ""});
 }
 
-bool Reducer::forget_discarded_gradients() { return engine_->usage().forget_discarded_gradients(); }
+bool Reducer::clear_usage_of_zeroed_grads() {
+  return engine_->usage().clear_usage_of_zeroed_grads();
+}
 
 void Reducer::register_comm_hook(CommHook hook) { engine_->register_comm_hook(std::move(hook)); }
 
@@ -40,9 +42,9 @@ void Reducer::explain_missing(ExplainMissing explain) {
   engine_->usage().explain_missing(std::move(explain));
 }
 
-void Reducer::when_reduced(WhenReduced act) { engine_->when_reduced(std::move(act)); }
+void Reducer::on_bucket_reduced(OnBucketReduced act) { engine_->on_bucket_reduced(std::move(act)); }
 
-void Reducer::travel_with(PassCompanion& companion) { engine_->travel_with(companion); }
+void Reducer::set_companion(PassCompanion& companion) { engine_->set_companion(companion); }
 
 const std::vector<NamedParameter>& Reducer::parameters() const {
   return engine_->buckets().parameters();

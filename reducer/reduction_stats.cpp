@@ -50,8 +50,8 @@ double median_of(
   return median(std::move(values));
 }
 
-// What Kineto counts a trace's times from, so that a double holds them with their nanoseconds: a
-// multiple of this, which is three months.
+// Kineto counts a trace's times from a multiple of this, which is three months, so that a double
+// holds them with their nanoseconds.
 constexpr int64_t kTraceBaseNs = int64_t{7'889'238} * 1'000'000'000;
 
 int64_t trace_base_ns(const std::vector<StepStats>& steps) {
@@ -114,7 +114,7 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
   }
 }
 
-// One number, as printf() has it.
+// One number, in a printf() format.
 std::string format(const char* form, double value) {
   char text[100];
   std::snprintf(text, sizeof text, form, value);
@@ -134,7 +134,8 @@ std::string summary_of_tuning(const BucketCapTuning& tuning) {
   return text;
 }
 
-// Those before had other buckets, or were sent in one piece to be measured.
+// Steps before the last rebuild had other buckets, or sent all gradients in one piece for the
+// tuner.
 std::vector<StepStats> steps_as_they_are_now(const ReductionStats& stats) {
   std::vector<StepStats> steps;
   std::copy_if(
@@ -182,7 +183,7 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
   const int64_t base_ns = trace_base_ns(stats.steps);
   out << R"({"displayTimeUnit":"ms","baseTimeNanoseconds":)" << base_ns << R"(,"traceEvents":[)";
   TraceEvents events(out);
-  std::map<int, size_t> tracks;  // by rank: how many have a name
+  std::map<int, size_t> tracks;  // by rank: the number of tracks that have a name
   for (const auto& step : stats.steps) {
     auto& named = tracks[step.rank];
     if (named == 0) events.name("process_name", step.rank, 0, "rank " + std::to_string(step.rank));

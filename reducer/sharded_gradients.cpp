@@ -24,10 +24,10 @@ class ReduceScatter : public BucketReduction {
     return scale.value_or(1.0 / group_->getSize());
   }
 
-  // A rank gets a part of what is behind the gradients.
+  // A rank would get only a part of the numbers after the gradients.
   bool carries_status(const Bucket& /*bucket*/) const override { return false; }
 
-  WorkPtr in_the_way() override { return std::exchange(last_, nullptr); }
+  WorkPtr take_blocking_work() override { return std::exchange(last_, nullptr); }
 
   InFlight start(
       const Bucket& bucket, size_t index, bool /*is_last*/,
@@ -35,7 +35,7 @@ class ReduceScatter : public BucketReduction {
     auto& shard = (*shards_)[index];
     const bool adds =
         std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end();
-    if (adds) shard.before = std::exchange(shard.average, at::empty_like(shard.average));
+    if (adds) shard.previous = std::exchange(shard.average, at::empty_like(shard.average));
     const auto& memory = bucket.storage().all();
     if (group_->getSize() == 1) {
       shard.average.copy_(memory);
@@ -52,30 +52,31 @@ class ReduceScatter : public BucketReduction {
  private:
   const ProcessGroup group_;
   const std::shared_ptr<GradientShards> shards_;
-  const bool averages_;  // in the collective itself
+  const bool averages_;  // the backend's reduce-scatter has an average
   WorkPtr last_;
 };
 
 }  // namespace
 
-void ShardedGradients::packed(at::Tensor& grad, const BucketStorage& /*storage*/, size_t /*slot*/) {
+void ShardedGradients::after_pack(
+    at::Tensor& grad, const BucketStorage& /*storage*/, size_t /*slot*/) {
   grad.reset();
 }
 
 void ShardedGradients::receive(const BucketStorage& storage, const at::Tensor& /*reduced*/) {
-  if (!shard_.before.defined()) {
+  if (!shard_.previous.defined()) {
     std::fill(shard_.arrived.begin(), shard_.arrived.end(), char{0});
     return;
   }
-  const auto before = std::exchange(shard_.before, {});
-  const auto begin = rank_ * before.numel();
+  const auto previous = std::exchange(shard_.previous, {});
+  const auto begin = rank_ * previous.numel();
   for (size_t slot = 0; slot < storage.views().size(); ++slot) {
     const auto& view = storage.views()[slot];
     const auto at = view.storage_offset() - storage.all().storage_offset();
     const auto from = std::max<int64_t>(at - begin, 0);
-    const auto to = std::min<int64_t>(at + view.numel() - begin, before.numel());
+    const auto to = std::min<int64_t>(at + view.numel() - begin, previous.numel());
     if (!shard_.arrived[slot] || from >= to) continue;
-    shard_.average.narrow(0, from, to - from).add_(before.narrow(0, from, to - from));
+    shard_.average.narrow(0, from, to - from).add_(previous.narrow(0, from, to - from));
   }
 }
 

@@ -11,14 +11,14 @@
 
 namespace ddp {
 
-/// Gradients that are gone once they are packed: the average of this rank's part of the bucket is
-/// all that comes back.
+/// Gradients that are released once they are packed: the reduction returns only the average of this
+/// rank's part of the bucket.
 class ShardedGradients final : public GradientPlacement {
  public:
-  /// \param rank  whose part `shard` is; both outlive this.
+  /// \param shard  the part of `rank`; it outlives this.
   ShardedGradients(GradientShard& shard, int rank) : shard_(shard), rank_(rank) {}
 
-  void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
+  void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
   void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
       override;
@@ -28,7 +28,7 @@ class ShardedGradients final : public GradientPlacement {
   const int rank_;
 };
 
-/// A reduce-scatter of each bucket. One at a time: the buckets share one piece of memory.
+/// Reduce-scatters each bucket, one at a time: the buckets share one memory.
 ///
 /// \param device  of the parameters.
 std::unique_ptr<BucketReduction> make_reduce_scatter(

@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-// Ranks have to agree which dimensions have indices.
-at::Tensor no_rows(const at::Tensor& parameter) {
+// All ranks must have the same number of sparse dimensions: one, as the gradient of an embedding.
+at::Tensor sparse_without_rows(const at::Tensor& parameter) {
   auto values = parameter.sizes().vec();
   values.front() = 0;
   const auto options =
@@ -23,10 +23,10 @@ at::Tensor no_rows(const at::Tensor& parameter) {
 PackedSparse pack_sparse(const at::Tensor& parameter, double scale) {
   const at::Tensor& grad = parameter.mutable_grad();
   const bool is_sparse = grad.defined() && grad.layout() == at::kSparse;
-  // A rank that has no say (no samples) has none with infinities either.
+  // A rank with weight 0 (no samples) sends no rows, so that inf * 0 cannot become NaN.
   if (is_sparse && scale != 0) return {scale == 1.0 ? grad.clone() : grad * scale, ""};
-  if (is_sparse || !grad.defined()) return {no_rows(parameter), ""};
-  auto none = no_rows(parameter);
+  if (is_sparse || !grad.defined()) return {sparse_without_rows(parameter), ""};
+  auto none = sparse_without_rows(parameter);
   auto difference = kind_difference(grad, none);
   return {std::move(none), std::move(difference)};
 }

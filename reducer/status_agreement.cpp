@@ -12,11 +12,11 @@
 namespace ddp {
 namespace {
 
-// Counts that agree modulo both agree, or are 20 apart.
+// Two counts that agree modulo both differ by a multiple of 20.
 constexpr int64_t kModuli[] = {4, 5};
 constexpr int64_t kFirstFlag = 1 + kModuli[0] + kModuli[1];
 
-// Of the host, that a device copies to and from on its own.
+// Pinned host memory, which a device copies to and from without the host.
 at::Tensor staged_as(const at::Tensor& t) {
   return at::empty(t.sizes(), at::dtype(t.scalar_type()).device(at::kCPU).pinned_memory(true));
 }
@@ -30,18 +30,18 @@ void StatusAgreement::report(Problem problem) {
   add_problem(reported_, std::move(problem));
 }
 
-void StatusAgreement::travel_in(at::Tensor tail) {
-  travels_alone_ = false;
+void StatusAgreement::use_bucket_tail(at::Tensor tail) {
+  uses_own_collective_ = false;
   storage_ = std::move(tail);
 }
 
-void StatusAgreement::stay_on_host() {
-  travels_alone_ = false;
+void StatusAgreement::use_host_memory() {
+  uses_own_collective_ = false;
   storage_ = at::zeros({size()}, at::kFloat);
 }
 
-void StatusAgreement::travel_alone(c10::Device device) {
-  travels_alone_ = true;
+void StatusAgreement::use_own_collective(c10::Device device) {
+  uses_own_collective_ = true;
   storage_ = at::zeros({size()}, at::dtype(at::kFloat).device(device));
 }
 
@@ -56,7 +56,7 @@ std::vector<Problem> StatusAgreement::take_reported() {
   return std::exchange(reported_, {});
 }
 
-std::vector<Problem> StatusAgreement::write_nothing() {
+std::vector<Problem> StatusAgreement::write_zeros() {
   storage_.zero_();
   return take_reported();
 }
@@ -83,19 +83,19 @@ std::vector<Problem> StatusAgreement::write(
   return problems;
 }
 
-StatusAgreement::Arrival StatusAgreement::fetch() const {
-  if (storage_.is_cpu()) return Arrival(storage_.to(at::kDouble, false, /*copy=*/true));
-  Arrival arrival(staged_as(storage_));
-  arrival.host_.copy_(storage_, /*non_blocking=*/true);
-  arrival.event_.emplace(storage_.device().type());
+StatusAgreement::PendingSum StatusAgreement::fetch() const {
+  if (storage_.is_cpu()) return PendingSum(storage_.to(at::kDouble, false, /*copy=*/true));
+  PendingSum pending(staged_as(storage_));
+  pending.host_.copy_(storage_, /*non_blocking=*/true);
+  pending.event_.emplace(storage_.device().type());
   const c10::impl::VirtualGuardImpl device(storage_.device().type());
-  arrival.event_->record(device.getStream(storage_.device()));
-  return arrival;
+  pending.event_->record(device.getStream(storage_.device()));
+  return pending;
 }
 
-StatusAgreement::Sum StatusAgreement::Arrival::read() const {
-  // Who has looked need not wait.
-  if (!is_here()) event_->synchronize();
+StatusAgreement::Sum StatusAgreement::PendingSum::read() const {
+  // After is_ready() returned true there is nothing to wait for.
+  if (!is_ready()) event_->synchronize();
   const auto host = host_.to(at::kDouble);
   const auto* words = host.const_data_ptr<double>();
   Sum sum;

@@ -8,7 +8,7 @@
 namespace ddp {
 namespace {
 
-constexpr size_t kKept = 128;
+constexpr size_t kKeptSteps = 128;
 
 // The time that at least one interval covers, from `after` on. Buckets launch in order, so the
 // intervals come sorted by their beginnings.
@@ -63,13 +63,13 @@ void StepRecorder::note_launched(size_t bucket, int64_t bytes) {
   stats.bytes += bytes;
 }
 
-void StepRecorder::note_let_go(size_t bucket) {
+void StepRecorder::note_call_returned(size_t bucket) {
   const std::lock_guard lock(sample_->mutex);
   const auto& stats = sample_->stats;
   if (bucket >= stats.buckets.size() || stats.compute_ms > 0) return;
   const auto& launched = stats.buckets[bucket];
   const double end = launched.done_ms < 0 ? sample_->now_ms() : launched.done_ms;
-  sample_->held_up_ms += end - launched.launched_ms;
+  sample_->blocked_ms += end - launched.launched_ms;
 }
 
 void StepRecorder::note_done(Sample& sample, size_t bucket) {
@@ -79,7 +79,8 @@ void StepRecorder::note_done(Sample& sample, size_t bucket) {
   if (bucket < buckets.size() && buckets[bucket].done_ms < 0) buckets[bucket].done_ms = now;
 }
 
-// Learns the end of the bucket's collective from itself where that can tell.
+// Records the end of the bucket's collective from its own callback, where the backend has one that
+// is called at the end.
 void StepRecorder::watch(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu) {
   if (!in_flight.work && !in_flight.future) return note_done(*sample_, bucket);  // a group of one
   if (!on_cpu) return;  // NCCL's work is complete when it is queued
@@ -88,9 +89,9 @@ void StepRecorder::watch(size_t bucket, const BucketReduction::InFlight& in_flig
     future->addCallback(
         [sample = sample_, bucket](c10::ivalue::Future&) { note_done(*sample, bucket); });
   } catch (const c10::Error&) {
-    // A backend without futures: reduced() tells.
+    // A backend without futures: reduced() records the end.
   }
-  note_let_go(bucket);
+  note_call_returned(bucket);
 }
 
 double StepRecorder::median_step_ms(int64_t after) const {
@@ -119,9 +120,9 @@ void StepRecorder::end_pass(bool joined) {
     stats.step_ms = milliseconds(now - before);
   }
   stats.communication_ms = covered_ms(stats.buckets, 0);
-  stats.exposed_ms = sample->held_up_ms + covered_ms(stats.buckets, stats.compute_ms);
+  stats.exposed_ms = sample->blocked_ms + covered_ms(stats.buckets, stats.compute_ms);
   steps_.push_back(std::move(stats));
-  if (steps_.size() > kKept) steps_.pop_front();
+  if (steps_.size() > kKeptSteps) steps_.pop_front();
 }
 
 }  // namespace ddp

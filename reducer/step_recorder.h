@@ -16,21 +16,22 @@
 
 namespace ddp {
 
-/// Takes the times of sampled steps. In steps that are not, a call is one look at a pointer, but
-/// for those at the beginning and the end.
+/// Takes the times of sampled steps. In other steps a call only tests a pointer, except at the
+/// beginning and the end.
 ///
-/// Threads: those that run a reducer; and whichever one completes a collective.
+/// Threads: those that run a reducer, and any thread that completes a collective.
 class StepRecorder final : public PassObserver {
  public:
-  /// \param every  sample the first ten steps and then of every so many; 0: none.
-  /// \param more  of the first ones that are sampled.
+  /// \param every  sample the first ten steps, and then every step whose number is a multiple of
+  ///        this; 0: none.
+  /// \param more  further first steps to sample.
   StepRecorder(int rank, int64_t every, int64_t more = 0)
       : rank_(rank), every_(every), first_(kFirst + more) {}
 
-  /// The step is the one from the last of these before a reduced backward.
+  /// Of several forwards before a reduced backward, the step begins with the last one.
   void begin_forward(int64_t step) override;
-  /// The step that goes on is not sampled.
-  void leave_out() { sample_.reset(); }
+  /// Drops the sample of the current step.
+  void skip_step() { sample_.reset(); }
   bool is_sampling() const { return sample_ != nullptr; }
   void armed(size_t buckets) override {
     if (sample_) sample_->stats.buckets.assign(buckets, {});
@@ -42,7 +43,7 @@ class StepRecorder final : public PassObserver {
   void launching(size_t bucket, int64_t bytes) override {
     if (sample_) note_launched(bucket, bytes);
   }
-  /// The call that launched it came back: until then its thread had nothing else to do.
+  /// The call that launched the bucket returned: until then it blocked its thread.
   void launched(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu) override {
     if (sample_) watch(bucket, in_flight, on_cpu);
   }
@@ -50,10 +51,10 @@ class StepRecorder final : public PassObserver {
     if (sample_) note_done(*sample_, bucket);
   }
   void autograd_done() override;
-  /// The step counts, unless this rank had no input in it.
+  /// Stores the step, unless this rank had no input in it.
   void end_pass(bool joined) override;
 
-  /// Of the steps behind number `after`; 0 when none was sampled.
+  /// Median time of the sampled steps after number `after`; 0 when there is none.
   double median_step_ms(int64_t after) const;
 
   std::vector<StepStats> steps() const { return {steps_.begin(), steps_.end()}; }
@@ -62,25 +63,25 @@ class StepRecorder final : public PassObserver {
   static constexpr int64_t kFirst = 10;
   using Clock = std::chrono::steady_clock;
 
-  /// Outlives the step in callbacks of collectives.
+  /// The times of one step. Callbacks of collectives may keep it after the step.
   struct Sample {
     Clock::time_point begin;
-    std::mutex mutex;  // guards what is in `stats.buckets`
+    std::mutex mutex;  // guards the content of `stats.buckets`
     StepStats stats;
-    double held_up_ms = 0;  // of autograd's time, by calls that launch
+    double blocked_ms = 0;  // time during autograd that its threads spent in calls that launch
     double now_ms() const { return milliseconds(Clock::now() - begin); }
   };
 
   static void note_done(Sample& sample, size_t bucket);
   void note_ready(size_t bucket);
   void note_launched(size_t bucket, int64_t bytes);
-  void note_let_go(size_t bucket);
+  void note_call_returned(size_t bucket);
   void watch(size_t bucket, const BucketReduction::InFlight& in_flight, bool on_cpu);
 
   int rank_;
   int64_t every_;
   int64_t first_;
-  std::shared_ptr<Sample> sample_;  // of the step that goes on, if it is sampled
+  std::shared_ptr<Sample> sample_;  // of the current step; null if it is not sampled
   Clock::time_point last_end_{};
   std::deque<StepStats> steps_;
 };

@@ -30,7 +30,7 @@ void streaming_copy(void* to, const void* from, size_t bytes) {
     }
   }
   std::memcpy(destination + done, source + done, bytes - done);
-  _mm_sfence();  // such writes are ordered by nothing else, and another process may read them
+  _mm_sfence();  // nothing else orders streaming stores, and another process may read the memory
 }
 #else
 void streaming_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }

@@ -4,9 +4,9 @@
 
 namespace ddp {
 
-/// memcpy, but what is written goes past the caches where the processor can do that: for blocks of
-/// which little would be left there when they are read, and which need not be read to be
-/// overwritten.
+/// memcpy with stores that bypass the caches, where the processor has them. For large blocks: most
+/// of such a block would be evicted before it is read, and an ordinary store would first read the
+/// cache line that it overwrites.
 void streaming_copy(void* to, const void* from, size_t bytes);
 
 }  // namespace ddp

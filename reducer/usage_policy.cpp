@@ -15,10 +15,10 @@ namespace {
 
 constexpr const char* kUnused = "not used in forward";
 constexpr const char* kLeftOut = "did not contribute to this loss";
-// In which every parameter had a gradient, before the search for others is called needless.
+// Passes in a row with all gradients, after which a warning calls the search needless.
 constexpr int kFullPasses = 10;
 
-/// find_unused_parameters: what the outputs do not lead to is unused in that pass.
+/// find_unused_parameters: a parameter that the outputs do not lead to is unused in that pass.
 class FindUnused : public UsagePolicy {
  public:
   FindUnused(
@@ -28,7 +28,7 @@ class FindUnused : public UsagePolicy {
   bool tracks_usage() const override { return true; }
   void accumulators_changed() override { search_ = GraphSearch(accumulators_); }
 
-  // Gradients that no search foretold to be missing turn out to be missing at the end.
+  // A gradient may be missing although the search found a path to its parameter: that is no error.
   std::vector<Problem> check(const BackwardPass& pass) override { return check_detached(pass); }
 
   void end_pass(const BackwardPass& pass) override {
@@ -45,7 +45,8 @@ class FindUnused : public UsagePolicy {
   }
 
  protected:
-  void foresee(const std::vector<torch::autograd::Node*>& outputs, BackwardPass& pass) override {
+  void mark_unreachable(
+      const std::vector<torch::autograd::Node*>& outputs, BackwardPass& pass) override {
     const auto& reachable = search_.reachable(outputs);
     for (size_t i = 0; i < reachable.size(); ++i) {
       if (!reachable[i] && !parameters_[i].is_outside) pass.mark_unused(i);
@@ -54,11 +55,11 @@ class FindUnused : public UsagePolicy {
 
  private:
   GraphSearch search_;
-  int full_passes_ = 0;  // one after the other
+  int full_passes_ = 0;  // in a row
 };
 
-/// static_graph: the first pass counts gradients, and every later one has to bring as many. Each
-/// rank's set of used parameters is its own; the buckets are the same all the same.
+/// static_graph: the first pass counts gradients, and every later one must make as many. The sets
+/// of used parameters may differ between ranks; the buckets are the same on all.
 class StaticGraph : public UsagePolicy {
  public:
   using UsagePolicy::UsagePolicy;
@@ -93,7 +94,7 @@ class StaticGraph : public UsagePolicy {
   }
 
  private:
-  bool counted_ = false;  // this rank's first pass was
+  bool counted_ = false;  // this rank's first pass has ended, and set expected_
 };
 
 }  // namespace
@@ -119,13 +120,13 @@ UsagePolicy::UsagePolicy(
 void UsagePolicy::add_forward(const ForwardOutcome& outcome, bool alone, BackwardPass& pass) {
   if (alone) outputs_.clear();
   const auto nodes = outputs_.add(outcome.outputs, outcome.outputs_complete);
-  // Two forwards may share one backward: what one of them does not reach the other may.
-  if (alone && outcome.outputs_complete) foresee(nodes, pass);
+  // Two forwards may share one backward: the other one may use the parameters that this one skips.
+  if (alone && outcome.outputs_complete) mark_unreachable(nodes, pass);
 }
 
 void UsagePolicy::clear_used() { std::fill(used_.begin(), used_.end(), 0); }
 
-bool UsagePolicy::forget_discarded_gradients() {
+bool UsagePolicy::clear_usage_of_zeroed_grads() {
   const auto is_set = [](char used) { return used != 0; };
   const auto has_gradient = [](const auto& p) { return p.tensor.grad().defined(); };
   if (std::none_of(used_.begin(), used_.end(), is_set) ||
@@ -158,7 +159,7 @@ std::vector<Problem> UsagePolicy::check_extra(size_t parameter, const BackwardPa
        ""}};
 }
 
-// Why gradients of parameters do not come to their hooks any more; empty where they could.
+// The reasons why gradients of parameters no longer reach their hooks; empty where they do.
 std::vector<MissingGradient> UsagePolicy::why_detached(
     const std::vector<size_t>& parameters) const {
   auto reasons = explain_ ? explain_(parameters) : std::vector<MissingGradient>(parameters.size());
@@ -221,11 +222,12 @@ std::vector<Problem> UsagePolicy::check_missing(const BackwardPass& pass) const 
   return problems;
 }
 
-// Where parameters may be without gradient, one that can get none any more would go unnoticed.
+// Where a missing gradient is no error, a parameter whose gradients no longer reach the reducer
+// would silently not be averaged.
 std::vector<Problem> UsagePolicy::check_detached(const BackwardPass& pass) {
   std::vector<size_t> unused;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    // Frozen is a way of being unused.
+    // A frozen parameter counts as unused.
     if (pass.slots()[i].fired > 0 || !parameters_[i].tensor.requires_grad()) continue;
     if (!std::exchange(known_unused_[i], 1)) unused.push_back(i);
   }

@@ -16,7 +16,8 @@
 
 namespace ddp {
 
-/// Which parameters a backward pass has to bring gradients for, and what is wrong when it does not.
+/// Decides for which parameters a backward pass must make gradients, and finds the problems when it
+/// does not.
 ///
 /// Threads: mark_used() on autograd's, one per parameter at a time; the rest as the Reducer.
 class UsagePolicy {
@@ -32,47 +33,50 @@ class UsagePolicy {
       const std::vector<NamedParameter>& parameters, const std::vector<NodePtr>& accumulators);
   virtual ~UsagePolicy() = default;
 
-  /// Whether the ranks tell each other which parameters they used.
+  /// Whether the ranks exchange which parameters they used.
   virtual bool tracks_usage() const { return false; }
-  /// Whether the coming pass only counts gradients.
+  /// Whether the next pass only counts gradients.
   virtual bool is_counting() const { return false; }
 
-  /// Parameters have other accumulators than before.
+  /// Called when parameters have other accumulators than before.
   virtual void accumulators_changed() {}
 
-  /// What forward passes since the last averaged backward pass led to.
+  /// Adds the outputs of a forward pass to those since the last reduced backward pass.
   ///
-  /// \param pass  the coming one: parameters that cannot get a gradient become unused in it.
+  /// \param pass  the next one: parameters that cannot get a gradient become unused in it.
   /// \param alone  no other forward pass shares that backward pass.
   void add_forward(const ForwardOutcome& outcome, bool alone, BackwardPass& pass);
   /// Whether every backward pass of this reducer's begins at an output that is known.
   bool outputs_are_known() const { return outputs_.are_complete(); }
 
   void mark_used(size_t parameter) { used_[parameter] = 1; }
-  /// By parameter: it had a gradient since the last averaged pass.
+  /// By parameter: it had a gradient since the last reduced pass.
   const std::vector<char>& used() const { return used_; }
   void clear_used();
-  /// Whether there are used parameters, and no gradients: zero_grad() took them. Those count as
-  /// unused then.
-  bool forget_discarded_gradients();
+  /// Clears the usage if parameters were used, but none has a gradient any more: zero_grad()
+  /// removed them.
+  ///
+  /// \return whether it did.
+  bool clear_usage_of_zeroed_grads();
 
   /// Gradients by parameter until it is ready; 0 for none.
   const std::vector<uint32_t>& expected() const { return expected_; }
 
-  /// What is wrong at the end of a pass.
+  /// Finds the problems at the end of a pass.
   virtual std::vector<Problem> check(const BackwardPass& pass);
-  /// A pass has ended well, in which this rank had input.
+  /// Called when a pass in which this rank had input has ended without an error.
   virtual void end_pass(const BackwardPass& pass) { (void)pass; }
-  /// What is wrong with a gradient that was not expected; nothing where it does no harm.
+  /// Finds the problem of a gradient that was not expected; none where it does no harm.
   virtual std::vector<Problem> check_extra(size_t parameter, const BackwardPass& pass) const;
 
   void explain_missing(Explain explain) { explain_ = std::move(explain); }
 
  protected:
-  virtual void foresee(const std::vector<torch::autograd::Node*>& /*outputs*/, BackwardPass&) {}
-  /// \param why  as in MissingGradient, or one of the reasons that the graph tells.
+  virtual void mark_unreachable(
+      const std::vector<torch::autograd::Node*>& /*outputs*/, BackwardPass&) {}
+  /// \param why  as in MissingGradient, or one of the reasons found in the graph.
   virtual std::string remedy_of_missing(const std::string& why) const;
-  /// Of parameters that may be without a gradient, those that can get none any more.
+  /// Finds parameters that can no longer get a gradient, where a missing gradient is allowed.
   std::vector<Problem> check_detached(const BackwardPass& pass);
   std::vector<Problem> check_missing(const BackwardPass& pass) const;
 
@@ -87,7 +91,7 @@ class UsagePolicy {
   ForwardOutputs outputs_;
   Explain explain_;
   std::vector<char> used_;          // by parameter
-  std::vector<char> known_unused_;  // by parameter: was without a gradient before
+  std::vector<char> known_unused_;  // by parameter: check_detached() has seen it without a gradient
 };
 
 }  // namespace ddp

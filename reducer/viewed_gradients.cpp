@@ -5,8 +5,8 @@
 
 namespace ddp {
 
-void ViewedGradients::packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
-  // Now, and not when the bucket is back: a pass never holds all gradients twice.
+void ViewedGradients::after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
+  // Now, not after the reduction: else all gradients would be held twice at the end of a pass.
   if (!grad.requires_grad() && !storage.has_in_place(slot, grad)) {
     grad = share_memory(storage.views()[slot]);
   }
@@ -21,7 +21,7 @@ void ViewedGradients::put(
     at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& /*reduced*/) {
   const auto& view = storage.views()[slot];
   if (grad.defined() && storage.has_in_place(slot, grad)) return;
-  // With create_graph a gradient has a graph of its own, which an alias would cut off.
+  // With create_graph a gradient has a graph of its own, which an alias would lose.
   if (grad.defined() && grad.requires_grad() && is_like(grad, view)) {
     overwrite(grad, view);
   } else {

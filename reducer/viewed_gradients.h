@@ -4,11 +4,11 @@
 
 namespace ddp {
 
-/// Gradients that are views into the bucket's storage for good (gradient_as_bucket_view): user code
+/// Gradients that always are views into the bucket's storage (gradient_as_bucket_view): user code
 /// may rely on it.
 class ViewedGradients final : public GradientPlacement {
  public:
-  void packed(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
+  void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
   void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
       override;

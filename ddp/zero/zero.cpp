@@ -91,7 +91,7 @@ class ZeroRedundancyOptimizerBase::Impl {
       }
     }
     begin_pass();
-    state().when_reduced([weak = std::weak_ptr<Impl>(self)](const auto& part, bool last) {
+    state().on_bucket_reduced([weak = std::weak_ptr<Impl>(self)](const auto& part, bool last) {
       if (const auto impl = weak.lock()) impl->reduced(part, last);
     });
   }

@@ -1,4 +1,4 @@
-// A bucket whose gradients nobody reduces, and which stay where they are.
+// Bucket::skip_pack(): gradients that no reduction changes stay where they are.
 #include <memory>
 #include <vector>
 
@@ -33,58 +33,58 @@ void give_gradients(const std::vector<NamedParameter>& parameters) {
 
 }  // namespace
 
-TEST_CASE("gradients that nobody reduces stay what and where they are", "[bucket]") {
+TEST_CASE("skip_pack leaves gradients and their memory unchanged", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
   auto bucket = bucket_of<CopiedGradients>(parameters);
   give_gradients(parameters);
   const auto grad = parameters[0].tensor.grad();
   const auto version = grad._version();
-  REQUIRE(bucket.leave_alone(nullptr));
+  REQUIRE(bucket.skip_pack(nullptr));
   bucket.unpack(bucket.gradients());
   CHECK(parameters[0].tensor.grad().is_same(grad));
   CHECK(grad._version() == version);
   CHECK(torch::equal(grad, torch::full({2, 3}, 2.)));
-  CHECK(torch::equal(bucket.gradients(), torch::full({10}, 7.)));  // nothing came in
+  CHECK(torch::equal(bucket.gradients(), torch::full({10}, 7.)));  // nothing was packed
 
-  // The pass behind it packs again.
+  // The next pass packs again.
   CHECK(bucket.pack(0.5).empty());
   bucket.unpack(bucket.gradients());
   CHECK(torch::equal(grad, torch::full({2, 3}, 1.)));
 }
 
-TEST_CASE("a pass that ended between the two leaves no trace in the next", "[bucket]") {
+TEST_CASE("skip_pack without unpack does not affect the next pass", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
   auto bucket = bucket_of<CopiedGradients>(parameters);
   give_gradients(parameters);
-  REQUIRE(bucket.leave_alone(nullptr));
+  REQUIRE(bucket.skip_pack(nullptr));
   bucket.pack(0.5);
   bucket.unpack(bucket.gradients());
   CHECK(torch::equal(parameters[1].tensor.grad(), torch::full({4}, 1.)));
 }
 
-TEST_CASE("what unpack has to do is not left out", "[bucket]") {
+TEST_CASE("skip_pack refuses where unpack is needed", "[bucket]") {
   const torch::NoGradGuard no_grad;
   const auto parameters = two_parameters();
   SECTION("a gradient that is missing") {
     auto bucket = bucket_of<CopiedGradients>(parameters);
     give_gradients(parameters);
     parameters[1].tensor.mutable_grad().reset();
-    CHECK_FALSE(bucket.leave_alone(nullptr));
+    CHECK_FALSE(bucket.skip_pack(nullptr));
     const std::vector<char> used{1, 0};
-    CHECK(bucket.leave_alone(&used));
+    CHECK(bucket.skip_pack(&used));
   }
   SECTION("a gradient of another kind") {
     auto bucket = bucket_of<CopiedGradients>(parameters);
     give_gradients(parameters);
     parameters[1].tensor.mutable_grad() = torch::ones({4}, at::kDouble);
-    CHECK_FALSE(bucket.leave_alone(nullptr));
+    CHECK_FALSE(bucket.skip_pack(nullptr));
   }
   SECTION("gradients that are views of their bucket") {
     auto bucket = bucket_of<ViewedGradients>(parameters);
     give_gradients(parameters);
-    CHECK_FALSE(bucket.leave_alone(nullptr));
+    CHECK_FALSE(bucket.skip_pack(nullptr));
   }
 }
 

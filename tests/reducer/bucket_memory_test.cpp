@@ -1,4 +1,4 @@
-// Where buckets lie: in memory that the backend allocates, if it does.
+// The memory of buckets: the backend allocates it, if it can.
 #include <algorithm>
 
 #include "passes.h"
@@ -9,7 +9,7 @@
 namespace ddp {
 namespace {
 
-// Has memory of its own, and knows which tensors to reduce lie in it.
+// Allocates memory, and records whether all tensors to reduce lie in it.
 class Allocating : public testing::RecordingBackend {
  public:
   using RecordingBackend::RecordingBackend;
@@ -39,7 +39,7 @@ class Allocating : public testing::RecordingBackend {
 
 }  // namespace
 
-TEST_CASE("buckets are reduced where the backend has memory for them", "[pure][reducer]") {
+TEST_CASE("buckets are reduced in memory that the backend allocates", "[pure][reducer]") {
   testing::Events events;
   const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
   const auto group = testing::group_over(backend);
@@ -57,8 +57,9 @@ TEST_CASE("buckets are reduced where the backend has memory for them", "[pure][r
   CHECK(backend->all_inside);
 }
 
-// Or a pass would hold every gradient twice at its end, and views are there to save memory.
-TEST_CASE("a view takes the place of a gradient when its bucket leaves", "[pure][reducer]") {
+// Otherwise a pass would hold every gradient twice at its end; the option's purpose is to save
+// memory.
+TEST_CASE("a view replaces a gradient when its bucket is launched", "[pure][reducer]") {
   testing::Events events;
   const auto backend = c10::make_intrusive<Allocating>(0, 2, events);
   const auto group = testing::group_over(backend);

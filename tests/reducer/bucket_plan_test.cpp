@@ -24,7 +24,7 @@ TEST_CASE("the golden plans of torch 2.11", "[pure][bucket_plan]") {
                                            doubles(25), floats(50),  doubles(25)};
   const std::vector<ParameterExtent> tens(4, floats(10));
 
-  SECTION("a bucket closes when it reaches its cap, the crossing parameter inside") {
+  SECTION("a bucket closes when it reaches its cap, and keeps the parameter that crossed it") {
     const auto plan = plan_buckets({floats(100), floats(200), floats(100), floats(50)}, {400});
     CHECK(plan.buckets == Buckets{{0}, {1}, {2}, {3}});
     CHECK(
@@ -33,7 +33,7 @@ TEST_CASE("the golden plans of torch 2.11", "[pure][bucket_plan]") {
   SECTION("dtypes never mix") {
     CHECK(plan_buckets(mixed, {400}).buckets == Buckets{{0, 2}, {1, 3}, {4}, {5}});
   }
-  SECTION("each dtype walks through the caps for itself; the last one repeats") {
+  SECTION("each dtype has its own sequence of caps; the last one repeats") {
     const auto plan = plan_buckets(mixed, {200, 400});
     CHECK(plan.buckets == Buckets{{0}, {1}, {2, 4}, {3, 5}});
     CHECK(plan.limits == std::vector<int64_t>{200, 200, 400, 400});
@@ -50,7 +50,7 @@ TEST_CASE("the golden plans of torch 2.11", "[pure][bucket_plan]") {
   SECTION("an order is kept") {
     CHECK(plan_buckets(tens, {40, 80}, {3, 1, 2, 0}).buckets == Buckets{{3}, {1, 2}, {0}});
   }
-  SECTION("parameters without elements still travel") {
+  SECTION("parameters without elements are in a bucket, too") {
     CHECK(plan_buckets({floats(0), floats(0)}, {400}).buckets == Buckets{{0, 1}});
   }
 }
@@ -80,13 +80,13 @@ TEST_CASE("random plans equal c10d's", "[pure][bucket_plan]") {
     std::vector<size_t> caps;
     for (int i = 0; i <= below(3); ++i) caps.push_back(1 + below(2000));
 
-    // In ready order c10d's leftovers are in no defined order when there are several dtypes.
+    // With an order, c10d does not define the order of its leftover buckets for several dtypes.
     std::vector<size_t> order;
     if (one_dtype && below(2) == 0) {
       for (int i = 0; i < count; ++i) order.push_back(i);
       std::shuffle(order.begin(), order.end(), random);
     }
-    // c10d wants the tensors themselves in that order.
+    // c10d expects the tensors themselves in that order.
     std::vector<at::Tensor> walked = tensors;
     for (size_t i = 0; i < order.size(); ++i) walked[i] = tensors[order[i]];
     const auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(

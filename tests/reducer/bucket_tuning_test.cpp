@@ -37,13 +37,13 @@ struct Model {
 
 }  // namespace
 
-TEST_CASE("one bucket comes behind backward, small ones hide in it", "[pure][tuning]") {
+TEST_CASE("one bucket is reduced after backward, small ones during it", "[pure][tuning]") {
   const Model model(10, kMb, 100);
   const LinkCost link{1, 5.0 / kMb};
   CHECK(model.predict(kUnlimitedBytes, link) == Approx(100 + 1 + 50));
-  // Ten messages of 6 ms, each done before the next is ready, but the last.
+  // Ten messages of 6 ms: all but the last end before the next bucket is ready.
   CHECK(model.predict(1, link) == Approx(106));
-  // Five of 11 ms.
+  // Five messages of 11 ms.
   CHECK(model.predict(2 * kMb, link) == Approx(111));
 }
 
@@ -55,7 +55,7 @@ TEST_CASE("a slow link is busy from the first bucket to the last", "[pure][tunin
 }
 
 TEST_CASE(
-    "the last bucket waits for autograd, and sparse parameters for nothing", "[pure][tuning]") {
+    "the last bucket waits for autograd, and sparse parameters cost no bytes", "[pure][tuning]") {
   Model model(2, kMb, 100);
   model.times.ready_ms = {10, 20};
   const LinkCost link{1, 5.0 / kMb};
@@ -64,7 +64,7 @@ TEST_CASE(
   CHECK(model.predict(1, link) == Approx(101));
 }
 
-TEST_CASE("caps worth trying end with one that holds everything", "[pure][tuning]") {
+TEST_CASE("the last candidate cap holds all gradients", "[pure][tuning]") {
   const auto in_mb = [](int64_t bytes) {
     std::vector<double> caps;
     for (const int64_t cap : candidate_caps(bytes)) caps.push_back(static_cast<double>(cap) / kMb);
@@ -76,11 +76,11 @@ TEST_CASE("caps worth trying end with one that holds everything", "[pure][tuning
   CHECK(in_mb(240 * kMb).back() == 250);
 }
 
-TEST_CASE("the choice weighs latency against overlap", "[pure][tuning]") {
+TEST_CASE("the chosen cap balances latency and overlap", "[pure][tuning]") {
   const Model model(100, kMb, 100);
-  // Messages cost nothing but their bytes: the smallest.
+  // Without latency the smallest cap is best.
   CHECK(model.choose({0, 0.9 / kMb}).cap_mb <= 2);
-  // Messages are dear: as few as possible.
+  // With a large latency one message is best.
   CHECK(model.choose({200, 0.1 / kMb}).cap_mb == 100);
   const auto tuning = model.choose({2, 0.8 / kMb});
   CHECK(tuning.cap_mb >= 5);
@@ -93,15 +93,15 @@ TEST_CASE("the choice weighs latency against overlap", "[pure][tuning]") {
   CHECK(tuning.ms_per_mb == Approx(0.8));
 }
 
-TEST_CASE("a link without cost leaves the largest cap", "[pure][tuning]") {
+TEST_CASE("a link without cost leads to the largest cap", "[pure][tuning]") {
   const auto tuning = Model(10, kMb, 100).choose({});
   CHECK(tuning.cap_mb == 10);
   CHECK(tuning.predicted_ms == 100);
 }
 
-TEST_CASE("a choice can be another rank's", "[pure][tuning]") {
+TEST_CASE("set_choice takes another rank's cap and its own prediction for it", "[pure][tuning]") {
   auto tuning = Model(10, kMb, 100).choose({1, 5.0 / kMb});
-  choose(tuning, 10 * kMb);
+  set_choice(tuning, 10 * kMb);
   CHECK(tuning.cap_mb == 10);
   CHECK(tuning.predicted_ms == Approx(151));
 }

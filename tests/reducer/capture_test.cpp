@@ -1,5 +1,6 @@
-// Passes that are captured for a graph, over a backend that is like NCCL. No stream is captured
-// here: the library is told that one is. tests/ddp/cuda_graph_test.cpp captures on a GPU.
+// Passes that are captured for a graph, over a backend that behaves like NCCL. No stream is really
+// captured here: the test sets pretends_to_capture. tests/ddp/cuda_graph_test.cpp captures on a
+// GPU.
 #include <ddp/reduction_stats.h>
 
 #include "reducer/like_nccl.h"
@@ -18,14 +19,14 @@ using testing::Trainer;
 
 }  // namespace
 
-TEST_CASE("nobody looks whether the device is done with a captured pass", "[ranks][capture]") {
+TEST_CASE("the host does not poll the works of a captured pass", "[ranks][capture]") {
   const bool as_views = GENERATE(false, true);
   RankBarrier barrier(2);
-  const auto looks = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
+  const auto polls = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().stats_every(0).gradient_as_bucket_view(as_views));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     const auto eager = trainer.backend->latest;
-    const int before = eager->looks;
+    const int before = eager->polls;
     c10::intrusive_ptr<testing::WatchedWork> captured;
     int during = 0;
     {
@@ -33,20 +34,20 @@ TEST_CASE("nobody looks whether the device is done with a captured pass", "[rank
       const auto error = trainer.step();
       TORCH_CHECK(error.empty(), error);
       captured = trainer.backend->latest;
-      during = eager->looks;
+      during = eager->polls;
     }
     TORCH_CHECK(torch::equal(trainer.a.grad(), torch::full({3}, 1.5)), trainer.a.grad());
     for (int step = 0; step < 2; ++step) TORCH_CHECK(trainer.step().empty());
-    return std::vector<int>{during - before, eager->looks - before, captured->looks};
+    return std::vector<int>{during - before, eager->polls - before, captured->polls};
   });
-  for (const auto& rank : looks) {
-    CHECK(rank[0] == 0);  // of what ran before, while it captured
-    CHECK(rank[1] > 0);   // and behind the capture
-    CHECK(rank[2] == 0);  // of what was captured
+  for (const auto& rank : polls) {
+    CHECK(rank[0] == 0);  // of the work before, during the capture
+    CHECK(rank[1] > 0);   // of the work before, after the capture
+    CHECK(rank[2] == 0);  // of the captured work
   }
 }
 
-TEST_CASE("a captured pass is not sampled, for its times are the capture's", "[ranks][capture]") {
+TEST_CASE("a captured pass is not sampled: it has the times of the capture", "[ranks][capture]") {
   RankBarrier barrier(2);
   const auto sampled = run_ranks<std::vector<int64_t>>(2, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().stats_every(1));
@@ -63,11 +64,11 @@ TEST_CASE("a captured pass is not sampled, for its times are the capture's", "[r
   for (const auto& steps : sampled) CHECK(steps == std::vector<int64_t>{1, 2, 3, 5});
 }
 
-TEST_CASE("a capture comes behind the steps that find the order", "[ranks][capture][errors]") {
+TEST_CASE("a capture before the bucket order is final is an error", "[ranks][capture][errors]") {
   const int ran = GENERATE(0, 1, 2, 3);
   CAPTURE(ran);
   RankBarrier barrier(2);
-  const auto told = run_ranks<std::string>(2, [&](const Rank& self) {
+  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
     Trainer trainer(self);
     for (int step = 0; step < ran; ++step) TORCH_CHECK(trainer.step().empty());
     std::string error;
@@ -75,33 +76,33 @@ TEST_CASE("a capture comes behind the steps that find the order", "[ranks][captu
       const Capture capture(barrier);
       error = trainer.step();
     }
-    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());  // it did no harm
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());  // still usable
     return error;
   });
   for (int rank = 0; rank < 2; ++rank) {
     if (ran >= 2) {
-      CHECK(told[rank] == "");
+      CHECK(errors[rank] == "");
     } else {
       CHECK_THAT(
-          told[rank], ContainsText("a capture of backward pass " + std::to_string(ran + 1)) &&
-                          ContainsText("on rank " + std::to_string(rank) + " of 2") &&
-                          ContainsText("Run at least 3 steps"));
+          errors[rank], ContainsText("a capture of backward pass " + std::to_string(ran + 1)) &&
+                            ContainsText("on rank " + std::to_string(rank) + " of 2") &&
+                            ContainsText("Run at least 3 steps"));
     }
   }
 }
 
-TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture][errors]") {
+TEST_CASE("options that need the host in each pass refuse a capture", "[ranks][capture][errors]") {
   const bool unused = GENERATE(false, true);
   const int size = GENERATE(1, 2);
   CAPTURE(unused, size);
   RankBarrier barrier(size);
-  const auto told = run_ranks<std::string>(size, [&](const Rank& self) {
+  const auto errors = run_ranks<std::string>(size, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().find_unused_parameters(unused).static_graph(!unused));
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     const Capture capture(barrier);
     return trainer.step();
   });
-  for (const auto& error : told) {
+  for (const auto& error : errors) {
     if (size == 1) {
       CHECK(error == "");
     } else {
@@ -110,9 +111,9 @@ TEST_CASE("what the host decides in each pass is not captured", "[ranks][capture
   }
 }
 
-TEST_CASE("what is wrong with a captured pass ends the group at once", "[ranks][capture][errors]") {
+TEST_CASE("a problem of a captured pass aborts the group at once", "[ranks][capture][errors]") {
   RankBarrier barrier(2);
-  const auto told = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+  const auto errors_by_rank = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
     Trainer trainer(self);
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     std::vector<std::string> errors;
@@ -123,10 +124,11 @@ TEST_CASE("what is wrong with a captured pass ends the group at once", "[ranks][
     for (int step = 0; step < 3; ++step) errors.push_back(trainer.step());
     return errors;
   });
-  CHECK(told[0][0] == "");
+  CHECK(errors_by_rank[0][0] == "");
   CHECK_THAT(
-      told[1][0], ContainsText("capturing a backward pass") && ContainsText("b: not used in"));
-  CHECK_THAT(told[0].back(), ContainsText("b: not used in"));
+      errors_by_rank[1][0],
+      ContainsText("capturing a backward pass") && ContainsText("b: not used in"));
+  CHECK_THAT(errors_by_rank[0].back(), ContainsText("b: not used in"));
 }
 
 }  // namespace ddp

@@ -51,7 +51,7 @@ TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
     if (name == "around") hook = hooks::bf16_compress_wrapper(hooks::all_reduce(self.group));
     return averaged_gradient(self, hook, as_views);
   });
-  // A third is not representable: a few units of the wire's precision, at most.
+  // A third is not representable: allows a few units of the wire's precision.
   const double tolerance = name == "fp16" ? 2e-3 : name == "bf16" || name == "around" ? 2e-2 : 1e-6;
   for (const auto& gradient : gradients) {
     CHECK(torch::allclose(gradient, torch::full({10}, (size + 1) / 2.0), 0, tolerance));
@@ -59,7 +59,7 @@ TEST_CASE("every built-in hook averages", "[ranks][comm_hooks][many]") {
   }
 }
 
-TEST_CASE("a hook owns the division and may return another tensor", "[ranks][comm_hooks]") {
+TEST_CASE("a hook gets undivided gradients and may return another tensor", "[ranks][comm_hooks]") {
   const bool as_views = GENERATE(false, true);
   const auto gradients = run_ranks<at::Tensor>(2, [&](const Rank& self) {
     const CommHook hook = [](GradBucket& bucket) {
@@ -80,16 +80,16 @@ TEST_CASE("noop leaves every rank its own gradients", "[ranks][comm_hooks]") {
   CHECK(torch::equal(gradients[1], torch::full({10}, 2.0)));
 }
 
-TEST_CASE("a hook that is wrapped sees half precision", "[ranks][comm_hooks]") {
+TEST_CASE("a wrapped hook gets half precision", "[ranks][comm_hooks]") {
   run_ranks<int>(2, [](const Rank& self) {
     const auto inner = hooks::all_reduce(self.group);
-    const CommHook looks = [&](GradBucket& bucket) {
+    const CommHook checks = [&](GradBucket& bucket) {
       TORCH_CHECK(bucket.buffer().scalar_type() == at::kHalf);
       TORCH_CHECK(bucket.gradients()[0].scalar_type() == at::kHalf);
       TORCH_CHECK(bucket.gradients()[0].is_alias_of(bucket.buffer()));
       return inner(bucket);
     };
-    const auto gradient = averaged_gradient(self, hooks::fp16_compress_wrapper(looks), false);
+    const auto gradient = averaged_gradient(self, hooks::fp16_compress_wrapper(checks), false);
     TORCH_CHECK(torch::equal(gradient, torch::full({10}, 1.5)));
     return 0;
   });
@@ -97,7 +97,7 @@ TEST_CASE("a hook that is wrapped sees half precision", "[ranks][comm_hooks]") {
       testing::error_of([] { hooks::fp16_compress_wrapper({}); }), ContainsText("empty function"));
 }
 
-TEST_CASE("a hook sees the bucket's parameters and gradients", "[ranks][comm_hooks]") {
+TEST_CASE("a hook gets the bucket's parameters and gradients", "[ranks][comm_hooks]") {
   const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
     std::string text;
     const auto inner = hooks::all_reduce(self.group);
@@ -150,7 +150,7 @@ TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hook
             std::vector<at::Tensor> tensors{bucket.buffer().div_(self.size)};
             return self.group->allreduce(tensors)->getFuture();
           }
-          // Every other element of a tensor that is twice as long: 7 for all.
+          // Every other element of a tensor that is twice as long: all are 7.
           auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
           const auto wide = torch::stack(
               {torch::full({bucket.buffer().numel()}, 7.0f),
@@ -166,7 +166,7 @@ TEST_CASE("a hook may return a list of one, and any strides", "[ranks][comm_hook
   }
 }
 
-TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][comm_hooks]") {
+TEST_CASE("a hook's wrong result is an error that describes it", "[ranks][errors][comm_hooks]") {
   const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
     averaged_gradient(
         self,
@@ -184,7 +184,8 @@ TEST_CASE("a hook's wrong result is an error that says so", "[ranks][errors][com
   }
 }
 
-TEST_CASE("a hook's wrong result on one rank is told to all", "[ranks][errors][comm_hooks][many]") {
+TEST_CASE(
+    "a hook's wrong result on one rank is an error on all", "[ranks][errors][comm_hooks][many]") {
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = testing::errors_of_ranks(
       3,
@@ -195,7 +196,7 @@ TEST_CASE("a hook's wrong result on one rank is told to all", "[ranks][errors][c
             [&](GradBucket& bucket) {
               const auto whole = hooks::all_reduce(self.group)(bucket);
               if (self.rank != 0 || ++calls < 2) return whole;
-              whole->wait();  // so that the others' pass is a good one
+              whole->wait();  // so that the pass of the other ranks has no error
               auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
               future->markCompleted(bucket.buffer().slice(0, 0, 1));
               return future;
@@ -212,7 +213,7 @@ TEST_CASE("a hook's wrong result on one rank is told to all", "[ranks][errors][c
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
-TEST_CASE("a hook that fails breaks no group of one", "[ranks][errors][comm_hooks]") {
+TEST_CASE("a failing hook does not abort a group of one", "[ranks][errors][comm_hooks]") {
   const auto errors = testing::errors_of_ranks(1, [](const Rank& self) {
     const auto fails = [](GradBucket&) -> c10::intrusive_ptr<c10::ivalue::Future> {
       TORCH_CHECK(false, "boom");

@@ -1,5 +1,5 @@
-// Large gradients, which travel alone where the group has memory for that: what a program may do
-// with them and beside them. Over other backends the same must hold.
+// Large gradients, which are not packed where the group has memory for them: a program may use them
+// like any others. The same must hold over other backends.
 #include <atomic>
 #include <thread>
 
@@ -21,8 +21,8 @@ using testing::reduced_backward;
 
 constexpr int64_t kWide = 32768;
 
-/// Of two ranks, what each found wrong.
-std::vector<std::string> wrong_on(const std::function<void(const Rank&)>& body) {
+/// Runs `body` on two ranks. \return each rank's error; "" for none.
+std::vector<std::string> errors_of_two(const std::function<void(const Rank&)>& body) {
   return testing::errors_of_ranks(2, body);
 }
 const std::vector<std::string> kNothing(2, "");
@@ -44,8 +44,8 @@ at::Tensor loss_of(const at::Tensor& p, double value) {
 
 }  // namespace
 
-TEST_CASE("two models of one process average in turns and together", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+TEST_CASE("two models average in separate and in shared passes", "[ranks][reducer][direct]") {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto a = parameter({kWide}), b = parameter({kWide});
     Reducer of_a({{"a", a}}, self.group), of_b({{"b", b}}, self.group);
     for (int step = 1; step <= 4; ++step) {
@@ -71,8 +71,8 @@ TEST_CASE("two models of one process average in turns and together", "[ranks][re
 }
 
 TEST_CASE("a model may change its group", "[ranks][reducer][direct]") {
-  // As on another group of the same ranks: the gradient lies in the first one's memory.
-  const auto found = wrong_on([](const Rank& self) {
+  // The second reducer gets a gradient in the first one's memory, as on another group of the ranks.
+  const auto found = errors_of_two([](const Rank& self) {
     const auto a = parameter({kWide});
     auto first = std::make_unique<Reducer>(std::vector<NamedParameter>{{"a", a}}, self.group);
     reduced_backward(*first, [&] { return loss_of(a, self.rank + 1.0); });
@@ -88,8 +88,8 @@ TEST_CASE("a model may change its group", "[ranks][reducer][direct]") {
   CHECK(found == kNothing);
 }
 
-TEST_CASE("threads may allocate as large tensors meanwhile", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+TEST_CASE("other threads may allocate equally large tensors", "[ranks][reducer][direct]") {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto memory = gradient_memory_of(*self.group, at::kCPU);
     const auto a = parameter({kWide});
     Reducer reducer({{"a", a}}, self.group);
@@ -118,7 +118,7 @@ TEST_CASE("threads may allocate as large tensors meanwhile", "[ranks][reducer][d
 }
 
 TEST_CASE("large gradients keep their parameters' layouts and types", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto image = torch::ones({64, 16, 8, 8})
                            .contiguous(at::MemoryFormat::ChannelsLast)
                            .set_requires_grad(true);
@@ -145,13 +145,13 @@ TEST_CASE("large gradients keep their parameters' layouts and types", "[ranks][r
   CHECK(found == kNothing);
 }
 
-TEST_CASE("ranks may differ in where their gradients lie", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+TEST_CASE("gradients may lie in different memories on the ranks", "[ranks][reducer][direct]") {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto a = parameter({kWide}), b = parameter({kWide});
     Reducer reducer({{"a", a}, {"b", b}}, self.group);
     for (int step = 1; step <= 4; ++step) {
       b.mutable_grad().reset();
-      // One rank's gradient is its program's own tensor, as another rank's memory is full.
+      // On one rank the gradient is the program's own tensor, as where the group's memory is full.
       const bool own = (step + self.rank) % 2 == 0;
       a.mutable_grad() = own ? torch::zeros({kWide}) : at::Tensor();
       reduced_backward(reducer, [&] {
@@ -164,9 +164,8 @@ TEST_CASE("ranks may differ in where their gradients lie", "[ranks][reducer][dir
   CHECK(found == kNothing);
 }
 
-TEST_CASE(
-    "after a pass that ended in an error gradients are averaged", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+TEST_CASE("the pass after one that failed averages gradients", "[ranks][reducer][direct]") {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto a = parameter({kWide}), b = parameter({kWide});
     Reducer reducer({{"a", a}, {"b", b}}, self.group);
     const double mine = self.rank + 1.0;
@@ -191,8 +190,8 @@ TEST_CASE(
   CHECK(found == kNothing);
 }
 
-TEST_CASE("a sparse gradient may be the last that came", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+TEST_CASE("a sparse gradient may be the last one to be ready", "[ranks][reducer][direct]") {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto table = parameter({8, 4}), a = parameter({kWide}), last = parameter({kWide});
     // The sparse bucket goes first, although its gradient comes after a's.
     Reducer reducer(
@@ -217,7 +216,7 @@ TEST_CASE("a sparse gradient may be the last that came", "[ranks][reducer][direc
 }
 
 TEST_CASE("with create_graph a gradient keeps its graph", "[ranks][reducer][direct]") {
-  const auto found = wrong_on([](const Rank& self) {
+  const auto found = errors_of_two([](const Rank& self) {
     const auto a = parameter({kWide});
     Reducer reducer({{"a", a}}, self.group);
     for (int step = 1; step <= 3; ++step) {
@@ -228,7 +227,7 @@ TEST_CASE("with create_graph a gradient keeps its graph", "[ranks][reducer][dire
       loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
       TORCH_CHECK(a.grad().requires_grad());
       TORCH_CHECK(holds(a.grad().detach(), 3), a.grad().detach()[0]);
-      a.mutable_grad().reset();  // a cycle otherwise
+      a.mutable_grad().reset();  // breaks the reference cycle
     }
   });
   CHECK(found == kNothing);

@@ -38,7 +38,7 @@ TEST_CASE("scaled copies have the bits of at::mul_out", "[pure][gradient_copy]")
   CHECK(torch::equal(dst, expected));
 }
 
-TEST_CASE("scaled copies of any size, in parallel too", "[pure][gradient_copy]") {
+TEST_CASE("scaled copies work for any size, also in parallel", "[pure][gradient_copy]") {
   const int64_t size = GENERATE(0, 1, 7, 32768, 100003);
   const auto src = torch::randn({size});
   auto dst = torch::empty({size});
@@ -57,7 +57,7 @@ TEST_CASE("a conjugate view is copied by value", "[pure][gradient_copy]") {
   CHECK(torch::equal(dst, src.resolve_conj()));
 }
 
-TEST_CASE("copies together are copies one by one", "[pure]") {
+TEST_CASE("copies together equal copies one by one", "[pure]") {
   const double scale = GENERATE(1.0, 0.5, 1.0 / 3);
   std::vector<at::Tensor> one_by_one, together;
   for (const auto when : {ScaledCopies::When::AtOnce, ScaledCopies::When::Together}) {
@@ -77,7 +77,7 @@ TEST_CASE("copies together are copies one by one", "[pure]") {
   for (size_t i = 0; i < together.size(); ++i) CHECK(torch::equal(together[i], one_by_one[i]));
 }
 
-TEST_CASE("streaming copies every byte and no other", "[pure]") {
+TEST_CASE("streaming_copy writes every byte and no other", "[pure]") {
   std::vector<unsigned char> source(400), destination(400);
   std::iota(source.begin(), source.end(), static_cast<unsigned char>(0));
   for (size_t from = 0; from < 17; ++from) {
@@ -95,7 +95,7 @@ TEST_CASE("streaming copies every byte and no other", "[pure]") {
   }
 }
 
-TEST_CASE("large gradients are copied whole", "[pure]") {
+TEST_CASE("copy_scaled copies a large gradient", "[pure]") {
   const auto source = torch::randn({1 << 20});
   const auto destination = torch::empty({1 << 20});
   copy_scaled(destination, source, 1.0);

@@ -1,4 +1,4 @@
-// Where gradients lie is the reducer's business: by default nobody can tell from `.grad`.
+// The reducer chooses the memory of gradients; by default a program cannot observe it in `.grad`.
 #include <chrono>
 #include <thread>
 
@@ -19,11 +19,11 @@ using testing::Rank;
 using testing::reduced_backward;
 using testing::run_ranks;
 
-/// Elements of a gradient that travels alone, where the group has memory for that.
+/// Elements of a gradient that is not packed, where the group has memory for it.
 constexpr int64_t kLarge = 32768;
 
 /// A reducer of two parameters, whose gradients are `factor` times rank + 1. After the first step
-/// each has a bucket of its own, one of which leaves while backward goes on.
+/// each has a bucket of its own, and the first bucket is launched during backward.
 struct Pair {
   explicit Pair(const Rank& self)
       : rank(self.rank), reducer(parameters, self.group, ReducerOptions().bucket_cap_mb(1e-6)) {}
@@ -49,7 +49,7 @@ bool all_are(const at::Tensor& t, double value) {
   return torch::equal(t, torch::full_like(t, value));
 }
 
-/// Of two ranks, what each found wrong, so that a test can compare it with nothing.
+/// Runs `body` on two ranks. \return each rank's error; kNone when there is none.
 std::vector<std::string> failures(const std::function<void(const Rank&)>& body) {
   return testing::errors_of_ranks(2, body);
 }
@@ -57,13 +57,13 @@ const std::vector<std::string> kNone(2, "");
 
 }  // namespace
 
-TEST_CASE("a gradient that somebody keeps stays as it was", "[ranks][reducer][memory]") {
+TEST_CASE("a gradient that the program keeps does not change", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     std::vector<at::Tensor> kept;
     for (int step = 1; step <= 4; ++step) {
       pair.step_from_none(step);
-      // As the tensor, or as another one on its memory.
+      // Keeps the tensor itself, or another one on its memory.
       kept.push_back(step % 2 == 0 ? pair.first.grad() : pair.first.grad().detach());
     }
     for (int step = 1; step <= 4; ++step) TORCH_CHECK(all_are(kept[step - 1], 1.5 * step), step);
@@ -72,7 +72,7 @@ TEST_CASE("a gradient that somebody keeps stays as it was", "[ranks][reducer][me
   CHECK(found == kNone);
 }
 
-TEST_CASE("gradients that were exchanged stay so", "[ranks][reducer][memory]") {
+TEST_CASE("gradients that were swapped stay swapped", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     const auto first = parameter({kLarge}), second = parameter({kLarge});
     Reducer reducer({{"first", first}, {"second", second}}, self.group);  // in one bucket
@@ -105,7 +105,7 @@ TEST_CASE("a gradient stays the same tensor while it accumulates", "[ranks][redu
       pair.step(1);
       TORCH_CHECK(pair.first.grad().is_same(gradient), step);
       TORCH_CHECK(all_are(gradient, 1.5 + (step - 1) * 1.5), step, gradient);
-      TORCH_CHECK(torch::equal(gradient, flat), step, ": a view of it is left behind");
+      TORCH_CHECK(torch::equal(gradient, flat), step, ": a view of it has another value");
     }
   });
   CHECK(found == kNone);
@@ -126,7 +126,8 @@ TEST_CASE("optimizers may zero gradients in place", "[ranks][reducer][memory]") 
   CHECK(found == kNone);
 }
 
-TEST_CASE("averages arrive where a user put the gradients", "[ranks][reducer][memory]") {
+TEST_CASE(
+    "averages are written to gradients that the program allocated", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     const auto buffer = torch::zeros({2 * kLarge});
@@ -165,7 +166,7 @@ TEST_CASE("during backward a gradient is this rank's own", "[ranks][reducer][mem
   CHECK(found == kNone);
 }
 
-TEST_CASE("two gradients in one memory are both averaged once", "[ranks][reducer][memory]") {
+TEST_CASE("two gradients that share memory are averaged once each", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     const auto row = parameter({kLarge});
     const auto column = parameter({kLarge, 1});
@@ -197,7 +198,7 @@ TEST_CASE("two reducers average the same gradient in one pass", "[ranks][reducer
   CHECK(found == kNone);
 }
 
-TEST_CASE("a large gradient is averaged where autograd made it", "[ranks][reducer][memory]") {
+TEST_CASE("a large gradient is averaged in place", "[ranks][reducer][memory]") {
   const bool set_to_none = GENERATE(true, false);
   const auto found = failures([&](const Rank& self) {
     const auto memory = gradient_memory_of(*self.group, at::kCPU);
@@ -208,7 +209,7 @@ TEST_CASE("a large gradient is averaged where autograd made it", "[ranks][reduce
       const void* made = nullptr;
       const auto hook = pair.first.register_hook(
           [&](const at::Tensor& incoming) { made = incoming.const_data_ptr(); });
-      // Autograd makes these gradients itself; those of a sum alone are one number, expanded.
+      // Autograd allocates these gradients; those of a sum alone are one number, expanded.
       const auto factor = torch::full({kLarge}, self.rank + 1.0);
       reduced_backward(
           pair.reducer, [&] { return (pair.first * factor + pair.second * factor).sum(); });
@@ -217,7 +218,7 @@ TEST_CASE("a large gradient is averaged where autograd made it", "[ranks][reduce
         const auto& grad = p.grad();
         TORCH_CHECK(memory->contains(grad), step);
         TORCH_CHECK(grad.storage().nbytes() == grad.nbytes(), step, ": shares a storage");
-        // The thread that completed the collective lets go of it in its own time.
+        // The thread that completed the collective releases its reference a little later.
         for (int i = 0; i < 500 && grad.storage().use_count() > 1; ++i) {
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
@@ -240,7 +241,8 @@ TEST_CASE("a gradient whose memory autograd still reads is copied", "[ranks][red
       early.mutable_grad().reset();
       late.mutable_grad().reset();
       reduced_backward(reducer, [&] {
-        // The same gradient goes to `early`, as a view, and on to `late`, whose own takes a while.
+        // Autograd passes the same gradient to `early`, as a view, and through many nodes to
+        // `late`.
         auto way = late.view({kLarge});
         for (int i = 0; i < 20; ++i) way = way * 1.0;
         return ((early.view({2, -1}).view({-1}) + way) * (step * (self.rank + 1.0))).sum();
@@ -252,7 +254,7 @@ TEST_CASE("a gradient whose memory autograd still reads is copied", "[ranks][red
   CHECK(found == kNone);
 }
 
-TEST_CASE("gradients accumulate locally, and are averaged once", "[ranks][reducer][memory]") {
+TEST_CASE("locally accumulated gradients are averaged once", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     for (int step = 1; step <= 4; ++step) {
@@ -266,8 +268,7 @@ TEST_CASE("gradients accumulate locally, and are averaged once", "[ranks][reduce
   CHECK(found == kNone);
 }
 
-TEST_CASE(
-    "a gradient that a hook of the program replaces is averaged", "[ranks][reducer][memory]") {
+TEST_CASE("a gradient that the program replaced is averaged", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     for (int step = 1; step <= 4; ++step) {
@@ -286,7 +287,7 @@ TEST_CASE(
   CHECK(found == kNone);
 }
 
-TEST_CASE("a kept gradient is safe beside an empty parameter", "[ranks][reducer][memory]") {
+TEST_CASE("a kept gradient does not change beside an empty parameter", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     const auto w = parameter({kLarge}), empty = parameter({0});
     Reducer reducer({{"w", w}, {"empty", empty}}, self.group);
@@ -302,7 +303,7 @@ TEST_CASE("a kept gradient is safe beside an empty parameter", "[ranks][reducer]
   CHECK(found == kNone);
 }
 
-TEST_CASE("averages arrive in memory that is not torch's", "[ranks][reducer][memory]") {
+TEST_CASE("averages are written to memory that is not torch's", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     std::vector<float> memory(kLarge);
@@ -318,7 +319,7 @@ TEST_CASE("averages arrive in memory that is not torch's", "[ranks][reducer][mem
   CHECK(found == kNone);
 }
 
-TEST_CASE("a hook may keep what it was given", "[ranks][reducer][memory]") {
+TEST_CASE("a hook may keep and overwrite its buffers", "[ranks][reducer][memory]") {
   const auto found = failures([](const Rank& self) {
     Pair pair(self);
     std::vector<at::Tensor> buffers;

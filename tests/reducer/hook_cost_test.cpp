@@ -1,4 +1,4 @@
-// What the hooks cost in memory management: nothing that grows with the parameters.
+// The number of allocations by the hooks: it must not grow with the number of parameters.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -15,7 +15,7 @@ namespace {
 std::atomic<long> allocations{0};
 }
 
-// Every `new` of the process comes here, LibTorch's included.
+// Replaces every `new` of the process, LibTorch's included.
 [[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
   ++allocations;
   return std::malloc(size);
@@ -35,7 +35,8 @@ struct Setting {
   int64_t stats_every;
 };
 
-// Autograd keeps the gradients of a node with hooks for them, in a vector a node.
+// Autograd keeps a vector of the gradients of every node that has hooks: the comparison has hooks
+// as well, so that both runs allocate it.
 class NoHook : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& outputs,
@@ -81,7 +82,7 @@ long allocations_in_backward(int count, const Setting* setting, const testing::R
 
 }  // namespace
 
-TEST_CASE("in steady state hooks allocate nothing", "[ranks][cost]") {
+TEST_CASE("hooks allocate nothing in steady state", "[ranks][cost]") {
   const bool as_views = GENERATE(false, true);
   const int mode = GENERATE(0, 1, 2);
   const int64_t stats_every = GENERATE(0, 100);
@@ -97,7 +98,7 @@ TEST_CASE("in steady state hooks allocate nothing", "[ranks][cost]") {
     };
     return Seen{extra(20), extra(400)};
   });
-  CHECK(seen[0].few >= 0);  // the end of a pass may, a little
+  CHECK(seen[0].few >= 0);  // the end of a pass may allocate a little
   CHECK(seen[0].few < 60);
   CHECK(seen[0].many == seen[0].few);
 }

@@ -1,5 +1,5 @@
-// A backend that, as NCCL, holds up the stream and not the host, or says that it does; and what is
-// trained over it.
+// A backend that behaves like NCCL: wait() makes the stream wait, not the host. Here on the CPU,
+// where there is no stream; and a small trainer over it.
 #pragma once
 
 #include <atomic>
@@ -22,25 +22,25 @@ namespace ddp::testing {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// Counts how often somebody looks whether it is over.
+/// Counts the calls of isCompleted().
 class WatchedWork : public c10d::Work {
  public:
   explicit WatchedWork(WorkPtr work) : work_(std::move(work)) {}
   bool isCompleted() override {
-    ++looks;
+    ++polls;
     return work_->isCompleted();
   }
   std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   bool wait(std::chrono::milliseconds timeout) override {
-    // As NCCL's, which aborts the communicator when a limit is over.
+    // As NCCL's, which aborts the communicator after a timeout.
     TORCH_CHECK(timeout == kNoTimeout || work_->isCompleted(), "timed out in blocking wait");
     return on_stream ? true : work_->wait(timeout);
   }
 
-  std::atomic<int> looks{0};
-  bool on_stream = false;      // else what is waited for is there, as behind a stream that waited
-  std::exception_ptr failure;  // what the device met, as only exception() tells
+  std::atomic<int> polls{0};
+  bool on_stream = false;      // wait() returns at once; else it waits, so that results are there
+  std::exception_ptr failure;  // an error of the device, which only exception() reports
 
  private:
   WorkPtr work_;
@@ -66,7 +66,7 @@ class LikeNccl : public backends::shm::FallbackBackend {
   bool on_stream = false;
 };
 
-/// Over the group of a rank-thread.
+/// The backend over the group of a rank-thread.
 inline c10::intrusive_ptr<LikeNccl> like_nccl(const Rank& self) {
   return c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU));
 }
@@ -80,14 +80,14 @@ inline ProcessGroup group_over(const c10::intrusive_ptr<LikeNccl>& backend, cons
   return group;
 }
 
-/// Two parameters and what averages their gradients.
+/// Two parameters and the reducer of their gradients.
 struct Trainer {
   explicit Trainer(const Rank& self, ReducerOptions options = ReducerOptions().stats_every(0))
       : rank(self.rank),
         backend(like_nccl(self)),
         reducer({{"a", a}, {"b", b}}, group_over(backend, self), options) {}
 
-  /// \return  what it throws; "" for nothing.
+  /// \return  the text of the error that it throws; "" for none.
   std::string step(bool skip_b = false) {
     a.mutable_grad().reset();
     b.mutable_grad().reset();
@@ -102,7 +102,7 @@ struct Trainer {
     return "";
   }
 
-  /// Until the buckets are as they stay; from then on collectives hold up the stream alone.
+  /// Runs until the buckets are final; later collectives make only the stream wait.
   void begin() {
     for (int i = 0; i < 2; ++i) step();
     backend->on_stream = true;

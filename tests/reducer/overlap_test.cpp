@@ -1,4 +1,4 @@
-// When things happen: launch order and the overlap with backward, seen by a recording backend.
+// Launch order and the overlap with backward, as a recording backend observes them.
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
@@ -42,12 +42,12 @@ void step(Reducer& reducer, const Chain& chain) {
 
 }  // namespace
 
-TEST_CASE("all-reduces start while backward goes on, in ready order", "[pure][reducer]") {
+TEST_CASE("all-reduces start during backward, in ready order", "[pure][reducer]") {
   Events events;
   const Chain chain(3, events);
   Reducer reducer(chain.parameters, testing::recording_group(0, 2, events), kOneParameterBuckets);
 
-  // The first pass goes in one piece, as c10d's; its tail of five elements is the ranks' status.
+  // The first pass has one bucket, as c10d's; its tail of ten elements is the rank's status.
   step(reducer, chain);
   CHECK(
       events == Events{"gradient w2", "gradient w1", "gradient w0", "allreduce 34", "broadcast 3"});
@@ -105,7 +105,7 @@ TEST_CASE("without prepare_for_backward nothing is sent", "[pure][reducer]") {
   CHECK(torch::equal(chain.parameters[0].tensor.grad(), torch::ones({8})));
 }
 
-TEST_CASE("a destroyed reducer leaves its parameters alone", "[pure][reducer]") {
+TEST_CASE("a destroyed reducer does not act on its parameters", "[pure][reducer]") {
   Events events;
   const Chain chain(2, events);
   {

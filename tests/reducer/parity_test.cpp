@@ -1,5 +1,5 @@
-// The same random models and data through our Reducer, through c10d's, and through gradients that
-// are averaged by hand after each backward pass: all three have to agree.
+// Trains the same random models with our Reducer, with c10d's, and with gradients averaged by hand
+// after each backward pass: all three must agree.
 #include <random>
 
 #include <ddp/internal/reducer.h>
@@ -20,19 +20,19 @@ using testing::run_ranks;
 
 enum class Shape { Vector, Matrix, Transposed, ChannelsLast, Empty };
 
-// What one seed stands for; the same on every rank.
+// The random choices of one seed; the same on every rank.
 struct Recipe {
   int layers;               // depth of the random network
-  std::vector<int> parent;  // which earlier layer each one reads
-  std::vector<int> weight;  // which weight it uses: shared where one appears twice
-  std::vector<int> width;   // of each weight: how many elements, or rows of 3
+  std::vector<int> parent;  // by layer: the earlier layer that it reads
+  std::vector<int> weight;  // by layer: its weight; shared where one appears twice
+  std::vector<int> width;   // by weight: the number of elements, or of rows of 3
   std::vector<at::ScalarType> dtype;
   std::vector<Shape> shape;
   std::vector<bool> optional_layer;  // left out of the loss in some steps on some ranks
   double cap_mb;
   bool as_views, find_unused, static_graph, squared;
   bool hooked;       // a communication hook does the averaging
-  bool cut_output;   // what forward returns leads to layers that the loss leaves out
+  bool cut_output;   // forward also returns layers that the loss leaves out
   int accumulation;  // backward passes per reduced one
 };
 
@@ -102,11 +102,11 @@ std::vector<NamedParameter> make_parameters(const Recipe& recipe, int seed) {
 
 struct Forward {
   at::Tensor loss;
-  std::vector<at::Tensor> outputs;  // what a module would return
+  std::vector<at::Tensor> outputs;  // as a module would return them
 };
 
 // Layer i: tanh(mean(weight) * parent + sum(weight * position)), a scalar each, in double; the loss
-// adds up those layers that nobody leaves out.
+// adds up the layers that are not skipped.
 Forward forward(
     const Recipe& recipe, const std::vector<NamedParameter>& parameters, double input, int step,
     int rank) {
@@ -133,14 +133,14 @@ Forward forward(
 
 double input_of(int step, int micro, int rank) { return 0.1 * step + 0.03 * micro + 0.2 * rank; }
 
-// One engine's view of a training step.
+// The calls of one engine around a training step.
 struct Engine {
   std::function<void()> before_forward;
   std::function<void(const Forward&)> after_forward;
   std::function<void()> local_forward;
 };
 
-// Gradients after each of five steps; zeros stand for an undefined one, and a flag tells it.
+// The gradients after each of five steps; an undefined tensor for an undefined gradient.
 std::vector<at::Tensor> train(
     const Recipe& recipe, const std::vector<NamedParameter>& parameters, const Engine& engine,
     int rank) {
@@ -192,8 +192,8 @@ std::vector<at::Tensor> train_ours(const Recipe& recipe, const Rank& self, int s
       self.rank);
 }
 
-// What Python's wrapper does from an identity node behind the outputs: in the first iteration of a
-// static graph c10d reduces when told to at the end.
+// In the first iteration of a static graph c10d reduces only when delay_all_reduce() is called at
+// the end; Python's wrapper does that from an identity node after the outputs.
 class DelayAllReduce : public torch::autograd::FunctionPreHook {
  public:
   explicit DelayAllReduce(c10d::Reducer& reducer) : reducer_(reducer) {}
@@ -246,7 +246,7 @@ std::vector<at::Tensor> train_c10d(const Recipe& recipe, const Rank& self, int s
       self.rank);
 }
 
-// Averages what a backward pass left behind, parameter by parameter.
+// Averages the gradients of a backward pass, parameter by parameter.
 class ByHand {
  public:
   ByHand(const std::vector<NamedParameter>& parameters, const ProcessGroup& group)
@@ -310,8 +310,8 @@ std::vector<at::Tensor> train_by_hand(const Recipe& recipe, const Rank& self, in
       self.rank);
 }
 
-// How `a` and `b` differ: "" when they are the same, to the bit or, where sums of more than two
-// depend on the order, to the rounding of their dtypes.
+// Describes how `a` and `b` differ; "" when they are the same: bitwise or, where sums of more than
+// two depend on the order, within the rounding of their dtypes.
 std::string difference(
     const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, const Recipe& recipe,
     bool bitwise) {
@@ -330,7 +330,7 @@ std::string difference(
 
 }  // namespace
 
-TEST_CASE("360 random models: our gradients are c10d's and the averages", "[ranks][parity]") {
+TEST_CASE("gradients of 360 random models equal c10d's and averages by hand", "[ranks][parity]") {
   const int size = GENERATE(1, 2, 3, 4);
   struct Outcome {
     std::vector<std::string> differences;
@@ -352,8 +352,7 @@ TEST_CASE("360 random models: our gradients are c10d's and the averages", "[rank
           };
           note("averages", difference(ours, train_by_hand(recipe, self, seed), recipe, bitwise));
           // c10d asserts when a static graph begins with a pass that is not reduced, and waits for
-          // gradients that outputs promise and the loss leaves out: Python's wrapper feeds it
-          // those.
+          // gradients of outputs that the loss leaves out: Python's wrapper makes those gradients.
           if (recipe.static_graph && recipe.accumulation > 1) continue;
           if (recipe.cut_output) continue;
           note("c10d", difference(ours, train_c10d(recipe, self, seed), recipe, bitwise));

@@ -1,4 +1,4 @@
-// What the tests of the Reducer train: single parameters, one pass at a time.
+// Helpers for tests of the Reducer: single parameters, and one pass at a time.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace ddp::testing {
 
-/// Ones that want a gradient.
+/// Ones that require a gradient.
 inline at::Tensor parameter(at::IntArrayRef sizes = {3}, at::ScalarType dtype = at::kFloat) {
   return torch::ones(sizes, dtype).set_requires_grad(true);
 }
@@ -26,8 +26,8 @@ void reduced_backward(Reducer& reducer, const Loss& loss) {
 }
 
 /// Calls `act` whenever `tensor` has its gradient: before the hook of a reducer that is made later,
-/// after that of one there is, whose bucket may then be on its way.
-/// \return  what keeps the hook alive.
+/// and after that of an existing one, which may have launched the bucket already.
+/// \return  the node that keeps the hook alive.
 inline NodePtr after_gradient(const at::Tensor& tensor, std::function<void()> act) {
   struct Hook : torch::autograd::FunctionPostHook {
     explicit Hook(std::function<void()> f) : act(std::move(f)) {}

@@ -11,14 +11,14 @@
 
 namespace ddp {
 
-TEST_CASE("names are listed up to ten", "[pure][problem_report]") {
+TEST_CASE("join_names lists at most ten names", "[pure][problem_report]") {
   CHECK(join_names({}) == "");
   CHECK(join_names({"a", "b"}) == "a, b");
   const std::vector<std::string> many(12, "w");
   CHECK(join_names(many) == "w, w, w, w, w, w, w, w, w, w and 2 more");
 }
 
-TEST_CASE("a problem is told once, with all ranks that met it", "[pure][problem_report]") {
+TEST_CASE("a problem is listed once, with all ranks that met it", "[pure][problem_report]") {
   const Problem a{"no gradient for x", "Do this."};
   const Problem b{"wrong dtype", "Do that."};
   const auto describe = [](const std::vector<std::vector<Problem>>& by_rank) {
@@ -33,7 +33,7 @@ TEST_CASE("a problem is told once, with all ranks that met it", "[pure][problem_
   CHECK(describe({{a}}) == "Reducer: no gradient for x on rank 0 of 1. Do this.");
 }
 
-TEST_CASE("parameters with one cause are told together, each once", "[pure][problem_report]") {
+TEST_CASE("parameters with one cause are listed together, each once", "[pure][problem_report]") {
   std::vector<Problem> problems;
   const auto add = [&](const std::string& what, const std::string& name, const std::string& why) {
     add_problem(problems, {what, "Do this.", {name}, why});
@@ -42,7 +42,7 @@ TEST_CASE("parameters with one cause are told together, each once", "[pure][prob
   add("no gradients", "b", "moved");
   add("no gradients", "c", "frozen");
   add("no gradients", "c", "frozen");
-  add("other gradients", "a", "Double");  // has its cause
+  add("other gradients", "a", "Double");  // dropped: a has a cause already
   add_problem(problems, {"too many forwards", "Do that."});
   REQUIRE(problems.size() == 3);
   CHECK(describe_problem(problems[0], 9) == "no gradients for 2 of 9 parameters (a, c: frozen)");
@@ -50,7 +50,7 @@ TEST_CASE("parameters with one cause are told together, each once", "[pure][prob
   CHECK(describe_problem(problems[2], 9) == "too many forwards");
 }
 
-TEST_CASE("names of any characters are told as they are", "[ranks][problem_report]") {
+TEST_CASE("names may contain any characters", "[ranks][problem_report]") {
   const auto texts = testing::run_ranks<std::string>(2, [](const testing::Rank& self) {
     std::vector<Problem> problems;
     if (self.rank == 1) problems = {{"no gradients", "Do\tthis.", {"two\nlines", "with\ttab"}, ""}};
@@ -62,7 +62,7 @@ TEST_CASE("names of any characters are told as they are", "[ranks][problem_repor
   CHECK(texts == std::vector<std::string>{expected, expected});
 }
 
-TEST_CASE("a text of many problems ends", "[pure][problem_report]") {
+TEST_CASE("a text lists at most ten problems", "[pure][problem_report]") {
   std::vector<std::vector<Problem>> by_rank;
   for (int rank = 0; rank < 64; ++rank) {
     by_rank.push_back({{"no gradient for x" + std::to_string(rank), "Do this."}});

@@ -88,7 +88,7 @@ TEST_CASE("over shared memory the cap changes no bit of the average", "[ranks][r
   }
 }
 
-TEST_CASE("dtypes and layouts travel together and keep theirs", "[ranks][reducer]") {
+TEST_CASE("gradients keep their dtypes and layouts", "[ranks][reducer]") {
   const bool as_views = GENERATE(false, true);
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
     const auto image = torch::ones({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast);
@@ -149,7 +149,7 @@ TEST_CASE("sparse gradients are averaged sparsely", "[ranks][reducer]") {
   CHECK(torch::equal(gradients[1], expected));
 }
 
-TEST_CASE("gradients that are bucket views survive optimizers", "[ranks][reducer]") {
+TEST_CASE("gradients that are bucket views work with optimizers", "[ranks][reducer]") {
   const bool set_to_none = GENERATE(false, true);
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [&](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({4})}, {"b", parameter({4})}};
@@ -171,7 +171,7 @@ TEST_CASE("gradients that are bucket views survive optimizers", "[ranks][reducer
   });
   for (const auto& result : results) {
     CHECK(torch::equal(result[0], torch::full({4}, 1 - 4 * 0.5 * 1.5)));
-    // Neighbours in one bucket: both gradients do share its memory.
+    // Neighbours in one bucket: both gradients are views of its memory.
     CHECK(result[1].item<int64_t>() == 4);
   }
 }
@@ -185,7 +185,7 @@ TEST_CASE("a rebuild keeps accumulated bucket views", "[ranks][reducer]") {
     const c10::Storage old = parameters[0].tensor.grad().storage();
     reducer.prepare_for_forward();  // rebuilds
     TORCH_CHECK(reducer.has_rebuilt_buckets());
-    // A backend's thread may let go of what it has sent a moment after it says that it has.
+    // A backend's thread may release the tensors of a collective a moment after it is complete.
     for (int ms = 0; old.use_count() > 1 && ms < 5000; ++ms) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -218,7 +218,7 @@ TEST_CASE(
         reducer.prepare_for_forward();
         auto loss = parameters[1].tensor.sum() * (self.rank + 1.0) * self.size;
         if (!skip) loss = loss + parameters[0].tensor.sum();
-        reducer.prepare_for_backward();  // not told the outputs, it cannot tell why
+        reducer.prepare_for_backward();  // without the outputs the error has no cause
         loss.backward();
         texts.push_back("");
         const auto expected = self.size * (self.size + 1) / 2.0;
@@ -239,7 +239,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer][many]") {
+TEST_CASE(
+    "find_unused_parameters averages used gradients and changes no others",
+    "[ranks][reducer][many]") {
   const bool as_views = GENERATE(false, true);
   const bool hooked = GENERATE(false, true);
   const auto results = run_ranks<std::vector<at::Tensor>>(3, [&](const Rank& self) {
@@ -265,7 +267,7 @@ TEST_CASE("find_unused_parameters averages or leaves alone", "[ranks][reducer][m
   });
   for (const auto& result : results) {
     CHECK(torch::equal(result[0], torch::ones({3})));
-    // Used by nobody in the last pass: not even a rounding error.
+    // No rank used it in the last pass: not even a rounding error.
     CHECK(torch::equal(result[1], result[2]));
   }
 }
@@ -286,7 +288,7 @@ TEST_CASE("a gradient of another dtype is an error on every rank", "[ranks][erro
 TEST_CASE("a gradient of another layout is an error on every rank", "[ranks][errors][reducer]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     const auto weight = torch::ones({10, 3}).set_requires_grad(true);
-    Reducer reducer({{"embedding", weight}}, self.group);  // nobody said that it is sparse
+    Reducer reducer({{"embedding", weight}}, self.group);  // not declared as sparse
     reduced_backward(reducer, [&] {
       return torch::embedding(weight, torch::tensor({1, 2}), -1, false, self.rank == 1).sum();
     });
@@ -298,7 +300,7 @@ TEST_CASE("a gradient of another layout is an error on every rank", "[ranks][err
 
 namespace {
 
-// Passes its input on, and a gradient back only where it is told to.
+// The identity, whose backward makes no gradient where `drop` is true.
 class MayDrop : public torch::autograd::Function<MayDrop> {
  public:
   static at::Tensor forward(
@@ -321,7 +323,7 @@ TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][erro
     const std::vector<NamedParameter> parameters{{"a", parameter({4})}, {"b", parameter({4})}};
     Reducer reducer(parameters, self.group, ReducerOptions().gradient_as_bucket_view(as_views));
     if (self.rank == 1) {
-      // Replaced behind autograd's back, when its last gradient is in.
+      // Replaced past autograd; the accumulator kept alive has the old shape.
       auto accumulator = torch::autograd::impl::grad_accumulator(parameters[0].tensor);
       parameters[0].tensor.mutable_grad() = torch::ones({8});
     }
@@ -336,13 +338,12 @@ TEST_CASE("a gradient of another shape is an error on every rank", "[ranks][erro
       ContainsText("for 1 of 2 parameters (a: shape [8] instead of [4]) on rank 1 of 2"));
 }
 
-TEST_CASE(
-    "gradients that nobody computed stay as they were, to the bit", "[ranks][reducer][many]") {
+TEST_CASE("gradients that no rank computed do not change, to the bit", "[ranks][reducer][many]") {
   const bool as_views = GENERATE(false, true);
   const int size = GENERATE(2, 3);
   const auto gradients = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({3})}, {"b", parameter({50})}};
-    const auto weights = torch::linspace(0.1, 0.9, 50);  // a third of them, thrice, is not the same
+    const auto weights = torch::linspace(0.1, 0.9, 50);  // inexact: a third of x, times 3, is not x
     Reducer reducer(
         parameters, self.group,
         ReducerOptions().gradient_as_bucket_view(as_views).find_unused_parameters(true));
@@ -478,7 +479,7 @@ TEST_CASE("gradients equal c10d::Reducer's", "[ranks][reducer][many]") {
     if (size < 3) {
       CHECK(torch::equal(pair[0], pair[1]));
     } else {
-      // Sums of three in another order.
+      // Sums of three may be added in another order.
       CHECK(torch::allclose(pair[0], pair[1], 1e-5, 1e-7));
     }
   }

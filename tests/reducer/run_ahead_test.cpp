@@ -1,4 +1,5 @@
-// Over a backend that, as NCCL, holds up the stream and not the host: here one that says it does.
+// The host runs ahead of the device over a backend like NCCL, whose wait() makes only the stream
+// wait.
 #include <functional>
 #include <thread>
 
@@ -22,36 +23,37 @@ using testing::run_ranks;
 using testing::Trainer;
 using testing::Warnings;
 
-/// What is left under way at the end of a test holds it up for so long.
-testing::RanksOptions impatient() {
+/// A short timeout: a test waits so long for collectives that never end.
+testing::RanksOptions short_timeout() {
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(8);
   return options;
 }
 
-/// What rank 0 is told by what it does, while rank 1's forward threw and rank 1 does nothing more.
-std::string told_of_failure(const std::function<std::string(Trainer&)>& rank_0) {
-  std::string told;
+/// The error text that `rank_0` returns on rank 0, while rank 1's forward threw and rank 1 does
+/// nothing more.
+std::string error_after_peer_threw(const std::function<std::string(Trainer&)>& rank_0) {
+  std::string text;
   const auto errors = errors_of_ranks(
       2,
       [&](const Rank& self) {
         Trainer trainer(self);
         trainer.begin();
         if (self.rank == 0) {
-          told = rank_0(trainer);
+          text = rank_0(trainer);
         } else {
           trainer.fail_forward();
           self.wait_until_others_end();
         }
       },
-      impatient());
+      short_timeout());
   CHECK(errors == std::vector<std::string>(2));
-  return told;
+  return text;
 }
 
 }  // namespace
 
-TEST_CASE("the host runs ahead of the device, which averages all the same", "[ranks][ahead]") {
+TEST_CASE("gradients are averaged while the host runs ahead of the device", "[ranks][ahead]") {
   const bool as_views = GENERATE(false, true);
   const double cap_mb = GENERATE(1e-6, 25.0);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
@@ -68,22 +70,22 @@ TEST_CASE("the host runs ahead of the device, which averages all the same", "[ra
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("nobody waits for what the device does in this step", "[ranks][ahead]") {
+TEST_CASE("the host does not wait for the device's work of this step", "[ranks][ahead]") {
   const int64_t every = GENERATE(0, 1);
-  const auto looks = run_ranks<int>(2, [&](const Rank& self) {
+  const auto polls = run_ranks<int>(2, [&](const Rank& self) {
     Trainer trainer(self, ReducerOptions().stats_every(every));
     for (int step = 0; step < 3; ++step) trainer.step();
     const auto before = trainer.backend->latest;
-    const int looked = before->looks;
+    const int polled = before->polls;
     trainer.step();
-    TORCH_CHECK(every > 0 || before->looks > looked, "the step before was not looked after");
-    return trainer.backend->latest->looks.load();
+    TORCH_CHECK(every > 0 || before->polls > polled, "the previous step was not polled");
+    return trainer.backend->latest->polls.load();
   });
-  for (const int count : looks) CHECK((count > 0) == (every > 0));  // who takes the times waits
+  for (const int count : polls) CHECK((count > 0) == (every > 0));  // a sampled step waits
 }
 
-TEST_CASE("what one rank meets all are told in the next pass, and go on", "[ranks][ahead]") {
-  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+TEST_CASE("a problem of one rank is an error on all in the next pass", "[ranks][ahead]") {
+  const auto errors_by_rank = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Trainer trainer(self);
     std::vector<std::string> errors;
     for (int step = 1; step <= 5; ++step) {
@@ -92,49 +94,50 @@ TEST_CASE("what one rank meets all are told in the next pass, and go on", "[rank
     TORCH_CHECK(torch::equal(trainer.b.grad(), torch::full({3}, 1.5)));
     return errors;
   });
-  CHECK(told[0] == told[1]);
-  for (const size_t fine : {0, 1, 3, 4}) CHECK(told[0][fine] == "");
+  CHECK(errors_by_rank[0] == errors_by_rank[1]);
+  for (const size_t fine : {0, 1, 3, 4}) CHECK(errors_by_rank[0][fine] == "");
   CHECK_THAT(
-      told[0][2], ContainsText("rank 1") && ContainsText("without gradients for 1 of 2") &&
-                      ContainsText("b: not used in forward"));
+      errors_by_rank[0][2], ContainsText("rank 1") &&
+                                ContainsText("without gradients for 1 of 2") &&
+                                ContainsText("b: not used in forward"));
 }
 
-TEST_CASE("passes that do not match are told in the next one", "[ranks][ahead]") {
-  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+TEST_CASE("passes that do not match are an error in the next one", "[ranks][ahead]") {
+  const auto errors_by_rank = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Trainer trainer(self);
     trainer.step();
     if (self.rank == 1) trainer.reducer.prepare_for_backward({{trainer.a.sum()}, true});
     const auto first = trainer.step();
     return std::vector<std::string>{first, trainer.step(), trainer.step()};
   });
-  CHECK(told[0] == told[1]);
-  CHECK(told[0][0] == "");
-  CHECK_THAT(told[0][1], ContainsText("2 training forward passes came since"));
-  CHECK(told[0][2] == "");
+  CHECK(errors_by_rank[0] == errors_by_rank[1]);
+  CHECK(errors_by_rank[0][0] == "");
+  CHECK_THAT(errors_by_rank[0][1], ContainsText("2 training forward passes came since"));
+  CHECK(errors_by_rank[0][2] == "");
 }
 
-TEST_CASE("where a pass may skip parameters, it tells itself", "[ranks][ahead]") {
-  const auto told = run_ranks<std::string>(2, [](const Rank& self) {
+TEST_CASE("where a pass may skip parameters, it throws its own problems", "[ranks][ahead]") {
+  const auto errors = run_ranks<std::string>(2, [](const Rank& self) {
     Trainer trainer(self, ReducerOptions().find_unused_parameters(true));
     trainer.step(/*skip_b=*/true);
     TORCH_CHECK(!trainer.b.grad().defined());
     trainer.reducer.report_problem("something: is wrong on one rank", "Mend it.");
     return trainer.step();
   });
-  for (const auto& text : told) CHECK_THAT(text, ContainsText("something: is wrong"));
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("something: is wrong"));
 }
 
-TEST_CASE("a rank that throws stops one that is a pass ahead", "[ranks][ahead][errors]") {
-  const auto told = told_of_failure([](Trainer& trainer) {
+TEST_CASE("a rank that throws stops a rank that is one pass ahead", "[ranks][ahead][errors]") {
+  const auto error = error_after_peer_threw([](Trainer& trainer) {
     const auto first = trainer.step();
     TORCH_CHECK(first.empty(), first);
     return trainer.step();
   });
-  CHECK_THAT(told, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
+  CHECK_THAT(error, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
 }
 
 TEST_CASE(
-    "what the host waits for ends when a rank threw a pass before", "[ranks][ahead][errors]") {
+    "a wait of the host ends when another rank threw one pass earlier", "[ranks][ahead][errors]") {
   class NeverOver : public c10d::Work {
    public:
     bool isCompleted() override { return false; }
@@ -143,17 +146,17 @@ TEST_CASE(
       return false;
     }
   };
-  const auto told = told_of_failure([](Trainer& trainer) {
+  const auto error = error_after_peer_threw([](Trainer& trainer) {
     NeverOver work;
     const auto first = trainer.step();
     TORCH_CHECK(first.empty(), first);
     return error_of<c10::Error>(
         [&] { trainer.reducer.monitor().wait(work, [] { return std::string("something"); }); });
   });
-  CHECK_THAT(told, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
+  CHECK_THAT(error, ContainsText("forward threw on rank 1") && ContainsText("index 7"));
 }
 
-TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]") {
+TEST_CASE("the destructor warns of problems of the last pass", "[ranks][ahead]") {
   const auto warned = run_ranks<std::string>(2, [](const Rank& self) {
     const Warnings warnings;
     {
@@ -168,7 +171,7 @@ TEST_CASE("who is through with training warns of its last pass", "[ranks][ahead]
       warned[1], ContainsText("last reduced backward pass") && ContainsText("b: not used in"));
 }
 
-TEST_CASE("a wait for a late rank gives NCCL no limit that would abort it", "[ranks][ahead]") {
+TEST_CASE("a wait for a late rank passes no timeout to NCCL", "[ranks][ahead]") {
   const auto sums = run_ranks<float>(2, [](const Rank& self) {
     Trainer trainer(self);
     const auto group = testing::group_over(trainer.backend, self);
@@ -201,15 +204,15 @@ TEST_CASE("a further backward pass has the terms of its forward pass", "[ranks][
   for (const auto& seen : gradients) CHECK(seen == std::vector<float>(6, 2));
 }
 
-TEST_CASE("what the device met comes out of the next pass", "[ranks][ahead]") {
-  const auto told = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+TEST_CASE("an error of the device is thrown by the next pass", "[ranks][ahead]") {
+  const auto errors_by_rank = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Trainer trainer(self);
     const auto first = trainer.step();
     trainer.backend->latest->failure = std::make_exception_ptr(std::runtime_error("a broken link"));
     const auto second = trainer.step();
     return std::vector<std::string>{first, second, trainer.step()};
   });
-  for (const auto& rank : told) {
+  for (const auto& rank : errors_by_rank) {
     CHECK(rank[0] == "");
     CHECK_THAT(
         rank[1], ContainsText("exchanging the ranks' status") && ContainsText("broken link"));

@@ -14,14 +14,14 @@ using testing::Rank;
 using testing::reduced_backward;
 using testing::run_ranks;
 
-// f(x) = x * w, whose backward recomputes it and runs a backward pass of its own: what reentrant
+// f(x) = x * w, whose backward recomputes it and runs a backward pass of its own, as reentrant
 // checkpointing does.
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
   static at::Tensor forward(
       torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor* w) {
     context->save_for_backward({x});
-    context->saved_data["w"] = *w;  // no input: autograd does not know of it
+    context->saved_data["w"] = *w;  // not an input: autograd has no edge to it
     const at::NoGradGuard no_grad;
     return x * *w;
   }

@@ -1,4 +1,4 @@
-// What a reducer measures of its steps, and what is made of that.
+// The measurements of a reducer, and their summary and trace.
 #include <ddp/reduction_stats.h>
 
 #include <chrono>
@@ -53,7 +53,7 @@ ReductionStats train(const Rank& self, int steps, int64_t every) {
 
 }  // namespace
 
-TEST_CASE("communication in the call that launches hides behind nothing", "[ranks][stats]") {
+TEST_CASE("communication in the call that launches counts as exposed", "[ranks][stats]") {
   const auto stats = run_ranks<ReductionStats>(1, [](const Rank& self) {
     const auto a = torch::ones({3}).set_requires_grad(true);
     const auto b = torch::ones({3}).set_requires_grad(true);
@@ -71,7 +71,7 @@ TEST_CASE("communication in the call that launches hides behind nothing", "[rank
     return reducer.stats();
   });
   const auto& step = stats[0].steps.at(0);
-  CHECK(step.exposed_ms >= 40);  // one bucket while autograd was at work, one after it
+  CHECK(step.exposed_ms >= 40);  // one bucket during autograd, one after it
   CHECK(step.exposed_ms <= step.communication_ms);
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("buckets hold memory for the gradients that are packed", "[ranks][stat
   CHECK(stats[0].bucket_bytes >= 2 * 64 * 65 * 4);
 }
 
-TEST_CASE("steps are not sampled a negative number of times", "[ranks][stats]") {
+TEST_CASE("a negative stats_every is refused", "[ranks][stats]") {
   const auto errors =
       testing::errors_of_ranks(1, [](const Rank& self) { train(self, 1, /*every=*/-1); });
   CHECK_THAT(errors[0], ContainsText("stats_every") && ContainsText("-1"));
@@ -94,7 +94,7 @@ TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats
       run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 12, /*every=*/6); });
   for (int rank = 0; rank < 2; ++rank) {
     const auto& steps = stats[rank].steps;
-    REQUIRE(steps.size() == 11);  // ten, and the twelfth
+    REQUIRE(steps.size() == 11);  // the first ten, and the twelfth
     CHECK(steps.back().step == 12);
     CHECK(stats[rank].rebuilds == 1);
     CHECK(stats[rank].rebuilt_at == 2);
@@ -122,7 +122,7 @@ TEST_CASE("steps are sampled with their buckets' times in order", "[ranks][stats
   }
 }
 
-TEST_CASE("nothing is measured when it is off, or for one rank's communication", "[ranks][stats]") {
+TEST_CASE("stats_every(0) measures nothing, and one rank has no communication", "[ranks][stats]") {
   const auto off =
       run_ranks<ReductionStats>(2, [](const Rank& self) { return train(self, 3, /*every=*/0); });
   CHECK(off[0].steps.empty());
@@ -133,7 +133,7 @@ TEST_CASE("nothing is measured when it is off, or for one rank's communication",
   CHECK(summary({}).empty());
 }
 
-TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pure][stats]") {
+TEST_CASE("overlapping reductions count once, and after autograd as exposed", "[pure][stats]") {
   StepRecorder recorder(/*rank=*/3, /*every=*/1);
   const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
   recorder.begin_forward(1);
@@ -156,7 +156,7 @@ TEST_CASE("intervals under way count once, and behind autograd as exposed", "[pu
   const auto& step = steps[0];
   CHECK(step.rank == 3);
   CHECK(step.bytes == 150);
-  // From the first launch to the last end, once.
+  // From the first launch to the last end.
   const double under_way = step.buckets[1].done_ms - step.buckets[0].launched_ms;
   CHECK(step.communication_ms == Approx(under_way));
   CHECK(step.exposed_ms == Approx(step.buckets[1].done_ms - step.compute_ms));
@@ -179,7 +179,7 @@ TEST_CASE("a summary is one line of medians", "[pure][stats]") {
       "step 100.0 ms, communication 40.0 ms (40% of the step, 10% not hidden), overlap 0.75");
 }
 
-TEST_CASE("a summary is of the buckets as they are now", "[pure][stats]") {
+TEST_CASE("a summary covers the steps with the current buckets", "[pure][stats]") {
   ReductionStats stats;
   for (int64_t step = 1; step <= 5; ++step) {
     stats.steps.push_back(step < 5 ? step_of(80, 40, 40) : step_of(80, 40, 4));
@@ -188,11 +188,11 @@ TEST_CASE("a summary is of the buckets as they are now", "[pure][stats]") {
   CHECK_THAT(summary(stats), ContainsText("step 120.0 ms"));
   stats.rebuilt_at = 4;
   CHECK_THAT(summary(stats), ContainsText("step 84.0 ms") && ContainsText("overlap 0.90"));
-  stats.rebuilt_at = 5;  // and none since
+  stats.rebuilt_at = 5;  // no step since the rebuild: all steps count
   CHECK_THAT(summary(stats), ContainsText("step 120.0 ms"));
 }
 
-TEST_CASE("a summary tells what was tuned, as far as that is known", "[pure][stats]") {
+TEST_CASE("a summary has the tuned cap, and its times if they are known", "[pure][stats]") {
   ReductionStats stats{{step_of(80, 40, 20)}};
   stats.tuning.emplace();
   stats.tuning->cap_mb = 5;
@@ -206,7 +206,7 @@ TEST_CASE("a summary tells what was tuned, as far as that is known", "[pure][sta
       Catch::Matchers::EndsWith(tuned + ": step predicted 90.0 ms, measured 100.0 ms"));
 }
 
-TEST_CASE("ranks bring their steps together, and a trace shows them", "[ranks][stats]") {
+TEST_CASE("all_gather_stats gathers the steps of all ranks for a trace", "[ranks][stats]") {
   const auto traces = run_ranks<std::string>(2, [](const Rank& self) {
     const auto all = all_gather_stats(train(self, 2, 1), self.group);
     TORCH_CHECK(all.steps.size() == 4 && all.steps[0].rank == 0 && all.steps[3].rank == 1);
@@ -228,7 +228,7 @@ TEST_CASE("ranks bring their steps together, and a trace shows them", "[ranks][s
                        R"({"ph":"M","name":"thread_name","pid":)", rank,
                        R"(,"tid":2,"args":{"name":"bucket 1"}})")));
   }
-  // Balanced, and no comma too many: as far as one can tell without a parser.
+  // Balanced braces, and no comma too many: an approximation without a JSON parser.
   CHECK(
       std::count(traces[0].begin(), traces[0].end(), '{') ==
       std::count(traces[0].begin(), traces[0].end(), '}'));

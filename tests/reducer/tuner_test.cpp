@@ -1,4 +1,4 @@
-// tune_bucket_cap(true): what the Reducer does with the first steps.
+// tune_bucket_cap(true): the Reducer measures the first steps and chooses a cap.
 #include <chrono>
 #include <thread>
 
@@ -26,7 +26,7 @@ struct Outcome {
   double gradient = 0;
 };
 
-/// Three parameters of 2 MiB and one small one, each step as good as the other.
+/// Trains three parameters of 2 MiB and a small one; all steps are alike.
 Outcome train(const Rank& self, ReducerOptions options, int steps) {
   const int64_t numel = 1 << 19;
   const std::vector<NamedParameter> parameters{
@@ -80,7 +80,7 @@ TEST_CASE("a cap is chosen from the first steps, the same on all ranks", "[ranks
   }
 }
 
-TEST_CASE("copies into buckets are backward's, and not the link's", "[ranks][tuning]") {
+TEST_CASE("copies into buckets count for backward, not for the link", "[ranks][tuning]") {
   const auto pause = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
   struct Seen {
     StepTimes times;
@@ -108,14 +108,14 @@ TEST_CASE("copies into buckets are backward's, and not the link's", "[ranks][tun
   }
 }
 
-TEST_CASE("alone there is nothing to tune", "[ranks][tuning]") {
+TEST_CASE("a group of one is not tuned", "[ranks][tuning]") {
   const auto outcomes =
       run_ranks<Outcome>(1, [](const Rank& self) { return train(self, ReducerOptions(), 10); });
   CHECK_FALSE(outcomes[0].stats.tuning);
   CHECK(outcomes[0].last.size() == 2);  // as when unset: "d" and "c" close the first MiB
 }
 
-TEST_CASE("the rebuild waits for the next pass", "[ranks][tuning]") {
+TEST_CASE("the rebuild happens at the begin of the next pass", "[ranks][tuning]") {
   const auto rebuilt_before_and_after = run_ranks<std::vector<bool>>(2, [](const Rank& self) {
     const auto p = parameter({1 << 19});
     Reducer reducer(
@@ -131,7 +131,7 @@ TEST_CASE("the rebuild waits for the next pass", "[ranks][tuning]") {
       backward();
     }
     const bool before = reducer.stats().rebuilds > 0;
-    backward();  // of an earlier forward pass
+    backward();  // without a forward pass before it
     TORCH_CHECK(reducer.stats().tuning, "no cap was chosen");
     return std::vector<bool>{before, reducer.stats().rebuilds > 0};
   });
@@ -140,7 +140,7 @@ TEST_CASE("the rebuild waits for the next pass", "[ranks][tuning]") {
   }
 }
 
-TEST_CASE("buckets that are tuned take no communication hook", "[ranks][tuning][errors]") {
+TEST_CASE("a tuned cap refuses a communication hook", "[ranks][tuning][errors]") {
   const int size = GENERATE(1, 2);
   const auto errors = testing::errors_of_ranks(size, [](const Rank& self) {
     Reducer reducer({{"p", parameter()}}, self.group, ReducerOptions().tune_bucket_cap(true));
@@ -159,7 +159,7 @@ TEST_CASE("a list of caps is not tuned", "[ranks][tuning]") {
   CHECK(outcomes[0].last.size() == 2);
 }
 
-TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
+TEST_CASE("a rank without input gets the tuned cap", "[ranks][tuning]") {
   const auto tunings = run_ranks<BucketCapTuning>(2, [](const Rank& self) {
     const std::vector<NamedParameter> parameters{{"a", parameter({1 << 19})}};
     Reducer reducer(parameters, self.group, ReducerOptions().tune_bucket_cap(true).stats_every(0));
@@ -179,7 +179,7 @@ TEST_CASE("a rank without input takes part in the tuning", "[ranks][tuning]") {
   CHECK(tunings[0].cap_mb > 0);
   CHECK(tunings[0].predicted_ms > 0);
   CHECK(tunings[1].cap_mb == tunings[0].cap_mb);
-  CHECK(tunings[1].predicted_ms == 0);  // who ended early has nothing to predict from
+  CHECK(tunings[1].predicted_ms == 0);  // a rank that ended early has no times to predict from
 }
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// find_unused_parameters: the search, and what it makes of the order of things.
+// find_unused_parameters: the graph search, and the launch of buckets with unused parameters.
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
@@ -29,12 +29,12 @@ std::vector<char> reachable(
   ForwardOutputs forward;
   const auto nodes = forward.add(outputs, true);
   search.reachable(nodes);
-  return search.reachable(nodes);  // twice: it cleans up after itself
+  return search.reachable(nodes);  // the second search must not depend on the first
 }
 
 }  // namespace
 
-TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
+TEST_CASE("the search finds the parameters that outputs lead to", "[pure][unused]") {
   const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
   const std::vector<at::Tensor> all{a, b, c};
   CHECK(reachable(all, {}) == std::vector<char>{0, 0, 0});
@@ -44,7 +44,7 @@ TEST_CASE("the search finds what outputs lead to", "[pure][unused]") {
   CHECK(reachable(all, {(a * b).detach()}) == std::vector<char>{0, 0, 0});
   CHECK(reachable(all, {at::Tensor(), torch::ones({1})}) == std::vector<char>{0, 0, 0});
   auto deep = a * 1;
-  for (int i = 0; i < 50000; ++i) deep = deep + c;  // no recursion
+  for (int i = 0; i < 50000; ++i) deep = deep + c;  // a recursive search would overflow the stack
   CHECK(reachable(all, {deep}) == std::vector<char>{1, 0, 1});
 }
 
@@ -69,12 +69,12 @@ TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
   CHECK(found({(c * a).sum()}) == Found({1, 0, 1}, false));
   CHECK(found({(c * c).sum()}) == Found({0, 0, 1}, false));
   CHECK(found({(c * c).sum()}) == Found({0, 0, 1}, true));
-  // A parameter in the place of another leaf, and the other way round; such leaves are always new.
+  // A parameter in the place of another leaf, and vice versa; such leaves are new in each graph.
   CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, false));
   CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, true));
   CHECK(found({(a * b).sum()}) == Found({1, 1, 0}, false));
   CHECK(found({(a * x().set_requires_grad(true)).sum()}) == Found({1, 0, 0}, false));
-  CHECK(found({(a * x()).sum()}) == Found({1, 0, 0}, false));  // an edge to nowhere
+  CHECK(found({(a * x()).sum()}) == Found({1, 0, 0}, false));  // an edge without a function
   CHECK(found({(a * x()).sum()}) == Found({1, 0, 0}, true));
   // One output more or less, deeper or shallower, joined or apart.
   const auto doubled = [](const at::Tensor& t) { return t * 2; };
@@ -90,7 +90,7 @@ TEST_CASE("a graph like the last one is not searched again", "[pure][unused]") {
   CHECK(found({}) == Found({0, 0, 0}, true));
 }
 
-TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused]") {
+TEST_CASE("a known unused parameter does not delay its bucket", "[pure][unused]") {
   Events events;
   const auto first = parameter({4}), unused = parameter({4});
   first.register_hook([&](const at::Tensor&) { events.push_back("gradient"); });
@@ -109,7 +109,7 @@ TEST_CASE("a known unused parameter does not hold up its bucket", "[pure][unused
   CHECK_FALSE(unused.grad().defined());
 }
 
-TEST_CASE("outputs that the loss leaves out hold up nobody", "[ranks][unused]") {
+TEST_CASE("outputs that the loss leaves out block no rank", "[ranks][unused]") {
   const bool as_views = GENERATE(false, true);
   const auto results = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     const auto a = parameter({4}), b = parameter({4}), c = parameter({4});
@@ -178,7 +178,7 @@ TEST_CASE("two forwards for one backward use both their parameters", "[ranks][un
   for (const auto& seen : results) CHECK(seen == std::vector<float>{1.5, 1.5});
 }
 
-TEST_CASE("a gradient that the outputs did not promise is an error", "[ranks][errors][unused]") {
+TEST_CASE("a gradient that the outputs do not lead to is an error", "[ranks][errors][unused]") {
   const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
     const auto a = parameter({4}), b = parameter({4});
     Reducer reducer(
@@ -187,13 +187,13 @@ TEST_CASE("a gradient that the outputs did not promise is an error", "[ranks][er
     reducer.prepare_for_forward();
     const auto a_sum = a.sum();
     reducer.prepare_for_backward({{a_sum}, true});
-    // b reaches the loss behind forward's back, and its bucket was due first.
+    // b reaches the loss without being an output of forward, and its bucket was launched first.
     (a_sum + b.sum()).backward();
   });
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("the search is called needless once ten passes skipped nothing", "[ranks][unused]") {
+TEST_CASE("a warning follows ten passes that skipped no parameter", "[ranks][unused]") {
   const int skips = GENERATE(-1, 5);
   const testing::WarnAlways always;
   const auto counts = run_ranks<std::vector<int>>(1, [&](const Rank& self) {

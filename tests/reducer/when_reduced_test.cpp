@@ -1,4 +1,4 @@
-// Who is told that a bucket is reduced, and what a profiler sees.
+// The on_bucket_reduced() callback, and the ranges that a profiler records.
 #include <mutex>
 #include <set>
 
@@ -23,14 +23,14 @@ using testing::run_ranks;
 struct Two {
   Two(const Rank& self, ReducerOptions options)
       : rank(self.rank), reducer(parameters, self.group, options.bucket_cap_mb_list({1e-6})) {
-    reducer.when_reduced([this](const std::vector<at::Tensor>& reduced, bool last) {
+    reducer.on_bucket_reduced([this](const std::vector<at::Tensor>& reduced, bool last) {
       for (const auto& p : reduced) {
         const bool first = p.is_same(parameters[0].tensor);
-        told += first ? "a" : "b";
-        told += p.grad().defined() ? std::to_string(p.grad()[0].item<int>()) : "-";
+        calls += first ? "a" : "b";
+        calls += p.grad().defined() ? std::to_string(p.grad()[0].item<int>()) : "-";
       }
-      told += last ? "." : ",";
-      if (throws) throw std::runtime_error("what was told threw");
+      calls += last ? "." : ",";
+      if (throws) throw std::runtime_error("the callback threw");
     });
   }
 
@@ -44,7 +44,7 @@ struct Two {
   }
 
   int rank;
-  std::string told;
+  std::string calls;
   bool throws = false;
   std::vector<NamedParameter> parameters{{"a", parameter()}, {"b", parameter()}};
   Reducer reducer;
@@ -52,22 +52,23 @@ struct Two {
 
 }  // namespace
 
-TEST_CASE("each bucket is told once its gradients are final", "[ranks][when_reduced]") {
-  const auto told = run_ranks<std::string>(2, [](const Rank& self) {
+TEST_CASE(
+    "the callback gets each bucket once its gradients are final", "[ranks][on_bucket_reduced]") {
+  const auto calls = run_ranks<std::string>(2, [](const Rank& self) {
     Two two(self, {});
     two.backward();
     two.backward();  // accumulates
     two.reducer.prepare_for_local_backward();
     two.parameters[0].tensor.sum().backward();
     two.reducer.join_backward();
-    return two.told;
+    return two.calls;
   });
-  CHECK(told[0] == "b2,a2.a4,b4.a5,b0.");
-  CHECK(told[1] == told[0]);
+  CHECK(calls[0] == "b2,a2.a4,b4.a5,b0.");
+  CHECK(calls[1] == calls[0]);
 }
 
-TEST_CASE("a bucket is told while a later one is on its way", "[ranks][when_reduced]") {
-  const auto told = run_ranks<int>(1, [](const Rank& self) {
+TEST_CASE("the callback gets a bucket while a later one is reduced", "[ranks][on_bucket_reduced]") {
+  const auto counts = run_ranks<int>(1, [](const Rank& self) {
     const auto a = parameter(), b = parameter();
     Reducer reducer({{"a", a}, {"b", b}}, self.group, ReducerOptions().bucket_cap_mb_list({1e-6}));
     c10::intrusive_ptr<c10::ivalue::Future> later;
@@ -79,30 +80,33 @@ TEST_CASE("a bucket is told while a later one is on its way", "[ranks][when_redu
       return later;
     });
     int calls = 0;
-    reducer.when_reduced([&](const std::vector<at::Tensor>&, bool last) {
+    reducer.on_bucket_reduced([&](const std::vector<at::Tensor>&, bool last) {
       ++calls;
-      if (!last) later->markCompleted(sum);  // else the pass would wait for it for good
+      if (!last) later->markCompleted(sum);  // the pass would never end otherwise
     });
     testing::reduced_backward(reducer, [&] { return a.sum() + b.sum(); });
     return calls;
   });
-  CHECK(told[0] == 2);
+  CHECK(counts[0] == 2);
 }
 
-TEST_CASE("where a pass may skip parameters, too", "[ranks][when_reduced]") {
-  const auto told = run_ranks<std::string>(2, [](const Rank& self) {
+TEST_CASE(
+    "the callback gets the buckets with find_unused_parameters", "[ranks][on_bucket_reduced]") {
+  const auto calls = run_ranks<std::string>(2, [](const Rank& self) {
     Two two(self, ReducerOptions().find_unused_parameters(true));
     two.backward(/*both=*/self.rank == 0);
     two.parameters[0].tensor.mutable_grad().reset();
     two.backward(/*both=*/false);
-    return two.told;
+    return two.calls;
   });
-  // The first: rank 0's gradient is averaged with zeros. The second: on no rank.
-  CHECK(told[0] == "b2,a0.b4,a-.");
-  CHECK(told[1] == told[0]);
+  // In the first pass rank 0's gradient is averaged with zeros; in the second no rank has one.
+  CHECK(calls[0] == "b2,a0.b4,a-.");
+  CHECK(calls[1] == calls[0]);
 }
 
-TEST_CASE("what it throws comes out of backward, when all is reduced", "[ranks][when_reduced]") {
+TEST_CASE(
+    "backward throws the exception of the callback, after all buckets are reduced",
+    "[ranks][on_bucket_reduced]") {
   const auto errors = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
     Two two(self, {});
     two.throws = self.rank == 1;
@@ -114,29 +118,31 @@ TEST_CASE("what it throws comes out of backward, when all is reduced", "[ranks][
     }
     two.throws = false;
     two.backward();  // the ranks are in step
-    return error + two.told;
+    return error + two.calls;
   });
   CHECK(errors[0] == "b2,a2.a4,b4.");
-  CHECK(errors[1] == "what was told threwb2,a4,b4.");
+  CHECK(errors[1] == "the callback threwb2,a4,b4.");
 }
 
-TEST_CASE("a failing pass tells the same buckets on every rank", "[ranks][when_reduced]") {
-  const auto told = run_ranks<std::string>(2, [](const Rank& self) {
+TEST_CASE(
+    "a failing pass calls the callback for the same buckets on every rank",
+    "[ranks][on_bucket_reduced]") {
+  const auto calls = run_ranks<std::string>(2, [](const Rank& self) {
     Two two(self, {});
     try {
       two.backward(/*both=*/self.rank == 0);
     } catch (const c10::Error&) {
-      two.told += "!";
+      two.calls += "!";
     }
     for (const auto& p : two.parameters) p.tensor.mutable_grad().reset();
     two.backward();
-    return two.told;
+    return two.calls;
   });
-  CHECK(told[0] == "b2,!b2,a2.");
-  CHECK(told[1] == told[0]);
+  CHECK(calls[0] == "b2,!b2,a2.");
+  CHECK(calls[1] == calls[0]);
 }
 
-TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][when_reduced]") {
+TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][on_bucket_reduced]") {
   const bool shorter = GENERATE(false, true);
   const auto seen = run_ranks<std::string>(2, [&](const Rank& self) {
     const auto a = parameter(), b = parameter();
@@ -145,32 +151,32 @@ TEST_CASE("a gradient of another kind is replaced by the average", "[ranks][when
       b.mutable_grad() = shorter ? torch::ones({1}) : torch::ones({3}, at::kHalf);
     });
     Reducer reducer({{"a", a}, {"b", b}}, self.group, ReducerOptions().bucket_cap_mb_list({1e-6}));
-    std::string told;
-    reducer.when_reduced([&](const std::vector<at::Tensor>& reduced, bool) {
+    std::string calls;
+    reducer.on_bucket_reduced([&](const std::vector<at::Tensor>& reduced, bool) {
       const auto grad = reduced[0].grad();
-      told += c10::str(grad.sizes(), " ", grad.scalar_type(), " ", grad[0].item<float>(), ";");
+      calls += c10::str(grad.sizes(), " ", grad.scalar_type(), " ", grad[0].item<float>(), ";");
     });
     try {
       testing::reduced_backward(reducer, [&] { return (a.sum() + b.sum()) * 3; });
     } catch (const c10::Error&) {
-      told += "error";
+      calls += "error";
     }
-    return told;
+    return calls;
   });
-  // Rank 1's counts as zeros. Nothing is written beyond it, and the ranks stay alike.
+  // Rank 1's gradient counts as zeros. Nothing is written beyond it, and the ranks stay equal.
   CHECK(seen[0] == "[3] Float 1.5;error");
   CHECK(seen[1] == seen[0]);
 }
 
-TEST_CASE("one function is told", "[ranks][when_reduced][errors]") {
+TEST_CASE("a second callback is refused", "[ranks][on_bucket_reduced][errors]") {
   const auto errors = errors_of_ranks(1, [](const Rank& self) {
     Two two(self, {});
-    two.reducer.when_reduced([](const auto&, bool) {});
+    two.reducer.on_bucket_reduced([](const auto&, bool) {});
   });
   CHECK_THAT(errors[0], ContainsText("expected one function to call with reduced gradients"));
 }
 
-TEST_CASE("profilers see the reducer's ranges", "[ranks][profile]") {
+TEST_CASE("profilers record the reducer's ranges", "[ranks][profile]") {
   static std::mutex mutex;
   static std::multiset<std::string> names;
   names.clear();

@@ -13,14 +13,14 @@
 
 namespace ddp {
 
-/// The gradients that travel in one collective, as a communication hook sees them.
+/// The gradients that one collective reduces, as a communication hook gets them.
 ///
 /// Sizes: `buffer()` is 1-D and holds the undivided gradients of `parameters()` one after another;
 /// `gradients()` are views into it in the parameters' shapes. For a sparse gradient `buffer()` is
 /// that gradient itself.
 class DDP_API GradBucket {
  public:
-  /// The reducer makes them; a hook gets one.
+  /// Called by the reducer; a hook gets the bucket.
   GradBucket(
       size_t index, bool is_last, at::Tensor buffer, std::vector<at::Tensor> gradients,
       std::vector<at::Tensor> parameters)
@@ -39,12 +39,12 @@ class DDP_API GradBucket {
 
   /// The gradients one after another, undivided.
   const at::Tensor& buffer() const { return buffer_; }
-  /// Puts another tensor in its place; `gradients()` stay views of the first.
+  /// Replaces the buffer by another tensor; `gradients()` stay views of the first.
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
 
   /// One per parameter, views into the bucket's own storage.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
-  /// Those whose gradients travel, in the order of `gradients()`.
+  /// The parameters of the gradients, in the order of `gradients()`.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
  private:
@@ -56,16 +56,17 @@ class DDP_API GradBucket {
 };
 
 /// Reduces one bucket in its own way, without waiting: returns a future of the tensor, of
-/// `buffer()`'s shape and dtype, that every rank's gradients shall become. A hook owns the
-/// division too: the reducer hands it undivided sums of this rank alone.
+/// `buffer()`'s shape and dtype, that the gradients become. The hook also divides: the buffer holds
+/// this rank's own gradients, undivided.
 ///
-/// Collective: buckets come in the same order on every rank, and the hook must communicate the
-/// same way on each. Called from the autograd thread that made the last gradient of the bucket.
+/// Collective: the reducer calls the hook with buckets in the same order on every rank, and the
+/// hook must communicate the same way on each. Called from the autograd thread that made the last
+/// gradient of the bucket.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
 namespace hooks {
 
-/// Averages the bucket: divides by the world size, then all-reduces. What happens without a hook.
+/// Averages the bucket: divides by the world size, then all-reduces, as without a hook.
 DDP_API CommHook all_reduce(const ProcessGroup& group = {});
 
 /// Averages in half precision, halving the bytes on the wire: casts, divides, all-reduces and
@@ -75,8 +76,8 @@ DDP_API CommHook fp16_compress(const ProcessGroup& group = {});
 /// As fp16_compress in bfloat16: float's range, 8 bits of precision. On CPU too.
 DDP_API CommHook bf16_compress(const ProcessGroup& group = {});
 
-/// Hands the bucket to `hook` in half precision, and casts what comes back: what that hook sends is
-/// half as large. Around fp16_compress there is nothing left to do.
+/// Passes the bucket to `hook` in half precision, and casts the result back: the hook then sends
+/// half as many bytes. Around fp16_compress it has no effect.
 ///
 /// \throws c10::ValueError  an empty function.
 DDP_API CommHook fp16_compress_wrapper(CommHook hook);
@@ -84,15 +85,15 @@ DDP_API CommHook fp16_compress_wrapper(CommHook hook);
 /// As fp16_compress_wrapper in bfloat16.
 DDP_API CommHook bf16_compress_wrapper(CommHook hook);
 
-/// Leaves every rank its own gradients: what a step costs without communication, and a base for
-/// averaging parameters instead.
+/// Leaves every rank its own gradients: to measure a step without communication, or to average
+/// parameters instead.
 DDP_API CommHook noop();
 
 /// Options for `post_local_sgd`.
 struct PostLocalSGDHookOptions {
   /// Steps, from 0, that are averaged over `process_group`.
   TORCH_ARG(int64_t, start_iter) = 1000;
-  /// What is averaged over after that, as the ranks of a host, whose links are fast.
+  /// The group that averages after that, such as the ranks of one host, whose links are fast.
   TORCH_ARG(ProcessGroup, subgroup) = {};
   /// False: after that, gradients stay as they are.
   TORCH_ARG(bool, post_local_gradient_allreduce) = true;

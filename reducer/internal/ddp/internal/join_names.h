@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// How many names a text lists.
+/// The most names that a text lists.
 constexpr size_t kMostNames = 10;
 
 /// "a, b, c", and "and k more" beyond kMostNames.

@@ -8,31 +8,35 @@
 
 namespace ddp {
 
-/// What all ranks agree on about a reduced pass.
+/// The parameters of a reduced pass that all ranks agree on.
 struct PassTerms {
-  /// What this rank's gradients are multiplied by before they are summed; unset, on all ranks or on
-  /// none: one over the world size, which gives the mean. A communication hook sees them unscaled.
+  /// The factor of this rank's gradients before they are summed; unset, on all ranks or on none:
+  /// one over the world size, which gives the mean. A communication hook gets them unscaled.
   std::optional<double> scale = {};
   /// The rank whose order of gradients, and whose companion's data, all ranks take.
   int source = 0;
 };
 
-/// What travels with each averaged backward pass beside the gradients, such as a model's buffers.
+/// Data that is sent with each reduced backward pass beside the gradients, such as a model's
+/// buffers.
 class PassCompanion {
  public:
   virtual ~PassCompanion() = default;
 
-  /// Whether the backward pass that begins must not communicate yet, because another reducer's
-  /// does. begin() then comes when autograd is done with it, and so do all of its buckets.
+  /// Whether the backward pass that begins must not communicate yet, because another reducer's pass
+  /// does. The reducer then calls begin(), and launches all buckets, after autograd is done.
   virtual bool must_wait() { return false; }
-  /// The backward pass begins to communicate, on one of autograd's threads: may agree on its terms.
+  /// Called on one of autograd's threads when the backward pass begins to communicate: may agree on
+  /// the terms with the other ranks.
   virtual void begin(PassTerms& terms) { (void)terms; }
-  /// Autograd is done, and only the last bucket is still to be sent: sends rank `source`'s data.
+  /// Called when autograd is done and all buckets but the last are launched: sends rank `source`'s
+  /// data.
   virtual void start(int source) = 0;
-  /// Waits for what was sent, with `wait`, and takes it over.
+  /// Waits for that data with `wait`, and stores it.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
-  /// Behind finish(): why the pass throws, the same text on every rank; "" for nothing.
-  virtual std::string objection() { return {}; }
+  /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
+  /// none.
+  virtual std::string error() { return {}; }
 };
 
 }  // namespace ddp

@@ -19,7 +19,7 @@
 
 namespace ddp {
 
-/// A parameter and the name a user knows it by.
+/// A parameter and its name in the user's module.
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
@@ -29,7 +29,7 @@ struct NamedParameter {
   bool is_outside = false;
 };
 
-/// Whether some reducer averages what this accumulator of gradients gets.
+/// Whether a reducer averages the gradients of this accumulator.
 bool is_averaged(const torch::autograd::Node& accumulator);
 
 /// Options of a `Reducer`; DistributedDataParallelOptions says what each means to a user.
@@ -47,26 +47,26 @@ struct ReducerOptions {
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
   /// Every iteration uses the same parameters as often as the first. Default: false
   TORCH_ARG(bool, static_graph) = false;
-  /// Take the times of the first ten steps (17 with tune_bucket_cap) and then of every so many; 0:
-  /// of none. Default: 100
+  /// Take the times of the first ten steps (17 with tune_bucket_cap), and then of every step whose
+  /// number is a multiple of this; 0: of none. Default: 100
   TORCH_ARG(int64_t, stats_every) = 100;
 };
 
-/// What a forward pass led to, as far as the reducer cares.
+/// The results of a forward pass that the reducer needs.
 struct ForwardOutcome {
-  /// The tensors that the loss will be made of.
+  /// The tensors from which the loss is computed.
   std::vector<at::Tensor> outputs = {};
   /// Whether `outputs` are all of them. With find_unused_parameters, a bucket is then sent before
   /// backward ends although a parameter in it cannot get a gradient.
   bool outputs_complete = false;
-  /// Of the backward pass to come; of several forwards before it, the last one's hold.
+  /// The terms of the next backward pass; of several forwards before it, the last one's count.
   PassTerms terms = {};
-  /// Whether the pass counts when ranks compare how many they ran before a backward, to catch one
-  /// that left out a backward. One in eval() mode does not.
+  /// Whether the pass counts when the ranks compare their numbers of forward passes, to detect a
+  /// rank that left out a backward. A pass in eval() mode does not.
   bool training = true;
 };
 
-/// Why a parameter gets no gradient any more; empty where it could.
+/// The reason why a parameter can no longer get a gradient; empty where it can.
 struct MissingGradient {
   std::string why;  // "frozen after the module was wrapped"
   std::string remedy;
@@ -74,22 +74,23 @@ struct MissingGradient {
 
 /// Turns each rank's gradients into the average over all ranks, while they are being computed.
 ///
-/// A hook on every parameter's gradient accumulator tells the parameter's bucket. The last gradient
-/// of a bucket makes it ready; ready buckets are launched in order, each as one all-reduce (or
-/// through the communication hook), while autograd goes on with earlier layers. When autograd is
-/// done, one callback waits for the buckets, and every `.grad` is final when `backward()` returns
-/// (on CUDA: in stream order).
+/// A hook on every parameter's gradient accumulator counts the gradients of the parameter's bucket.
+/// The last gradient of a bucket makes it ready; ready buckets are launched in order, each as one
+/// all-reduce (or through the communication hook), while autograd computes earlier layers. After
+/// autograd, one callback waits for the buckets, and every `.grad` is final when `backward()`
+/// returns (on CUDA: in stream order).
 ///
-/// What is reduced is the content of `.grad`: gradients accumulated locally before (no_sync) are
-/// averaged with it. Gradients are divided by the world size before they are summed, so the sum
-/// does not overflow where the average would not. A further backward pass without a forward before
-/// it (retain_graph, or two forwards and two backwards) is reduced in the same way.
+/// The reducer averages the content of `.grad`, which includes gradients accumulated locally before
+/// (no_sync). Gradients are divided by the world size before they are summed, so the sum does not
+/// overflow where the average would not. A further backward pass without a forward before it
+/// (retain_graph, or two forwards and two backwards) is reduced in the same way.
 ///
 /// Errors that one rank meets during a backward pass (a parameter without gradient, a gradient of
 /// the wrong dtype) do not stop its collectives: its part counts as zeros, and at the end of that
-/// same backward every rank throws the same text. (Over NCCL, unless passes may skip parameters, of
-/// the next one: the host does not wait for the device.) `.grad` is then unspecified, and the
-/// reducer can be used again. An exception in a backward pass aborts the group.
+/// same backward every rank throws the same text. (Over NCCL, unless passes may skip parameters, at
+/// the end of the next backward: the host does not wait for the device.) `.grad` is then
+/// unspecified, and the reducer can be used again. An exception in a backward pass aborts the
+/// group.
 ///
 /// Ownership: keeps the parameters and their accumulators alive; the destructor removes the hooks.
 /// Threads: hooks run on autograd's threads, one per device; everything else is called from the
@@ -102,7 +103,7 @@ class Reducer {
  public:
   /// \param parameters  in registration order, each once; at least one; the same on every rank.
   /// \param group  the ranks to average over, with a backend for the parameters' devices.
-  /// \param monitor  the group's; made where none is given.
+  /// \param monitor  the group's; null: monitor_of(group).
   /// \throws c10::ValueError  for no parameters, an undefined one or one that needs no gradient,
   ///         for bucket caps that are not positive or a `stats_every` that is negative, and for
   ///         tune_bucket_cap where parameters are not on the CPU or have sparse gradients.
@@ -113,7 +114,7 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Called before a forward pass whose backward may be reduced. Rebuilds the buckets where the
+  /// Called before a forward pass whose backward may be reduced. Rebuilds the buckets once the
   /// ranks have agreed on their order. Does nothing inside a backward pass (a checkpoint that runs
   /// forward again).
   ///
@@ -124,77 +125,79 @@ class Reducer {
   /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
   void prepare_for_backward(const ForwardOutcome& outcome = {});
 
-  /// The next backward pass accumulates locally, but one through outputs of a forward pass that
-  /// armed the reducer.
+  /// Makes the next backward pass accumulate locally, unless it runs through outputs of a forward
+  /// pass that armed the reducer.
   void prepare_for_local_backward();
 
-  /// This rank's training forward threw, while that exception is handled: a rank that waits for
-  /// this one's gradients stops. All ranks may go on when all of them threw.
+  /// Called while the exception of this rank's forward is handled: ranks that wait for this rank's
+  /// gradients stop with an error. If the forward of every rank threw, all ranks may continue.
   ///
-  /// \param training  as in ForwardOutcome. After an evaluation no rank need be waiting: the others
-  ///        read of it only if this rank leaves because of it.
+  /// \param training  as in ForwardOutcome. After an evaluation other ranks need not be waiting:
+  ///        they report it only if this rank ends because of it.
   void forward_failed(bool training = true) noexcept;
 
-  /// Takes part in one reduced backward pass of the other ranks without one of its own: sends what
-  /// was accumulated locally since the last reduced pass, and zeros where that is nothing.
+  /// Joins one reduced backward pass of the other ranks without one of its own: sends the gradients
+  /// accumulated locally since the last reduced pass, and zeros for parameters without any.
   ///
-  /// Collective: yes, exactly as a backward pass is behind the companion's begin(). Blocks: host.
+  /// Collective: yes, like a backward pass after the companion's begin(). Blocks: host.
   void join_backward(const PassTerms& terms = {});
 
-  /// Something that makes the coming backward pass wrong, noticed outside of it: becomes an error
-  /// at its end, on every rank.
+  /// Reports a problem of the next backward pass that was found outside of it: every rank throws at
+  /// the end of that pass.
   void report_problem(std::string what, std::string remedy);
 
-  /// Whether gradients were accumulated since the last reduced pass, and are gone: the optimizer's
-  /// zero_grad() took them. They no longer count as a use of their parameters then.
+  /// Clears the usage of all parameters if gradients accumulated since the last reduced pass, and
+  /// the optimizer's zero_grad() removed them.
   ///
+  /// \return whether it did.
   /// Cost: a look at every parameter.
-  bool forget_discarded_gradients();
+  bool clear_usage_of_zeroed_grads();
 
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
-  /// \throws c10::Error  when a hook is there already, a backward pass was reduced, or the cap of
+  /// \throws c10::Error  when there is a hook already, a backward pass was reduced, or the cap of
   ///         buckets is tuned.
   void register_comm_hook(CommHook hook);
 
-  /// Reduces and scatters from now on: each rank gets its parts of the averages, and `.grad` is
-  /// undefined behind a reduced pass. Once, before the first backward pass. Buckets stay as they
-  /// are then, and share the memory of one: each is packed when the one before is reduced.
+  /// Reduce-scatters from now on: each rank gets its parts of the averages, and `.grad` is
+  /// undefined after a reduced pass. Once, before the first backward pass. The buckets are then
+  /// final, and share one memory: each is packed after the one before is reduced.
   ///
-  /// \return  where this rank's parts arrive, by bucket. A pass that fails leaves them unspecified.
+  /// \return  this rank's parts, by bucket. A pass that fails leaves them unspecified.
   /// \throws c10::Error  when there is a hook, a backward pass was reduced, the cap of buckets is
   ///         tuned, or gradients are sparse.
   std::shared_ptr<GradientShards> shard_gradients();
 
-  /// Why each of `parameters`, which are places in parameters(), got no gradient.
+  /// Returns the reason why each of `parameters`, indices into parameters(), got no gradient.
   using ExplainMissing =
       std::function<std::vector<MissingGradient>(const std::vector<size_t>& parameters)>;
 
-  /// Sets what explains parameters without a gradient for the error text.
+  /// Sets the function that explains missing gradients in the error text.
   void explain_missing(ExplainMissing explain);
 
-  /// Of a bucket's parameters; and whether it is the last bucket.
-  using WhenReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
+  /// Called with a bucket's parameters, and whether it is the last bucket.
+  using OnBucketReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
 
-  /// Calls `act` for a bucket once its gradients are final, while later buckets may still be on
-  /// their way; where a pass may skip parameters (find_unused_parameters, static_graph), and while
-  /// the cap is tuned, when all are there.
-  /// What it throws comes out of that backward pass, on this rank alone. A pass that fails may have
-  /// called it for all buckets but the last: for the same ones on every rank. Where the host runs
-  /// ahead (NCCL) it was called for all of them, and may have been for the next pass's.
+  /// Calls `act` for a bucket once its gradients are final, while later buckets may still be
+  /// reduced; where a pass may skip parameters (find_unused_parameters, static_graph), and while
+  /// the cap is tuned, after all buckets are reduced.
+  /// If it throws, that backward pass throws its exception, on this rank alone. A pass that fails
+  /// may have called it for all buckets but the last: for the same ones on every rank. Where the
+  /// host runs ahead (NCCL) it was called for all of them, and may have been called for the next
+  /// pass's.
   ///
   /// \throws c10::Error  when there is one already.
-  void when_reduced(WhenReduced act);
+  void on_bucket_reduced(OnBucketReduced act);
 
-  /// Has `companion`, which outlives the reducer, travel with each reduced pass.
-  void travel_with(PassCompanion& companion);
+  /// Sends the data of `companion`, which must outlive the reducer, with each reduced pass.
+  void set_companion(PassCompanion& companion);
 
   const std::vector<NamedParameter>& parameters() const;
   GroupMonitor& monitor() const;
 
   /// Parameter indices per bucket, in launch order.
   std::vector<std::vector<size_t>> bucket_indices() const;
-  /// What was measured so far; see ReducerOptions::stats_every.
+  /// The measurements so far; see ReducerOptions::stats_every.
   ReductionStats stats() const;
   /// Whether the buckets are in the order in which gradients become ready.
   bool has_rebuilt_buckets() const;

@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// 1-D memory: the backend's own where it has some to communicate from, without copies in and out.
+/// 1-D memory: the backend's own where it can reduce that in place, without copies in and out.
 at::Tensor reducible_memory(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options);
 

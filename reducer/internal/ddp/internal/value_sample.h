@@ -7,9 +7,9 @@
 
 namespace ddp {
 
-/// A number that other values of a parameter hardly share: of three of its elements, where a host
-/// can read them; else of its version, which LibTorch's SGD does not count, and which operations
-/// count that change nothing. To notice that an optimizer stepped it.
+/// A number that changes, with high probability, when an optimizer steps the parameter: a hash of
+/// three of its elements, where the host can read them; else its version, which LibTorch's SGD does
+/// not increase, and which operations that change no value do increase.
 ///
 /// Cost: a few nanoseconds; never waits for a device.
 inline uint64_t value_sample(const at::Tensor& parameter) {
@@ -23,7 +23,7 @@ inline uint64_t value_sample(const at::Tensor& parameter) {
   for (const auto at : {int64_t{0}, numel / 2, numel - 1}) {
     uint64_t element = 0;
     std::memcpy(&element, data + static_cast<size_t>(at) * bytes, bytes);
-    sample = (sample ^ element) * 0x9E3779B97F4A7C15u;  // odd: it loses nothing
+    sample = (sample ^ element) * 0x9E3779B97F4A7C15u;  // odd: the multiplication is invertible
     sample ^= sample >> 29;
   }
   return sample;
