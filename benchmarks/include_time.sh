@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What <ddp/ddp.h> adds to the compilation of a file that includes <torch/torch.h>: processor seconds,
+# Measures what <ddp/ddp.h> adds to the compilation of a file that includes <torch/torch.h>: processor seconds,
 # compiled in turns with the options of examples/minimal but without a precompiled header, and the
 # ratio of the medians. usage: include_time.sh [BUILD_FOLDER [ROUNDS]]
 set -euo pipefail
@@ -8,7 +8,7 @@ build=${1:-$root/build/release} rounds=${2:-5}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The compiler, its definitions and folders, as this build compiles a program of one page.
+# The compiler, its definitions and include folders, as this build compiles a one-page program.
 mapfile -t compile < <(python3 - "$build/compile_commands.json" <<'END'
 import json
 import shlex

@@ -1,5 +1,5 @@
-// One rank of a world that is made again and again: how long that takes. init_time.py starts all
-// ranks and tells them when; Python's counterpart is peers/init_peer.py.
+// Times the setup of a world, repeatedly; this program is one rank. init_time.py starts all ranks
+// and each run; Python's counterpart is peers/init_peer.py.
 //
 // For each line on standard input, a backend and a port, it makes the default group at that port of
 // this host, passes a barrier, wraps a model and passes another barrier, prints the seconds until
@@ -35,14 +35,14 @@ double time_init(const std::string& backend, const std::string& port) {
   return seconds_since(start);
 }
 
-/// 8 parameters, 1 MiB; as peers/init_peer.py has it.
+/// 8 parameters, 1 MiB; the same as in peers/init_peer.py.
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net;
   for (int i = 0; i < 4; ++i) net->push_back(torch::nn::Linear(256, 256));
   return net;
 }
 
-/// Rank 0's parameters reach every rank, and all ranks have compared what they wrap.
+/// Seconds to wrap the model: broadcasts rank 0's parameters, and compares the models of all ranks.
 double time_wrap(const torch::nn::Sequential& net) {
   const auto start = Clock::now();
   const ddp::DistributedDataParallel<torch::nn::Sequential> model(net);
@@ -63,7 +63,7 @@ int main() try {
     const auto net = make_net();
     const double init = time_init(backend, port);
     say((std::to_string(init) + " " + std::to_string(time_wrap(net))).c_str());
-    // Until the script has heard of all: rank 0's store goes with it.
+    // Waits until the script has every rank's times: rank 0's store ends with its group.
     std::string all_done;
     std::cin >> all_done;
     ddp::destroy_process_group();

@@ -35,7 +35,7 @@ def available_memory_mb():
 
 
 class World:
-    """Ranks that wait, as processes, for what to do."""
+    """One process for each rank, which waits for lines on standard input."""
 
     def __init__(self, commands):
         self.ranks = [
@@ -51,7 +51,7 @@ class World:
         self._expect_ready()
 
     def time_setup(self, backend):
-        """Seconds to make the group, and to wrap a model, each of the slowest rank."""
+        """Seconds to make the group, and to wrap a model, each the slowest rank's."""
         self._tell(f"{backend} {free_port()}")
         times = [[float(word) for word in line.split()] for line in self._hear()]
         self._tell("done")
@@ -94,7 +94,7 @@ def python_world(python, size):
 
 
 def medians(world, backend, runs):
-    """Of a world's runs: seconds for the group and for wrapping."""
+    """Medians over a world's runs: seconds for the group and for wrapping."""
     return [statistics.median(part) for part in zip(*(world.time_setup(backend) for _ in range(runs)))]
 
 

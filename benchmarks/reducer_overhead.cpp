@@ -1,5 +1,6 @@
-// What the reducer itself costs: one rank, 800 small parameters, nothing to communicate. Prints for
-// each engine the median time of a step above that of a step without any, in one interleaved run.
+// Measures the cost of the reducer itself: one rank, 800 small parameters, no communication. Prints
+// for each engine the median time of a step above that of a step without any, in one interleaved
+// run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +32,7 @@ torch::nn::Sequential make_net(int blocks) {
   return net;
 }
 
-// A way to train: what happens around forward and backward.
+// A way to train: its calls around forward and backward.
 class Engine {
  public:
   Engine(std::string name, torch::nn::Sequential net)
@@ -40,8 +41,8 @@ class Engine {
 
   const std::string& name() const { return name_; }
 
-  // Median of the steps of a turn; milliseconds. The first finds another engine's data in the
-  // caches, which no training loop does, and does not count.
+  // Median of the steps of a turn; milliseconds. The first step does not count: the caches hold
+  // another engine's data, as they never do in a training loop.
   double turn() {
     constexpr int kSteps = 4;
     step();
@@ -83,7 +84,7 @@ class Wrapped : public Engine {
   ddp::DistributedDataParallel<torch::nn::Sequential> model_;
 };
 
-// A hook on every parameter, as a reducer's, that does nothing: what autograd takes for it.
+// An empty hook on every parameter: measures autograd's own cost of hooks.
 class Hooked : public Engine {
  public:
   Hooked(std::string name, const torch::nn::Sequential& net) : Engine(std::move(name), net) {
@@ -182,10 +183,11 @@ int main(int argc, char** argv) {
   engines.erase(std::remove_if(engines.begin(), engines.end(), skipped), engines.end());
 
   std::vector<std::vector<double>> times(engines.size());
-  constexpr int kWarmUp = 10;  // outlasts the rebuild
+  constexpr int kWarmUp = 10;  // more steps than the rebuild takes
   for (int round = -kWarmUp; round < rounds; ++round) {
     for (size_t i = 0; i < engines.size(); ++i) {
-      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
+      // Every other round in the opposite order: an engine gains from the caches that the one
+      // before warmed, and so all gain alike.
       const size_t e = round % 2 ? engines.size() - 1 - i : i;
       const double ms = engines[e]->turn();
       if (round >= 0) times[e].push_back(ms);
@@ -194,7 +196,7 @@ int main(int argc, char** argv) {
   const int parameters = 4 * blocks;
   std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
   for (size_t e = 0; e < engines.size(); ++e) {
-    // Round by round: the machine's speed drifts by more than what is measured.
+    // Differences within a round: the machine's speed drifts by more than the measured difference.
     std::vector<double> above;
     for (int round = 0; round < rounds; ++round) above.push_back(times[e][round] - times[0][round]);
     const double extra = benchmarks::median(std::move(above));

@@ -70,7 +70,7 @@ class C10dEngine : public Engine {
   }
 
  private:
-  // Those until the rebuild: all in one, but for a list of caps.
+  // The buckets until the rebuild: one for all gradients, unless there is a list of caps.
   static std::vector<std::vector<size_t>> first_buckets(
       const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& caps) {
     std::vector<size_t> limits(caps.begin(), caps.end());

@@ -8,10 +8,10 @@
 
 namespace ddp_bench {
 
-/// LibTorch's own c10d::Reducer, in the sequence in which Python's wrapper drives it.
+/// LibTorch's own c10d::Reducer, called in the same sequence as by Python's wrapper.
 ///
-/// \param options  process_group, bucket_cap_mb, bucket_cap_mb_list and broadcast_buffers count;
-///        the others stay as Python has them by default.
+/// \param options  uses process_group, bucket_cap_mb, bucket_cap_mb_list and broadcast_buffers; the
+///        others have Python's defaults.
 std::unique_ptr<Engine> make_c10d(Task task, const ddp::DistributedDataParallelOptions& options);
 
 }  // namespace ddp_bench

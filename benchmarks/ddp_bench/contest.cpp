@@ -16,10 +16,10 @@
 namespace ddp_bench {
 namespace {
 
-// Of a turn's steps: enough for a median over all rounds.
+// The number of times that a turn sends its messages alone: enough for a median over all rounds.
 int sends_of(int iters) { return std::max(2, iters / 4); }
 
-// That all threads of this process have used so far.
+// CPU time of all threads of this process so far.
 double cpu_ms() {
   timespec time{};
   TORCH_CHECK(
@@ -41,7 +41,7 @@ void time_steps(Contestant& contestant, int iters) {
 
 void take_turn(
     Contestant& contestant, int iters, MessageSender& sender, const ddp::ProcessGroup& group) {
-  contestant.engine->step();  // caches hold another one's
+  contestant.engine->step();  // not timed: the caches hold another contestant's data
   ddp::barrier(group);
   time_steps(contestant, iters);
   contestant.engine->rest();
@@ -62,7 +62,7 @@ void average_over_ranks(
   values.assign(data, data + values.size());
 }
 
-// What every rank's modes came to, by rank.
+// The hashes of all ranks' modes, by rank.
 std::vector<std::vector<uint64_t>> gather(
     const std::vector<Ending>& endings, const ddp::ProcessGroup& group) {
   std::string mine;

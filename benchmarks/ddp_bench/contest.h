@@ -33,21 +33,21 @@ struct ContestOptions {
   int warmup = 0;
 };
 
-/// Lets the contestants take turns at training, and fills in their times.
+/// Trains the contestants in turns, and fills in their times.
 ///
 /// In a turn, one trains `iters` steps and then sends its messages alone a few times. Every other
-/// round runs in the opposite order: what the mode before left in the caches and in the
-/// clock, helps or hurts both ways.
+/// round runs in the opposite order: the caches and the clock speed that the mode before leaves
+/// then help or hurt all modes alike.
 ///
 /// Collective: yes.
 void compete(
     std::vector<Contestant>& contestants, const ContestOptions& options,
     const ddp::ProcessGroup& group, c10::Device device = at::kCPU);
 
-/// Compares the parameters that the communicating contestants ended with.
+/// Compares the final parameters of the communicating contestants.
 ///
-/// \param start  what they all began with.
-/// \param agreement  between modes; between ranks, always to the bit.
+/// \param start  the initial parameters of all.
+/// \param agreement  required between modes; ranks must agree to the bit.
 /// \return the same text on all ranks, naming the modes or the ranks that differ; "" when none do.
 ///
 /// Collective: yes.

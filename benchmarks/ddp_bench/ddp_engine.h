@@ -6,7 +6,7 @@
 
 namespace ddp_bench {
 
-/// This library.
+/// Trains with this library's wrapper.
 class DdpEngine : public Engine {
  public:
   enum class Optimize { AfterBackward, InBackward };

@@ -7,7 +7,7 @@
 namespace ddp_bench {
 namespace {
 
-// Small: the data are noise, and all that counts is that the parameters move.
+// Small: the data are noise, and it suffices that the parameters change.
 constexpr double kLearningRate = 1e-3;
 
 }  // namespace

@@ -19,25 +19,24 @@ inline double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-/// When the parts of one step ended.
+/// The times at which the parts of one step ended.
 struct StepTimes {
   Clock::time_point start;
   Clock::time_point forward;   // with the loss
-  Clock::time_point backward;  // gradients are what the optimizer takes, or has taken
+  Clock::time_point backward;  // gradients are averaged: the optimizer can use them, or has
   Clock::time_point end;
 
   double total_ms() const { return milliseconds(start, end); }
 };
 
-/// What a step sends of gradients.
+/// The messages of a step.
 struct Messages {
-  std::vector<int64_t> elements;   // of each, in float: two of 16 bits are one
+  std::vector<int64_t> elements;   // by message, in floats: two elements of 16 bits count as one
   bool one_by_one = false;         // each waits for the one before
-  bool in_backend_memory = false;  // from allocateTensor, where the Reducer's is from there
+  bool in_backend_memory = false;  // in memory from allocateTensor, as the Reducer's buckets
 };
 
-/// One way to train: a replica of the model, its optimizer, and what makes the gradients of all
-/// ranks one.
+/// One way to train: a replica of the model, its optimizer, and a way to average the gradients.
 class Engine {
  public:
   explicit Engine(Task task);
@@ -47,10 +46,10 @@ class Engine {
 
   /// Zeroes the gradients, runs forward, loss and backward, averages, and steps SGD.
   ///
-  /// Collective: yes, and no rank ends it before all have come to the end of backward.
+  /// Collective: yes, and it returns on no rank before all ranks have ended backward.
   StepTimes step();
 
-  /// Holds from the end of the warm-up on.
+  /// The messages of a step; final after the warm-up.
   virtual Messages messages() const = 0;
   /// The size of buckets in MiB, where the engine itself chose it.
   virtual std::optional<double> chosen_cap_mb() const { return {}; }

@@ -11,8 +11,8 @@
 namespace ddp_bench {
 namespace {
 
-// Shares of the way of the training, after hundreds of steps; gradients that were not averaged
-// make 1.
+// Largest distances, as shares of the distance that training moved the parameters, after hundreds
+// of steps; without averaging the distance would be about 1.
 constexpr double kRounding = 0.01;
 constexpr double kOnGpu = 0.5;
 
@@ -68,7 +68,7 @@ double distance(
     if (apart == 0) continue;
     const double way = std::max(norm(a[i] - start[i]), norm(b[i] - start[i]));
     const double relative = apart / way;
-    if (!(relative <= worst)) worst = relative;  // also when it is not a number
+    if (!(relative <= worst)) worst = relative;  // also true for NaN
   }
   return worst;
 }

@@ -18,20 +18,20 @@ int fail(const char* message, int status) {
   return status;
 }
 
-/// Of ranks that say the same as rank 0.
+/// Drops the warnings of ranks other than 0, which are the same as rank 0's.
 class NoWarnings : public c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
-/// Gradients are freed and allocated again in every step. By default malloc gives large ones back
-/// to the kernel each time, and the page faults would take longer than the copies to be measured.
+/// Every step frees and allocates gradients. By default malloc returns large ones to the kernel
+/// each time, and the page faults would take longer than the measured copies.
 void keep_freed_memory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, -1);
 }
 
 int measure(const ddp_bench::Options& options) {
-  // Memory is measured with malloc as users have it.
+  // Memory is measured with malloc's defaults, as users have them.
   if (!options.memory) keep_freed_memory();
   const examples::DefaultGroup group(options.backend);
   NoWarnings quiet;

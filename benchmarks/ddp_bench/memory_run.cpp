@@ -14,7 +14,7 @@
 namespace ddp_bench {
 namespace {
 
-// Makes the model, wraps it and trains, and fills in what depends on that.
+// Makes the model, wraps it and trains, and fills in the results.
 void train(
     const Options& options, const ddp::ProcessGroup& group, c10::Device device,
     MemoryResult& result) {
@@ -29,7 +29,7 @@ void train(
   for (int step = 0; step < options.warmup + options.iters; ++step) engine->step();
   result.peak = sampler.stop();
   for (const auto& p : engine->parameters()) result.bytes += static_cast<int64_t>(p.nbytes());
-  // A wrapper that ends uses the store, which is in rank 0's process.
+  // The destructor of a wrapper uses the store, which is in rank 0's process.
   ddp::barrier(group);
 }
 

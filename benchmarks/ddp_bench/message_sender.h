@@ -6,15 +6,15 @@
 
 namespace ddp_bench {
 
-/// Sends messages of a step's sizes while nothing is computed.
+/// Sends messages of a step's sizes without any computation.
 class MessageSender {
  public:
   MessageSender(ddp::ProcessGroup group, c10::Device device);
 
-  /// Sums zeros over the ranks in messages of those sizes: all at once, as buckets would leave if
-  /// computing took no time, or one by one.
+  /// Sums zeros over the ranks in messages of those sizes: all at once, as buckets would be
+  /// launched if computing took no time, or one by one.
   ///
-  /// \return milliseconds until the last one has come.
+  /// \return milliseconds until the last message is complete.
   ///
   /// Collective: yes.
   double send(const Messages& messages);

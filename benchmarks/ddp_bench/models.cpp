@@ -47,7 +47,7 @@ std::shared_ptr<Net> make_small_params() {
   return std::make_shared<Layers>(layers);
 }
 
-// The example's, without dropout: modes that take turns would draw different masks.
+// The example's net, without dropout: modes that take turns would draw different masks.
 class Mnist : public Net {
  public:
   Mnist() : net_(register_module("net", mnist::Net(mnist::Dropout{0, 0}))) {}
@@ -94,8 +94,8 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// LibTorch and Python draw the same numbers only where both are told to in so many words. Weights
-// of norms stay 1.
+// Draws all parameters explicitly: the default initializations of LibTorch and Python draw
+// different numbers. Weights of norms stay 1.
 void initialize(Net& net, int64_t seed) {
   const at::NoGradGuard no_grad;
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);

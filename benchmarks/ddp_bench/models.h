@@ -16,7 +16,7 @@ class Net : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-/// All that a step needs beside a way to average gradients.
+/// The parts of a step that do not depend on how gradients are averaged.
 struct Task {
   std::shared_ptr<Net> net;
   at::Tensor input;
@@ -27,11 +27,11 @@ struct Task {
 /// "mnist", "mlp", ...
 std::vector<std::string> model_names();
 
-/// Where and in what a task is computed.
+/// The device, dtype and batch size of a task.
 struct TaskOptions {
   c10::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;  // of parameters, and of data that are no whole numbers
-  int64_t batch = 1;                  // times the samples that the model comes with
+  at::ScalarType dtype = at::kFloat;  // of parameters, and of data that are not integers
+  int64_t batch = 1;                  // factor of the model's own batch size
 };
 
 /// The model with that name, and one batch of random data, the same in every step.

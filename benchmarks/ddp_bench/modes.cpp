@@ -22,7 +22,7 @@ const std::vector<Mode>& modes() {
       {"ddp_unused", "with find_unused_parameters", true, true},
       {"ddp_static", "with static_graph", true, true},
       {"ddp_step", "with step_in_backward", true, true},
-      // Seven steps to measure, and then as the others.
+      // The tuner measures seven steps; then the same as the other modes.
       {"ddp_tuned", "with bucket_cap_mb(kTuneBucketCap)", true, false, 10}};
   return all;
 }

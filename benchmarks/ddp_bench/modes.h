@@ -10,16 +10,16 @@
 
 namespace ddp_bench {
 
-/// A way to train, by the name that the command line knows.
+/// A way to train, with its name on the command line.
 struct Mode {
   std::string name;
   std::string help;
   bool communicates = true;
-  bool has_buckets = false;  // whose size can be told
+  bool has_buckets = false;  // whose size the command line may set
   int fewest_warmup = 3;     // static_graph counts in the first step, rebuilds before the third
 };
 
-/// The mode that sends nothing: what the others' compute_ms is.
+/// The mode that sends nothing: its time is the others' compute_ms.
 inline constexpr const char* kNone = "none";
 
 const std::vector<Mode>& modes();
@@ -27,7 +27,7 @@ const std::vector<Mode>& modes();
 /// \throws c10::ValueError  for a name that no mode has.
 const Mode& find_mode(const std::string& name);
 
-/// What the mode makes of the options for a wrapper: "ddp_view" adds gradient_as_bucket_view, ...
+/// The options for a wrapper with the mode's own: "ddp_view" adds gradient_as_bucket_view, ...
 ddp::DistributedDataParallelOptions options_of_mode(
     const std::string& mode, ddp::DistributedDataParallelOptions options);
 

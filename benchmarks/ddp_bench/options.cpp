@@ -34,7 +34,7 @@ std::string details() {
          "  ddprun -n 2 ddp_bench --model mlp --modes none,c10d,ddp --iters 20 --rounds 5\n";
 }
 
-// CLI11's own check for positive numbers lets nan and inf pass.
+// CLI11's own check for positive numbers accepts nan and inf.
 const CLI::Validator kMebibytes(
     [](const std::string& text) {
       double value = 0;
@@ -85,7 +85,7 @@ void add_measurement(CLI::App& app, Options& options) {
       "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
 }
 
-// What the wrapper's options are called there.
+// The command-line names of the wrapper's options.
 struct WrapperFlags {
   std::optional<double> cap;
   std::vector<double> caps;

@@ -14,7 +14,7 @@
 
 namespace ddp_bench {
 
-/// What the command line chooses; every rank gets the same.
+/// The options of the command line; the same on every rank.
 struct Options {
   std::string model = "mlp";
   std::vector<std::string> modes = {"none", "c10d", "ddp"};
@@ -25,11 +25,11 @@ struct Options {
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice; with nccl the ranks are on GPUs
   at::ScalarType dtype = at::kFloat;
-  int64_t batch = 1;          // times the samples that the model comes with
+  int64_t batch = 1;          // factor of the model's own batch size
   std::vector<double> sweep;  // bucket_cap_mb, one after the other; empty: as in `wrapper`
   ddp::DistributedDataParallelOptions wrapper;  // without a group
-  std::string timeline;                         // a file for a step's; empty: none
-  bool memory = false;                          // watch the memory of one mode, time nothing
+  std::string timeline;                         // the file for a step's timeline; empty: none
+  bool memory = false;                          // measure the memory of one mode, and no times
 };
 
 using examples::UsageError;

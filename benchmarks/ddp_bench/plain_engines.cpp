@@ -16,7 +16,7 @@ class PlainEngine : public Engine {
  protected:
   const ddp::ProcessGroup& group() const { return group_; }
 
-  // As the reducers do: divides first.
+  // Divides first, as the reducers do.
   void average(at::Tensor& gradient) {
     gradient.div_(group_->getSize());
     ddp::all_reduce(gradient, c10d::ReduceOp::SUM, group_);
@@ -33,7 +33,7 @@ class None : public PlainEngine {
 
  protected:
   void after_backward() override {
-    // One rank has no peer to wait for, and NCCL's barrier for the device.
+    // One rank has no peer to wait for, and NCCL's barrier would wait for the device.
     if (group()->getSize() > 1) ddp::barrier(group());
   }
 };

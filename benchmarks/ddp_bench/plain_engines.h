@@ -8,13 +8,13 @@
 
 namespace ddp_bench {
 
-// Training loops without a reducer. None of them overlaps anything.
+// Training loops without a reducer. None of them overlaps communication with computation.
 
-/// Sends no gradients, and waits for the other ranks where they would be sent: the compute that
-/// the other modes are measured against.
+/// Sends no gradients, but waits for the other ranks at that point: the compute time with which
+/// other modes are compared.
 std::unique_ptr<Engine> make_none(Task task, const ddp::ProcessGroup& group);
 
-/// Averages one gradient after the other.
+/// Averages the gradients one by one.
 std::unique_ptr<Engine> make_naive(Task task, const ddp::ProcessGroup& group);
 
 /// Copies all gradients together, averages that, and copies them back.

@@ -7,7 +7,7 @@ namespace ddp_bench {
 namespace {
 
 std::string number(double value, const char* format) {
-  if (!std::isfinite(value)) return "null";  // JSON has no other word for it
+  if (!std::isfinite(value)) return "null";  // JSON has no NaN or infinity
   char text[64];
   std::snprintf(text, sizeof text, format, value);
   return text;

@@ -9,14 +9,14 @@
 
 namespace ddp_bench {
 
-/// Of all threads of a rank; the mean of the ranks.
+/// CPU time of all threads of a rank; the mean of the ranks.
 struct CpuTime {
   double ms = 0;
   PairedRatio ratio;  // to mode `none`
 };
 
-/// What one mode came to; benchmarks/README.md says how each number is made. Times are of a step,
-/// in milliseconds.
+/// The results of one mode; benchmarks/README.md defines each number. Times are of a step, in
+/// milliseconds.
 struct Result {
   std::string model;
   std::string mode;
@@ -35,7 +35,7 @@ struct Result {
   double checksum = 0;
 };
 
-/// How much memory one mode took, alone in its processes.
+/// The memory of one mode, which ran alone in its processes.
 struct MemoryResult {
   std::string model;
   std::string mode;

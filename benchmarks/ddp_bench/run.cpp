@@ -36,7 +36,7 @@ class Benchmark {
     return wrapper.process_group(group_);
   }
 
-  /// Those that were asked for, in their order; `none` first where it was not asked for.
+  /// The requested modes, in their order; `none` first where it was not requested.
   std::vector<Contestant> contestants() const {
     std::vector<Contestant> all;
     if (!asked_for_none()) all.push_back(contestant(kNone, {}));
@@ -51,7 +51,7 @@ class Benchmark {
   }
 
   std::string check(const std::vector<Contestant>& contestants) const {
-    // The order in which two numbers are added makes no difference; a GPU's kernels may.
+    // Two ranks' sums do not depend on the order; a GPU's kernels may add in any order.
     const auto agreement = !device_.is_cpu()        ? Agreement::OnGpu
                            : group_->getSize() <= 2 ? Agreement::Bitwise
                                                     : Agreement::Rounded;
@@ -138,7 +138,7 @@ void run(const Options& options, const ddp::ProcessGroup& group, std::ostream& o
     out.flush();
   }
   const auto disagreement = benchmark.check(contestants);
-  // A wrapper that ends uses the store, which is in rank 0's process.
+  // The destructor of a wrapper uses the store, which is in rank 0's process.
   contestants.clear();
   ddp::barrier(group);
   TORCH_CHECK(disagreement.empty(), disagreement);

@@ -8,8 +8,8 @@
 
 namespace ddp_bench {
 
-/// Measures, checks, and on rank 0 writes a line for each mode: the program after its command
-/// line.
+/// Runs the program for a parsed command line: measures, checks, and on rank 0 writes a line for
+/// each mode.
 ///
 /// \throws c10::Error  when modes or ranks ended with different parameters, after the lines; when
 ///         the timeline cannot be written, before the measurement.

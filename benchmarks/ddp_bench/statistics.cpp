@@ -9,9 +9,9 @@
 namespace ddp_bench {
 namespace {
 
-constexpr double kLeftOut = 0.05;  // of all cases, by a confidence interval
+constexpr double kLeftOut = 0.05;  // share of cases in which the interval misses the median
 
-// Of `heads` in so many tosses of a coin.
+// The probability of `heads` heads in `tosses` tosses of a coin.
 double chance_of_heads(size_t tosses, size_t heads) {
   const auto all = static_cast<double>(tosses);
   const auto some = static_cast<double>(heads);
@@ -41,7 +41,7 @@ std::optional<Interval> median_interval(std::vector<double> values) {
   const size_t count = values.size();
   if (count < kFewestForInterval) return std::nullopt;
   std::sort(values.begin(), values.end());
-  // The chance that at most `low` of the values lie below the median.
+  // The probability that at most `low` of the values lie below the median.
   size_t low = 0;
   double chance = 0;
   while ((chance += chance_of_heads(count, low)) <= kLeftOut / 2) ++low;

@@ -10,7 +10,7 @@
 
 namespace ddp_bench {
 
-/// Something that took time in a step.
+/// One timed part of a step.
 struct Span {
   std::string track;  // "compute" or "communication"
   std::string name;   // "forward", "bucket 3"
@@ -19,13 +19,12 @@ struct Span {
   int64_t bytes = 0;  // that it sent
 };
 
-/// What one step of mode ddp did when, on this rank, from the start of the step on: forward,
-/// backward (to the last gradient's average) and optimizer, and each bucket's way from its launch
-/// to its average, in launch order.
+/// The spans of one step of mode ddp on this rank, since the start of the step: forward, backward
+/// (to the last gradient's average) and optimizer, and for each bucket, in launch order, from its
+/// launch to its average.
 ///
-/// The times of buckets are the wrapper's own, from its `stats()`: it takes those of every step
-/// (for which it waits for a device), and is otherwise as `options` have it. The step follows
-/// `warmup` others.
+/// The times of buckets are the wrapper's own, from its `stats()`: it samples every step (so it
+/// waits for a device), and otherwise obeys `options`. The step follows `warmup` others.
 ///
 /// Collective: yes.
 std::vector<Span> record_step(Task task, ddp::DistributedDataParallelOptions options, int warmup);

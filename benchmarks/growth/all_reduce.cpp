@@ -47,13 +47,13 @@ class Sweep {
  private:
   void time_all_reduce(const std::string& what, at::Tensor tensor) const {
     check_sum(tensor);
-    tensor.zero_();  // sums of anything else would grow
+    tensor.zero_();  // sums of other values would grow with each repetition
     time(what, tensor.nbytes(), [&] { ddp::all_reduce(tensor, c10d::ReduceOp::SUM, group_); });
   }
 
   void time_memcpy(int64_t elements) const {
     const auto from = at::ones({elements}, at::kFloat);
-    const auto to = at::zeros({elements}, at::kFloat).fill_(2);  // has its pages
+    const auto to = at::zeros({elements}, at::kFloat).fill_(2);  // so that its pages exist
     time("memcpy", to.nbytes(), [&] {
       std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
     });

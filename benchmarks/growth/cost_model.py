@@ -1,6 +1,6 @@
-"""What a data-parallel step costs, on paper: pure functions, in seconds and bytes.
+"""A cost model of a data-parallel step: pure functions, in seconds and bytes.
 
-An all-reduce of n bytes over p ranks is made of messages, each of which takes alpha + beta * bytes
+An all-reduce of n bytes over p ranks consists of messages, each of which takes alpha + beta * bytes
 (Hockney's model). Sums are counted in beta. Sources:
 
 - ring, halving and doubling, recursive doubling: Thakur, Rabenseifner, Gropp, "Optimization of
@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 MIB = 1 << 20
-# The library's: of the first bucket and of the others, where bucket_cap_mb is not set.
+# The library's caps of the first bucket and of the others, where bucket_cap_mb is not set.
 DEFAULT_CAPS = (1 * MIB, 25 * MIB)
 
 
@@ -43,7 +43,7 @@ def halving_doubling(size, ranks, link):
 
 
 def two_trees(size, ranks, link):
-    """Each carries half of the bytes up and down, in chunks of the best size.
+    """Two trees: each carries half of the bytes up and down, in chunks of the best size.
 
     A tree of depth d passes k chunks in 2 d + 2 (k - 1) rounds, of which each takes
     alpha + size / k * beta; the k that minimizes that is sqrt((d - 1) size beta / alpha).
@@ -62,7 +62,7 @@ ALGORITHMS = {
 
 
 def solve(matrix, right):
-    """The solution of a small system of linear equations; None where it has no single one."""
+    """The solution of a small system of linear equations; None where it is not unique."""
     rows = [list(row) + [value] for row, value in zip(matrix, right)]
     size = len(rows)
     for column in range(size):
@@ -80,8 +80,8 @@ def solve(matrix, right):
 def fit_relative(terms, values):
     """Coefficients, none below 0, for which sum(terms * coefficients) is nearest to the values.
 
-    Nearest relative to each value, so that microseconds count as much as seconds. A term that would
-    need a coefficient below 0 is left out.
+    Distances are relative to each value, so that microseconds count as much as seconds. A term that
+    would need a coefficient below 0 is left out.
     """
     # The columns differ by ten orders of magnitude: bytes beside ones.
     count = len(terms[0])
@@ -110,14 +110,14 @@ def fit_line(points):
 
 
 def fit_all_reduce(points):
-    """The link of which (bytes, seconds) are all-reduces between two ranks: 2 alpha + n beta."""
+    """Fits a link to (bytes, seconds) of all-reduces between two ranks: 2 alpha + n beta."""
     alpha, beta = fit_relative([(2, size) for size, _ in points], [time for _, time in points])
     return Link(alpha, beta)
 
 
 @dataclass(frozen=True)
 class Wires:
-    """Links of any rate, between hosts that take a while for each byte themselves."""
+    """Links of any rate, between hosts that need processor time for each byte."""
 
     alpha: float
     wire: float  # bytes on the wire for each byte of payload
@@ -127,15 +127,16 @@ class Wires:
         return self.wire * 8e-9 / gigabits >= self.host
 
     def link(self, gigabits):
-        """Hosts and wire work at the same time, so the slower one counts."""
+        """Hosts and wire work at the same time, so the slower one sets the time."""
         return Link(self.alpha, max(self.wire * 8e-9 / gigabits, self.host))
 
 
 def fit_wires(points, host):
-    """Of (Gbit/s, bytes, seconds), all-reduces between two ranks.
+    """Fits wires to (Gbit/s, bytes, seconds) of all-reduces between two ranks.
 
-    host: what a byte takes where there is no wire, between two processes of one host. Links on which
-    it takes less than twice that are left out, unless there are no others: their hosts are seen too.
+    host: seconds a byte without a wire, between two processes of one host. Links on which a byte
+    takes less than twice that are left out, unless there are no others: there the hosts add to the
+    measured time.
     """
     points = [one for one in points if 8e-9 / one[0] >= 2 * host] or points
     terms = [(2, size * 8e-9 / rate) for rate, size, _ in points]
@@ -155,14 +156,14 @@ class Profile:
         return self.gradients[-1][1]
 
     def scaled(self, step):
-        """As on a machine where the step takes that long."""
+        """The same profile on a machine where the step takes that long."""
         factor = step / self.step
         gradients = tuple((size, ready * factor) for size, ready in self.gradients)
         return Profile(self.forward * factor, step, gradients)
 
 
 def plan(gradients, caps):
-    """(bytes, when its last gradient is ready) of each bucket: one closes once it has its cap."""
+    """(bytes, when its last gradient is ready) of each bucket, which closes when it reaches its cap."""
     buckets, filled = [], 0
     for size, ready in gradients:
         filled += size
@@ -178,16 +179,16 @@ def plan(gradients, caps):
 class Step:
     time: float
     communication: float  # all buckets, one after the other
-    overlapped: float  # bytes that were under way during backward
+    overlapped: float  # bytes that were sent during backward
     last: float  # the last bucket's all-reduce
     queued: float  # how long the last bucket waited for the one before
 
 
 def step(profile, caps, all_reduce, taken=0.0):
-    """Lays all-reduces, one at a time and in the order of the buckets, over the backward pass.
+    """Adds all-reduces, one at a time and in the order of the buckets, to the backward pass.
 
-    all_reduce: seconds of one of so many bytes. taken: seconds that a byte under way takes from
-    backward, where sending and computing share a core: Wires.host.
+    all_reduce: seconds of an all-reduce of so many bytes. taken: seconds by which sending a byte
+    delays backward, where both share a core: Wires.host.
     """
     wire_free, communication, overlapped = 0.0, 0.0, 0.0
     end = profile.backward_end
@@ -207,7 +208,7 @@ NEGLIGIBLE = 0.02  # of a step: exposed communication that no measurement tells 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a step over so many ranks, with the best algorithm and bucket cap of those tried."""
+    """The cost of a step, with the best algorithm and bucket cap of those tried."""
 
     time: float
     compute: float
@@ -221,12 +222,12 @@ class Cost:
 
 
 def limit_of(profile, cost, latency_share):
-    """What a step would have to be rid of to become faster.
+    """Names what limits the speed of a step.
 
-    compute: communication is hidden. last bucket: that one alone is exposed, the wire was free for
-    it. overlap: the wire is fast enough for a step, but still busy with what came before when the
-    last bucket is ready. latency, bandwidth: messages take longer than the whole computation, most
-    of it for their number or for their bytes.
+    compute: communication is hidden. last bucket: only that one is exposed, the wire was free for
+    it. overlap: the wire is fast enough for a step, but still busy with earlier buckets when the
+    last one is ready. latency, bandwidth: messages take longer than the whole computation, mostly
+    because of their number or of their bytes.
     """
     if cost.time <= (1 + NEGLIGIBLE) * profile.step:
         return "compute"
@@ -237,7 +238,8 @@ def limit_of(profile, cost, latency_share):
     return "overlap" if cost.queued > cost.last else "last bucket"
 
 
-# Of NCCL. Halving and doubling is the cheapest on paper; its partners change with every message.
+# NCCL's algorithms. Halving and doubling is cheaper in this model, but NCCL does not have it: its
+# partners change with every message.
 IN_USE = ("ring", "two trees")
 
 
@@ -259,7 +261,7 @@ def best_step(profile, ranks, link, caps_mib=(1, 2, 5, 10, 25, 50, 100), algorit
 
 
 def uniform_profile(parameters, bytes_each, layers, forward, backward):
-    """A model of equal layers, whose gradients come at even distances through backward."""
+    """A model of equal layers, whose gradients are ready at equal distances during backward."""
     size = parameters * bytes_each // layers
     gradients = tuple((size, forward + backward * (i + 1) / layers) for i in range(layers))
     return Profile(forward, forward + backward, gradients)

@@ -38,7 +38,7 @@ bool sums_right(const World& world, std::vector<float>& values) {
 bool measure(const World& world, double seconds, int64_t bytes) {
   std::vector<float> values(static_cast<size_t>(bytes) / sizeof(float));
   if (!sums_right(world, values)) return false;
-  std::fill(values.begin(), values.end(), 0.0F);  // sums of anything else would grow
+  std::fill(values.begin(), values.end(), 0.0F);  // sums of other values would grow
   const auto operation = [&] { sum_in_place(values); };
   operation();
   double us = growth::microseconds_of(operation);
@@ -72,7 +72,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const int status = run(argc, argv);
-  // A rank that fails alone would leave the others waiting.
+  // Aborts all ranks: the others would wait for a rank that failed alone.
   if (status != EXIT_SUCCESS) MPI_Abort(MPI_COMM_WORLD, status);
   MPI_Finalize();
   return status;

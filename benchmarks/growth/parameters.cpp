@@ -1,5 +1,5 @@
-// What a step costs beside a step without communication, by the number of parameters: all are tiny,
-// so nothing but the work for each parameter grows. `ddprun -n 2 growth_parameters`.
+// Measures the cost of a step above a step without communication, by the number of parameters: all
+// are tiny, so only the work for each parameter grows. `ddprun -n 2 growth_parameters`.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +21,7 @@
 namespace {
 
 constexpr int kElements = 16;  // of a parameter
-constexpr int kWarmup = 6;     // outlasts the rebuild of the buckets
+constexpr int kWarmup = 6;     // more steps than the rebuild of the buckets takes
 
 /// y = x * w_1 * w_2 * ...
 class Factors : public ddp_bench::Net {
@@ -46,12 +46,12 @@ at::Tensor sum_loss(const at::Tensor& output, const at::Tensor& /*target*/) { re
 ddp_bench::Task make_task(int count) {
   ddp_bench::Task task;
   task.net = std::make_shared<Factors>(count);
-  task.input = at::zeros({kElements});  // its gradients are zero, so that no factor moves
+  task.input = at::zeros({kElements});  // gradients are zero, so that the parameters do not change
   task.loss = sum_loss;
   return task;
 }
 
-/// Without the optimizer, whose time grows as well.
+/// The time of a step without the optimizer, whose time would grow with the parameters as well.
 double step_us(ddp_bench::Engine& engine) {
   const auto times = engine.step();
   return 1000 * ddp_bench::milliseconds(times.start, times.backward);
@@ -68,15 +68,16 @@ void measure(int count, int rounds, const std::vector<std::string>& modes) {
   std::vector<std::vector<double>> times(engines.size());
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < engines.size(); ++i) {
-      // Every other round in the opposite order: a neighbour's warm cache helps both ways.
+      // Every other round in the opposite order: a way gains from the caches that the one before
+      // warmed, and so both gain alike.
       const size_t at = round % 2 == 1 ? engines.size() - 1 - i : i;
-      engines[at]->step();  // caches hold another one's
+      engines[at]->step();  // not timed: the caches hold another engine's data
       ddp::barrier(group);
       times[at].push_back(step_us(*engines[at]));
     }
   }
   for (size_t i = 0; i < engines.size() && group->getRank() == 0; ++i) {
-    // Round by round: the machine's speed drifts by more than what is measured.
+    // Differences within a round: the machine's speed drifts by more than the measured difference.
     std::vector<double> above;
     for (int r = 0; r < rounds; ++r) above.push_back(times[i][r] - times[0][r]);
     std::printf(

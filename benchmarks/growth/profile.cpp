@@ -1,5 +1,5 @@
-// When each gradient of a model is ready, in a step that sends nothing: `ddprun -n 2 growth_profile
-// --model mlp`. The cost model (cost_model.py) lays communication over it.
+// Measures when each gradient of a model is ready, in a step that sends nothing: `ddprun -n 2
+// growth_profile --model mlp`. The cost model (cost_model.py) adds communication to it.
 #include <malloc.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace autograd = torch::autograd;
 
 constexpr int kWarmup = 3;
 
-/// Notes when autograd has accumulated a gradient.
+/// Records when autograd has accumulated a gradient.
 class ReadyHook : public autograd::FunctionPostHook {
  public:
   explicit ReadyHook(Clock::time_point& ready) : ready_(ready) {}
@@ -72,7 +72,8 @@ class Profile {
     }
   }
 
-  /// One line of JSON; gradients, of bytes and milliseconds from the start of the step, by time.
+  /// One line of JSON. Its gradients are pairs of bytes and milliseconds since the start of the
+  /// step, sorted by time.
   void print(const std::string& model) const {
     std::vector<std::pair<double, size_t>> order;
     for (size_t i = 0; i < ready_ms_.size(); ++i) {
@@ -114,7 +115,8 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
-  // As ddp_bench: gradients come and go, and page faults would take longer than what is measured.
+  // As ddp_bench: every step frees and allocates gradients, and page faults would take longer than
+  // the measured work.
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, -1);
   at::set_num_threads(1);

@@ -27,12 +27,12 @@ inline double microseconds_of(const std::function<void()>& operation) {
       .count();
 }
 
-/// How many repetitions fill the time, as rank 0 shall tell the other ranks: 3 to 2000.
+/// The number of repetitions that fill the time, 3 to 2000; the caller broadcasts rank 0's.
 inline int repetitions_for(double seconds, double us_of_one) {
   return static_cast<int>(std::clamp(seconds * 1e6 / std::max(us_of_one, 0.01), 3.0, 2000.0));
 }
 
-/// Runs the operation that many times, back to back.
+/// Runs the operation `repetitions` times, back to back.
 inline Times repeat(int repetitions, const std::function<void()>& operation) {
   Times times;
   for (int i = 0; i < repetitions; ++i) times.sorted.push_back(microseconds_of(operation));

@@ -1,5 +1,5 @@
-// What saving costs the training steps: without saves, in the step that saves, and while a
-// checkpoint is written. Run it alone or under ddprun.
+// Measures the cost of saving for the training steps: without saves, in the step that saves, and
+// while a checkpoint is written. Run it alone or under ddprun.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -37,12 +37,12 @@ torch::nn::Sequential make_checkpointed_net(const CheckpointSizes& sizes) {
   return net;
 }
 
-/// Milliseconds.
+/// Times in milliseconds.
 struct CheckpointTimes {
   std::vector<double> plain;    // steps while nothing is written
-  std::vector<double> writing;  // steps while a checkpoint is
+  std::vector<double> writing;  // steps while a checkpoint is written
   std::vector<double> save;     // calls of save()
-  std::vector<double> named;    // from save() until the checkpoint had its name
+  std::vector<double> named;    // from save() until the checkpoint had its final name
 };
 
 CheckpointTimes measure_checkpoint(const CheckpointSizes& sizes) {

@@ -1,4 +1,5 @@
-// A step with each communication hook, and what it sends. Over a slow link is where hooks are for:
+// Measures a step with each communication hook, and the bytes that it sends. Hooks are meant for a
+// slow link:
 //
 //     scripts/bench_link.sh --hooks 1
 #include <cstdio>
@@ -19,7 +20,7 @@ namespace {
 
 namespace hooks = ddp::hooks;
 
-/// What this host has sent so far over the interface that Gloo was told to use; 0 without one.
+/// Megabytes sent so far over the interface in GLOO_SOCKET_IFNAME; 0 where it is not set.
 double sent_megabytes() {
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   if (!interface) return 0;
@@ -49,7 +50,7 @@ std::vector<std::pair<std::string, ddp::CommHook>> all_hooks() {
 void measure_hooks(int64_t layers, int64_t width, int rounds) {
   const auto input = torch::randn({8, width});
   const auto kinds = all_hooks();
-  std::vector<std::vector<double>> megabytes(kinds.size());  // of every round
+  std::vector<std::vector<double>> megabytes(kinds.size());  // by hook and round
   std::vector<benchmarks::Way> ways;
   for (size_t i = 0; i < kinds.size(); ++i) {
     ddp::DistributedDataParallel model(benchmarks::make_linear_layers(layers, width));
@@ -66,7 +67,7 @@ void measure_hooks(int64_t layers, int64_t width, int rounds) {
                       return took;
                     }});
   }
-  // The first rounds rebuild the buckets and begin to compress.
+  // In the first rounds the buckets are rebuilt, and compression starts.
   benchmarks::run_in_turns(ways, /*warm_up=*/3, rounds);
   if (ddp::get_rank() != 0) return;
   benchmarks::print_linear_layers(layers, width);

@@ -1,4 +1,4 @@
-// Several ways to do the same thing, measured in turns.
+// Measures several ways to do the same thing, in turns.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace benchmarks {
 
 struct Way {
   std::string name;
-  std::function<double()> run;      // does it once; returns how long that took
+  std::function<double()> run;      // runs it once; returns the time
   std::vector<double> times = {};   // of the counted rounds
   std::vector<double> ratios = {};  // to the first way's time, round by round
 };
@@ -29,8 +29,8 @@ double milliseconds(const Body& body) {
 
 /// Runs every way once a round; the first `warm_up` rounds do not count.
 ///
-/// Every second round goes in the opposite order, and ratios are taken within a round: the speed of
-/// a machine drifts, and what one way leaves in the caches helps the next.
+/// Every second round runs in the opposite order, because the data that one way leaves in the
+/// caches helps the next. Ratios are taken within a round, because the speed of a machine drifts.
 inline void run_in_turns(std::vector<Way>& ways, int warm_up, int rounds) {
   std::vector<double> now(ways.size());
   for (int round = -warm_up; round < rounds; ++round) {
@@ -46,7 +46,7 @@ inline void run_in_turns(std::vector<Way>& ways, int warm_up, int rounds) {
   }
 }
 
-/// A row a way: the medians of its times and of its ratios.
+/// Prints a row for each way: the medians of its times and of its ratios.
 inline void print_ways(
     const std::string& title, const std::string& unit, const std::vector<Way>& ways) {
   std::printf("%-34s %12s %10s\n", title.c_str(), unit.c_str(), "ratio");

@@ -1,4 +1,5 @@
-// What join() adds to a step when the inputs are even, beside what one tiny all-reduce takes.
+// Measures the time that join() adds to a step when the inputs are even, beside the time of one
+// tiny all-reduce.
 #include <cstdio>
 #include <vector>
 

@@ -23,7 +23,7 @@ inline torch::nn::Sequential make_linear_layers(int64_t layers, int64_t width) {
   return net;
 }
 
-/// The head of a table of such nets.
+/// The heading of a table of such nets.
 inline void print_linear_layers(int64_t layers, int64_t width) {
   std::printf(
       "%.1f million parameters, %d ranks\n",

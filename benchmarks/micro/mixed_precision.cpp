@@ -1,5 +1,5 @@
-// What an AutocastGuard and a GradScaler cost where they change nothing, and what bfloat16 gains
-// where matrix products take the time: by autocast, and by the wrapper's MixedPrecision. One
+// Measures the cost of an AutocastGuard and a GradScaler where they change nothing, and the gain of
+// bfloat16 where matrix products dominate: by autocast, and by the wrapper's MixedPrecision. One
 // process, one thread.
 #include <algorithm>
 #include <functional>
@@ -37,7 +37,7 @@ Task make_mlp(int64_t width, int64_t batch) {
   return task;
 }
 
-/// A step of a wrapped copy of the task's model, so that the other ways do not meet its hooks.
+/// A step of a wrapped copy of the task's model, so that the other ways do not run its hooks.
 std::function<void()> wrapped_step(Task task) {
   task.net = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(task.net->clone());
   ddp::DistributedDataParallel model(
@@ -53,7 +53,7 @@ std::function<void()> wrapped_step(Task task) {
 }
 
 void measure_mixed_precision(const char* title, const Task& task, int steps, int rounds) {
-  // The ways share model and optimizer: none changes what a step costs.
+  // The ways share model and optimizer: none of them changes the cost of a step.
   torch::optim::SGD optimizer(task.net->parameters(), 1e-4);
   ddp::GradScaler scaler;
   const auto loss_of = [task] {

@@ -1,5 +1,5 @@
-// What prefetching is worth: training steps of a small network whose batches come out of a slow
-// transform, without a prefetching loader and with one of 1 and of 2 workers, which take turns.
+// Measures the gain from prefetching: training steps of a small network whose batches need a slow
+// transform, without a prefetching loader and with one of 1 and of 2 workers, in turns.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -21,13 +21,13 @@ using Batch = torch::data::Example<>;
 struct PrefetchSizes {
   int batch = 32;
   int image = 224;  // pixels a side, as stored
-  int crop = 64;    // as the network sees them
+  int crop = 64;    // pixels a side, as the network gets them
   int channels = 16;
   int steps = 30;
   int rounds = 9;
 };
 
-// Noise in bytes, as decoded images are; every batch is drawn anew from the same ones.
+// Random bytes, in the form of decoded images; every batch is drawn from the same images.
 struct Images : torch::data::datasets::BatchDataset<Images, Batch> {
   explicit Images(const PrefetchSizes& sizes)
       : count(static_cast<size_t>(sizes.batch) * sizes.steps),
@@ -89,7 +89,7 @@ class CropTraining {
   torch::optim::SGD optimizer_;
 };
 
-// Whole passes, with the start and the end of threads: milliseconds a step.
+// Milliseconds a step, over whole passes with the start and the end of threads.
 class Comparison {
  public:
   explicit Comparison(const PrefetchSizes& sizes)
@@ -160,7 +160,7 @@ void measure_prefetch(const PrefetchSizes& sizes) {
   };
   benchmarks::run_in_turns(ways, /*warm_up=*/1, sizes.rounds);
 
-  // Round by round: the machine's speed drifts between them.
+  // Ratios within a round: the machine's speed drifts between rounds.
   const auto ratio = [&](const auto& of, const auto& to) {
     std::vector<double> ratios;
     for (int round = 0; round < sizes.rounds; ++round) ratios.push_back(of(round) / to(round));

@@ -1,5 +1,5 @@
-// What a Profiler costs a training step, outside of its active steps and within. One process, one
-// thread.
+// Measures the cost of a Profiler for a training step, outside of its active steps and within. One
+// process, one thread.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -35,8 +35,8 @@ struct Training {
   }
 };
 
-/// Milliseconds a step of a block of steps; the state of `profiler`, which may be empty, stays as
-/// it is.
+/// Milliseconds a step, over a block of steps that does not change the state of `profiler`, which
+/// may be empty.
 double block_ms(Training& training, int steps, ddp::Profiler* profiler) {
   training.step();
   return benchmarks::milliseconds([&] {
@@ -58,7 +58,7 @@ benchmarks::Way with_profiler(
           }};
 }
 
-/// The mean time of `call`, for calls of nanoseconds.
+/// The mean time of `call`, for calls that take only nanoseconds.
 template <typename Call>
 void print_nanoseconds(const char* name, const Call& call) {
   constexpr int kCalls = 1'000'000;

@@ -1,5 +1,5 @@
-// What activation checkpointing adds to a step, which computes forward twice. One process, one
-// thread.
+// Measures the time that activation checkpointing adds to a step: it computes forward twice. One
+// process, one thread.
 #include <vector>
 
 #include <ddp/activation_checkpoint.h>

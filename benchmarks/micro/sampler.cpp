@@ -1,5 +1,5 @@
-// What it costs to begin an epoch: DistributedSampler::reset against the randperm it cannot do
-// without, in time and in memory.
+// Measures the cost of beginning an epoch, in time and in memory: DistributedSampler::reset beside
+// the randperm that it needs in any case.
 #include <malloc.h>
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace {
 
 double mebibytes(double bytes) { return bytes / (1 << 20); }
 
-/// A field of /proc/self/status in MiB: VmRSS is what the process holds, VmHWM the most it held.
+/// A field of /proc/self/status in MiB: VmRSS is the current resident memory, VmHWM its peak.
 double memory(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -32,7 +32,7 @@ double memory(const std::string& field) {
   return 0;
 }
 
-// VmHWM starts over from VmRSS.
+// Resets VmHWM to VmRSS.
 void forget_peak() {
   malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << 5;

@@ -1,9 +1,9 @@
-// What ranks that wait for a late one ask of the store.
+// Counts the requests to the store by ranks that wait for a late one.
 //
 //     ddprun -n 8 micro store
 //
-// In each step the last rank is late. Every rank counts its requests to the store that it takes
-// part in a training step with; rank 0 prints the sum. The store is a TCPStore in rank 0's process.
+// In each training step the last rank is late. Every rank counts its requests to the store during
+// the step; rank 0 prints the sum. The store is a TCPStore in rank 0's process.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +31,7 @@ using Bytes = std::vector<uint8_t>;
 using Count = std::shared_ptr<std::atomic<int64_t>>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// Counts requests, its clones' included.
+/// Counts its own requests and those of its clones.
 class CountingStore : public c10d::Store {
  public:
   CountingStore(StorePtr store, Count count)
@@ -96,7 +96,7 @@ void measure_store(double late, int steps) {
   {
     ddp::DistributedDataParallel model(torch::nn::Linear(8, 8));
     const auto step = [&] { model->forward(torch::ones({1, 8})).sum().backward(); };
-    for (int i = 0; i < 3; ++i) step();  // the buckets are rebuilt
+    for (int i = 0; i < 3; ++i) step();  // until the buckets are rebuilt
     ddp::barrier();
     *count = 0;
     const auto seconds = 1e-3 * benchmarks::milliseconds([&] {

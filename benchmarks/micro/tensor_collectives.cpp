@@ -1,4 +1,4 @@
-// The collectives of one tensor into one tensor, through shared memory and through Gloo in turns.
+// Times the collectives from one tensor into one tensor, over shared memory and over Gloo in turns.
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -46,7 +46,7 @@ benchmarks::Way over(
   auto part = at::ones({part_numel});
   auto whole = at::ones({part_numel * group->getSize()});
   return {name, [collective, group, calls, part, whole]() mutable {
-            whole.fill_(1);  // or sums would grow
+            whole.fill_(1);  // sums would grow otherwise
             part.fill_(1);
             ddp::barrier(group);
             return 1000 / calls * benchmarks::milliseconds([&] {

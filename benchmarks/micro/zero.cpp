@@ -1,5 +1,5 @@
-// What dividing the optimizer's state among the ranks gains, or costs, a step: the wrapper with a
-// whole AdamW beside ZeroRedundancyOptimizer.
+// Measures how dividing the optimizer's state among the ranks changes the time of a step: compares
+// the wrapper with a whole AdamW with ZeroRedundancyOptimizer.
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,7 +18,7 @@ namespace {
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
-/// Steps of a model and an optimizer of its own.
+/// Steps a model with an optimizer of its own.
 benchmarks::Way make_sharded_way(
     const std::string& name, int64_t layers, int64_t width, const at::Tensor& input,
     const ddp::ZeroOptions* zero) {
@@ -55,7 +55,7 @@ void measure_zero(int64_t layers, int64_t width, int64_t batch, int rounds) {
   for (const auto& [name, zero] : sharded) {
     ways.push_back(make_sharded_way(name, layers, width, input, &zero));
   }
-  benchmarks::run_in_turns(ways, /*warm_up=*/2, rounds);  // the first ones make the states
+  benchmarks::run_in_turns(ways, /*warm_up=*/2, rounds);  // the first rounds make the states
   if (ddp::get_rank() != 0) return;
   benchmarks::print_linear_layers(layers, width);
   benchmarks::print_ways("", "ms a step", ways);

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 
-# NumPy is not needed, and torch would say on every rank that it is not there.
+# torch would warn on every rank that NumPy is missing, which is not needed here.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 if os.environ.get("RANK", "0") != "0":  # other ranks' warnings say the same as rank 0's
     warnings.simplefilter("ignore")
@@ -40,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def device_of(options):
-    """As ddp_bench: with NCCL a rank trains on the GPU that is its own."""
+    """As ddp_bench: with NCCL each rank trains on its own GPU."""
     if options.backend != "nccl":
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -97,7 +97,7 @@ class Contestant:
         self.optimizer.zero_grad()
 
     def bucket_elements(self):
-        """Of the buckets in use, once they have been rebuilt; in float."""
+        """The sizes of the buckets after the rebuild, in floats."""
         if not self.communicates:
             return []
         data = self.net._get_ddp_logging_data()
@@ -109,7 +109,7 @@ class Contestant:
 
 
 class MessageSender:
-    """Sends messages of a step's sizes while nothing is computed."""
+    """Sends messages of a step's sizes without any computation."""
 
     def __init__(self, device):
         self.memory = torch.zeros(0, device=device)
@@ -186,7 +186,7 @@ def ranks_unlike_first(parameters):
 
 
 def disagreement(contestants):
-    """Says which mode or rank ended with different parameters, as ddp_bench does, or None."""
+    """Names the mode or rank that ended with different parameters, as ddp_bench does, or None."""
     contestants = [contestant for contestant in contestants if contestant.communicates]
     for contestant in contestants:
         if not math.isfinite(checksum(contestant.parameters())):
@@ -197,7 +197,7 @@ def disagreement(contestants):
                 f"mode {contestant.label()}: expected the same parameters on all ranks, got others "
                 f"than rank 0's on {ranks}."
             )
-    # The order of a sum of two makes no difference; a GPU's kernels add in any order.
+    # Two ranks' sums do not depend on the order; a GPU's kernels add in any order.
     bitwise = dist.get_world_size() <= 2 and contestants and contestants[0].device.type == "cpu"
     for contestant in contestants[1:] if bitwise else []:
         if not all(map(torch.equal, contestant.parameters(), contestants[0].parameters())):
@@ -263,7 +263,7 @@ def keep_freed_memory():
 
 
 def run(options):
-    """Returns what is wrong with the parameters in the end, or None."""
+    """Returns the error of the final parameters, or None."""
     keep_freed_memory()
     torch.set_num_threads(options.threads)
     contestants = make_contestants(options)
@@ -277,7 +277,7 @@ def run(options):
 
 
 def run_memory(options):
-    """Prints how much memory the one mode takes, with malloc as users have it."""
+    """Prints the memory of the one mode, with malloc's defaults, as users have them."""
     torch.set_num_threads(options.threads)
     sampler = MemorySampler()
     contestant = Contestant(options.modes[0], options, options.bucket_cap_mb)
@@ -350,8 +350,8 @@ def parse_options():
 def leave(status):
     """Ends the process, but not the interpreter.
 
-    Gloo's threads outlive the group, and take the GIL to drop a tensor. One that asks for it while
-    the interpreter ends is cut off, which aborts the process.
+    Gloo's threads outlive the group, and take the GIL to release a tensor. While the interpreter
+    ends, Python terminates a thread that takes the GIL, which aborts the process.
     """
     sys.stdout.flush()
     sys.stderr.flush()

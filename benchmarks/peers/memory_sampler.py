@@ -8,7 +8,7 @@ KINDS = {"Pss_Anon": "anonymous_bytes", "Pss_Shmem": "shared_bytes", "Pss_File":
 
 
 def parse_pss(smaps_rollup):
-    """The text of /proc/PID/smaps_rollup in bytes by kind; None when it does not tell all kinds."""
+    """Parses the text of /proc/PID/smaps_rollup: bytes by kind; None when a kind is missing."""
     kibibytes = dict(re.findall(r"^(\w+): *(\d+) kB$", smaps_rollup, re.MULTILINE))
     if not KINDS.keys() <= kibibytes.keys():
         return None
@@ -16,7 +16,7 @@ def parse_pss(smaps_rollup):
 
 
 def own_bytes(pss):
-    """What depends on the process alone: not the pages of libraries."""
+    """The memory that depends on the process alone, without the pages of libraries."""
     return pss["anonymous_bytes"] + pss["shared_bytes"]
 
 

@@ -122,8 +122,8 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.layers(embedded))).flatten(0, 1)
 
 
-# name: how to make it, shape of the input, whole numbers below what (0: normally distributed), and
-# the same two of the target
+# name: its factory, the shape of the input, the bound of its integers (0: normally distributed), and
+# the shape and bound of the target
 MODELS = {
     "mnist": (Mnist, (32, 1, 28, 28), 0, (32,), 10),
     "mlp": (mlp, (32, 2048), 0, (32, 2048), 0),
@@ -168,7 +168,7 @@ def draw(shape, bound, generator):
 def make_task(model, seed, rank, device="cpu", dtype=torch.float32, batch=1):
     """The parameters depend on the seed alone, the data on seed and rank.
 
-    batch: times the samples that the model comes with.
+    batch: factor of the model's own batch size.
     """
     make, input_shape, vocabulary, target_shape, classes = MODELS[model]
     net = make()

@@ -1,10 +1,10 @@
-"""What ddp_bench makes of its times (benchmarks/ddp_bench/statistics.h), in Python."""
+"""The statistics of ddp_bench (benchmarks/ddp_bench/statistics.h), in Python."""
 
 import math
 
 
 def quantile(values, q):
-    """The value that a share q of the values lies below, interpolated; 0.5 is the median."""
+    """The q quantile of the values, interpolated; 0.5 is the median."""
     values = sorted(values)
     place = q * (len(values) - 1)
     below = math.floor(place)
@@ -13,13 +13,13 @@ def quantile(values, q):
 
 
 def overlap(compute, comm, step):
-    """The share of the communication that a step hides behind its computation, from 0 to 1."""
+    """The share of the communication that overlaps with computation, from 0 to 1."""
     if not comm > 0:
         return 0.0
     return min(max((compute + comm - step) / comm, 0.0), 1.0)
 
 
-# With fewer values not even the smallest and the largest hold the median with 95% confidence.
+# With fewer values not even the interval from the smallest to the largest has 95% confidence.
 FEWEST_FOR_INTERVAL = 6
 LEFT_OUT = 0.05  # of all cases, by a confidence interval
 
@@ -38,6 +38,6 @@ def median_interval(values):
 
 
 def paired_ratio(values, base):
-    """What values[i] / base[i] have for a median, its interval, and these ratios themselves."""
+    """The median of values[i] / base[i], its interval, and the ratios themselves."""
     ratios = [value / one for value, one in zip(values, base)]
     return quantile(ratios, 0.5), median_interval(ratios), ratios

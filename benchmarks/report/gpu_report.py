@@ -1,4 +1,4 @@
-"""Prints the step times that scripts/gpu_check.sh measured, and how they do against their targets.
+"""Prints the step times that scripts/gpu_check.sh measured, and compares them with their targets.
 
 usage: gpu_report.py FOLDER
 
@@ -26,7 +26,7 @@ def read(folder):
 
 
 def added_ms(row):
-    """What a mode adds to a step of `none` in the same process."""
+    """The time that a mode adds to a step of `none` in the same process."""
     return (row.ratio() - 1) * row.median("compute_ms")
 
 

@@ -1,10 +1,10 @@
-"""Writes GROWTH.md and its pictures from what scripts/bench_growth.sh measured.
+"""Writes GROWTH.md and its pictures from the measurements of scripts/bench_growth.sh.
 
 usage: growth.py RESULTS_FOLDER OUTPUT_FOLDER
 
 RESULTS_FOLDER holds machine.txt and a folder for each section: collectives/*.jsonl,
 parameters/*.jsonl, ranks/*.jsonl, setup/*.jsonl, link_<rate>/*.jsonl with all_reduce/*.jsonl, and
-model/*.json; what is not there is left out.
+model/*.json; missing parts are left out.
 """
 
 import pathlib
@@ -252,7 +252,7 @@ def link_targets(lines):
 
 
 def link_tuning(rate, lines):
-    """Of each model: ddp_tuned's step beside that of the best size of the sweep."""
+    """For each model, ddp_tuned's step beside that of the best size of the sweep."""
     for model in tables.models_of(lines):
         records = [r for r in lines if r["model"] == model]
         swept = [r for r in tables.rows_of(records, model) if r.mode == "ddp" and r.cap is not None]

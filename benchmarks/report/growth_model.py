@@ -1,4 +1,4 @@
-"""The section of GROWTH.md that has the cost model: fitted, checked, and carried on."""
+"""The section of GROWTH.md with the cost model: fitted, checked, and extrapolated."""
 
 import json
 import pathlib
@@ -15,11 +15,11 @@ import cost_model
 RATES = (25, 100, 400)
 RANKS = tuple(8 << i for i in range(10))  # to 4096
 SHOWN_RANKS = (8, 64, 512, 4096)
-# Of the shaper of bench_link.sh, at least: a shorter message passes as if there were no wire.
+# At most the burst of bench_link.sh's traffic shaper: a shorter message is not slowed down by it.
 BURST = 256 << 10
-# Assumed, not measured: what a network adapter that reads and writes memory itself would do.
+# Assumed, not measured: the latency of a network adapter that reads and writes memory itself.
 ADAPTER_ALPHA = 10e-6
-# Assumed as well: a language model on a GPU, whose backward takes twice its forward.
+# Also assumed: a language model on a GPU, whose backward takes twice as long as its forward.
 LARGE = {
     "parameters": 1_000_000_000, "bytes": 2, "layers": 96, "tokens": 16384, "flops": 400e12,
 }
@@ -59,7 +59,7 @@ and nccl-tests' doc/PERFORMANCE.md for the ring's factor 2 (p - 1) / p."""
 
 @dataclass(frozen=True)
 class Measured:
-    """A step over a link."""
+    """A measured step over a link."""
 
     rate: float
     model: str
@@ -90,7 +90,7 @@ def read_profiles(folder):
 
 
 def read_all_reduces(results):
-    """(Gbit/s, bytes that the link is too slow for, seconds)."""
+    """(Gbit/s, bytes, seconds) of each all-reduce; 0 bytes where the shaper had no effect."""
     return [
         (rate, record["bytes"] if record["bytes"] > BURST else 0, record["us"] * 1e-6)
         for rate, folder in link_folders(results)
@@ -110,7 +110,7 @@ def read_steps(results, profiles):
 
 
 def host_seconds_a_byte(results):
-    """Of all-reduces over Gloo on one host, of 1 MiB or more as buckets are; None without any."""
+    """Fitted to all-reduces over Gloo on one host, of 1 MiB or more like buckets; None without any."""
     points = [
         (record["bytes"], record["us"] * 1e-6)
         for record in read_lines(results / "collectives")
@@ -122,7 +122,7 @@ def host_seconds_a_byte(results):
 
 
 def check(host, profiles, steps, all_reduces):
-    """Rows of the check: each rate's steps beside the model's, fitted without that rate; errors."""
+    """Rows that compare each rate's steps with a model fitted without that rate; and the errors."""
     rows, errors = [], []
     rates = sorted({s.rate for s in steps})
     for rate in rates if len(rates) > 1 else []:

@@ -32,7 +32,7 @@ class Page:
         self.parts.append(words)
 
     def paragraph(self, words):
-        """Of words that figures are put into, and so of any length."""
+        """Adds a paragraph; wraps it, because the figures in it change its length."""
         self.text(textwrap.fill(words, 104, break_long_words=False, break_on_hyphens=False))
 
     def picture(self, name, drawing, alternative):

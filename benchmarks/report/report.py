@@ -1,10 +1,10 @@
-"""Writes RESULTS.md and its pictures from what scripts/bench.sh and bench_link.sh measured.
+"""Writes RESULTS.md and its pictures from the measurements of scripts/bench.sh and bench_link.sh.
 
 usage: report.py RESULTS_FOLDER OUTPUT_FOLDER
 
 RESULTS_FOLDER holds steps/*.jsonl, sweep/*.jsonl, loopback/*.jsonl, link_<rate>/*.jsonl,
 memory/*.jsonl and overhead/*.txt (a file for each process, in memory/ for the processes of a pass),
-timeline/<model>.json, machine.txt and link_<rate>/rate.txt; what is not there is left out.
+timeline/<model>.json, machine.txt and link_<rate>/rate.txt; missing parts are left out.
 """
 
 import json

@@ -56,7 +56,7 @@ def ticks(low, high, steps):
 
 
 def linear_axis(values):
-    """(share of the height by value, ticks), with a margin on both sides, but not below 0."""
+    """(share of the height by value, ticks), with a margin on both sides, none below 0."""
     low, high = min(values), max(values)
     margin = (high - low) * 0.1 or high * 0.1 or 1
     low, high = max(0, low - margin), high + margin
@@ -64,7 +64,7 @@ def linear_axis(values):
 
 
 def logarithmic_axis(values):
-    """The same with equal distances for equal ratios; the values are above 0."""
+    """The same on a logarithmic scale; the values are above 0."""
     low = math.floor(math.log10(min(values)) + 1e-9)
     high = math.ceil(math.log10(max(values)) - 1e-9)
     high = max(high, low + 1)
@@ -119,7 +119,7 @@ def lanes_of(spans):
 def timeline(title, rows):
     """Draws one row for each (name, spans); a span is (label, start, end, color index), in ms.
 
-    Spans of a row that are under way at the same time lie in lanes, one above the other.
+    Overlapping spans of a row are drawn in lanes, one above the other.
     """
     width, left, right, top, row_height = 900, 150, 20, 40, 34
     height = top + row_height * len(rows) + 40

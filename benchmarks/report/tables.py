@@ -1,4 +1,4 @@
-"""Lines of ddp_bench and ddp_peer.py, and the tables made of them."""
+"""Reads the lines of ddp_bench and ddp_peer.py, and makes tables of them."""
 
 import json
 import pathlib
@@ -8,18 +8,18 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "peers"))
 from peer_statistics import FEWEST_FOR_INTERVAL, median_interval
 
-# What mode ddp shall come to at most: step_ms over compute_ms, two ranks on one host.
+# Limits of mode ddp: step_ms over compute_ms, two ranks on one host.
 TARGETS = {
     "mnist": 1.02, "mlp": 1.10, "small_params": 1.02, "resnet18": 1.02, "transformer": 1.02,
 }
-# On a link of 1 Gbit/s: over which field, and at most.
+# Limits on a link of 1 Gbit/s: the field to divide by, and the limit.
 LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("alone_ms", 1.05)}
-# What ddp_tuned shall come to at most, over the best bucket size of a sweep.
+# Limit of ddp_tuned's step, over that of the best bucket size of a sweep.
 TUNED_TARGET = 1.03
-FEWEST_SIZES = 3  # of a sweep that says which is best
-# What engines of reducer_overhead shall add to a step at most, in shares of what c10d's adds.
+FEWEST_SIZES = 3  # of a sweep whose best size is used as a reference
+# Limits of the time that engines of reducer_overhead add to a step, as shares of c10d's.
 OVERHEAD_TARGETS = {"ddp": 0.08, "ddp, unused": 0.15}
-# What modes shall take of memory at most above `none`, in bytes of the gradients.
+# Limit of the memory of modes above `none`, as a multiple of the gradients' bytes.
 MEMORY_TARGET = 1.1
 MEMORY_TARGET_MODES = ("ddp", "ddp_view")
 TUNED = "ddp_tuned"
@@ -28,15 +28,16 @@ MODE_ORDER = [
     "ddp_step", "ddp_tuned",
     "py_ddp", "py_ddp_view", "py_ddp_unused", "py_ddp_static",
 ]
-# Sums over millions of parameters, of which each was rounded in another order.
+# Largest relative difference of checksums: sums over millions of parameters, each rounded in another
+# order.
 SAME = 1e-6
 
 
 def read_lines(folder):
-    """All lines of a folder's files; a file is what one process printed.
+    """All lines of a folder's files; a file is the output of one process.
 
-    Their alone_ms is communication alone in that process: one all-reduce of all gradients, which is
-    what mode flat sends; None where flat did not run.
+    Sets alone_ms, the time of communication alone in that process: one all-reduce of all gradients,
+    as mode flat sends; None where flat did not run.
     """
     lines = []
     for path in sorted(pathlib.Path(folder).glob("*.jsonl")):
@@ -50,7 +51,7 @@ def read_lines(folder):
 
 
 def told_cap(record):
-    """The bucket size that a mode was given; ddp_tuned chooses one, and not the same every time."""
+    """The bucket size given to a mode; None for ddp_tuned, whose choice differs between runs."""
     return None if record["mode"] == TUNED else record.get("bucket_cap_mb")
 
 
@@ -66,7 +67,7 @@ class Row:
         return statistics.median(record[field] for record in self.records)
 
     def over_none(self, field="ratio"):
-        """To mode `none`, of the rounds of all processes: a median and its interval, or None.
+        """The ratio to mode `none` over the rounds of all processes: a median and its interval, or None.
 
         The field is "ratio" or "cpu_ratio".
         """
@@ -77,12 +78,12 @@ class Row:
         return self.over_none()[0]
 
     def over_alone(self):
-        """Of the step to communication alone in the same process; None where no process has both."""
+        """The ratio of the step to communication alone in one process; None where none has both."""
         ratios = [r["step_ms"] / r["alone_ms"] for r in self.records if r["alone_ms"]]
         return statistics.median(ratios) if ratios else None
 
     def caps(self):
-        """Told or chosen: "25 MiB", "5 or 10 MiB"; "" where no process names one."""
+        """The given or chosen caps: "25 MiB", "5 or 10 MiB"; "" where no process names one."""
         caps = {record.get("bucket_cap_mb") for record in self.records} - {None}
         return " or ".join(f"{cap:g}" for cap in sorted(caps)) + " MiB" if caps else ""
 
@@ -102,7 +103,7 @@ def rows_of(lines, model):
 
 
 def models_of(lines):
-    """In the order in which they first appear."""
+    """The models of the lines, in the order in which they first appear."""
     return list(dict.fromkeys(record["model"] for record in lines))
 
 
@@ -113,7 +114,7 @@ def span(values, form):
 
 
 def table(columns, rows):
-    """In Markdown; "" without rows."""
+    """A table in Markdown; "" without rows."""
     if not rows:
         return ""
     lines = [columns, ["---"] * len(columns), *rows]
@@ -164,7 +165,7 @@ def verdict(value, target):
 
 
 def target_table(lines, targets):
-    """How mode ddp, with its own bucket sizes, does against what it shall come to at most."""
+    """Compares mode ddp, with its own bucket sizes, with its limits."""
     rows = []
     for model, (field, target) in targets.items():
         row = next(
@@ -183,14 +184,14 @@ def target_table(lines, targets):
 
 
 def tuning_table(lines):
-    """What ddp_tuned chose and came to, beside the best of the bucket sizes that ddp was told."""
+    """The choice and the time of ddp_tuned, beside the best of the bucket sizes given to ddp."""
     rows = []
     for model in models_of(lines):
         tuned = [r for r in lines if r["model"] == model and r["mode"] == TUNED]
         if not tuned:
             continue
         swept = [r for r in rows_of(lines, model) if r.mode == "ddp" and r.cap is not None]
-        # Where it ran in processes of the sweep, only those count: the two took turns there.
+        # Where ddp_tuned ran in processes of the sweep, only those count: there both took turns.
         processes = {record["process"] for row in swept for record in row.records}
         tuned = Row([r for r in tuned if r["process"] in processes] or tuned)
         of_sweep = ["-", "-", "-", ""]
@@ -247,7 +248,7 @@ def memory_table(lines, model):
 
 
 def overhead_table(folder):
-    """From what reducer_overhead printed, a file for each process."""
+    """A table of the output of reducer_overhead, a file for each process."""
     steps, above = {}, {}  # by engine, in ms, a value for each process
     for path in sorted(pathlib.Path(folder).glob("*.txt")):
         for line in path.read_text().splitlines()[1:]:
@@ -273,7 +274,7 @@ def overhead_table(folder):
 
 
 def agreement(lines, model):
-    """What the checksums of C++ and Python processes say; their steps must be as many."""
+    """Compares the checksums of C++ and Python processes; both must have run as many steps."""
     sums = {}
     for record in lines:
         if record["model"] == model and record["bytes"] > 0:
