@@ -40,8 +40,8 @@ class BackwardPass {
   /// many.
   enum class Arrival { Early, Ready, Extra };
 
-  /// Begins pass `number` with no gradient there. Keeps `forwards`, `problems` and the other public
-  /// members.
+  /// Begins pass `number` with no gradient there. Keeps `forwards`, `terms`, `problems` and the
+  /// other members that are set between passes.
   ///
   /// \param expected  gradients by parameter; 0 for one that is known to be unused.
   void begin(int64_t number, const BucketSet& buckets, const std::vector<uint32_t>& expected);

@@ -17,9 +17,8 @@ namespace ddp {
 class BucketSchedule {
  public:
   /// \param caps  in bytes, as plan_buckets().
-  /// \param keeps_registration_order  true where passes may differ, so that no observed order
-  /// holds. \param plans_at_once  the first buckets obey `caps`; else all gradients share one
-  /// bucket until
+  /// \param keeps_registration_order  set where passes may differ, so that no observed order holds.
+  /// \param plans_at_once  the first buckets obey `caps`; else all gradients share one bucket until
   ///        the order is known, since small buckets would mostly wait for each other.
   /// \param passes  how many must end before the ranks agree; 0: they never do.
   BucketSchedule(
