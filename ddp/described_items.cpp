@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kRefusal = "refusal";
+constexpr const char* kError = "error";
 constexpr const char* kComparison = "comparison";
 
 std::string serialize(const Description& items) {
@@ -67,8 +67,8 @@ std::vector<std::string> gather(
   return texts;
 }
 
-// Where the first rank compares something else than rank 0; "" for nowhere.
-std::string describe_subjects(const std::vector<Description>& by_rank) {
+// Names the first rank that compares something else than rank 0; "" where all compare the same.
+std::string describe_different_calls(const std::vector<Description>& by_rank) {
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
     const auto& first = by_rank.front().front().name;
     const auto& other = by_rank[rank].front().name;
@@ -83,12 +83,12 @@ std::string describe_subjects(const std::vector<Description>& by_rank) {
   return {};
 }
 
-// What the ranks say that cannot wrap their model; "" when there is none.
-std::string describe_refusals(const std::vector<Description>& by_rank) {
+// The errors of the ranks that have one, one line each; "" where none has.
+std::string describe_errors(const std::vector<Description>& by_rank) {
   std::string text;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& item : by_rank[rank]) {
-      if (item.kind != kRefusal) continue;
+      if (item.kind != kError) continue;
       text += ddp::str(
           text.empty() ? "" : "\n", "on rank ", rank, " of ", by_rank.size(), ": ", item.value);
     }
@@ -113,7 +113,7 @@ std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank) 
   return ranks;
 }
 
-// `a` differs from `b` in its i-th item, or one of the two ends there.
+// The descriptions are equal before item `i`, and differ there or one of them ends.
 std::string describe_item_difference(const Description& a, const Description& b, size_t rank_b) {
   size_t i = 0;
   while (i < a.size() && i < b.size() && same(a[i], b[i])) ++i;
@@ -140,32 +140,32 @@ std::string describe_item_difference(const Description& a, const Description& b,
       quoted(a[i]), " is ", a[i].value, " on rank 0 and ", other->value, " on rank ", rank_b);
 }
 
-std::vector<Description> gather_where_different(
-    const char* subject, const Description& mine, const std::exception_ptr& refusal,
+std::vector<Description> gather_if_hashes_differ(
+    const char* subject, const Description& mine, const std::exception_ptr& error,
     const ProcessGroup& group, GroupMonitor& monitor) {
-  Description said{{kComparison, subject, ""}};
-  if (refusal) {
-    said.push_back({kRefusal, "", printable(text_of(refusal))});
+  Description sent{{kComparison, subject, ""}};
+  if (error) {
+    sent.push_back({kError, "", printable(text_of(error))});
   } else {
-    said.insert(said.end(), mine.begin(), mine.end());
+    sent.insert(sent.end(), mine.begin(), mine.end());
   }
-  const auto text = serialize(said);
+  const auto text = serialize(sent);
   const auto digest = ddp::str(text.size(), ":", fnv1a(text));
   const auto digests = gather(subject, digest, group, monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();
   });
-  if (equal && refusal) std::rethrow_exception(refusal);
+  if (equal && error) std::rethrow_exception(error);
   if (equal) return {};
   std::vector<Description> by_rank;
   for (const auto& description : gather(subject, text, group, monitor)) {
     by_rank.push_back(deserialize(description));
   }
-  const auto differing = describe_subjects(by_rank);
+  const auto differing = describe_different_calls(by_rank);
   DDP_CHECK(differing.empty(), differing);
   for (auto& description : by_rank) description.erase(description.begin());
-  const auto refused = describe_refusals(by_rank);
-  DDP_CHECK_VALUE(refused.empty(), refused);
+  const auto errors = describe_errors(by_rank);
+  DDP_CHECK_VALUE(errors.empty(), errors);
   return by_rank;
 }
 

@@ -40,7 +40,7 @@ std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptio
         optimizer ? "LBFGS" : "a null pointer", " on ", state_->monitor().rank_text(),
         ". Leave it out.");
   }
-  // Evaluations in the join, which share nothing, shall be of one model.
+  // Evaluations in the join communicate nothing, so the ranks' buffers are made equal before.
   state_->sync_buffers();
   return std::make_unique<ModelJoinHook>(*state_, options);
 }
@@ -82,7 +82,7 @@ void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const
 
 std::vector<at::Tensor> DistributedDataParallelBase::values_of(
     const std::vector<at::Tensor>& tensors) const {
-  const bool is_own = state_->precision().are_of_this_thread();
+  const bool is_own = state_->precision().may_read_directly();
   std::vector<at::Tensor> values;
   state_->precision().read([&](const ValueOf& value_of) {
     values.clear();
@@ -95,8 +95,8 @@ std::vector<at::Tensor> DistributedDataParallelBase::values_of(
 
 void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
   const auto& wrapped = state_->wrapped();
-  if (state_->precision().are_of_this_thread()) return wrapped.save(archive);
-  // The archive is written to a file later: it gets copies.
+  if (state_->precision().may_read_directly()) return wrapped.save(archive);
+  // Copies, since the archive is written to a file later, while another thread trains.
   auto tensors = wrapped.parameters();
   const auto buffers = wrapped.buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
@@ -122,7 +122,7 @@ std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
   std::shared_ptr<torch::nn::Module> copy;
   state_->precision().read([&](const ValueOf& value_of) {
     copy = state_->wrapped().clone(device);
-    // What was cloned may be casts.
+    // During a pass, clone() copies the casts.
     if (state_->precision().replaces_parameters()) {
       copy_values(state_->wrapped(), *copy, value_of);
     }

@@ -17,7 +17,7 @@ namespace {
 // The innermost join whose body this thread runs.
 thread_local JoinContext* current_join = nullptr;
 
-// From here on it is likely that somebody's loop does not end.
+// After so many rounds without input it is likely that some rank's loop does not end.
 constexpr int kManyRounds = 1000;
 
 const std::vector<Joinable*>& checked(
@@ -45,9 +45,9 @@ JoinContext::JoinContext(std::vector<Joinable*> joinables, const JoinOptions& op
       options_(options),
       monitor_(monitor_of(joinables_.front()->join_process_group())),
       outer_(current_join) {
-  // A rank without input in the outer one would take the inner one's rounds for its own.
+  // A rank without input in the outer join would take the inner join's rounds for the outer one's.
   DDP_CHECK(
-      !find(outer_, first().join_process_group(), /*goes_on=*/false),
+      !find(outer_, first().join_process_group(), /*only_uneven=*/false),
       "join: expected one join of a process group at a time, got one in the body of another on ",
       monitor_->rank_text(), ". Joins cannot be nested: join all objects in one.");
   for (const auto* joinable : joinables_) {
@@ -65,19 +65,19 @@ JoinContext::~JoinContext() {
   for (auto* joinable : joinables_) joinable->join_context_ = nullptr;
 }
 
-JoinContext* JoinContext::find(JoinContext* from, const ProcessGroup& group, bool goes_on) {
+JoinContext* JoinContext::find(JoinContext* from, const ProcessGroup& group, bool only_uneven) {
   for (auto* join = from; join; join = join->outer_) {
-    if (goes_on && join->options_.throw_on_early_termination()) continue;
+    if (only_uneven && join->options_.throw_on_early_termination()) continue;
     if (!group || join->first().join_process_group() == group) return join;
   }
   return nullptr;
 }
 
-bool JoinContext::is_in_one_that_goes_on(const ProcessGroup& group) {
-  return find(current_join, group, /*goes_on=*/true);
+bool JoinContext::is_in_uneven_join(const ProcessGroup& group) {
+  return find(current_join, group, /*only_uneven=*/true);
 }
 
-bool detail::in_join_that_goes_on() { return JoinContext::is_in_one_that_goes_on(nullptr); }
+bool detail::in_uneven_join() { return JoinContext::is_in_uneven_join(nullptr); }
 
 bool JoinContext::take_turn(const Joinable& joinable) {
   const Joinable* has_turn = nullptr;
@@ -85,20 +85,20 @@ bool JoinContext::take_turn(const Joinable& joinable) {
 }
 
 const JoinRound& JoinContext::begin_round(
-    const Joinable& joinable, JoinPlace::Event event, RankEntry mine) {
+    const Joinable& joinable, JoinPlace::Event event, RankStatus mine) {
   const auto at = std::find(joinables_.begin(), joinables_.end(), &joinable);
   mine.active = true;
   mine.place = {static_cast<int>(at - joinables_.begin()), event};
   return begin_round(mine);
 }
 
-const JoinRound& JoinContext::begin_round(const RankEntry& mine) {
-  round_ = exchange_entries(mine, first().join_process_group(), first().join_device(), *monitor_);
+const JoinRound& JoinContext::begin_round(const RankStatus& mine) {
+  round_ = all_reduce_status(mine, first().join_process_group(), first().join_device(), *monitor_);
   const int active = round_->active();
   if (!options_.throw_on_early_termination() || active == 0 || active == round_->size()) {
     return *round_;
   }
-  // The ranks agreed on a backward pass in forward, and one left it out.
+  // All ranks had input in forward, so one without input now has left out its backward pass.
   if (round_->place().event == JoinPlace::Event::Backward) {
     monitor_->throw_agreed(round_->different_places(/*with_ended=*/true));
   }
@@ -112,7 +112,7 @@ void JoinContext::run(const std::function<void()>& body) {
   try {
     body();
   } catch (const AgreedError&) {
-    throw;  // all ranks throw it, and nobody waits
+    throw;  // all ranks throw it, so no rank waits
   } catch (...) {
     if (!ended_early_) {
       monitor_->fail(ddp::str(
@@ -125,7 +125,7 @@ void JoinContext::run(const std::function<void()>& body) {
 bool JoinContext::shadow(const std::vector<std::unique_ptr<JoinHook>>& hooks) {
   auto* model = has_several() ? nullptr : dynamic_cast<ModelJoinHook*>(hooks.front().get());
   for (int rounds = 0;; ++rounds) {
-    if (begin_round(model ? model->entry() : RankEntry{}).active() == 0) return rounds == 0;
+    if (begin_round(model ? model->local_status() : RankStatus{}).active() == 0) return rounds == 0;
     if (rounds == kManyRounds) {
       TORCH_WARN_ONCE(
           "join: rank ", first().join_process_group()->getRank(), " has taken part in ",

@@ -18,19 +18,19 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
-double encode(const RankEntry& entry) {
-  return (entry.active ? kActive : 0) + (entry.reduces ? kReduces : 0) +
-         kEventUnit * static_cast<int>(entry.place.event) + kJoinableUnit * entry.place.joinable;
+double encode(const RankStatus& status) {
+  return (status.active ? kActive : 0) + (status.reduces ? kReduces : 0) +
+         kEventUnit * static_cast<int>(status.place.event) + kJoinableUnit * status.place.joinable;
 }
 
-RankEntry decode(int word, double samples) {
+RankStatus decode(int word, double samples) {
   const auto event = static_cast<JoinPlace::Event>(word % kJoinableUnit / kEventUnit);
   return {(word & kActive) != 0, (word & kReduces) != 0, samples, {word / kJoinableUnit, event}};
 }
 
-std::string describe(const RankEntry& entry) {
-  if (!entry.active) return "the end of the input";
-  const auto [joinable, event] = entry.place;
+std::string describe(const RankStatus& status) {
+  if (!status.active) return "the end of the input";
+  const auto [joinable, event] = status.place;
   const char* const names[] = {"an iteration", "the forward pass", "the backward pass"};
   return ddp::str(names[static_cast<int>(event)], " of object ", joinable);
 }
@@ -39,7 +39,7 @@ std::string describe(const RankEntry& entry) {
 
 int JoinRound::active() const {
   return static_cast<int>(std::count_if(
-      by_rank_.begin(), by_rank_.end(), [](const RankEntry& entry) { return entry.active; }));
+      by_rank_.begin(), by_rank_.end(), [](const RankStatus& status) { return status.active; }));
 }
 
 int JoinRound::last_active() const {
@@ -52,15 +52,15 @@ int JoinRound::last_active() const {
 
 double JoinRound::samples() const {
   double sum = 0;
-  for (const auto& entry : by_rank_) sum += entry.samples;
+  for (const auto& status : by_rank_) sum += status.samples;
   return sum;
 }
 
 std::string JoinRound::different_places(bool with_ended) const {
   std::map<std::string, std::vector<int>> ranks_at;
   for (int rank = 0; rank < size(); ++rank) {
-    const auto& entry = by_rank_[rank];
-    if (entry.active || with_ended) ranks_at[describe(entry)].push_back(rank);
+    const auto& status = by_rank_[rank];
+    if (status.active || with_ended) ranks_at[describe(status)].push_back(rank);
   }
   if (ranks_at.size() < 2) return {};
   std::vector<std::string> got;
@@ -90,18 +90,18 @@ std::string JoinRound::disagreement() const {
       " will not. Accumulate over as many forward passes on every rank.");
 }
 
-JoinRound exchange_entries(
-    const RankEntry& mine, const ProcessGroup& group, c10::Device device, GroupMonitor& monitor) {
+JoinRound all_reduce_status(
+    const RankStatus& mine, const ProcessGroup& group, c10::Device device, GroupMonitor& monitor) {
   const int size = group->getSize();
-  std::vector<RankEntry> by_rank(size);
+  std::vector<RankStatus> by_rank(size);
   by_rank[group->getRank()] = mine;
   if (size == 1) return JoinRound(std::move(by_rank));
   DDP_CHECK(
       !is_capturing(device),
-      "DistributedDataParallel: expected a graph to be captured where the ranks need not tell each "
-      "other of a step, got a join or Reduction::SampleWeighted on ",
+      "DistributedDataParallel: expected a graph to be captured in a step without a status "
+      "exchange, got a join or Reduction::SampleWeighted on ",
       monitor.rank_text(), ". Capture without these.");
-  // Each rank fills its own row: the sum is everybody's.
+  // Each rank fills its own row of zeros, so the sum holds every rank's.
   auto table = at::zeros({size, 2}, at::kDouble);
   auto* row = table.mutable_data_ptr<double>() + 2 * group->getRank();
   row[0] = encode(mine);

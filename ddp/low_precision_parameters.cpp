@@ -18,14 +18,16 @@ using torch::autograd::variable_list;
 
 namespace {
 
-/// Gives a tensor that others hold another one's data and place in the graph. Its gradient, its
-/// accumulator and its version counter stay: autograd notices a step between forward and backward.
-void become(const at::Tensor& tensor, const at::Tensor& other) {
+/// Gives a tensor that modules and optimizers hold the data and the graph edge of `other`. Its
+/// gradient, its accumulator and its version counter stay, so autograd still detects a step between
+/// forward and backward.
+void take_data_and_edge(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
   impl::set_gradient_edge(tensor, {other.grad_fn(), static_cast<uint32_t>(other.output_nr())});
 }
 
-std::vector<at::Tensor> floating(std::vector<at::Tensor> parameters, at::ScalarType dtype) {
+std::vector<at::Tensor> parameters_to_cast(
+    std::vector<at::Tensor> parameters, at::ScalarType dtype) {
   const auto stays = [dtype](const at::Tensor& p) {
     return !p.is_floating_point() || p.scalar_type() == dtype;
   };
@@ -35,8 +37,8 @@ std::vector<at::Tensor> floating(std::vector<at::Tensor> parameters, at::ScalarT
 
 }  // namespace
 
-/// On the node that made an output of forward: a backward pass gets there before it gets to
-/// anything that saved a parameter.
+/// A hook on the node of each output of forward: a backward pass runs it before any node that saved
+/// a parameter.
 class LowPrecisionParameters::OutputHook : public torch::autograd::FunctionPreHook {
  public:
   OutputHook(std::weak_ptr<LowPrecisionParameters> parameters, CastsPtr casts)
@@ -52,7 +54,8 @@ class LowPrecisionParameters::OutputHook : public torch::autograd::FunctionPreHo
   const CastsPtr casts_;
 };
 
-/// On a parameter's accumulator of gradients, which wants a leaf. What used the parameter is done.
+/// A hook on a parameter's gradient accumulator, which requires a leaf. All nodes that used the
+/// parameter have run by then.
 class LowPrecisionParameters::GradientHook : public torch::autograd::FunctionPreHook {
  public:
   GradientHook(std::weak_ptr<LowPrecisionParameters> parameters, size_t parameter)
@@ -62,7 +65,7 @@ class LowPrecisionParameters::GradientHook : public torch::autograd::FunctionPre
     if (const auto parameters = parameters_.lock()) parameters->restore(parameter_);
     return gradients;
   }
-  bool is_of(const LowPrecisionParameters& parameters) const {
+  bool belongs_to(const LowPrecisionParameters& parameters) const {
     return parameters_.lock().get() == &parameters;
   }
 
@@ -71,16 +74,17 @@ class LowPrecisionParameters::GradientHook : public torch::autograd::FunctionPre
   const size_t parameter_;
 };
 
-/// Travels with autograd's final callback, which autograd destroys uncalled when backward throws.
+/// Held by autograd's final callback. When backward throws, autograd destroys the callback without
+/// a call, so the destructor ends the pass too.
 class LowPrecisionParameters::BackwardEnd {
  public:
   explicit BackwardEnd(std::weak_ptr<LowPrecisionParameters> parameters)
       : parameters_(std::move(parameters)) {}
-  ~BackwardEnd() { act(); }
+  ~BackwardEnd() { run(); }
   BackwardEnd(const BackwardEnd&) = delete;
   BackwardEnd& operator=(const BackwardEnd&) = delete;
 
-  void act() noexcept {
+  void run() noexcept {
     if (const auto parameters = std::exchange(parameters_, {}).lock()) parameters->end_backward();
   }
 
@@ -90,16 +94,19 @@ class LowPrecisionParameters::BackwardEnd {
 
 LowPrecisionParameters::LowPrecisionParameters(
     const std::vector<at::Tensor>& parameters, at::ScalarType dtype)
-    : parameters_(floating(parameters, dtype)), dtype_(dtype), originals_(parameters_.size()) {
+    : parameters_(parameters_to_cast(parameters, dtype)),
+      dtype_(dtype),
+      originals_(parameters_.size()) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     indices_[parameters_[i].unsafeGetTensorImpl()] = i;
   }
 }
 
-// A forward pass within a backward pass, which computes something again, is the training thread's.
+// A forward pass inside a backward pass (recomputation) belongs to the training thread, even on
+// autograd's thread.
 void LowPrecisionParameters::check_thread() const {
   const bool is_others = phase_ == Phase::Forward
-                             ? trainer_ != std::this_thread::get_id()
+                             ? training_thread_ != std::this_thread::get_id()
                              : phase_ == Phase::Backward && !torch::autograd::get_current_node();
   DDP_CHECK(
       !is_others,
@@ -111,7 +118,7 @@ void LowPrecisionParameters::begin_forward() {
   std::unique_lock<std::mutex> lock(mutex_);
   check_thread();
   if (phase_ != Phase::Original) return;
-  trainer_ = std::this_thread::get_id();
+  training_thread_ = std::this_thread::get_id();
   casts_.reset();
   auto casts = std::make_shared<Casts>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -119,7 +126,7 @@ void LowPrecisionParameters::begin_forward() {
     if (casts->back().requires_grad()) hook_accumulator(i);
   }
   casts_ = std::move(casts);
-  phase_ = Phase::Forward;  // also where substitute() throws
+  phase_ = Phase::Forward;  // set before, in case substitute() throws
   substitute(*casts_);
 }
 
@@ -127,7 +134,7 @@ void LowPrecisionParameters::hook_accumulator(size_t parameter) {
   const auto accumulator = impl::grad_accumulator(parameters_[parameter]);
   for (const auto& hook : accumulator->pre_hooks()) {
     const auto* known = dynamic_cast<const GradientHook*>(hook.get());
-    if (known && known->is_of(*this)) return;
+    if (known && known->belongs_to(*this)) return;
   }
   accumulator->add_pre_hook(std::make_unique<GradientHook>(weak_from_this(), parameter));
 }
@@ -144,7 +151,7 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
 
 void LowPrecisionParameters::abandon_forward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ != Phase::Forward || trainer_ != std::this_thread::get_id()) return;
+  if (phase_ != Phase::Forward || training_thread_ != std::this_thread::get_id()) return;
   restore_all();
 }
 
@@ -162,19 +169,19 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (std::exchange(phase_, Phase::Backward) != Phase::Backward) {
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->act(); });
+        [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->run(); });
     let_others_read(lock);
   }
   substitute(*casts);
 }
 
-// No optimizer steps here, and no forward pass changes a buffer.
+// At the begin of a backward pass no optimizer steps, and no forward pass changes a buffer.
 void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock) {
   if (waiting_ == 0) return;
-  is_resting_ = true;
+  reads_allowed_ = true;
   changed_.notify_all();
   changed_.wait(lock, [this] { return waiting_ == 0; });
-  is_resting_ = false;
+  reads_allowed_ = false;
 }
 
 void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
@@ -182,20 +189,22 @@ void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& rea
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
   const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
   std::unique_lock<std::mutex> lock(mutex_);
-  if (trainer_ == std::thread::id() || trainer_ == std::this_thread::get_id()) return read(value);
-  struct Waiting {
-    explicit Waiting(LowPrecisionParameters& all) : all(all) { ++all.waiting_; }
-    ~Waiting() {
+  if (training_thread_ == std::thread::id() || training_thread_ == std::this_thread::get_id()) {
+    return read(value);
+  }
+  struct WaitingReader {
+    explicit WaitingReader(LowPrecisionParameters& all) : all(all) { ++all.waiting_; }
+    ~WaitingReader() {
       --all.waiting_;
       all.changed_.notify_all();
     }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    WaitingReader(const WaitingReader&) = delete;
+    WaitingReader& operator=(const WaitingReader&) = delete;
     LowPrecisionParameters& all;
   } const waiting(*this);
   while (std::chrono::steady_clock::now() < deadline) {
     const auto before = versions();
-    const bool is_safe = changed_.wait_for(lock, kPause, [this] { return is_resting_; });
+    const bool is_safe = changed_.wait_for(lock, kPause, [this] { return reads_allowed_; });
     if (!is_safe && versions() != before) continue;
     read(value);
     if (is_safe || versions() == before) return;
@@ -206,9 +215,9 @@ void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& rea
       "got none. Read parameters on the thread that trains.");
 }
 
-bool LowPrecisionParameters::are_of_this_thread() const {
+bool LowPrecisionParameters::may_read_directly() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return trainer_ == std::thread::id() || trainer_ == std::this_thread::get_id();
+  return training_thread_ == std::thread::id() || training_thread_ == std::this_thread::get_id();
 }
 
 at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
@@ -217,7 +226,7 @@ at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
   return originals_[found->second];
 }
 
-// Which an optimizer's step moves.
+// An optimizer's step raises these.
 std::vector<int64_t> LowPrecisionParameters::versions() const {
   std::vector<int64_t> versions;
   for (const auto& parameter : parameters_) versions.push_back(parameter._version());
@@ -233,14 +242,14 @@ void LowPrecisionParameters::substitute(const Casts& casts) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (originals_[i].defined()) continue;
     originals_[i] = parameters_[i].variable_data();
-    become(parameters_[i], casts[i]);
+    take_data_and_edge(parameters_[i], casts[i]);
   }
 }
 
 void LowPrecisionParameters::restore_one(size_t parameter) noexcept {
   auto& original = originals_[parameter];
   if (!original.defined()) return;
-  become(parameters_[parameter], original);
+  take_data_and_edge(parameters_[parameter], original);
   original.reset();
 }
 

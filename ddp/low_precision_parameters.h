@@ -13,56 +13,59 @@
 
 namespace ddp {
 
-/// Parameters that are their own casts to a low precision while forward and backward passes use
-/// them, and what they were at any other time.
+/// Replaces parameters by their casts to a low precision while forward and backward passes use
+/// them, and restores the originals for any other time.
 ///
-/// The tensors stay the same, wherever modules and optimizers hold them: they get the data of the
-/// cast and its place in the graph, so that autograd leads from there to the parameters. Autograd
-/// saves for backward the tensors, not their data; so they become the casts of that forward pass
-/// again when a backward pass reaches what it returned. Each is itself again before its gradient
-/// accumulates, and all are when the backward pass ends, or fails.
+/// The tensor objects stay the same, so modules and optimizers keep holding them: each gets the
+/// data and the graph edge of its cast, so that gradients flow from the cast to the parameter.
+/// Autograd saves the tensor objects for backward, not their data. So when a backward pass reaches
+/// an output of a forward pass, the parameters get that pass's casts again. Each parameter is
+/// restored before its gradient accumulates, and all are when the backward pass ends or fails.
 ///
-/// Python's wrapper exchanges the data alone, and parameters stay in low precision from forward to
-/// the end of the averaged backward pass, if one comes.
+/// Python's wrapper replaces the data alone, and parameters stay in low precision from forward to
+/// the end of the averaged backward pass, if one follows.
 ///
-/// Memory: the casts, as long as the outputs of the forward pass live, and at least until the next
+/// Memory: the casts, as long as the outputs of the forward pass exist, and at least until the next
 /// forward pass.
-/// Threads: one trains; others use read(). One that uses the parameters themselves meets the casts.
+/// Threads: one thread trains; others use read(). A thread that reads the parameters directly may
+/// get the casts.
 class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionParameters> {
  public:
-  /// What a tensor is outside of a pass: for a parameter itself in its own precision, for any other
-  /// tensor that one.
+  /// Returns the value that a tensor has outside of a pass: for a parameter the original, for any
+  /// other tensor that tensor.
   using ValueOf = std::function<at::Tensor(const at::Tensor&)>;
 
-  /// \param parameters  leaves, each once. Those that are not floating stay as they are.
+  /// \param parameters  leaves, each once. Those that are not floating are not replaced.
   LowPrecisionParameters(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
 
-  /// A forward pass begins. Nothing inside a backward pass, where they are in low precision.
+  /// Begins a forward pass. Does nothing inside a backward pass, where the casts are in place
+  /// already.
   ///
-  /// \throws c10::Error  while another thread's pass goes on.
+  /// \throws c10::Error  while a pass of another thread runs.
   void begin_forward();
-  /// It returned `outputs`.
+  /// Ends a forward pass that returned `outputs`.
   void end_forward(const std::vector<at::Tensor>& outputs);
-  /// It threw, or what it returned has no graph.
+  /// Ends a forward pass that threw, or whose outputs have no graph.
   void abandon_forward() noexcept;
 
-  /// Calls `read` while no value changes, perhaps several times: what the last call saw is of one
-  /// moment between two steps of the optimizer. From any thread.
+  /// Calls `read` while no value changes, perhaps several times: the values of the last call are
+  /// all of one moment between two steps of the optimizer. From any thread.
   ///
   /// Blocks: on the training thread no; on another until a backward pass begins, whose thread waits
-  /// for it, or until no pass has begun and nothing has been written for a while.
+  /// for the reader, or until no pass has begun and nothing has been written for half a second.
   ///
-  /// \throws c10::Error  where something writes parameters without pause for ten minutes, and runs
-  ///         no backward pass.
+  /// \throws c10::Error  if parameters are written without pause for ten minutes, and no backward
+  ///         pass runs.
   void read(const std::function<void(const ValueOf&)>& read);
-  /// Whether no other thread has run a forward pass since this one did.
-  bool are_of_this_thread() const;
+  /// Whether this thread may read the parameters without read(): it ran the last forward pass, or
+  /// none has run.
+  bool may_read_directly() const;
 
-  /// In place of those that casts stand in for now, what they are at any other time.
+  /// `tensors` with the originals in place of parameters that are replaced by casts at the moment.
   std::vector<at::Tensor> originals(std::vector<at::Tensor> tensors) const;
 
  private:
-  /// Of one forward pass, as long as its outputs live; by parameter.
+  /// The casts of one forward pass, by parameter; its outputs keep them alive.
   using Casts = std::vector<at::Tensor>;
   using CastsPtr = std::shared_ptr<Casts>;
   class OutputHook;
@@ -85,15 +88,15 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
 
   const std::vector<at::Tensor> parameters_;
   const at::ScalarType dtype_;
-  std::vector<at::Tensor> originals_;  // of those that are substituted; by parameter
+  std::vector<at::Tensor> originals_;  // by parameter; undefined where it is not replaced
   Phase phase_ = Phase::Original;
   CastsPtr casts_;                                   // of the last forward pass
   std::unordered_map<const void*, size_t> indices_;  // by TensorImpl
-  std::thread::id trainer_;                          // that ran the last forward pass
+  std::thread::id training_thread_;                  // ran the last forward pass
   int waiting_ = 0;                                  // threads in read()
-  bool is_resting_ = false;                          // the training thread lets them read
+  bool reads_allowed_ = false;                       // the training thread waits for the readers
   std::condition_variable changed_;
-  mutable std::mutex mutex_;  // of all above, and of what the parameters are
+  mutable std::mutex mutex_;  // protects the members above and replacing the parameters' data
 };
 
 }  // namespace ddp

@@ -77,9 +77,9 @@ std::string describe_difference(const std::vector<Description>& by_rank) {
 }
 
 void check_same_on_all_ranks(
-    const char* subject, const Description& mine, const std::exception_ptr& refusal,
+    const char* subject, const Description& mine, const std::exception_ptr& error,
     const ProcessGroup& group, GroupMonitor& monitor) {
-  const auto by_rank = gather_where_different(subject, mine, refusal, group, monitor);
+  const auto by_rank = gather_if_hashes_differ(subject, mine, error, group, monitor);
   if (by_rank.empty()) return;
   const auto difference = describe_difference(by_rank);
   DDP_CHECK(difference.empty(), difference);

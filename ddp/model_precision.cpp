@@ -49,7 +49,7 @@ std::string describe(const MixedPrecision& options) {
       text_of(reduce_dtype_of(options)), ", buffers ", text_of(options.buffer_dtype()));
 }
 
-void ModelPrecision::adopt(const std::vector<StateTensor>& state) {
+void ModelPrecision::apply_to(const std::vector<StateTensor>& state) {
   std::vector<at::Tensor> parameters;
   for (const auto& s : state) {
     if (s.is_parameter) {
@@ -92,7 +92,7 @@ std::vector<at::Tensor> ModelPrecision::originals(std::vector<at::Tensor> parame
   return parameters_ ? parameters_->originals(std::move(parameters)) : parameters;
 }
 
-CommHook ModelPrecision::reduction(const ProcessGroup& group) const {
+CommHook ModelPrecision::reduction_hook(const ProcessGroup& group) const {
   const auto dtype = reduce_dtype_of(options_);
   if (dtype == at::kHalf) return hooks::fp16_compress(group);
   if (dtype == at::kBFloat16) return hooks::bf16_compress(group);

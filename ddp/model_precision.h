@@ -14,7 +14,7 @@
 
 namespace ddp {
 
-/// For the ranks' comparison, and errors.
+/// Text for the comparison of ranks, and for errors.
 std::string describe(const MixedPrecision& options);
 
 /// The precision of a wrapper's forward passes.
@@ -22,37 +22,38 @@ class ModelPrecision {
  public:
   explicit ModelPrecision(const MixedPrecision& options) : options_(options) {}
 
-  /// \throws c10::ValueError  for a dtype that cannot be; for a reduction in low precision to
-  ///         something other than the mean; for sparse gradients, which autograd does not cast.
+  /// \throws c10::ValueError  for a dtype that is not supported; for a reduction in low precision
+  ///         to something other than the mean; for sparse gradients, which autograd does not cast.
   void check(const std::vector<NamedParameter>& trained, bool reduces_to_mean) const;
-  /// Takes over a module, once its ranks are equal: its buffers get their dtype.
-  void adopt(const std::vector<StateTensor>& state);
+  /// Casts a module's buffers, and prepares its parameters. After all ranks have equal values.
+  void apply_to(const std::vector<StateTensor>& state);
 
-  /// The module's forward begins; one of the other two follows.
+  /// Call it before the module's forward, and one of the other two after it.
   void begin_forward();
   /// \param complete  whether `outputs` are all tensors that it returned.
-  /// \throws c10::Error  where they are not, since backward has to be noticed.
+  /// \throws c10::Error  if they are not: without a hook on an output, the begin of backward would
+  ///         be missed.
   void end_forward(const std::vector<at::Tensor>& outputs, bool complete);
   void abandon_forward() noexcept;
 
-  /// As LowPrecisionParameters::read(); at once where the parameters stay as they are.
+  /// As LowPrecisionParameters::read(); reads at once where parameters are not replaced.
   void read(const std::function<void(const LowPrecisionParameters::ValueOf&)>& read) const;
-  /// Whether casts stand in for parameters in passes.
+  /// Whether casts replace the parameters in passes.
   bool replaces_parameters() const { return parameters_ != nullptr; }
-  /// Whether the parameters may be read as they are, for no other thread puts casts in their place.
-  bool are_of_this_thread() const { return !parameters_ || parameters_->are_of_this_thread(); }
+  /// Whether this thread may read the parameters directly: no other thread replaces them by casts.
+  bool may_read_directly() const { return !parameters_ || parameters_->may_read_directly(); }
 
-  /// The parameters with the values that they have between steps, also while a pass uses others.
+  /// The parameters with the values that they have between steps, also while a pass uses casts.
   std::vector<at::Tensor> originals(std::vector<at::Tensor> parameters) const;
 
-  /// Of forward's floating arguments.
+  /// The dtype of forward's floating arguments.
   std::optional<at::ScalarType> input_dtype() const { return options_.param_dtype(); }
-  /// What averages gradients in low precision; none where they travel as they are.
-  CommHook reduction(const ProcessGroup& group) const;
+  /// The hook that averages gradients in low precision; null where they are sent as they are.
+  CommHook reduction_hook(const ProcessGroup& group) const;
 
  private:
   const MixedPrecision options_;
-  std::shared_ptr<LowPrecisionParameters> parameters_;  // null where they stay as they are
+  std::shared_ptr<LowPrecisionParameters> parameters_;  // null where they are not replaced
 };
 
 }  // namespace ddp

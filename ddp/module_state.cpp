@@ -6,10 +6,11 @@
 namespace ddp {
 namespace {
 
-// Keeps the first sight of each tensor; a shared one has several names.
-class FirstSights {
+// Finds repeated tensors: a shared tensor has several names.
+class SeenTensors {
  public:
-  bool first(const at::Tensor& t) { return seen_.insert(t.unsafeGetTensorImpl()).second; }
+  // Whether `t` is added for the first time.
+  bool add(const at::Tensor& t) { return seen_.insert(t.unsafeGetTensorImpl()).second; }
 
  private:
   std::unordered_set<const void*> seen_;
@@ -38,9 +39,9 @@ void for_each_parameter(const torch::nn::Module& module, const std::string& pref
 
 std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored) {
   std::vector<StateTensor> state;
-  FirstSights sights;
+  SeenTensors seen;
   const auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-    if (tensor.defined() && !ignored.count(name) && sights.first(tensor)) {
+    if (tensor.defined() && !ignored.count(name) && seen.add(tensor)) {
       state.push_back({name, tensor, is_parameter});
     }
   };
@@ -51,7 +52,7 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 
 namespace {
 
-// Of LibTorch's modules, and of others that name them alike, as state_dict() files want it.
+// Recognises LibTorch's batch norms, and others by the buffer names that state_dict() files use.
 bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
   if (buffers < 2) return false;
   if (owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>()) return true;
@@ -61,9 +62,9 @@ bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
 
 void collect_buffers(
     const torch::nn::Module& owner, const std::string& prefix, const Names& ignored,
-    FirstSights& sights, FoundBuffers& found) {
+    SeenTensors& seen, FoundBuffers& found) {
   std::vector<at::Tensor> own;
-  if (ignored.empty()) {  // names cost time
+  if (ignored.empty()) {  // building names takes time
     own = owner.buffers(/*recurse=*/false);
   } else {
     for (const auto& b : owner.named_buffers(/*recurse=*/false)) {
@@ -72,18 +73,18 @@ void collect_buffers(
   }
   const bool are_statistics = has_running_statistics(owner, own.size());
   for (const auto& buffer : own) {
-    if (!buffer.defined() || !sights.first(buffer)) continue;
+    if (!buffer.defined() || !seen.add(buffer)) continue;
     found.tensors.push_back(buffer);
     if (are_statistics) found.running_statistics.insert(buffer.unsafeGetTensorImpl());
   }
   if (ignored.empty()) {
     for (const auto& child : owner.children()) {
-      collect_buffers(*child, prefix, ignored, sights, found);
+      collect_buffers(*child, prefix, ignored, seen, found);
     }
     return;
   }
   for (const auto& child : owner.named_children()) {
-    collect_buffers(*child.value(), prefix + child.key() + ".", ignored, sights, found);
+    collect_buffers(*child.value(), prefix + child.key() + ".", ignored, seen, found);
   }
 }
 
@@ -91,8 +92,8 @@ void collect_buffers(
 
 FoundBuffers BufferFinder::find() const {
   FoundBuffers found;
-  FirstSights sights;
-  collect_buffers(root_, "", ignored_, sights, found);
+  SeenTensors seen;
+  collect_buffers(root_, "", ignored_, seen, found);
   return found;
 }
 
@@ -101,12 +102,12 @@ namespace {
 std::vector<NamedParameter> parameters_that(
     const torch::nn::Module& module, const Names& ignored, bool require_gradient) {
   std::vector<NamedParameter> found;
-  FirstSights sights;
+  SeenTensors seen;
   for_each_parameter(
       module, "",
       [&](const torch::nn::Module& owner, const std::string& name, const at::Tensor& tensor) {
         if (!tensor.defined() || ignored.count(name)) return;
-        if (tensor.requires_grad() != require_gradient || !sights.first(tensor)) return;
+        if (tensor.requires_grad() != require_gradient || !seen.add(tensor)) return;
         found.push_back({name, tensor, has_sparse_gradients(owner)});
       });
   return found;

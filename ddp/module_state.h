@@ -18,26 +18,26 @@ struct StateTensor {
 
 using Names = std::unordered_set<std::string>;
 
-/// All parameters, then all buffers, but for the ignored names; each tensor once, under the name
-/// that a pre-order walk meets first.
+/// All parameters, then all buffers, without the ignored names; each tensor once, under its first
+/// name in pre-order.
 std::vector<StateTensor> module_state(const torch::nn::Module& module, const Names& ignored);
 
-/// What BufferFinder finds.
+/// The result of BufferFinder.
 struct FoundBuffers {
   std::vector<at::Tensor> tensors;
-  /// Those of them that are a batch normalization's, by their TensorImpl. In training mode autograd
-  /// saves them and does not read them.
+  /// The TensorImpls of a batch normalization's running statistics. In training mode autograd saves
+  /// them and does not read them.
   std::unordered_set<const void*> running_statistics;
 };
 
-/// Finds a module's buffers again and again: modules may assign new ones, replace children and
+/// Finds a module's buffers anew in each call: modules may assign new ones, replace children and
 /// register further ones at any time.
 class BufferFinder {
  public:
   BufferFinder(const torch::nn::Module& module, const Names& ignored)
       : root_(module), ignored_(ignored) {}
 
-  /// The buffers there are now, each once, in pre-order, but for the ignored names.
+  /// The module's buffers at the moment, each once, in pre-order, without the ignored names.
   ///
   /// Cost: a walk over all modules.
   FoundBuffers find() const;
@@ -47,13 +47,13 @@ class BufferFinder {
   const Names ignored_;
 };
 
-/// The parameters whose gradients are averaged: those that require one, but for the ignored
+/// The parameters whose gradients are averaged: those that require one, without the ignored
 /// names, in pre-order and registration order. A parameter that an Embedding or EmbeddingBag with
 /// `sparse=true` owns is marked as sparse.
 std::vector<NamedParameter> trained_parameters(
     const torch::nn::Module& module, const Names& ignored);
 
-/// The parameters that do not require a gradient, but for the ignored names.
+/// The parameters that do not require a gradient, without the ignored names.
 std::vector<NamedParameter> frozen_parameters(
     const torch::nn::Module& module, const Names& ignored);
 

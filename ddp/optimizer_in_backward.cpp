@@ -12,19 +12,19 @@
 namespace ddp {
 namespace {
 
-/// The optimizer has only these parameters while this lives.
+/// Leaves the optimizer only the selected parameters while this object exists.
 class Selection {
  public:
   Selection(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> selected)
       : optimizer_(optimizer), others_(std::move(selected)) {
-    exchange();
+    swap_parameters();
   }
-  ~Selection() { exchange(); }
+  ~Selection() { swap_parameters(); }
   Selection(const Selection&) = delete;
   Selection& operator=(const Selection&) = delete;
 
  private:
-  void exchange() {
+  void swap_parameters() {
     auto& groups = optimizer_.param_groups();
     for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), others_[g]);
   }
@@ -57,9 +57,9 @@ OptimizerInBackward::OptimizerInBackward(
       kSubject, "expected an optimizer of this model's parameters, got one that has none of them.");
 }
 
-// Asks the optimizer for its groups each time: parameters may be added while training.
+// Reads the optimizer's groups each time: parameters may be added while training.
 void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
-  if (std::exchange(begins_, last)) tell_second_step();
+  if (std::exchange(is_first_part_, last)) warn_of_second_step();
   std::unordered_set<const void*> wanted;
   for (const auto& p : part) wanted.insert(p.unsafeGetTensorImpl());
   std::vector<std::vector<at::Tensor>> selected;
@@ -77,9 +77,9 @@ void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
   }
 }
 
-// A leftover optimizer->step() behind backward changes what was stepped here: most parameters, pass
-// after pass. A clamp of weights does not, and copies into the model are rare.
-void OptimizerInBackward::tell_second_step() {
+// A leftover optimizer->step() after backward changes most of the parameters that were stepped
+// here, in every pass. A clamp of weights changes few, and copies into the model are rare.
+void OptimizerInBackward::warn_of_second_step() {
   size_t changed = 0;
   for (const auto& [parameter, sample] : stepped_) changed += value_sample(parameter) != sample;
   const bool most = changed > 0 && changed * 2 >= stepped_.size();

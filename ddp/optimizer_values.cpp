@@ -23,9 +23,9 @@ namespace optim = torch::optim;
 
 using Values = std::vector<OptimizerValue>;
 
-// What `write` writes, by key in an order that does not depend on the rank; nothing where the
-// program's own class cannot.
-Values written_by(const std::function<void(torch::serialize::OutputArchive&)>& write) {
+// The values that `write` writes, sorted by key, so that the order is the same on every rank. Empty
+// where the program's own class cannot be serialized.
+Values serialized_values(const std::function<void(torch::serialize::OutputArchive&)>& write) {
   std::stringstream bytes;
   torch::serialize::OutputArchive out;
   try {
@@ -46,7 +46,7 @@ Values written_by(const std::function<void(torch::serialize::OutputArchive&)>& w
   return values;
 }
 
-std::vector<at::Tensor> listed(const std::deque<at::Tensor>& tensors) {
+std::vector<at::Tensor> to_vector(const std::deque<at::Tensor>& tensors) {
   return {tensors.begin(), tensors.end()};
 }
 
@@ -59,7 +59,8 @@ Values moments(const Moments& state) {
       {"max_exp_avg_sq", state.max_exp_avg_sq()}};
 }
 
-// LibTorch's own are read without a copy; LBFGS's could not be written once it has stepped.
+// Reads LibTorch's own states directly: without a copy, and since LBFGS's cannot be serialized
+// after a step.
 Values values_of(const optim::OptimizerParamState& state) {
   if (const auto* s = dynamic_cast<const optim::SGDParamState*>(&state)) {
     return {{"momentum_buffer", s->momentum_buffer()}};
@@ -85,20 +86,20 @@ Values values_of(const optim::OptimizerParamState& state) {
         {"d", s->d()},
         {"H_diag", s->H_diag()},
         {"prev_flat_grad", s->prev_flat_grad()},
-        {"old_dirs", listed(s->old_dirs())},
-        {"old_stps", listed(s->old_stps())},
-        {"ro", listed(s->ro())}};
+        {"old_dirs", to_vector(s->old_dirs())},
+        {"old_stps", to_vector(s->old_stps())},
+        {"ro", to_vector(s->ro())}};
   }
-  return written_by([&](auto& out) { state.serialize(out); });
+  return serialized_values([&](auto& out) { state.serialize(out); });
 }
 
 Values values_of(const optim::OptimizerOptions& options) {
-  auto values = written_by([&](auto& out) { options.serialize(out); });
+  auto values = serialized_values([&](auto& out) { options.serialize(out); });
   if (!values.empty()) return values;
   try {
     return {{"lr", options.get_lr()}};
   } catch (const c10::Error&) {
-    return {};  // it has none, either
+    return {};  // it has no learning rate
   }
 }
 

@@ -18,10 +18,11 @@ struct OptimizerValue {
 };
 
 /// An optimizer's options and state, by names that do not depend on the rank: options by parameter
-/// group, then the state of each parameter in the groups' order. Of a class that is not LibTorch's,
-/// what its own serialization writes; where it has none, the learning rate.
+/// group, then the state of each parameter in the groups' order. For a class that is not
+/// LibTorch's, the values that its serialization writes; without a serialization, the learning
+/// rate.
 ///
-/// \param module  names the parameters; others are named by their place.
+/// \param module  gives the parameters' names; parameters of no module are named by their position.
 /// \param ignored  parameters whose state is left out.
 std::vector<OptimizerValue> optimizer_values(
     const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,

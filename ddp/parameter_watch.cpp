@@ -5,20 +5,21 @@
 namespace ddp {
 namespace {
 
-// Module::parameters() builds every name, and this runs in each step.
+// Reads the protected member: Module::parameters() builds every name, and this runs in each step.
 struct OwnParameters : torch::nn::Module {
   static const torch::OrderedDict<std::string, at::Tensor>& of(const torch::nn::Module& module) {
     return module.*&OwnParameters::parameters_;
   }
 };
 
-// Whether a walk meets just `tensors`, from `next` on.
-bool meets(const torch::nn::Module& module, const std::vector<const void*>& tensors, size_t& next) {
+// Whether a walk over the modules finds exactly `tensors`, from `next` on.
+bool walk_matches(
+    const torch::nn::Module& module, const std::vector<const void*>& tensors, size_t& next) {
   for (const auto& p : OwnParameters::of(module)) {
     if (next == tensors.size() || tensors[next++] != p.value().unsafeGetTensorImpl()) return false;
   }
   for (const auto& child : module.children()) {
-    if (!meets(*child, tensors, next)) return false;
+    if (!walk_matches(*child, tensors, next)) return false;
   }
   return true;
 }
@@ -40,7 +41,7 @@ ParameterWatch::ParameterWatch(const torch::nn::Module& root, const Names& ignor
 
 std::vector<std::string> ParameterWatch::find_new() {
   size_t next = 0;
-  if (meets(root_, tensors_, next) && next == tensors_.size()) return {};
+  if (walk_matches(root_, tensors_, next) && next == tensors_.size()) return {};
   std::vector<const void*> now;
   collect(root_, now);
   const std::unordered_set<const void*> before(tensors_.begin(), tensors_.end());

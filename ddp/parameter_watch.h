@@ -8,14 +8,14 @@
 
 namespace ddp {
 
-/// Notices that a module has parameters which it did not have.
+/// Finds parameters that were registered after the module was wrapped.
 class ParameterWatch {
  public:
-  /// What `root` has now is known. `root` outlives this.
+  /// Remembers the parameters that `root` has now. `root` outlives this.
   ParameterWatch(const torch::nn::Module& root, const Names& ignored);
 
-  /// Names of parameters that require a gradient and were registered since, but for the ignored
-  /// ones; each once.
+  /// The names of parameters that require a gradient and were registered since, without the ignored
+  /// ones. Returns each name once.
   ///
   /// Cost: a walk over all modules, about 0.1 us each; more only where something has changed.
   std::vector<std::string> find_new();
@@ -23,7 +23,7 @@ class ParameterWatch {
  private:
   const torch::nn::Module& root_;
   const Names ignored_;
-  std::vector<const void*> tensors_;  // as a walk meets them
+  std::vector<const void*> tensors_;  // TensorImpls, in the order of a walk over the modules
   Names known_;
 };
 

@@ -26,10 +26,10 @@ constexpr const char* kOptimizer = "optimizer value";
 constexpr const char* kParameter = "parameter";
 constexpr const char* kBuffer = "buffer";
 const DescribedItem kOwnBuffers{"buffers of this rank", "", ""};
-// Between what makes values comparable (a shape and a dtype) and what is compared.
+// Separates the form of a value (shape and dtype) from its content (a hash or a number).
 constexpr char kContent = '#';
 
-// NaN equals itself, and 0 differs from -0.
+// Compares bits: NaN equals itself, and 0 differs from -0.
 uint64_t hash_of(const at::Tensor& tensor) {
   const auto here = tensor.detach().cpu().contiguous();
   return hash_of_bytes(here.const_data_ptr(), here.nbytes());
@@ -44,7 +44,7 @@ std::string form_of(const std::string& value) { return value.substr(0, value.fin
 
 std::string content_of(const std::string& value) { return value.substr(value.find(kContent) + 1); }
 
-// The shortest that tells it from other doubles.
+// The shortest text that no other double has.
 std::string describe(double number) {
   std::array<char, 32> text{};
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
@@ -68,8 +68,8 @@ void add_value(
 
 /// How far a rank's tensor is from rank 0's.
 struct Distance {
-  double largest = 0;  // of an element's
-  int64_t elements = 0;
+  double largest = 0;    // absolute difference of an element
+  int64_t elements = 0;  // that differ
 };
 
 Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
@@ -87,7 +87,7 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   return distance;
 }
 
-// Of each rank from rank 0.
+// The distance of each rank's tensor from rank 0's.
 std::vector<Distance> distances(
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
   const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
@@ -110,7 +110,7 @@ std::vector<Distance> distances(
     auto& distance = result.emplace_back();
     const auto* const end = text.data() + text.size();
     const auto count = std::from_chars(text.data(), end, distance.elements);
-    std::from_chars(count.ptr + 1, end, distance.largest);  // a space between
+    std::from_chars(count.ptr + 1, end, distance.largest);  // after the space
   }
   return result;
 }
@@ -130,7 +130,7 @@ std::vector<Description> forms_of(std::vector<Description> by_rank) {
   return by_rank;
 }
 
-// The ranks whose item `i` is not rank 0's.
+// The ranks whose item `i` differs from rank 0's.
 std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, size_t i) {
   std::vector<size_t> ranks;
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
@@ -139,7 +139,7 @@ std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, 
   return ranks;
 }
 
-// `ranks` have another content of item `i` than rank 0, in the same form.
+// Describes how the content of item `i` differs on `ranks` from rank 0's; its form is the same.
 std::string describe_contents(
     const std::vector<Description>& by_rank, size_t i, const std::vector<size_t>& ranks,
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
@@ -163,16 +163,16 @@ std::string describe_contents(
       " of ", tensor.numel(), " elements");
 }
 
-// What differs of one kind; "" for nothing.
+// Describes the first difference among the items of one kind; "" where there is none.
 std::string describe_kind(
     const std::string& kind, const std::vector<Description>& all,
     const std::vector<ReplicaValue>& values, const ProcessGroup& group, GroupMonitor& monitor) {
   std::vector<Description> by_rank;
   for (const auto& description : all) by_rank.push_back(of_kind(description, kind));
   const auto forms = forms_of(by_rank);
-  const auto misfits = ranks_unlike_first(forms);
-  if (!misfits.empty()) {
-    return describe_item_difference(forms.front(), forms[misfits.front()], misfits.front());
+  const auto unlike = ranks_unlike_first(forms);
+  if (!unlike.empty()) {
+    return describe_item_difference(forms.front(), forms[unlike.front()], unlike.front());
   }
   std::vector<size_t> different;
   for (size_t i = 0; i < by_rank.front().size(); ++i) {
@@ -218,19 +218,19 @@ std::vector<ReplicaValue> replica_values(
 }
 
 std::string describe_replica_difference(
-    const std::vector<ReplicaValue>& values, Buffers buffers, const std::exception_ptr& refusal,
+    const std::vector<ReplicaValue>& values, Buffers buffers, const std::exception_ptr& error,
     const ProcessGroup& group, GroupMonitor& monitor) {
   Description mine;
   if (buffers == Buffers::Own) mine.push_back(kOwnBuffers);
   for (const auto& value : values) mine.push_back(value.item);
-  const auto by_rank = gather_where_different(kSubject, mine, refusal, group, monitor);
+  const auto by_rank = gather_if_hashes_differ(kSubject, mine, error, group, monitor);
   if (by_rank.empty()) return {};
   const bool own_buffers =
       std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {
         return !description.empty() && description.front().kind == kOwnBuffers.kind;
       });
   std::string text;
-  // The options first: another learning rate is why parameters differ.
+  // Optimizer values first: a different learning rate is the reason why parameters differ.
   for (const auto* kind : {kOptimizer, kParameter, kBuffer}) {
     if (own_buffers && kind == kBuffer) continue;
     const auto difference = describe_kind(kind, by_rank, values, group, monitor);
@@ -248,7 +248,7 @@ void PeriodicReplicaCheck::start(
       "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
       "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
   const auto hash = static_cast<int64_t>(hash_of(tensors));
-  // The greatest of all, and of all complements, which is the complement of the least.
+  // One all-reduce of the maximum finds both extremes: max(~hash) is ~min(hash).
   extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
   std::vector<at::Tensor> wire{extremes_};
   c10d::AllreduceOptions options;

@@ -1,4 +1,4 @@
-// Whether the ranks' models are still the same.
+// Checks whether the ranks' models are still the same.
 #include <ddp/replicas.h>
 
 #include <algorithm>
@@ -27,12 +27,12 @@ constexpr const char* kRule =
     "every rank alike.";
 constexpr const char* kRemedy =
     " model->refresh() gives all ranks rank 0's parameters and buffers.";
-// In names.
+// Begins the name of such a tensor.
 constexpr const char* kOutside = "of no module: ";
 constexpr const char* kRemedyOutside =
     " A tensor of no module is averaged after model->also_average({tensor}).";
 
-// What optimizers step that belongs to no module.
+// Finds the tensors that optimizers step and that belong to no module.
 class OutsideTensors {
  public:
   explicit OutsideTensors(const std::vector<at::Tensor>& known) {
@@ -62,13 +62,13 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
   const auto monitor = monitor_of(group.get());
   monitor->check();
   Description mine;
-  std::exception_ptr refusal;
+  std::exception_ptr error;
   try {
     for (const auto& value : replica_values(module_state(module, {}))) mine.push_back(value.item);
   } catch (const std::exception&) {
-    refusal = std::current_exception();
+    error = std::current_exception();
   }
-  return gather_where_different("replicas", mine, refusal, group.get(), *monitor).empty();
+  return gather_if_hashes_differ("replicas", mine, error, group.get(), *monitor).empty();
 }
 
 std::vector<ReplicaValue> State::values_to_check(
@@ -101,14 +101,14 @@ std::vector<ReplicaValue> State::values_to_check(
 std::string State::describe_drift(
     const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const {
   std::vector<ReplicaValue> values;
-  std::exception_ptr refusal;
+  std::exception_ptr error;
   try {
     values = values_to_check(optimizers);
   } catch (const std::exception&) {
-    refusal = std::current_exception();
+    error = std::current_exception();
   }
-  const auto buffers = buffers_->are_own() ? Buffers::Own : Buffers::Shared;
-  const auto difference = describe_replica_difference(values, buffers, refusal, group_, *monitor_);
+  const auto buffers = buffers_->may_differ() ? Buffers::Own : Buffers::Shared;
+  const auto difference = describe_replica_difference(values, buffers, error, group_, *monitor_);
   if (difference.empty()) return {};
   const bool is_outside = difference.find(kOutside) != std::string::npos;
   return ddp::str(
@@ -126,7 +126,7 @@ void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimize
 std::string State::error() {
   const bool differs = replica_check_.differs(*monitor_);
   if (first_pass_ == FirstPass::Different) {
-    first_pass_ = FirstPass::ToCome;  // the next pass looks again
+    first_pass_ = FirstPass::Pending;  // the next pass compares again
     return describe_drift({}, kExpectedEqualFirst);
   }
   return differs ? describe_drift({}, kExpectedEqual) : std::string();

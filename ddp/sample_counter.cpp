@@ -8,8 +8,8 @@
 
 namespace ddp {
 
-/// A forward pass that no backward pass went through yet. The hooks on its outputs own it, so it
-/// goes with the outputs' graph.
+/// A forward pass that no backward pass went through yet. The hooks on its outputs own it, so it is
+/// destroyed with the outputs' graph.
 struct SampleCounter::Forward {
   struct Output {
     const torch::autograd::Node* node;
@@ -62,8 +62,8 @@ void SampleCounter::add(double samples) {
   counts_->counted += samples;
 }
 
-// The hooks alone would tell too late: of several outputs in one backward pass, the first begins
-// it.
+// The hooks alone would count too late: the averaged pass begins at the first of several outputs,
+// before the hooks of the others have run.
 void SampleCounter::begin_backward() {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (nodes == nullptr) return;

@@ -19,18 +19,17 @@ class SampleCounter {
 
   /// A forward pass of `samples` samples returned `outputs`.
   ///
-  /// \param complete  whether these are all tensors that it returned. Where they are not, and none
-  /// has
-  ///        a graph, nothing tells whether a backward pass follows, and the samples count at once.
+  /// \param complete  whether these are all tensors that it returned. If not, and none has a graph,
+  ///        whether a backward pass follows is unknown, and the samples count at once.
   void add_forward(double samples, const std::vector<at::Tensor>& outputs, bool complete);
 
   /// Counts `samples` samples at once.
   void add(double samples);
 
-  /// A backward pass begins on the calling thread: counts all forward passes that it goes through.
+  /// Counts all forward passes that the backward pass of the calling thread goes through.
   void begin_backward();
 
-  /// What was counted since the last `clear`.
+  /// The number of samples counted since the last `clear`.
   double counted() const;
   void clear();
 
@@ -38,7 +37,7 @@ class SampleCounter {
   struct Forward;
   struct Counts;
 
-  const std::shared_ptr<Counts> counts_;  // shared with hooks on outputs, which may outlive this
+  const std::shared_ptr<Counts> counts_;  // hooks on outputs share it, and may outlive this
 };
 
 }  // namespace ddp

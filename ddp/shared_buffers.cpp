@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-void SharedBuffers::may_change() {
-  if (std::exchange(are_own_, true) || !enabled_ || !on_accelerator_) return;
+void SharedBuffers::expect_changes() {
+  if (std::exchange(may_differ_, true) || !enabled_ || !on_accelerator_) return;
   versions_.clear();
   for (const auto& buffer : finder_.find().tensors) {
     if (buffer.is_cpu() || buffer.is_inference()) continue;
@@ -27,22 +27,22 @@ void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
 
 void SharedBuffers::finish(c10::function_ref<void(c10d::Work&)> wait) {
   broadcast_.finish(
-      wait, [this](const auto& buffer, const auto& received) { take(buffer, received); });
+      wait, [this](const auto& buffer, const auto& received) { write(buffer, received); });
   found_ = {};
-  are_own_ = false;
+  may_differ_ = false;
 }
 
-void SharedBuffers::take(const at::Tensor& buffer, const at::Tensor& received) const {
+void SharedBuffers::write(const at::Tensor& buffer, const at::Tensor& received) const {
   if (found_.running_statistics.count(buffer.unsafeGetTensorImpl()) > 0) {
-    overwrite_unnoticed(buffer, received);
+    overwrite_unversioned(buffer, received);
   } else if (buffer.is_cpu()) {
     if (!at::equal(buffer, received)) overwrite(buffer, received);
   } else {
-    is_unchanged(buffer) ? overwrite_unnoticed(buffer, received) : overwrite(buffer, received);
+    is_unchanged(buffer) ? overwrite_unversioned(buffer, received) : overwrite(buffer, received);
   }
 }
 
-// To compare values, the host would wait for the accelerator.
+// Compares versions, not values: for values the host would wait for the accelerator.
 bool SharedBuffers::is_unchanged(const at::Tensor& buffer) const {
   if (buffer.is_inference()) return true;
   const auto before = versions_.find(buffer.unsafeGetTensorImpl());

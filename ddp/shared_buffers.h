@@ -11,41 +11,42 @@
 
 namespace ddp {
 
-/// A module's buffers, which all ranks take from one of them again and again.
+/// Broadcasts a module's buffers from one rank to the others in each averaged pass.
 ///
-/// A graph that is still to run backward may have saved a buffer, and would compute with another
-/// rank's value: autograd notices where a value changes, as it does in Python. Not so the running
-/// statistics of a batch normalization, which are saved and not read: two forward passes before a
-/// backward pass are to work. A value that is the same on both ranks is left alone.
+/// A graph that is still to run backward may have saved a buffer. Its backward pass would compute
+/// with another rank's value, so writing the buffer raises its version, and autograd throws, as in
+/// Python. Exceptions: a batch normalization's running statistics, which autograd saves but does
+/// not read (two forward passes before a backward pass have to work), and a value that is the same
+/// on both ranks, which is not written.
 class SharedBuffers {
  public:
   /// \param enabled  with false nothing is shared.
   SharedBuffers(const torch::nn::Module& module, const Names& ignored, bool enabled)
       : finder_(module, ignored), enabled_(enabled) {}
 
-  /// A forward pass of this rank may change them.
-  void may_change();
-  /// Whether one may have, since they were shared.
-  bool are_own() const { return are_own_; }
+  /// Call it before a forward pass of this rank that may change them.
+  void expect_changes();
+  /// Whether a forward pass may have changed them since they were shared.
+  bool may_differ() const { return may_differ_; }
 
   /// Sends rank `source`'s, or starts to receive them.
   ///
   /// Collective: yes. Blocks: no.
   void start(int source, c10d::ProcessGroup& group);
-  /// Waits for them, with `wait`, and takes them over.
+  /// Waits for them with `wait`, and writes what was received into the module's buffers.
   void finish(c10::function_ref<void(c10d::Work&)> wait);
 
  private:
-  void take(const at::Tensor& buffer, const at::Tensor& received) const;
+  void write(const at::Tensor& buffer, const at::Tensor& received) const;
   bool is_unchanged(const at::Tensor& buffer) const;
 
   const BufferFinder finder_;
   const bool enabled_;
-  FoundBuffers found_;  // under way
-  TensorBroadcast broadcast_{Arrival::Beside};
-  bool are_own_ = false;
-  bool on_accelerator_ = true;  // where they were found last; until then either may be
-  // Before the first forward pass since they were shared; of buffers on an accelerator.
+  FoundBuffers found_;  // of the broadcast that runs
+  TensorBroadcast broadcast_{Arrival::InCopy};
+  bool may_differ_ = false;
+  bool on_accelerator_ = true;  // whether some were when they were last found; at first unknown
+  // Of buffers on an accelerator, before the first forward pass since they were shared.
   std::unordered_map<const void*, int64_t> versions_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// What a tensor of a module is worth.
+/// The value to copy for a tensor of a module: during a pass in low precision, the original's.
 using ValueOf = std::function<at::Tensor(const at::Tensor&)>;
 
 /// Gives a copy of a module the values of the module's parameters and buffers.
@@ -15,7 +15,7 @@ using ValueOf = std::function<at::Tensor(const at::Tensor&)>;
 /// \throws c10::ValueError  `copy` has other names or shapes.
 void copy_values(const torch::nn::Module& module, torch::nn::Module& copy, const ValueOf& value_of);
 
-/// As torch::nn::Module::save(), with other values.
+/// Writes what torch::nn::Module::save() writes, with the values of `value_of`.
 void write_module(
     const torch::nn::Module& module, torch::serialize::OutputArchive& archive,
     const ValueOf& value_of);

@@ -1,4 +1,4 @@
-// What the wrapper does around each pass, with input of its own or without (join).
+// The wrapper's work around each pass, on a rank with input or without (join).
 #include "state.h"
 
 #include <algorithm>
@@ -30,8 +30,8 @@ State::Gradients State::gradients_of_forward() const {
   const auto any = [&](const std::vector<NamedParameter>& parameters) {
     return std::any_of(parameters.begin(), parameters.end(), needs_gradient);
   };
-  // All frozen, as a GAN's discriminator is while its generator learns: gradients only pass
-  // through.
+  // With all parameters frozen (a GAN's discriminator in the generator's step), gradients only pass
+  // through the module.
   if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(frozen_))) {
     return Gradients::None;
   }
@@ -46,18 +46,18 @@ bool State::agrees_in_forward() const {
 }
 
 void State::before_forward(std::optional<int64_t> samples) {
-  if (owner_.is_training()) buffers_->may_change();
+  if (owner_.is_training()) buffers_->expect_changes();
   const auto counted = std::exchange(samples_of_next_forward_, {});
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
-  beside_join_ = !owner_.join_context() && group_->getSize() > 1 &&
-                 JoinContext::is_in_one_that_goes_on(group_);
-  tell_new_parameters();
+  unlisted_in_join_ =
+      !owner_.join_context() && group_->getSize() > 1 && JoinContext::is_in_uneven_join(group_);
+  warn_of_new_parameters();
   count_own_samples(counted, samples);
   terms_ = {};
   if (options_.reduction() == Reduction::Sum) terms_.scale = 1;
   if (agrees_in_forward()) {
-    auto mine = entry(/*active=*/true);
+    auto mine = local_status(/*active=*/true);
     mine.reduces = gradients == Gradients::Averaged;
     terms_ = terms_in(owner_.join_context()->begin_round(owner_, JoinPlace::Event::Forward, mine));
   }
@@ -86,7 +86,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
 
 void State::forward_failed() noexcept {
   precision_.abandon_forward();
-  // Nobody waits for this rank because of an evaluation.
+  // After a failed evaluation no other rank waits for this one.
   if (trains()) reducer_->forward_failed(owner_.is_training());
 }
 
@@ -97,17 +97,17 @@ std::vector<at::Tensor> State::all_parameters() const {
   return tensors;
 }
 
-// Ranks without input follow one model after another. Those with input may have the gradients of
-// two models in different orders.
+// Ranks without input average one model after the other, while autograd may interleave the
+// gradients of two models in a different order on each rank with input.
 bool State::must_wait() {
   auto* join = owner_.join_context();
   return join && !join->take_turn(owner_);
 }
 
-// The backward pass begins that all ranks take part in.
+// Runs at the begin of an averaged backward pass.
 void State::begin(PassTerms& terms) {
   DDP_CHECK(
-      !beside_join_,
+      !unlisted_in_join_,
       "join: expected every model that is trained in the body to join, got an averaged backward "
       "pass of one that does not, for which ranks without input would not come, on ",
       monitor_->rank_text(), ". List it as well.");
@@ -119,15 +119,15 @@ void State::begin(PassTerms& terms) {
       "other on ",
       monitor_->rank_text(), ". Run them one after the other.");
   if (agrees_in_forward()) {
-    // A rank that left the pass out is elsewhere: the round shows that, where its buckets would not
-    // fit.
+    // A rank that left the pass out would answer with a collective of another size. The round finds
+    // it first, and names it.
     join->begin_round(owner_, JoinPlace::Event::Backward, {});
   } else if (join || weighted) {
     samples_.begin_backward();
     terms = terms_in(agree_on_terms());
   }
   compare_in_first_pass();
-  tell_stray_tensors();
+  warn_of_stray_tensors();
   samples_.clear();
 }
 
@@ -153,23 +153,25 @@ void State::sync_buffers(int source) {
 }
 
 JoinRound State::agree_on_terms() {
-  const auto mine = entry(/*active=*/true);
+  const auto mine = local_status(/*active=*/true);
   auto* join = owner_.join_context();
-  if (!join) return exchange_entries(mine, group_, device(), *monitor_);
-  return weigh(join->begin_round(owner_, JoinPlace::Event::Backward, mine), /*active=*/true);
+  if (!join) return all_reduce_status(mine, group_, device(), *monitor_);
+  return gather_own_samples(
+      join->begin_round(owner_, JoinPlace::Event::Backward, mine), /*active=*/true);
 }
 
-// Which model's samples count, a rank without input learns from the round.
-JoinRound State::weigh(const JoinRound& round, bool active) {
+// With several models, a rank without input learns only from the round which model the pass belongs
+// to, so its own samples of that model are not in the round. A second all-reduce exchanges them.
+JoinRound State::gather_own_samples(const JoinRound& round, bool active) {
   const bool weighted = options_.reduction() == Reduction::SampleWeighted;
   if (!weighted || !owner_.join_context()->has_several()) return round;
-  return exchange_entries(entry(active), group_, device(), *monitor_);
+  return all_reduce_status(local_status(active), group_, device(), *monitor_);
 }
 
-// Ranks that reduce their buckets in different ways would wait for each other, and models that were
-// changed after they were wrapped would drift apart.
+// Ranks with different communication hooks would hang. Models that were changed after they were
+// wrapped would keep different parameters.
 void State::compare_in_first_pass() {
-  if (first_pass_ != FirstPass::ToCome) return;
+  if (first_pass_ != FirstPass::Pending) return;
   first_pass_ = FirstPass::Equal;
   const auto every = options_.check_replicas_every();
   if (group_->getSize() == 1 || !(options_.init_sync() || every.value_or(0) > 0)) return;
@@ -181,22 +183,22 @@ void State::compare_in_first_pass() {
     const auto hash = hash_of(precision_.originals(all_parameters()));
     mine.push_back({"hash", "parameters", std::to_string(hash)});
   }
-  auto by_rank = gather_where_different("communication hooks", mine, nullptr, group_, *monitor_);
+  auto by_rank = gather_if_hashes_differ("communication hooks", mine, nullptr, group_, *monitor_);
   if (by_rank.empty()) return;
   for (auto& description : by_rank) description.resize(1);
   const auto difference = describe_difference(by_rank);
   DDP_CHECK(difference.empty(), difference);
-  // The pass goes on, and its end has the names.
+  // Only a hash is known here. The pass continues, and its end finds the parameter's name.
   first_pass_ = FirstPass::Different;
 }
 
-RankEntry State::entry(bool active) {
-  // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
+RankStatus State::local_status(bool active) {
+  // Samples whose gradients zero_grad() discarded have no weight in the next average.
   if (!active && reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
-  RankEntry entry;
-  entry.active = active;
-  entry.samples = samples_.counted();
-  return entry;
+  RankStatus status;
+  status.active = active;
+  status.samples = samples_.counted();
+  return status;
 }
 
 PassTerms State::terms_in(const JoinRound& round) const {
@@ -220,14 +222,14 @@ PassTerms State::terms_in(const JoinRound& round) const {
 }
 
 void State::join_pass() {
-  const auto terms = terms_in(weigh(owner_.join_context()->round(), /*active=*/false));
+  const auto terms = terms_in(gather_own_samples(owner_.join_context()->round(), /*active=*/false));
   samples_.clear();
   compare_in_first_pass();
   reducer_->join_backward(terms);
 }
 
 void State::end_join(bool is_last_joiner, const JoinOptions& options) {
-  const auto round = exchange_entries({is_last_joiner}, group_, device(), *monitor_);
+  const auto round = all_reduce_status({is_last_joiner}, group_, device(), *monitor_);
   broadcast_model(round.last_active());
   for (auto* optimizer : options.optimizers()) {
     broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
@@ -250,7 +252,7 @@ void ModelJoinHook::post_hook(bool is_last_joiner) { state_.end_join(is_last_joi
 void State::count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found) {
   if (options_.reduction() != Reduction::SampleWeighted) return;
   try {
-    // What was accumulated and then thrown away (zero_grad) has no weight in the next average.
+    // Samples whose gradients zero_grad() discarded have no weight in the next average.
     if (reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
     DDP_CHECK_VALUE(
         counted || found,
@@ -258,7 +260,7 @@ void State::count_own_samples(std::optional<int64_t> counted, std::optional<int6
         "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
         "are with count_samples() before forward.");
     const auto samples = static_cast<double>(counted ? *counted : *found);
-    // Where the ranks agree in forward, nothing is known yet of a backward pass.
+    // With early termination the ranks exchange their samples in forward, so they count at once.
     agrees_in_forward() ? samples_.add(samples) : void(samples_of_forward_ = samples);
   } catch (...) {
     forward_failed();
@@ -273,7 +275,7 @@ void State::count_samples(int64_t samples) {
   samples_of_next_forward_ = samples;
 }
 
-void State::tell_new_parameters() {
+void State::warn_of_new_parameters() {
   const auto names = watch_->find_new();
   if (names.empty()) return;
   TORCH_WARN(
@@ -284,7 +286,7 @@ void State::tell_new_parameters() {
       "the optimizer.");
 }
 
-void State::tell_stray_tensors() {
+void State::warn_of_stray_tensors() {
   if (group_->getSize() == 1) return;
   const auto tensor = strays_.find_stepped();
   if (tensor.empty()) return;
@@ -298,15 +300,15 @@ void State::tell_stray_tensors() {
 }
 
 void State::check_frozen_parameters() {
-  std::vector<std::string> thawed;
+  std::vector<std::string> unfrozen;
   for (const auto& p : frozen_) {
-    if (p.tensor.requires_grad()) thawed.push_back(p.name);
+    if (p.tensor.requires_grad()) unfrozen.push_back(p.name);
   }
-  if (thawed.empty()) return;
+  if (unfrozen.empty()) return;
   reducer_->report_problem(
       ddp::str(
-          "gradients are not averaged for ", thawed.size(),
-          thawed.size() == 1 ? " parameter (" : " parameters (", join_names(thawed),
+          "gradients are not averaged for ", unfrozen.size(),
+          unfrozen.size() == 1 ? " parameter (" : " parameters (", join_names(unfrozen),
           ": required no gradient when the module was wrapped)"),
       "Call model->refresh() on every rank.");
 }

@@ -23,11 +23,11 @@
 
 namespace ddp {
 
-/// What a wrapper holds, and does around each pass.
+/// The implementation of a wrapper: its members, and its work around each pass.
 ///
-/// A forward pass communicates nothing. Everything of a step travels with its averaged backward
-/// pass: the ranks' terms where those differ from step to step (a join, sample weights), the
-/// gradients, and the source rank's buffers.
+/// A forward pass communicates nothing. The averaged backward pass sends everything of a step: the
+/// ranks' terms where those differ from step to step (a join, sample weights), the gradients, and
+/// the source rank's buffers.
 class DistributedDataParallelBase::State : public PassCompanion {
  public:
   State(
@@ -48,19 +48,19 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
 
-  // What a sharded optimizer asks for.
+  // For sharded optimizers.
   std::shared_ptr<GradientShards> shard_gradients();
   void on_bucket_reduced(Reducer::OnBucketReduced act) {
     reducer_->on_bucket_reduced(std::move(act));
   }
-  /// Another one means another reducer.
+  /// Changes with each new reducer.
   int64_t generation() const { return generation_; }
   bool is_in_join() const;
-  /// Ranks without input step as well.
-  void has_sharded_optimizer(bool has) { sharded_optimizers_ += has ? 1 : -1; }
+  /// Counts a sharded optimizer that was made or destroyed: with one, ranks without input step too.
+  void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
 
-  // What a rank without input does in a join.
-  RankEntry entry(bool active);
+  // For joins.
+  RankStatus local_status(bool active);
   void join_pass();
   void end_join(bool is_last_joiner, const JoinOptions& options);
 
@@ -81,20 +81,20 @@ class DistributedDataParallelBase::State : public PassCompanion {
   bool* gradient_sync() { return &gradient_sync_; }
 
  private:
-  /// What becomes of the gradients that a forward pass leads to.
+  /// How the gradients of a forward pass are handled.
   enum class Gradients { None, Local, Averaged };
-  /// What the ranks know of each other by the first averaged pass: whether their parameters are the
-  /// same when it begins.
-  enum class FirstPass { ToCome, Equal, Different };
+  /// Whether the ranks' parameters were equal at the begin of the first averaged pass. Pending
+  /// until that comparison.
+  enum class FirstPass { Pending, Equal, Different };
 
   std::vector<NamedParameter> checked_parameters();
   std::vector<NamedParameter> agreed_parameters();
   std::vector<NamedParameter> trained() const;
   std::vector<StateTensor> whole_state() const;
-  void renew();
-  void train_with(std::vector<NamedParameter> parameters);
+  void rebuild();
+  void build_reducer(std::vector<NamedParameter> parameters);
   void attach_optimizer(Reducer& reducer);
-  void sync_initial_state(const std::exception_ptr& refusal);
+  void sync_initial_state(const std::exception_ptr& error);
   std::vector<at::Tensor> state_tensors() const;
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(
@@ -102,15 +102,15 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
   JoinRound agree_on_terms();
-  JoinRound weigh(const JoinRound& round, bool active);
+  JoinRound gather_own_samples(const JoinRound& round, bool active);
   void compare_in_first_pass();
   void check_no_low_reduction(const char* what) const;
   void broadcast_model(int source);
   PassTerms terms_in(const JoinRound& round) const;
   void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
   std::vector<at::Tensor> all_parameters() const;
-  void tell_new_parameters();
-  void tell_stray_tensors();
+  void warn_of_new_parameters();
+  void warn_of_stray_tensors();
   void check_frozen_parameters();
   std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
   Gradients gradients_of_forward() const;
@@ -123,30 +123,30 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
   const Names ignored_;
-  std::vector<at::Tensor> outside_;  // of no module, and averaged
+  std::vector<at::Tensor> outside_;  // of also_average(): averaged, but of no module
   detail::InputPlacement input_placement_;
   ModelPrecision precision_;
   std::unique_ptr<Reducer> reducer_;
-  std::vector<NamedParameter> frozen_;  // that required no gradient when they were looked at
+  std::vector<NamedParameter> frozen_;  // required no gradient when the reducer was built
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
   PeriodicReplicaCheck replica_check_;
   StrayTensors strays_;
   CommHook hook_;
-  std::shared_ptr<torch::optim::Optimizer> optimizer_;  // that is stepped in backward
+  std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
   SampleCounter samples_;                               // since the last averaged backward pass
-  double samples_of_forward_ = 0;                       // of the one that goes on
+  double samples_of_forward_ = 0;                       // of the running forward pass
   std::optional<int64_t> samples_of_next_forward_;
-  bool gradient_sync_ = true;  // false inside no_sync()
-  bool beside_join_ = false;   // the last forward was in a join that this model is no part of
-  FirstPass first_pass_ = FirstPass::ToCome;
-  std::shared_ptr<GradientShards> shards_;  // null where every rank has all gradients
+  bool gradient_sync_ = true;      // false inside no_sync()
+  bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
+  FirstPass first_pass_ = FirstPass::Pending;
+  std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
-  PassTerms terms_;  // of the backward pass to come
+  PassTerms terms_;  // of the next backward pass
 };
 
-/// What one rank's wrapper does while others have input and it has none.
+/// Stands in for the wrapper on a rank that has no input left while others do.
 class ModelJoinHook : public JoinHook {
  public:
   ModelJoinHook(DistributedDataParallelBase::State& state, const JoinOptions& options)
@@ -154,8 +154,8 @@ class ModelJoinHook : public JoinHook {
 
   void main_hook() override;
   void post_hook(bool is_last_joiner) override;
-  /// What this rank says at the beginning of an iteration.
-  RankEntry entry() { return state_.entry(/*active=*/false); }
+  /// This rank's status at the begin of a round.
+  RankStatus local_status() { return state_.local_status(/*active=*/false); }
 
  private:
   DistributedDataParallelBase::State& state_;

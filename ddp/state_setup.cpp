@@ -1,4 +1,4 @@
-// How a wrapper comes to be: what it checks, compares with the other ranks, and is given besides.
+// Construction of a wrapper: checks, the comparison with other ranks, and setters of its parts.
 #include <algorithm>
 #include <unordered_set>
 
@@ -18,7 +18,7 @@ using State = DistributedDataParallelBase::State;
 
 namespace {
 
-std::string name_outside(size_t i) { return ddp::str("also_average[", i, "]"); }
+std::string outside_name(size_t i) { return ddp::str("also_average[", i, "]"); }
 
 void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
   const auto parameters = module.named_parameters();
@@ -33,7 +33,7 @@ void check_names_to_ignore(const torch::nn::Module& module, const std::vector<st
   }
 }
 
-// All on one type of device, for which the group can communicate.
+// The parameters have to be on one type of device, and the group needs a backend for it.
 void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
   const auto& first = parameters.front();
   for (const auto& p : parameters) {
@@ -54,7 +54,7 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
       ". Choose the backend in ProcessGroupOptions, or move the module.");
 }
 
-// Rank 0's are sent as the bytes that lie in memory.
+// Rank 0's values are sent as raw bytes, so each tensor needs a dense storage of plain numbers.
 void check_layouts(const std::vector<StateTensor>& state) {
   for (const auto& s : state) {
     DDP_CHECK_VALUE(
@@ -85,7 +85,7 @@ std::optional<c10::Device> checked_input_device(
   return device_ids.front();
 }
 
-// Of also_average().
+// Checks the arguments of also_average().
 void check_outside(const std::vector<at::Tensor>& tensors, const torch::nn::Module& module) {
   std::unordered_set<const void*> seen;
   for (const auto& p : module.parameters()) seen.insert(p.unsafeGetTensorImpl());
@@ -130,28 +130,29 @@ State::State(
       replica_check_(options.check_replicas_every().value_or(0)),
       strays_(wrapped_) {
   auto parameters = agreed_parameters();
-  hook_ = precision_.reduction(group_);
-  train_with(std::move(parameters));
+  hook_ = precision_.reduction_hook(group_);
+  build_reducer(std::move(parameters));
 }
 
 State::~State() = default;
 
-// What is wrong on this rank the others have to learn, or they would wait for it.
+// An error of this rank is exchanged with the comparison of models: without that, the other ranks
+// would wait for this one.
 std::vector<NamedParameter> State::agreed_parameters() {
   std::vector<NamedParameter> parameters;
-  std::exception_ptr refusal;
+  std::exception_ptr error;
   try {
     parameters = checked_parameters();
   } catch (const c10::Error&) {
-    refusal = std::current_exception();
+    error = std::current_exception();
   }
   const bool compares = options_.init_sync() && group_->getSize() > 1;
-  if (refusal && !compares) std::rethrow_exception(refusal);
-  if (compares) sync_initial_state(refusal);
+  if (error && !compares) std::rethrow_exception(error);
+  if (compares) sync_initial_state(error);
   return parameters;
 }
 
-void State::train_with(std::vector<NamedParameter> parameters) {
+void State::build_reducer(std::vector<NamedParameter> parameters) {
   auto reducer =
       std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
   reducer->explain_missing([this](const auto& missing) { return explain_missing(missing); });
@@ -161,34 +162,34 @@ void State::train_with(std::vector<NamedParameter> parameters) {
   reducer_ = std::move(reducer);
   ++generation_;
   shards_.reset();
-  first_pass_ = FirstPass::ToCome;
+  first_pass_ = FirstPass::Pending;
   frozen_ = frozen_parameters(*wrapped_, ignored_);
   const bool shares_buffers = options_.broadcast_buffers() && group_->getSize() > 1;
   buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, shares_buffers);
   watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
-  precision_.adopt(module_state(*wrapped_, ignored_));
+  precision_.apply_to(module_state(*wrapped_, ignored_));
 }
 
 void State::check_between_steps(const char* function) const {
   constexpr const char* kRule = ": expected to be called between two steps, got a call in ";
   DDP_CHECK(
       !torch::autograd::get_current_node(), function, kRule, "a backward pass on ",
-      monitor_->rank_text(), ". Call it behind optimizer.step().");
+      monitor_->rank_text(), ". Call it after optimizer.step().");
   DDP_CHECK(
       !owner_.join_context(), function, kRule, "join() on ", monitor_->rank_text(),
-      ", where ranks without input take no part in it. Call it behind the join.");
+      ", where ranks without input take no part in it. Call it after the join.");
   monitor_->check();
 }
 
-void State::renew() {
-  train_with(agreed_parameters());
+void State::rebuild() {
+  build_reducer(agreed_parameters());
   monitor_->end_attempts();
   samples_.clear();
 }
 
 void State::refresh() {
   check_between_steps("refresh");
-  renew();
+  rebuild();
 }
 
 void State::also_average(const std::vector<at::Tensor>& tensors) {
@@ -196,7 +197,7 @@ void State::also_average(const std::vector<at::Tensor>& tensors) {
   const auto before = outside_;
   outside_.insert(outside_.end(), tensors.begin(), tensors.end());
   try {
-    renew();
+    rebuild();
   } catch (...) {
     outside_ = before;
     throw;
@@ -216,14 +217,14 @@ void State::zero_grad(bool set_to_none) {
 std::vector<NamedParameter> State::trained() const {
   auto parameters = trained_parameters(*wrapped_, ignored_);
   for (size_t i = 0; i < outside_.size(); ++i) {
-    parameters.push_back({name_outside(i), outside_[i], false, /*is_outside=*/true});
+    parameters.push_back({outside_name(i), outside_[i], false, /*is_outside=*/true});
   }
   return parameters;
 }
 
 std::vector<StateTensor> State::whole_state() const {
   auto state = module_state(*wrapped_, ignored_);
-  for (size_t i = 0; i < outside_.size(); ++i) state.push_back({name_outside(i), outside_[i]});
+  for (size_t i = 0; i < outside_.size(); ++i) state.push_back({outside_name(i), outside_[i]});
   return state;
 }
 
@@ -255,16 +256,16 @@ std::vector<NamedParameter> State::checked_parameters() {
   return parameters;
 }
 
-void State::sync_initial_state(const std::exception_ptr& refusal) {
+void State::sync_initial_state(const std::exception_ptr& error) {
   std::vector<StateTensor> state;
   std::vector<NamedParameter> parameters;
-  if (!refusal) {
+  if (!error) {
     state = whole_state();
     parameters = trained();
   }
-  // First the comparison: a broadcast between different models would fail in the transport.
+  // Compares first: a broadcast between different models would fail in the transport.
   check_same_on_all_ranks(
-      "models", describe_model(state, parameters, options_, group_), refusal, group_, *monitor_);
+      "models", describe_model(state, parameters, options_, group_), error, group_, *monitor_);
   broadcast_model(/*source=*/0);
 }
 
@@ -279,7 +280,7 @@ std::vector<at::Tensor> State::state_tensors() const {
 void State::broadcast_model(int source) {
   const auto where = [source] { return ddp::str("getting the model of rank ", source); };
   monitor_->abort_on_error(where, [&] {
-    // In parts, since a message is a copy: at once, the model would need its size again.
+    // In parts, since each message is a copy: one message would need the model's size once more.
     constexpr size_t kPartBytes = size_t{32} << 20;
     for (const auto& part : torch::utils::take_tensors(state_tensors(), kPartBytes)) {
       TensorBroadcast broadcast(Arrival::InPlace);
@@ -289,10 +290,11 @@ void State::broadcast_model(int source) {
   });
 }
 
-// Before what a second hook would be told.
+// Runs before the reducer's own check, which would complain of a second hook that the program did
+// not set.
 void State::check_no_low_reduction(const char* what) const {
   DDP_CHECK(
-      !precision_.reduction(group_), what,
+      !precision_.reduction_hook(group_), what,
       ": expected gradients that are reduced as they are, got the reduction of MixedPrecision, ",
       describe(options_.mixed_precision()), ". Set its reduce_dtype(torch::kFloat).");
 }

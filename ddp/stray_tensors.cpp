@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-// More than one, for a tensor may come into the loss late, and an optimizer may skip steps.
+// More than one: a tensor may enter the loss late, and an optimizer may skip steps.
 constexpr int kPasses = 3;
 
 }  // namespace

@@ -11,17 +11,17 @@
 
 namespace ddp {
 
-/// Notices learnable tensors of no wrapped module (a policy's log_std) that an optimizer steps on
+/// Finds learnable tensors of no wrapped module (a policy's log_std) that an optimizer steps on
 /// each rank's own gradients: they get a gradient in an averaged backward pass that no reducer
 /// averages, and have another value in the next one.
 class StrayTensors {
  public:
-  /// \param module  whose parameters are known, averaged or not.
+  /// \param module  its parameters are no strays, averaged or not.
   explicit StrayTensors(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
 
-  /// An averaged backward pass begins, on the thread that runs it.
+  /// Call it at the begin of each averaged backward pass, on the thread that runs it.
   ///
-  /// \return the first tensor that was stepped, once: its shape and dtype; "" for none.
+  /// \return shape and dtype of the first tensor that was stepped, once; "" where none was.
   /// Cost: a walk over the nodes of the first few passes' graphs; then nothing.
   std::string find_stepped();
 
@@ -35,7 +35,7 @@ class StrayTensors {
   void collect();
 
   const std::shared_ptr<torch::nn::Module> module_;
-  std::vector<Stray> strays_;  // of the pass before
+  std::vector<Stray> strays_;  // of the previous pass
   int passes_ = 0;
 };
 

@@ -14,13 +14,13 @@ constexpr size_t kMessageBytes = size_t{25} << 20;
 
 }  // namespace
 
-void overwrite_unnoticed(const at::Tensor& tensor, const at::Tensor& value) {
+void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value) {
   const at::NoGradGuard no_grad;
   tensor.variable_data().copy_(value);
 }
 
 void overwrite(const at::Tensor& tensor, const at::Tensor& value) {
-  overwrite_unnoticed(tensor, value);
+  overwrite_unversioned(tensor, value);
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -30,15 +30,15 @@ void TensorBroadcast::start(
   receives_ = group.getRank() != source;
   if (tensors.empty() || group.getSize() == 1) return;
   const at::NoGradGuard no_grad;
-  // A message has one dtype, which take_tensors sees to, and one device.
+  // A message has one device and one dtype; take_tensors() separates the dtypes.
   std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
   for (const auto& t : tensors) by_device[t.device().index()].push_back(t);
   for (const auto& [device, here] : by_device) {
     for (auto& part : torch::utils::take_tensors(here, kMessageBytes)) {
       auto flat = at::flatten_dense_tensors(part.tensors);
       const bool is_in_place = flat.is_alias_of(part.tensors.front());
-      if (is_in_place && receives_ && arrival_ == Arrival::Beside) flat = at::empty_like(flat);
-      std::vector<at::Tensor> wire{flat.view(at::kByte)};  // not every dtype is a backend's
+      if (is_in_place && receives_ && arrival_ == Arrival::InCopy) flat = at::empty_like(flat);
+      std::vector<at::Tensor> wire{flat.view(at::kByte)};  // a backend may lack the dtype
       c10d::BroadcastOptions options;
       options.rootRank = source;
       auto work = group.broadcast(wire, options);
@@ -47,13 +47,13 @@ void TensorBroadcast::start(
   }
 }
 
-void TensorBroadcast::finish(c10::function_ref<void(c10d::Work&)> wait, Take take) {
+void TensorBroadcast::finish(c10::function_ref<void(c10d::Work&)> wait, Write write) {
   const at::NoGradGuard no_grad;
   for (auto& message : std::exchange(messages_, {})) {
     wait(*message.work);
     if (!receives_) continue;
     const auto received = at::unflatten_dense_tensors(message.flat, message.tensors);
-    for (size_t i = 0; i < received.size(); ++i) take(message.tensors[i], received[i]);
+    for (size_t i = 0; i < received.size(); ++i) write(message.tensors[i], received[i]);
   }
 }
 

@@ -9,32 +9,34 @@
 
 namespace ddp {
 
-/// Gives a tensor another value. A graph that saved the tensor before notices it: its backward pass
-/// throws autograd's error about what an in-place operation changed.
+/// Gives a tensor another value, and raises its version: the backward pass of a graph that saved
+/// the tensor before throws autograd's error about a variable modified by an inplace operation.
 void overwrite(const at::Tensor& tensor, const at::Tensor& value);
 
-/// The same, and no graph notices it: for values that no backward pass reads.
-void overwrite_unnoticed(const at::Tensor& tensor, const at::Tensor& value);
+/// The same without raising the version, so no graph throws: for values that no backward pass
+/// reads.
+void overwrite_unversioned(const at::Tensor& tensor, const at::Tensor& value);
 
-/// Where a tensor arrives that is a message of its own: in its own memory, or beside, so that the
-/// value before can be looked at.
-enum class Arrival { InPlace, Beside };
+/// Where to receive a tensor that is a message of its own: in its own memory, or in a copy, so that
+/// the previous value can be compared.
+enum class Arrival { InPlace, InCopy };
 
 /// Sends tensors from rank `source` to the others, in messages of about 25 MiB.
 class TensorBroadcast {
  public:
   explicit TensorBroadcast(Arrival arrival) : arrival_(arrival) {}
 
-  /// Takes over what was received for a tensor.
-  using Take = c10::function_ref<void(const at::Tensor& tensor, const at::Tensor& received)>;
+  /// Writes what was received into a tensor.
+  using Write = c10::function_ref<void(const at::Tensor& tensor, const at::Tensor& received)>;
 
-  /// Sends, or starts to receive. `tensors` are the same ones on every rank; nothing happens where
-  /// there are none.
+  /// Sends, or starts to receive. `tensors` has the same shapes and dtypes on every rank; with
+  /// none, nothing happens.
   ///
   /// Collective: yes. Blocks: no.
   void start(const std::vector<at::Tensor>& tensors, int source, c10d::ProcessGroup& group);
-  /// Waits for each message with `wait`, and calls `take` for each tensor in it, but on the source.
-  void finish(c10::function_ref<void(c10d::Work&)> wait, Take take);
+  /// Waits for each message with `wait`; on ranks other than the source, calls `write` for each
+  /// tensor in it.
+  void finish(c10::function_ref<void(c10d::Work&)> wait, Write write);
 
  private:
   struct Message {
@@ -42,7 +44,7 @@ class TensorBroadcast {
     at::Tensor flat;
     c10::intrusive_ptr<c10d::Work> work;
   };
-  std::vector<Message> messages_;  // under way
+  std::vector<Message> messages_;  // started and not finished
   const Arrival arrival_;
   bool receives_ = false;
 };

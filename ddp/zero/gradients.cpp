@@ -14,8 +14,8 @@
 namespace ddp {
 namespace {
 
-/// Null for other optimizers.
-ZeroRedundancyOptimizerBase* sharded_of(torch::optim::Optimizer& optimizer) {
+/// The optimizer as a sharded one; null for others.
+ZeroRedundancyOptimizerBase* as_sharded(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
 }
 
@@ -39,7 +39,7 @@ void check_may_clip(const char* call, const ZeroRedundancyOptimizerBase& optimiz
       "much input.");
 }
 
-/// Of the parts of all ranks together.
+/// The norm of all ranks' parts together.
 double norm_of_parts(
     const std::vector<at::Tensor>& parts, const ZeroRedundancyOptimizerBase& optimizer,
     double norm_type) {
@@ -47,7 +47,7 @@ double norm_of_parts(
   double own = 0;
   for (const auto& part : parts) {
     const auto norm = at::linalg_vector_norm(part, norm_type).item<double>();
-    // Not std::max, for which nothing is larger than NaN.
+    // Not std::max, which would drop a NaN.
     if (is_max) {
       own = norm > own || std::isnan(norm) ? norm : own;
     } else {
@@ -63,7 +63,7 @@ double norm_of_parts(
 }  // namespace
 
 void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
-  if (auto* sharded = sharded_of(optimizer)) {
+  if (auto* sharded = as_sharded(optimizer)) {
     sharded->zero_grad(set_to_none);
   } else {
     optimizer.zero_grad(set_to_none);
@@ -71,7 +71,7 @@ void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 }
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type) {
-  const auto* sharded = sharded_of(optimizer);
+  const auto* sharded = as_sharded(optimizer);
   if (sharded) check_may_clip("clip_grad_norm_", *sharded);
   DDP_CHECK_VALUE(
       norm_type > 0, "clip_grad_norm_: expected a norm_type above 0, got ", norm_type,
@@ -82,7 +82,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   }
   const auto parts = sharded->gradients();
   const auto norm = norm_of_parts(parts, *sharded, norm_type);
-  constexpr double kEpsilon = 1e-6;  // torch's
+  constexpr double kEpsilon = 1e-6;  // as in torch
   const double scale = max_norm / (norm + kEpsilon);
   if (scale < 1 || std::isnan(scale)) {
     for (const auto& part : parts) part.mul_(scale);
@@ -91,7 +91,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
 }
 
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
-  const auto* sharded = sharded_of(optimizer);
+  const auto* sharded = as_sharded(optimizer);
   if (sharded) check_may_clip("clip_grad_value_", *sharded);
   const at::NoGradGuard no_grad;
   if (sharded) {

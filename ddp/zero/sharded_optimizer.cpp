@@ -56,7 +56,7 @@ ShardedOptimizer::ShardedOptimizer(
   optimizer_ = kind_.make(own, defaults);
 }
 
-// The parameters' values move into the memory.
+// Moves the parameters' values into the chunk's memory.
 void ShardedOptimizer::lay_out(ShardChunk& chunk) const {
   std::vector<int64_t> numels;
   int64_t numel = 0;
@@ -74,27 +74,28 @@ void ShardedOptimizer::lay_out(ShardChunk& chunk) const {
   chunk.pieces = pieces_of(numels, size, rank);
   int64_t at = chunk.memory.storage_offset();
   for (const auto& p : chunk.parameters) {
-    chunk.places.push_back(alias(chunk.memory, at, p.sizes(), gradient_strides(p)));
+    chunk.views.push_back(alias(chunk.memory, at, p.sizes(), gradient_strides(p)));
     at += p.numel();
   }
-  move_in(chunk);
+  move_into_memory(chunk);
 }
 
-// Also those whose data was exchanged since (torch::load, set_data): a step would not reach it.
-void ShardedOptimizer::move_in(const ShardChunk& chunk) {
+// Repeated before each step: a step would not reach parameters whose data was replaced since
+// (torch::load, set_data).
+void ShardedOptimizer::move_into_memory(const ShardChunk& chunk) {
   for (size_t i = 0; i < chunk.parameters.size(); ++i) {
     auto p = chunk.parameters[i];
-    const auto& place = chunk.places[i];
-    if (p.const_data_ptr() == place.const_data_ptr()) continue;
+    const auto& view = chunk.views[i];
+    if (p.const_data_ptr() == view.const_data_ptr()) continue;
     DDP_CHECK(
-        p.sizes() == place.sizes() && p.dtype() == place.dtype() && p.device() == place.device(),
+        p.sizes() == view.sizes() && p.dtype() == view.dtype() && p.device() == view.device(),
         "ZeroRedundancyOptimizer: expected parameters of the shape, dtype and device that they had "
         "when this was made, got ",
-        p.sizes(), " ", p.scalar_type(), " on ", p.device(), " in place of ", place.sizes(), " ",
-        place.scalar_type(), " on ", place.device(),
+        p.sizes(), " ", p.scalar_type(), " on ", p.device(), " in place of ", view.sizes(), " ",
+        view.scalar_type(), " on ", view.device(),
         ". Call model->refresh() on every rank, and make a new optimizer.");
-    place.copy_(p);
-    p.set_data(place);
+    view.copy_(p);
+    p.set_data(view);
   }
 }
 
@@ -105,7 +106,7 @@ void ShardedOptimizer::set_options(const Groups& groups) {
 
 void ShardedOptimizer::step() {
   for (auto& chunk : chunks_) {
-    move_in(chunk);
+    move_into_memory(chunk);
     const auto gradients = gradients_of(chunk);
     for (size_t i = 0; i < gradients.size(); ++i) chunk.values[i].mutable_grad() = gradients[i];
   }
@@ -115,9 +116,9 @@ void ShardedOptimizer::step() {
   }
 }
 
-// The optimizer leaves alone what has no gradient.
+// The optimizer skips values without a gradient, so this steps the chunk alone.
 void ShardedOptimizer::step(ShardChunk& chunk) {
-  move_in(chunk);
+  move_into_memory(chunk);
   const auto gradients = gradients_of(chunk);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;

@@ -16,26 +16,26 @@
 
 namespace ddp {
 
-/// Parameters that lie one after another in one piece of memory, which is gathered in one call.
+/// Parameters that lie one after another in one piece of memory, which one all-gather fills.
 struct ShardChunk {
   std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> places;  // in `memory`, by parameter
+  std::vector<at::Tensor> views;   // in `memory`, by parameter
   at::Tensor memory;               // 1-D: world-size slices
   at::Tensor own;                  // this rank's slice of it
-  std::vector<ShardPiece> pieces;  // of `own`; only what is to be stepped
-  std::vector<at::Tensor> values;  // by piece: the parameter that the optimizer of the part has
-  GradientShard* shard = nullptr;  // where the averages are with stage 2
-  std::vector<char> reported;      // by parameter, with overlap: reduced in this pass
-  size_t missing = 0;              // of those
+  std::vector<ShardPiece> pieces;  // of `own`; without parameters that are not stepped
+  std::vector<at::Tensor> values;  // by piece: its values, a parameter of the part's optimizer
+  GradientShard* shard = nullptr;  // this rank's averages, with stage 2
+  std::vector<char> reported;      // by parameter, with overlap: 1 where reduced in this pass
+  size_t missing = 0;              // parameters that are not reported yet
 };
 
-/// The optimizer of this rank's part, and the memory that all parameters lie in.
+/// The optimizer of this rank's part, and the memory of all parameters.
 class ShardedOptimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   /// \param chunks  of parameters; each in the order of its memory.
-  /// \param groups  the whole, with its options; parameters in no chunk are not stepped.
+  /// \param groups  of the whole optimizer, with options; parameters in no chunk are not stepped.
   ShardedOptimizer(
       ProcessGroup group, std::vector<std::vector<at::Tensor>> chunks, const Groups& groups,
       const torch::optim::OptimizerOptions& defaults, detail::ZeroKind kind);
@@ -44,29 +44,29 @@ class ShardedOptimizer {
   std::vector<ShardChunk>& chunks() { return chunks_; }
   const std::vector<ShardChunk>& chunks() const { return chunks_; }
 
-  /// Takes the options of the whole for the steps to come.
+  /// Copies the options of the whole optimizer for the following steps.
   void set_options(const Groups& groups);
   /// Steps this rank's pieces of the chunk, or of all, that have a gradient.
   void step();
   void step(ShardChunk& chunk);
-  /// Sends everybody the chunk's new values.
+  /// Gathers the chunk's new values from all ranks. Collective.
   c10::intrusive_ptr<c10d::Work> gather(ShardChunk& chunk);
-  /// Behind that.
+  /// Raises the parameters' versions; call it after the gather.
   static void mark_changed(const ShardChunk& chunk);
 
-  /// Gives `whole`, an optimizer of the parameters without state, all of it; null on ranks that
-  /// want none.
+  /// Fills `whole`, an optimizer of the parameters without state, with the whole state; null on
+  /// ranks that do not need it.
   ///
   /// Collective: yes.
   void collect_state(torch::optim::Optimizer* whole) const;
-  void take_state(const torch::optim::Optimizer& whole);
+  void load_state(const torch::optim::Optimizer& whole);
   size_t state_bytes() const;
 
  private:
   void lay_out(ShardChunk& chunk) const;
-  static void move_in(const ShardChunk& chunk);
+  static void move_into_memory(const ShardChunk& chunk);
   torch::optim::OptimizerParamState* state_of(const at::Tensor& value) const;
-  at::Tensor gather_facts() const;
+  at::Tensor gather_state_table() const;
   at::Tensor gather_state(const ShardChunk& chunk, size_t part) const;
 
   const ProcessGroup group_;

@@ -8,14 +8,14 @@
 
 namespace ddp {
 
-/// The parts of LibTorch's state of one parameter. Which ones there are is the class's affair: the
-/// same for all parameters of an optimizer.
+/// The parts of LibTorch's state of one parameter. The optimizer's class decides which there are,
+/// so they are the same for all its parameters.
 struct StateParts {
   std::vector<at::Tensor*> tensors;  // of the parameter's shape, or undefined
-  int64_t* step = nullptr;           // null: it counts none
+  int64_t* step = nullptr;           // null where the class counts no steps
 };
 
-/// Of Adagrad, Adam, AdamW, RMSprop and SGD.
+/// For the states of Adagrad, Adam, AdamW, RMSprop and SGD.
 StateParts parts_of(torch::optim::OptimizerParamState& state);
 
 }  // namespace ddp

@@ -1,4 +1,4 @@
-// The state of the whole from everybody's part, and the other way round.
+// Builds the whole state from all ranks' parts, and this rank's part from the whole.
 #include <type_traits>
 
 #include <ATen/ops/empty_strided.h>
@@ -13,20 +13,21 @@
 namespace ddp {
 namespace {
 
-// Columns of what is known of each parameter; behind them, which tensors its state has.
+// Columns of the state table. The columns after them say which tensors a parameter's state has.
 constexpr int64_t kHasState = 0;
 constexpr int64_t kStep = 1;
 constexpr int64_t kTensors = 2;
 
 }  // namespace
 
-// One row a parameter, of which this rank may have nothing.
-at::Tensor ShardedOptimizer::gather_facts() const {
+// One row per parameter. This rank's row is zero where it has no piece of the parameter, so the
+// maximum over ranks is the row of a rank that has one.
+at::Tensor ShardedOptimizer::gather_state_table() const {
   int64_t rows = 0;
   for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.parameters.size());
   const auto tensors = static_cast<int64_t>(parts_of(*kind_.make_state()).tensors.size());
-  auto facts = at::zeros({rows, kTensors + tensors}, at::kLong);
-  auto fact = facts.accessor<int64_t, 2>();
+  auto table = at::zeros({rows, kTensors + tensors}, at::kLong);
+  auto cells = table.accessor<int64_t, 2>();
   int64_t first = 0;
   for (const auto& chunk : chunks_) {
     for (size_t i = 0; i < chunk.pieces.size(); ++i) {
@@ -34,18 +35,18 @@ at::Tensor ShardedOptimizer::gather_facts() const {
       if (!state) continue;
       const auto row = first + static_cast<int64_t>(chunk.pieces[i].slot);
       const auto parts = parts_of(*state);
-      fact[row][kHasState] = 1;
-      if (parts.step) fact[row][kStep] = *parts.step;
+      cells[row][kHasState] = 1;
+      if (parts.step) cells[row][kStep] = *parts.step;
       for (int64_t t = 0; t < tensors; ++t) {
-        fact[row][kTensors + t] = parts.tensors[static_cast<size_t>(t)]->defined();
+        cells[row][kTensors + t] = parts.tensors[static_cast<size_t>(t)]->defined();
       }
     }
     first += static_cast<int64_t>(chunk.parameters.size());
   }
-  if (chunks_.empty()) return facts;
-  auto everybodys = facts.to(chunks_.front().memory.device());
-  all_reduce(everybodys, c10d::ReduceOp::MAX, group_);
-  return everybodys.cpu();
+  if (chunks_.empty()) return table;
+  auto of_all_ranks = table.to(chunks_.front().memory.device());
+  all_reduce(of_all_ranks, c10d::ReduceOp::MAX, group_);
+  return of_all_ranks.cpu();
 }
 
 at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) const {
@@ -64,29 +65,29 @@ at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) 
 
 void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
   const at::NoGradGuard no_grad;
-  const auto facts = gather_facts();
-  const auto fact = facts.accessor<int64_t, 2>();
-  const auto tensors = static_cast<size_t>(facts.size(1) - kTensors);
+  const auto table = gather_state_table();
+  const auto cells = table.accessor<int64_t, 2>();
+  const auto tensors = static_cast<size_t>(table.size(1) - kTensors);
   int64_t first = 0;
   for (const auto& chunk : chunks_) {
     const auto count = static_cast<int64_t>(chunk.parameters.size());
     std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states;
     for (int64_t slot = 0; slot < count; ++slot) {
       auto& state = states.emplace_back();
-      if (!whole || !fact[first + slot][kHasState]) continue;
+      if (!whole || !cells[first + slot][kHasState]) continue;
       state = kind_.make_state();
-      if (auto* step = parts_of(*state).step) *step = fact[first + slot][kStep];
+      if (auto* step = parts_of(*state).step) *step = cells[first + slot][kStep];
     }
     for (size_t t = 0; t < tensors; ++t) {
       const auto column = kTensors + static_cast<int64_t>(t);
-      const auto rows = facts.narrow(0, first, count).select(1, column);
+      const auto rows = table.narrow(0, first, count).select(1, column);
       if (rows.sum().item<int64_t>() == 0) continue;
       const auto all = gather_state(chunk, t);
       if (!whole) continue;
       int64_t at = 0;
       for (int64_t slot = 0; slot < count; ++slot) {
         const auto& parameter = chunk.parameters[static_cast<size_t>(slot)];
-        if (fact[first + slot][column]) {
+        if (cells[first + slot][column]) {
           auto& tensor = *parts_of(*states[static_cast<size_t>(slot)]).tensors[t];
           tensor = at::empty_strided(parameter.sizes(), gradient_strides(parameter), all.options());
           memory_order_of(tensor, parameter).copy_(all.narrow(0, at, parameter.numel()));
@@ -103,9 +104,9 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
   }
 }
 
-void ShardedOptimizer::take_state(const torch::optim::Optimizer& whole) {
+void ShardedOptimizer::load_state(const torch::optim::Optimizer& whole) {
   const at::NoGradGuard no_grad;
-  // All of it, or what was there stays.
+  // Builds the new state first: if a tensor does not fit, the old state stays.
   decltype(optimizer_->state()) current = optimizer_->state();
   std::decay_t<decltype(current)> taken;
   for (const auto& chunk : chunks_) {

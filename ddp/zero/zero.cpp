@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-// Gathered in one call, of which a backend may need a copy.
+// Gathered in one call; a backend may need a copy of that size.
 constexpr int64_t kChunkBytes = int64_t{2} << 20;
 
 using State = DistributedDataParallelBase::State;
@@ -79,20 +79,20 @@ class ZeroRedundancyOptimizerBase::Impl {
     for (size_t c = 0; c < chunks.size(); ++c) {
       if (shards_) chunks[c].shard = &(*shards_)[c];
     }
-    state().has_sharded_optimizer(true);
+    state().count_sharded_optimizer(true);
   }
-  ~Impl() { state().has_sharded_optimizer(false); }
+  ~Impl() { state().count_sharded_optimizer(false); }
 
   void step_in_backward(const std::shared_ptr<Impl>& self) {
     auto& chunks = optimizer_->chunks();
     for (size_t c = 0; c < chunks.size(); ++c) {
       for (size_t slot = 0; slot < chunks[c].parameters.size(); ++slot) {
-        places_[chunks[c].parameters[slot].unsafeGetTensorImpl()] = {c, slot};
+        slots_[chunks[c].parameters[slot].unsafeGetTensorImpl()] = {c, slot};
       }
     }
     begin_pass();
     state().on_bucket_reduced([weak = std::weak_ptr<Impl>(self)](const auto& part, bool last) {
-      if (const auto impl = weak.lock()) impl->reduced(part, last);
+      if (const auto impl = weak.lock()) impl->on_reduced(part, last);
     });
   }
 
@@ -110,7 +110,7 @@ class ZeroRedundancyOptimizerBase::Impl {
         });
   }
 
-  /// What was reduced so far is stepped, or thrown away.
+  /// Call it when the gradients reduced so far were stepped, or are to be discarded.
   void release_gradients() {
     if (shards_) release(*shards_);
   }
@@ -139,7 +139,7 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   std::unique_ptr<torch::optim::Optimizer> consolidated(int to) const {
     check();
-    // One rank alone may have to make the whole, and fail, while the others wait for its part.
+    // If one rank alone builds the whole and fails, abort_on_error() stops the others' wait for it.
     std::unique_ptr<torch::optim::Optimizer> whole;
     state().monitor().abort_on_error(
         [] { return std::string("gathering the state of a ZeroRedundancyOptimizer"); },
@@ -151,7 +151,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   }
 
   void load_whole(const torch::optim::Optimizer& whole) {
-    optimizer_->take_state(whole);
+    optimizer_->load_state(whole);
     auto& groups = owner_.param_groups();
     for (size_t g = 0; g < groups.size(); ++g) {
       groups[g].set_options(whole.param_groups()[g].options().clone());
@@ -163,7 +163,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   State& state() const { return *model_->state_; }
 
  private:
-  struct Place {
+  struct ChunkSlot {
     size_t chunk;
     size_t slot;
   };
@@ -181,7 +181,7 @@ class ZeroRedundancyOptimizerBase::Impl {
       }
       return chunks_of(tensors, kChunkBytes);
     }
-    // As the gradients' averages come.
+    // One chunk per bucket, in the order in which the averages are ready.
     std::vector<std::vector<at::Tensor>> chunks;
     for (const auto& bucket : state().reducer().bucket_indices()) {
       auto& chunk = chunks.emplace_back();
@@ -203,7 +203,8 @@ class ZeroRedundancyOptimizerBase::Impl {
         ". Make a new optimizer with all of them.");
   }
 
-  // Those of no_sync() alone are whole, and in no shard: the step would pass over them.
+  // Gradients of passes under no_sync() alone are whole and in no shard, so a step would ignore
+  // them.
   void check_gradients_were_averaged() const {
     if (!shards_ || group_size() == 1) return;
     for (const auto& shard : *shards_) {
@@ -222,7 +223,7 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   int group_size() const { return optimizer_->group()->getSize(); }
 
-  // One after the other: the backend may need a copy of what it gathers.
+  // One chunk after the other: the backend may need a copy of what it gathers.
   void gather_all() {
     for (auto& chunk : optimizer_->chunks()) {
       optimizer_->gather(chunk)->wait();
@@ -237,27 +238,27 @@ class ZeroRedundancyOptimizerBase::Impl {
     }
   }
 
-  // Parts of a backward pass, the same ones in the same order on every rank.
-  void reduced(const std::vector<at::Tensor>& part, bool last) {
+  // Called with each part of a backward pass, in the same order on every rank.
+  void on_reduced(const std::vector<at::Tensor>& part, bool last) {
     const at::NoGradGuard no_grad;
     check();
     for (const auto& p : part) {
-      const auto place = places_.find(p.unsafeGetTensorImpl());
-      if (place == places_.end()) continue;
-      auto& chunk = optimizer_->chunks()[place->second.chunk];
-      chunk.reported[place->second.slot] = 1;
+      const auto found = slots_.find(p.unsafeGetTensorImpl());
+      if (found == slots_.end()) continue;
+      auto& chunk = optimizer_->chunks()[found->second.chunk];
+      chunk.reported[found->second.slot] = 1;
       if (--chunk.missing == 0) step_and_send(chunk);
     }
     if (!last) return;
-    // Of parameters that no rank used, a rank without input hears nothing.
+    // A rank without input gets no part with the parameters that no rank used.
     for (auto& chunk : optimizer_->chunks()) {
       if (chunk.missing > 0) step_and_send(chunk);
     }
-    for (auto& [chunk, work] : under_way_) {
+    for (auto& [chunk, work] : pending_gathers_) {
       work->wait();
       ShardedOptimizer::mark_changed(*chunk);
     }
-    under_way_.clear();
+    pending_gathers_.clear();
     begin_pass();
     release_gradients();
   }
@@ -265,7 +266,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   void step_and_send(ShardChunk& chunk) {
     optimizer_->set_options(owner_.param_groups());
     optimizer_->step(chunk);
-    under_way_.emplace_back(&chunk, optimizer_->gather(chunk));
+    pending_gathers_.emplace_back(&chunk, optimizer_->gather(chunk));
   }
 
   ZeroRedundancyOptimizerBase& owner_;
@@ -276,12 +277,12 @@ class ZeroRedundancyOptimizerBase::Impl {
   const int64_t generation_;
   std::shared_ptr<GradientShards> shards_;  // with stage 2
   std::unique_ptr<ShardedOptimizer> optimizer_;
-  // With overlap.
-  std::unordered_map<const void*, Place> places_;
-  std::vector<std::pair<ShardChunk*, c10::intrusive_ptr<c10d::Work>>> under_way_;
+  // The members below are used with overlap.
+  std::unordered_map<const void*, ChunkSlot> slots_;
+  std::vector<std::pair<ShardChunk*, c10::intrusive_ptr<c10d::Work>>> pending_gathers_;
 };
 
-/// A rank without input steps beside the others, on the gradients that the model's hook gets.
+/// Steps on a rank without input, with the gradients that the model's hook received.
 class ZeroRedundancyOptimizerBase::ZeroJoinHook : public JoinHook {
  public:
   explicit ZeroJoinHook(Impl& impl) : impl_(impl) {}

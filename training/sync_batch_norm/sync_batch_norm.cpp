@@ -70,7 +70,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
         input, running_mean, running_var, weight, bias, by_batch, momentum, options.eps());
   }
   DDP_CHECK(
-      !detail::in_join_that_goes_on(),
+      !detail::in_uneven_join(),
       "SyncBatchNorm: expected a join that ends as soon as one rank has no input, got one that "
       "goes "
       "on: a rank without input has no batch to normalize with. Pass "

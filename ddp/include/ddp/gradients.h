@@ -5,9 +5,9 @@
 
 namespace ddp {
 
-/// What a training loop does with the gradients of an optimizer, whichever it is: a
-/// `ZeroRedundancyOptimizer` with stage 2 has this rank's parts of them, which LibTorch's functions
-/// do not see. So a program can choose its optimizer at run time:
+/// Functions for the gradients of any optimizer. A `ZeroRedundancyOptimizer` with stage 2 holds
+/// this rank's parts of the gradients, which LibTorch's functions do not see. With these functions
+/// a program can choose its optimizer at run time:
 ///
 /// ```
 /// std::unique_ptr<torch::optim::Optimizer> optimizer = make_optimizer(model);
@@ -19,10 +19,10 @@ namespace ddp {
 
 /// Clears the gradients that the optimizer steps on.
 ///
-/// Optimizer::zero_grad() is not virtual: called through a reference to the base, it would leave
-/// the parts of stage 2 as they are, and the next backward pass would add to them.
+/// Optimizer::zero_grad() is not virtual: called through a reference to the base, it would not
+/// clear the parts of stage 2, and the next backward pass would add to them.
 ///
-/// \param set_to_none  or fill them with zeros.
+/// \param set_to_none  false: fill them with zeros instead.
 ///
 /// Collective: no.
 DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = true);
@@ -31,10 +31,10 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 /// its groups is at most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
 ///
 /// \param norm_type  above 0; infinity is the largest magnitude.
-/// \return the norm before.
+/// \return the norm before scaling.
 /// \throws c10::ValueError  for another norm_type.
-/// \throws c10::Error  for a ZeroRedundancyOptimizer with overlap, which has stepped already, or in
-///         a join() of it, where ranks without input would not clip.
+/// \throws c10::Error  for a ZeroRedundancyOptimizer with overlap, which has stepped already, and
+///         in a join() with one, where ranks without input would not clip.
 ///
 /// Collective: with stage 2, one all-reduce of a number. Blocks: host.
 DDP_API double clip_grad_norm_(

@@ -19,56 +19,55 @@ class JoinContext;
 
 /// Options for `join`; the same on every rank.
 struct JoinOptions {
-  /// Whether anything happens at all; false when inputs are known to be even. Default: true
+  /// False runs the body alone: for inputs that are known to be even. Default: true
   TORCH_ARG(bool, enable) = true;
-  /// Divide gradients by the world size; else by the number of ranks that still have input, so that
-  /// the last inputs weigh as much as the first. A communication hook averages by itself, and does
-  /// not see this. Default: true
+  /// Divide gradients by the world size; false: by the number of ranks that still have input, so
+  /// that the last inputs weigh as much as the first. No effect with a communication hook, which
+  /// averages by itself. Default: true
   TORCH_ARG(bool, divide_by_initial_world_size) = true;
-  /// Throw on all ranks as soon as one has no input left, instead of going on without it: for
+  /// Throw on all ranks as soon as one has no input left, instead of continuing without it: for
   /// modules that communicate in their forward pass (SyncBatchNorm). Default: false
   TORCH_ARG(bool, throw_on_early_termination) = false;
-  /// Optimizers whose state all ranks take over from the last one with input when the join ends:
-  /// one that had less input has taken fewer steps. The same ones in the same order on every rank.
-  /// Learning rates and other options are taken over as well; a scheduler's own count of steps is
-  /// not: call it once an epoch. Not needed where `step_in_backward` steps. Default: none
+  /// Optimizers whose state is copied from the last rank with input to all ranks when the join
+  /// ends: a rank with less input has taken fewer steps. The same ones in the same order on every
+  /// rank. Learning rates and other options are copied too, but not a scheduler's count of steps:
+  /// call the scheduler once an epoch. Not needed with `step_in_backward`. Default: none
   TORCH_ARG(std::vector<torch::optim::Optimizer*>, optimizers) = {};
 };
 
-/// What one collective object does on a rank that has no input left.
+/// Runs in place of one collective object on a rank that has no input left.
 class DDP_API JoinHook {
  public:
   virtual ~JoinHook() = default;
 
-  /// Takes part in the collectives of one iteration of the ranks that still have input. Once for
-  /// each of those.
+  /// Runs the collectives of one iteration of the ranks that still have input. Called once for each
+  /// of their iterations.
   virtual void main_hook() {}
 
-  /// When no rank has input left; on every rank, also where the inputs lasted to the end.
+  /// Called when no rank has input left; on every rank, including those with the most input.
   ///
   /// \param is_last_joiner  whether this rank was among those with the most input: they hold the
   ///        results of the whole training.
   virtual void post_hook(bool is_last_joiner) { (void)is_last_joiner; }
 };
 
-/// An object whose iterations communicate, and which knows how to do without an iteration of its
-/// own: DistributedDataParallel, or a class of yours.
+/// An object whose iterations communicate, and which provides a JoinHook for ranks without input:
+/// DistributedDataParallel, or a class of yours.
 ///
-/// A class of yours calls `notify_join(*this)` first thing in each iteration, before it
-/// communicates.
+/// A class of yours calls `notify_join(*this)` in each iteration, before it communicates.
 class DDP_API Joinable {
  public:
   virtual ~Joinable() = default;
 
-  /// Makes what stands in for this object once this rank has no input left.
+  /// Makes the hook that runs in place of this object once this rank has no input left.
   virtual std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) = 0;
-  /// Where the join's own small tensors live.
+  /// The device of the join's own small tensors.
   virtual c10::Device join_device() const = 0;
-  /// The same for all that join together.
+  /// The group of the join; the same for all objects of one join.
   virtual ProcessGroup join_process_group() const = 0;
 
  protected:
-  /// The join that goes on around this object; null outside of one.
+  /// The running join of this object; null outside of one.
   JoinContext* join_context() const { return join_context_; }
 
  private:
@@ -78,8 +77,8 @@ class DDP_API Joinable {
   JoinContext* join_context_ = nullptr;
 };
 
-/// Says that this rank begins an iteration, and learns whether the others do. Does nothing outside
-/// of a join.
+/// Sends the other ranks that this rank begins an iteration of `joinable`, and checks that they do.
+/// Does nothing outside of a join.
 ///
 /// \throws c10::Error  with throw_on_early_termination, when a rank has no input left; when ranks
 ///         with input are at different places: in an iteration of another object, or a pass.
@@ -87,8 +86,9 @@ class DDP_API Joinable {
 /// Collective: yes, one all-reduce of 16 bytes a rank. Blocks: host.
 DDP_API void notify_join(Joinable& joinable);
 
-/// Runs `body`, the training loop over this rank's own inputs, and then takes part in what ranks
-/// with more input still do, until no rank has any left: then all ranks hold the model of the last.
+/// Runs `body`, the training loop over this rank's own inputs, and then joins the collectives of
+/// the ranks with more input, until no rank has input left. Then all ranks hold the model of the
+/// last one.
 ///
 /// Example:
 /// ```
@@ -96,25 +96,25 @@ DDP_API void notify_join(Joinable& joinable);
 ///   for (auto& batch : *loader) { ... model->forward(...) ... }
 /// });
 /// ```
-/// \param joinables  at least one, each once; all that communicate in `body`, in the same order on
-///        every rank. `body` may use them in any order and as often as it likes, as long as the
-///        averaged backward passes, sharded optimizers' steps and iterations of the user's own
-///        classes come in the same order on all ranks that have input: a rank without input takes
-///        part in them in that order. A rank that leaves one out is an error on all ranks, but one
-///        whose input ends. Forward passes are each rank's own, but with
-///        throw_on_early_termination: then one that leaves out its backward pass is an error, too.
-/// \throws c10::ValueError  for no joinable, or ones with different process groups.
-/// \throws c10::Error  with throw_on_early_termination: on ranks without input that they exhausted
-///         it, on the others that one did. When ranks with input communicate in different orders.
-///         In the first averaged backward pass of a model of this group that is not listed; for a
-///         join in the body of another one of this group.
-/// An exception of `body` is passed on. The other ranks learn it and stop.
+/// \param joinables  at least one, each once: all objects that communicate in `body`, in the same
+///        order on every rank. `body` may use them in any order and as often as it likes, as long
+///        as averaged backward passes, sharded optimizers' steps and iterations of the user's own
+///        classes have the same order on all ranks that have input: a rank without input joins them
+///        in that order. If a rank with input leaves one out, all ranks throw. Forward passes need
+///        not match, except with throw_on_early_termination: then a forward pass without its
+///        backward pass is an error, too.
+/// \throws c10::ValueError  for no joinable, or joinables of different process groups.
+/// \throws c10::Error  with throw_on_early_termination, on all ranks, when one exhausts its input;
+///         when ranks with input communicate in different orders; in the first averaged backward
+///         pass of a model of this group that is not listed; for a join in the body of another one
+///         of this group.
+/// An exception of `body` is passed on. The other ranks throw too, with its text.
 ///
-/// Collective: yes. Cost: a 16 bytes a rank all-reduce in each averaged backward pass, step of a
-///   sharded optimizer and iteration of a class of the user's own, and with
+/// Collective: yes. Cost: an all-reduce of 16 bytes a rank in each averaged backward pass, step of
+///   a sharded optimizer and iteration of a class of the user's own, and with
 ///   throw_on_early_termination in each training forward pass. Of several models in one backward
-///   pass, all but the first send their gradients when autograd is done. At the end what the
-///   joinables exchange then (DistributedDataParallel broadcasts the model once).
+///   pass, all but the first send their gradients when autograd is done. At the end, the joinables'
+///   own exchange (DistributedDataParallel broadcasts the model once).
 /// Source: torch.distributed.algorithms.Join, torch 2.11.0.
 DDP_API void join(
     const std::vector<Joinable*>& joinables, const std::function<void()>& body,

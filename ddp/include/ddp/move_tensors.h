@@ -17,7 +17,7 @@
 
 namespace ddp {
 
-/// Gives the tensor that takes another's place elsewhere; an undefined one stays undefined.
+/// Returns the moved tensor for a tensor; an undefined one stays undefined.
 using TensorMove = c10::function_ref<at::Tensor(const at::Tensor&)>;
 
 namespace detail {
@@ -26,8 +26,8 @@ template <typename T>
 using MoveTensors =
     decltype(move_tensors(std::declval<const T&>(), std::declval<const TensorMove&>()));
 
-/// How a `T` that holds tensors is copied to another device. In the general case it holds none,
-/// unless it is a user's type, with a function declared beside it:
+/// Copies a `T` that holds tensors to another device. The general case is a type without tensors,
+/// or a user's type with a function declared beside it:
 /// ```
 /// MyBatch move_tensors(const MyBatch& batch, const ddp::TensorMove& to) {
 ///   return {to(batch.images), to(batch.labels), batch.names};
@@ -39,12 +39,12 @@ struct Mover {
   static T move(const TensorMove& to, const T& value) { return move_tensors(value, to); }
 };
 
-/// Whether `T` holds tensors, and they can be moved.
+/// Whether `T` holds tensors that can be moved.
 template <typename T>
 constexpr bool can_move = Mover<T>::holds_tensors;
 
-/// A copy of `value` in which `to` has replaced the tensors; parts that hold none are copied as
-/// they are.
+/// A copy of `value` in which `to` has replaced the tensors; parts without tensors are copied
+/// unchanged.
 template <typename T>
 T moved_by(const TensorMove& to, const T& value) {
   if constexpr (can_move<T>) {
@@ -54,14 +54,15 @@ T moved_by(const TensorMove& to, const T& value) {
   }
 }
 
-/// Where tensors go, and in which dtype floating ones arrive; as they are, where it is unset.
+/// The device and the dtype (of floating tensors) that tensors get; unset: they keep their own.
 struct InputPlacement {
   std::optional<c10::Device> device;
   std::optional<at::ScalarType> floating_dtype;
 
   bool changes_inputs() const { return device || floating_dtype; }
 
-  /// A copy of `value` with its tensors there; one that is there already is not copied.
+  /// A copy of `value` with its tensors there and in that dtype; a tensor that already is so is not
+  /// copied.
   template <typename T>
   T placed(const T& value) const {
     const auto place = [this](const at::Tensor& t) { return t.defined() ? placed_tensor(t) : t; };

@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// Takes the tensors that a value holds, one at a time.
+/// Receives the tensors that a value holds, one at a time.
 using TensorSink = std::function<void(const at::Tensor&)>;
 
 namespace detail {
@@ -43,7 +43,7 @@ constexpr bool holds_no_tensor = std::is_arithmetic_v<T> || std::is_enum_v<T> ||
 
 }  // namespace detail
 
-/// Gives `sink` every tensor in what a module's `forward` returned.
+/// Gives `sink` every tensor in a value that a module's `forward` returned.
 ///
 /// Looks into tensors, optionals, pointers, pairs, tuples, arrays, lists, maps, OrderedDict and
 /// IValue, nested in any way. For a type of your own, declare beside it
@@ -66,7 +66,7 @@ bool for_each_tensor(const T& value, const TensorSink& sink) {
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     value.visit([&](const c10::IValue& part) {
       if (part.isTensor()) sink(part.toTensor());
-      return false;  // go on, and deeper
+      return false;  // visit all parts, also nested ones
     });
     return true;
   } else if constexpr (detail::holds_no_tensor<T>) {

@@ -9,8 +9,8 @@ namespace ddp {
 /// Whether all ranks' parameters and buffers have the same names, shapes and bits: NaN equals
 /// itself, and 0 differs from -0.
 ///
-/// For any module, wrapped or not. The wrapped model's own `check_replicas()` also says what
-/// differs, and leaves out what each rank keeps for itself.
+/// For any module, wrapped or not. The wrapped model's own `check_replicas()` also names the
+/// difference, and leaves out ignored parameters and buffers.
 ///
 /// \return the same on every rank.
 /// \throws c10::ValueError  on every rank, where one has a tensor without a dense storage.

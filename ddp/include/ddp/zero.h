@@ -26,18 +26,18 @@ namespace ddp {
 struct ZeroOptions {
   /// The ranks that share the state. With stage 2 or overlap, the model's. Default: the model's
   TORCH_ARG(ProcessGroup, process_group) = {};
-  /// 1: each rank keeps its part of the optimizer's state. 2: and of the gradients, so that `.grad`
-  /// is undefined after an averaged backward pass. Default: 1
+  /// 1: each rank keeps its part of the optimizer's state. 2: also only its part of the gradients,
+  /// so that `.grad` is undefined after an averaged backward pass. Default: 1
   TORCH_ARG(int, stage) = 1;
   /// Step at the end of every averaged backward pass, bucket by bucket, and send the new parameters
-  /// of one while the gradients of the next are on their way; step() then does nothing. Not where
-  /// something is to happen to the gradients in between (clipping, a GradScaler). Default: false
+  /// of one bucket while the gradients of the next are reduced; step() then does nothing. Not for
+  /// programs that change the gradients before the step (clipping, a GradScaler). Default: false
   TORCH_ARG(bool, overlap) = false;
 };
 
 namespace detail {
 
-/// What an optimizer's options and its state of a parameter are.
+/// The types of an optimizer's options and of its state of a parameter.
 template <typename Optimizer>
 struct ZeroTypes {
   static constexpr bool kAreKnown = false;
@@ -64,7 +64,7 @@ template <>
 struct ZeroTypes<torch::optim::SGD>
     : KnownZeroTypes<torch::optim::SGDOptions, torch::optim::SGDParamState> {};
 
-/// How to make the optimizer that each rank has of its part, and the state of a parameter.
+/// Makes the optimizer of a rank's part, and the state of a parameter.
 struct ZeroKind {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
@@ -76,61 +76,62 @@ struct ZeroKind {
 
 }  // namespace detail
 
-/// What does not depend on the optimizer that is sharded.
+/// The part of a sharded optimizer that does not depend on the optimizer's type.
 class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, public Joinable {
  public:
   ~ZeroRedundancyOptimizerBase() override;
 
-  /// Steps this rank's part, and gathers everybody's parameters.
+  /// Steps this rank's part, and gathers the parameters of all ranks.
   ///
-  /// \param closure  runs before; it may not step again.
+  /// \param closure  runs before the step; it may not step again.
   /// \throws c10::Error  a group of parameters was added, or the model was refreshed, since this
   ///         was made; in a join() that this is not part of; with stage 2, gradients of passes
   ///         under no_sync() alone.
   ///
-  /// Collective: yes. Blocks: host. Cost: beside this rank's part of a step, each parameter travels
-  ///   once.
+  /// Collective: yes. Blocks: host. Cost: this rank's part of a step; each parameter is sent once.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Clears the gradients of all parameters, and with stage 2 this rank's parts. Shadows
-  /// torch::optim::Optimizer's, which cannot see those; ddp::zero_grad calls the right one.
+  /// Clears the gradients of all parameters, and with stage 2 this rank's parts. Hides the function
+  /// of torch::optim::Optimizer, which does not clear those; ddp::zero_grad calls the right one.
   void zero_grad(bool set_to_none = true);
 
-  /// Writes the state of the whole, as the optimizer would without sharding: it loads there, and
-  /// on any number of ranks. A `Checkpointer` does the same, and asks for memory on rank 0 alone.
+  /// Writes the whole state, as the optimizer would without sharding, so it can be loaded without
+  /// sharding and on any number of ranks. A `Checkpointer` does the same, and needs the memory on
+  /// rank 0 alone.
   ///
   /// Collective: yes. Cost: the state of all parameters in memory, for the time of the call.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Takes this rank's part of what save() or an optimizer without sharding wrote.
+  /// Reads this rank's part of a file that save() or an optimizer without sharding wrote.
   ///
   /// Collective: no, but every rank has to load the same. Cost: as save().
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Of this rank's part.
+  /// The bytes of the state of this rank's part.
   size_t local_state_bytes() const;
 
-  /// The gradients that this rank steps on: with stage 1 the parameters', with stage 2 its parts.
+  /// The gradients that this rank steps on: with stage 1 the parameters' gradients, with stage 2
+  /// its parts.
   std::vector<at::Tensor> gradients() const;
 
-  /// What it was made with.
+  /// The options that it was made with.
   const ZeroOptions& options() const;
   /// The ranks that share the state.
   const ProcessGroup& process_group() const;
-  /// Whether it is part of a join() that is under way: ranks without input step, and do nothing
-  /// else to gradients.
+  /// Whether it is part of a running join(): there, ranks without input step the gradients, but do
+  /// not clip or scale them.
   bool is_in_join() const { return join_context() != nullptr; }
 
   /// The optimizer without sharding, with the whole state; empty on other ranks than `to`. For code
-  /// that knows LibTorch's optimizers alone.
+  /// that supports only LibTorch's optimizers.
   ///
   /// \param to  a rank of the group; -1: all of them.
   ///
   /// Collective: yes.
   std::unique_ptr<torch::optim::Optimizer> consolidated(int to = -1) const;
-  /// The same without any state, which load_whole() takes once it has one.
+  /// The same without any state, for load_whole() after a state was loaded into it.
   std::unique_ptr<torch::optim::Optimizer> unsharded() const;
-  /// Takes over options, and this rank's part of the state.
+  /// Copies the options of `whole`, and this rank's part of its state.
   void load_whole(const torch::optim::Optimizer& whole);
 
   /// Joinable: in `ddp::join({model.get(), &optimizer}, ...)`.
@@ -153,10 +154,11 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   std::shared_ptr<Impl> impl_;
 };
 
-/// An optimizer whose state is divided among the ranks: each has that of 1/world of all elements,
-/// steps those, and gets the other parameters from the others (Rajbhandari et al., "ZeRO", 2020,
-/// https://arxiv.org/abs/1910.02054, stages 1 and 2). Parameters become those of the optimizer
-/// without it, bit for bit where the backend sums in the same order (over shared memory always).
+/// An optimizer whose state is divided among the ranks: each rank holds the state of 1/world of all
+/// elements, steps those, and gets the other parameters from the other ranks (Rajbhandari et al.,
+/// "ZeRO", 2020, https://arxiv.org/abs/1910.02054, stages 1 and 2). Parameters equal those of the
+/// optimizer without sharding, bit for bit where the backend sums in the same order (over shared
+/// memory always).
 ///
 /// ```
 /// ddp::DistributedDataParallel model(net);
@@ -164,17 +166,17 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 ///     model, torch::optim::AdamWOptions(1e-3), ddp::ZeroOptions().stage(2));
 /// ```
 ///
-/// It is a torch::optim::Optimizer: schedulers and GradScaler take it, and its groups of parameters
-/// hold the options. Each element of the parameters, not each parameter, has its rank: no rank has
-/// more than its share. Parameters move into memory that this makes; views of them that were taken
-/// before no longer see them.
+/// It is a torch::optim::Optimizer: schedulers and GradScaler work with it, and its groups of
+/// parameters hold the options. Elements of the parameters are divided, not whole parameters, so
+/// all ranks have equal shares. Parameters move into memory that this allocates; views that were
+/// taken of them before keep the old memory.
 ///
-/// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, for `.grad` is undefined after an
-/// averaged backward pass. Under no_sync() gradients accumulate whole. Buckets stay in the order of
-/// registration, reversed.
+/// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, since `.grad` is undefined after an
+/// averaged backward pass. Under no_sync() whole gradients accumulate. Buckets stay in the reverse
+/// order of registration.
 ///
-/// In a join(), ranks without input step as well: `ddp::join({model.get(), &optimizer}, body)`.
-/// With overlap, the model alone.
+/// In a join(), ranks without input step too: `ddp::join({model.get(), &optimizer}, body)`. With
+/// overlap, list the model alone.
 ///
 /// \tparam Optim  Adagrad, Adam, AdamW, RMSprop or SGD of LibTorch, which update each element on
 ///         its own.
@@ -205,7 +207,7 @@ class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
       : ZeroRedundancyOptimizer(
             model, {torch::optim::OptimizerParamGroup(model->parameters())}, defaults, options) {}
 
-  /// Groups of the model's parameters, with options of their own; parameters in none are not
+  /// Groups of the model's parameters, with options of their own; parameters in no group are not
   /// stepped.
   template <typename M>
   ZeroRedundancyOptimizer(

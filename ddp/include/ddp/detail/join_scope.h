@@ -2,12 +2,12 @@
 
 #include <ddp/export.h>
 
-// No public header: what modules that communicate in forward ask about the join around them.
+// Not a public header: for modules that communicate in forward.
 
 namespace ddp::detail {
 
-/// Whether this thread is in the body of a join() that goes on without ranks that have no input
-/// left, which then do not take part in collectives of a module.
-DDP_API bool in_join_that_goes_on();
+/// Whether this thread is in the body of a join() that continues when ranks have no input left.
+/// Such ranks do not run the collectives of a module's forward.
+DDP_API bool in_uneven_join();
 
 }  // namespace ddp::detail

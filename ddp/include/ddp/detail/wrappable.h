@@ -1,7 +1,6 @@
 #pragma once
 
-// No public header: what DistributedDataParallel checks of the type that it wraps, in one line
-// each.
+// Not a public header: the checks of the type that DistributedDataParallel wraps.
 
 #include <memory>
 #include <type_traits>
@@ -12,8 +11,8 @@
 
 namespace ddp::detail {
 
-/// Whether class `T` has members named `forward`: overloads and templates as well, of which no
-/// pointer can be taken. A type with members of that name from two bases has none without doubt.
+/// Whether class `T` has members named `forward`, including overloads and templates, whose address
+/// cannot be taken: then `forward` is ambiguous in a class derived from `T` and `Other`.
 template <typename T>
 class HasForward {
   struct Other {
@@ -52,7 +51,7 @@ constexpr bool has_forward() {
   if constexpr (is_wrappable<M>) {
     return HasForward<std::decay_t<decltype(*std::declval<M&>())>>::value;
   } else {
-    return true;  // which is an error of its own
+    return true;  // a type that is not wrappable is another error
   }
 }
 
