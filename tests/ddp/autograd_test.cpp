@@ -1,4 +1,4 @@
-// What else programs do with autograd while a wrapper is there.
+// Other uses of autograd in a program with a wrapper.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -50,14 +50,14 @@ class Checkpointed : public torch::autograd::Function<Checkpointed> {
     y.backward(gradients[0]);
     return {x.grad(), at::Tensor()};
   }
-  // What a context cannot keep; one map a rank-thread.
+  // The forward function of each context, which cannot save it; one map for each rank's thread.
   static thread_local std::map<torch::autograd::AutogradContext*, Run> runs;
 };
 thread_local std::map<torch::autograd::AutogradContext*, Checkpointed::Run> Checkpointed::runs;
 
 }  // namespace
 
-TEST_CASE("a gradient penalty is nobody's backward pass", "[ranks][ddp]") {
+TEST_CASE("autograd::grad for a gradient penalty counts as no backward pass", "[ranks][ddp]") {
   const int mode = GENERATE(0, 1, 2);
   CAPTURE(mode);
   const auto seen = run_ranks<Gradients>(2, [&](const Rank& self) {
@@ -136,7 +136,7 @@ TEST_CASE("backward with inputs is averaged, every time", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 3, 1.5, 3});
 }
 
-TEST_CASE("an old wrapper leaves a new one alone", "[ranks][ddp]") {
+TEST_CASE("an old wrapper of the same module does not disturb a new one", "[ranks][ddp]") {
   const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
     torch::nn::Sequential net(make_linear(2), make_linear(1));
     const auto last = std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->ptr(1));
@@ -158,7 +158,7 @@ TEST_CASE("an old wrapper leaves a new one alone", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 1.5});
 }
 
-TEST_CASE("the bare module's backward pass is this rank's own", "[ranks][ddp]") {
+TEST_CASE("a backward pass of the bare module is not averaged", "[ranks][ddp]") {
   const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
     auto net = make_linear(2);
     DistributedDataParallel model(net, in(self));
@@ -179,7 +179,7 @@ TEST_CASE("the bare module's backward pass is this rank's own", "[ranks][ddp]") 
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 1.5, 1.5});
 }
 
-TEST_CASE("a forward inside a backward pass belongs to it", "[ranks][ddp]") {
+TEST_CASE("a forward inside a backward pass is averaged with it", "[ranks][ddp]") {
   const bool find_unused = GENERATE(false, true);
   const auto seen = run_ranks<Gradients>(2, [&](const Rank& self) {
     auto net = make_linear(2);
@@ -197,7 +197,7 @@ TEST_CASE("a forward inside a backward pass belongs to it", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 1.5, 1.5});
 }
 
-TEST_CASE("a forward inside a backward pass may stand beside a plain one", "[ranks][ddp]") {
+TEST_CASE("a forward inside a backward pass works beside a plain one", "[ranks][ddp]") {
   const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
     auto net = make_linear(2);
     DistributedDataParallel model(net, in(self).static_graph(true));
@@ -207,8 +207,8 @@ TEST_CASE("a forward inside a backward pass may stand beside a plain one", "[ran
       const auto x = torch::full({1, 2}, self.rank + 1.0).set_requires_grad(true);
       const auto run = [&](const at::Tensor& input) { return model->forward(input); };
       const auto checkpointed = Checkpointed::apply(x, run).sum();
-      // The later of the two goes backward first: a reduced pass is under way when the other one
-      // runs forward again.
+      // The later of the two runs backward first: a reduced pass has begun when the other one runs
+      // forward again.
       (checkpointed + model->forward(x).sum()).backward();
       gradients.push_back(first_gradient(net));
     }
@@ -249,7 +249,7 @@ TEST_CASE("a checkpoint inside a wrapped module is averaged", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 3, 1.5, 3, 1.5, 3});
 }
 
-TEST_CASE("a wrapper may go before its backward pass, which is local then", "[ranks][ddp]") {
+TEST_CASE("a backward pass is local when its wrapper was destroyed before", "[ranks][ddp]") {
   const auto seen = run_ranks<Gradients>(2, [](const Rank& self) {
     auto net = make_linear(2);
     at::Tensor loss;
@@ -282,7 +282,7 @@ TEST_CASE("two wrappers share a loss", "[ranks][ddp]") {
   for (const auto& gradients : seen) CHECK(gradients == Gradients{1.5, 3, 1.5, 3, 1.5, 3});
 }
 
-TEST_CASE("create_graph averages first derivatives and leaves their graph", "[ranks][ddp]") {
+TEST_CASE("create_graph averages first derivatives and keeps their graph", "[ranks][ddp]") {
   const bool as_views = GENERATE(false, true);
   const auto seen = run_ranks<Gradients>(2, [&](const Rank& self) {
     auto net = make_linear(1);

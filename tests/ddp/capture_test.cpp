@@ -1,5 +1,6 @@
-// What a step tells the other ranks of, or compares with them, is not captured for a graph: a
-// replay would repeat what was said. No stream is captured here: the library is told that one is.
+// A step that exchanges a status between ranks, or compares replicas, cannot be captured for a
+// graph: a replay would send the same values again. No real stream is captured; the tests only
+// report one.
 #include <string>
 #include <vector>
 
@@ -26,23 +27,23 @@ using Model = DistributedDataParallel<torch::nn::Linear>;
 
 void step(Model& model) { model->forward(torch::ones({2, 3})).sum().backward(); }
 
-// What a captured step throws behind three that are not captured, and what the next one throws.
-struct Told {
+// The errors of a captured step after three others, and of the next step, which is not captured.
+struct StepErrors {
   std::string captured;
-  std::string behind;
+  std::string after_capture;
 };
 
-std::vector<Told> told_of(const Options& options, bool joins) {
+std::vector<StepErrors> step_errors_of_ranks(const Options& options, bool joins) {
   RankBarrier barrier(2);
-  return run_ranks<Told>(2, [&](const Rank& self) {
+  return run_ranks<StepErrors>(2, [&](const Rank& self) {
     auto own = options;
     own.process_group(testing::group_over(testing::like_nccl(self), self));
     Model model(torch::nn::Linear(3, 1), own);
     for (int i = 0; i < 3; ++i) step(model);
-    Told told;
+    StepErrors errors;
     {
       const Capture capture(barrier);
-      told.captured = error_of([&] {
+      errors.captured = error_of([&] {
         if (joins) {
           model->join([&] { step(model); });
         } else {
@@ -50,35 +51,35 @@ std::vector<Told> told_of(const Options& options, bool joins) {
         }
       });
     }
-    told.behind = error_of([&] { step(model); });
-    return told;
+    errors.after_capture = error_of([&] { step(model); });
+    return errors;
   });
 }
 
 }  // namespace
 
-TEST_CASE("a step that the ranks tell each other of is not captured", "[ranks][capture][errors]") {
+TEST_CASE("a step with a status exchange is not captured", "[ranks][capture][errors]") {
   const bool joins = GENERATE(false, true);
   CAPTURE(joins);
-  const auto told =
-      told_of(Options().reduction(joins ? Reduction::Mean : Reduction::SampleWeighted), joins);
+  const auto errors = step_errors_of_ranks(
+      Options().reduction(joins ? Reduction::Mean : Reduction::SampleWeighted), joins);
   for (int rank = 0; rank < 2; ++rank) {
     CHECK_THAT(
-        told[rank].captured,
-        ContainsText("expected a graph to be captured where the ranks need not tell each other") &&
+        errors[rank].captured,
+        ContainsText("expected a graph to be captured in a step without a status exchange") &&
             ContainsText(
                 "got a join or Reduction::SampleWeighted on rank " + std::to_string(rank)) &&
             ContainsText("Capture without these."));
-    CHECK_THAT(told[rank].behind, ContainsText("Capture without these."));
+    CHECK_THAT(errors[rank].after_capture, ContainsText("Capture without these."));
   }
 }
 
 TEST_CASE("a step that compares replicas is not captured", "[ranks][capture][errors]") {
-  for (const auto& rank : told_of(Options().check_replicas_every(4), false)) {
+  for (const auto& rank : step_errors_of_ranks(Options().check_replicas_every(4), false)) {
     CHECK_THAT(
         rank.captured, ContainsText("got one in which check_replicas_every has it") &&
                            ContainsText("call check_replicas()"));
-    CHECK_THAT(rank.behind, ContainsText("check_replicas_every has it"));
+    CHECK_THAT(rank.after_capture, ContainsText("check_replicas_every has it"));
   }
 }
 

@@ -1,4 +1,4 @@
-// Options together: each combination against gradients that are averaged by hand.
+// Combinations of options, compared with gradients that are averaged by hand.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -16,7 +16,7 @@ using testing::run_ranks;
 
 enum class Graph { Whole, Unused, Static };
 
-// Which of its weights a pass uses is the test's decision.
+// The test decides which of its weights a pass uses.
 class BranchesImpl : public torch::nn::Module {
  public:
   BranchesImpl() {
@@ -44,7 +44,7 @@ struct Pass {
   bool sometimes, never;
 };
 
-// The passes of one step: two under no_sync and the one that is reduced.
+// The passes of one step: two under no_sync, and the reduced one.
 std::vector<Pass> passes_of(const Combination& c, int step, int rank) {
   std::vector<Pass> passes;
   for (int i = 0; i < 3; ++i) {
@@ -80,7 +80,7 @@ void run_passes(
   forward(passes[2]).backward();
 }
 
-// What one step leaves behind, from each rank's own gradients.
+// The gradients after one step, computed from each rank's own gradients.
 std::vector<at::Tensor> average_by_hand(
     std::vector<at::Tensor> local, const std::vector<bool>& used, const Rank& self) {
   for (size_t i = 0; i < local.size(); ++i) {
@@ -106,7 +106,7 @@ std::string check(const Combination& c, const Rank& self) {
   std::vector<at::Tensor> expected(3);
   for (int step = 0; step < 5; ++step) {
     const auto passes = passes_of(c, step, self.rank);
-    // Every other step goes on from what the last one left.
+    // Every other step accumulates on the gradients of the last one.
     if (step % 2 == 0) {
       for (auto& p : net->parameters()) p.mutable_grad().reset();
       expected.assign(3, {});
@@ -140,7 +140,7 @@ std::string check(const Combination& c, const Rank& self) {
 
 }  // namespace
 
-TEST_CASE("no_sync with everything else averages what was accumulated", "[ranks][ddp]") {
+TEST_CASE("no_sync with any other option averages the accumulated gradients", "[ranks][ddp]") {
   const auto seen = run_ranks<std::string>(2, [](const Rank& self) {
     for (const auto graph : {Graph::Whole, Graph::Unused, Graph::Static}) {
       for (int bits = 0; bits < 16; ++bits) {

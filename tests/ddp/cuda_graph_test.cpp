@@ -22,13 +22,13 @@ using Options = DistributedDataParallelOptions;
 
 constexpr int kBefore = 3;  // steps, as docs/gpus.md says
 
-/// Losses of steps, and the parameters in the end.
+/// The losses of steps, and the parameters at the end.
 struct Outcome {
   at::Tensor losses;
   at::Tensor parameters;
 };
 
-/// The steps of a run: `kBefore` alone, and so many that may be replays.
+/// Runs `kBefore` plain steps, and then so many that may be replays.
 constexpr int kReplays = 6;
 
 Outcome train_eagerly() {
@@ -65,10 +65,10 @@ Outcome train_by_replays(CudaTrainer& trainer) {
 
 }  // namespace
 
-TEST_CASE("a captured step gives the numbers of one that is not", "[cuda][graph]") {
+TEST_CASE("a captured step computes the same as one that is not captured", "[cuda][graph]") {
   if (lacks_cuda()) return;
   const bool as_views = GENERATE(false, true);
-  const bool with_hook = GENERATE(false, true);  // and so NCCL in the graph
+  const bool with_hook = GENERATE(false, true);  // a hook puts NCCL into the graph
   const bool unused = GENERATE(false, true);
   CAPTURE(as_views, with_hook, unused);
   const auto replayed = run_ranks<Outcome>(
@@ -86,7 +86,7 @@ TEST_CASE("a captured step gives the numbers of one that is not", "[cuda][graph]
   CHECK(torch::equal(replayed[0].parameters, eager.parameters));
 }
 
-TEST_CASE("steps go on behind a capture as before", "[cuda][graph]") {
+TEST_CASE("steps after a capture work as before", "[cuda][graph]") {
   if (lacks_cuda()) return;
   const auto trained = run_ranks<at::Tensor>(
       1,
@@ -109,7 +109,7 @@ TEST_CASE("a collective is captured and replayed", "[cuda][graph]") {
       [](const Rank& self) {
         const CUDAStreamGuard guard(getStreamFromPool());
         auto tensor = torch::ones({1000}, c10::Device(at::kCUDA, 0));
-        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);  // connects
+        all_reduce(tensor, c10d::ReduceOp::SUM, self.group);  // connects NCCL before the capture
         torch::cuda::synchronize();
         at::cuda::CUDAGraph graph;
         graph.capture_begin();
@@ -124,9 +124,10 @@ TEST_CASE("a collective is captured and replayed", "[cuda][graph]") {
   CHECK(torch::equal(sums[0], torch::full({1000}, 15.)));
 }
 
-TEST_CASE("a capture that comes too early is refused, and does no harm", "[cuda][graph][errors]") {
+TEST_CASE(
+    "a capture that begins too early throws, and training continues", "[cuda][graph][errors]") {
   if (lacks_cuda()) return;
-  const auto told = run_ranks<std::string>(
+  const auto errors = run_ranks<std::string>(
       1,
       [](const Rank& self) {
         const CUDAStreamGuard guard(getStreamFromPool());
@@ -141,7 +142,7 @@ TEST_CASE("a capture that comes too early is refused, and does no harm", "[cuda]
         return error;
       },
       over("nccl"));
-  CHECK_THAT(told[0], ContainsText("Run at least 3 steps on the capturing stream before"));
+  CHECK_THAT(errors[0], ContainsText("Run at least 3 steps on the capturing stream before"));
 }
 
 }  // namespace ddp

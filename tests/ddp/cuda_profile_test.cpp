@@ -1,4 +1,4 @@
-// What LibTorch's profiler, by CUPTI, sees the host do in a training step on a GPU.
+// The host's CUDA calls in a training step on a GPU, as LibTorch's profiler (CUPTI) records them.
 #include <string>
 #include <vector>
 
@@ -19,7 +19,7 @@ using namespace ddp::testing;
 
 constexpr const char* kRange = "from forward to step";
 
-/// The calls of the CUDA runtime and driver within three steps.
+/// The calls of the CUDA runtime and driver in three steps.
 std::vector<TraceEvent> calls_of_steps(CudaTrainer& trainer, bool waits) {
   const TemporaryFolder folder;
   const auto path = folder.path() + "/trace.json";
@@ -47,7 +47,7 @@ bool any_names(const std::vector<TraceEvent>& calls, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("the trace reader finds what lies within a range", "[trace]") {
+TEST_CASE("the trace reader finds the events within a range", "[trace]") {
   const TemporaryFolder folder;
   const auto path = folder.path() + "/trace.json";
   Profiler profiler;
@@ -63,7 +63,7 @@ TEST_CASE("the trace reader finds what lies within a range", "[trace]") {
   CHECK_FALSE(any_names(inside, "aten::exp"));
 }
 
-TEST_CASE("the profiler sees no wait of the host in a step", "[cuda][profile]") {
+TEST_CASE("the profiler records no wait of the host in a step", "[cuda][profile]") {
   if (lacks_cuda()) return;
   const bool waits = GENERATE(false, true);
   CAPTURE(waits);

@@ -1,5 +1,5 @@
-// On which stream, and in which order, what happens. A kernel that spins holds up a stream where it
-// would show: work that does not follow it then reads what is not there yet.
+// The streams and the order of the work of a step. A kernel that spins delays a stream, so that
+// work which fails to wait for it reads values that are not written yet.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -26,18 +26,18 @@ using c10::cuda::CUDAStreamGuard;
 using c10::cuda::getStreamFromPool;
 using Options = DistributedDataParallelOptions;
 
-constexpr int64_t kTensOfMilliseconds = 50'000'000;  // clocks of a GPU
+constexpr int64_t kTensOfMilliseconds = 50'000'000;  // in clock cycles of a GPU
 constexpr int64_t kHalfASecond = 1'000'000'000;
 
-/// Whether buckets travel: a group of one reduces nothing, but a hook gets them, and NCCL has a
-/// stream of its own.
-enum class Buckets { Stay, Travel };
+/// Whether buckets are reduced: a group of one reduces nothing, but a hook gets the buckets, and
+/// NCCL has a stream of its own.
+enum class Buckets { Unused, Reduced };
 
 CommHook hook_for(Buckets buckets, const Rank& self) {
-  return buckets == Buckets::Travel ? hooks::all_reduce(self.group) : nullptr;
+  return buckets == Buckets::Reduced ? hooks::all_reduce(self.group) : nullptr;
 }
 
-/// Lets the backward pass of `output` begin late on the device, and its first gradients with it.
+/// Delays the backward pass of `output` on the device, and with it the first gradients.
 at::Tensor late(const at::Tensor& output) {
   output.register_hook([](const at::Tensor& gradient) {
     at::cuda::sleep(kTensOfMilliseconds);
@@ -55,12 +55,12 @@ at::Tensor late_step(CudaTrainer& trainer, const at::Tensor& x) {
   return loss;
 }
 
-/// Two layers beside each other on streams of their own, whose gradients share a bucket.
+/// Two parallel layers on streams of their own, whose gradients share a bucket.
 struct BesideImpl : torch::nn::Module {
   BesideImpl() {
-    auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
     const torch::NoGradGuard no_grad;
-    for (auto& p : parameters()) p.normal_(0, 0.1, chance);
+    for (auto& p : parameters()) p.normal_(0, 0.1, generator);
     to(c10::Device(at::kCUDA, 0));
   }
 
@@ -112,15 +112,15 @@ at::Tensor train_beside(bool apart, const Rank* self) {
 
 }  // namespace
 
-TEST_CASE("a step is in order on whichever stream it runs", "[cuda][streams]") {
+TEST_CASE("a step is ordered correctly on any stream", "[cuda][streams]") {
   if (lacks_cuda()) return;
   const bool as_views = GENERATE(false, true);
-  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
+  const auto buckets = GENERATE(Buckets::Unused, Buckets::Reduced);
   const auto [made_on_side, on_side] =
       GENERATE(std::pair(false, false), std::pair(false, true), std::pair(true, true));
   const double cap_mb = GENERATE(1e-3, 25.0);
-  CAPTURE(as_views, buckets == Buckets::Travel, on_side, cap_mb);
-  const bool made_there = made_on_side;  // which a lambda cannot capture as it is
+  CAPTURE(as_views, buckets == Buckets::Reduced, on_side, cap_mb);
+  const bool made_there = made_on_side;  // a lambda cannot capture the original
   const bool runs_there = on_side;
   constexpr int kSteps = 4;
   const auto trained = run_ranks<at::Tensor>(
@@ -146,17 +146,17 @@ TEST_CASE("a step is in order on whichever stream it runs", "[cuda][streams]") {
   CHECK(torch::equal(trained[0], train_plainly(kSteps)));
 }
 
-TEST_CASE("gradients of several streams meet in one bucket", "[cuda][streams]") {
+TEST_CASE("one bucket takes gradients of several streams", "[cuda][streams]") {
   if (lacks_cuda()) return;
   const auto trained = run_ranks<at::Tensor>(
       1, [](const Rank& self) { return train_beside(/*apart=*/true, &self); }, over("nccl"));
   CHECK(torch::equal(trained[0], train_beside(/*apart=*/false, nullptr)));
 }
 
-TEST_CASE("views stay where they are while gradients are zeroed in place", "[cuda][streams]") {
+TEST_CASE("views keep their memory when gradients are zeroed in place", "[cuda][streams]") {
   if (lacks_cuda()) return;
-  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
-  CAPTURE(buckets == Buckets::Travel);
+  const auto buckets = GENERATE(Buckets::Unused, Buckets::Reduced);
+  CAPTURE(buckets == Buckets::Reduced);
   constexpr int kSteps = 5;
   const auto trained = run_ranks<at::Tensor>(
       1,
@@ -178,12 +178,12 @@ TEST_CASE("views stay where they are while gradients are zeroed in place", "[cud
   CHECK(torch::equal(trained[0], train_plainly(kSteps)));
 }
 
-TEST_CASE("the host waits for nothing from forward to the optimizer's step", "[cuda][waits]") {
+TEST_CASE("the host does not wait between forward and the optimizer's step", "[cuda][waits]") {
   if (lacks_cuda()) return;
   const bool as_views = GENERATE(false, true);
-  const auto buckets = GENERATE(Buckets::Stay, Buckets::Travel);
+  const auto buckets = GENERATE(Buckets::Unused, Buckets::Reduced);
   const bool unused = GENERATE(false, true);
-  CAPTURE(as_views, buckets == Buckets::Travel, unused);
+  CAPTURE(as_views, buckets == Buckets::Reduced, unused);
   struct Seen {
     std::vector<std::string> waits, control;
     bool ran_ahead = false;
@@ -199,15 +199,15 @@ TEST_CASE("the host waits for nothing from forward to the optimizer's step", "[c
         torch::cuda::synchronize();
         Seen seen;
         at::cuda::sleep(kHalfASecond);
-        at::cuda::CUDAEvent behind_it;
-        behind_it.record();
+        at::cuda::CUDAEvent after_sleep;
+        after_sleep.record();
         const HostWaits waits;
         for (int step = 0; step < 3; ++step) trainer.step(x);
-        seen.ran_ahead = !behind_it.query();
+        seen.ran_ahead = !after_sleep.query();
         seen.waits = waits.seen();
-        // What would be seen if it waited.
+        // The same counter, with a wait.
         const HostWaits control;
-        behind_it.synchronize();
+        after_sleep.synchronize();
         torch::cuda::synchronize();
         trainer.step(x).item<float>();
         seen.control = control.seen();

@@ -1,5 +1,5 @@
 // One GPU, one rank: NCCL, and Gloo with CUDA tensors. Several ranks in one process would share
-// autograd's one thread of that GPU and wait for each other on it.
+// autograd's only thread of that GPU, and deadlock on it.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// A small network on a GPU and what trains it, for cases of one rank.
+// A small network on a GPU and functions that train it, for tests with one rank.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace ddp::testing {
 
 using CudaNet = torch::nn::Sequential;
 
-/// The same numbers each time.
+/// A network with the same weights each time.
 inline CudaNet make_cuda_net() {
   CudaNet net(
       torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Linear(128, 128), torch::nn::ReLU(),
@@ -32,7 +32,7 @@ inline at::Tensor cuda_batch(uint64_t step) {
   return torch::randn({32, 64}, chance).to(c10::Device(at::kCUDA, 0));
 }
 
-/// What both ways to train do in a step.
+/// One step, with a wrapper or without.
 template <typename Model>
 at::Tensor train_step(Model& model, torch::optim::Optimizer& optimizer, const at::Tensor& x) {
   optimizer.zero_grad();
@@ -48,7 +48,7 @@ inline at::Tensor flat_parameters(const CudaNet& net) {
   return torch::cat(flat).cpu();
 }
 
-/// The parameters that `steps` steps without a wrapper lead to, one after the other.
+/// The parameters after `steps` steps without a wrapper, concatenated.
 inline at::Tensor train_plainly(int steps) {
   auto net = make_cuda_net();
   torch::optim::SGD optimizer(net->parameters(), 0.1);

@@ -1,8 +1,8 @@
 // Ranks that share one GPU, as processes: cuda_world BACKEND CASES, where CASES is "averages" or
-// "parts". Prints what went wrong, and "ok" on rank 0 where nothing did.
+// "parts". Prints each failure; rank 0 prints "ok" where there is none.
 //
-// What a rank's model comes to is compared with that of one process, which each rank computes for
-// itself from all ranks' batches.
+// A rank's model is compared with that of one process, which each rank computes itself from all
+// ranks' batches.
 #include <cstdio>
 #include <functional>
 #include <limits>
@@ -25,7 +25,7 @@ using Options = ddp::DistributedDataParallelOptions;
 constexpr int kSteps = 5;
 const c10::Device kGpu(at::kCUDA, 0);
 
-// Of the case that runs. Each has one of its own, which its failure aborts and no other's.
+// The group of the running case. Each case has one of its own, so a failure aborts no other case.
 ddp::ProcessGroup group;
 
 Options in_group() { return Options().process_group(group); }
@@ -35,16 +35,16 @@ Net make_net(bool normalizes = false) {
   if (normalizes) net->push_back(torch::nn::BatchNorm1d(32));
   net->push_back(torch::nn::Tanh());
   net->push_back(torch::nn::Linear(32, 5));
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
   net->to(kGpu);
   return net;
 }
 
 at::Tensor batch_of(int rank, int step) {
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1000 + 10 * step + rank);
-  return torch::randn({16, 20}, chance).to(kGpu);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + 10 * step + rank);
+  return torch::randn({16, 20}, generator).to(kGpu);
 }
 
 at::Tensor own_batch(int step) { return batch_of(ddp::get_rank(), step); }
@@ -137,7 +137,7 @@ void skip_parameters() {
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    // On one rank, on all, on none.
+    // Skips on one rank, on all, on none.
     const bool skip = step % 3 == 0 ? ddp::get_rank() == 0 : step % 3 == 1;
     const bool all_skip = step % 3 == 1 || (step % 3 == 0 && ddp::get_world_size() == 1);
     loss_of(model->forward(own_batch(step), skip)).backward();
@@ -226,7 +226,7 @@ void scale_gradients() {
       TORCH_CHECK(output.scalar_type() == at::kHalf, "autocast gave ", output.scalar_type());
     }
     auto loss = loss_of(output);
-    // One rank's infinity is all ranks'.
+    // An infinity on one rank makes all ranks skip the step.
     if (step == 2 && ddp::get_rank() == 0) loss = loss * std::numeric_limits<float>::infinity();
     scaler.scale(loss).backward();
     skipped += scaler.step(optimizer) ? 0 : 1;
@@ -261,7 +261,7 @@ std::vector<Case> parts() {
       {"half precision hook", [] { train(in_group(), ddp::hooks::fp16_compress(group), 1e-2); }}};
 }
 
-/// \return  how many failed.
+/// \return  the number of failed cases.
 int run(const std::vector<Case>& cases) {
   std::vector<int> ranks(static_cast<size_t>(ddp::get_world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -13,7 +13,7 @@ using testing::in;
 using testing::Rank;
 using testing::run_ranks;
 
-// Weights that depend on `seed` alone: torch's global generator belongs to all rank-threads.
+// Weights that depend on `seed` alone: all rank-threads share torch's global generator.
 template <typename M>
 void randomize(M& module, int seed) {
   const torch::NoGradGuard no_grad;
@@ -27,7 +27,7 @@ torch::nn::Sequential make_mlp(int seed) {
   return net;
 }
 
-// Batch norm and a buffer, which ranks keep in step by broadcasts.
+// Batch norm and a buffer; broadcasts keep them equal on all ranks.
 class NormNetImpl : public torch::nn::Module {
  public:
   NormNetImpl() {
@@ -60,7 +60,7 @@ at::Tensor flat_gradients(torch::nn::Module& module) {
 
 }  // namespace
 
-TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp][many]") {
+TEST_CASE("ranks train as one process with the whole batch", "[ranks][ddp][many]") {
   const int size = GENERATE(1, 2, 3, 4);
   const bool as_views = GENERATE(false, true);
   const double cap_mb = GENERATE(1e-4, 25.0);
@@ -81,7 +81,7 @@ TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp][ma
   }
 
   const auto trained = run_ranks<at::Tensor>(size, [&](const Rank& self) {
-    auto net = make_mlp(1 + self.rank);  // only rank 0's weights count
+    auto net = make_mlp(1 + self.rank);  // rank 0's weights are broadcast
     DistributedDataParallel model(
         net, in(self).bucket_cap_mb(cap_mb).gradient_as_bucket_view(as_views));
     torch::optim::SGD optimizer(model->parameters(), 0.5);
@@ -99,13 +99,13 @@ TEST_CASE("ranks follow one process that sees the whole batch", "[ranks][ddp][ma
   }
 }
 
-TEST_CASE("rank 0's parameters and buffers are everybody's", "[ranks][ddp][many]") {
+TEST_CASE("construction gives all ranks rank 0's parameters and buffers", "[ranks][ddp][many]") {
   const bool init_sync = GENERATE(true, false);
   const auto states = run_ranks<at::Tensor>(3, [&](const Rank& self) {
     NormNet net;
     randomize(net, self.rank);
     net->counter.fill_(self.rank + 7);
-    net->parameters()[3].set_requires_grad(false);  // frozen ones are sent too
+    net->parameters()[3].set_requires_grad(false);  // frozen parameters are broadcast too
     DistributedDataParallel model(net, in(self).init_sync(init_sync));
     auto state = net->parameters();
     state.push_back(net->counter);
@@ -116,7 +116,7 @@ TEST_CASE("rank 0's parameters and buffers are everybody's", "[ranks][ddp][many]
 }
 
 TEST_CASE(
-    "buffers travel with averaged backward passes, and with nothing else", "[ranks][ddp][many]") {
+    "buffers are shared in averaged backward passes, and nowhere else", "[ranks][ddp][many]") {
   const bool is_static = GENERATE(false, true);
   const auto seen = run_ranks<std::vector<float>>(3, [&](const Rank& self) {
     NormNet net;
@@ -132,10 +132,10 @@ TEST_CASE(
     {
       const torch::NoGradGuard no_grad;
       forward();
-      note();  // an evaluation is each rank's own
+      note();  // an evaluation shares no buffers
     }
     forward();
-    note();  // and so is a forward pass that is not trained on
+    note();  // nor does a forward pass without backward
     {
       const auto guard = model->no_sync();
       forward().backward();
@@ -146,10 +146,10 @@ TEST_CASE(
     const auto first = forward();
     net->counter.fill_(7 * (self.rank + 1));
     (first + model->forward(torch::randn({8, 4})).sum()).backward();
-    note();  // as they are after the last forward pass
+    note();  // rank 0's values after its last forward pass
     net->counter = net->register_buffer("counter2", torch::zeros({1}));
     forward().backward();
-    note();  // of a buffer that was assigned anew
+    note();  // with a buffer that was replaced
     net->counter.fill_(self.rank + 1);
     model->sync_buffers();
     note();
@@ -179,7 +179,7 @@ TEST_CASE("broadcast_buffers(false) and ignored buffers stay local", "[ranks][dd
   CHECK(counters == std::vector<float>{1, 2});
 }
 
-TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
+TEST_CASE("a clone is a copy of the wrapped module without the wrapper", "[ranks][ddp]") {
   struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
     CloneableNetImpl() { reset(); }
     void reset() override {
@@ -220,7 +220,7 @@ TEST_CASE("a clone is a plain copy of the wrapped module", "[ranks][ddp]") {
         torch::equal(flat(plain->parameters()), before),
         copy->parameters()[0].scalar_type() == at::kFloat,
         plain->named_parameters().keys() == net->named_parameters().keys()};
-    // On one rank alone: no other one has to take part.
+    // On one rank alone: clone() is not collective.
     if (self.rank == 0) {
       copy->forward(torch::ones({3, 4})).sum().backward();
       right.push_back(copy->fc->bias.grad().defined());
@@ -270,7 +270,7 @@ TEST_CASE("no_sync accumulates locally until the next synchronised pass", "[rank
     const auto pass = [&](float x) {
       model->forward(torch::full({1, 3}, x * (self.rank + 1))).sum().backward();
     };
-    pass(1);  // so that, with views, gradients live in the bucket already
+    pass(1);  // so that, with views, gradients are in the bucket already
     net->weight.mutable_grad().zero_();
     Seen seen;
     {
@@ -280,7 +280,7 @@ TEST_CASE("no_sync accumulates locally until the next synchronised pass", "[rank
         const auto inner = model->no_sync();
         pass(2);
       }
-      pass(3);  // the inner guard gave back what it found
+      pass(3);  // the inner guard has restored no_sync
       seen.local = net->weight.grad().clone();
     }
     pass(4);
@@ -293,7 +293,7 @@ TEST_CASE("no_sync accumulates locally until the next synchronised pass", "[rank
   }
 }
 
-TEST_CASE("no_sync ends with its scope, also by an exception", "[ranks][ddp]") {
+TEST_CASE("no_sync ends with its scope, also after an exception", "[ranks][ddp]") {
   const auto gradients = run_ranks<float>(2, [](const Rank& self) {
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     DistributedDataParallel model(net, in(self));
@@ -326,7 +326,7 @@ TEST_CASE("one rank may evaluate alone", "[ranks][ddp]") {
   CHECK(losses[0] == losses[1]);
 }
 
-TEST_CASE("forwards without backward are free", "[ranks][ddp]") {
+TEST_CASE("forward passes without backward do not matter", "[ranks][ddp]") {
   const auto gradients = run_ranks<at::Tensor>(2, [](const Rank& self) {
     auto net = make_mlp(1);
     DistributedDataParallel model(net, in(self));
@@ -343,7 +343,7 @@ TEST_CASE("ignored parameters keep their own gradients", "[ranks][ddp]") {
     at::Tensor weights, bias;
   };
   const auto seen = run_ranks<Seen>(2, [](const Rank& self) {
-    torch::nn::Linear net(1, 1);  // parameters of the root itself, which Python cannot ignore
+    torch::nn::Linear net(1, 1);  // the root's own parameters, which Python cannot ignore
     DistributedDataParallel model(net, in(self).parameters_to_ignore({"bias"}));
     model->forward(torch::ones({1, 1})).sum().mul(self.rank + 1).backward();
     return Seen{net->weight.grad().clone(), net->bias.grad().clone()};

@@ -1,4 +1,4 @@
-// Forward passes that are not trained on, and training in eval() mode.
+// Forward passes without backward, and training in eval() mode.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -16,7 +16,7 @@ using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
 
-// y = w * norm(x), which throws where the test says so.
+// y = w * norm(x); throws when the test asks for it.
 class NormalisedImpl : public torch::nn::Module {
  public:
   NormalisedImpl() {
@@ -40,7 +40,8 @@ at::Tensor batch(int rank, int step) {
 }  // namespace
 
 TEST_CASE("rank 0 may evaluate a model with buffers alone, at any time", "[ranks][ddp]") {
-  const int when = GENERATE(0, 1, 2);  // after this step: before, at and after the rebuild
+  // Evaluates after this step: before, at and after the rebuild of buckets.
+  const int when = GENERATE(0, 1, 2);
   const auto train = [&](bool evaluates) {
     return run_ranks<at::Tensor>(2, [&](const Rank& self) {
       Normalised net;
@@ -74,7 +75,7 @@ TEST_CASE("an evaluation with gradients does not arm a local pass", "[ranks][ddp
       net->zero_grad();
       if (self.rank == 0) {
         model->eval();
-        model->forward(x);  // nobody said torch::NoGradGuard
+        model->forward(x);  // without torch::NoGradGuard
         model->train();
       }
       {
@@ -91,7 +92,7 @@ TEST_CASE("an evaluation with gradients does not arm a local pass", "[ranks][ddp
   CHECK(gradients[1] == std::vector<float>{2, 3, 2, 3, 2, 3});
 }
 
-TEST_CASE("training in eval() mode is training", "[ranks][ddp]") {
+TEST_CASE("training in eval() mode averages gradients", "[ranks][ddp]") {
   const auto gradients = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     Normalised net;
     DistributedDataParallel model(net, in(self));
@@ -99,7 +100,7 @@ TEST_CASE("training in eval() mode is training", "[ranks][ddp]") {
     std::vector<float> seen;
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
-      if (self.rank == 1) model->forward(batch(0, step));  // is never followed by a backward pass
+      if (self.rank == 1) model->forward(batch(0, step));  // without a backward pass
       model->forward(batch(self.rank, step)).sum().backward();
       seen.push_back(net->w.grad()[0].item<float>());
     }
@@ -109,7 +110,7 @@ TEST_CASE("training in eval() mode is training", "[ranks][ddp]") {
 }
 
 TEST_CASE(
-    "an evaluation that threw is the reason when a collective breaks", "[ranks][errors][ddp]") {
+    "a failed collective reports an evaluation that threw before it", "[ranks][errors][ddp]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -119,7 +120,7 @@ TEST_CASE(
         if (self.rank == 1) {
           model->eval();
           net->throws = true;
-          model->forward(batch(0, 2));  // nobody catches it: this rank goes
+          model->forward(batch(0, 2));  // not caught: this rank ends
         }
         model->forward(batch(0, 2)).sum().backward();
       },

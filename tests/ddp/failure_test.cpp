@@ -1,4 +1,4 @@
-// One rank in trouble: the others learn why, in bounded time, and nobody hangs.
+// One rank fails: the others throw its reason in bounded time, and no rank hangs.
 #include <ddp/collectives.h>
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ using testing::kLongTimeout;
 using testing::Rank;
 using testing::run_ranks;
 
-// Multiplies by a weight, and throws where the test says so.
+// Multiplies by a weight; throws when the test asks for it.
 class FragileImpl : public torch::nn::Module {
  public:
   FragileImpl() {
@@ -56,7 +56,7 @@ struct Seen {
 constexpr const char* kAborted =
     ". The process group is aborted: end the job, or make a new process group and wrapper.";
 
-// Rank 1 goes on only when the others have failed.
+// Rank 1 continues only after the others have failed.
 void wait_for_the_others(const Rank& self) {
   const auto key = [](int rank) { return "failed/" + std::to_string(rank); };
   if (self.rank != 1) return self.store->set(key(self.rank), "1");
@@ -101,8 +101,7 @@ TEST_CASE(
   for (const auto& rank : seen) CHECK(rank.next == text);
 }
 
-TEST_CASE(
-    "a wrapper that broke says why at whatever comes first", "[ranks][errors][failure][many]") {
+TEST_CASE("a failed wrapper throws its reason at the next call", "[ranks][errors][failure][many]") {
   const auto reduction = GENERATE(Reduction::Mean, Reduction::SampleWeighted);
   const std::string next = GENERATE("step", "join", "join without input");
   CAPTURE(next);
@@ -158,7 +157,7 @@ TEST_CASE("a backward that throws aborts the group", "[ranks][errors][failure][m
       size,
       [&](const Rank& self) {
         Fragile net;
-        // One bucket a parameter: v's is on its way when w's gradient fails.
+        // One bucket a parameter: v's is being reduced when w's gradient fails.
         DistributedDataParallel model(net, in(self).bucket_cap_mb(1e-6));
         for (int i = 0; i < 2; ++i) step(model);
         net->throw_in_backward = on_all || self.rank == 0;
@@ -170,14 +169,14 @@ TEST_CASE("a backward that throws aborts the group", "[ranks][errors][failure][m
   for (const auto& error : next) {
     CHECK(error == next[0]);
     if (size == 1) {
-      CHECK(error.empty());  // nobody is out of step
+      CHECK(error.empty());  // no rank failed
     } else {
       CHECK_THAT(error, ContainsText("backward threw on rank") && ContainsText(kAborted));
     }
   }
 }
 
-TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failure][many]") {
+TEST_CASE("a left-out backward pass is an error on all ranks", "[ranks][errors][failure][many]") {
   const auto seen = run_ranks<Seen>(
       3,
       [&](const Rank& self) {
@@ -209,7 +208,7 @@ TEST_CASE("a rank that leaves out a backward is noticed", "[ranks][errors][failu
   }
 }
 
-TEST_CASE("a destroyed group starts nothing any more", "[ranks][errors][failure]") {
+TEST_CASE("a destroyed group starts no more collectives", "[ranks][errors][failure]") {
   const auto results = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     DistributedDataParallel<Fragile> model(Fragile(), in(self));
     step(model);
@@ -242,14 +241,14 @@ TEST_CASE("a destroyed group starts nothing any more", "[ranks][errors][failure]
   }
 }
 
-TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
+TEST_CASE("ranks may differ in evaluations with gradients enabled", "[ranks][failure]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     Fragile net;
     DistributedDataParallel model(net, in(self));
     step(model);
     model->eval();
     for (int i = 0; i < 3 * self.rank; ++i) model->forward(torch::ones({4}));
-    net->throw_in_forward = self.rank == 1;  // caught, it is nobody else's business
+    net->throw_in_forward = self.rank == 1;  // caught on this rank, so no other rank fails
     error_of([&] { model->forward(torch::ones({4})); });
     net->throw_in_forward = false;
     model->train();
@@ -258,7 +257,8 @@ TEST_CASE("evaluations with gradients enabled may differ", "[ranks][failure]") {
   CHECK(errors == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][failure][many]") {
+TEST_CASE(
+    "a timeout names the bucket and the ranks that had arrived", "[ranks][errors][failure][many]") {
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(2);
   const bool rebuilt = GENERATE(false, true);
@@ -287,7 +287,7 @@ TEST_CASE("a timeout names the bucket and who had arrived", "[ranks][errors][fai
   CHECK(errors[0] == errors[2]);
 }
 
-TEST_CASE("a rank that leaves stops the others", "[ranks][errors][failure]") {
+TEST_CASE("the other ranks stop when a rank leaves", "[ranks][errors][failure]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -323,7 +323,7 @@ TEST_CASE(
                      ContainsText(kAborted));
 }
 
-TEST_CASE("a second backward pass is synchronised", "[ranks][failure]") {
+TEST_CASE("a second backward pass is averaged", "[ranks][failure]") {
   const bool as_views = GENERATE(false, true);
   const bool retain = GENERATE(false, true);
   const int size = GENERATE(1, 2);
@@ -363,7 +363,7 @@ TEST_CASE("a pass under no_sync stays local after a reduced one", "[ranks][failu
   CHECK(gradients == std::vector<float>{1, 2});
 }
 
-TEST_CASE("frozen, thawed and replaced parameters are explained", "[ranks][errors][failure]") {
+TEST_CASE("errors explain frozen, unfrozen and replaced parameters", "[ranks][errors][failure]") {
   const std::string what = GENERATE("frozen", "thawed", "replaced");
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Fragile net;
@@ -390,7 +390,8 @@ TEST_CASE("frozen, thawed and replaced parameters are explained", "[ranks][error
   }
 }
 
-TEST_CASE("a training pass that only one rank ran is named before collectives", "[ranks][errors]") {
+TEST_CASE(
+    "a training pass that only one rank ran is an error before any collective", "[ranks][errors]") {
   testing::RanksOptions options = kLongTimeout;
   options.backend = "shm";  // Gloo ends the process where sizes differ
   const auto errors = errors_of_ranks(
@@ -412,7 +413,7 @@ TEST_CASE("a training pass that only one rank ran is named before collectives", 
                      ContainsText("expected every rank to call the same collective"));
 }
 
-TEST_CASE("what users see of an error are a few lines without a stack", "[ranks][errors]") {
+TEST_CASE("an uncaught error prints a few lines without a stack", "[ranks][errors]") {
   const auto texts = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     torch::nn::Sequential net;
     for (int i = 0; i < 30; ++i) net->push_back(torch::nn::Linear(2, 2));

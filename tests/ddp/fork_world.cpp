@@ -1,5 +1,5 @@
 // fork_world BACKEND: a rank forks a process that has copies of its wrapper, optimizer and group.
-// Whatever becomes of those, the rank trains on as if nothing had been.
+// Whatever the child does with them, the rank continues to train unchanged.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,10 +15,10 @@
 
 namespace {
 
-// Static objects go after all else: also what the library keeps for this thread.
+// Static objects are destroyed last, also after the library's thread-local objects.
 struct MakesTensorsAtExit {
   ~MakesTensorsAtExit() {
-    // What was freed is written over, and kept.
+    // Overwrites freed memory, and keeps it allocated.
     for (int i = 0; i < 1024; ++i) {
       kept[i] = std::malloc(16 << (i % 4));
       std::memset(kept[i], 0xff, 16 << (i % 4));
@@ -66,7 +66,7 @@ void fork_child(Child what, Model& model, std::shared_ptr<torch::optim::SGD>& op
 
 void train(int64_t width, bool as_views) {
   torch::nn::Linear net(torch::nn::LinearOptions(width, 1).bias(false));
-  torch::nn::init::constant_(net->weight, 1);  // what follows is exact
+  torch::nn::init::constant_(net->weight, 1);  // makes the numbers below exact
   Model model(net, ddp::DistributedDataParallelOptions().gradient_as_bucket_view(as_views));
   auto optimizer =
       std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.5));
@@ -81,7 +81,7 @@ void train(int64_t width, bool as_views) {
     TORCH_CHECK(all_are(net->weight.grad(), mean), "expected the gradient to stay");
     TORCH_CHECK(all_are(net->weight, weight - 0.5 * mean), "expected one step");
   }
-  // So long that the others look whether the group has failed.
+  // Long enough that the other ranks check the group for failures.
   if (ddp::get_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   step(model, *optimizer, ddp::get_rank() + 1);
   TORCH_CHECK(all_are(net->weight.grad(), mean), "expected the average");
@@ -92,10 +92,10 @@ void train(int64_t width, bool as_views) {
 int main(int /*argc*/, char** argv) try {
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend(argv[1]).timeout(std::chrono::seconds(30)));
-  for (const int64_t width : {1, 65536}) {  // a gradient in a bucket, and one of its own
+  for (const int64_t width : {1, 65536}) {  // a gradient in a bucket, and one without
     for (const bool as_views : {false, true}) train(width, as_views);
   }
-  // Store and group are as they were.
+  // Store and group still work.
   std::vector<int> all;
   for (int rank = 0; rank < ddp::get_world_size(); ++rank) all.push_back(rank);
   ddp::barrier(ddp::new_group(all));

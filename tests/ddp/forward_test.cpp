@@ -1,4 +1,4 @@
-// Any module, any signature, any result.
+// Modules with all kinds of signatures and results.
 #include <atomic>
 
 #include <ddp/distributed_data_parallel.h>
@@ -45,7 +45,7 @@ TORCH_MODULE(Odd);
 
 }  // namespace
 
-TEST_CASE("forward has the module's own signatures and results", "[ranks][ddp]") {
+TEST_CASE("forward has the signatures and results of the module's forward", "[ranks][ddp]") {
   const auto results = run_ranks<std::string>(2, [](const Rank& self) {
     Odd odd;
     DistributedDataParallel model(odd, in(self));
@@ -103,13 +103,13 @@ TEST_CASE("the wrapper is a module like any other", "[ranks][ddp]") {
     model->train();
     TORCH_CHECK(net->is_training());
     TORCH_CHECK(model->parameters()[0].is_same(net->parameters()[0]));
-    DistributedDataParallel<torch::nn::Sequential> same = model;  // holders share
+    DistributedDataParallel<torch::nn::Sequential> same = model;  // holders share the module
     TORCH_CHECK(same.get() == model.get());
     return 0;
   });
 }
 
-TEST_CASE("profilers see forward", "[ranks][ddp][profile]") {
+TEST_CASE("a profiler records forward", "[ranks][ddp][profile]") {
   static std::atomic<int> seen;
   seen = 0;
   const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(
@@ -146,7 +146,7 @@ struct Final final : torch::nn::Module {
 
 }  // namespace
 
-TEST_CASE("whatever forward is, a module that has one can be wrapped", "[ranks][ddp]") {
+TEST_CASE("a module with any kind of forward can be wrapped", "[ranks][ddp]") {
   const auto seen = run_ranks<std::vector<double>>(1, [](const Rank& self) {
     DistributedDataParallel overloaded(std::make_shared<Overloaded>(), in(self));
     DistributedDataParallel closed(std::make_shared<Final>(), in(self));

@@ -1,4 +1,4 @@
-// Ranks that do not hold the same model: every rank says so, in the same words.
+// Ranks with different models: every rank throws the same text.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -23,7 +23,7 @@ TORCH_MODULE(Bag);
 
 using Fill = std::function<void(BagImpl&, const Rank&, DistributedDataParallelOptions&)>;
 
-// The one text that all ranks throw.
+// The text that all ranks throw.
 std::string common_error(int size, const Fill& fill) {
   const auto errors = errors_of_ranks(size, [&](const Rank& self) {
     Bag bag;
@@ -35,7 +35,7 @@ std::string common_error(int size, const Fill& fill) {
   return errors[0];
 }
 
-// Has another backend's gathers, and memory to reduce in or not.
+// Forwards gathers to another backend; has memory of its own to reduce in, or none.
 class Memory : public c10d::Backend {
  public:
   Memory(c10::intrusive_ptr<c10d::Backend> transport, bool has_memory)
@@ -68,7 +68,7 @@ const std::string kRemedy =
 
 }  // namespace
 
-TEST_CASE("equal models shake hands", "[ranks][ddp]") {
+TEST_CASE("equal models can be wrapped", "[ranks][ddp]") {
   const int size = GENERATE(1, 2, 3);
   CHECK(common_error(size, [](BagImpl& bag, const Rank&, auto&) {
           bag.register_parameter("w", torch::randn({2, 3}));
@@ -76,7 +76,7 @@ TEST_CASE("equal models shake hands", "[ranks][ddp]") {
         }).empty());
 }
 
-TEST_CASE("buffers of any dtype are rank 0's", "[ranks][ddp]") {
+TEST_CASE("buffers of any dtype are broadcast from rank 0", "[ranks][ddp]") {
   const auto dtype = GENERATE(
       at::kShort, at::kBool, at::kUInt16, at::kUInt32, at::kFloat8_e5m2, at::kComplexFloat,
       at::kLong);
@@ -94,7 +94,7 @@ TEST_CASE("buffers of any dtype are rank 0's", "[ranks][ddp]") {
     const auto counts = bag->named_buffers()["counts"];
     const auto wrapped = counts.clone();
     counts.copy_(own(7));
-    model->forward().backward();  // the next one shares them again
+    model->forward().backward();  // the next pass shares them again
     model->forward();
     return std::vector<at::Tensor>{
         wrapped.view(at::kByte), counts.view(at::kByte),
@@ -110,7 +110,7 @@ TEST_CASE("buffers of any dtype are rank 0's", "[ranks][ddp]") {
   }
 }
 
-TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
+TEST_CASE("the error names every kind of difference between models", "[ranks][errors][ddp]") {
   SECTION("a shape") {
     CHECK(
         common_error(
@@ -231,7 +231,7 @@ TEST_CASE("every difference between models is named", "[ranks][errors][ddp]") {
   }
 }
 
-TEST_CASE("what one rank refuses, all ranks learn", "[ranks][errors][ddp]") {
+TEST_CASE("all ranks throw the error of one rank", "[ranks][errors][ddp]") {
   SECTION("nothing to train") {
     CHECK(
         common_error(
@@ -258,7 +258,7 @@ TEST_CASE("what one rank refuses, all ranks learn", "[ranks][errors][ddp]") {
   }
 }
 
-TEST_CASE("a rank that wraps nothing lets the others time out", "[ranks][errors][ddp]") {
+TEST_CASE("the others time out when a rank wraps nothing", "[ranks][errors][ddp]") {
   testing::RanksOptions options;
   options.collective_timeout = std::chrono::seconds(2);
   const auto errors = errors_of_ranks(
@@ -282,7 +282,7 @@ TEST_CASE("a rank that wraps nothing lets the others time out", "[ranks][errors]
   CHECK(errors[1].empty());
 }
 
-TEST_CASE("unusable modules and options are refused", "[ranks][errors][ddp]") {
+TEST_CASE("unusable modules and options throw", "[ranks][errors][ddp]") {
   const auto refused = [](const Fill& fill) { return common_error(1, fill); };
   CHECK_THAT(
       refused([](BagImpl&, const Rank&, auto&) {}),

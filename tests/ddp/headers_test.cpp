@@ -1,11 +1,11 @@
-// A second translation unit with the umbrella header: everything in it may be included twice.
+// A second translation unit with the umbrella header: its definitions must not collide.
 #include <ddp/ddp.h>
 
 #include <string>
 
 #include "support/catch.h"
 
-TEST_CASE("the umbrella header brings every public name", "[pure][ddp]") {
+TEST_CASE("the umbrella header declares every public name", "[pure][ddp]") {
   CHECK(std::string(DDP_VERSION) == "0.1.0");
   CHECK(
       ddp::DistributedSampler(4, ddp::DistributedSamplerOptions().num_replicas(2).rank(0))

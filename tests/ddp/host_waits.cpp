@@ -1,12 +1,12 @@
-// The definitions in a program come before those in the libraries that it loads, and LibTorch loads
-// the CUDA runtime as a library of its own. So its calls come here first.
+// The dynamic linker prefers the definitions in a program to those in its libraries, and LibTorch
+// loads the CUDA runtime as a shared library. So its calls of the runtime reach these functions.
 #include "ddp/host_waits.h"
 
 #include <dlfcn.h>
 
 #include <mutex>
 
-// The build hides what a program does not mean to export, and the libraries are to find these.
+// Exported, since the build hides symbols by default and the libraries have to find these.
 #pragma GCC visibility push(default)
 #include <cuda_runtime_api.h>
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// The calls with which the host waits for a GPU, counted.
+// Records the calls with which the host waits for a GPU.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace ddp::testing {
 
-/// From its construction on, on every thread of a program that is linked with host_waits.cpp: what
-/// calls of the CUDA runtime LibTorch and this library made that wait for the device.
+/// Records which calls of the CUDA runtime that wait for the device LibTorch and this library make
+/// after its construction, on every thread, in a program that is linked with host_waits.cpp.
 class HostWaits {
  public:
   HostWaits();
-  /// Their names, in the order in which they came.
+  /// The names of the calls, in order.
   std::vector<std::string> seen() const;
 
  private:

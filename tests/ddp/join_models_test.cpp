@@ -1,4 +1,4 @@
-// Joins of several models that share losses: random programs with uneven inputs, against one
+// Joins of several models that share losses: random programs with uneven inputs, compared with one
 // process that replays them.
 #include <algorithm>
 #include <numeric>
@@ -27,7 +27,7 @@ using testing::TimedError;
 
 constexpr double kLearningRate = 0.1;
 
-// Three weights, the last of which some forward passes leave out, and a buffer that all change.
+// Three weights, of which some forward passes skip the last, and a buffer that all passes change.
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl() {
@@ -49,19 +49,19 @@ TORCH_MODULE(Net);
 using Model = DistributedDataParallel<Net>;
 using ShardedSgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-// A forward pass of one model, on a batch or on what an earlier pass of the same loss returned.
+// A forward pass of one model, on a batch or on the output of an earlier pass of the same loss.
 struct Call {
   size_t model;
-  int input;  // an earlier call; -1: a batch
+  int input;  // index of an earlier call; -1: a batch
   bool in_loss;
 };
 
-// Forward passes and one backward pass. Models that it averages are stepped after it.
+// Forward passes and one backward pass. After it, the models that it averages are stepped.
 struct Loss {
   std::vector<Call> calls;
   std::set<size_t> frozen, local;  // models; local ones are under no_sync()
 
-  // The models of which the backward pass makes gradients.
+  // The models whose parameters get gradients in the backward pass.
   std::set<size_t> reached() const {
     std::set<size_t> models;
     for (size_t c = 0; c < calls.size(); ++c) {
@@ -86,7 +86,7 @@ struct Config {
   double cap_mb;
 };
 
-// What one seed stands for; the same on every rank.
+// The random program of one seed; the same on every rank.
 struct Program {
   std::vector<Config> models;
   std::vector<int> inputs;                // iterations by rank
@@ -129,7 +129,8 @@ Program draw_program(int seed, int world) {
   for (int m = 0; m < models; ++m) {
     const Reduction reductions[] = {Reduction::Mean, Reduction::Sum, Reduction::SampleWeighted};
     Config config{};
-    // With early termination a forward pass counts before it is known whether a backward follows.
+    // With early termination samples count in forward, before a backward pass is certain; so no
+    // SampleWeighted.
     config.reduction = reductions[draw.one_in(2) ? 0 : draw.below(p.early ? 2 : 3)];
     config.find_unused = draw.one_in(3);
     config.zero_stage = draw.one_in(3) ? (config.find_unused ? 2 : 1 + draw.below(2)) : 0;
@@ -150,26 +151,26 @@ Program draw_program(int seed, int world) {
   return p;
 }
 
-// What one forward pass of a rank is called with.
-struct Place {
+// Identifies one forward pass of a rank.
+struct CallSite {
   int rank, iteration;
   size_t loss, call;
 };
 
-at::Tensor batch_of(const Place& at) {
+at::Tensor batch_of(const CallSite& at) {
   const int seed = at.rank * 1000 + at.iteration * 100 + static_cast<int>(at.loss * 10 + at.call);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return torch::rand({1 + (at.rank + at.iteration) % 3, 3}, generator, at::kDouble);
 }
 
-bool skips(const Config& config, const Place& at) {
+bool skips(const Config& config, const CallSite& at) {
   return config.find_unused && (at.rank + at.iteration + static_cast<int>(at.call)) % 3 == 0;
 }
 
-// The loss of `loss`, where `forward` calls a model.
+// The value of `loss`; `forward` calls a model.
 at::Tensor value_of(
-    const Loss& loss, Place at,
-    const std::function<at::Tensor(size_t model, const at::Tensor&, const Place&)>& forward) {
+    const Loss& loss, CallSite at,
+    const std::function<at::Tensor(size_t model, const at::Tensor&, const CallSite&)>& forward) {
   std::vector<at::Tensor> outputs;
   auto sum = torch::zeros({}, at::kDouble);
   for (at.call = 0; at.call < loss.calls.size(); ++at.call) {
@@ -181,7 +182,7 @@ at::Tensor value_of(
   return sum;
 }
 
-// What is left at the end: each model's weights and its buffer.
+// Each model's weights and its buffer at the end.
 using States = std::vector<at::Tensor>;
 
 States train(const Program& p, const Rank& self) {
@@ -206,15 +207,16 @@ States train(const Program& p, const Rank& self) {
           std::make_unique<torch::optim::SGD>(models[m]->module()->parameters(), options));
     }
   }
-  const auto run = [&](const Loss& loss, const Place& at) {
+  const auto run = [&](const Loss& loss, const CallSite& at) {
     std::vector<std::unique_ptr<NoSyncGuard>> guards;
     for (const size_t m : loss.local) guards.emplace_back(new NoSyncGuard(models[m]->no_sync()));
     for (size_t m = 0; m < models.size(); ++m) {
       for (auto& w : models[m]->parameters()) w.set_requires_grad(loss.frozen.count(m) == 0);
     }
-    const auto value = value_of(loss, at, [&](size_t m, const at::Tensor& x, const Place& place) {
-      return models[m]->forward(x, skips(p.models[m], place));
-    });
+    const auto value =
+        value_of(loss, at, [&](size_t m, const at::Tensor& x, const CallSite& place) {
+          return models[m]->forward(x, skips(p.models[m], place));
+        });
     const auto reached = loss.reached();
     if (!reached.empty()) value.backward();
     for (const size_t m : reached) {
@@ -248,11 +250,11 @@ States train(const Program& p, const Rank& self) {
   return states;
 }
 
-// One process in the place of all ranks. Ranks with input have equal parameters all the time, so
-// one copy stands for all; each rank has its own gradients, buffers and samples.
-class Referee {
+// Computes in one process what all ranks compute. Ranks with input have equal parameters all the
+// time, so one copy is enough; each rank has its own gradients, buffers and samples.
+class SingleProcess {
  public:
-  explicit Referee(const Program& p) : p_(p), world_(static_cast<int>(p.inputs.size())) {
+  explicit SingleProcess(const Program& p) : p_(p), world_(static_cast<int>(p.inputs.size())) {
     const auto none = at::Tensor();
     for (size_t m = 0; m < p.models.size(); ++m) {
       nets_.emplace_back(Net());
@@ -296,14 +298,15 @@ class Referee {
     }
   }
 
-  void accumulate(const Loss& loss, const Place& at, const std::set<size_t>& reached) {
-    const auto value = value_of(loss, at, [&](size_t m, const at::Tensor& x, const Place& place) {
-      nets_[m]->passes.set_data(buffers_[m][at.rank].clone());
-      auto y = nets_[m]->forward(x, skips(p_.models[m], place));
-      buffers_[m][at.rank] = nets_[m]->passes.clone();
-      if (reached.count(m) && loss.goes_through(place.call)) samples_[m][at.rank] += x.size(0);
-      return y;
-    });
+  void accumulate(const Loss& loss, const CallSite& at, const std::set<size_t>& reached) {
+    const auto value =
+        value_of(loss, at, [&](size_t m, const at::Tensor& x, const CallSite& place) {
+          nets_[m]->passes.set_data(buffers_[m][at.rank].clone());
+          auto y = nets_[m]->forward(x, skips(p_.models[m], place));
+          buffers_[m][at.rank] = nets_[m]->passes.clone();
+          if (reached.count(m) && loss.goes_through(place.call)) samples_[m][at.rank] += x.size(0);
+          return y;
+        });
     for (const size_t m : reached) {
       const auto gradients = torch::autograd::grad(
           {value}, nets_[m]->parameters(), {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
@@ -330,7 +333,7 @@ class Referee {
       }
     }
     samples_[m].assign(world_, 0.0);
-    // With the gradients travel the buffers of the last rank with input.
+    // The buffers of the last rank with input are sent with the gradients.
     buffers_[m].assign(world_, buffers_[m][active.back()]);
   }
 
@@ -354,14 +357,15 @@ std::string difference(const States& states, const States& expected) {
 
 }  // namespace
 
-TEST_CASE("120 random programs of models that share losses train as one", "[ranks][join][many]") {
+TEST_CASE(
+    "120 random programs of models that share losses train as one process", "[ranks][join][many]") {
   const int world = GENERATE(2, 3, 4);
   const int programs = random_cases(40);
   std::vector<Program> drawn;
   std::vector<States> expected;
   for (int seed = 0; seed < programs; ++seed) {
     drawn.push_back(draw_program(seed * 3 + world, world));
-    expected.push_back(Referee(drawn.back()).replay());
+    expected.push_back(SingleProcess(drawn.back()).replay());
   }
   const auto results = run_ranks<std::vector<std::string>>(
       world,

@@ -1,4 +1,4 @@
-// What optimizers are after joins in which ranks had different numbers of batches.
+// The state of optimizers after joins in which ranks had different numbers of batches.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
@@ -9,7 +9,7 @@
 
 #include "support/catch.h"
 
-// One program is compiled of many tests' files, and other ones have such names, too.
+// A namespace of its own, since a unity build joins the tests' files, and others use these names.
 namespace ddp::join_optimizers {
 namespace {
 
@@ -19,20 +19,20 @@ using testing::run_ranks;
 using testing::WarnAlways;
 using testing::Warnings;
 
-constexpr int kBatches[] = {3, 5, 4};  // of each rank, in an epoch
+constexpr int kBatches[] = {3, 5, 4};  // by rank, in each epoch
 constexpr int kEpochs = 3;
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::BatchNorm1d(8),
       torch::nn::Linear(8, 2));
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
   return net;
 }
 
-/// An optimizer that keeps the parameters as they were after each of its steps.
+/// An optimizer that keeps a copy of the parameters after each of its steps.
 template <typename Optimizer>
 class Recorded : public Optimizer {
  public:
@@ -99,14 +99,14 @@ Seen train(const Rank& self, const Options& optimizer_options, Remedy remedy) {
   if (remedy == Remedy::StepInBackward) model->step_in_backward(optimizer);
   JoinOptions options;
   if (remedy == Remedy::Option) options.optimizers({optimizer.get()});
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);
   Seen seen;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     model->join(
         [&] {
           for (int i = 0; i < kBatches[self.rank]; ++i) {
             optimizer->zero_grad();
-            model->forward(torch::randn({6, 4}, chance)).square().sum().backward();
+            model->forward(torch::randn({6, 4}, generator)).square().sum().backward();
             if (remedy != Remedy::StepInBackward) optimizer->step();
           }
         },
@@ -129,7 +129,7 @@ std::vector<Seen> train(const std::string& kind, Remedy remedy) {
 
 }  // namespace
 
-TEST_CASE("optimizers are equal after each uneven join that names them", "[ranks][join][many]") {
+TEST_CASE("optimizers in JoinOptions are equal after each uneven join", "[ranks][join][many]") {
   const std::string kind = GENERATE("adam", "adamw", "sgd");
   CAPTURE(kind);
   const WarnAlways always;
@@ -141,7 +141,7 @@ TEST_CASE("optimizers are equal after each uneven join that names them", "[ranks
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
 }
 
-TEST_CASE("a joined rank steps in backward, and is equal at every step", "[ranks][join][many]") {
+TEST_CASE("a rank without input steps in backward, equal at every step", "[ranks][join][many]") {
   const std::string kind = GENERATE("adam", "adamw", "sgd");
   CAPTURE(kind);
   const WarnAlways always;
@@ -156,7 +156,7 @@ TEST_CASE("a joined rank steps in backward, and is equal at every step", "[ranks
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == 0);
 }
 
-TEST_CASE("a joined rank steps no parameter that the others did not use", "[ranks][join]") {
+TEST_CASE("a rank without input steps no parameter that the others did not use", "[ranks][join]") {
   struct Two : torch::nn::Module {
     Two() {
       a = register_parameter("a", torch::ones({1}));
@@ -186,14 +186,14 @@ TEST_CASE("a joined rank steps no parameter that the others did not use", "[rank
   CHECK(are_equal(momenta[0], momenta[1]));
 }
 
-TEST_CASE("optimizers that an uneven join leaves different are warned of", "[ranks][join][many]") {
+TEST_CASE("an uneven join warns of optimizers that it leaves different", "[ranks][join][many]") {
   const WarnAlways always;
   const auto seen = train("adam", Remedy::None);
   CHECK(!are_equal(seen[0].after_epochs[0], seen[1].after_epochs[0]));
   for (const auto& of_rank : seen) CHECK(of_rank.warnings == kEpochs);
 }
 
-TEST_CASE("optimizers take over the learning rate of the last rank", "[ranks][join]") {
+TEST_CASE("optimizers get the learning rate of the last rank", "[ranks][join]") {
   const auto rates = run_ranks<double>(2, [](const Rank& self) {
     auto net = make_net();
     DistributedDataParallel model(net, in(self));

@@ -1,5 +1,5 @@
-// Joins in which one rank leaves out what the others communicate: every rank throws the reason, and
-// no collectives of different sizes meet, which would end the process over Gloo.
+// Joins in which one rank leaves out a collective of the others: every rank throws the reason, and
+// no collectives of different sizes are matched, which would end the process over Gloo.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
@@ -23,7 +23,7 @@ using testing::TimedError;
 
 using Model = DistributedDataParallel<torch::nn::Linear>;
 
-// Sums up five numbers over the ranks in each iteration.
+// Sums five numbers over the ranks in each iteration.
 class Summing : public Joinable {
  public:
   explicit Summing(ProcessGroup group) : group_(std::move(group)) {}
@@ -57,7 +57,7 @@ class Summing : public Joinable {
 
 void skip_batch(Model& model) { model->forward(torch::ones({1, 1})); }
 
-/// What each of three ranks throws in a join of `first`, `summing` and `second`.
+/// The errors of three ranks in a join of `first`, `summing` and `second`.
 std::vector<TimedError> errors_in_join(
     const std::vector<int>& order,
     const std::function<void(const Rank&, Model&, Summing&, Model&)>& body,
@@ -184,7 +184,7 @@ TEST_CASE("a backward left out before early termination is an error", "[ranks][e
                 (is_last ? "end of the input" : "forward pass of object 0") + " on rank 1 of 3");
 }
 
-TEST_CASE("two forwards before a backward are one pass where all ranks do so", "[ranks][join]") {
+TEST_CASE("two forwards before a backward are one pass if all ranks do so", "[ranks][join]") {
   const bool early = GENERATE(false, true);
   const auto gradients = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     Model first(make_linear(), in(self)), second(make_linear(), in(self));
@@ -210,7 +210,8 @@ TEST_CASE("two forwards before a backward are one pass where all ranks do so", "
   for (const auto& seen : gradients) CHECK(seen == expected);
 }
 
-TEST_CASE("a metric under NoGradGuard is free where several objects join", "[ranks][join][many]") {
+TEST_CASE(
+    "a metric under NoGradGuard need not match where several objects join", "[ranks][join][many]") {
   const auto seen =
       errors_in_join({0, 1, 2}, [](const Rank& self, auto& first, auto& summing, auto& second) {
         for (int i = 0; i < 1 + self.rank; ++i) {

@@ -1,4 +1,4 @@
-// Random schedules of uneven inputs, against one process that replays the same batches.
+// Random schedules of uneven inputs, compared with one process that replays the same batches.
 #include <random>
 
 #include <ddp/distributed_data_parallel.h>
@@ -17,7 +17,7 @@ using testing::run_ranks;
 
 constexpr double kLearningRate = 0.1;
 
-// What one seed stands for; the same on every rank.
+// The random schedule of one seed; the same on every rank.
 struct Schedule {
   std::vector<int> inputs;  // by rank
   int accumulation;
@@ -48,7 +48,7 @@ Schedule draw(int seed, int world) {
   return s;
 }
 
-// Three weights, the last of which some passes leave out, and a buffer that every pass changes.
+// Three weights, of which some passes skip the last, and a buffer that every pass changes.
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl() {
@@ -77,7 +77,7 @@ bool skips(const Schedule& s, int rank, int round) {
 
 bool reduces(const Schedule& s, int round) { return (round + 1) % s.accumulation == 0; }
 
-// What training leaves: the parameters, the buffer, and the gradients of every averaged pass.
+// The parameters and the buffer after training, and the gradients of every averaged pass.
 struct Outcome {
   std::vector<at::Tensor> state, gradients;
 };
@@ -119,8 +119,8 @@ Outcome train(const Schedule& s, const Rank& self) {
   return outcome;
 }
 
-// One process in the place of all ranks. Ranks with input have equal parameters all the time, so
-// one copy stands for all; each rank has its own gradients and its own buffer.
+// Computes in one process what all ranks compute. Ranks with input have equal parameters all the
+// time, so one copy is enough; each rank has its own gradients and its own buffer.
 Outcome replay(const Schedule& s) {
   Net net;
   const auto weights = net->parameters();
@@ -165,11 +165,10 @@ Outcome replay(const Schedule& s) {
     }
     pending.assign(world, none);
     samples.assign(world, 0);
-    // With the gradients travel the buffers of the last rank with input.
+    // The buffers of the last rank with input are sent with the gradients.
     buffers.assign(world, buffers[last]);
   }
-  // The ranks with the most averaged passes are the last ones, and the highest of them gives its
-  // model.
+  // Of the ranks with the most averaged passes, the highest broadcasts its model at the end.
   for (int rank = 0; rank < world; ++rank) {
     if (s.inputs[rank] / s.accumulation == rounds / s.accumulation) last = rank;
   }

@@ -23,7 +23,7 @@ using testing::step;
 using testing::timed_error_of;
 using testing::TimedError;
 
-// Counts iterations over all ranks: an all-reduce in each.
+// Counts iterations over all ranks with an all-reduce in each.
 class Counter : public Joinable {
  public:
   explicit Counter(ProcessGroup group) : group_(std::move(group)) {}
@@ -69,7 +69,7 @@ class Counter : public Joinable {
 
 }  // namespace
 
-TEST_CASE("a rank whose input ended stands by, with zeros", "[ranks][join]") {
+TEST_CASE("a rank whose input ended contributes zeros", "[ranks][join]") {
   const bool initial = GENERATE(true, false);
   const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self));
@@ -79,7 +79,7 @@ TEST_CASE("a rank whose input ended stands by, with zeros", "[ranks][join]") {
           for (int i = 0; i < 2 + 3 * self.rank; ++i) gradients.push_back(step(model, 4));
         },
         JoinOptions().divide_by_initial_world_size(initial));
-    gradients.push_back(step(model, 2 + 2 * self.rank));  // and after it as ever
+    gradients.push_back(step(model, 2 + 2 * self.rank));  // after the join, as usual
     return gradients;
   });
   CHECK(seen[0] == std::vector<float>{4, 4, 3});
@@ -87,7 +87,7 @@ TEST_CASE("a rank whose input ended stands by, with zeros", "[ranks][join]") {
   CHECK(seen[1] == std::vector<float>{4, 4, alone, alone, alone, 3});
 }
 
-TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ranks][join][many]") {
+TEST_CASE("any rank, also rank 0, may have no input at all in an epoch", "[ranks][join][many]") {
   const int mode = GENERATE(0, 1, 2);
   const auto seen = run_ranks<std::vector<float>>(3, [&](const Rank& self) {
     auto net = make_linear();
@@ -95,7 +95,7 @@ TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ran
         net, in(self).find_unused_parameters(mode == 1).static_graph(mode == 2));
     std::vector<float> seen;
     for (int epoch = 0; epoch < 3; ++epoch) {
-      // Another rank goes without input in each epoch.
+      // Another rank has no input in each epoch.
       const int inputs = (self.rank + 3 - epoch) % 3;
       model->join([&] {
         for (int i = 0; i < inputs; ++i) {
@@ -109,7 +109,7 @@ TEST_CASE("a rank may have no input at all, also rank 0, for many epochs", "[ran
     seen.push_back(step(model, 1 + self.rank));
     return seen;
   });
-  // Two ranks at first (2), then one (1).
+  // Two ranks have input in the first iteration (2), one in the second (1).
   for (const auto& values : seen) CHECK(values == std::vector<float>{-2, -5, -8, 2});
 }
 
@@ -137,10 +137,10 @@ TEST_CASE(
   CHECK(seen[2] == std::vector<std::string>{others, "2", ""});
 }
 
-TEST_CASE("early termination saves modules that communicate in forward", "[ranks][join]") {
-  class Talking : public torch::nn::Module {
+TEST_CASE("early termination works for modules that communicate in forward", "[ranks][join]") {
+  class Communicating : public torch::nn::Module {
    public:
-    explicit Talking(ProcessGroup group) : group_(std::move(group)) {
+    explicit Communicating(ProcessGroup group) : group_(std::move(group)) {
       w = register_parameter("w", torch::ones({1}));
     }
     at::Tensor forward(const at::Tensor& x) {
@@ -156,7 +156,7 @@ TEST_CASE("early termination saves modules that communicate in forward", "[ranks
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
-        DistributedDataParallel model(std::make_shared<Talking>(self.group), in(self));
+        DistributedDataParallel model(std::make_shared<Communicating>(self.group), in(self));
         model->join(
             [&] {
               for (int i = 0; i < 1 + 2 * self.rank; ++i) {
@@ -170,7 +170,7 @@ TEST_CASE("early termination saves modules that communicate in forward", "[ranks
   CHECK_THAT(errors[1], ContainsText("at least one rank that exhausted inputs"));
 }
 
-TEST_CASE("enable(false) is no join", "[ranks][join]") {
+TEST_CASE("enable(false) runs the body alone", "[ranks][join]") {
   const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self));
     std::vector<float> gradients;
@@ -193,7 +193,7 @@ TEST_CASE(
         return timed_error_of([&] {
           model->join([&] {
             for (int i = 0; i < 2 + self.rank; ++i) {
-              // Rank 0 is through, rank 2 goes on.
+              // Rank 0's input has ended, rank 2 continues.
               if (self.rank == 1 && i == 2) throw std::runtime_error("no such file");
               step(model, 1);
             }
@@ -208,8 +208,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a model in the join hears of failures also behind another class", "[ranks][errors][join]") {
+TEST_CASE("a failure reaches a model that joins after another class", "[ranks][errors][join]") {
   const auto seen = run_ranks<double>(
       2,
       [](const Rank& self) {
@@ -261,12 +260,12 @@ TEST_CASE("an error on all ranks leaves the models usable", "[ranks][errors][joi
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("second.weight"));
 }
 
-TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][join][many]") {
+TEST_CASE("an evaluation in a join uses one model, and each sample once", "[ranks][join][many]") {
   constexpr size_t kSamples = 7;
   const auto outputs = run_ranks<double>(3, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::BatchNorm1d(1));
     DistributedDataParallel model(net, in(self));
-    // Each rank's statistics go their own way.
+    // The ranks' statistics differ after these forward passes.
     for (int i = 0; i < 2; ++i) {
       model->forward(torch::tensor({{1.0f}, {3.0f}}) * (self.rank + 1)).sum().backward();
     }
@@ -285,7 +284,7 @@ TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][
     });
     std::vector<torch::Tensor> total{sum};
     self.group->allreduce(total)->wait();
-    // What one process with rank 0's statistics makes of all samples.
+    // The output of one process with rank 0's statistics for all samples.
     std::vector<torch::Tensor> mean{rank0_mean};
     self.group->broadcast(mean)->wait();
     const auto& norm = net[0]->as<torch::nn::BatchNorm1d>();
@@ -299,7 +298,7 @@ TEST_CASE("an evaluation in a join is of one model, each sample once", "[ranks][
 
 TEST_CASE(
     "buckets are rebuilt in the order of a rank that still has input", "[ranks][join][many]") {
-  // Registered first, used last: its gradient is ready first, against what is expected.
+  // `last` is registered first but used last, so its gradient is ready first.
   struct Reversed : torch::nn::Module {
     torch::nn::Linear last{nullptr}, first{nullptr};
     Reversed() {
@@ -333,7 +332,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("two models in one join", "[ranks][join][many]") {
+TEST_CASE("two models can be in one join", "[ranks][join][many]") {
   const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
     DistributedDataParallel first(make_linear(), in(self));
     DistributedDataParallel second(make_linear(), in(self));
@@ -369,7 +368,7 @@ TEST_CASE("a join costs one small all-reduce a backward pass", "[ranks][join]") 
   size_t inside = 0;
   CHECK(sent(steps) == 0);
   const size_t outside = events.size();
-  // Two rows of two numbers: one for each step, and two at the end.
+  // Four numbers (two ranks, two each): one all-reduce for each step, and two at the end.
   CHECK(sent([&] {
           model->join([&] {
             steps();
@@ -394,10 +393,10 @@ TEST_CASE("ranks may accumulate over different numbers of passes", "[ranks][join
     });
     return net->weight.grad().item<float>();
   });
-  CHECK(gradients == std::vector<float>{2, 2});  // of 1 and 3
+  CHECK(gradients == std::vector<float>{2, 2});  // the mean of 1 and 3
 }
 
-TEST_CASE("a forward pass in a join need not be trained on", "[ranks][join][many]") {
+TEST_CASE("a forward pass in a join needs no backward pass", "[ranks][join][many]") {
   const auto gradients = run_ranks<std::vector<float>>(3, [](const Rank& self) {
     auto net = make_linear();
     DistributedDataParallel model(net, in(self));
@@ -419,7 +418,8 @@ TEST_CASE("a forward pass in a join need not be trained on", "[ranks][join][many
   for (size_t i = 0; i < 3; ++i) CHECK(gradients[2][i] == Approx(expected[i]));
 }
 
-TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join]") {
+TEST_CASE(
+    "ranks that accumulate differently throw with early termination", "[ranks][errors][join]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -440,7 +440,7 @@ TEST_CASE("ranks that accumulate differently are told so", "[ranks][errors][join
   CHECK_THAT(errors[0], ContainsText("but rank 0 will average its gradients and rank 1 will not"));
 }
 
-TEST_CASE("evaluations in a join are each rank's own", "[ranks][join]") {
+TEST_CASE("ranks may run different evaluations in a join", "[ranks][join]") {
   const auto seen = run_ranks<std::vector<float>>(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::BatchNorm1d(1), torch::nn::Linear(1, 1));
     DistributedDataParallel model(net, in(self));
@@ -486,7 +486,8 @@ TEST_CASE(
                      ContainsText("NoGradGuard"));
 }
 
-TEST_CASE("a forward pass of several models need not be trained on", "[ranks][join][many]") {
+TEST_CASE(
+    "a forward pass needs no backward pass where several objects join", "[ranks][join][many]") {
   const auto totals = run_ranks<double>(3, [](const Rank& self) {
     Counter counter(self.group);
     DistributedDataParallel model(make_linear(), in(self));
@@ -504,7 +505,7 @@ TEST_CASE("a forward pass of several models need not be trained on", "[ranks][jo
   for (const double total : totals) CHECK(total == 6);
 }
 
-TEST_CASE("buffers are of the highest rank with input in each pass", "[ranks][join]") {
+TEST_CASE("buffers come from the highest rank with input in each pass", "[ranks][join]") {
   struct Summing : torch::nn::Module {
     Summing() {
       w = register_parameter("w", torch::ones({1}));
@@ -526,10 +527,10 @@ TEST_CASE("buffers are of the highest rank with input in each pass", "[ranks][jo
     });
     return net->sum.item<float>();
   });
-  CHECK(sums == std::vector<float>{12, 12});  // in Python 3
+  CHECK(sums == std::vector<float>{12, 12});  // Python gives 3
 }
 
-TEST_CASE("a model that is trained in a join of others has to join", "[ranks][errors][join]") {
+TEST_CASE("a model trained in the body has to be in the join", "[ranks][errors][join]") {
   const auto seen = run_ranks<TimedError>(
       2,
       [](const Rank& self) {
@@ -551,7 +552,7 @@ TEST_CASE("a model that is trained in a join of others has to join", "[ranks][er
   }
 }
 
-TEST_CASE("classes of the user's own take part", "[ranks][join][many]") {
+TEST_CASE("classes of the user's own can join", "[ranks][join][many]") {
   struct Seen {
     double total;
     int shadowed;
@@ -582,7 +583,7 @@ TEST_CASE("classes of the user's own take part", "[ranks][join][many]") {
   }
 }
 
-TEST_CASE("joins that cannot be are refused", "[ranks][errors][join]") {
+TEST_CASE("invalid joins throw", "[ranks][errors][join]") {
   CHECK_THROWS_WITH(join({}, [] {}), ContainsText("expected at least one Joinable"));
   CHECK_THROWS_WITH(join({nullptr}, [] {}), ContainsText("got a null pointer"));
   const auto errors = run_ranks<std::vector<std::string>>(1, [](const Rank& self) {

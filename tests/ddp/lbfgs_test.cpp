@@ -1,4 +1,4 @@
-// LBFGS decides by the loss how often it runs the closure, and where it goes.
+// LBFGS decides by the loss how often it runs the closure, and how far it steps.
 #include <vector>
 
 #include <ddp/collectives.h>
@@ -35,7 +35,7 @@ torch::nn::Sequential wavy_net() {
   return net;
 }
 
-// Of the samples [first, last): far apart, so that ranks with different ones disagree.
+// Inputs [first, last). They are far apart, so that ranks have different losses.
 at::Tensor wavy_inputs(int64_t first, int64_t last) {
   const auto t = torch::arange(first, last, at::kDouble);
   return torch::stack({(t * 1.3).sin() + t / 8, (t * 0.9).cos()}, 1);
@@ -45,7 +45,7 @@ at::Tensor wavy_targets(int64_t first, int64_t last) {
   return ((t * 0.37).sin() * (1 + t / 4)).unsqueeze(1);
 }
 
-// The closure's part between zero_grad() and its end is `loss_with_backward`.
+// `run` is the rest of the closure after zero_grad().
 template <typename LossWithBackward>
 void fit(torch::nn::Sequential& net, int steps, Fit& seen, const LossWithBackward& run) {
   torch::optim::LBFGS optimizer(
@@ -77,7 +77,7 @@ void fit_share(const Rank& self, int steps, Loss decides, Fit& seen) {
 
 }  // namespace
 
-TEST_CASE("LBFGS with the averaged loss is that of one process", "[ranks][ddp]") {
+TEST_CASE("LBFGS with the averaged loss equals one process", "[ranks][ddp]") {
   constexpr int kSteps = 4;
   Fit alone;
   auto net = wavy_net();
@@ -97,14 +97,14 @@ TEST_CASE("LBFGS with the averaged loss is that of one process", "[ranks][ddp]")
     CHECK(of_rank.closures == alone.closures);
     for (size_t i = 0; i < alone.parameters.size(); ++i) {
       CHECK(torch::equal(of_rank.parameters[i], fits[0].parameters[i]));
-      // Sums in another order: 1e-13 after 28 passes.
+      // The order of sums differs: 1e-13 after 28 passes.
       CHECK(torch::allclose(of_rank.parameters[i], alone.parameters[i], 0, 1e-10));
     }
   }
 }
 
-// Why docs/wrapper.md says to average it: the ranks disagree when to stop.
-TEST_CASE("LBFGS with each rank's own loss is not", "[ranks][errors][ddp]") {
+// The reason why docs/wrapper.md says to average the loss: the ranks stop at different closures.
+TEST_CASE("LBFGS with each rank's own loss does not equal one process", "[ranks][errors][ddp]") {
   std::vector<Fit> seen(2);
   const auto errors =
       errors_of_ranks(2, [&](const Rank& self) { fit_share(self, 1, Loss::Own, seen[self.rank]); });

@@ -1,5 +1,5 @@
-// Graphs that are still to run backward while the library gives the tensors that they saved other
-// values: autograd notices, and where no value changes nothing happens.
+// The library writes tensors that a graph saved before its backward pass runs: autograd throws, and
+// if no value changes it does not.
 #include <functional>
 #include <map>
 #include <string>
@@ -13,7 +13,7 @@
 
 #include "support/catch.h"
 
-namespace ddp::live_graph {  // the tests are compiled in one piece
+namespace ddp::live_graph {  // a unity build joins the tests' files
 namespace {
 
 using testing::errors_of_ranks;
@@ -21,9 +21,9 @@ using testing::in;
 using testing::Rank;
 using testing::run_ranks;
 
-constexpr const char* kNoticed = "modified by an inplace operation";
+constexpr const char* kModifiedInPlace = "modified by an inplace operation";
 
-/// y = x w scale, where a forward pass may change the scale before.
+/// y = x w scale; a forward pass may change the scale first.
 struct ScaledImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     if (added != 0) {
@@ -36,7 +36,7 @@ struct ScaledImpl : torch::nn::Module {
 
   at::Tensor w = register_parameter("w", torch::full({1}, 2.0F));
   at::Tensor scale = register_buffer("scale", torch::full({1}, 3.0F));
-  float added = 0;  // by the next forward pass
+  float added = 0;  // to the scale, by the next forward pass
 };
 TORCH_MODULE(Scaled);
 
@@ -44,8 +44,7 @@ using Model = DistributedDataParallel<Scaled>;
 
 at::Tensor ones() { return torch::ones({1}); }
 
-/// What goes on with a model whose forward pass has changed the scale, to 4 on rank 0 and 5 on
-/// rank 1. All of it averages the gradient, 4.5, twice.
+/// Passes of a model whose next forward pass changes the scale, to 4 on rank 0 and 5 on rank 1.
 using Passes = std::function<void(Model&, Scaled&)>;
 
 const std::map<std::string, Passes>& passes() {
@@ -82,7 +81,8 @@ const std::map<std::string, Passes>& passes() {
 
 }  // namespace
 
-TEST_CASE("a graph notices that a buffer which it saved became rank 0's", "[ranks][ddp][errors]") {
+TEST_CASE(
+    "backward throws when rank 0's value was written into a saved buffer", "[ranks][ddp][errors]") {
   for (const auto& [name, run] : passes()) {
     CAPTURE(name);
     const auto errors = errors_of_ranks(2, [&, run = run](const Rank& self) {
@@ -91,13 +91,13 @@ TEST_CASE("a graph notices that a buffer which it saved became rank 0's", "[rank
       net->added = static_cast<float>(self.rank + 1);
       run(model, net);
     });
-    CHECK_THAT(errors[1], ContainsText(kNoticed));
-    // Rank 0's are what they were; where rank 1 cannot take part in the average, it learns why.
-    if (!errors[0].empty()) CHECK_THAT(errors[0], ContainsText(kNoticed));
+    CHECK_THAT(errors[1], ContainsText(kModifiedInPlace));
+    // Rank 0's buffers do not change. It throws rank 1's error if rank 1 cannot average.
+    if (!errors[0].empty()) CHECK_THAT(errors[0], ContainsText(kModifiedInPlace));
   }
 }
 
-TEST_CASE("a graph notices a buffer that rank 0 alone changed", "[ranks][ddp][errors]") {
+TEST_CASE("backward throws when rank 0 alone changed a saved buffer", "[ranks][ddp][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     Scaled net;
     Model model(net, in(self));
@@ -106,12 +106,12 @@ TEST_CASE("a graph notices a buffer that rank 0 alone changed", "[ranks][ddp][er
     y.backward({}, /*retain_graph=*/true);
     y.backward();
   });
-  CHECK_THAT(errors[1], ContainsText(kNoticed));
+  CHECK_THAT(errors[1], ContainsText(kModifiedInPlace));
 }
 
-TEST_CASE("buffers that are the same on all ranks disturb no graph", "[ranks][ddp]") {
+TEST_CASE("backward works when saved buffers are the same on all ranks", "[ranks][ddp]") {
   for (const auto& [name, run] : passes()) {
-    if (name == "a refresh() between") continue;  // which gives every tensor a value
+    if (name == "a refresh() between") continue;  // it writes every tensor
     CAPTURE(name);
     const auto gradients = run_ranks<float>(2, [&, run = run](const Rank& self) {
       Scaled net;
@@ -125,7 +125,7 @@ TEST_CASE("buffers that are the same on all ranks disturb no graph", "[ranks][dd
   }
 }
 
-TEST_CASE("running statistics disturb no graph", "[ranks][ddp]") {
+TEST_CASE("backward works when running statistics were written", "[ranks][ddp]") {
   const auto batch = [](int rank) { return torch::arange(6.0F).view({3, 2}) * (rank + 1) - rank; };
   const bool is_kept = GENERATE(true, false);
   const auto sums = run_ranks<at::Tensor>(2, [&](const Rank& self) {
@@ -143,7 +143,7 @@ TEST_CASE("running statistics disturb no graph", "[ranks][ddp]") {
   CHECK(torch::equal(sums[0], sums[1]));
 }
 
-TEST_CASE("a graph notices what is written into parameters", "[ranks][ddp][errors]") {
+TEST_CASE("backward throws when saved parameters were written", "[ranks][ddp][errors]") {
   using Write = std::function<void(Model&, Scaled&, const Rank&)>;
   const std::map<std::string, Write> writes{
       {"an averager",
@@ -172,7 +172,7 @@ TEST_CASE("a graph notices what is written into parameters", "[ranks][ddp][error
       write(model, net, self);
       torch::autograd::grad({y}, {x});
     });
-    CHECK_THAT(errors[1], ContainsText(kNoticed));
+    CHECK_THAT(errors[1], ContainsText(kModifiedInPlace));
   }
 }
 

@@ -39,7 +39,7 @@ class LayersImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Layers);
 
-// A module whose child has the name that the wrapper gives to what it wraps.
+// A module whose child has the name that the wrapper gives to the wrapped module.
 class NestedImpl : public torch::nn::Module {
  public:
   NestedImpl() { module = register_module("module", torch::nn::Linear(2, 2)); }
@@ -61,7 +61,7 @@ void load(Module& module, const std::string& bytes) {
   torch::load(module, in);
 }
 
-// Not by chance: the ranks are threads, and share the generator.
+// Fixed weights: the ranks are threads, and share torch's random generator.
 Layers layers(double scale) {
   Layers net;
   const torch::NoGradGuard no_grad;
@@ -125,7 +125,7 @@ std::vector<at::Tensor> train(
 
 }  // namespace
 
-TEST_CASE("torch::load into a wrapped model is as copying the values there", "[ranks][ddp]") {
+TEST_CASE("torch::load into a wrapped model equals copying the values", "[ranks][ddp]") {
   const auto what = GENERATE(Loads::Whole, Loads::Wrapper, Loads::Child);
   const int at_step = GENERATE(0, 2);
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused");
@@ -152,7 +152,7 @@ TEST_CASE("replicas stay equal after each rank loaded the file", "[ranks][ddp]")
   CHECK(all_equal(seen[0], seen[1]));
 }
 
-TEST_CASE("a model that went to double and back trains on", "[ranks][ddp]") {
+TEST_CASE("a model that was converted to double and back can be trained", "[ranks][ddp]") {
   const auto sums = run_ranks<double>(2, [](const Rank& self) {
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     DistributedDataParallel model(net, in(self));
@@ -167,7 +167,7 @@ TEST_CASE("a model that went to double and back trains on", "[ranks][ddp]") {
   CHECK(sums == std::vector<double>{1.5, 1.5});
 }
 
-TEST_CASE("gradients gathered under no_sync after torch::load are sent", "[ranks][ddp]") {
+TEST_CASE("gradients accumulated under no_sync after torch::load are sent", "[ranks][ddp]") {
   const auto sums = run_ranks<double>(2, [](const Rank& self) {
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     DistributedDataParallel model(net, in(self).find_unused_parameters(true));
@@ -179,7 +179,7 @@ TEST_CASE("gradients gathered under no_sync after torch::load are sent", "[ranks
       const auto guard = model->no_sync();
       model->forward(x).sum().backward();
     }
-    // This pass does not use the weight: that it was used above decides that it is sent.
+    // This pass does not use the weight; it is sent because the pass under no_sync used it.
     (model->forward(x) * 0 + torch::ones({1, 1}).set_requires_grad(true)).sum().backward();
     return net->weight.grad().item<double>();
   });
@@ -212,7 +212,7 @@ TEST_CASE("a file of a wrapped model loads into the plain one, and back", "[rank
   CHECK(seen[0] == std::vector<int>{1, 1, 1});
 }
 
-TEST_CASE("names with the wrapper's \"module.\" in front load as well", "[ranks][ddp]") {
+TEST_CASE("files with the wrapper's prefix \"module.\" can be loaded", "[ranks][ddp]") {
   const auto equal = run_ranks<int>(1, [&](const Rank& self) {
     // As torch::nn::Module::save writes a wrapper.
     Layers net;
@@ -243,7 +243,7 @@ TEST_CASE("a module with a child called module is saved and loaded", "[ranks][dd
   CHECK(equal[0] == 1);
 }
 
-TEST_CASE("a file of another model is refused by name", "[ranks][ddp][errors]") {
+TEST_CASE("the error for a file of another model names a parameter", "[ranks][ddp][errors]") {
   const auto errors = errors_of_ranks(1, [&](const Rank& self) {
     Layers net;
     DistributedDataParallel model(net, in(self));

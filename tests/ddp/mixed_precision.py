@@ -1,6 +1,6 @@
-# MixedPrecision beside the same arithmetic in Python: two ranks' losses, and the parameters after six
-# steps, to the bit. Python's own wrapper needs an accelerator for it: on a CPU its first step reads freed
-# memory. mixed_precision.py DDPRUN PROGRAM FOLDER
+# Compares MixedPrecision with the same arithmetic in Python, to the bit: two ranks' losses, and the
+# parameters after six steps. Python's own wrapper needs an accelerator: on a CPU its first step reads
+# freed memory. mixed_precision.py DDPRUN PROGRAM FOLDER
 import pathlib
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-// MixedPrecision: what a forward pass computes in, and that parameters are themselves again at any
-// other time. mixed_precision.py compares what comes of it with Python.
+// MixedPrecision: the dtypes of a forward pass, and that parameters have their own dtype at any
+// other time. mixed_precision.py compares the results with Python.
 #include <atomic>
 #include <functional>
 #include <optional>
@@ -18,7 +18,7 @@
 
 #include "support/catch.h"
 
-namespace ddp::mixed_precision {  // the tests are compiled in one piece
+namespace ddp::mixed_precision {  // a unity build joins the tests' files
 namespace {
 
 using testing::error_of;
@@ -83,7 +83,7 @@ bool is_itself(Net& net) {
   return true;
 }
 
-/// The parameters after a few steps; one accumulates, and one evaluates in between.
+/// The parameters after a few steps. One step accumulates, and all run a forward without backward.
 std::vector<at::Tensor> train(
     const Rank& self, const DistributedDataParallelOptions& options, bool checkpoints = false) {
   auto net = make_net();
@@ -99,7 +99,7 @@ std::vector<at::Tensor> train(
     }
     const auto output = model->forward(input(self, step));
     TORCH_CHECK(is_itself(net), "after forward");
-    (void)model->forward(input(self, 7));  // whose backward never comes
+    (void)model->forward(input(self, 7));  // without backward
     output.to(torch::kFloat).square().mean().backward();
     TORCH_CHECK(is_itself(net), "after backward");
     optimizer.step();
@@ -107,7 +107,7 @@ std::vector<at::Tensor> train(
   return net->parameters();
 }
 
-/// The same by hand: copies of the parameters in bfloat16, and averages in it.
+/// The same by hand: copies of the parameters and averages in bfloat16.
 std::vector<at::Tensor> train_by_hand(const Rank& self) {
   auto net = make_net();
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
@@ -152,7 +152,7 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 
 }  // namespace
 
-TEST_CASE("mixed precision is what copies in bfloat16 and float32 masters give", "[ranks][ddp]") {
+TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ranks][ddp]") {
   const int size = GENERATE(1, 2, 3);
   const int variant = GENERATE(0, 1, 2, 3);
   CAPTURE(size, variant);
@@ -166,7 +166,7 @@ TEST_CASE("mixed precision is what copies in bfloat16 and float32 masters give",
       });
   for (const auto& result : results) {
     CHECK(equal(result[0], results[0][0]));
-    // A sum of three in bfloat16 depends on the order, and that on the size of the message.
+    // A sum of three in bfloat16 depends on the order, which depends on the size of the message.
     if (size < 3) CHECK(equal(result[0], result[1]));
     for (size_t i = 0; i < result[0].size(); ++i) {
       CHECK(torch::allclose(result[0][i], result[1][i], 1e-2, 1e-2));
@@ -174,7 +174,9 @@ TEST_CASE("mixed precision is what copies in bfloat16 and float32 masters give",
   }
 }
 
-TEST_CASE("mixed precision: who sees which dtype", "[ranks][ddp]") {
+TEST_CASE(
+    "mixed precision: parameters, buffers and outputs have the dtypes of the options",
+    "[ranks][ddp]") {
   const auto results = run_ranks<std::string>(2, [](const Rank& self) -> std::string {
     auto net = make_net();
     DistributedDataParallel model(
@@ -196,7 +198,8 @@ TEST_CASE("mixed precision: who sees which dtype", "[ranks][ddp]") {
   CHECK(results[1] == "BFloat16 BFloat16 BFloat16 BFloat16 Float BFloat16 Float BFloat16 Long");
 }
 
-TEST_CASE("mixed precision: parameters are themselves whatever ends a pass", "[ranks][ddp]") {
+TEST_CASE(
+    "mixed precision: parameters are restored after every way a pass can end", "[ranks][ddp]") {
   const auto results = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
     auto net = make_net();
     DistributedDataParallel model(net, low(self).find_unused_parameters(true));
@@ -235,7 +238,8 @@ TEST_CASE("mixed precision: parameters are themselves whatever ends a pass", "[r
   CHECK(results[0].empty());
 }
 
-TEST_CASE("mixed precision: graphs that share parameters, and one that is kept", "[ranks][ddp]") {
+TEST_CASE(
+    "mixed precision works for graphs that share parameters, and a retained one", "[ranks][ddp]") {
   const auto results = run_ranks<std::vector<at::Tensor>>(1, [](const Rank& self) {
     std::vector<at::Tensor> gradients;
     const auto run = [&](const auto& backward) {
@@ -267,7 +271,7 @@ TEST_CASE("mixed precision: graphs that share parameters, and one that is kept",
   CHECK_FALSE(torch::allclose(together, kept, 1e-2, 1e-3));
 }
 
-TEST_CASE("mixed precision: layers that hold weights in their own way", "[ranks][ddp]") {
+TEST_CASE("mixed precision works for layers that hold weights in their own way", "[ranks][ddp]") {
   const auto results = run_ranks<std::string>(1, [](const Rank& self) -> std::string {
     torch::nn::LSTM lstm(torch::nn::LSTMOptions(5, 4).num_layers(2));
     DistributedDataParallel recurrent(lstm, low(self));
@@ -284,7 +288,7 @@ TEST_CASE("mixed precision: layers that hold weights in their own way", "[ranks]
   CHECK(results[0] == "Float Float 16");
 }
 
-TEST_CASE("mixed precision beside an optimizer in backward and a GradScaler", "[ranks][ddp]") {
+TEST_CASE("mixed precision works with step_in_backward and a GradScaler", "[ranks][ddp]") {
   const auto results = run_ranks<std::vector<std::vector<at::Tensor>>>(2, [](const Rank& self) {
     const auto run = [&](int way) {
       auto net = make_net();
@@ -307,7 +311,7 @@ TEST_CASE("mixed precision beside an optimizer in backward and a GradScaler", "[
   CHECK(equal(results[0][0], results[0][2]));
 }
 
-TEST_CASE("mixed precision says what it cannot do", "[ranks][ddp][errors]") {
+TEST_CASE("mixed precision throws for what it does not support", "[ranks][ddp][errors]") {
   const auto refused = [](const std::function<void(const Rank&)>& body) {
     return errors_of_ranks(1, body).front();
   };
@@ -365,7 +369,7 @@ TEST_CASE("mixed precision says what it cannot do", "[ranks][ddp][errors]") {
 
 namespace {
 
-/// y = a x + b, whose two parameters have the same gradient and so the same values between steps.
+/// y = a x + b. Both parameters have the same gradient, so the same values between steps.
 struct TwinsImpl : torch::nn::Cloneable<TwinsImpl> {
   TwinsImpl() { reset(); }
   void reset() override {
@@ -385,19 +389,19 @@ struct TwinsImpl : torch::nn::Cloneable<TwinsImpl> {
 
   at::Tensor a, b, table;
   std::function<void()> in_forward;
-  std::function<void()> in_backward;  // of the next forward pass
+  std::function<void()> in_backward;  // runs in the backward pass of the next forward pass
 };
 TORCH_MODULE(Twins);
 
 using TwinsModel = DistributedDataParallel<Twins>;
 
-/// Empty, or what is wrong with values that have to be of one moment.
+/// What is wrong with values that have to be of one moment; "" where nothing is.
 std::string fault_of(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != torch::kFloat || b.scalar_type() != torch::kFloat) return "a cast";
   return torch::equal(a, b) && torch::equal(a, a[0].expand_as(a)) ? "" : "of two steps";
 }
 
-/// Trains while another thread calls `look` so many times, and returns what that found first.
+/// Trains while another thread calls `look` so many times; returns the first fault that it found.
 std::string look_while_training(
     const Rank& self, int looks, const std::function<std::string(TwinsModel&, int)>& look) {
   Twins net;
@@ -419,7 +423,7 @@ std::string look_while_training(
     }
     is_done = true;
   });
-  // The same number of steps on both ranks.
+  // Both ranks have to run the same number of steps.
   for (bool all_done = false; !all_done;) {
     step();
     auto left = torch::full({1}, is_done ? 0 : 1);
@@ -432,7 +436,8 @@ std::string look_while_training(
 
 }  // namespace
 
-TEST_CASE("what another thread saves in 16 bits is of one moment", "[ranks][mixed_precision]") {
+TEST_CASE(
+    "a file that another thread saves holds values of one moment", "[ranks][mixed_precision]") {
   const TemporaryFolder folder;
   const auto faults = run_ranks<std::string>(2, [&](const Rank& self) {
     const auto file = folder.path() + "/" + std::to_string(self.rank);
@@ -452,7 +457,7 @@ TEST_CASE("what another thread saves in 16 bits is of one moment", "[ranks][mixe
   for (const auto& fault : faults) CHECK(fault.empty());
 }
 
-TEST_CASE("another thread computes with a snapshot", "[ranks][mixed_precision]") {
+TEST_CASE("another thread can compute with a snapshot", "[ranks][mixed_precision]") {
   const auto faults = run_ranks<std::string>(2, [](const Rank& self) {
     std::optional<Twins> copy;
     const auto x = torch::ones({1000});
@@ -470,7 +475,7 @@ TEST_CASE("another thread computes with a snapshot", "[ranks][mixed_precision]")
   for (const auto& fault : faults) CHECK(fault.empty());
 }
 
-TEST_CASE("a snapshot is a copy, and newer where asked", "[ranks][mixed_precision]") {
+TEST_CASE("a snapshot is a copy, and update_snapshot renews it", "[ranks][mixed_precision]") {
   const bool is_low = GENERATE(true, false);
   const auto error = errors_of_ranks(1, [&](const Rank& self) {
     Twins net;

@@ -1,4 +1,4 @@
-// A rank of what mixed_precision.py compares. PARAM_DTYPE REDUCE_DTYPE FOLDER
+// One rank of the run that mixed_precision.py compares. Arguments: PARAM_DTYPE REDUCE_DTYPE FOLDER
 #include <cstdio>
 #include <string>
 

@@ -19,7 +19,7 @@ Batch move_tensors(const Batch& batch, const ddp::TensorMove& to) {
 namespace ddp {
 namespace {
 
-// A device that every build has; tensors there have shapes and no content.
+// The meta device exists in every build; its tensors have shapes and no content.
 const c10::Device kElsewhere(at::kMeta);
 
 template <typename T>
@@ -30,7 +30,7 @@ T moved(const T& value) {
 
 }  // namespace
 
-TEST_CASE("tensors are moved in any nesting, and nothing else is touched", "[pure][ddp]") {
+TEST_CASE("tensors are moved in any nesting, and nothing else changes", "[pure][ddp]") {
   using Tensors = std::vector<at::Tensor>;
   const auto t = torch::ones({2});
   CHECK(moved(t).is_meta());
@@ -55,7 +55,7 @@ TEST_CASE("tensors are moved in any nesting, and nothing else is touched", "[pur
   CHECK(t.is_cpu());
 }
 
-TEST_CASE("a type that says how is moved, also inside of others", "[pure][ddp]") {
+TEST_CASE("a type with move_tensors is moved, also inside of others", "[pure][ddp]") {
   const photos::Batch batch{torch::ones({2}), "beach"};
   CHECK(moved(batch).images.is_meta());
   CHECK(moved(batch).name == "beach");
@@ -63,7 +63,7 @@ TEST_CASE("a type that says how is moved, also inside of others", "[pure][ddp]")
   CHECK_FALSE(moved(photos::Batch()).images.defined());
 }
 
-TEST_CASE("what holds no tensor is no business of the mover", "[pure][ddp]") {
+TEST_CASE("types without tensors are not moved", "[pure][ddp]") {
   CHECK_FALSE(detail::can_move<int>);
   CHECK_FALSE(detail::can_move<std::vector<double>>);
   CHECK_FALSE(detail::can_move<std::tuple<int, std::string>>);

@@ -1,4 +1,4 @@
-// A model of one weight, 1, whose gradients are easy to tell.
+// A model of one weight, 1, whose gradient is its input.
 #pragma once
 
 #include <ddp/distributed_data_parallel.h>

@@ -61,7 +61,7 @@ TEST_CASE("tensors are found in any nesting", "[pure][ddp]") {
   CHECK(count(std::string("text")) == Counted(true, 0));
 }
 
-TEST_CASE("own types take part, others are known not to", "[pure][ddp]") {
+TEST_CASE("own types with visit_tensors are visited, others are reported", "[pure][ddp]") {
   const auto t = torch::ones({1});
   CHECK(count(app::Output{t, {t, t}}) == Counted(true, 3));
   CHECK(count(std::vector<app::Output>{{t, {}}, {t, {t}}}) == Counted(true, 3));

@@ -1,4 +1,4 @@
-// Learnable tensors of no module: averaged where the wrapper knows of them, told of where not.
+// Learnable tensors of no module: averaged with also_average(), warned of without.
 #include <functional>
 #include <string>
 #include <vector>
@@ -85,7 +85,9 @@ TEST_CASE("tensors of also_average are averaged, from rank 0's values", "[ranks]
   }
 }
 
-TEST_CASE("a tensor of also_average that a loss leaves out", "[ranks][ddp][errors]") {
+TEST_CASE(
+    "a tensor of also_average that a loss leaves out is a missing gradient",
+    "[ranks][ddp][errors]") {
   const auto results = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     auto log_std = learnable(0);
     Policy strict(make_policy(), in(self));
@@ -99,7 +101,7 @@ TEST_CASE("a tensor of also_average that a loss leaves out", "[ranks][ddp][error
     const bool left_alone = !other.grad().defined();
     loss_with(model, other, self.rank).backward();
     const bool averaged = is_near(other.grad(), 1.5);
-    // Gradients only pass through a frozen module.
+    // With the module frozen, the backward pass of one rank alone is not averaged.
     for (auto& p : model->parameters()) p.set_requires_grad(false);
     auto x = input.clone().set_requires_grad(true);
     if (self.rank == 0) model->forward(x).sum().backward();
@@ -115,7 +117,7 @@ TEST_CASE("a tensor of also_average that a loss leaves out", "[ranks][ddp][error
   }
 }
 
-TEST_CASE("also_average refuses what it cannot average, on all ranks", "[ranks][ddp][errors]") {
+TEST_CASE("also_average throws on all ranks for what it cannot average", "[ranks][ddp][errors]") {
   const std::string fault = GENERATE("undefined", "no leaf", "frozen", "parameter", "twice");
   CAPTURE(fault);
   const auto errors = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
@@ -130,7 +132,7 @@ TEST_CASE("also_average refuses what it cannot average, on all ranks", "[ranks][
       if (fault == "twice") given = {tensor, tensor};
     }
     const auto error = error_of([&] { model->also_average(given); });
-    // The model trains on without it.
+    // The model can be trained without it.
     model->forward(torch::ones({1, 2}, at::kDouble)).sum().backward();
     model->check_replicas();
     return std::vector<std::string>{error};
@@ -139,7 +141,7 @@ TEST_CASE("also_average refuses what it cannot average, on all ranks", "[ranks][
   CHECK_THAT(errors[0][0], ContainsText("on rank 1 of 2: also_average: expected "));
 }
 
-TEST_CASE("check_replicas compares what an optimizer steps outside the model", "[ranks][ddp]") {
+TEST_CASE("check_replicas compares tensors of no module that an optimizer steps", "[ranks][ddp]") {
   const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Policy model(make_policy(), in(self));
     auto log_std = learnable(0);

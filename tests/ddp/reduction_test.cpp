@@ -1,4 +1,4 @@
-// What a gradient becomes: the mean, the sum, or weighted by samples.
+// Reductions of gradients: mean, sum, and weighted by samples.
 #include <cmath>
 #include <vector>
 
@@ -19,14 +19,14 @@ using testing::Rank;
 using testing::run_ranks;
 using testing::step;
 
-TEST_CASE("reductions give one process's gradient for their losses", "[ranks][ddp]") {
+TEST_CASE("each reduction gives one process's gradient for its kind of loss", "[ranks][ddp]") {
   const auto reduction = GENERATE(Reduction::Mean, Reduction::Sum, Reduction::SampleWeighted);
   const bool as_views = GENERATE(false, true);
   const auto data = torch::arange(7, at::kFloat).view({7, 1});
   const auto seen = run_ranks<std::vector<float>>(2, [&](const Rank& self) {
     DistributedDataParallel model(
         make_linear(), in(self).reduction(reduction).gradient_as_bucket_view(as_views));
-    // Five samples here, two there.
+    // Five samples on one rank, two on the other.
     const auto mine = self.rank == 0 ? data.narrow(0, 0, 5) : data.narrow(0, 5, 2);
     std::vector<float> gradients;
     for (int i = 0; i < 3; ++i) {
@@ -51,14 +51,15 @@ TEST_CASE("samples can be counted by the caller", "[ranks][errors][ddp]") {
     model->count_samples(self.rank == 0 ? 3 : 1);
     return std::vector<float>{step(model, self.rank == 0 ? 4 : 8), step(model, self.rank * 2)};
   });
-  // Weighted once, and then by the rows of the argument again.
+  // count_samples() is for one pass; the next counts the rows of its argument again.
   for (const auto& gradients : seen) CHECK(gradients == std::vector<float>{5, 1});
 }
 
-TEST_CASE("samples whose gradients were thrown away do not count", "[ranks][ddp]") {
+TEST_CASE("samples whose gradients were discarded do not count", "[ranks][ddp]") {
   const auto seen = run_ranks<float>(2, [](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
-    for (int i = 0; i < 2; ++i) step(model, 1);  // past the rebuild, which is in a forward pass
+    // Until the buckets are rebuilt, in a forward pass.
+    for (int i = 0; i < 2; ++i) step(model, 1);
     if (self.rank == 0) {
       const auto guard = model->no_sync();
       model->forward(torch::full({9, 1}, 5.0)).mean().backward();
@@ -68,7 +69,7 @@ TEST_CASE("samples whose gradients were thrown away do not count", "[ranks][ddp]
   for (const float gradient : seen) CHECK(gradient == 3);
 }
 
-TEST_CASE("a rank without samples has no say, whatever its gradient is", "[ranks][ddp]") {
+TEST_CASE("a rank without samples adds zeros, even when its gradient is NaN", "[ranks][ddp]") {
   const auto seen = run_ranks<float>(2, [](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
     if (self.rank == 1) model->count_samples(0);
@@ -87,17 +88,17 @@ TEST_CASE("samples count where a backward pass goes through their forward pass",
     const double x = self.rank == 0 ? 2 : 4;
     const int64_t rows = self.rank == 0 ? 3 : 1;
     std::vector<float> gradients;
-    // A batch that is skipped, whose graph goes at once or stays.
+    // A batch that is skipped; its graph is destroyed at once, or stays.
     for (const bool stays : {false, true}) {
       at::Tensor skipped = forward(9 * rows, 100);
       if (!stays) skipped.reset();
       gradients.push_back(step(model, x));
     }
-    // Two forward passes of one backward pass.
+    // Two forward passes before one backward pass.
     model->zero_grad();
     ((rows * forward(rows, x) + forward(1, x)) / (rows + 1)).backward();
     gradients.push_back(weight.grad().item<float>());
-    // Accumulation, over a pass that was skipped.
+    // Accumulation, with a skipped forward pass between.
     model->zero_grad();
     {
       const auto guard = model->no_sync();
@@ -108,7 +109,7 @@ TEST_CASE("samples count where a backward pass goes through their forward pass",
     gradients.push_back(weight.grad().item<float>());
     return gradients;
   });
-  // Mean of one row each; of four rows of 2 and two of 4, twice.
+  // First the mean of one row each; then, twice, of four rows of 2 and two rows of 4.
   for (const auto& gradients : seen) {
     REQUIRE(gradients.size() == 4);
     for (size_t i = 0; i < 4; ++i) CHECK(gradients[i] == Approx(i < 2 ? 3 : 16.0 / 6));
@@ -137,7 +138,7 @@ TEST_CASE("samples dropped before a join have no weight in it", "[ranks][join]")
   CHECK(seen[0] == 3);
 }
 
-TEST_CASE("a number of samples is that of the next forward pass, of any kind", "[ranks][ddp]") {
+TEST_CASE("count_samples applies to the next forward pass, of any kind", "[ranks][ddp]") {
   const auto seen = run_ranks<float>(2, [](const Rank& self) {
     DistributedDataParallel model(make_linear(), in(self).reduction(Reduction::SampleWeighted));
     model->count_samples(self.rank == 0 ? 9 : 1);
@@ -172,7 +173,7 @@ TEST_CASE("every forward pass decides anew whether its gradients are averaged", 
     std::vector<float> gradients;
     for (int i = 0; i < 3; ++i) {
       model->zero_grad();
-      model->forward(x);  // never trained on
+      model->forward(x);  // without backward
       {
         const auto guard = model->no_sync();
         model->forward(x).sum().backward();

@@ -1,4 +1,4 @@
-// Modules that change after they were wrapped: parameters that come, go, freeze and thaw.
+// Modules that change after they were wrapped: parameters are added, removed, frozen and unfrozen.
 #include <string>
 #include <vector>
 
@@ -23,7 +23,7 @@ using testing::Warnings;
 
 torch::nn::Linear line() { return torch::nn::Linear(torch::nn::LinearOptions(2, 2)); }
 
-// A body and as many heads as were added.
+// A body, and heads that are added later.
 class GrowingImpl : public torch::nn::Module {
  public:
   GrowingImpl() { body = register_module("body", line()); }
@@ -40,7 +40,7 @@ class GrowingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Growing);
 
-// Other values on each rank, which nothing but the wrapper makes equal.
+// Sets different values on each rank, which only the wrapper makes equal.
 void fill(const torch::nn::Module& module, int rank) {
   const torch::NoGradGuard no_grad;
   double start = 0.1 + rank;
@@ -54,7 +54,7 @@ at::Tensor batch(int rank, int step) {
   return torch::tensor({{0.5, -1.0}, {1.0, 0.25}}, at::kDouble) * (1 + rank + 0.5 * step);
 }
 
-// Whether the gradients are what one process with all ranks' batches gets.
+// Whether the gradients equal those of one process with all ranks' batches.
 bool averaged_as_one(Growing& net, int ranks, int step) {
   std::vector<at::Tensor> trained;
   for (const auto& p : net->parameters()) {
@@ -64,7 +64,7 @@ bool averaged_as_one(Growing& net, int ranks, int step) {
   for (int rank = 0; rank < ranks; ++rank) {
     loss = loss + net->forward(batch(rank, step)) / ranks;
   }
-  // This accumulates nothing.
+  // torch::autograd::grad() does not accumulate.
   const auto expected = torch::autograd::grad({loss}, trained);
   for (size_t i = 0; i < trained.size(); ++i) {
     const auto& grad = trained[i].grad();
@@ -73,7 +73,8 @@ bool averaged_as_one(Growing& net, int ranks, int step) {
   return true;
 }
 
-// As densification and growing vocabularies do: in place, for whatever holds the parameters.
+// Changes shapes in place, as densification and growing vocabularies do, so that all holders of the
+// parameters see it.
 void reshape(Growing& net, int64_t width) {
   const torch::NoGradGuard no_grad;
   const auto reshape_to = [](const at::Tensor& p, at::IntArrayRef sizes) {
@@ -92,7 +93,7 @@ void step_with(Model& model, const Rank& self, int step) {
 
 }  // namespace
 
-TEST_CASE("a parameter registered after wrapping is told of, once, by name", "[ranks][ddp]") {
+TEST_CASE("a parameter registered after wrapping is warned of once, by name", "[ranks][ddp]") {
   const auto seen = run_ranks<std::vector<int>>(2, [](const Rank& self) {
     Growing net;
     net->to(at::kDouble);
@@ -116,7 +117,7 @@ TEST_CASE("a parameter registered after wrapping is told of, once, by name", "[r
   for (const auto& counts : seen) CHECK(counts == std::vector<int>{0, 1, 1});
 }
 
-TEST_CASE("tied, frozen and ignored parameters are not told of", "[ranks][ddp]") {
+TEST_CASE("tied, frozen and ignored parameters are not warned of", "[ranks][ddp]") {
   const auto counts = run_ranks<size_t>(1, [](const Rank& self) {
     Growing net;
     DistributedDataParallel model(net, in(self).parameters_to_ignore({"body.bias"}));
@@ -129,7 +130,7 @@ TEST_CASE("tied, frozen and ignored parameters are not told of", "[ranks][ddp]")
   CHECK(counts[0] == 0);
 }
 
-TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
+TEST_CASE("refresh updates the wrapper after any change of parameters", "[ranks][ddp]") {
   const std::string change =
       GENERATE("added", "replaced", "frozen", "thawed", "to double", "grown", "shrunk", "nothing");
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused");
@@ -148,7 +149,7 @@ TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
                  .static_graph(mode == "static_graph")
                  .find_unused_parameters(mode == "find_unused"));
     if (!moves) step_with(model, self, 0);
-    // Holds the parameters' accumulators.
+    // Keeps the parameters' gradient accumulators alive.
     const auto graph = moves ? at::Tensor() : model->forward(batch(self.rank, 0));
     if (change == "grown") reshape(net, 3);
     if (change == "shrunk") reshape(net, 1);
@@ -165,7 +166,7 @@ TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
       step_with(model, self, step);
       right.push_back(averaged_as_one(net, self.size, step));
     }
-    // Rank 0's values, on every rank.
+    // Every rank has rank 0's values.
     const auto weight = net->body->weight.detach().flatten()[0].item<double>();
     if (change == "replaced") right.push_back(weight == 0.1);
     return right;
@@ -175,7 +176,8 @@ TEST_CASE("refresh takes in what has changed", "[ranks][ddp]") {
   }
 }
 
-TEST_CASE("refresh takes in other data, and what does not fit it goes", "[ranks][ddp]") {
+TEST_CASE(
+    "refresh accepts data of another shape, and drops gradients that do not fit", "[ranks][ddp]") {
   const std::string change = GENERATE("dtype", "as many elements", "dimensions");
   CAPTURE(change);
   const auto results = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
@@ -206,7 +208,7 @@ TEST_CASE("refresh takes in other data, and what does not fit it goes", "[ranks]
   for (const auto& right : results) CHECK(right == std::vector<int>{1, 1, 1, 1});
 }
 
-TEST_CASE("a shape that changed without refresh throws, and can be mended", "[ranks][ddp]") {
+TEST_CASE("a shape that changed without refresh throws until refresh", "[ranks][ddp]") {
   const auto seen = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Growing net;
     net->add_head("first");
@@ -262,7 +264,9 @@ TEST_CASE("refresh keeps the communication hook and the optimizer", "[ranks][ddp
   for (const auto& result : seen) CHECK(result == std::vector<int>{1, 1});
 }
 
-TEST_CASE("refresh refuses models that differ, and the old ones train on", "[ranks][ddp][errors]") {
+TEST_CASE(
+    "refresh throws for models that differ, and the old model can be trained",
+    "[ranks][ddp][errors]") {
   const auto seen = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
     Growing net;
     net->to(at::kDouble);
@@ -281,7 +285,7 @@ TEST_CASE("refresh refuses models that differ, and the old ones train on", "[ran
   CHECK(seen[0][1] == "averaged");
 }
 
-TEST_CASE("refresh is refused inside a join and a backward pass", "[ranks][ddp][errors]") {
+TEST_CASE("refresh throws inside a join and a backward pass", "[ranks][ddp][errors]") {
   const auto seen = run_ranks<std::vector<std::string>>(1, [](const Rank& self) {
     Growing net;
     DistributedDataParallel model(net, in(self));
@@ -299,7 +303,7 @@ TEST_CASE("refresh is refused inside a join and a backward pass", "[ranks][ddp][
       seen[0][1], ContainsText("between two steps, got a call in a backward pass on rank 0"));
 }
 
-TEST_CASE("a forward with all parameters frozen is not averaged, and works", "[ranks][ddp]") {
+TEST_CASE("a forward with all parameters frozen works and is not averaged", "[ranks][ddp]") {
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused", "weighted");
   CAPTURE(mode);
   const auto results = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
@@ -321,7 +325,7 @@ TEST_CASE("a forward with all parameters frozen is not averaged, and works", "[r
       std::vector<at::Tensor> before;
       for (const auto& p : judge->parameters()) before.push_back(p.grad().clone());
       for (auto& p : judge->parameters()) p.set_requires_grad(false);
-      // Only one rank does: nobody waits.
+      // On one rank only: the other does not wait.
       if (self.rank == 0) {
         auto x = batch(0, 0).set_requires_grad(true);
         wrapped->forward(x).backward();
@@ -339,7 +343,7 @@ TEST_CASE("a forward with all parameters frozen is not averaged, and works", "[r
   }
 }
 
-TEST_CASE("frozen weights and thawed others are an error, not a local pass", "[ranks][ddp]") {
+TEST_CASE("frozen weights with unfrozen others are an error, not a local pass", "[ranks][ddp]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     Growing net;
     net->to(at::kDouble);
@@ -356,7 +360,7 @@ TEST_CASE("frozen weights and thawed others are an error, not a local pass", "[r
                               "model->refresh() on every rank."));
 }
 
-TEST_CASE("steps on gradients that came past the wrapper are told of, once", "[ranks][ddp]") {
+TEST_CASE("steps on gradients of the bare module are warned of once", "[ranks][ddp]") {
   const std::string optimizer = GENERATE("sgd", "adam");
   const bool trained_before = GENERATE(false, true);
   const auto counts = run_ranks<std::vector<int>>(2, [&](const Rank& self) {
@@ -379,7 +383,7 @@ TEST_CASE("steps on gradients that came past the wrapper are told of, once", "[r
   for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int>{0, 1, 1, 1});
 }
 
-TEST_CASE("a step on averaged gradients and others on top is told of, once", "[ranks][ddp]") {
+TEST_CASE("a step on averaged gradients plus local ones is warned of once", "[ranks][ddp]") {
   const auto counts = run_ranks<std::vector<int>>(2, [](const Rank& self) {
     Growing net;
     net->to(at::kDouble);
@@ -398,7 +402,7 @@ TEST_CASE("a step on averaged gradients and others on top is told of, once", "[r
   for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int>{0, 1, 1, 1});
 }
 
-TEST_CASE("gradients that only pass through a bare module are not told of", "[ranks][ddp]") {
+TEST_CASE("gradients that only pass through a bare module are not warned of", "[ranks][ddp]") {
   const auto counts = run_ranks<size_t>(2, [](const Rank& self) {
     Growing net;
     net->to(at::kDouble);
@@ -406,7 +410,7 @@ TEST_CASE("gradients that only pass through a bare module are not told of", "[ra
     torch::optim::Adam adam(net->parameters());
     const Warnings warnings;
     for (int step = 0; step < 4; ++step) {
-      // As a GAN's generator learns through its discriminator, and another loss before it.
+      // Two losses through the bare module, as in the generator's step of a GAN.
       for (int pass = 0; pass < 2; ++pass) {
         model->module()->forward(batch(self.rank, step)).backward();
         const torch::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Whether the ranks' models are still the same: what is found, and what is left alone.
+// check_replicas() and its kin: which differences between ranks are found, and which are allowed.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -54,7 +54,7 @@ void train_steps(LayeredModel& model, torch::optim::Optimizer& optimizer, int ra
   }
 }
 
-// What all three ranks throw, the same, where `spoil` did something on rank 1 behind two steps.
+// The text that all three ranks throw after two steps and a call of `spoil` on rank 1.
 std::string text_after(
     const std::function<void(Layered&, torch::optim::Adam&)>& spoil, bool with_optimizer = false) {
   const auto errors = errors_of_ranks(3, [&](const Rank& self) {
@@ -67,7 +67,7 @@ std::string text_after(
     if (self.rank == 1) spoil(net, optimizer);
     const auto error = error_of(
         [&] { with_optimizer ? model->check_replicas({&optimizer}) : model->check_replicas(); });
-    // The group stays usable, and rank 0's values are taken again.
+    // The group stays usable, and refresh() gives all ranks rank 0's values.
     model->refresh();
     model->check_replicas();
     if (!error.empty()) throw std::runtime_error(error);
@@ -79,7 +79,8 @@ std::string text_after(
 
 }  // namespace
 
-TEST_CASE("a parameter that drifted is named, with where and by how much", "[ranks][ddp]") {
+TEST_CASE(
+    "the error names a parameter that differs, on which rank and by how much", "[ranks][ddp]") {
   CHECK_THAT(
       text_after([](Layered& net, auto&) {
         net->first->weight[1][2] += 0.25;
@@ -100,7 +101,7 @@ TEST_CASE("a parameter that drifted is named, with where and by how much", "[ran
                    "1 of 4 elements"));
 }
 
-TEST_CASE("a learning rate and an optimizer's state that drifted are named", "[ranks][ddp]") {
+TEST_CASE("the error names a learning rate or optimizer state that differs", "[ranks][ddp]") {
   const auto slower = [](Layered&, torch::optim::Adam& optimizer) {
     optimizer.param_groups()[0].options().set_lr(0.001);
   };
@@ -119,13 +120,13 @@ TEST_CASE("a learning rate and an optimizer's state that drifted are named", "[r
       ContainsText(
           "but optimizer value \"exp_avg of first.weight\" differs on rank 1 from rank 0's "
           "by up to 3 in 1 of 12 elements"));
-  // Loaded on one rank only: here, lost.
+  // A state that one rank lost, as after a load on the others only.
   CHECK_THAT(
       text_after([](Layered&, torch::optim::Adam& optimizer) { optimizer.state().clear(); }, true),
       ContainsText("optimizer value \"step of first.weight\" (number) is not on rank 1"));
 }
 
-TEST_CASE("other shapes and names on a rank are told, not waited for", "[ranks][ddp]") {
+TEST_CASE("different shapes or names on a rank are an error, not a hang", "[ranks][ddp]") {
   const auto text_of = [](const std::function<void(Layered&)>& spoil) {
     const auto errors = errors_of_ranks(3, [&](const Rank& self) {
       Layered net;
@@ -145,7 +146,7 @@ TEST_CASE("other shapes and names on a rank are told, not waited for", "[ranks][
       ContainsText("parameter \"first.bias\" is [4] Float on rank 0 and [5] Float on rank 1"));
 }
 
-TEST_CASE("a difference that is hardly one is told", "[ranks][ddp]") {
+TEST_CASE("the smallest difference is found", "[ranks][ddp]") {
   CHECK_THAT(
       text_after([](Layered& net, auto&) {
         net->first->bias[0] = 0;
@@ -157,7 +158,7 @@ TEST_CASE("a difference that is hardly one is told", "[ranks][ddp]") {
 TEST_CASE("check_replicas reads the state of every optimizer", "[ranks][ddp]") {
   const std::string kind = GENERATE("lbfgs", "rmsprop", "adagrad", "adamw", "own");
   CAPTURE(kind);
-  // A program's own, whose options and state cannot be written.
+  // A program's own optimizer, whose options and state cannot be serialized.
   struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
     double get_lr() const override { return lr; }
     void set_lr(const double value) override { lr = value; }
@@ -181,7 +182,7 @@ TEST_CASE("check_replicas reads the state of every optimizer", "[ranks][ddp]") {
     if (kind == "adagrad") optimizer = std::make_unique<torch::optim::Adagrad>(parameters, 0.01);
     if (kind == "adamw") optimizer = std::make_unique<torch::optim::AdamW>(parameters, 0.01);
     if (kind == "own") optimizer = std::make_unique<Own>(parameters);
-    // Without BatchNorm's statistics of the rank, the losses are the same.
+    // All ranks use rank 0's rows, so that their BatchNorm statistics and losses are the same.
     for (int step = 0; step < 2; ++step) {
       optimizer->step([&] {
         reduced_backward(model, /*rank=*/0, step);
@@ -198,7 +199,7 @@ TEST_CASE("check_replicas reads the state of every optimizer", "[ranks][ddp]") {
                      ContainsText(" on rank 0 and 0.25 on rank 1."));
 }
 
-TEST_CASE("ranks that compare different things are told so", "[ranks][ddp][errors]") {
+TEST_CASE("ranks that compare different things throw", "[ranks][ddp][errors]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Layered net;
     LayeredModel model(net, in(self));
@@ -209,7 +210,7 @@ TEST_CASE("ranks that compare different things are told so", "[ranks][ddp][error
       errors[0], ContainsText("rank 0 compares the ranks' replicas and rank 1 the ranks' models"));
 }
 
-TEST_CASE("a rank that cannot be compared is told on all", "[ranks][ddp][errors]") {
+TEST_CASE("all ranks throw the error of a rank that cannot be compared", "[ranks][ddp][errors]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Layered net;
     LayeredModel model(net, in(self));
@@ -222,7 +223,7 @@ TEST_CASE("a rank that cannot be compared is told on all", "[ranks][ddp][errors]
       errors[0], ContainsText("on rank 1 of 2: check_replicas: expected optimizers, got a null"));
 }
 
-TEST_CASE("buffers that are a rank's own for now are left alone", "[ranks][ddp]") {
+TEST_CASE("buffers that no averaged pass has shared yet are not compared", "[ranks][ddp]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Layered net;
     LayeredModel model(net, in(self));
@@ -237,7 +238,7 @@ TEST_CASE("buffers that are a rank's own for now are left alone", "[ranks][ddp]"
     train_steps(model, optimizer, self.rank, 1);
     if (!replicas_equal(*net, self.group)) throw std::runtime_error("the models differ");
 
-    // Of one rank alone.
+    // On one rank alone.
     if (self.rank == 1) {
       const torch::NoGradGuard no_grad;
       model->forward(rows_of(self.rank, 9));
@@ -252,7 +253,7 @@ TEST_CASE("buffers that are a rank's own for now are left alone", "[ranks][ddp]"
   for (const auto& error : errors) CHECK(error.empty());
 }
 
-TEST_CASE("ignored parameters are each rank's own", "[ranks][ddp]") {
+TEST_CASE("ignored parameters are not compared", "[ranks][ddp]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Layered net;
     const torch::NoGradGuard no_grad;
@@ -267,7 +268,7 @@ TEST_CASE("ignored parameters are each rank's own", "[ranks][ddp]") {
   for (const auto& error : errors) CHECK(error.empty());
 }
 
-TEST_CASE("weights set after wrapping are told of in the first averaged pass", "[ranks][ddp]") {
+TEST_CASE("the first averaged pass throws when weights were set after wrapping", "[ranks][ddp]") {
   const std::string mode = GENERATE(
       "plain", "views", "find_unused", "static_graph", "after no_sync", "join", "idle in join",
       "stepped in backward", "low precision", "every");
@@ -290,7 +291,7 @@ TEST_CASE("weights set after wrapping are told of in the first averaged pass", "
       const torch::NoGradGuard no_grad;
       net->last->weight.fill_(value);
     };
-    init(1 + 1e-6 * self.rank);  // the same in 16 bits
+    init(1 + 1e-6 * self.rank);  // rounds to the same value in 16 bits
     std::vector<std::string> errors;
     errors.push_back(error_of([&] {
       if (mode == "after no_sync") {
@@ -303,7 +304,7 @@ TEST_CASE("weights set after wrapping are told of in the first averaged pass", "
       };
       mode == "join" || mode == "idle in join" ? model->join(pass) : pass();
     }));
-    // Until it is mended.
+    // The next pass throws too, until refresh().
     errors.push_back(error_of([&] { reduced_backward(model, self.rank, 1); }));
     model->refresh();
     if (mode == "every") init(2);
@@ -311,7 +312,7 @@ TEST_CASE("weights set after wrapping are told of in the first averaged pass", "
     model->refresh();
     init(3 + self.rank);
     errors.push_back(error_of([&] { reduced_backward(model, self.rank, 3); }));
-    // Equally on every rank.
+    // The same on every rank.
     init(4);
     errors.push_back(error_of([&] { reduced_backward(model, self.rank, 4); }));
     return errors;
@@ -347,7 +348,7 @@ TEST_CASE("models that differ on purpose are not compared in the first pass", "[
   for (const auto& error : errors) CHECK(error.empty());
 }
 
-TEST_CASE("check_replicas_every finds a drift in the step that it looks at", "[ranks][ddp]") {
+TEST_CASE("check_replicas_every finds a difference in the step that it compares", "[ranks][ddp]") {
   const auto threw_in = [](const std::function<void(Layered&, torch::optim::SGD&, int)>& spoil,
                            bool in_backward = false) {
     const auto steps = run_ranks<std::pair<int, std::string>>(3, [&](const Rank& self) {
@@ -381,7 +382,7 @@ TEST_CASE("check_replicas_every finds a drift in the step that it looks at", "[r
         in_backward);
     CHECK(step == 6);
     CHECK_THAT(text, ContainsText("parameter \"first.weight\"") && ContainsText("on rank 2"));
-    // The rate of step 6 acts behind the comparison, and is found in step 9.
+    // The rate of step 6 is used after the comparison, so step 9 finds the difference.
     const auto [later, of_rate] = threw_in(
         [](Layered&, torch::optim::SGD& optimizer, int now) {
           if (now == 6) optimizer.param_groups()[0].options().set_lr(0.02);
@@ -393,8 +394,7 @@ TEST_CASE("check_replicas_every finds a drift in the step that it looks at", "[r
   }
 }
 
-TEST_CASE(
-    "check_replicas_every counts on through a join, and looks at nothing in it", "[ranks][ddp]") {
+TEST_CASE("check_replicas_every counts the passes of a join, and compares none", "[ranks][ddp]") {
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Layered net;
     LayeredModel model(net, in(self).check_replicas_every(2));
@@ -428,7 +428,7 @@ TEST_CASE("replicas_equal compares bits, of any module", "[ranks][ddp]") {
   CHECK_FALSE(equal([](Layered& net) { net->norm->running_mean[0] = -0.0; }));
 }
 
-TEST_CASE("check_replicas is for between two steps", "[ranks][ddp][errors]") {
+TEST_CASE("check_replicas throws inside a join", "[ranks][ddp][errors]") {
   const auto errors = errors_of_ranks(1, [&](const Rank& self) {
     Layered net;
     LayeredModel model(net, in(self));

@@ -1,4 +1,4 @@
-// The optimizer steps bucket by bucket: the same as stepping behind backward, to the bit.
+// The optimizer steps bucket by bucket: to the bit the same as stepping after backward.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
@@ -23,17 +23,17 @@ torch::nn::Sequential make_net() {
   torch::nn::Sequential net(
       torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 16), torch::nn::ReLU(),
       torch::nn::Linear(16, 4));
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
   return net;
 }
 
-/// The net's parameters in two groups, and one tensor that no model has.
+/// The net's parameters in two groups, and one tensor of no model.
 OptimizerPtr make_optimizer(
-    const std::string& kind, torch::nn::Sequential& net, const at::Tensor& beside) {
+    const std::string& kind, torch::nn::Sequential& net, const at::Tensor& outside) {
   const auto all = net->parameters();
-  const std::vector<at::Tensor> first{all[3], all[0], beside};
+  const std::vector<at::Tensor> first{all[3], all[0], outside};
   const std::vector<at::Tensor> second{all[1], all[2], all[4], all[5]};
   std::vector<torch::optim::OptimizerParamGroup> groups{
       torch::optim::OptimizerParamGroup(first), torch::optim::OptimizerParamGroup(second)};
@@ -51,35 +51,36 @@ OptimizerPtr make_optimizer(
 
 enum class When { After, InBackward };
 
-/// The parameters and `beside` after a few steps.
+/// The parameters and `outside` after a few steps.
 std::vector<at::Tensor> train(
     const Rank& self, const std::string& kind, When when, DistributedDataParallelOptions options) {
   auto net = make_net();
-  const auto beside = torch::ones({3}).set_requires_grad(true);
-  const auto optimizer = make_optimizer(kind, net, beside);
+  const auto outside = torch::ones({3}).set_requires_grad(true);
+  const auto optimizer = make_optimizer(kind, net, outside);
   DistributedDataParallel model(net, options.process_group(self.group));
   if (when == When::InBackward) model->step_in_backward(optimizer);
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);  // a rank is a thread
-  for (int step = 0; step < 10; ++step) {  // more than it takes to tune
+  // Not torch's generator, which all ranks share, since they are threads.
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + self.rank);
+  for (int step = 0; step < 10; ++step) {  // more than tuning takes
     optimizer->zero_grad();
-    const auto x = torch::randn({5, 8}, chance);
-    if (step == 3) {  // accumulates; nothing is stepped
+    const auto x = torch::randn({5, 8}, generator);
+    if (step == 3) {  // a pass that accumulates, without a step
       const auto guard = model->no_sync();
       model->forward(x).sum().backward();
     }
-    beside.mutable_grad() = torch::full({3}, 0.5);
+    outside.mutable_grad() = torch::full({3}, 0.5);
     model->forward(x).square().sum().backward();
     if (when == When::After) optimizer->step();
   }
   auto result = net->parameters();
-  result.push_back(beside);
+  result.push_back(outside);
   for (const auto& group : optimizer->param_groups()) TORCH_CHECK(group.params().size() >= 3);
   return result;
 }
 
 }  // namespace
 
-TEST_CASE("stepping in backward is stepping behind it", "[ranks][step]") {
+TEST_CASE("stepping in backward equals stepping after it", "[ranks][step]") {
   const std::string kind = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
   const bool find_unused = GENERATE(false, true);
   CAPTURE(kind, find_unused);
@@ -100,7 +101,9 @@ TEST_CASE("stepping in backward is stepping behind it", "[ranks][step]") {
   }
 }
 
-TEST_CASE("so it is where buckets are handed over at the end", "[ranks][step]") {
+TEST_CASE(
+    "stepping in backward equals stepping after it when buckets are stepped at the end",
+    "[ranks][step]") {
   const bool tuned = GENERATE(false, true);
   const bool is_static = !tuned || GENERATE(false, true);
   CAPTURE(tuned, is_static);
@@ -116,7 +119,7 @@ TEST_CASE("so it is where buckets are handed over at the end", "[ranks][step]") 
   }
 }
 
-TEST_CASE("ranks are stepped alike also where a pass throws", "[ranks][step][errors]") {
+TEST_CASE("all ranks step the same parameters when a pass throws", "[ranks][step][errors]") {
   struct Outcome {
     std::string error;
     std::vector<at::Tensor> parameters;
@@ -129,7 +132,7 @@ TEST_CASE("ranks are stepped alike also where a pass throws", "[ranks][step][err
     for (int step = 0; step < 4; ++step) {
       model->zero_grad();
       const auto y = model->forward(torch::ones({5, 8}));
-      // In the third step, rank 1's loss leads to the first layer alone.
+      // In the third step, rank 1's loss depends on the first layer alone.
       const bool astray = step == 2 && self.rank == 1;
       try {
         (astray ? net->parameters()[0].sum() + 0 * y.detach().sum() : y.square().sum()).backward();
@@ -148,7 +151,7 @@ TEST_CASE("ranks are stepped alike also where a pass throws", "[ranks][step][err
   }
 }
 
-TEST_CASE("one rank trains on after a backward pass that threw", "[ranks][step]") {
+TEST_CASE("a single rank can train after a backward pass that threw", "[ranks][step]") {
   const auto weights = run_ranks<std::vector<float>>(1, [](const Rank& self) {
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     torch::nn::init::constant_(net->weight, 1);
@@ -171,7 +174,7 @@ TEST_CASE("one rank trains on after a backward pass that threw", "[ranks][step]"
   CHECK(weights[0] == std::vector<float>{0.75, 0.75, 0.5, 0.25});
 }
 
-TEST_CASE("a leftover step() behind backward is told of", "[ranks][step]") {
+TEST_CASE("a leftover step() after backward is warned of", "[ranks][step]") {
   const std::string kind = GENERATE("sgd", "adam");
   const bool leftover = GENERATE(false, true);
   const testing::WarnAlways always;
@@ -195,7 +198,8 @@ TEST_CASE("a leftover step() behind backward is told of", "[ranks][step]") {
   CHECK(counts[0] == static_cast<int>(leftover));
 }
 
-TEST_CASE("an optimizer that cannot step in parts is refused", "[ranks][step][errors]") {
+TEST_CASE(
+    "step_in_backward throws for an optimizer that cannot step in parts", "[ranks][step][errors]") {
   const auto refused = [](const std::function<OptimizerPtr(torch::nn::Sequential&)>& make) {
     return errors_of_ranks(1, [&](const Rank& self) {
       auto net = make_net();

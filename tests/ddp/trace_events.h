@@ -17,7 +17,7 @@ struct TraceEvent {
   double end_us = 0;
 };
 
-/// What stands behind `"key": ` in a line, without quotes; "" where the key is not there.
+/// The value after `"key": ` in a line, without quotes; "" where the key is missing.
 inline std::string value_of(const std::string& line, const std::string& key) {
   const auto at = line.find("\"" + key + "\": ");
   if (at == std::string::npos) return "";
@@ -27,8 +27,8 @@ inline std::string value_of(const std::string& line, const std::string& key) {
   return line.substr(begin, line.find_first_of(quoted ? "\"" : ",}", begin) - begin);
 }
 
-/// Those that have a beginning and an end. Kineto writes an event's kind and name in one line, and
-/// its times in the next.
+/// Reads the events that have a beginning and an end. Kineto writes an event's kind and name in one
+/// line, and its times in the next.
 inline std::vector<TraceEvent> read_trace(const std::string& path) {
   std::ifstream file(path);
   std::vector<TraceEvent> events;
@@ -44,7 +44,7 @@ inline std::vector<TraceEvent> read_trace(const std::string& path) {
   return events;
 }
 
-/// The events of `kinds` that begin within the range of that name.
+/// The events of `kinds` that begin within the named range.
 inline std::vector<TraceEvent> within(
     const std::vector<TraceEvent>& events, const std::string& range,
     const std::vector<std::string>& kinds) {

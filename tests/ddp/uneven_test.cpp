@@ -1,4 +1,4 @@
-// Ranks that do not do the same: everybody learns it, where it happened.
+// Ranks that run different passes: all ranks throw, with the reason.
 #include <thread>
 
 #include <ddp/distributed_data_parallel.h>
@@ -21,7 +21,7 @@ using testing::run_ranks;
 using testing::timed_error_of;
 using testing::TimedError;
 
-// Two heads, either of which may be left out.
+// Two heads; a pass may leave out either.
 class HeadsImpl : public torch::nn::Module {
  public:
   HeadsImpl() {
@@ -55,14 +55,15 @@ void step(DistributedDataParallel<Heads>& model, c10::ScalarType dtype = at::kFl
 
 }  // namespace
 
-TEST_CASE("the remedy fits the reason for a missing gradient", "[ranks][errors][ddp]") {
+TEST_CASE(
+    "the error gives the remedy for the reason of a missing gradient", "[ranks][errors][ddp]") {
   const int reason = GENERATE(0, 1, 2);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Heads net;
     DistributedDataParallel model(net, in(self));
     step(model);
     if (self.rank == 0) return step(model);
-    // Not used in forward; used, but not in the loss; used, and nobody can tell any more.
+    // Not used in forward; used, but not in the loss; used, but its output was dropped.
     auto heads = model->forward(torch::ones({1, 2}), /*both=*/reason != 0);
     if (reason == 2) heads.pop_back();
     heads[0].backward();
@@ -122,7 +123,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "after an error a further backward pass is refused, not left local", "[ranks][errors][ddp]") {
+    "after an error a further backward pass throws, and is not local", "[ranks][errors][ddp]") {
   const auto seen = run_ranks<std::vector<std::string>>(
       2,
       [](const Rank& self) {
@@ -157,7 +158,7 @@ TEST_CASE("ranks whose forwards all threw may be far apart in time", "[ranks][er
     const auto train = [&] {
       step(model);
       TORCH_CHECK(!error_of([&] { model->forward(torch::ones({1, 3})); }).empty());
-      // Longer than the others wait before they look: this one saves a checkpoint.
+      // Longer than the others wait before they check for failures, as while saving a checkpoint.
       if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       step(model);
     };
@@ -167,7 +168,7 @@ TEST_CASE("ranks whose forwards all threw may be far apart in time", "[ranks][er
 }
 
 TEST_CASE(
-    "forwards that all threw stay all ranks' own after an uneven join", "[ranks][errors][ddp]") {
+    "forwards that threw on all ranks fail no pass after an uneven join", "[ranks][errors][ddp]") {
   const bool alone = GENERATE(false, true);
   const auto errors = errors_of_ranks(
       2,
@@ -198,7 +199,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks][errors][ddp]") {
+TEST_CASE(
+    "a rank that continues throws the reason of one that left a failed join",
+    "[ranks][errors][ddp]") {
   const auto seen = run_ranks<TimedError>(
       2,
       [](const Rank& self) {
@@ -212,8 +215,8 @@ TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks]
             step(model);
           });
         });
-        // The one that left still has its model, but no use for it.
-        if (self.rank == 1) self.wait_until_others_end();
+        // The rank that left keeps its model, without using it.
+        if (self.rank == 1) self.outlast_the_others();
         return seen;
       },
       kLongTimeout);
@@ -224,7 +227,8 @@ TEST_CASE("a rank that goes on is told of one that left a failed join", "[ranks]
   CHECK(seen[0].seconds < 5);
 }
 
-TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors][ddp][many]") {
+TEST_CASE(
+    "many failed forward passes in a row are resolved one by one", "[ranks][errors][ddp][many]") {
   const auto errors = errors_of_ranks(3, [](const Rank& self) {
     Heads net;
     DistributedDataParallel model(net, in(self));
@@ -236,24 +240,24 @@ TEST_CASE("failures in quick succession are settled one by one", "[ranks][errors
   CHECK(errors == std::vector<std::string>(3));
 }
 
-TEST_CASE("a wait that is over is no sign of trouble", "[ranks][ddp]") {
+TEST_CASE("a wait that has ended fails no rank", "[ranks][ddp]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
     DistributedDataParallel model(net, in(self));
     const auto pause = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
     const auto loss = model->forward(torch::ones({4, 2})).sum();
-    if (self.rank == 0) pause(900);  // so long the other one waits for the buffers, and says so
+    if (self.rank == 0) pause(900);  // the other rank waits for the buffers so long, and reports it
     {
       const torch::NoGradGuard no_grad;
       model->forward(torch::ones({4, 2}));
     }
-    if (self.rank == 1) pause(1500);  // and this one for its gradients
+    if (self.rank == 1) pause(1500);  // rank 0 waits for the gradients
     loss.backward();
   });
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("any number of backward passes left out is noticed", "[ranks][errors][ddp]") {
+TEST_CASE("any number of left-out backward passes is an error", "[ranks][errors][ddp]") {
   const int left_out = GENERATE(1, 4, 5, 19);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Heads net;
@@ -269,7 +273,7 @@ TEST_CASE("any number of backward passes left out is noticed", "[ranks][errors][
                      ContainsText(std::to_string(left_out + 1) + " training forward passes"));
 }
 
-TEST_CASE("a rank that ends its training early is named", "[ranks][errors][ddp][many]") {
+TEST_CASE("the error names a rank that ends its training early", "[ranks][errors][ddp][many]") {
   const auto errors = errors_of_ranks(
       3,
       [](const Rank& self) {

@@ -1,4 +1,4 @@
-// What tests of the wrapper share.
+// Shared helpers for tests of the wrapper.
 #pragma once
 
 #include <ddp/distributed_data_parallel.h>

@@ -1,4 +1,4 @@
-// What a rank with a sharded optimizer has in memory at most.
+// The peak memory of a rank with a sharded optimizer.
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ using torch::optim::AdamWOptions;
 
 constexpr int kLayers = 160;
 constexpr int64_t kWidth = 256;
-constexpr double kBytes = 4.0 * kLayers * kWidth * (kWidth + 1);  // of all parameters
+constexpr double kBytes = 4.0 * kLayers * kWidth * (kWidth + 1);  // bytes of all parameters
 constexpr double kBucketMb = 0.5;
 
 torch::nn::Sequential make_deep_net() {
@@ -29,8 +29,8 @@ torch::nn::Sequential make_deep_net() {
   return net;
 }
 
-/// Makes a model and an optimizer, and trains. Counts the third step and later ones: before, the
-/// wrapper makes its buckets, and makes them anew in another order.
+/// Makes a model and an optimizer, and trains. Measures the third step and later ones: before, the
+/// wrapper builds its buckets, and rebuilds them in another order.
 void train(const Rank& self, int stage, testing::PeakOfAllThreads& peak) {
   DistributedDataParallel<torch::nn::Sequential> model(
       make_deep_net(), DistributedDataParallelOptions()
@@ -50,7 +50,7 @@ void train(const Rank& self, int stage, testing::PeakOfAllThreads& peak) {
 
 }  // namespace
 
-TEST_CASE("a sharded optimizer takes the memory of its part", "[zero][ranks][gloo]") {
+TEST_CASE("a sharded optimizer needs the memory of its part", "[zero][ranks][gloo]") {
   const int stage = GENERATE(1, 2);
   for (const int world : {2, 4}) {
     // In float32 a parameter, its gradient and each of AdamW's two averages take four bytes.
@@ -63,7 +63,7 @@ TEST_CASE("a sharded optimizer takes the memory of its part", "[zero][ranks][glo
     const auto part_of_expected = static_cast<double>(peak.bytes()) / world / expected;
     CAPTURE(stage, world, expected / kBytes);
     CHECK(part_of_expected < 1.03);
-    CHECK(part_of_expected > 0.97);  // else something is not counted
+    CHECK(part_of_expected > 0.97);  // less would mean that something is not counted
   }
 }
 

@@ -1,4 +1,4 @@
-// A sharded optimizer against the same optimizer without sharding.
+// A sharded optimizer, compared with the same optimizer without sharding.
 #include <ddp/zero.h>
 
 #include <functional>
@@ -39,13 +39,13 @@ Net make_net() {
   Net net(
       torch::nn::Linear(7, 15), torch::nn::ReLU(), torch::nn::Linear(15, 13), torch::nn::ReLU(),
       torch::nn::Linear(13, 3));
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
   return net;
 }
 
-/// Which optimizer of the parameters: the plain one, or a sharded one of a stage.
+/// The kind of optimizer: the plain one (stage 0), or a sharded one of a stage.
 struct Mode {
   int stage = 0;
   bool overlap = false;
@@ -92,8 +92,8 @@ ZeroRedundancyOptimizerBase* sharded(const OptimizerPtr& optimizer) {
 void zero_grad(const OptimizerPtr& optimizer) { ddp::zero_grad(*optimizer); }
 
 at::Tensor input_of(int rank, int64_t step) {
-  auto chance = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);
-  return at::randn({4, 7}, chance, at::TensorOptions());
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);
+  return at::randn({4, 7}, generator, at::TensorOptions());
 }
 
 at::Tensor loss_of(Model& model, const Rank& self, int64_t step) {
@@ -122,7 +122,7 @@ double distance(const Tensors& a, const Tensors& b) {
   return largest;
 }
 
-/// What `train` makes of a model and an optimizer, by rank.
+/// The parameters after `train` with a model and an optimizer; the same on every rank.
 Tensors run(
     int world, const std::string& kind, const Mode& mode,
     const std::function<void(Model&, const OptimizerPtr&, const Rank&)>& train,
@@ -138,7 +138,7 @@ Tensors run(
   return values[0];
 }
 
-/// Gloo's rings sum in another order, for more than two ranks, where they scatter.
+/// With more than two ranks, Gloo's reduce-scatter (stage 2) sums in another order.
 void check_same(const Tensors& got, const Tensors& expected, int world, int stage) {
   const char* backend = std::getenv("DDP_TEST_BACKEND");
   const bool sums_alike = stage < 2 || world < 3 || (backend && backend != std::string("gloo"));
@@ -180,7 +180,7 @@ TEST_CASE("a sharded optimizer takes gradients that accumulate", "[zero][ranks]"
         loss_of(model, self, batch++).backward();
       }
       loss_of(model, self, batch++).backward();
-      // A second average on top of the first.
+      // A second averaged pass accumulates on the first.
       loss_of(model, self, batch++).backward();
       optimizer->step();
     }
@@ -190,7 +190,7 @@ TEST_CASE("a sharded optimizer takes gradients that accumulate", "[zero][ranks]"
   CHECK(distance(run(2, "adamw", Mode{2}, train), expected) < 1e-5);
 }
 
-TEST_CASE("after a step, gradients begin anew without zero_grad", "[zero][ranks]") {
+TEST_CASE("stage 2 clears the gradients in a step, without zero_grad", "[zero][ranks]") {
   const auto train = [](bool clears) {
     return [clears](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
       for (int64_t step = 0; step < 3; ++step) {
@@ -204,7 +204,7 @@ TEST_CASE("after a step, gradients begin anew without zero_grad", "[zero][ranks]
   CHECK(all_equal(run(2, "sgd", Mode{2}, train(false)), run(2, "sgd", kPlain, train(true))));
 }
 
-TEST_CASE("a parameter without a gradient is left alone", "[zero][ranks]") {
+TEST_CASE("a parameter without a gradient is not stepped", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
   struct Halves : torch::nn::Module {
     torch::nn::Linear first = register_module("first", torch::nn::Linear(7, 5));
@@ -234,7 +234,7 @@ TEST_CASE("a parameter without a gradient is left alone", "[zero][ranks]") {
       }
       for (int64_t step = 0; step < 5; ++step) {
         zero_grad(optimizer);
-        // Step 3: on rank 1 alone.
+        // Step 3: used on rank 1 alone.
         const bool both = step == 1 || (step == 3 && self.rank == 1);
         model->forward(input_of(self.rank, step), both).square().mean().backward();
         optimizer->step();
@@ -249,7 +249,7 @@ TEST_CASE("a parameter without a gradient is left alone", "[zero][ranks]") {
   CHECK(all_equal(end_of(mode), end_of(kPlain)));
 }
 
-TEST_CASE("with stage 2 only this rank's part of the gradients stays", "[zero][ranks]") {
+TEST_CASE("stage 2 keeps only this rank's part of the gradients", "[zero][ranks]") {
   const auto sizes = run_ranks<std::vector<int64_t>>(3, [](const Rank& self) {
     Model model(make_net(), in(self).bucket_cap_mb(kSmallBuckets));
     ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
@@ -266,13 +266,13 @@ TEST_CASE("with stage 2 only this rank's part of the gradients stays", "[zero][r
   });
   int64_t elements = 0;
   for (const auto& p : make_net()->parameters()) elements += p.numel();
-  constexpr int64_t kBytes = 2 * sizeof(float);  // of AdamW's state, an element
+  constexpr int64_t kBytes = 2 * sizeof(float);  // of AdamW's state per element
   const int64_t buckets = 6;                     // at most
   int64_t parts = 0;
   for (const auto& size : sizes) {
     CHECK(size[0] == 0);
     CHECK(size[2] <= elements * kBytes / 3 + 64 * buckets);
-    CHECK(size[3] == 0);  // used up
+    CHECK(size[3] == 0);  // released by the step
     parts += size[1];
   }
   CHECK(parts == elements);
@@ -286,8 +286,8 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
       Net net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3)));
       {
         const torch::NoGradGuard no_grad;
-        auto chance = at::make_generator<at::CPUGeneratorImpl>(1);
-        for (auto& p : net->parameters()) p.normal_(0, 0.3, chance);
+        auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
+        for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
         auto& weight = net->ptr(0)->as<torch::nn::Conv2dImpl>()->weight;
         weight.set_data(weight.contiguous(at::MemoryFormat::ChannelsLast));
       }
@@ -297,8 +297,8 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
           model, {torch::optim::OptimizerParamGroup(model->parameters())}, options, how);
       for (int64_t step = 0; step < 3; ++step) {
         zero_grad(optimizer);
-        auto chance = at::make_generator<at::CPUGeneratorImpl>(10 * step + self.rank);
-        const auto x = at::randn({2, 3, 6, 6}, chance, at::TensorOptions())
+        auto generator = at::make_generator<at::CPUGeneratorImpl>(10 * step + self.rank);
+        const auto x = at::randn({2, 3, 6, 6}, generator, at::TensorOptions())
                            .contiguous(at::MemoryFormat::ChannelsLast);
         model->forward(x).square().mean().backward();
         optimizer->step();
@@ -310,7 +310,7 @@ TEST_CASE("channels-last parameters keep their strides", "[zero][ranks]") {
   CHECK(all_equal(end_of(mode)[0], end_of(kPlain)[0]));
 }
 
-TEST_CASE("parameters whose data is exchanged are stepped all the same", "[zero][ranks]") {
+TEST_CASE("parameters whose data is replaced are still stepped", "[zero][ranks]") {
   const Mode mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
   CAPTURE(mode.stage, mode.overlap);
   const auto train = [](const Mode& of, const Rank& self) {
@@ -320,7 +320,7 @@ TEST_CASE("parameters whose data is exchanged are stepped all the same", "[zero]
       zero_grad(optimizer);
       loss_of(model, self, step).backward();
       optimizer->step();
-      // As torch::load does, and clipping weights.
+      // torch::load and clipping of weights do this.
       if (step == 1) {
         for (auto& p : model->parameters()) p.set_data(p.detach().clamp(-0.2, 0.2));
       }
@@ -333,7 +333,7 @@ TEST_CASE("parameters whose data is exchanged are stepped all the same", "[zero]
   CHECK(right == std::vector<char>(2, 1));
 }
 
-TEST_CASE("after a parameter grew, refresh and a new sharded optimizer", "[zero][ranks]") {
+TEST_CASE("a new sharded optimizer works after a parameter grew and refresh", "[zero][ranks]") {
   const Mode mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
   CAPTURE(mode.stage, mode.overlap);
   const auto train = [](const Mode& of, const Rank& self) {
@@ -361,7 +361,7 @@ TEST_CASE("after a parameter grew, refresh and a new sharded optimizer", "[zero]
   CHECK(right == std::vector<char>(2, 1));
 }
 
-TEST_CASE("ranks without input step beside the others", "[zero][ranks]") {
+TEST_CASE("ranks without input step with the others", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{2, true});
   const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
     auto* zero = sharded(optimizer);
@@ -384,7 +384,7 @@ TEST_CASE("ranks without input step beside the others", "[zero][ranks]") {
   CHECK(all_equal(run(2, "adam", mode, train), run(2, "adam", kPlain, train)));
 }
 
-TEST_CASE("the gradients of any optimizer are clipped as by LibTorch", "[zero][ranks]") {
+TEST_CASE("ddp's clipping equals LibTorch's for any optimizer", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{0}, Mode{1}, Mode{2});
   const double norm_type = GENERATE(1.0, 2.0, std::numeric_limits<double>::infinity());
   const auto norms = [&](bool by_torch) {
@@ -412,7 +412,7 @@ TEST_CASE("the gradients of any optimizer are clipped as by LibTorch", "[zero][r
   CHECK(all_equal(run(2, "sgd", mode, values(false)), run(2, "sgd", kPlain, values(true))));
 }
 
-TEST_CASE("averages that zero_grad throws away are not stepped", "[zero][ranks]") {
+TEST_CASE("averages that zero_grad discards are not stepped", "[zero][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2});
   const bool by_model = GENERATE(false, true);
   const auto train = [&](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
@@ -440,7 +440,7 @@ TEST_CASE("the state of four ranks loads on two, on one, and without sharding", 
     archive.load_from(bytes);
     optimizer.load(archive);
   };
-  // Every rank trains on the same data: averages do not depend on how many there are.
+  // Every rank trains on the same data, so the average does not depend on the number of ranks.
   const auto train = [](Model& model, const OptimizerPtr& optimizer, int64_t first, int64_t end) {
     for (auto step = first; step < end; ++step) {
       zero_grad(optimizer);
@@ -475,7 +475,7 @@ TEST_CASE("the state of four ranks loads on two, on one, and without sharding", 
   }
 }
 
-TEST_CASE("a sharded optimizer refuses what it cannot do", "[zero][errors][ranks]") {
+TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][errors][ranks]") {
   using torch::optim::SGD;
   using torch::optim::SGDOptions;
   const auto error = [](const std::function<void(Model&, const Rank&)>& body, int world = 1) {
@@ -563,13 +563,13 @@ TEST_CASE("a sharded optimizer refuses what it cannot do", "[zero][errors][ranks
 }
 
 TEST_CASE(
-    "what one rank alone fails to gather ends on every rank at once", "[zero][errors][ranks]") {
+    "every rank throws when one rank fails to build the gathered state", "[zero][errors][ranks]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
         Model model(make_net(), in(self));
         ZeroRedundancyOptimizer<torch::optim::SGD> zero(model, torch::optim::SGDOptions(0.1));
-        // Which the optimizer without sharding refuses, and rank 0 alone makes: as without memory.
+        // Rank 0 alone makes the optimizer without sharding, which throws for this learning rate.
         zero.defaults().set_lr(-1);
         zero.consolidated(0);
       },
@@ -577,7 +577,7 @@ TEST_CASE(
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("Invalid learning rate: -1"));
 }
 
-TEST_CASE("a state that does not fit leaves the one there is", "[zero][errors][ranks]") {
+TEST_CASE("loading a state that does not fit keeps the old state", "[zero][errors][ranks]") {
   const auto train = [](bool loads) {
     return [loads](Model& model, const OptimizerPtr& optimizer, const Rank& self) {
       for (int64_t step = 0; step < 4; ++step) {
@@ -596,16 +596,16 @@ TEST_CASE("a state that does not fit leaves the one there is", "[zero][errors][r
       }
     };
   };
-  // The last rank has the last of the buckets' parts, and with it the parameter.
+  // The last rank holds the last parts of the buckets, and so the parameter.
   CHECK(all_equal(run(1, "sgd", Mode{1}, train(true)), run(1, "sgd", Mode{1}, train(false))));
 }
 
-TEST_CASE("stage 2 says so where no pass was averaged", "[zero][errors][ranks]") {
+TEST_CASE("a step of stage 2 without an averaged pass throws", "[zero][errors][ranks]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     Model model(make_net(), in(self));
     ZeroRedundancyOptimizer<torch::optim::SGD> zero(
         model, torch::optim::SGDOptions(0.1), ZeroOptions().stage(2));
-    zero.step();  // without gradients: nothing to do
+    zero.step();  // does nothing without gradients
     {
       const auto guard = model->no_sync();
       loss_of(model, self, 0).backward();
@@ -615,7 +615,7 @@ TEST_CASE("stage 2 says so where no pass was averaged", "[zero][errors][ranks]")
   for (const auto& error : errors) CHECK_THAT(error, ContainsText("under no_sync() alone on rank"));
 }
 
-TEST_CASE("clipping is refused where it would not reach all", "[zero][errors][ranks]") {
+TEST_CASE("clipping throws where it would not reach all gradients", "[zero][errors][ranks]") {
   const bool by_value = GENERATE(false, true);
   const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true});
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
@@ -643,7 +643,7 @@ TEST_CASE("clipping is refused where it would not reach all", "[zero][errors][ra
   }
 }
 
-TEST_CASE("a GradScaler is refused in a join", "[zero][errors][ranks]") {
+TEST_CASE("a GradScaler throws in a join", "[zero][errors][ranks]") {
   const auto mode = GENERATE(Mode{1}, Mode{2});
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     Model model(make_net(), in(self));
@@ -663,7 +663,8 @@ TEST_CASE("a GradScaler is refused in a join", "[zero][errors][ranks]") {
 }
 
 TEST_CASE(
-    "more ranks than elements, dtypes beside each other, a static graph", "[zero][ranks][many]") {
+    "a sharded optimizer works with more ranks than elements, mixed dtypes and a static graph",
+    "[zero][ranks][many]") {
   const auto mode = GENERATE(Mode{1}, Mode{2}, Mode{1, true}, Mode{2, true});
   const bool is_static = GENERATE(false, true);
   struct Mixed : torch::nn::Module {

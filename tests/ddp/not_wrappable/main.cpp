@@ -1,4 +1,4 @@
-// Each line of `not_wrappable` is refused by the compiler, with one line that says what to write.
+// Each line of `not_wrappable` is a compile error, whose text says what to write instead.
 #include <ddp/distributed_data_parallel.h>
 #include <torch/torch.h>
 
