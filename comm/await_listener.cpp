@@ -20,12 +20,12 @@ namespace {
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
-// For an attempt when the deadline is about to pass.
+// The least time for a lookup, for an attempt shortly before the deadline.
 constexpr auto kLeastForLookup = std::chrono::milliseconds(500);
 
 std::string text_of(int error) { return std::strerror(error); }
 
-// A connection that is closed at once; the error, or "".
+// Connects and closes the connection at once; returns the error, or "".
 std::string try_address(const addrinfo& address, std::chrono::milliseconds timeout) {
   const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return text_of(errno);
@@ -42,8 +42,8 @@ std::string try_address(const addrinfo& address, std::chrono::milliseconds timeo
 
 using Resolved = std::pair<Addresses, int>;
 
-// The host's addresses, or getaddrinfo's error. Name servers that do not answer take it longer than
-// the deadline.
+// Returns the host's addresses, or getaddrinfo's error. Bounded, because getaddrinfo blocks for
+// longer than the deadline if name servers do not answer.
 Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
   auto result = bounded_call(
       [host, port]() -> Resolved {
@@ -57,7 +57,7 @@ Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
   return result ? std::move(*result) : Resolved{Addresses(nullptr, freeaddrinfo), EAI_AGAIN};
 }
 
-// The error of the last of the host's addresses, or "" when one of them took the connection.
+// Returns the error of the last of the host's addresses, or "" if one accepted the connection.
 std::string try_host(const std::string& host, int port, const Deadline& deadline) {
   const auto [addresses, status] = look_up(host, port, deadline);
   if (status != 0) return gai_strerror(status);
@@ -69,24 +69,25 @@ std::string try_host(const std::string& host, int port, const Deadline& deadline
   return error;
 }
 
-// Whether the next attempt may well find what this one did not.
-bool is_passing(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
+// Whether the next attempt may succeed although this one failed.
+bool is_temporary(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
 
 }  // namespace
 
-std::string await_address(
-    const std::string& host, const Deadline& deadline, std::chrono::milliseconds patience) {
-  const Deadline unknown(patience);
+std::string wait_for_address(
+    const std::string& host, const Deadline& deadline, std::chrono::milliseconds at_most) {
+  const Deadline unknown(at_most);
   for (;;) {
     const int status = look_up(host, 0, deadline).second;
     if (status == 0) return "";
-    if (deadline.passed() || (unknown.passed() && !is_passing(status))) return gai_strerror(status);
+    if (deadline.passed() || (unknown.passed() && !is_temporary(status)))
+      return gai_strerror(status);
     std::this_thread::sleep_for(kBetweenAttempts);
   }
 }
 
-std::string await_listener(const std::string& host, int port, const Deadline& deadline) {
-  // Ranks that start together miss rank 0 by a moment.
+std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline) {
+  // The first pauses are short: ranks that start together miss rank 0's listener by a moment.
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kBetweenAttempts)) {
     auto error = try_host(host, port, deadline);
     if (error.empty() || deadline.left() < pause) return error;

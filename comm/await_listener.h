@@ -7,24 +7,24 @@
 
 namespace ddp {
 
-/// How long a host may be unknown. Container platforms make names known a little late, but a name
-/// that is misspelt never is.
-constexpr auto kUnknownHostPatience = std::chrono::seconds(30);
+/// How long a host's name may fail to resolve. Container platforms publish names a little late, but
+/// a misspelt name never resolves.
+constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
 
-/// Waits until the host's name has an address, and says why not when the deadline has passed, or
-/// when the name has been unknown for as long as `patience`.
+/// Waits until the host's name resolves to an address. Gives up when the deadline has passed, or
+/// when the name has not resolved for as long as `at_most`.
 ///
 /// \return  empty, or the last attempt's error: "Name or service not known".
-std::string await_address(
+std::string wait_for_address(
     const std::string& host, const Deadline& deadline,
-    std::chrono::milliseconds patience = kUnknownHostPatience);
+    std::chrono::milliseconds at_most = kUnknownHostTimeout);
 
-/// Waits until something listens at host:port, and says why not when the deadline has passed.
+/// Waits until something listens at host:port, or the deadline has passed.
 ///
-/// TCPStore's own attempts may last twice its timeout and log a stack trace for each; after this
-/// the first one succeeds.
+/// Prevents failing attempts of TCPStore, which may last twice its timeout and log a stack trace
+/// each: after this its first attempt succeeds.
 ///
 /// \return  empty, or the last attempt's error: "Connection refused".
-std::string await_listener(const std::string& host, int port, const Deadline& deadline);
+std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline);
 
 }  // namespace ddp

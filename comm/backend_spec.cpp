@@ -12,7 +12,7 @@ namespace {
 
 using backends::Description;
 
-// What a user may write, in a sentence.
+// Tells the user which backends to choose from; a sentence.
 std::string remedy() {
   std::string names;
   for (const auto& backend : backends::all()) {

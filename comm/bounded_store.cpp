@@ -14,61 +14,60 @@
 namespace ddp {
 namespace {
 
-// Beyond the time that the store itself has, for the answer to arrive.
+// Added to the store's own timeout, so that an answer sent at the last moment can arrive.
 constexpr auto kAnswerGrace = std::chrono::seconds(1);
 
 constexpr const char* kUnknownHost = "which all ranks share";
 
-// 0 means "no timeout" to a store.
+// To a store, 0 means "no timeout".
 std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) {
   return timeout == c10d::Store::kNoTimeout ? std::chrono::milliseconds::max() : timeout;
 }
 
 }  // namespace
 
-/// Whether the host answers.
-class BoundedStore::Host {
+/// Whether the store's host answers. Shared by all views of one store.
+class BoundedStore::HostState {
  public:
   using TimePoint = Deadline::Clock::time_point;
 
-  explicit Host(std::string name) : name_(std::move(name)) {}
+  explicit HostState(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
 
-  /// Since when an operation that was left behind has had no answer; nothing when all have one.
+  /// Since when an abandoned operation has had no answer; nothing if all have been answered.
   std::optional<TimePoint> silent_since() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return left_behind_.expired() ? std::nullopt : std::make_optional(since_);
+    return abandoned_.expired() ? std::nullopt : std::make_optional(since_);
   }
 
-  /// \param operation  alive as long as the operation is under way.
-  void leave_behind(const std::weak_ptr<void>& operation, TimePoint since) {
+  /// \param operation  expires when the operation ends.
+  void record_abandoned(const std::weak_ptr<void>& operation, TimePoint since) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (left_behind_.expired()) since_ = since;
-    left_behind_ = operation;
+    if (abandoned_.expired()) since_ = since;
+    abandoned_ = operation;
   }
 
  private:
   const std::string name_;
   std::mutex mutex_;
-  std::weak_ptr<void> left_behind_;  // the last one
+  std::weak_ptr<void> abandoned_;  // the latest abandoned operation
   TimePoint since_;
 };
 
-/// The operations of one `run`, as seen by its thread and by the thread that waits for it.
+/// The operations of one `run`: begun by the run's thread, checked by the thread that waits for it.
 class BoundedStore::Session {
  public:
   using TimePoint = Deadline::Clock::time_point;
 
-  /// Before an operation that has to be answered by `due`.
+  /// Records an operation that must be answered by `due`.
   ///
-  /// \return  false when the operation needs a thread of its own: the run is over, or another
-  /// thread
-  ///         of it has an operation under way.
-  /// \throws SilentStoreError  when the run was left behind.
+  /// \return  false if the operation needs a thread of its own: the run is over, or another thread
+  ///         of the run has an operation pending.
+  /// \throws SilentStoreError  if the run was abandoned.
   bool begin(const char* name, TimePoint due) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (is_left_behind_) {
+    if (is_abandoned_) {
       throw readable_error<SilentStoreError>(DDP_HERE, "nobody waits for it any more");
     }
     if (is_over_ || name_ != nullptr) return false;
@@ -83,7 +82,7 @@ class BoundedStore::Session {
     name_ = nullptr;
   }
 
-  /// The operation that was not answered, and when it began: once `next_look` returned nothing.
+  /// The operation that was not answered, and its start. Valid once `next_check` returned nothing.
   std::pair<const char*, TimePoint> unanswered() const { return unanswered_; }
 
   void close() {
@@ -91,45 +90,45 @@ class BoundedStore::Session {
     is_over_ = true;
   }
 
-  /// When to look again; nothing once an operation was not answered.
-  std::optional<TimePoint> next_look() {
+  /// When to check again; nothing if an operation was not answered in time.
+  std::optional<TimePoint> next_check() {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto now = Deadline::Clock::now();
-    is_left_behind_ = name_ != nullptr && now > due_;
-    if (!is_left_behind_) return now + kBetweenLooks;
+    is_abandoned_ = name_ != nullptr && now > due_;
+    if (!is_abandoned_) return now + kCheckInterval;
     unanswered_ = {name_, since_};
     return std::nullopt;
   }
 
  private:
-  static constexpr std::chrono::milliseconds kBetweenLooks{200};
+  static constexpr std::chrono::milliseconds kCheckInterval{200};
 
   std::mutex mutex_;
-  const char* name_ = nullptr;  // of the operation under way
+  const char* name_ = nullptr;  // of the pending operation; null: none
   TimePoint since_;
   TimePoint due_;
-  std::pair<const char*, TimePoint> unanswered_;  // for the thread that waits alone
+  std::pair<const char*, TimePoint> unanswered_;  // used only by the waiting thread
   bool is_over_ = false;
-  bool is_left_behind_ = false;
+  bool is_abandoned_ = false;
 };
 
 BoundedStore::BoundedStore(StorePtr store, const std::string& host)
-    : BoundedStore(std::move(store), std::make_shared<Host>(host), std::nullopt) {}
+    : BoundedStore(std::move(store), std::make_shared<HostState>(host), std::nullopt) {}
 
 BoundedStore::BoundedStore(
-    StorePtr store, std::shared_ptr<Host> host, std::optional<Deadline> deadline,
+    StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline,
     std::shared_ptr<Session> session)
     : store_(std::move(store)),
       host_(std::move(host)),
       deadline_(deadline),
       session_(std::move(session)) {}
 
-c10::intrusive_ptr<BoundedStore> BoundedStore::within(const std::string& prefix) const {
+c10::intrusive_ptr<BoundedStore> BoundedStore::with_prefix(const std::string& prefix) const {
   return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
       new BoundedStore(c10::make_intrusive<c10d::PrefixStore>(prefix, store_), host_, deadline_));
 }
 
-c10::intrusive_ptr<BoundedStore> BoundedStore::by(const Deadline& deadline) const {
+c10::intrusive_ptr<BoundedStore> BoundedStore::with_deadline(const Deadline& deadline) const {
   return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
       new BoundedStore(store_, host_, deadline, session_));
 }
@@ -168,7 +167,7 @@ auto BoundedStore::call_in_time(
       [call = std::move(call), alive = std::move(alive)]() mutable { return call(); }, until);
   if (!result) {
     const auto [operation, since] = unanswered();
-    host_->leave_behind(pending, since);
+    host_->record_abandoned(pending, since);
     throw_silent(operation, since);
   }
   return std::move(*result);
@@ -185,11 +184,11 @@ void BoundedStore::run(std::function<void(const StorePtr& store)> work) const {
         work(store);
         return true;
       },
-      [&] { return session->next_look(); }, [&] { return session->unanswered(); });
+      [&] { return session->next_check(); }, [&] { return session->unanswered(); });
 }
 
 template <typename Operation>
-auto BoundedStore::ask(const char* name, Milliseconds patience, Operation operation) {
+auto BoundedStore::run_operation(const char* name, Milliseconds patience, Operation operation) {
   if (deadline_) patience = std::min(patience, deadline_->left());
   const auto start = Deadline::Clock::now();
   const auto due = Deadline::in(patience) + kAnswerGrace;
@@ -203,59 +202,59 @@ auto BoundedStore::ask(const char* name, Milliseconds patience, Operation operat
 }
 
 template <typename Operation>
-auto BoundedStore::ask(const char* name, Operation operation) {
-  return ask(name, limit_of(getTimeout()), std::move(operation));
+auto BoundedStore::run_operation(const char* name, Operation operation) {
+  return run_operation(name, limit_of(getTimeout()), std::move(operation));
 }
 
 template <typename Operation>
-void BoundedStore::tell(const char* name, Operation operation) {
-  ask(name, [operation = std::move(operation)](c10d::Store& store) {
+void BoundedStore::run_without_result(const char* name, Operation operation) {
+  run_operation(name, [operation = std::move(operation)](c10d::Store& store) {
     operation(store);
     return true;
   });
 }
 
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
-  auto copy = ask("clone", [](c10d::Store& store) { return store.clone(); });
+  auto copy = run_operation("clone", [](c10d::Store& store) { return store.clone(); });
   return c10::make_intrusive<BoundedStore>(std::move(copy), host_->name());
 }
 
 void BoundedStore::set(const std::string& key, const Bytes& value) {
-  tell("set", [key, value](c10d::Store& store) { store.set(key, value); });
+  run_without_result("set", [key, value](c10d::Store& store) { store.set(key, value); });
 }
 
 BoundedStore::Bytes BoundedStore::compareSet(
     const std::string& key, const Bytes& expected, const Bytes& desired) {
-  return ask("compareSet", [key, expected, desired](c10d::Store& store) {
+  return run_operation("compareSet", [key, expected, desired](c10d::Store& store) {
     return store.compareSet(key, expected, desired);
   });
 }
 
 BoundedStore::Bytes BoundedStore::get(const std::string& key) {
-  return ask("get", [key](c10d::Store& store) { return store.get(key); });
+  return run_operation("get", [key](c10d::Store& store) { return store.get(key); });
 }
 
 int64_t BoundedStore::add(const std::string& key, int64_t value) {
-  return ask("add", [key, value](c10d::Store& store) { return store.add(key, value); });
+  return run_operation("add", [key, value](c10d::Store& store) { return store.add(key, value); });
 }
 
 bool BoundedStore::deleteKey(const std::string& key) {
-  return ask("deleteKey", [key](c10d::Store& store) { return store.deleteKey(key); });
+  return run_operation("deleteKey", [key](c10d::Store& store) { return store.deleteKey(key); });
 }
 
 bool BoundedStore::check(const Keys& keys) {
-  return ask("check", [keys](c10d::Store& store) { return store.check(keys); });
+  return run_operation("check", [keys](c10d::Store& store) { return store.check(keys); });
 }
 
 int64_t BoundedStore::getNumKeys() {
-  return ask("getNumKeys", [](c10d::Store& store) { return store.getNumKeys(); });
+  return run_operation("getNumKeys", [](c10d::Store& store) { return store.getNumKeys(); });
 }
 
 void BoundedStore::wait(const Keys& keys) { wait(keys, getTimeout()); }
 
 void BoundedStore::wait(const Keys& keys, const Milliseconds& timeout) {
   const auto of_store = deadline_ ? std::min(limit_of(timeout), deadline_->left()) : timeout;
-  ask("wait", limit_of(of_store), [keys, of_store](c10d::Store& store) {
+  run_operation("wait", limit_of(of_store), [keys, of_store](c10d::Store& store) {
     store.wait(keys, of_store);
     return true;
   });
@@ -268,33 +267,36 @@ const BoundedStore::Milliseconds& BoundedStore::getTimeout() const noexcept {
 void BoundedStore::setTimeout(const Milliseconds& timeout) { store_->setTimeout(timeout); }
 
 void BoundedStore::append(const std::string& key, const Bytes& value) {
-  tell("append", [key, value](c10d::Store& store) { store.append(key, value); });
+  run_without_result("append", [key, value](c10d::Store& store) { store.append(key, value); });
 }
 
 std::vector<BoundedStore::Bytes> BoundedStore::multiGet(const Keys& keys) {
-  return ask("multiGet", [keys](c10d::Store& store) { return store.multiGet(keys); });
+  return run_operation("multiGet", [keys](c10d::Store& store) { return store.multiGet(keys); });
 }
 
 void BoundedStore::multiSet(const Keys& keys, const std::vector<Bytes>& values) {
-  tell("multiSet", [keys, values](c10d::Store& store) { store.multiSet(keys, values); });
+  run_without_result(
+      "multiSet", [keys, values](c10d::Store& store) { store.multiSet(keys, values); });
 }
 
 bool BoundedStore::hasExtendedApi() const { return store_->hasExtendedApi(); }
 
 void BoundedStore::queuePush(const std::string& key, const Bytes& value) {
-  tell("queuePush", [key, value](c10d::Store& store) { store.queuePush(key, value); });
+  run_without_result(
+      "queuePush", [key, value](c10d::Store& store) { store.queuePush(key, value); });
 }
 
 BoundedStore::Bytes BoundedStore::queuePop(const std::string& key, bool block) {
-  return ask("queuePop", [key, block](c10d::Store& store) { return store.queuePop(key, block); });
+  return run_operation(
+      "queuePop", [key, block](c10d::Store& store) { return store.queuePop(key, block); });
 }
 
 int64_t BoundedStore::queueLen(const std::string& key) {
-  return ask("queueLen", [key](c10d::Store& store) { return store.queueLen(key); });
+  return run_operation("queueLen", [key](c10d::Store& store) { return store.queueLen(key); });
 }
 
 std::vector<std::string> BoundedStore::listKeys() {
-  return ask("listKeys", [](c10d::Store& store) { return store.listKeys(); });
+  return run_operation("listKeys", [](c10d::Store& store) { return store.listKeys(); });
 }
 
 }  // namespace ddp

@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// The process that hosts a store did not answer in time: stopped, swapping, or cut off.
+/// The process that hosts a store did not answer in time: it is stopped, swapping, or cut off.
 class SilentStoreError : public c10::DistStoreError {
  public:
   using c10::DistStoreError::DistStoreError;
@@ -21,15 +21,15 @@ class SilentStoreError : public c10::DistStoreError {
 
 /// A store whose operations end in bounded time, whatever happens to the process that hosts it.
 ///
-/// c10d's TCPStore receives without a limit: with the hosting process frozen, every operation lasts
-/// for ever. Here each operation runs as a `bounded_call`, or many in one, by `run`. An operation
-/// has the store's timeout (`wait`: the one it is given), or what is left until a deadline, plus
-/// one second for the answer. An operation without an answer throws SilentStoreError. As long as it
-/// has none, later operations throw at once, because a TCPStore serves one at a time. The store
-/// works again once the answer has come.
+/// c10d's TCPStore receives without a limit: if the hosting process is frozen, every operation
+/// blocks for ever. Here each operation runs as a `bounded_call`, or many in one, by `run`. The
+/// limit of an operation is the store's timeout (for `wait`: its argument), or the time left until
+/// a deadline, plus one second for the answer. An operation without an answer throws
+/// SilentStoreError. While it has none, later operations throw at once, because a TCPStore serves
+/// one at a time. The store works again once the answer has arrived.
 ///
-/// Threads: as safe as the store below.
-/// Cost: one thread start an operation, about 60 us; in `run` one in all.
+/// Threads: as safe as the wrapped store.
+/// Cost: one thread start per operation, about 60 us; in `run` one for all operations.
 class BoundedStore : public c10d::Store {
  public:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -37,25 +37,25 @@ class BoundedStore : public c10d::Store {
   using Keys = std::vector<std::string>;
   using Milliseconds = std::chrono::milliseconds;
 
-  /// \param host  who hosts the store, for the message: "which rank 0 hosts".
+  /// \param host  who hosts the store, for messages: "which rank 0 hosts".
   BoundedStore(StorePtr store, const std::string& host);
 
-  /// The same store, with all keys below `prefix`.
-  c10::intrusive_ptr<BoundedStore> within(const std::string& prefix) const;
+  /// The same store, with `prefix` before all keys.
+  c10::intrusive_ptr<BoundedStore> with_prefix(const std::string& prefix) const;
 
-  /// The same store, whose operations end at the deadline (plus one second), if not earlier. Past
-  /// it, an operation still has that second.
-  c10::intrusive_ptr<BoundedStore> by(const Deadline& deadline) const;
+  /// The same store, whose operations end at the deadline (plus one second), if not earlier. After
+  /// the deadline, an operation still has that second.
+  c10::intrusive_ptr<BoundedStore> with_deadline(const Deadline& deadline) const;
 
-  /// The store itself, whose operations may last for ever: for a thread that may be left behind.
+  /// The wrapped store, whose operations may block for ever: for a thread that may be abandoned.
   const StorePtr& unbounded() const { return store_; }
 
-  /// Runs `work`, with the same store, on a thread of its own, and waits for it. The thread makes
-  /// the store's operations itself; when one gets no answer, the work is left behind, and its next
-  /// operation throws. The store may be kept: after `run` each operation has a thread again.
+  /// Runs `work`, with the same store, on a thread of its own, and waits for it. That thread makes
+  /// the store's operations itself. If one gets no answer, the work is abandoned, and its next
+  /// operation throws. The work may keep the store: after `run` each operation has its own thread.
   ///
   /// \param work  owns all that it uses, as in `bounded_call`.
-  /// \throws  what `work` throws. SilentStoreError when it was left behind.
+  /// \throws  the exception of `work`. SilentStoreError if it was abandoned.
   void run(std::function<void(const StorePtr& store)> work) const;
 
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -82,39 +82,39 @@ class BoundedStore : public c10d::Store {
   friend c10::intrusive_ptr<BoundedStore> bounded(const StorePtr& store);
 
  private:
-  class Host;
+  class HostState;
   class Session;
 
   BoundedStore(
-      StorePtr store, std::shared_ptr<Host> host, std::optional<Deadline> deadline,
+      StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline,
       std::shared_ptr<Session> session = nullptr);
 
   [[noreturn]] void throw_silent(const char* name, Deadline::Clock::time_point since) const;
 
-  /// The operation that had no answer, and since when.
+  /// The operation that had no answer, and its start.
   using Unanswered = std::function<std::pair<const char*, Deadline::Clock::time_point>()>;
-  /// `bounded_call`, which remembers what was left behind.
+  /// `bounded_call`, which records an abandoned operation in host_.
   template <typename Call, typename Until>
   auto call_in_time(
       const char* name, Call call, const Until& until, const Unanswered& unanswered) const;
 
   /// Runs `operation`, which returns a value, on the store.
   template <typename Operation>
-  auto ask(const char* name, Milliseconds patience, Operation operation);
+  auto run_operation(const char* name, Milliseconds patience, Operation operation);
   template <typename Operation>
-  auto ask(const char* name, Operation operation);
-  /// The same, for one without a result.
+  auto run_operation(const char* name, Operation operation);
+  /// The same, for an operation without a result.
   template <typename Operation>
-  void tell(const char* name, Operation operation);
+  void run_without_result(const char* name, Operation operation);
 
   const StorePtr store_;
-  const std::shared_ptr<Host> host_;  // what all views of one store share
+  const std::shared_ptr<HostState> host_;  // shared by all views of one store
   const std::optional<Deadline> deadline_;
-  const std::shared_ptr<Session> session_;  // of the `run` that made this view, if one did
+  const std::shared_ptr<Session> session_;  // of the `run` that made this view; may be null
 };
 
-/// The store as a bounded one: itself, where it is one. A prefix around a bounded store keeps the
-/// name of the host.
+/// Wraps the store, unless it is a BoundedStore already. A prefix around a BoundedStore keeps the
+/// host's name.
 c10::intrusive_ptr<BoundedStore> bounded(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace ddp

@@ -11,7 +11,7 @@ uint64_t CallHistory::add(Lane lane, const CollectiveCall& call) {
   return ring.count++;
 }
 
-void CallHistory::take_back(Lane lane, uint64_t number) {
+void CallHistory::remove_latest(Lane lane, uint64_t number) {
   const std::lock_guard lock(mutex_);
   auto& ring = this->ring(lane);
   if (ring.count == number + 1) ring.count = number;

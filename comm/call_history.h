@@ -13,7 +13,7 @@ namespace ddp {
 
 /// The latest collectives of a rank in a group, in the order in which the rank started them.
 struct CallList {
-  uint64_t first = 0;  // the number of calls[0]; numbers count a group's collectives from 0
+  uint64_t first = 0;  // the number of calls[0]; a group's collectives are numbered from 0
   std::vector<CollectiveCall> calls;
 
   /// One more than the last number.
@@ -21,17 +21,17 @@ struct CallList {
   const CollectiveCall& at(uint64_t number) const { return calls.at(number - first); }
 };
 
-/// Keeps what collectives a rank has started in a group, for when a rank waits for one in vain.
+/// Keeps the collectives that a rank has started in a group, to compare them when a wait is late.
 ///
-/// Collectives of CPU tensors and of other tensors are numbered apart: another backend carries
-/// them, and threads of autograd may start them, so that their common order is not the same on all
-/// ranks. A send or a recv is no collective.
+/// Collectives of CPU tensors and of other tensors are numbered separately: different backends
+/// carry them, and threads of autograd may start them, so that their common order is not the same
+/// on all ranks. Sends and recvs are not collectives.
 ///
 /// Thread safety: all members.
 class CallHistory {
  public:
-  /// How many are kept. A backward pass starts one for each bucket before it waits for the first,
-  /// and shared memory has as many under way at most.
+  /// How many calls are kept. A backward pass starts one for each bucket before it waits for the
+  /// first, and shared memory has at most this many pending.
   static constexpr size_t kKept = 256;
   enum class Lane : uint8_t { kCpu, kDevice };
   static constexpr std::array kLanes{Lane::kCpu, Lane::kDevice};
@@ -42,14 +42,14 @@ class CallHistory {
 
   /// \return  the call's number.
   uint64_t add(Lane lane, const CollectiveCall& call);
-  /// Takes a call back that could not be started, if it is the latest: no backend has counted it.
-  void take_back(Lane lane, uint64_t number);
+  /// Removes a call that could not be started, if it is the latest: no backend has counted it.
+  void remove_latest(Lane lane, uint64_t number);
 
   CallList read(Lane lane) const;
 
  private:
   struct Ring {
-    static constexpr size_t kSlots = kKept + 1;  // one for a call that is taken back
+    static constexpr size_t kSlots = kKept + 1;  // one for a call that is removed again
     uint64_t count = 0;                          // call n lies at n % kSlots
     std::array<CollectiveCall, kSlots> calls;
   };

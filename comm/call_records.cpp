@@ -9,12 +9,12 @@
 namespace ddp {
 namespace {
 
-// Ranks that put their records into the store at the same time come after each other. A rank that
-// has lost so often compares itself again when it has waited twice as long.
+// Ranks that write their records into the store at the same time compete. A rank that has lost this
+// often compares its calls again after it has waited twice as long.
 constexpr int kMostTries = 4;
-// More than any group has had: so that sums of numbers do not overflow.
+// More calls than any group has made, and few enough that sums of numbers do not overflow.
 constexpr uint64_t kMostCalls = uint64_t{1} << 62;
-// How many calls before and behind the first difference a text has.
+// How many calls a text shows before and after the first difference.
 constexpr uint64_t kShown = 5;
 
 std::string key_of(CallHistory::Lane lane) {
@@ -34,7 +34,8 @@ std::string serialize(const CallRecord& record) {
   return text.str();
 }
 
-// Nothing for what this version has not written: the store is open to strangers.
+// Returns nothing for a text that this version has not written: other programs can write to the
+// store.
 std::optional<CallRecord> parse(const std::string& text) {
   CallRecord record;
   InputText fields(text);
@@ -55,17 +56,17 @@ std::optional<CallRecord> parse(const std::string& text) {
   return record;
 }
 
-// Puts `text` under `key` where `expected` stands ("": nothing). What stands afterwards.
+// Sets `key` to `text` if its value is `expected` ("": unset). Returns its value after that.
 std::string replace(
     c10d::Store& store, const std::string& key, const std::string& expected,
     const std::string& text) {
   try {
     return store.compareSet(key, expected, text);
   } catch (const c10::NotImplementedError&) {
-    // A class of the user's own: c10d's Store has only a stub. What another rank sets in between is
-    // lost, until that rank compares itself again.
-    auto stands = store.check({key}) ? store.get_to_str(key) : "";
-    if (stands != expected) return stands;
+    // The store is of a class of the user's own: c10d's Store only has a stub. A value that another
+    // rank sets in between is lost, until that rank compares its calls again.
+    auto current = store.check({key}) ? store.get_to_str(key) : "";
+    if (current != expected) return current;
     store.set(key, text);
     return text;
   }
@@ -88,7 +89,7 @@ std::string calls_between(const CallList& list, uint64_t begin, uint64_t end) {
   return text;
 }
 
-std::string from_there(const CallRecord& record, uint64_t number) {
+std::string calls_from(const CallRecord& record, uint64_t number) {
   const auto left = record.list.end() - std::min(record.list.end(), number + kShown);
   return ddp::str(
       "rank ", record.rank, " called ", calls_between(record.list, number, number + kShown),
@@ -104,9 +105,9 @@ std::optional<Desync> compare_calls(
   const auto text = serialize(own);
   std::string expected;
   for (int tries = 0; tries < kMostTries; ++tries) {
-    const auto stands = replace(store, key, expected, text);
-    if (stands == text) return std::nullopt;
-    if (auto other = parse(stands)) {
+    const auto current = replace(store, key, expected, text);
+    if (current == text) return std::nullopt;
+    if (auto other = parse(current)) {
       if (const auto number = first_difference(other->list, own.list)) {
         const bool is_lower = own.rank < other->rank;
         return is_lower ? Desync{own, std::move(*other), *number}
@@ -114,7 +115,7 @@ std::optional<Desync> compare_calls(
       }
       if (own.list.end() <= other->list.end()) return std::nullopt;
     }
-    expected = stands;
+    expected = current;
   }
   return std::nullopt;
 }
@@ -129,8 +130,8 @@ std::string to_text(const Desync& desync) {
       to_text(upper.list.at(number)),
       ". Call the same collectives with tensors of equal sizes and dtypes in the same order on all "
       "ranks. Their last calls: ",
-      before.empty() ? "" : ddp::str("both called ", before, "; then "), from_there(lower, number),
-      "; ", from_there(upper, number));
+      before.empty() ? "" : ddp::str("both called ", before, "; then "), calls_from(lower, number),
+      "; ", calls_from(upper, number));
 }
 
 }  // namespace ddp

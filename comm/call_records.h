@@ -1,4 +1,4 @@
-// What ranks that wait write into their group's store about the collectives they have called.
+// The records of called collectives that waiting ranks write into their group's store.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace ddp {
 
-/// A rank that waits, and what it has called.
+/// The collectives that a waiting rank has called.
 struct CallRecord {
   int rank = -1;
   uint64_t attempts = 0;  // training forward passes that the rank has begun
-  std::string where;      // what it waits in; may be ""
+  std::string where;      // the WaitPoint of the rank; may be ""
   CallList list;
 };
 
-/// Two ranks whose collectives of one number differ.
+/// Two ranks whose calls with one number differ.
 struct Desync {
   CallRecord lower, upper;  // by rank
-  uint64_t number = 0;      // the first that differs, of those that both records have
+  uint64_t number = 0;      // the first that differs, among those in both records
 };
 
 /// Compares this rank's calls with those of the ranks that compared theirs before.
 ///
-/// The store holds one record for each lane: that of the rank that has come farthest. A rank that
-/// has called more, and the same, puts its own there. So in a world of any size a rank compares
-/// itself with one record, and any two ranks that differ are found by one of them. A rank that has
-/// called fewer differs from nobody.
+/// The store holds one record per lane: that of the rank that has made the most calls. A rank that
+/// has made more calls, and the same ones, replaces it by its own. So in a world of any size a rank
+/// compares its calls with one record, and of any two ranks that differ, one finds it. A rank that
+/// has made fewer calls, all of them the same, does not differ.
 ///
-/// \return nothing where no call differs.
-/// Cost: one request to the store, and one or two more where the record is older; 6 KB at most.
+/// \return nothing if no call differs.
+/// Cost: one request to the store, and one or two more if the record is older; 6 KB at most.
 std::optional<Desync> compare_calls(
     c10d::Store& store, CallHistory::Lane lane, const CallRecord& own);
 

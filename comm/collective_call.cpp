@@ -14,7 +14,7 @@ constexpr uint64_t kFnvBasis = 14695981039346656037ULL;
 // FNV-1a over whole numbers.
 uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 1099511628211ULL; }
 
-// MurmurHash3's last step: behind FNV alone, numbers that are near each other share their upper
+// MurmurHash3's last step: after FNV alone, numbers that are near each other share their upper
 // half.
 uint64_t spread(uint64_t hash) {
   hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccdULL;
@@ -68,7 +68,7 @@ std::string to_text(const CollectiveCall& call) {
   const auto dtype = static_cast<c10::ScalarType>(call.dtype);
   if (call.kind == CollectiveKind::kAllToAll) return ddp::str(text, " of ", dtype);
   text += ddp::str(" of ", call.numel, " x ", dtype);
-  // With a word on their sizes: those may be all that differs.
+  // The hash of the sizes is shown, because it may be all that differs.
   if (call.tensors > 1) {
     text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
   }

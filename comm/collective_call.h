@@ -1,4 +1,4 @@
-// One collective, as one rank calls it.
+// A collective as one rank calls it.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ enum class CollectiveKind : uint8_t {
   kAllToAll
 };
 
-/// What all ranks of a group have to call alike. Ranks whose calls differ wait for each other, or
-/// write over each other's memory.
+/// The properties that all ranks of a group must call alike. Ranks whose calls differ wait for each
+/// other, or overwrite each other's memory.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kBarrier;
   int8_t dtype = -1;      // at::ScalarType; -1: no tensors
   int8_t reduction = -1;  // c10d::ReduceOp::RedOpType; -1: reduces nothing
   int32_t root = -1;      // a rank of the group; -1: has none
-  uint32_t tensors = 1;   // how many hold the elements
+  uint32_t tensors = 1;   // how many tensors hold the elements
   uint64_t sizes = 0;     // a hash of the tensors' numbers of elements, where there are several
-  uint64_t numel = 0;     // of all tensors; 0 for an all-to-all, whose sizes are each rank's own
+  uint64_t numel = 0;     // of all tensors; 0 for an all-to-all, whose sizes differ by rank
 
   bool operator==(const CollectiveCall& other) const {
     return kind == other.kind && dtype == other.dtype && reduction == other.reduction &&
@@ -40,20 +40,20 @@ struct CollectiveCall {
   }
   bool operator!=(const CollectiveCall& other) const { return !(*this == other); }
 
-  /// Of all members: calls of different hashes differ.
+  /// A hash of all members: calls with different hashes differ.
   uint64_t hash() const;
-  /// Whether to_text() knows all of it. Not so for what a stranger, or another version of the
-  /// library, has written.
+  /// Whether to_text() supports all values. False for a call that another program, or another
+  /// version of the library, has written.
   bool is_known() const;
 };
 
-/// \param tensors  those whose sizes and dtype are the same on all ranks: of a scatter the output,
-///        of a gather the input.
+/// \param tensors  those whose sizes and dtype are the same on all ranks: the output of a scatter,
+///        the input of a gather.
 CollectiveCall describe_call(
     CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction = -1, int64_t root = -1);
 
-/// The same with one tensor for each rank, in the list that c10d takes for each of a rank's
-/// devices.
+/// The same for collectives with one tensor per rank, in c10d's list of lists, whose outer list is
+/// for a rank's devices.
 inline CollectiveCall describe_lists(
     CollectiveKind kind, const std::vector<std::vector<at::Tensor>>& lists, int reduction = -1) {
   return describe_call(kind, lists.empty() ? at::ArrayRef<at::Tensor>() : lists[0], reduction);

@@ -15,8 +15,8 @@
 namespace ddp {
 namespace {
 
-// The backend's own, so that one barrier needs no tensor: c10d::ProcessGroup::barrier makes one
-// in a static variable, which ranks that are threads of one process would race for.
+// Calls the backend's barrier, which needs no tensor: c10d::ProcessGroup::barrier makes one in a
+// static variable, which is a data race for ranks that are threads of one process.
 WorkPtr start_barrier(c10d::ProcessGroup& group) {
   const auto devices = group.getDeviceTypes();
   const bool on_cpu = std::any_of(
@@ -38,12 +38,12 @@ WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& 
   const auto group = group_arg.get();
   check_tensor("all_reduce", tensor, *group);
   const auto reduction = wire_reduction("all_reduce", op, tensor, *group);
-  const auto wire = number_wire_of(tensor, reduction);
+  const auto wire = reduction_wire_of(tensor, reduction);
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::AllreduceOptions options;
   options.reduceOp = reduction.op;
   return monitored("all_reduce", *group, tensor.device(), [&] {
-    return deliver({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+    return combine_and_copy_out({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
   });
 }
 
@@ -57,7 +57,8 @@ WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) 
   options.rootRank = src;
   return monitored(
       "broadcast", *group, tensor.device(),
-      [&] { return deliver({group->broadcast(tensors, options)}, {wire}); }, Peers::Some);
+      [&] { return combine_and_copy_out({group->broadcast(tensors, options)}, {wire}); },
+      Peers::Some);
 }
 
 WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
@@ -65,14 +66,16 @@ WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const Group
   check_tensor("reduce", tensor, *group);
   check_rank("reduce", "dst", dst, *group);
   const auto reduction = wire_reduction("reduce", op, tensor, *group);
-  const auto wire = number_wire_of(tensor, reduction);
+  const auto wire = reduction_wire_of(tensor, reduction);
   std::vector<at::Tensor> tensors{wire.wire};
   c10d::ReduceOptions options;
   options.reduceOp = reduction.op;
   options.rootRank = dst;
   return monitored(
       "reduce", *group, tensor.device(),
-      [&] { return deliver({group->reduce(tensors, options)}, {wire}, reduction.divisor); },
+      [&] {
+        return combine_and_copy_out({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+      },
       Peers::Some);
 }
 
@@ -93,7 +96,7 @@ WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_a
   std::vector<at::Tensor> tensors{wire.wire};
   return monitored(
       "recv", *group, tensor.device(),
-      [&] { return deliver({group->recv(tensors, src, tag)}, {wire}); }, Peers::Some);
+      [&] { return combine_and_copy_out({group->recv(tensors, src, tag)}, {wire}); }, Peers::Some);
 }
 
 WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }
@@ -129,12 +132,13 @@ void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_
   const auto group = group_arg.get();
   DDP_CHECK_VALUE(
       timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
-      timeout.count(), " ms ", place_of(*group), ". Give what the slowest rank may take.");
+      timeout.count(), " ms ", on_rank_text(*group), ". Give what the slowest rank may take.");
   const auto store = group->getStore();
   DDP_CHECK(
-      store, "monitored_barrier: expected a group with a store, got one without ", place_of(*group),
+      store, "monitored_barrier: expected a group with a store, got one without ",
+      on_rank_text(*group),
       ". Use one that init_process_group, make_process_group or new_group made.");
-  call_roll(
+  run_startup_barrier(
       {c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", store), group->getRank(),
        group->getSize(), Deadline(timeout), "monitored_barrier"});
 }

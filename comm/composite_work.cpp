@@ -87,8 +87,8 @@ c10::Stream CompositeWork::current_stream() const {
 }
 
 WorkPtr combine_works(std::vector<WorkPtr> parts, std::vector<at::Tensor> outputs) {
-  const auto nothing_more = [] {};
-  return c10::make_intrusive<CompositeWork>(std::move(parts), nothing_more, std::move(outputs));
+  const auto no_last_step = [] {};
+  return c10::make_intrusive<CompositeWork>(std::move(parts), no_last_step, std::move(outputs));
 }
 
 }  // namespace ddp

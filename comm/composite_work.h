@@ -12,7 +12,7 @@ namespace ddp {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// Several works that are one to the caller, with a last step once all of them are complete.
+/// Combines several works into one, with a last step once all of them are complete.
 ///
 /// The step runs once: in the first `wait()`, in an `isCompleted()` that finds all works complete,
 /// or in a callback of `getFuture()`. The step copies out of buffers that a backend needed in place
@@ -21,7 +21,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class CompositeWork : public c10d::Work {
  public:
   /// \param parts  not empty.
-  /// \param outputs  what `result()` gives.
+  /// \param outputs  the tensors that `result()` returns.
   CompositeWork(
       std::vector<WorkPtr> parts, std::function<void()> finish, std::vector<at::Tensor> outputs);
 
@@ -45,7 +45,7 @@ class CompositeWork : public c10d::Work {
   std::optional<c10::Event> finished_on_device_;
 };
 
-/// Several works that are one to the caller, without a last step.
+/// Combines several works into one, without a last step.
 ///
 /// \param parts, outputs  as CompositeWork's.
 WorkPtr combine_works(std::vector<WorkPtr> parts, std::vector<at::Tensor> outputs = {});

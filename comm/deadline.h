@@ -5,7 +5,7 @@
 
 namespace ddp {
 
-/// One timeout for all the steps of a call.
+/// One timeout for all steps of a call.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -13,23 +13,23 @@ class Deadline {
 
   explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(in(timeout)) {}
 
-  /// That far from now, or years away: more would be in the past, as the clock's numbers end.
+  /// The time after `timeout`, at most ten years from now: more would overflow the clock.
   static Clock::time_point in(Milliseconds timeout) {
     constexpr auto kMost = std::chrono::hours(24 * 3650);
     return Clock::now() + std::min<Milliseconds>(timeout, kMost);
   }
 
-  /// What the call was given, for messages.
+  /// The call's timeout, for messages.
   Milliseconds timeout() const { return timeout_; }
 
   bool passed() const { return Clock::now() > end_; }
 
-  /// At least 1 ms: for waits that take 0 for "no timeout".
+  /// The time left, at least 1 ms: for waits that take 0 for "no timeout".
   Milliseconds left() const {
     return std::max(std::chrono::ceil<Milliseconds>(end_ - Clock::now()), Milliseconds(1));
   }
 
-  /// A later one, for what has to be said once this one has passed.
+  /// A later deadline, for the ranks to exchange their results after this one has passed.
   Deadline and_then(Milliseconds more) const {
     auto later = *this;
     later.end_ = std::max(end_, Clock::now()) + more;

@@ -77,8 +77,8 @@ void read_slurm(const Lookup& lookup, Environment& environment) {
   const auto job = read_first(lookup, {"SLURM_JOB_ID", "SLURM_JOBID"});
   if (!environment.master_port && job) {
     const auto step = read_first(lookup, {"SLURM_STEP_ID", "SLURM_STEPID"});
-    // Hashed: numbers taken modulo the number of ports would give one port to jobs that are a
-    // multiple of it apart.
+    // Hashed, because a number modulo the number of ports would give one port to jobs whose numbers
+    // differ by a multiple of it.
     environment.master_port =
         Setting{job->name, derived_port(fnv1a(job->value + "." + (step ? step->value : "0")))};
   }
@@ -111,7 +111,7 @@ int parse_int(
 
 Environment read_environment(const Lookup& lookup) {
   Environment environment;
-  environment.alone = !read_first(
+  environment.no_launcher = !read_first(
       lookup, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
                "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK",
                "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"});
@@ -142,8 +142,8 @@ std::string first_slurm_host(const std::string& node_list) {
   const auto stop = node_list.find_first_of(",[");
   if (stop == std::string::npos || node_list[stop] == ',') return node_list.substr(0, stop);
 
-  // "prefix[first-last,...]rest": put the first number in the bracket's place. `rest` may have
-  // another bracket.
+  // "prefix[first-last,...]rest": replace the bracket by its first number. `rest` may have another
+  // bracket.
   const auto close = node_list.find(']', stop);
   if (close == std::string::npos) return "";
   const auto end = node_list.find_first_of("-,]", stop);

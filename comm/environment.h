@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// Looks one variable up, as getenv does.
+/// Looks a variable up, as getenv does.
 using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 
 /// A value and where it came from, for error messages: "SLURM_PROCID", "world_size()".
@@ -21,23 +21,23 @@ struct Range {
   int max = std::numeric_limits<int>::max();
 };
 
-/// The setting's value as a whole number.
+/// Parses the setting's value as a whole number.
 ///
-/// \param remedy  what to do about a bad one, for the message.
-/// \param place  " on rank 1 of 2", where that is known.
-/// \throws c10::ValueError  when it is none, or not in the range.
+/// \param remedy  advice for the message about a bad value.
+/// \param place  " on rank 1 of 2" if known.
+/// \throws c10::ValueError  if it is not a whole number, or not in the range.
 int parse_int(
     const Setting& setting, const Range& range, const std::string& remedy,
     const std::string& place = "");
 
-/// The remedy for what a launcher sets.
+/// The remedy for a variable that a launcher sets.
 constexpr const char* kLauncherRemedy =
     "Correct it, or start the program with ddprun, torchrun, mpirun or srun, which set it.";
 
 constexpr int kMaxPort = 65535;
 
-/// What a launcher told this process, as it stands there: checked where it is used, so that a
-/// malformed variable nobody needs harms nobody.
+/// The variables that a launcher set for this process, unparsed: each is checked where it is used,
+/// so that a malformed variable that is not needed does no harm.
 struct Environment {
   std::optional<Setting> rank;
   std::optional<Setting> world_size;
@@ -45,16 +45,17 @@ struct Environment {
   std::optional<Setting> local_world_size;
   std::optional<Setting> master_addr;
   std::optional<Setting> master_port;
-  /// No launcher has started this process: none of the variables is set by which one could be told.
-  bool alone = false;
-  /// Where rank and world size were looked for, for the message that they are missing.
+  /// No launcher has started this process: no variable that a launcher sets is set.
+  bool no_launcher = false;
+  /// The variables in which rank and world size were looked up, for the message that they are
+  /// missing.
   std::string rank_name = "RANK";
   std::string world_size_name = "WORLD_SIZE";
-  /// What to do when the address or the port is missing; a sentence.
+  /// Advice for a missing address or port; a sentence.
   std::string address_remedy;
   /// torchrun's agent already listens at master_addr:master_port.
   bool agent_store = false;
-  /// Which of torchrun's attempts this is, over a store that outlives them. Only where one agent
+  /// The number of torchrun's attempt, over a store that outlives attempts. Only set if one agent
   /// has started all ranks: with several, each counts the failures of its own ranks, so that the
   /// ranks of one attempt have different counts.
   std::optional<Setting> attempt;
@@ -62,12 +63,12 @@ struct Environment {
   std::optional<Setting> gloo_interfaces;
 };
 
-/// Reads what the innermost launcher says. Pure, apart from `lookup`.
+/// Reads the variables of the innermost launcher. Pure, apart from `lookup`.
 ///
-/// The innermost one is right, because it sets its variables last and the outer ones' are
-/// inherited, often the same in all its processes. torchrun and ddprun (RANK) run inside the
-/// others, and mpirun (OMPI_COMM_WORLD_RANK) inside a SLURM job, so: RANK, then Open MPI, then
-/// SLURM. MASTER_ADDR and MASTER_PORT go before what is derived. That is
+/// The innermost launcher is right, because it sets its variables last and processes inherit the
+/// outer ones', which are often the same in all of them. torchrun and ddprun (RANK) run inside the
+/// others, and mpirun (OMPI_COMM_WORLD_RANK) inside a SLURM job, so the order is: RANK, then Open
+/// MPI, then SLURM. MASTER_ADDR and MASTER_PORT take precedence over derived values, which are
 ///
 /// - Open MPI, all ranks on one host: 127.0.0.1, and a port from the job's name (PMIX_NAMESPACE,
 ///   else OMPI_MCA_ess_base_jobid): 10000 + its FNV-1a hash mod 20000.
@@ -81,7 +82,7 @@ Environment read_environment(const Lookup& lookup);
 /// The first host of a SLURM node list: "n[07-09,12],login" gives "n07". Empty for a malformed one.
 std::string first_slurm_host(const std::string& node_list);
 
-/// The environment of this process.
+/// Looks a variable of this process up.
 std::optional<std::string> process_variable(const std::string& name);
 
 }  // namespace ddp

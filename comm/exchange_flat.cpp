@@ -24,7 +24,7 @@ WorkPtr exchange_flat(
   }
   auto from = at::cat(pieces);
   auto to = at::empty({total}, from.options());
-  auto to_each = received;  // Gloo takes the lengths away
+  auto to_each = received;  // a copy, because Gloo clears it
   const auto work = start(to, from, to_each, sent);
   const auto finish = [to, from, received, outputs] {
     const auto parts = to.split_with_sizes(received);

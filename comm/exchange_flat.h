@@ -9,10 +9,10 @@
 
 namespace ddp {
 
-/// An all-to-all of lists over a backend that knows that of one flat tensor alone, such as Gloo.
+/// An all-to-all of lists over a backend that only has the one of a flat tensor, such as Gloo.
 ///
 /// \param outputs, inputs  of one dtype, one tensor for each rank.
-/// \param start  begins the all-to-all of flat tensors, with the number of elements for each rank.
+/// \param start  starts the all-to-all of flat tensors, with the number of elements for each rank.
 WorkPtr exchange_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10::function_ref<WorkPtr(

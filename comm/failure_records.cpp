@@ -7,14 +7,14 @@ namespace ddp {
 namespace {
 
 // Keys of the store:
-//   failure      why the group failed: the first rank's words
-//   reader/R     rank R knows of it
-// Attempts are recorded at the same time, in any order: what is one key for all would be lost to
-// the next.
+//   failure      why the group failed: the text of the first rank that failed
+//   reader/R     rank R has read the failure
+// Ranks record attempts at the same time and in any order, so each entry has a key of its own: one
+// key for all would lose concurrent writes.
 //   attempt/N    the first failure of attempt N
-//   attempts     how many entries the list has, or is about to have
+//   attempts     the length of the list, including entries that are about to be set
 //   attempts/I   entry I, from 1
-//   first/K      how many ranks have wanted to be the first to set K, where there is no compareSet
+//   first/K      how many ranks have tried to be the first to set K, if there is no compareSet
 constexpr const char* kFailure = "failure";
 constexpr const char* kCount = "attempts";
 
@@ -35,12 +35,12 @@ FailedAttempt parse(const std::string& text) {
   return attempt;
 }
 
-// Sets `key`, unless another rank was the first to do so. What stands afterwards.
+// Sets `key`, unless another rank has set it before. Returns its value after that.
 std::string set_first(c10d::Store& store, const std::string& key, const std::string& text) {
   try {
     return store.compareSet(key, "", text);
   } catch (const c10::NotImplementedError&) {
-    // A class of the user's own: c10d's Store has only a stub.
+    // The store is of a class of the user's own: c10d's Store only has a stub.
     if (store.add("first/" + key, 1) > 1) return store.get_to_str(key);
     store.set(key, text);
     return text;

@@ -1,4 +1,4 @@
-// What the ranks of a group write into its store about what went wrong.
+// The records of failures that the ranks of a group write into its store.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace ddp {
 
-/// Records why the group failed, unless that is recorded.
+/// Records why the group failed, unless a reason is recorded already.
 ///
-/// \return what stands then.
+/// \return the recorded reason.
 std::string record_failure(c10d::Store& store, const std::string& why);
 std::optional<std::string> read_failure(c10d::Store& store);
 
-/// Records that `rank` knows of the failure.
+/// Records that `rank` has read the failure.
 void record_reader(c10d::Store& store, int rank);
-/// Whether all of `ranks` have recorded that.
+/// Whether all of `ranks` have read the failure.
 bool have_read(c10d::Store& store, const std::vector<int>& ranks);
 
 /// A forward pass that threw on one rank.
@@ -28,11 +28,11 @@ struct FailedAttempt {
   std::string why;
 };
 
-/// Adds `attempt` to the group's list in `store`, unless another rank's of that number is there:
-/// an attempt that fails on all ranks makes one entry, in a world of any size.
+/// Appends `attempt` to the group's list in `store`, unless another rank's with that number is
+/// there: an attempt that fails on all ranks makes one entry, in a world of any size.
 void record_attempt(c10d::Store& store, const FailedAttempt& attempt);
 
-/// Adds to `known`, which is the beginning of the group's list, what has come to it since.
+/// Appends the entries that are new to `known`, which holds the beginning of the group's list.
 ///
 /// Cost: one request to the store while the list is empty; else two, and two for each new entry.
 void read_attempts(c10d::Store& store, std::vector<FailedAttempt>& known);

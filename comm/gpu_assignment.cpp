@@ -6,9 +6,9 @@
 namespace ddp {
 namespace {
 
-// Why this rank's GPU is none of its own; empty when it is.
-std::string why_shared(const RollCall& roll, c10d::Store& votes, const std::string& id) {
-  const auto mine = std::to_string(roll.rank);
+// Returns why another rank uses this rank's GPU too; empty if none does.
+std::string why_shared(const StartupBarrier& barrier, c10d::Store& votes, const std::string& id) {
+  const auto mine = std::to_string(barrier.rank);
   const auto first = votes.compareSet("gpu/" + id, "", mine);
   if (first == mine) return "";
   return ddp::str(
@@ -40,13 +40,14 @@ GpuAssignment choose_gpu(const std::optional<Setting>& local_rank, int visible_g
 }
 
 bool all_have_gpus(
-    const RollCall& roll, c10d::Store& votes, const GpuAssignment& mine,
+    const StartupBarrier& barrier, c10d::Store& votes, const GpuAssignment& mine,
     const std::string& required_by) {
   auto why_not = mine.why_not;
-  if (why_not.empty() && !mine.id.empty()) why_not = why_shared(roll, votes, mine.id);
+  if (why_not.empty() && !mine.id.empty()) why_not = why_shared(barrier, votes, mine.id);
   if (!why_not.empty()) votes.set("one has not", "1");
   const bool is_problem = !required_by.empty() && !why_not.empty();
-  call_roll(roll, "its GPU", is_problem ? "backend " + required_by + ": " + why_not + "." : "");
+  run_startup_barrier(
+      barrier, "its GPU", is_problem ? "backend " + required_by + ": " + why_not + "." : "");
   return !votes.check({"one has not"});
 }
 

@@ -27,12 +27,12 @@
 namespace ddp {
 namespace {
 
-constexpr auto kLastWords = std::chrono::seconds(2);
+constexpr auto kReportGrace = std::chrono::seconds(2);
 
 using backends::BackendPtr;
 using StorePtr = c10::intrusive_ptr<BoundedStore>;
 
-// C++ programs print errors only, unless c10 is told to read TORCH_CPP_LOG_LEVEL.
+// C++ programs print errors only, unless c10 reads TORCH_CPP_LOG_LEVEL.
 void initialize_logging() {
   static const bool once = [] {
     if (process_variable("TORCH_CPP_LOG_LEVEL")) c10::initLogging();
@@ -42,9 +42,9 @@ void initialize_logging() {
 }
 
 // Gloo and TCPStore's server write to sockets whose other end may be closed. By default SIGPIPE
-// ends the process then, and no rank would learn which rank died first. Unlike SIG_IGN, a handler
-// is not inherited by the programs that this process starts. What the program has set itself stays.
-void survive_broken_pipes() {
+// then ends the process, and no rank would know which rank died first. Unlike SIG_IGN, a handler
+// is not inherited by the programs that this process starts. A program's own handler is kept.
+void ignore_broken_pipes() {
   struct sigaction action = {};
   ::sigaction(SIGPIPE, nullptr, &action);
   if (action.sa_handler != SIG_DFL) return;
@@ -53,21 +53,24 @@ void survive_broken_pipes() {
   ::sigaction(SIGPIPE, &action, nullptr);
 }
 
-// Where the ranks call the roll, and the store that they call it in.
-struct Meeting {
+// The startup barrier of all ranks, and the store that it runs in.
+struct StartupPoint {
   StorePtr store;
-  RollCall roll;
+  StartupBarrier barrier;
 };
 
-Meeting meeting_at(const Rendezvous& met, const Deadline& deadline) {
-  const auto store = BoundedStore(met.store, met.store_host).within("ddp");
-  return {store, {store->within("init"), met.rank, met.world_size, deadline, "init_process_group"}};
+StartupPoint make_startup_point(const Rendezvous& met, const Deadline& deadline) {
+  const auto store = BoundedStore(met.store, met.store_host).with_prefix("ddp");
+  return {
+      store,
+      {store->with_prefix("init"), met.rank, met.world_size, deadline, "init_process_group"}};
 }
 
-// The same store over one more connection, if it has such: while its host is there to answer.
-StorePtr another_connection(const StorePtr& store, const Deadline& deadline) {
+// Returns the same store over another connection if the store can be cloned. Done while the store's
+// host is there to answer.
+StorePtr open_another_connection(const StorePtr& store, const Deadline& deadline) {
   StorePtr another;
-  problem_of([&] { another = bounded(store->by(deadline)->clone()); });
+  problem_of([&] { another = bounded(store->with_deadline(deadline)->clone()); });
   return another ? another : store;
 }
 
@@ -79,17 +82,17 @@ ProcessGroup connect(
   const int size = static_cast<int>(global_ranks.size());
   const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
-  // What c10d asks for what belongs to no tensor: as in Python, that of the GPUs if there is one.
+  // c10d uses it for calls without a tensor: as in Python, the backend of the GPUs if there is one.
   std::string default_backend;
   for (const auto& [device, backend] : world.backends) {
     const auto& description = *backends::find(backend);
     auto& instance = made[backend];
     if (!instance) {
       instance = description.make(
-          // Connecting ends at the deadline; NCCL connects, and asks the store, in the first
+          // The deadline limits connecting; NCCL connects, and uses the store, in the first
           // collective.
-          {description.find_gpu != nullptr ? store->within(backend)
-                                           : store->within(backend)->by(deadline),
+          {description.find_gpu != nullptr ? store->with_prefix(backend)
+                                           : store->with_prefix(backend)->with_deadline(deadline),
            rank,
            size,
            world.timeout,
@@ -111,7 +114,7 @@ ProcessGroup connect(
   group->setGroupDesc(name);
   const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
   group->start_monitor(
-      monitor_store->within("monitor"),
+      monitor_store->with_prefix("monitor"),
       host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
       world.timeout, world.gloo_devices);
   return group;
@@ -119,19 +122,20 @@ ProcessGroup connect(
 
 using Monitor = std::shared_ptr<GroupMonitor>;
 
-// A roll of the ranks of a group that may have failed: then not all of them come, and the rank that
-// waits throws why. The thread that calls the roll is not waited for, and ends soon after.
-std::string call_roll_in(
-    const Monitor& monitor, RollCall roll, const std::string& claim,
+// Runs a startup barrier of a group that may have failed: then not all of its ranks take part, and
+// the waiting rank throws the group's failure. The thread that runs the barrier is detached, and
+// ends soon after.
+std::string run_barrier_in_group(
+    const Monitor& monitor, StartupBarrier barrier, const std::string& claim,
     const std::string& problem = "") {
-  if (!monitor || roll.world_size == 1) return call_roll(roll, claim, problem);
-  roll.given_up = std::make_shared<std::atomic<bool>>(false);
-  const auto give_up = c10::make_scope_exit([&] { *roll.given_up = true; });
+  if (!monitor || barrier.world_size == 1) return run_startup_barrier(barrier, claim, problem);
+  barrier.cancelled = std::make_shared<std::atomic<bool>>(false);
+  const auto give_up = c10::make_scope_exit([&] { *barrier.cancelled = true; });
   auto name = std::make_shared<std::promise<std::string>>();
   auto called = name->get_future();
-  std::thread([name, roll, claim, problem] {
+  std::thread([name, barrier, claim, problem] {
     try {
-      name->set_value(call_roll(roll, claim, problem));
+      name->set_value(run_startup_barrier(barrier, claim, problem));
     } catch (...) {
       name->set_exception(std::current_exception());
     }
@@ -140,19 +144,20 @@ std::string call_roll_in(
       [&](std::chrono::milliseconds at_most) {
         return called.wait_for(at_most) == std::future_status::ready;
       },
-      [&] { return roll.subject; });
+      [&] { return barrier.subject; });
   return called.get();
 }
 
-// Waits until every rank of the roll has connected what it had to. The store has to live until
+// Waits until every rank of the barrier has connected its backends. The store must exist until
 // then, and may be in the process of a rank that is done, or that had nothing to connect.
 ProcessGroup connect_all(
-    RollCall roll, const Monitor& monitor, const std::function<ProcessGroup()>& connect_own) {
+    StartupBarrier barrier, const Monitor& monitor,
+    const std::function<ProcessGroup()>& connect_own) {
   ProcessGroup group;
   const auto problem = problem_of([&] { group = connect_own(); });
-  // Those that fail at the deadline still have to say so.
-  roll.deadline = roll.deadline.and_then(kLastWords);
-  call_roll_in(monitor, roll, "connected", problem);
+  // Ranks that fail at the deadline need time to report it.
+  barrier.deadline = barrier.deadline.and_then(kReportGrace);
+  run_barrier_in_group(monitor, barrier, "connected", problem);
   return group;
 }
 
@@ -160,7 +165,7 @@ std::string to_text(const std::vector<int>& ranks) { return '[' + joined_by(", "
 
 void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& parent) {
   const auto text = to_text(sorted);
-  const auto place = place_of(parent);
+  const auto place = on_rank_text(parent);
   const int world_size = parent.getSize();
   DDP_CHECK_VALUE(
       !sorted.empty(), "new_group: expected at least one rank, got none ", place,
@@ -195,7 +200,7 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
 
 BuiltGroup build_group(const ProcessGroupOptions& options) {
   initialize_logging();
-  survive_broken_pipes();
+  ignore_broken_pipes();
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
   BuiltGroup built;
@@ -208,13 +213,14 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   const auto met = rendezvous(options, environment, deadline);
   world.store_host = met.hosting_rank;
 
-  // What only this rank may find wrong goes to the roll call, or the others would wait for it.
+  // A problem that only this rank may have is passed to the barrier, so that the others do not wait
+  // for this rank.
   std::string problem;
   GpuAssignment gpu;
   try {
     check_built(world.backends);
     world.gloo_devices = choose_gloo_devices(environment, met.host);
-    // Looking for GPUs loads the CUDA driver: not for those who chose Gloo.
+    // Finding GPUs loads the CUDA driver, so it is skipped if Gloo was chosen.
     if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank);
   } catch (const c10::Error& error) {
     problem = text_of(error);
@@ -222,33 +228,35 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   const auto claim = ddp::str(
       "world size ", met.world_size, " and ",
       backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
-  auto meeting = meeting_at(met, deadline);
+  auto startup = make_startup_point(met, deadline);
   std::string name;
   while (name.empty()) {
     try {
-      name = call_roll(meeting.roll, claim, problem);
+      name = run_startup_barrier(startup.barrier, claim, problem);
     } catch (const EarlyLossError& lost) {
-      // An earlier group's, or rank 0 is started again: the new store comes at the same place.
+      // The store was an earlier group's, or rank 0 restarts: the new store has the same address.
       if (met.hosting_rank < 0) throw;
-      const auto without = problem_of(
-          [&] { meeting = meeting_at(rendezvous(options, environment, deadline), deadline); });
+      const auto without = problem_of([&] {
+        startup = make_startup_point(rendezvous(options, environment, deadline), deadline);
+      });
       DDP_CHECK(without.empty(), without, " Before that, ", text_of(lost));
     }
   }
-  const auto& roll = meeting.roll;
-  const auto own_store = meeting.store->within(name);
+  const auto& barrier = startup.barrier;
+  const auto own_store = startup.store->with_prefix(name);
   bool uses_gpus = on_gpus != nullptr;
   if (uses_gpus) {
-    const auto votes = own_store->within("votes")->by(deadline);
-    uses_gpus = all_have_gpus(roll, *votes, gpu, backend.empty() ? "" : on_gpus->name);
+    const auto votes = own_store->with_prefix("votes")->with_deadline(deadline);
+    uses_gpus = all_have_gpus(barrier, *votes, gpu, backend.empty() ? "" : on_gpus->name);
     world.backends = parse_backend(backend, uses_gpus);
   }
 
   std::vector<int> ranks(met.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  built.group = connect_all(roll, /*monitor=*/nullptr, [&] {
+  built.group = connect_all(barrier, /*monitor=*/nullptr, [&] {
     if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
-    world.monitor_store = met.world_size > 1 ? another_connection(own_store, deadline) : own_store;
+    world.monitor_store =
+        met.world_size > 1 ? open_another_connection(own_store, deadline) : own_store;
     return connect(world, deadline, own_store, world.monitor_store, met.rank, ranks, "default_pg");
   });
   return built;
@@ -261,17 +269,17 @@ ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ra
   check_ranks(sorted, *parent.group);
 
   const Deadline deadline(parent.world.timeout);
-  const auto store = bounded(parent.group->getStore())->within("new_group");
+  const auto store = bounded(parent.group->getStore())->with_prefix("new_group");
   const auto monitor_store =
-      parent.world.monitor_store ? parent.world.monitor_store->within("new_group") : store;
-  const RollCall roll{store, rank, parent.group->getSize(), deadline, "new_group"};
+      parent.world.monitor_store ? parent.world.monitor_store->with_prefix("new_group") : store;
+  const StartupBarrier barrier{store, rank, parent.group->getSize(), deadline, "new_group"};
   const auto monitor = own_monitor_of(*parent.group);
-  const auto name = call_roll_in(monitor, roll, to_text(sorted));
+  const auto name = run_barrier_in_group(monitor, barrier, to_text(sorted));
   const auto place = std::find(sorted.begin(), sorted.end(), rank);
-  return connect_all(roll, monitor, [&]() -> ProcessGroup {
+  return connect_all(barrier, monitor, [&]() -> ProcessGroup {
     if (place == sorted.end()) return {};
     return connect(
-        parent.world, deadline, store->within(name), monitor_store->within(name),
+        parent.world, deadline, store->with_prefix(name), monitor_store->with_prefix(name),
         static_cast<int>(place - sorted.begin()), sorted, ddp::str("group ", to_text(sorted)));
   });
 }

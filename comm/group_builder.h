@@ -13,15 +13,15 @@
 
 namespace ddp {
 
-/// What a group's backends are made with, for subgroups to be made alike.
+/// The settings that a group's backends are made with, so that subgroups are made alike.
 struct World {
   BackendSpec backends;
   GlooDevices gloo_devices;
   std::chrono::milliseconds timeout{0};
   int store_host = -1;            // the rank whose process hosts the store; -1: none, or unknown
-  bool backends_required = true;  // the user named them; else others may stand in
-  /// The group's store, over a connection of its own for the monitors of all groups.
-  /// Empty: as the group's own.
+  bool backends_required = true;  // the user named them; else others may replace them
+  /// The group's store, over a connection of its own for the monitors of all groups. Empty: the
+  /// group's own connection.
   c10::intrusive_ptr<BoundedStore> monitor_store = {};
 };
 
@@ -30,7 +30,7 @@ struct BuiltGroup {
   World world;
 };
 
-/// Meets all ranks and connects the backends: init_process_group without the default group.
+/// Connects to all ranks and makes the group: init_process_group without the default group.
 BuiltGroup build_group(const ProcessGroupOptions& options);
 
 /// new_group, over any parent.
@@ -43,7 +43,7 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device);
 
 /// This process's number on its host; 0 in a world of one that no launcher started.
 ///
-/// \throws c10::Error  naming the variables, when none says and there are several ranks.
+/// \throws c10::Error  naming the variables, if none is set and there are several ranks.
 int local_rank_of(const Environment& environment, int world_size);
 
 }  // namespace ddp

@@ -18,29 +18,30 @@ namespace {
 
 using namespace monitor;
 
-// How long a rank waits for a collective before it looks whether the group has failed.
-constexpr milliseconds kPatience{500};
-// When a waiting rank first says where it waits, and probes its peers.
+// How long a rank waits for a collective before it checks whether the group has failed, and between
+// two such checks.
+constexpr milliseconds kWaitSlice{500};
+// When a waiting rank first reports where it waits, and probes its peers.
 constexpr milliseconds kFirstReport{2000};
-// A peer that is gone may have sent what this rank still receives.
+// A peer that has exited may have sent data that this rank still receives.
 constexpr milliseconds kGoneGrace{1500};
-// Backends end their collectives themselves when the timeout is over; this is behind that.
+// Added to the timeout, after which backends end their collectives themselves.
 constexpr milliseconds kTimeoutGrace{5000};
-// Attempts are numbered by averaged passes, and within them; more than this many have no reason.
+// Attempts are numbered by averaged pass, and within it; no pass has more attempts than this.
 constexpr uint64_t kAttemptsOfPass = uint64_t{1} << 20;
-// How often a wait looks whether a collective on a device is over, which cannot wake it.
+// How often a wait polls a collective on a device, which cannot wake it.
 constexpr std::chrono::microseconds kPollEvery{50};
 
 constexpr const char* kAborted =
     ". The process group is aborted: end the job, or make a new process group and wrapper.";
 
-/// Of a backend's whole sentence, which goes on here.
+/// Removes the full stop of a backend's sentence, because the text continues.
 std::string without_full_stop(std::string text) {
   while (!text.empty() && text.back() == '.') text.pop_back();
   return text;
 }
 
-/// Whether no peer has a part in `error`: a collective that fails for a peer's sake throws c10d's
+/// Whether no peer can have caused `error`: a collective that fails because of a peer throws c10d's
 /// errors, or those of a backend's library.
 bool is_local(const std::exception_ptr& error) {
   try {
@@ -61,7 +62,7 @@ bool is_local(const std::exception_ptr& error) {
 std::string GroupMonitor::report_key(int rank) { return ddp::str("report/", rank); }
 
 GroupMonitor::GroupMonitor(Setup setup)
-    : setup_(std::move(setup)), known_(std::make_shared<Known>()) {}
+    : setup_(std::move(setup)), answers_(std::make_shared<StoreAnswers>()) {}
 
 GroupMonitor::~GroupMonitor() = default;
 
@@ -69,7 +70,7 @@ std::string GroupMonitor::rank_text() const {
   return ddp::str("rank ", setup_.rank, " of ", setup_.size);
 }
 
-// A process that this rank forked is no rank, and nobody waits for it.
+// A process that this rank forked is not a rank, and no rank waits for it.
 bool GroupMonitor::is_watching() const { return setup_.size > 1 && owner_.is_this_one(); }
 
 StoreExecutor& GroupMonitor::executor() {
@@ -78,63 +79,63 @@ StoreExecutor& GroupMonitor::executor() {
   return *executor_;
 }
 
-/// Reads the group's failure, on the store's thread.
-void GroupMonitor::read_failure(Known& known, c10d::Store& store, int rank) {
+/// Reads the group's failure into `answers`. Runs on the store's thread.
+void GroupMonitor::update_answers(StoreAnswers& answers, c10d::Store& store, int rank) {
   std::optional<std::string> failure;
-  std::unique_lock lock(known.mutex);
-  auto attempts = known.attempts;
-  const auto compare = std::exchange(known.compare, nullptr);
+  std::unique_lock lock(answers.mutex);
+  auto attempts = answers.attempts;
+  const auto compare = std::exchange(answers.compare, nullptr);
   lock.unlock();
-  std::string silence;
+  std::string silent_error;
   try {
     failure = ddp::read_failure(store);
     if (!failure && compare) failure = compare(store);
     failure ? record_reader(store, rank) : read_attempts(store, attempts);
   } catch (const SilentStoreError& error) {
-    silence = text_of(error);
+    silent_error = text_of(error);
   } catch (const std::exception&) {
-    // The process that hosts the store has ended: probing the peers tells.
+    // The process that hosts the store has ended, which probing the peers will find.
   }
   lock.lock();
-  known.silence = silence;
-  if (failure) known.failure = failure;
-  known.attempts = std::move(attempts);
-  known.asked = false;
-  known.answered.notify_all();
+  answers.silent_error = silent_error;
+  if (failure) answers.failure = failure;
+  answers.attempts = std::move(attempts);
+  answers.request_pending = false;
+  answers.answered.notify_all();
 }
 
-/// Asks the store for the group's failure, if no question is under way, and waits a little for the
-/// answer.
+/// Requests the group's failure from the store, unless a request is pending, and waits up to
+/// `at_most` for the answer.
 ///
-/// \param compare_in  where this rank waits, if it shall compare its calls with the other ranks':
-///        with this question, or with the next one.
-/// \return what concerns this rank of what is known then.
-std::optional<std::string> GroupMonitor::look(
+/// \param compare_in  where this rank waits, if it is to compare its calls with the other ranks':
+///        in this request, or in the next one.
+/// \return the failure that concerns this rank, of the answers so far.
+std::optional<std::string> GroupMonitor::query_store(
     milliseconds at_most, const std::optional<std::string>& compare_in) {
   if (!setup_.store) return std::nullopt;
-  auto compare = compare_in && setup_.calls ? comparison(*compare_in) : Question();
+  auto compare = compare_in && setup_.calls ? make_comparison(*compare_in) : StoreQuery();
   bool is_new = false;
   {
-    const std::lock_guard lock(known_->mutex);
-    if (compare) known_->compare = std::move(compare);
-    is_new = !known_->failure && !std::exchange(known_->asked, true);
-    if (is_new) known_->asked_at = Clock::now();
+    const std::lock_guard lock(answers_->mutex);
+    if (compare) answers_->compare = std::move(compare);
+    is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
+    if (is_new) answers_->requested_at = Clock::now();
   }
   if (is_new)
-    executor().post([known = known_, rank = setup_.rank](c10d::Store& store) {
-      read_failure(*known, store, rank);
+    executor().post([answers = answers_, rank = setup_.rank](c10d::Store& store) {
+      update_answers(*answers, store, rank);
     });
   {
-    std::unique_lock lock(known_->mutex);
-    known_->answered.wait_for(lock, at_most, [this] { return !known_->asked; });
+    std::unique_lock lock(answers_->mutex);
+    answers_->answered.wait_for(lock, at_most, [this] { return !answers_->request_pending; });
   }
   return failure_for_this_rank();
 }
 
 std::optional<std::string> GroupMonitor::failure_for_this_rank() const {
-  const std::scoped_lock lock(known_->mutex, mutex_);
-  if (known_->failure) return known_->failure;
-  for (const auto& attempt : known_->attempts) {
+  const std::scoped_lock lock(answers_->mutex, mutex_);
+  if (answers_->failure) return answers_->failure;
+  for (const auto& attempt : answers_->attempts) {
     const bool is_coming = attempt.number > attempts_;
     const bool failed_here =
         std::find(failed_attempts_.begin(), failed_attempts_.end(), attempt.number) !=
@@ -144,29 +145,31 @@ std::optional<std::string> GroupMonitor::failure_for_this_rank() const {
   return std::nullopt;
 }
 
-/// A wait that has lasted longer than kPatience.
+/// A wait that has lasted longer than kWaitSlice.
 class GroupMonitor::LateWait {
  public:
   LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers)
       : monitor_(monitor), where_(where), peers_(peers) {}
   ~LateWait() {
-    if (!reported_ || monitor_.aborted()) return;  // the others may be about to read it
+    if (!reported_ || monitor_.aborted()) return;  // other ranks may still read the report
     try {
       monitor_.report("");
     } catch (const std::exception&) {
-      // No thread to be had: the report stays, and may appear in the text of a later error.
+      // A thread cannot start: the report stays, and may appear in a later error's text.
     }
   }
   LateWait(const LateWait&) = delete;
   LateWait& operator=(const LateWait&) = delete;
 
-  /// \throws c10::DistBackendError  when there is no use in going on.
-  void look() {
+  /// Checks the group, the timeout and the peers, and reports where this rank waits.
+  ///
+  /// \throws c10::DistBackendError  if waiting longer is useless.
+  void check_group() {
     monitor_.check();
     const auto waited = Clock::now() - begin_;
     const auto compare_in =
         waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
-    if (const auto failure = monitor_.look(kAnswerPatience, compare_in)) {
+    if (const auto failure = monitor_.query_store(kAnswerTimeout, compare_in)) {
       monitor_.throw_aborted(*failure);
     }
     if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
@@ -178,11 +181,11 @@ class GroupMonitor::LateWait {
     next_probe_ *= 2;
     if (!std::exchange(reported_, true)) monitor_.report(where_());
     if (peers_ == Peers::Some) return;
-    const auto gone = monitor_.gone_ranks(kProbe);
+    const auto gone = monitor_.describe_gone_ranks(kProbeTimeout);
     if (gone.empty()) {
       gone_.clear();
     } else if (gone == gone_) {
-      const auto failure = monitor_.last_words();
+      const auto failure = monitor_.read_failure_after_exit();
       monitor_.throw_aborted(
           failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
     } else {
@@ -195,24 +198,24 @@ class GroupMonitor::LateWait {
   GroupMonitor& monitor_;
   WaitPoint where_;
   const Peers peers_;
-  const Clock::time_point begin_ = Clock::now() - kPatience;
+  const Clock::time_point begin_ = Clock::now() - kWaitSlice;
   milliseconds next_probe_ = kFirstReport;
   bool reported_ = false;
-  std::string gone_;  // as the last probe found
+  std::string gone_;  // the result of the last probe
 };
 
 void GroupMonitor::wait_until(
     c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers) {
-  if (wait(kPatience)) return;
+  if (wait(kWaitSlice)) return;
   if (!is_watching()) {
-    while (!wait(kPatience)) {
+    while (!wait(kWaitSlice)) {
     }
     return;
   }
   LateWait late(*this, where, peers);
   do {
-    late.look();
-  } while (!wait(kPatience));
+    late.check_group();
+  } while (!wait(kWaitSlice));
 }
 
 void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers) {
@@ -230,12 +233,12 @@ void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peer
 
 void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
   if (setup_.has_streams) {
-    // NCCL's wait() with a limit aborts the communicator when the limit is over.
+    // NCCL's wait() with a limit aborts the communicator when the limit has passed.
     poll([&] { return work.isCompleted(); }, where, peers);
     return wait_on_stream(work, where);
   }
-  // Some handles are complete only once a wait() has returned, and never where it throws. A wait()
-  // throws when its time is over, too; one that throws long before has failed.
+  // Some handles are complete only once a wait() has returned, and never if it throws. A wait()
+  // also throws when its time is over; one that throws long before that has failed.
   bool succeeded = false;
   std::exception_ptr failure;
   const auto is_over = [&](milliseconds at_most) {
@@ -266,7 +269,7 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
   try {
     step();
   } catch (...) {
-    check();  // with its text, if a wait in `step` has failed the group
+    check();  // throws the recorded text if a wait in `step` has failed the group
     throw_failed(std::current_exception(), doing);
   }
 }
@@ -275,7 +278,7 @@ void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where
   const auto what =
       without_full_stop(ddp::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
   DDP_CHECK_WITH(DistBackendError, is_watching(), what);
-  throw_aborted(is_local(cause) ? what : explain(what, where));
+  throw_aborted(is_local(cause) ? what : describe_failure(what, where));
 }
 
 void GroupMonitor::throw_aborted(const std::string& why) {
@@ -293,18 +296,18 @@ std::string GroupMonitor::fail(const std::string& why) noexcept {
       if (aborted_) return *aborted_;
     }
     if (setup_.store) {
-      // compareSet answers with what stands afterwards.
+      // compareSet returns the recorded text.
       const auto recorded = executor().ask<std::string>(
           [stands, rank = setup_.rank](c10d::Store& store) {
             auto recorded = record_failure(store, stands);
             record_reader(store, rank);
             return recorded;
           },
-          store_patience());
+          store_timeout());
       stands = recorded.value_or(stands);
     }
   } catch (const std::exception&) {
-    // A store that is gone: this rank's own words then.
+    // The store has ended: this rank uses its own text.
   }
   try {
     {
@@ -314,7 +317,7 @@ std::string GroupMonitor::fail(const std::string& why) noexcept {
     }
     if (setup_.abort_backends) setup_.abort_backends();
   } catch (const std::exception&) {
-    // Of a backend of the user's own. Why the group failed matters more.
+    // A backend of the user's own threw. Why the group failed matters more.
   }
   return stands;
 }
@@ -354,7 +357,7 @@ void GroupMonitor::fail_attempt(const std::string& why) noexcept {
     }
     executor().post([attempt](c10d::Store& store) { record_attempt(store, attempt); });
   } catch (const std::exception&) {
-    // Out of memory: the others will find this rank gone, or wait for their timeout.
+    // Out of memory: other ranks find this rank gone, or wait for their timeout.
   }
 }
 
@@ -394,21 +397,21 @@ void GroupMonitor::leave_by_exception() noexcept {
   }
 }
 
-void GroupMonitor::outlast_readers() noexcept {
+void GroupMonitor::wait_until_failure_is_read() noexcept {
   if (!is_watching() || setup_.rank != setup_.store_host || !setup_.store) return;
   try {
     if (!aborted()) return;
-    const auto end = Clock::now() + kStorePatience;
+    const auto end = Clock::now() + kStoreTimeout;
     while (Clock::now() < end) {
       std::vector<int> others;
-      const auto gone = find_gone(kProbe);
+      const auto gone = find_gone(kProbeTimeout);
       for (int rank = 0; rank < setup_.size; ++rank) {
         if (std::find(gone.begin(), gone.end(), rank) == gone.end()) others.push_back(rank);
       }
       const auto all = executor().ask<bool>(
-          [others](c10d::Store& store) { return have_read(store, others); }, kStorePatience);
+          [others](c10d::Store& store) { return have_read(store, others); }, kStoreTimeout);
       if (all.value_or(true)) return;
-      std::this_thread::sleep_for(kBetweenLooks);
+      std::this_thread::sleep_for(kCheckInterval);
     }
   } catch (const std::exception&) {
   }

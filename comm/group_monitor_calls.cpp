@@ -1,4 +1,4 @@
-// Whether the ranks of a group have called the same collectives.
+// Compares the collectives that the ranks of a group have called.
 #include <utility>
 #include <vector>
 
@@ -25,9 +25,9 @@ std::string likely_cause(const Desync& desync) {
 
 }  // namespace
 
-/// A question to the store: whether this rank's calls up to now differ from those of another rank
-/// that waits. Records that as the group's failure, and answers with the failure.
-GroupMonitor::Question GroupMonitor::comparison(const std::string& where) const {
+/// Makes a query that compares this rank's calls up to now with those of another rank that waits.
+/// The query records a difference as the group's failure, and returns that failure.
+GroupMonitor::StoreQuery GroupMonitor::make_comparison(const std::string& where) const {
   CallRecord own;
   own.rank = setup_.rank;
   own.where = where;

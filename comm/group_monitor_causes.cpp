@@ -1,4 +1,4 @@
-// What a rank in trouble finds out about the others.
+// Finds out why a wait failed, from the other ranks' state.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -15,10 +15,11 @@ namespace {
 
 using namespace monitor;
 
-// How long a rank whose collective broke looks for the reason, which may be about to be written.
-constexpr milliseconds kReasonPatience{3000};
+// How long a rank whose collective failed waits for the reason, which another rank may be about to
+// write.
+constexpr milliseconds kReasonTimeout{3000};
 
-// How long a peer's host may take to complete a connection: the kernel sends again after 1 s.
+// How long a peer's host may take to accept a connection: the kernel sends again after 1 s.
 constexpr milliseconds kConnecting{1500};
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -49,20 +50,20 @@ void GroupMonitor::report(const std::string& where) {
       [key = report_key(setup_.rank), text](auto& store) { store.set(key, bytes_of(text)); });
 }
 
-/// By rank, where it waits; empty when the store does not say.
+/// Reads each rank's report; empty if the store does not answer.
 std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
   if (!setup_.store) return {};
   std::vector<std::string> keys;
   for (int rank = 0; rank < setup_.size; ++rank) keys.push_back(report_key(rank));
   std::vector<std::string> reports;
   try {
-    const auto question = [keys](c10d::Store& store) {
+    const auto read_reports = [keys](c10d::Store& store) {
       std::vector<std::string> texts;
       for (const auto& value : store.multiGet(keys)) texts.push_back(text_of_bytes(value));
       return texts;
     };
     reports =
-        executor().ask<std::vector<std::string>>(question, store_patience()).value_or(reports);
+        executor().ask<std::vector<std::string>>(read_reports, store_timeout()).value_or(reports);
   } catch (const std::exception&) {
   }
   std::vector<Waiting> waiting;
@@ -76,9 +77,9 @@ std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
   return waiting;
 }
 
-/// Which of the ranks that wait began a training forward pass that others did not: the likely cause
-/// of collectives that do not meet. "" where they began as many.
-std::string GroupMonitor::uneven_forwards(const std::vector<Waiting>& waiting) {
+/// Names the waiting ranks that began a training forward pass that others did not begin: the likely
+/// cause if the ranks wait in different collectives. "" if all began the same number.
+std::string GroupMonitor::describe_uneven_forwards(const std::vector<Waiting>& waiting) {
   std::optional<uint64_t> most, least;
   for (const auto& rank : waiting) {
     if (rank.where.empty()) continue;
@@ -95,8 +96,8 @@ std::string GroupMonitor::uneven_forwards(const std::vector<Waiting>& waiting) {
   return uneven_forwards_text(list(with), list(without));
 }
 
-/// `what` with which ranks wait where this one does, and where the others do.
-std::string GroupMonitor::with_arrivals(const std::string& what, const std::string& where) {
+/// Appends to `what` which ranks wait where this one does, and where the other ranks wait.
+std::string GroupMonitor::add_arrivals(const std::string& what, const std::string& where) {
   const auto waiting = waiting_ranks();
   if (waiting.empty()) return what;
   std::vector<int> here, elsewhere;
@@ -107,20 +108,20 @@ std::string GroupMonitor::with_arrivals(const std::string& what, const std::stri
     if (place != where && !place.empty()) others += ddp::str("; rank ", rank, " waits in ", place);
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
-  // A rank that waits nowhere stands still, whatever it began.
-  const auto cause = others.empty() ? "" : uneven_forwards(waiting);
+  // A rank that waits nowhere does not make progress, whatever number of passes it began.
+  const auto cause = others.empty() ? "" : describe_uneven_forwards(waiting);
   return ddp::str(
       cause, what, "; ", list(here), " had arrived, ", list(elsewhere), " had not", others);
 }
 
-/// The peers whose processes ended, or left the group.
+/// Finds the peers whose processes ended, or left the group.
 std::vector<int> GroupMonitor::find_gone(milliseconds at_most) {
   if (setup_.addresses.empty()) return {};
-  setup_.presence->drain();
+  setup_.liveness->drain();
   const auto found = probe(setup_.addresses, at_most);
   std::vector<int> gone;
   for (int rank = 0; rank < setup_.size; ++rank) {
-    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Presence::Gone) {
+    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Liveness::Gone) {
       gone.push_back(rank);
     }
   }
@@ -128,8 +129,8 @@ std::vector<int> GroupMonitor::find_gone(milliseconds at_most) {
   return gone;
 }
 
-/// "rank 1 of 3 has ended"; "" for none.
-std::string GroupMonitor::gone_ranks(milliseconds at_most) {
+/// "rank 1 of 3 has ended"; "" if all peers exist.
+std::string GroupMonitor::describe_gone_ranks(milliseconds at_most) {
   const auto gone = find_gone(at_most);
   if (gone.empty()) return "";
   return ddp::str(
@@ -138,14 +139,14 @@ std::string GroupMonitor::gone_ranks(milliseconds at_most) {
       host_is_gone_ ? ddp::str(" (rank ", setup_.store_host, " hosts the store)") : "");
 }
 
-/// "; rank 1 of 3 cannot be reached: its host is down, or the network to it"; "" for none. A
-/// process that is stopped can be reached.
-std::string GroupMonitor::silent_ranks() const {
+/// "; rank 1 of 3 cannot be reached: its host is down, or the network to it"; "" if all hosts can
+/// be reached. A stopped process can be reached.
+std::string GroupMonitor::describe_silent_ranks() const {
   if (setup_.addresses.empty()) return "";
   const auto found = probe(setup_.addresses, kConnecting);
   std::vector<int> silent;
   for (int rank = 0; rank < setup_.size; ++rank) {
-    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Presence::Silent) {
+    if (rank != setup_.rank && found[static_cast<size_t>(rank)] == Liveness::Silent) {
       silent.push_back(rank);
     }
   }
@@ -156,14 +157,14 @@ std::string GroupMonitor::silent_ranks() const {
       is_one ? "its host is down, or the network to it" : "their hosts are down, or the network");
 }
 
-/// That the store does not answer, and who hosts it; "" when it does.
-std::string GroupMonitor::silent_store() const {
+/// States that the store does not answer, and who hosts it; "" if it answers.
+std::string GroupMonitor::describe_silent_store() const {
   if (!setup_.store) return "";
-  const std::lock_guard lock(known_->mutex);
-  if (!known_->silence.empty()) return known_->silence;
+  const std::lock_guard lock(answers_->mutex);
+  if (!answers_->silent_error.empty()) return answers_->silent_error;
   const auto waited =
-      std::chrono::duration_cast<milliseconds>(Clock::now() - known_->asked_at).count();
-  if (!known_->asked || waited < kStorePatience.count()) return "";
+      std::chrono::duration_cast<milliseconds>(Clock::now() - answers_->requested_at).count();
+  if (!answers_->request_pending || waited < kStoreTimeout.count()) return "";
   const auto host = setup_.store_host < 0 ? std::string()
                                           : ddp::str(", which rank ", setup_.store_host, " hosts,");
   return ddp::str(
@@ -171,44 +172,46 @@ std::string GroupMonitor::silent_store() const {
       " ms: the process that hosts it is stopped, or cannot be reached");
 }
 
-/// What the store says of the group's failure once a rank is gone, which said before why it goes.
-std::optional<std::string> GroupMonitor::last_words() {
-  // The first answer may be to a question of before.
-  if (auto failure = look(store_patience())) return failure;
-  return look(store_patience());
+/// Reads the group's failure after a rank has exited, which it may have recorded before.
+std::optional<std::string> GroupMonitor::read_failure_after_exit() {
+  // The first answer may be to a request from before the exit.
+  if (auto failure = query_store(store_timeout())) return failure;
+  return query_store(store_timeout());
 }
 
-/// How long a rank in trouble waits for an answer of the store, whose host may be gone, or silent.
-milliseconds GroupMonitor::store_patience() const {
-  return host_is_gone_ || !silent_store().empty() ? kAnswerPatience : kStorePatience;
+/// How long a failing rank waits for an answer of the store, whose host may be gone, or silent.
+milliseconds GroupMonitor::store_timeout() const {
+  return host_is_gone_ || !describe_silent_store().empty() ? kAnswerTimeout : kStoreTimeout;
 }
 
-/// The text of a failure of this rank: what another rank recorded before, or `what` with what can
-/// be found out about the peers. Stays for a while, since a rank that fails may be about to say so.
-std::string GroupMonitor::explain(const std::string& what, WaitPoint where) {
-  const auto end = Clock::now() + std::min(kReasonPatience, setup_.timeout / 2);
-  report(where());  // for the others' texts, if they find no reason either
+/// Returns the text of this rank's failure: the failure that another rank recorded before, or
+/// `what` with the state of the peers. Waits a while for the former, since a failing rank may
+/// be about to record it.
+std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint where) {
+  const auto end = Clock::now() + std::min(kReasonTimeout, setup_.timeout / 2);
+  report(where());  // for the other ranks' texts, if they find no reason either
   auto next_comparison = Clock::now();
-  auto pause = kBetweenLooks;
+  auto pause = kCheckInterval;
   while (true) {
     std::optional<std::string> compare_in;
     if (Clock::now() >= next_comparison) {
       compare_in = where();
       next_comparison = Clock::now() + std::exchange(pause, 2 * pause);
     }
-    if (auto failure = look(kAnswerPatience, compare_in)) return *failure;
-    const auto silent = silent_store();
-    const auto gone = gone_ranks(silent.empty() ? kProbe : kStorePatience);
+    if (auto failure = query_store(kAnswerTimeout, compare_in)) return *failure;
+    const auto silent = describe_silent_store();
+    const auto gone = describe_gone_ranks(silent.empty() ? kProbeTimeout : kStoreTimeout);
     if (!gone.empty()) {
-      if (auto words = last_words()) return *words;
-      // Again: the first that is found may have left because of another one, whose end takes
+      if (auto recorded = read_failure_after_exit()) return *recorded;
+      // Probe again: the first rank found may have left because of another one, whose end takes
       // longer.
-      const auto all_gone = gone_ranks(kProbe);
+      const auto all_gone = describe_gone_ranks(kProbeTimeout);
       return ddp::str(what, "; ", all_gone.empty() ? gone : all_gone);
     }
-    if (!silent.empty()) return ddp::str(what, "; ", silent, silent_ranks());
-    if (!setup_.store || Clock::now() >= end) return with_arrivals(what, where()) + silent_ranks();
-    std::this_thread::sleep_for(kBetweenLooks);
+    if (!silent.empty()) return ddp::str(what, "; ", silent, describe_silent_ranks());
+    if (!setup_.store || Clock::now() >= end)
+      return add_arrivals(what, where()) + describe_silent_ranks();
+    std::this_thread::sleep_for(kCheckInterval);
   }
 }
 

@@ -1,4 +1,4 @@
-// What the files of GroupMonitor share.
+// Declarations shared by the files of GroupMonitor.
 #pragma once
 
 #include <chrono>
@@ -18,29 +18,30 @@ namespace monitor {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How long a waiting rank stays with the store's thread for its answer.
-inline constexpr milliseconds kAnswerPatience{100};
-// How long a rank in trouble stays.
-inline constexpr milliseconds kStorePatience{2000};
-// How long it waits for the answers of its peers' sockets.
-inline constexpr milliseconds kProbe{300};
-inline constexpr milliseconds kBetweenLooks{50};
+// How long a waiting rank waits for an answer of the store's thread.
+inline constexpr milliseconds kAnswerTimeout{100};
+// How long a failing rank waits for an answer of the store's thread.
+inline constexpr milliseconds kStoreTimeout{2000};
+// How long a rank waits for the answers of its peers' sockets.
+inline constexpr milliseconds kProbeTimeout{300};
+inline constexpr milliseconds kCheckInterval{50};
 
-/// The likely cause of collectives that do not meet. `with` and `without` name ranks.
+/// Text for ranks with different numbers of forward passes, the likely cause of collectives that do
+/// not match. `with` and `without` name ranks.
 std::string uneven_forwards_text(const std::string& with, const std::string& without);
 
 }  // namespace monitor
 
-/// What the store said last.
-struct GroupMonitor::Known {
-  std::mutex mutex;  // guards what follows
+/// The latest answers of the store, shared with the store's thread.
+struct GroupMonitor::StoreAnswers {
+  std::mutex mutex;  // guards the members below
   std::condition_variable answered;
   std::optional<std::string> failure;
   std::vector<FailedAttempt> attempts;
-  Question compare;    // that the next question to the store begins with; may be empty
-  bool asked = false;  // and not answered yet
-  monitor::Clock::time_point asked_at{};
-  std::string silence;  // what the store's own limit said when it did not answer
+  StoreQuery compare;  // runs in the next request to the store; may be empty
+  bool request_pending = false;
+  monitor::Clock::time_point requested_at{};
+  std::string silent_error;  // the error of a store that did not answer in time
 };
 
 }  // namespace ddp

@@ -17,7 +17,7 @@ void hierarchical_all_reduce(
   const int64_t ranks = inner->getSize();
   const auto numel = tensor.numel();
   const auto part_size = (numel + ranks - 1) / ranks;
-  auto whole = at::zeros({part_size * ranks}, tensor.options());  // to its end, where uneven
+  auto whole = at::zeros({part_size * ranks}, tensor.options());  // zeros pad the last part
   whole.narrow(0, 0, numel).copy_(tensor.reshape({-1}));
   auto part = at::empty({part_size}, tensor.options());
   reduce_scatter_tensor(part, whole, op, inner);

@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// An init_method, taken apart.
+/// A parsed init_method.
 struct InitMethod {
   enum class Kind { kEnv, kTcp, kFile };
   Kind kind = Kind::kEnv;
@@ -18,9 +18,9 @@ struct InitMethod {
   std::optional<Setting> world_size;  // "&world_size=W"
 };
 
-/// Takes "env://", "tcp://host:port" or "file:///path" apart, each with an optional query.
+/// Parses "env://", "tcp://host:port" or "file:///path", each with an optional query.
 ///
-/// \throws c10::ValueError  naming what is wrong with the URL, and the forms there are.
+/// \throws c10::ValueError  naming what is wrong with the URL, and the valid forms.
 InitMethod parse_init_method(const std::string& url);
 
 }  // namespace ddp

@@ -48,8 +48,8 @@ std::string to_text(const sockaddr* address, socklen_t length) {
   return text;
 }
 
-// What this host would send from to reach `peer`: connecting a datagram socket asks the routing
-// table and sends nothing. Empty when there is no route.
+// Returns the address that this host would send from to reach `peer`: connecting a datagram socket
+// consults the routing table and sends nothing. Empty if there is no route.
 std::string local_address_towards(const addrinfo& peer) {
   const int fd = socket(peer.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return "";
@@ -62,7 +62,7 @@ std::string local_address_towards(const addrinfo& peer) {
   return found ? to_text(address, length) : "";
 }
 
-std::string first_address_for_others() {
+std::string first_non_loopback_address() {
   const auto list = interfaces();
   for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     const bool usable = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
@@ -72,8 +72,8 @@ std::string first_address_for_others() {
   return kLoopback;
 }
 
-// Whether the user wrote a loopback address, rather than a name that only this host thinks is one.
-bool means_loopback(const std::string& host) {
+// Whether the user wrote a loopback address, not a name that only this host resolves to one.
+bool is_loopback_name(const std::string& host) {
   in6_addr v6{};
   in_addr v4{};
   return host == "localhost" || (inet_pton(AF_INET, host.c_str(), &v4) == 1) ||
@@ -94,8 +94,8 @@ std::string address_towards(const std::string& host) {
     if (!is_loopback(peer->ai_addr)) {
       local = local_address_towards(*peer);
     } else {
-      local = means_loopback(host) ? to_text(peer->ai_addr, peer->ai_addrlen)
-                                   : first_address_for_others();
+      local = is_loopback_name(host) ? to_text(peer->ai_addr, peer->ai_addrlen)
+                                     : first_non_loopback_address();
     }
   }
   DDP_CHECK(

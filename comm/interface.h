@@ -16,14 +16,14 @@ struct GlooDevices {
 /// "10.0.0.1" or "interfaces eth0, eth1", for messages.
 std::string to_string(const GlooDevices& devices);
 
-/// The interfaces that Gloo shall listen on, for peers that know rank 0 as `host`.
+/// Chooses the interfaces that Gloo listens on, for peers that reach rank 0 as `host`.
 ///
-/// GLOO_SOCKET_IFNAME decides if set. Else: 127.0.0.1 when `host` is empty (the store says nothing
-/// of hosts: the ranks share a process or a file) or a loopback address; else the address this host
-/// would send from to reach `host`, which the kernel tells without a packet sent.
+/// GLOO_SOCKET_IFNAME decides if set. Else: 127.0.0.1 if `host` is empty (the store has no host:
+/// the ranks share a process or a file) or a loopback address; else the address this host would
+/// send from to reach `host`, which the kernel determines without sending a packet.
 ///
-/// A host whose own name is a loopback address in its /etc/hosts, as Debian sets it up, would tell
-/// the others to connect to themselves: there, the first address of the host that is none.
+/// If a host's own name is a loopback address in its /etc/hosts, as Debian sets it up, the other
+/// ranks would connect to themselves: then the host's first address that is not a loopback one.
 ///
 /// \throws c10::ValueError  on an interface that does not exist, listing those that do; on a host
 ///         that cannot be resolved.

@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-// Backends gather equal sizes only; what differs is broadcast, one rank after the other.
+// Backends gather equal sizes only, so different sizes are broadcast, one rank after the other.
 WorkPtr all_gather_uneven(
     const std::vector<Wire>& outputs, const Wire& input, c10d::ProcessGroup& group) {
   at::Tensor(outputs[group.getRank()].wire).copy_(input.wire);
@@ -26,7 +26,7 @@ WorkPtr all_gather_uneven(
     options.rootRank = rank;
     works.push_back(group.broadcast(tensors, options));
   }
-  return deliver(std::move(works), outputs);
+  return combine_and_copy_out(std::move(works), outputs);
 }
 
 WorkPtr all_to_all_flat(
@@ -34,7 +34,7 @@ WorkPtr all_to_all_flat(
     c10d::ProcessGroup& group) {
   return exchange_flat(
       outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) -> WorkPtr {
-        // Of the backend: the group's own name for it has changed with LibTorch's versions.
+        // Calls the backend, because the group's name for it has changed with LibTorch's versions.
         const auto backend = group.getBackend(from.device().type());
         const auto call = describe_call(CollectiveKind::kAllToAll, from);
         return start_recorded(group, from.device(), call, [&] {
@@ -62,7 +62,7 @@ WorkPtr all_gather_async(
   std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
   std::vector<at::Tensor> from{input_wire.wire};
   return monitored("all_gather", *group, input.device(), [&] {
-    return deliver({group->allgather(to, from)}, output_wires);
+    return combine_and_copy_out({group->allgather(to, from)}, output_wires);
   });
 }
 
@@ -87,7 +87,8 @@ WorkPtr gather_async(
   options.rootRank = dst;
   return monitored(
       "gather", *group, input.device(),
-      [&] { return deliver({group->gather(to, from, options)}, output_wires); }, Peers::Some);
+      [&] { return combine_and_copy_out({group->gather(to, from, options)}, output_wires); },
+      Peers::Some);
 }
 
 WorkPtr scatter_async(
@@ -111,7 +112,8 @@ WorkPtr scatter_async(
   options.rootRank = src;
   return monitored(
       "scatter", *group, output.device(),
-      [&] { return deliver({group->scatter(to, from, options)}, {output_wire}); }, Peers::Some);
+      [&] { return combine_and_copy_out({group->scatter(to, from, options)}, {output_wire}); },
+      Peers::Some);
 }
 
 WorkPtr reduce_scatter_async(
@@ -123,14 +125,15 @@ WorkPtr reduce_scatter_async(
   const auto own = ddp::str("inputs[", group->getRank(), "]");
   check_shape("reduce_scatter", own, inputs[group->getRank()], output, *group);
   const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
-  const auto output_wire = number_wire_of(output, reduction);
+  const auto output_wire = reduction_wire_of(output, reduction);
   std::vector<at::Tensor> to{output_wire.wire};
   std::vector<std::vector<at::Tensor>> from(1);
-  for (const auto& input : inputs) from[0].push_back(number_wire_of(input, reduction).wire);
+  for (const auto& input : inputs) from[0].push_back(reduction_wire_of(input, reduction).wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduction.op;
   return monitored("reduce_scatter", *group, output.device(), [&] {
-    return deliver({group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+    return combine_and_copy_out(
+        {group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
   });
 }
 
@@ -140,7 +143,7 @@ WorkPtr all_to_all_async(
   const auto group = group_arg.get();
   DDP_CHECK_VALUE(
       !inputs.empty(), "all_to_all: expected one tensor per rank in inputs, got none ",
-      place_of(*group), ". Give one for each rank, in the order of ranks.");
+      on_rank_text(*group), ". Give one for each rank, in the order of ranks.");
   check_tensor("all_to_all", inputs.front(), *group);
   check_list("all_to_all", "inputs", inputs, inputs.front(), *group);
   check_list("all_to_all", "outputs", outputs, inputs.front(), *group);
@@ -148,8 +151,8 @@ WorkPtr all_to_all_async(
   const auto received = outputs[group->getRank()].numel();
   DDP_CHECK_VALUE(
       sent == received, "all_to_all: expected outputs[", group->getRank(), "] of ", sent,
-      " elements, which inputs[", group->getRank(), "] has, got ", received, " ", place_of(*group),
-      ". Make it as large as what this rank sends itself.");
+      " elements, which inputs[", group->getRank(), "] has, got ", received, " ",
+      on_rank_text(*group), ". Make it as large as what this rank sends itself.");
   const auto output_wires = wires_of(outputs);
   const auto input_wires = wires_of(inputs);
   const auto device = inputs.front().device();
@@ -157,7 +160,7 @@ WorkPtr all_to_all_async(
   auto from = wire_tensors(input_wires);
   const bool takes_lists = capabilities_of(*group, device).exchanges_lists;
   return monitored("all_to_all", *group, device, [&] {
-    return deliver(
+    return combine_and_copy_out(
         {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)},
         output_wires);
   });

@@ -53,10 +53,10 @@ std::optional<OwnedDescriptor> listen_on_loopback(const std::string& host, int p
   OwnedDescriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) return std::nullopt;
   const int on = 1;
-  // As TCPStore does: for the port that ddprun has reserved, and for a restart.
+  // As TCPStore does: for a port that ddprun has reserved, and for a restart.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const auto* name = reinterpret_cast<const sockaddr*>(&address.storage);
-  // Listening is what fails where another socket with SO_REUSEADDR listens already.
+  // listen() fails if another socket with SO_REUSEADDR listens already.
   if (::bind(socket.get(), name, address.length) != 0) return std::nullopt;
   if (::listen(socket.get(), SOMAXCONN) != 0) return std::nullopt;
   return socket;

@@ -24,11 +24,12 @@ std::exception_ptr exception_of(const std::function<void()>& run) {
   return nullptr;
 }
 
-// Throws on every rank if a rank has an exception: the first of these its own, the others its text.
-void agree(
+// Throws on every rank if a rank has an exception: the first such rank rethrows its own, the others
+// throw its text.
+void throw_if_any_failed(
     const std::exception_ptr& own, const char* expected, const char* where,
     const ProcessGroup& group) {
-  // The mark tells an exception without a text from none.
+  // The mark distinguishes an exception with an empty text from no exception.
   const auto texts = gather_strings(own ? ddp::str('!', text_of(own)) : "", group, where);
   const auto failed =
       std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
@@ -48,10 +49,10 @@ void agree(
 void detail::run_main_first(const std::function<void()>& run, const GroupArg& group_arg) {
   const auto group = group_arg.get();
   const bool main = group->getRank() == 0;
-  agree(
+  throw_if_any_failed(
       main ? exception_of(run) : nullptr, "rank 0 before the other ranks run it",
       "main_first (rank 0 runs its function first)", group);
-  agree(
+  throw_if_any_failed(
       main ? nullptr : exception_of(run), "every rank",
       "main_first (the other ranks run its function)", group);
 }

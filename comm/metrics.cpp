@@ -19,15 +19,16 @@
 namespace ddp {
 namespace {
 
-// Every call sends a message of one size, whatever it asks for: an all-reduce of different sizes
-// would not end. The message begins with the bits of a hash of the question. Each bit's sum is 0 or
-// the world size exactly if all ranks ask the same, and every rank sees the same sums.
+// Every call sends a message of the same size, whatever it asks for, because an all-reduce of
+// different sizes would not end. The message begins with the bits of a hash of the request. Each
+// bit's sum is 0 or the world size exactly if all ranks request the same, and every rank sees the
+// same sums.
 constexpr size_t kHashBits = 64;
 constexpr size_t kMessageSize = 256;  // doubles
 constexpr size_t kFirstValues = kMessageSize - kHashBits;
 
-/// What a rank asks for: the call, and the keys of a map.
-struct Question {
+/// A rank's request: the called function, and the keys of a map.
+struct MetricsRequest {
   std::string subject;  // "average of a map"
   std::vector<std::string> keys = {};
 
@@ -37,7 +38,7 @@ struct Question {
     return packed(texts);
   }
 
-  static Question decoded(const std::string& text) {
+  static MetricsRequest decoded(const std::string& text) {
     auto keys = unpacked(text);
     auto subject = keys.front();
     keys.erase(keys.begin());
@@ -53,7 +54,7 @@ std::string rank_list(const std::vector<size_t>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined_by(", ", ranks);
 }
 
-std::string describe_subjects(const char* call, const std::vector<Question>& by_rank) {
+std::string describe_subjects(const char* call, const std::vector<MetricsRequest>& by_rank) {
   std::map<std::string, std::vector<size_t>> ranks;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks[by_rank[rank].subject].push_back(rank);
   if (ranks.size() == 1) return "";
@@ -64,7 +65,7 @@ std::string describe_subjects(const char* call, const std::vector<Question>& by_
       by_rank.size(), ". Let every rank make the same calls in the same order.");
 }
 
-std::string describe_keys(const char* call, const std::vector<Question>& by_rank) {
+std::string describe_keys(const char* call, const std::vector<MetricsRequest>& by_rank) {
   std::map<std::string, std::vector<size_t>> owners;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& key : by_rank[rank].keys) owners[key].push_back(rank);
@@ -84,12 +85,12 @@ std::string describe_keys(const char* call, const std::vector<Question>& by_rank
       ". Give every rank's map the same keys.");
 }
 
-// Every rank comes here: all of them have seen the same sums.
+// Every rank calls this, because all of them have seen the same sums.
 [[noreturn]] void throw_disagreement(
-    const char* call, const Question& question, const ProcessGroup& group) {
-  std::vector<Question> by_rank;
-  for (const auto& text : gather_strings(question.encoded(), group, call)) {
-    by_rank.push_back(Question::decoded(text));
+    const char* call, const MetricsRequest& request, const ProcessGroup& group) {
+  std::vector<MetricsRequest> by_rank;
+  for (const auto& text : gather_strings(request.encoded(), group, call)) {
+    by_rank.push_back(MetricsRequest::decoded(text));
   }
   auto problem = describe_subjects(call, by_rank);
   if (problem.empty()) problem = describe_keys(call, by_rank);
@@ -109,12 +110,12 @@ std::vector<double> all_reduced(
 }
 
 std::vector<double> summed(
-    const char* call, const Question& question, const std::vector<double>& values,
+    const char* call, const MetricsRequest& request, const std::vector<double>& values,
     const ProcessGroup& group) {
   if (group->getSize() == 1) return values;
   const size_t at_once = std::min(values.size(), kFirstValues);
   const auto rest = values.begin() + static_cast<std::ptrdiff_t>(at_once);
-  const uint64_t hash = fnv1a(question.encoded());
+  const uint64_t hash = fnv1a(request.encoded());
   std::vector<double> message(kMessageSize, 0.0);
   for (size_t bit = 0; bit < kHashBits; ++bit) message[bit] = (hash >> bit) & 1 ? 1 : 0;
   std::copy(values.begin(), rest, message.begin() + kHashBits);
@@ -124,7 +125,7 @@ std::vector<double> summed(
   const bool agreed = std::all_of(message.begin(), message.begin() + kHashBits, [&](double bit) {
     return bit == 0 || bit == size;
   });
-  if (!agreed) throw_disagreement(call, question, group);
+  if (!agreed) throw_disagreement(call, request, group);
 
   const auto first = message.begin() + kHashBits;
   std::vector<double> sums(first, first + static_cast<std::ptrdiff_t>(at_once));
@@ -141,13 +142,13 @@ double sum_of_value(const char* call, double value, const ProcessGroup& group) {
 
 std::map<std::string, double> sum_of_map(
     const char* call, std::map<std::string, double> values, const ProcessGroup& group) {
-  Question question{ddp::str(call, " of a map")};
+  MetricsRequest request{ddp::str(call, " of a map")};
   std::vector<double> own;
   for (const auto& [key, value] : values) {
-    question.keys.push_back(key);
+    request.keys.push_back(key);
     own.push_back(value);
   }
-  const auto sums = summed(call, question, own, group);
+  const auto sums = summed(call, request, own, group);
   auto next = sums.begin();
   for (auto& [key, value] : values) value = *next++;
   return values;

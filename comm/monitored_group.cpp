@@ -34,7 +34,7 @@ bool has_streams(c10d::ProcessGroup& group) {
 
 using AnyStore = c10::intrusive_ptr<c10d::Store>;
 
-// The store itself where it has no clones.
+// Returns the store itself if it cannot be cloned.
 AnyStore clone_of(const AnyStore& store) {
   try {
     return store->clone();
@@ -43,7 +43,7 @@ AnyStore clone_of(const AnyStore& store) {
   }
 }
 
-// c10d's default where the group's backend does not tell.
+// Returns c10d's default if the group's backend does not report a timeout.
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   try {
     return group.getDefaultBackend()->getBackendOptions()->timeout;
@@ -57,7 +57,7 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
 void MonitoredGroup::on_last_reference() {
   if (!monitor_) return;
   if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
-  monitor_->outlast_readers();
+  monitor_->wait_until_failure_is_read();
 }
 
 void MonitoredGroup::start_monitor(
@@ -71,13 +71,13 @@ void MonitoredGroup::start_monitor(
   setup.calls = calls();
   setup.group_name = getGroupName();
   if (setup.size > 1) {
-    setup.store = store->unbounded();  // the monitor's thread is one that may be left behind
+    setup.store = store->unbounded();  // the monitor's thread may be abandoned
     setup.store_host = store_host;
-    setup.presence = std::make_shared<PresenceSocket>(devices);
+    setup.liveness = std::make_shared<LivenessSocket>(devices);
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) keys.push_back(GroupMonitor::report_key(rank));
     const auto own = static_cast<size_t>(setup.rank);
-    store->set(keys[own], report_of(setup.presence->address()));
+    store->set(keys[own], report_of(setup.liveness->address()));
     for (const auto& report : store->multiGet(keys)) setup.addresses.push_back(address_in(report));
     setup.abort_backends = [this] { abort(); };
   }

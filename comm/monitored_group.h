@@ -11,17 +11,17 @@
 
 namespace ddp {
 
-/// A process group that this library made, and its monitor.
+/// A process group that this library made, with its monitor.
 ///
-/// Its end tells the other ranks when an exception causes it.
+/// If an exception destroys the group, it reports that to the other ranks.
 class MonitoredGroup : public RecordedGroup {
  public:
   using RecordedGroup::RecordedGroup;
 
-  /// Exchanges the addresses of the ranks' PresenceSockets, and makes the monitor.
+  /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
   ///
-  /// \param store  for the monitors of this group alone.
-  /// \param store_host  the rank whose process hosts the store; -1 for none of them.
+  /// \param store  used by the monitors of this group alone.
+  /// \param store_host  the rank whose process hosts the store; -1: none of them.
   ///
   /// Collective: yes. Blocks: host. Cost: two requests to the store.
   void start_monitor(
@@ -36,7 +36,7 @@ class MonitoredGroup : public RecordedGroup {
   std::shared_ptr<GroupMonitor> monitor_;
 };
 
-/// The monitor of a group that this library made; null for another one's.
+/// Returns the monitor of a group that this library made; null for any other group.
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group);
 
 }  // namespace ddp

@@ -17,7 +17,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// The handle of a collective, whose wait() without a limit of its own is the group's monitor's.
+/// The handle of a collective. Its wait() without a limit waits with the group's monitor.
 class MonitoredWork : public c10d::Work {
  public:
   MonitoredWork(
@@ -55,7 +55,7 @@ class MonitoredWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
-  const ProcessGroup group_;  // which a wait that fails aborts
+  const ProcessGroup group_;  // aborted if a wait fails
   const WorkPtr work_;
   const std::shared_ptr<GroupMonitor> monitor_;
   const char* const name_;

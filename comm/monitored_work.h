@@ -7,14 +7,14 @@
 
 namespace ddp {
 
-/// Starts a collective whose handle waits with the group's monitor. A group of one, or one that
-/// this library did not make, has none: then the handle is the backend's.
+/// Starts a collective whose handle waits with the group's monitor. Returns the backend's handle
+/// for a group without a monitor: a group of one rank, or one that this library did not make.
 ///
 /// \param name  "all_reduce", for error texts.
 /// \param device  of the tensors.
-/// \param start  gives the collective to a backend, with arguments that were checked before.
-/// \param peers  whose part in it the handle waits for.
-/// \throws c10::DistBackendError  when the group is aborted, or `start` throws: then it is.
+/// \param start  starts the collective in a backend, with arguments that were checked before.
+/// \param peers  the ranks whose part in it the handle waits for.
+/// \throws c10::DistBackendError  if the group is aborted, or if `start` throws, which aborts it.
 c10::intrusive_ptr<c10d::Work> monitored(
     const char* name, c10d::ProcessGroup& group, c10::Device device,
     c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start, Peers peers = Peers::All);

@@ -6,7 +6,7 @@
 
 namespace ddp {
 
-/// Owns a file descriptor, until somebody else does.
+/// Owns a file descriptor, unless it is released.
 class OwnedDescriptor {
  public:
   explicit OwnedDescriptor(int fd) : fd_(fd) {}

@@ -7,14 +7,14 @@
 
 namespace ddp {
 
-/// A process group that ends in the process that made it, and in no other.
+/// A process group that is shut down only in the process that made it.
 ///
 /// A process that a rank forked has a copy of the group. There, abort() and shutdown() do nothing,
-/// and the last reference to go leaks the group with its backends and its store. Their destructors
-/// would wait for threads that the forked process has not, and write to the rank's sockets and
-/// memory.
+/// and dropping the last reference leaks the group with its backends and its store. Their
+/// destructors would wait for threads that the forked process does not have, and write to the
+/// rank's sockets and memory.
 ///
-/// After shutdown() it starts nothing any more, whatever its backends would do.
+/// After shutdown() it starts no collectives, whatever its backends would do.
 class OwnedProcessGroup : public c10d::ProcessGroup {
  public:
   /// \tparam Group  this class or a derived one.
@@ -32,8 +32,8 @@ class OwnedProcessGroup : public c10d::ProcessGroup {
   void release_resources() override;
 
  protected:
-  /// Runs in the process that made the group when the last reference goes, before the backends and
-  /// the store do.
+  /// Called in the process that made the group when the last reference is dropped, before the
+  /// backends and the store are destroyed.
   virtual void on_last_reference() {}
 
   /// \throws c10::Error  after shutdown().
@@ -43,7 +43,7 @@ class OwnedProcessGroup : public c10d::ProcessGroup {
   const OwnerProcess owner_{};
   std::atomic<bool> is_shut_down_{false};
   // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
-  // last other reference goes. In the process that made the group, that drops this one.
+  // last other reference is dropped. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
 };
 

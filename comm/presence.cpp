@@ -36,14 +36,14 @@ SocketAddress copy_of(const sockaddr* address, socklen_t length) {
   return copy;
 }
 
-// Whether other hosts can use it: a link-local one means another interface there.
+// Whether other hosts can use the address: a link-local one refers to another interface there.
 bool is_usable(const sockaddr* address) {
   if (address->sa_family == AF_INET) return true;
   const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
   return address->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr);
 }
 
-// IPv4 where there is both. Length 0 for an interface without an internet address.
+// Prefers IPv4 to IPv6. Length 0 for an interface without an internet address.
 SocketAddress address_of_interface(const std::string& name) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
@@ -60,7 +60,7 @@ SocketAddress address_of_interface(const std::string& name) {
   return found;
 }
 
-// Of numbers alone: no name is looked up. Length 0 where they are none.
+// Parses numbers only, so that no name is looked up. Length 0 if they are malformed.
 SocketAddress parse_address(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -84,18 +84,20 @@ int make_socket(int family) {
   return socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
-Presence verdict_of(int error) {
-  if (error == 0) return Presence::Present;
+Liveness liveness_of(int error) {
+  if (error == 0) return Liveness::Alive;
   const bool is_refused = error == ECONNREFUSED;
   const bool is_unreachable = error == EHOSTUNREACH || error == ENETUNREACH || error == ETIMEDOUT;
-  return is_refused ? Presence::Gone : is_unreachable ? Presence::Silent : Presence::Unknown;
+  return is_refused ? Liveness::Gone : is_unreachable ? Liveness::Silent : Liveness::Unknown;
 }
 
-// A forked process has a copy of each descriptor: the socket would listen on after its owner's end.
-class Descriptors {
+// Closes the sockets in forked processes, which have a copy of each descriptor: otherwise a socket
+// would still listen after its owner's end.
+class ForkClosedDescriptors {
  public:
-  static Descriptors& all() {
-    static auto* descriptors = new Descriptors;  // for forks at any time
+  static ForkClosedDescriptors& all() {
+    static auto* descriptors =
+        new ForkClosedDescriptors;  // never destroyed: a fork may happen at any time
     return *descriptors;
   }
   void add(int descriptor) {
@@ -108,7 +110,7 @@ class Descriptors {
   }
 
  private:
-  Descriptors() {
+  ForkClosedDescriptors() {
     pthread_atfork(
         [] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
         [] {
@@ -123,13 +125,13 @@ class Descriptors {
 
 }  // namespace
 
-PresenceSocket::PresenceSocket(const GlooDevices& devices) {
+LivenessSocket::LivenessSocket(const GlooDevices& devices) {
   auto address = devices.interfaces.empty() ? parse_address(devices.address, "0")
                                             : address_of_interface(devices.interfaces.front());
   if (address.length == 0) return;
   descriptor_ = make_socket(address.storage.ss_family);
   if (descriptor_ < 0) return;
-  Descriptors::all().add(descriptor_);
+  ForkClosedDescriptors::all().add(descriptor_);
   const bool listens =
       bind(descriptor_, address.get(), address.length) == 0 &&
       listen(descriptor_, SOMAXCONN) == 0 &&
@@ -137,13 +139,13 @@ PresenceSocket::PresenceSocket(const GlooDevices& devices) {
   if (listens) address_ = to_text(address);
 }
 
-PresenceSocket::~PresenceSocket() {
+LivenessSocket::~LivenessSocket() {
   if (descriptor_ < 0 || !owner_.is_this_one()) return;
-  Descriptors::all().remove(descriptor_);
+  ForkClosedDescriptors::all().remove(descriptor_);
   close(descriptor_);
 }
 
-void PresenceSocket::drain() const {
+void LivenessSocket::drain() const {
   while (descriptor_ >= 0) {
     const int connection = accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
     if (connection < 0) return;
@@ -151,9 +153,9 @@ void PresenceSocket::drain() const {
   }
 }
 
-std::vector<Presence> probe(
+std::vector<Liveness> probe(
     const std::vector<std::string>& addresses, std::chrono::milliseconds at_most) {
-  std::vector<Presence> found(addresses.size(), Presence::Unknown);
+  std::vector<Liveness> found(addresses.size(), Liveness::Unknown);
   std::vector<pollfd> waiting(addresses.size(), pollfd{-1, POLLOUT, 0});  // poll skips -1
   for (size_t i = 0; i < addresses.size(); ++i) {
     std::string host, port;
@@ -166,7 +168,7 @@ std::vector<Presence> probe(
     if (error == EINPROGRESS) {
       waiting[i].fd = fd;
     } else {
-      found[i] = verdict_of(error);
+      found[i] = liveness_of(error);
       close(fd);
     }
   }
@@ -181,7 +183,7 @@ std::vector<Presence> probe(
       int error = 0;
       socklen_t length = sizeof error;
       if (getsockopt(waiting[i].fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0) {
-        found[i] = verdict_of(error);
+        found[i] = liveness_of(error);
       }
       close(waiting[i].fd);
       waiting[i].fd = -1;
@@ -189,7 +191,7 @@ std::vector<Presence> probe(
   }
   for (size_t i = 0; i < waiting.size(); ++i) {
     if (waiting[i].fd < 0) continue;
-    found[i] = Presence::Silent;
+    found[i] = Liveness::Silent;
     close(waiting[i].fd);
   }
   return found;

@@ -11,21 +11,21 @@
 namespace ddp {
 
 /// A socket that listens for as long as this object lives. The kernel completes a peer's connection
-/// without any thread of this process, so a connection tells whether this object still exists: it
-/// does in a process that computes or is stopped, and does not in one that ended. A process that
-/// this one forks does not keep it alive.
-class PresenceSocket {
+/// without any thread of this process, so a connection shows whether this object still exists: it
+/// exists in a process that computes or is stopped, but not in one that ended. A process that this
+/// one forks does not keep it alive.
+class LivenessSocket {
  public:
   /// Listens on the interface or address that the group's other sockets use.
-  explicit PresenceSocket(const GlooDevices& devices);
-  ~PresenceSocket();
-  PresenceSocket(const PresenceSocket&) = delete;
-  PresenceSocket& operator=(const PresenceSocket&) = delete;
+  explicit LivenessSocket(const GlooDevices& devices);
+  ~LivenessSocket();
+  LivenessSocket(const LivenessSocket&) = delete;
+  LivenessSocket& operator=(const LivenessSocket&) = delete;
 
-  /// "10.0.0.1 40000", for `probe`; "" where the system refused a socket.
+  /// "10.0.0.1 40000", for `probe`; "" if the system refused a socket.
   const std::string& address() const { return address_; }
 
-  /// Forgets the connections of those who probed.
+  /// Closes the connections of peers that have probed.
   void drain() const;
 
  private:
@@ -34,15 +34,15 @@ class PresenceSocket {
   std::string address_;
 };
 
-enum class Presence {
-  Present,
-  Gone,     // its host answers, and nobody listens
-  Silent,   // nothing answers there: its host is down, or the network to it
-  Unknown,  // an address that says nothing
+enum class Liveness {
+  Alive,
+  Gone,     // its host refuses the connection: nothing listens
+  Silent,   // no answer: its host is down, or the network to it
+  Unknown,  // no usable address, or another error
 };
 
-/// Connects to each PresenceSocket at `addresses`, all at the same time.
-std::vector<Presence> probe(
+/// Connects to each LivenessSocket at `addresses`, all at the same time.
+std::vector<Liveness> probe(
     const std::vector<std::string>& addresses, std::chrono::milliseconds at_most);
 
 }  // namespace ddp

@@ -22,12 +22,12 @@ RecordedGroup::WorkPtr RecordedGroup::record(
     Lane lane, const CollectiveCall& call, c10::function_ref<WorkPtr()> start) {
   check_in_use();
   if (getSize() == 1) return start();
-  // Before the start, which may run callbacks that start others.
+  // Added before the start, which may run callbacks that start other collectives.
   const auto number = calls_->add(lane, call);
   try {
     return start();
   } catch (...) {
-    calls_->take_back(lane, number);
+    calls_->remove_latest(lane, number);
     throw;
   }
 }

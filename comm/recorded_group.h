@@ -11,7 +11,7 @@
 
 namespace ddp {
 
-/// A process group that keeps what collectives this rank starts in it.
+/// A process group that records the collectives that this rank starts in it.
 class RecordedGroup : public OwnedProcessGroup {
  public:
   using OwnedProcessGroup::OwnedProcessGroup;
@@ -39,12 +39,12 @@ class RecordedGroup : public OwnedProcessGroup {
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
-  // Which are not kept: they are no collectives.
+  // Not recorded, because they are not collectives.
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  /// Keeps `call` and starts it. For what goes to a backend past the members above.
+  /// Records `call` and starts it. For calls that go directly to a backend.
   WorkPtr record(
       CallHistory::Lane lane, const CollectiveCall& call, c10::function_ref<WorkPtr()> start);
 
@@ -55,8 +55,7 @@ class RecordedGroup : public OwnedProcessGroup {
   const std::shared_ptr<CallHistory> calls_ = std::make_shared<CallHistory>();
 };
 
-/// Starts a collective past the members of the group, and keeps it where the group is one of this
-/// library's.
+/// Starts a collective directly in a backend, and records it if the group is one of this library's.
 c10::intrusive_ptr<c10d::Work> start_recorded(
     c10d::ProcessGroup& group, c10::Device device, const CollectiveCall& call,
     c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start);

@@ -42,7 +42,7 @@ const char* to_text(ReductionTable::Op op) { return kOpNames.at(op); }
 at::ScalarType reduced_as(at::ScalarType dtype, ReductionTable::Op op) {
   if (at::isComplexType(dtype)) return at::toRealValueType(dtype);
   if (dtype == at::kBool) return at::kByte;
-  // Sums, products and bits of two's complement are the same with a sign and without.
+  // Sums, products and bit operations of two's complement do not depend on the sign.
   const bool compares = op == ReduceOp::MIN || op == ReduceOp::MAX;
   if (dtype == at::kUInt32 && !compares) return at::kInt;
   if (dtype == at::kUInt64 && !compares) return at::kLong;

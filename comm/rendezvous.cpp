@@ -20,28 +20,28 @@
 namespace ddp {
 namespace {
 
-// For the first answer to arrive.
+// Time for the first answer to arrive.
 constexpr auto kAnswerGrace = std::chrono::seconds(1);
 
-// Connections that rank 0's host takes at once: an eighth of Linux's usual backlog.
+// Connections that rank 0's host accepts at once: an eighth of Linux's usual backlog.
 constexpr int kMostAtOnce = 512;
 
-struct Place {
+struct RankAndSize {
   int rank;
   int world_size;
 };
 
-std::string to_text(const Place& place) {
-  return ddp::str(" on rank ", place.rank, " of ", place.world_size);
+std::string to_text(const RankAndSize& self) {
+  return ddp::str(" on rank ", self.rank, " of ", self.world_size);
 }
 
-// A number, and who says it.
+// A number, and the name of its source.
 struct Number {
   std::string name;
   int value;
 };
 
-// The option, else the URL's query, else the environment.
+// Returns the option, else the value in the URL's query, else the environment's.
 Number resolve(
     const char* option_name, int option, const std::optional<Setting>& in_url,
     const std::optional<Setting>& in_environment, const std::string& variable, int min) {
@@ -62,7 +62,7 @@ Number resolve(
   return {in_environment->name, parse_int(*in_environment, {min}, kLauncherRemedy)};
 }
 
-Place resolve_place(
+RankAndSize resolve_rank(
     const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
   const auto world_size = resolve(
       "world_size()", options.world_size(), method.world_size, environment.world_size,
@@ -77,15 +77,15 @@ Place resolve_place(
   return {rank.value, world_size.value};
 }
 
-void check_host(const std::string& host, const Place& place, const Deadline& deadline) {
-  const auto problem = await_address(host, deadline);
+void check_host(const std::string& host, const RankAndSize& self, const Deadline& deadline) {
+  const auto problem = wait_for_address(host, deadline);
   DDP_CHECK(
       problem.empty(), "init_process_group: expected an address for the host \"", host,
-      "\", got none", to_text(place), ": ", problem,
+      "\", got none", to_text(self), ": ", problem,
       ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
 }
 
-// Where a TCPStore is, and who listens there.
+// The address of a TCPStore, and which process listens there.
 struct StoreAddress {
   std::string host;
   int port;
@@ -103,7 +103,7 @@ StorePtr open_server(const StoreAddress& address, c10d::TCPStoreOptions options)
   return c10::make_intrusive<c10d::TCPStore>(address.host, options);
 }
 
-// TCPStore's constructor waits for the listener's first answer without a limit.
+// Bounded, because TCPStore's constructor waits for the listener's first answer without a limit.
 StorePtr open_client(
     const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
   const auto store = bounded_call(
@@ -115,19 +115,20 @@ StorePtr open_client(
   return *store;
 }
 
-StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const Deadline& deadline) {
-  check_host(address.host, place, deadline);
+StorePtr make_tcp_store(
+    const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
+  check_host(address.host, self, deadline);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(address.port);
-  options.waitWorkers = false;  // the roll call waits, and can say for whom
-  // With it TCPStore sleeps up to a millisecond for each rank, to stagger the connections.
-  if (place.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(place.world_size);
+  options.waitWorkers = false;  // the startup barrier waits, and names the missing ranks
+  // If numWorkers is set, TCPStore sleeps up to a millisecond per rank, to stagger the connections.
+  if (self.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(self.world_size);
   options.multiTenant = true;
-  const bool listens = place.rank == 0 && !address.agent_listens;
+  const bool listens = self.rank == 0 && !address.agent_listens;
   StorePtr store;
   const auto problem = problem_of([&] {
     if (!listens) {
-      const auto unreachable = await_listener(address.host, address.port, deadline);
+      const auto unreachable = wait_for_listener(address.host, address.port, deadline);
       DDP_CHECK(unreachable.empty(), unreachable);
     }
     options.timeout = deadline.left();
@@ -140,16 +141,17 @@ StorePtr make_tcp_store(const StoreAddress& address, const Place& place, const D
       ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
   DDP_CHECK(
       store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
-      " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", place.rank,
-      " of ", place.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
+      " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", self.rank,
+      " of ", self.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
       " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
   return store;
 }
 
-StorePtr make_file_store(const std::string& path, const Place& place, const Deadline& deadline) {
+StorePtr make_file_store(
+    const std::string& path, const RankAndSize& self, const Deadline& deadline) {
   std::optional<StorePtr> store;
   const auto problem = problem_of([&] {
-    // A lock has no limit.
+    // Bounded, because locking a file has no limit.
     store = bounded_call(
         [path]() -> StorePtr { return c10::make_intrusive<SharedFileStore>(path); },
         Deadline::in(deadline.left()) + kAnswerGrace);
@@ -157,13 +159,13 @@ StorePtr make_file_store(const std::string& path, const Place& place, const Dead
   });
   DDP_CHECK(
       problem.empty(), "init_process_group: expected to open or create ", path,
-      " for file://, but cannot", to_text(place), ": ", problem,
+      " for file://, but cannot", to_text(self), ": ", problem,
       ". Give a path in a folder that exists and that every rank may write to.");
   (*store)->setTimeout(deadline.timeout());
   return *store;
 }
 
-// The store below all prefixes, when it is a TCPStore.
+// The innermost store below all prefixes, if it is a TCPStore; else null.
 const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
   auto* innermost = store.get();
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost)) {
@@ -172,30 +174,30 @@ const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
   return dynamic_cast<const c10d::TCPStore*>(innermost);
 }
 
-const Setting& needed(
+const Setting& require_setting(
     const std::optional<Setting>& setting, const char* name, const Environment& environment,
-    const Place& place) {
+    const RankAndSize& self) {
   DDP_CHECK_VALUE(
       setting.has_value(), "init_process_group: expected ", name,
-      " in the environment, got nothing", to_text(place), ". ", environment.address_remedy);
+      " in the environment, got nothing", to_text(self), ". ", environment.address_remedy);
   return *setting;
 }
 
-// Whether nothing at all says that there are other processes.
-bool is_alone(
+// Whether no setting at all names other processes.
+bool is_single_process(
     const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
-  return environment.alone && !options.store() && method.kind == InitMethod::Kind::kEnv &&
+  return environment.no_launcher && !options.store() && method.kind == InitMethod::Kind::kEnv &&
          options.rank() == -1 && options.world_size() == -1 && !method.rank && !method.world_size;
 }
 
-Rendezvous meet_nobody() {
+Rendezvous single_process_rendezvous() {
   LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of one "
                "rank. ddprun, torchrun, mpirun and srun start several.";
-  Rendezvous alone;
-  alone.store = c10::make_intrusive<c10d::HashStore>();
-  alone.store_host = "which this process holds";
-  alone.hosting_rank = 0;
-  return alone;
+  Rendezvous result;
+  result.store = c10::make_intrusive<c10d::HashStore>();
+  result.store_host = "which this process holds";
+  result.hosting_rank = 0;
+  return result;
 }
 
 }  // namespace
@@ -208,11 +210,11 @@ Rendezvous rendezvous(
       " ms. Give what the slowest rank may take, or leave it out for 30 "
       "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
-  if (is_alone(options, method, environment)) return meet_nobody();
-  const auto place = resolve_place(options, method, environment);
+  if (is_single_process(options, method, environment)) return single_process_rendezvous();
+  const auto self = resolve_rank(options, method, environment);
   Rendezvous result;
-  result.rank = place.rank;
-  result.world_size = place.world_size;
+  result.rank = self.rank;
+  result.world_size = self.world_size;
   if (options.store()) {
     result.store = options.store();
     result.store_host = "which store() names";
@@ -221,20 +223,21 @@ Rendezvous rendezvous(
       result.store_host = ddp::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
     }
   } else if (method.kind == InitMethod::Kind::kFile) {
-    result.store = make_file_store(method.path, place, deadline);
+    result.store = make_file_store(method.path, self, deadline);
     result.store_host = "which is the file " + method.path;
   } else {
     const bool from_environment = method.kind == InitMethod::Kind::kEnv;
     result.host = method.host;
     auto port = method.port;
     if (from_environment) {
-      result.host = needed(environment.master_addr, "MASTER_ADDR", environment, place).value;
+      result.host =
+          require_setting(environment.master_addr, "MASTER_ADDR", environment, self).value;
       port = parse_int(
-          needed(environment.master_port, "MASTER_PORT", environment, place), {1, kMaxPort},
-          "Set it to a free port of rank 0's host, the same for all ranks.", to_text(place));
+          require_setting(environment.master_port, "MASTER_PORT", environment, self), {1, kMaxPort},
+          "Set it to a free port of rank 0's host, the same for all ranks.", to_text(self));
     }
     const StoreAddress address{result.host, port, from_environment && environment.agent_store};
-    result.store = make_tcp_store(address, place, deadline);
+    result.store = make_tcp_store(address, self, deadline);
     result.store_host =
         ddp::str("which ", address.listener(), " hosts at ", address.host, " port ", port);
     if (!address.agent_listens) result.hosting_rank = 0;

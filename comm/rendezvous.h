@@ -9,12 +9,12 @@
 
 namespace ddp {
 
-/// Where the ranks meet and which one this is.
+/// The ranks' store, and this process's rank.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   int world_size = 1;
-  /// Rank 0's host, as the others know it. Empty when the store says nothing of hosts.
+  /// Rank 0's host, as the other ranks spell it. Empty if the store has no host.
   std::string host;
   /// Who hosts the store, for messages: "which rank 0 hosts at 10.0.0.1 port 29500".
   std::string store_host;
@@ -22,14 +22,14 @@ struct Rendezvous {
   int hosting_rank = -1;
 };
 
-/// Finds rank, world size and a store that reaches all ranks. Does not wait for them.
+/// Determines rank, world size and a store that reaches all ranks. Does not wait for the ranks.
 ///
-/// Rank 0's store listens on all addresses of its host; where the ranks meet at a loopback address
+/// Rank 0's store listens on all addresses of its host; if its address is a loopback address
 /// ("localhost", 127.x.y.z, ::1), on that one alone.
 ///
 /// \throws c10::ValueError  on a missing or malformed setting, naming it, its value and the remedy.
-/// \throws c10::Error  when the port is taken, rank 0's host is not known or rank 0 does not answer
-///         before the deadline.
+/// \throws c10::Error  if the port is taken, rank 0's host does not resolve, or rank 0 does not
+///         answer before the deadline.
 Rendezvous rendezvous(
     const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline);
 

@@ -13,7 +13,7 @@
 namespace ddp {
 namespace {
 
-// Never removes the file itself.
+// With this count FileStore never removes the file itself.
 constexpr int kAnyNumberOfWorkers = -1;
 
 std::string users_of(const std::string& path) { return path + ".users"; }
@@ -37,7 +37,7 @@ OwnedDescriptor lock_shared(const std::string& path) {
     while (::flock(file.get(), LOCK_SH) != 0) {
       DDP_CHECK(errno == EINTR, "locking ", path, ": ", std::strerror(errno));
     }
-    // Else its last user has removed it since it was opened.
+    // Otherwise its last user has removed the file after it was opened.
     if (is_at(file.get(), path)) return file;
   }
 }
@@ -45,7 +45,7 @@ OwnedDescriptor lock_shared(const std::string& path) {
 }  // namespace
 
 FileUse::FileUse(const std::string& path) : path_(path), users_(lock_shared(users_of(path))) {
-  open_or_create(path);  // FileStore waits minutes for a file that it cannot make
+  open_or_create(path);  // FileStore waits minutes for a file that it cannot create
 }
 
 FileUse::~FileUse() {
@@ -53,7 +53,7 @@ FileUse::~FileUse() {
     ::unlink(path_.c_str());
     ::unlink(users_of(path_).c_str());
   }
-  ::flock(users_.get(), LOCK_UN);  // a process that this one forked may have the descriptor
+  ::flock(users_.get(), LOCK_UN);  // because a process that this one forked may hold the descriptor
 }
 
 SharedFileStore::SharedFileStore(const std::string& path)

@@ -8,12 +8,12 @@
 
 namespace ddp {
 
-/// Keeps a file from being removed for as long as this object lives, in any process. The last such
-/// object removes the file.
+/// Keeps a file from being removed while this object lives, in any process. The last such object
+/// removes the file.
 ///
-/// Those who use the file hold a shared lock on a second one, "<path>.users". Removing takes the
-/// exclusive lock, so it meets no one who uses the file or begins to. The kernel drops the lock of
-/// a process that dies.
+/// The users of the file hold a shared lock on a second one, "<path>.users". Removing takes the
+/// exclusive lock, so it never overlaps with a user, or with the start of one. The kernel drops the
+/// lock of a process that dies.
 class FileUse {
  public:
   /// \throws c10::Error  naming the file that cannot be opened, created or locked, and why.
@@ -30,9 +30,9 @@ class FileUse {
 /// A FileStore that groups may use one after the other, without a pause, or at the same time.
 ///
 /// c10d's own removes its file when as many ranks have left as there are, and a rank of the next
-/// group may have come by then. That rank is alone with a file that has no name any more, and one
-/// that goes on in a new file of the same name, from where it had read to, reads past its end for
-/// ever, with the file locked.
+/// group may have opened it by then. That rank then uses a file that no longer has a name. And a
+/// rank that continues in a new file of the same name, from the position up to which it had read,
+/// reads past the end of that file for ever, with the file locked.
 class SharedFileStore : private FileUse, public c10d::FileStore {
  public:
   /// \throws c10::Error  as FileUse.

@@ -8,7 +8,7 @@
 namespace ddp {
 namespace {
 
-// How long the end of an executor waits for jobs that are posted.
+// How long the destructor of an executor waits for posted jobs.
 constexpr std::chrono::milliseconds kLastJobs{500};
 
 }  // namespace
@@ -17,7 +17,7 @@ struct StoreExecutor::State {
   explicit State(c10::intrusive_ptr<c10d::Store> s) : store(std::move(s)) {}
 
   c10::intrusive_ptr<c10d::Store> store;
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   std::deque<Job> jobs;
   bool closing = false;

@@ -1,5 +1,5 @@
-// The part of is_capturing() that needs CUDA: cuda_capture.cpp where LibTorch has its CUDA part and
-// no_cuda_capture.cpp elsewhere.
+// The part of is_capturing() that needs CUDA: in cuda_capture.cpp if LibTorch has its CUDA part, in
+// no_cuda_capture.cpp otherwise.
 #pragma once
 
 #include <c10/core/Device.h>

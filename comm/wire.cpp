@@ -14,8 +14,8 @@ namespace {
 
 using c10d::ReduceOp;
 
-// What Gloo and NCCL both know.
-bool is_known(at::ScalarType dtype) {
+// Whether both Gloo and NCCL support the dtype.
+bool is_sent_as_is(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
@@ -31,12 +31,12 @@ bool is_known(at::ScalarType dtype) {
   }
 }
 
-// With the values in memory, too: conj() and imag() may be lazy.
+// Also writes the values to memory, because conj() and imag() may be lazy.
 at::Tensor contiguous(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
-// Of a contiguous tensor, sharing its memory.
+// Returns the bytes of a contiguous tensor, sharing its memory.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
 [[noreturn]] void refuse_reduction(
@@ -52,7 +52,8 @@ at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view
   }
   DDP_CHECK_VALUE(
       false, call, ": expected a dtype and an operation that backend ", backend,
-      " can reduce, got ", to_text(op.op_), " of ", dtype, " ", place_of(group), ". ", remedy, ".");
+      " can reduce, got ", to_text(op.op_), " of ", dtype, " ", on_rank_text(group), ". ", remedy,
+      ".");
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ void Wire::copy_back() const {
 
 Wire wire_of(const at::Tensor& tensor) {
   const auto plain = contiguous(tensor);
-  return {tensor, is_known(plain.scalar_type()) ? plain : as_bytes(plain)};
+  return {tensor, is_sent_as_is(plain.scalar_type()) ? plain : as_bytes(plain)};
 }
 
 Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group) {
@@ -93,7 +94,7 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires) {
   return tensors;
 }
 
-Wire number_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
+Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
   const auto plain = contiguous(tensor);
   if (plain.is_complex()) return {tensor, at::view_as_real(plain)};
   return {tensor, plain.view(reduction.dtype)};
@@ -107,19 +108,19 @@ WireReduction wire_reduction(
   DDP_CHECK_VALUE(
       !complex || op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG, call,
       ": expected SUM or AVG for complex tensors, got ", to_text(op.op_), " on ", dtype, " ",
-      place_of(group), ". Reduce at::view_as_real() of it where the parts are meant.");
+      on_rank_text(group), ". Reduce at::view_as_real() of it where the parts are meant.");
   DDP_CHECK_VALUE(
       op.op_ != ReduceOp::AVG || complex || at::isFloatingType(dtype), call,
-      ": expected a floating-point or complex tensor for AVG, got ", dtype, " ", place_of(group),
-      ". Use SUM and divide as you need it.");
+      ": expected a floating-point or complex tensor for AVG, got ", dtype, " ",
+      on_rank_text(group), ". Use SUM and divide as you need it.");
   const auto can = capabilities_of(group, tensor.device());
   WireReduction reduction{op, reduced_as(dtype, op.op_)};
-  if (op.op_ == ReduceOp::AVG && can.falls_back_to_gloo) {  // which does not know AVG
+  if (op.op_ == ReduceOp::AVG && can.falls_back_to_gloo) {  // which does not support AVG
     reduction.op = ReduceOp::SUM;
     reduction.divisor = group.getSize();
   }
   if (dtype == at::kBool) {
-    // On the bytes 0 and 1: "or" and "and" that stay 0 and 1 whatever the world size.
+    // On the bytes 0 and 1: "or" and "and", whose results are 0 or 1 at any world size.
     if (op.op_ == ReduceOp::SUM) reduction.op = ReduceOp::MAX;
     if (op.op_ == ReduceOp::PRODUCT) reduction.op = ReduceOp::MIN;
   }
@@ -129,7 +130,7 @@ WireReduction wire_reduction(
   return reduction;
 }
 
-WorkPtr deliver(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {
+WorkPtr combine_and_copy_out(std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor) {
   const bool none_copied = std::none_of(
       outputs.begin(), outputs.end(), [](const Wire& output) { return output.is_copy(); });
   if (works.size() == 1 && none_copied && divisor == 1) return works.front();

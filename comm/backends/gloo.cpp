@@ -34,20 +34,20 @@ using Kind = CollectiveKind;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// c10d's flight recorder looks up a group's entry, and makes it, without a lock. So the groups of a
-// process start one call at a time. The mutex is recursive because some calls start others.
+// c10d's flight recorder looks up a group's entry, and creates it, without a lock. So the groups of
+// a process start one call at a time. The mutex is recursive because some calls start others.
 std::recursive_mutex& start_mutex() {
   static std::recursive_mutex mutex;
   return mutex;
 }
 
-/// ProcessGroupGloo, but
+/// ProcessGroupGloo with these differences:
 ///   - threads may start collectives in several groups at once
-///   - collectives that differ do not meet: see tag_with()
-///   - the handle of a reduce-scatter is as those of the others: see reduce_part()
-///   - abort() fails the collectives under way and all later ones, and does not wait for their end
-///   - sends and receives take the group's timeout, not the timeout of connecting, and can be
-///     polled; messages say what they are, see MessageHead
+///   - messages of different collectives are not matched: see tag_with()
+///   - the handle of a reduce-scatter behaves like the other handles: see reduce_part()
+///   - abort() fails the pending collectives and all later ones, and does not wait for their end
+///   - sends and receives use the group's timeout, not the timeout of connecting, and can be
+///     polled; messages describe themselves, see MessageHeader
 class Gloo : public ProcessGroupGloo {
  public:
   using Base = ProcessGroupGloo;
@@ -148,11 +148,11 @@ class Gloo : public ProcessGroupGloo {
     const auto tensor = t[0].cpu();
     return begin([&]() -> WorkPtr {
       const int elements_tag =
-          fits_in_packet(tensor) ? MessageHead::kInPacket : next_elements_tag();
+          fits_in_packet(tensor) ? MessageHeader::kInPacket : next_elements_tag();
       Tensors packet{make_packet(tensor, elements_tag)};
       const WorkPtr first = Base::send(packet, dst, tag);
       WorkPtr second;
-      if (elements_tag != MessageHead::kInPacket) {
+      if (elements_tag != MessageHeader::kInPacket) {
         Tensors elements{tensor};
         second = Base::send(elements, dst, elements_tag);
       }
@@ -171,7 +171,7 @@ class Gloo : public ProcessGroupGloo {
     return receive(t[0], tag, [&](Tensors& packet) { return Base::recvAnysource(packet, tag); });
   }
 
-  // It sends messages with the count of collectives as their tag, in which tag_with() leaves more.
+  // It uses the count of collectives as the tag of its messages, to which tag_with() adds a hash.
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     {
       const std::lock_guard lock(start_mutex());
@@ -180,31 +180,32 @@ class Gloo : public ProcessGroupGloo {
     Base::monitoredBarrier(o, wait_all_ranks);
   }
 
-  // ProcessGroupGloo has none: its base class does nothing.
+  // ProcessGroupGloo has no abort(): its base class does nothing.
   void abort() override {
     const std::lock_guard lock(start_mutex());
     if (std::exchange(aborted_, true)) return;
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) give_up_on(peer);
+      if (peer != rank_) close_connection(peer);
     }
-    outlive_what_is_under_way();
+    keep_alive_until_idle();
   }
 
  private:
-  // Gloo matches the ranks' messages by kind of collective and tag, which c10d takes from a count
-  // of collectives. Where a message meets a buffer of another size, Gloo throws on its own thread,
-  // which ends the process; of equal sizes, one dtype is summed as the other. So half of the tag is
-  // of what is called: messages of calls that differ wait for each other, until the monitors of the
-  // waiting ranks find the difference. 16 bits of a count are more than are under way at a time.
+  // Gloo matches the ranks' messages by the kind of collective and a tag, which c10d takes from a
+  // count of collectives. If a message meets a buffer of another size, Gloo throws on its own
+  // thread, which ends the process; if the sizes are equal, one dtype is summed as another. So half
+  // of the tag is a hash of the call: messages of different calls wait for each other, until the
+  // monitors of the waiting ranks find the difference. The other 16 bits count more collectives
+  // than are pending at a time.
   static constexpr uint32_t kCountMask = 0xffff;
   void tag_with(const CollectiveCall& call) {
     collectiveCounter_ = (static_cast<uint32_t>(call.hash() >> 32) & ~kCountMask) |
                          (collectiveCounter_ & kCountMask);
   }
 
-  // A reduce-scatter, which Gloo does not have: as ProcessGroupGloo's, an all-reduce of everything.
-  // But the handle of that is complete only once its wait() has returned, never where it throws,
-  // and has no future.
+  // A reduce-scatter, which Gloo does not have: an all-reduce of everything, as in
+  // ProcessGroupGloo. But ProcessGroupGloo's handle is complete only once its wait() has returned,
+  // never if it throws, and has no future.
   WorkPtr reduce_part(
       const at::Tensor& to, const at::Tensor& all, int64_t first,
       const c10d::ReduceScatterOptions& o) {
@@ -214,10 +215,10 @@ class Gloo : public ProcessGroupGloo {
     Tensors tensors{all};
     const auto call = describe_call(Kind::kReduceScatter, tensors, o.reduceOp.op_);
     const auto work = begin(call, [&] { return Base::allreduce(tensors, options); });
-    const auto take_part = [to, part = all.narrow(0, first, to.numel())] {
+    const auto copy_part = [to, part = all.narrow(0, first, to.numel())] {
       at::Tensor(to).copy_(part.view(to.sizes()));
     };
-    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, take_part, Tensors{to});
+    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, Tensors{to});
   }
 
   template <typename Start>
@@ -228,7 +229,7 @@ class Gloo : public ProcessGroupGloo {
     });
   }
 
-  // A call after abort() would fail in Gloo, too, but with an error about another call.
+  // Checks for abort(): Gloo would fail too, but with an error about another call.
   template <typename Call>
   WorkPtr begin(const Call& call) {
     const std::lock_guard lock(start_mutex());
@@ -237,35 +238,35 @@ class Gloo : public ProcessGroupGloo {
         "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
         ", by abort() or after a failure that was reported before. Make a new group.");
     auto work = call();
-    // The destructor waits for these works, and not for works that are made of them.
+    // Counts the works that the destructor waits for: Gloo's own, not those made of them.
     if (dynamic_cast<AsyncWork*>(work.get())) {
-      ++*under_way_;
-      work->getFuture()->addCallback([count = under_way_](c10::ivalue::Future&) { --*count; });
+      ++*pending_works_;
+      work->getFuture()->addCallback([count = pending_works_](c10::ivalue::Future&) { --*count; });
     }
     return work;
   }
 
-  // Gloo forgets a send whose connection breaks while Gloo writes to it (seen in its ring
-  // all-reduce). The send ends with its timeout, and the destructor waits until then. So a thread
-  // of its own holds the last reference.
-  void outlive_what_is_under_way() {
-    if (*under_way_ == 0) return;
+  // Gloo drops a send whose connection breaks while Gloo writes to it (seen in its ring
+  // all-reduce). The send ends with its timeout, and the destructor waits until then. So a separate
+  // thread holds the last reference until no work is pending.
+  void keep_alive_until_idle() {
+    if (*pending_works_ == 0) return;
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
     try {
       std::thread([self = std::move(self)] {
         constexpr std::chrono::milliseconds kPoll{10};
-        while (*self->under_way_ > 0) std::this_thread::sleep_for(kPoll);
+        while (*self->pending_works_ > 0) std::this_thread::sleep_for(kPoll);
       }).detach();
     } catch (const std::system_error&) {
-      // No thread to be had: the destructor waits.
+      // A thread cannot start: the destructor waits instead.
     }
   }
 
-  // By a receive that no rank sends for. The first receive that times out makes Gloo close all
-  // connections of its context, and fail the calls that use them, now and later. Closing the
-  // connections here would fail the calls under way alone, and not those that wait for one of
+  // Uses a receive for which no rank sends. The first receive that times out makes Gloo close all
+  // connections of its context, and fail the calls that use them, pending or later. Closing the
+  // connections directly would fail the pending calls only, and not those that wait for one of
   // Gloo's threads.
-  void give_up_on(int peer) {
+  void close_connection(int peer) {
     for (size_t i = 0; i < contexts_.size(); ++i) {
       Tensors nothing{at::empty({1})};
       const int tag = std::numeric_limits<int>::max() - static_cast<int>(i);
@@ -278,12 +279,12 @@ class Gloo : public ProcessGroupGloo {
   }
 
   int next_elements_tag() {
-    constexpr uint32_t kMask = 0x1fffffff;  // those above are give_up_on()'s
+    constexpr uint32_t kMask = 0x1fffffff;  // close_connection() uses the larger ones
     return kMostTag + 1 + static_cast<int>(elements_sent_++ & kMask);
   }
 
-  // A sender may wait until a long message's elements are received. So the receive goes on in a
-  // thread of its own, though its caller may first do something else.
+  // A sender may wait until a long message's elements are received. So a thread of its own receives
+  // them, because the caller of the receive may do something else before it waits.
   template <typename Start>
   WorkPtr receive(const at::Tensor& tensor, int tag, const Start& start_packet) {
     Tensors packet{empty_packet()};
@@ -291,7 +292,8 @@ class Gloo : public ProcessGroupGloo {
     auto work = begin([&]() -> WorkPtr {
       const WorkPtr first = start_packet(packet);
       auto transfer = [self, first, packet = packet[0], tensor, tag](const auto& wait) {
-        return wait(first) && self->take(packet, tensor, first->sourceRank(), tag, wait);
+        return wait(first) &&
+               self->receive_elements(packet, tensor, first->sourceRank(), tag, wait);
       };
       return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
     });
@@ -299,31 +301,31 @@ class Gloo : public ProcessGroupGloo {
     return work;
   }
 
-  // What is not for `tensor` is received too: its sender waits for that, and the message after it
-  // is another one.
-  bool take(
+  // Receives the elements even if they do not fit `tensor`, because the sender waits for that, and
+  // the next message must be another one.
+  bool receive_elements(
       const at::Tensor& packet, const at::Tensor& tensor, int source, int tag,
       const GlooPointToPoint::Wait& wait) {
-    const auto head = head_of(packet);
-    const bool fits = is_for(head, tensor);
-    auto host = fits && tensor.is_cpu() ? tensor : at::empty({head.bytes}, at::kByte);
-    if (head.elements_tag != MessageHead::kInPacket) {
+    const auto header = read_header(packet);
+    const bool fits = describes(header, tensor);
+    auto host = fits && tensor.is_cpu() ? tensor : at::empty({header.bytes}, at::kByte);
+    if (header.elements_tag != MessageHeader::kInPacket) {
       Tensors elements{host};
-      if (!wait(begin([&] { return Base::recv(elements, source, head.elements_tag); }))) {
+      if (!wait(begin([&] { return Base::recv(elements, source, header.elements_tag); }))) {
         return false;
       }
     } else if (fits) {
-      take_elements(packet, host);
+      copy_elements(packet, host);
     }
-    check_received(head, tensor, source, tag, rank_, size_);
+    check_received(header, tensor, source, tag, rank_, size_);
     if (!tensor.is_cpu()) tensor.copy_(host.view(tensor.scalar_type()).view(tensor.sizes()));
     return true;
   }
 
   bool aborted_ = false;        // guarded by start_mutex()
   uint32_t elements_sent_ = 0;  // by messages of two parts; guarded by start_mutex()
-  // Collectives. References to their works would keep their tensors.
-  const std::shared_ptr<std::atomic<int>> under_way_ = std::make_shared<std::atomic<int>>(0);
+  // Pending collectives. A count, because references to their works would keep their tensors alive.
+  const std::shared_ptr<std::atomic<int>> pending_works_ = std::make_shared<std::atomic<int>>(0);
 };
 
 BackendPtr connect(const Setup& setup) {
@@ -347,7 +349,7 @@ BackendPtr connect(const Setup& setup) {
 BackendPtr make_gloo(const Setup& setup) {
   const auto gloo = std::make_shared<BackendPtr>();
   const auto problem = problem_of([&] {
-    // Left behind where the store does not answer.
+    // Abandoned if the store does not answer.
     bounded(setup.store)->run([gloo, own = setup](const auto& store) mutable {
       own.store = store;
       *gloo = connect(own);
@@ -364,7 +366,7 @@ BackendPtr make_gloo(const Setup& setup) {
 
 namespace {
 
-// Gloo refuses the rest while it starts a collective, or in its wait().
+// Gloo refuses other reductions when it starts a collective, or in its wait().
 const ReductionTable& reductions_of_gloo() {
   using Op = c10d::ReduceOp;
   static const ReductionTable table{

@@ -6,7 +6,7 @@ namespace ddp::backends {
 
 /// Connects all pairs of ranks before it returns.
 ///
-/// \throws c10::Error  naming the devices, when this rank cannot.
+/// \throws c10::Error  naming the devices, if this rank cannot connect.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
 BackendPtr make_gloo(const Setup& setup);

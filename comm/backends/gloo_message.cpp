@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMostInPacket = size_t{64} << 10;
 
 at::Tensor packet_of(size_t bytes_of_elements) {
-  return at::empty({static_cast<int64_t>(sizeof(MessageHead) + bytes_of_elements)}, at::kByte);
+  return at::empty({static_cast<int64_t>(sizeof(MessageHeader) + bytes_of_elements)}, at::kByte);
 }
 
 }  // namespace
@@ -22,30 +22,31 @@ at::Tensor packet_of(size_t bytes_of_elements) {
 bool fits_in_packet(const at::Tensor& tensor) { return tensor.nbytes() <= kMostInPacket; }
 
 at::Tensor make_packet(const at::Tensor& tensor, int32_t elements_tag) {
-  const bool holds_elements = elements_tag == MessageHead::kInPacket;
+  const bool holds_elements = elements_tag == MessageHeader::kInPacket;
   auto packet = packet_of(holds_elements ? tensor.nbytes() : 0);
-  const MessageHead head{
+  const MessageHeader header{
       tensor.numel(), static_cast<int64_t>(tensor.nbytes()),
       static_cast<int32_t>(tensor.scalar_type()), elements_tag};
   auto* bytes = packet.mutable_data_ptr<uint8_t>();
-  std::memcpy(bytes, &head, sizeof head);
+  std::memcpy(bytes, &header, sizeof header);
   if (holds_elements && tensor.nbytes() > 0) {
-    std::memcpy(bytes + sizeof head, tensor.const_data_ptr(), tensor.nbytes());
+    std::memcpy(bytes + sizeof header, tensor.const_data_ptr(), tensor.nbytes());
   }
   return packet;
 }
 
 at::Tensor empty_packet() { return packet_of(kMostInPacket); }
 
-MessageHead head_of(const at::Tensor& packet) {
-  MessageHead head;
-  std::memcpy(&head, packet.const_data_ptr(), sizeof head);
-  return head;
+MessageHeader read_header(const at::Tensor& packet) {
+  MessageHeader header;
+  std::memcpy(&header, packet.const_data_ptr(), sizeof header);
+  return header;
 }
 
-void take_elements(const at::Tensor& packet, const at::Tensor& tensor) {
+void copy_elements(const at::Tensor& packet, const at::Tensor& tensor) {
   if (tensor.nbytes() == 0) return;
-  const auto* elements = static_cast<const uint8_t*>(packet.const_data_ptr()) + sizeof(MessageHead);
+  const auto* elements =
+      static_cast<const uint8_t*>(packet.const_data_ptr()) + sizeof(MessageHeader);
   std::memcpy(tensor.mutable_data_ptr(), elements, tensor.nbytes());
 }
 
@@ -59,16 +60,18 @@ void check_message(const char* call, const std::vector<at::Tensor>& tensors, int
       ". Give both sides the same one, such as 0.");
 }
 
-bool is_for(const MessageHead& head, const at::Tensor& tensor) {
-  return head.dtype == static_cast<int32_t>(tensor.scalar_type()) && head.numel == tensor.numel();
+bool describes(const MessageHeader& header, const at::Tensor& tensor) {
+  return header.dtype == static_cast<int32_t>(tensor.scalar_type()) &&
+         header.numel == tensor.numel();
 }
 
 void check_received(
-    const MessageHead& head, const at::Tensor& tensor, int source, int tag, int rank, int ranks) {
+    const MessageHeader& header, const at::Tensor& tensor, int source, int tag, int rank,
+    int ranks) {
   DDP_CHECK(
-      is_for(head, tensor), "recv: expected a message of ", tensor.numel(), " x ",
-      tensor.scalar_type(), " from rank ", source, " with tag ", tag, ", got ", head.numel, " x ",
-      static_cast<at::ScalarType>(head.dtype), " on rank ", rank, " of ", ranks,
+      describes(header, tensor), "recv: expected a message of ", tensor.numel(), " x ",
+      tensor.scalar_type(), " from rank ", source, " with tag ", tag, ", got ", header.numel, " x ",
+      static_cast<at::ScalarType>(header.dtype), " on rank ", rank, " of ", ranks,
       ". Receive what was sent, in the order of sending: tensors of the same dtype and size.");
 }
 

@@ -1,4 +1,4 @@
-// How a tensor goes from one rank to another over Gloo.
+// The format in which a tensor is sent from one rank to another over Gloo.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace ddp::backends {
 
-/// What a message says of itself before its elements. Gloo compares nothing: of a shorter message
-/// than expected it fills a part, and a longer one makes it throw on a thread of its own, which
+/// The description of a message, sent before its elements. Gloo compares nothing: a message shorter
+/// than the buffer fills a part of it, and a longer one makes Gloo throw on its own thread, which
 /// ends the process.
 ///
-/// Each message begins with a packet of one size at most, which holds this and, of a short message,
-/// the elements. The elements of a long one follow by themselves, under a tag that the packet
-/// names, so that they never meet another message's memory.
-struct MessageHead {
+/// Each message begins with a packet of limited size, which holds this and, for a short message,
+/// the elements. The elements of a long message are a second message, whose tag is in the packet,
+/// so that they cannot arrive in another message's memory.
+struct MessageHeader {
   static constexpr int32_t kInPacket = -1;
 
   int64_t numel = 0;
@@ -30,22 +30,23 @@ struct MessageHead {
 bool fits_in_packet(const at::Tensor& tensor);
 
 /// \param tensor  contiguous, on the CPU.
-/// \param elements_tag  kInPacket where the elements fit.
+/// \param elements_tag  kInPacket if the elements are in the packet.
 at::Tensor make_packet(const at::Tensor& tensor, int32_t elements_tag);
 
-/// Memory for any packet.
+/// Allocates a buffer that is large enough for any packet.
 at::Tensor empty_packet();
 
-MessageHead head_of(const at::Tensor& packet);
-/// Copies the elements that lie in `packet` to `tensor`, which is as large.
-void take_elements(const at::Tensor& packet, const at::Tensor& tensor);
+MessageHeader read_header(const at::Tensor& packet);
+/// Copies the elements in `packet` to `tensor`, which has the same size.
+void copy_elements(const at::Tensor& packet, const at::Tensor& tensor);
 
-/// \throws c10::ValueError  unless it is one dense, contiguous tensor, and the tag one of a user's.
+/// \throws c10::ValueError  unless it is one dense, contiguous tensor, and the tag one for users.
 void check_message(const char* call, const std::vector<at::Tensor>& tensors, int tag);
 
-/// \throws c10::Error  with both descriptions, where the message is not what `tensor` is for.
+/// \throws c10::Error  with both descriptions, if the message does not fit `tensor`.
 void check_received(
-    const MessageHead& head, const at::Tensor& tensor, int source, int tag, int rank, int ranks);
-bool is_for(const MessageHead& head, const at::Tensor& tensor);
+    const MessageHeader& header, const at::Tensor& tensor, int source, int tag, int rank,
+    int ranks);
+bool describes(const MessageHeader& header, const at::Tensor& tensor);
 
 }  // namespace ddp::backends

@@ -16,7 +16,7 @@ GlooPointToPoint::GlooPointToPoint(
 
 GlooPointToPoint::~GlooPointToPoint() {
   if (!waiter_.joinable()) return;
-  if (!owner_.is_this_one()) {  // which has no such thread
+  if (!owner_.is_this_one()) {  // a forked process does not have the thread
     waiter_.detach();
     return;
   }

@@ -1,4 +1,4 @@
-// MPI is known for its error to say what to use instead.
+// Describes MPI, although no build has it, so that its error can name the alternatives.
 #include "backends/registry.h"
 
 namespace ddp::backends {

@@ -13,19 +13,19 @@
 namespace ddp::backends {
 namespace {
 
-// The GPU's PCI bus id, by which NCCL tells GPUs apart, too, with the host's name and boot id: two
-// hosts may have the same name. Empty when CUDA does not know the bus id.
+// Identifies the GPU by its PCI bus id, as NCCL does, with the host's name and boot id, because two
+// hosts may have the same name. Empty if CUDA cannot determine the bus id.
 std::string id_of(int device) {
-  char place[64] = "";
-  if (cudaDeviceGetPCIBusId(place, sizeof place, device) != cudaSuccess) {
-    (void)cudaGetLastError();  // else the next check of an error would find this one
+  char bus_id[64] = "";
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != cudaSuccess) {
+    (void)cudaGetLastError();  // otherwise the next error check would find this one
     return "";
   }
   char host[256] = "";
   (void)gethostname(host, sizeof host - 1);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return ddp::str("GPU ", place, " of host ", host, " (boot ", boot, ")");
+  return ddp::str("GPU ", bus_id, " of host ", host, " (boot ", boot, ")");
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ GpuAssignment find_gpu(const std::optional<Setting>& local_rank) {
 }
 
 BackendPtr make_nccl(const Setup& setup) {
-  // Without priority, kernels of the backward that are queued already would delay a bucket.
+  // Without priority, queued kernels of the backward pass would delay a bucket.
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = setup.timeout;
   options->group_name = setup.group_name;

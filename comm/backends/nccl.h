@@ -1,4 +1,4 @@
-// NCCL where it is built in (nccl.cpp), and what stands for it elsewhere (no_nccl.cpp).
+// NCCL if it is built in (nccl.cpp), else a replacement that reports that it is not (no_nccl.cpp).
 #pragma once
 
 #include <optional>
@@ -8,11 +8,11 @@
 
 namespace ddp::backends {
 
-/// The GPU that this process would use NCCL with, or why it cannot, such as that NCCL is not built
-/// in. Loads the CUDA driver.
+/// Returns the GPU that this process would use with NCCL, or why it cannot use NCCL, such as that
+/// NCCL is not built in. Loads the CUDA driver.
 GpuAssignment find_gpu(const std::optional<Setting>& local_rank);
 
-/// Connects nothing yet: NCCL does so in the first collective, on the device of its tensors.
+/// Connects nothing: NCCL connects in the first collective, on the device of its tensors.
 BackendPtr make_nccl(const Setup& setup);
 
 /// Makes this GPU the current one of the calling thread.

@@ -1,4 +1,4 @@
-// What holds for NCCL whether it is built in or not.
+// The description of NCCL, which is the same whether it is built in or not.
 #include "environment.h"
 
 #include "backends/nccl.h"
@@ -7,13 +7,14 @@
 namespace ddp::backends {
 namespace {
 
-// NCCL reduces in memory that it registers only where DDP_DISABLE_COMM_MEM is set, and not to 1, as
-// in PyTorch. NCCL wants the buffers of all ranks at the same offsets into what they registered,
-// and a memory pool does not promise that. Allocation needs a communicator, that is an earlier
-// collective. Source: NCCL's guide, "User Buffer Registration".
+// As in PyTorch, NCCL reduces in memory that it registers only if DDP_DISABLE_COMM_MEM is set, and
+// not to 1. NCCL requires the buffers of all ranks to have the same offsets in the registered
+// memory, which a memory pool does not guarantee. Allocation needs a communicator, and so a
+// collective before it. Source: NCCL's guide, "User Buffer Registration".
 bool registers_memory() { return process_variable("DDP_DISABLE_COMM_MEM").value_or("1") != "1"; }
 
-// What ProcessGroupNCCL takes of both. float8 is left out: NCCL reduces it on some GPUs alone.
+// The dtypes and operations that ProcessGroupNCCL accepts. float8 is left out, because NCCL reduces
+// it on some GPUs only.
 const ReductionTable& reductions_of_nccl() {
   using Op = c10d::ReduceOp;
   static const ReductionTable table{

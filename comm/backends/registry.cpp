@@ -5,7 +5,7 @@
 namespace ddp {
 namespace backends {
 
-// One line a backend, and one file, which describes it.
+// One line per backend, whose own file describes it.
 #define DDP_BACKENDS(BACKEND) \
   BACKEND(gloo)               \
   BACKEND(shm)                \

@@ -1,4 +1,4 @@
-// What backends are made from.
+// The settings that backends are made from.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace ddp::backends {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-/// What every backend is made from.
+/// The settings that every backend is made from.
 struct Setup {
   c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
   int rank = 0;
@@ -26,7 +26,7 @@ struct Setup {
   std::string group_name;
   std::vector<uint64_t> global_ranks;  // of the group's members, in group order
   GlooDevices gloo_devices;
-  bool required = true;  // the user named the backend; else another one may stand in for it
+  bool required = true;  // the user named the backend; else another one may replace it
 };
 
 }  // namespace ddp::backends

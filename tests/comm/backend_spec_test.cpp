@@ -7,7 +7,7 @@
 using ddp::BackendSpec;
 using ddp::parse_backend;
 
-TEST_CASE("a backend text says which backend serves which device", "[comm][pure]") {
+TEST_CASE("a backend text selects a backend for each device type", "[comm][pure]") {
   CHECK(parse_backend("gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "gloo"}});
   CHECK(parse_backend("nccl", true) == BackendSpec{{"cuda", "nccl"}});
   CHECK(parse_backend("cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}});
@@ -17,19 +17,19 @@ TEST_CASE("a backend text says which backend serves which device", "[comm][pure]
       parse_backend("cuda:nccl,cpu:gloo", true) == BackendSpec{{"cpu", "gloo"}, {"cuda", "nccl"}});
 }
 
-TEST_CASE("the empty backend text takes what is fastest where it can be used", "[comm][pure]") {
+TEST_CASE("the empty backend text selects the fastest backends that can be used", "[comm][pure]") {
   CHECK(parse_backend("", true) == BackendSpec{{"cpu", "shm"}, {"cuda", "nccl"}});
   CHECK(parse_backend("", false) == BackendSpec{{"cpu", "shm"}});
 }
 
-TEST_CASE("MPI is known and an error that says what to do", "[comm][pure][errors]") {
+TEST_CASE("MPI is an error that names the alternatives", "[comm][pure][errors]") {
   CHECK_THROWS_WITH(
       ddp::check_built(parse_backend("mpi", true)),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
   CHECK_NOTHROW(ddp::check_built(parse_backend("cpu:gloo,cuda:nccl", true)));
 }
 
-TEST_CASE("a malformed backend text is an error that shows what there is", "[comm][pure][errors]") {
+TEST_CASE("a malformed backend text is an error that lists the backends", "[comm][pure][errors]") {
   const auto [text, message] = GENERATE(table<std::string, std::string>({
       {"glo", "expected gloo, shm, nccl, mpi or cpu:X,cuda:Y with those, got \"glo\""},
       {"GLOO", "got \"GLOO\""},
@@ -51,6 +51,6 @@ TEST_CASE("a malformed backend text is an error that shows what there is", "[com
                                      ContainsText("Write gloo, shm, nccl or cpu:shm,cuda:nccl"));
 }
 
-TEST_CASE("a backend spec prints as it is written", "[comm][pure]") {
+TEST_CASE("a backend spec prints in the form in which it is written", "[comm][pure]") {
   CHECK(ddp::to_string(parse_backend("cuda:nccl,cpu:gloo", true)) == "cpu:gloo,cuda:nccl");
 }

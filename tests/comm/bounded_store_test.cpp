@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-/// A store that answers nothing while it is frozen, as a TCPStore with its process stopped.
+/// A store that does not answer while it is frozen, like a TCPStore whose process is stopped.
 class FreezableStore : public c10d::HashStore {
  public:
   void freeze() {
@@ -85,14 +85,14 @@ bool answers(c10d::Store& store) {
 
 }  // namespace
 
-TEST_CASE("a bounded call returns and throws as the call itself", "[comm][pure]") {
+TEST_CASE("a bounded call returns and throws like the call itself", "[comm][pure]") {
   const auto soon = Clock::now() + 20s;
   CHECK(bounded_call([] { return 3; }, soon) == 3);
   const auto refuse = []() -> int { TORCH_CHECK_VALUE(false, "no"); };
   CHECK_THROWS_AS(bounded_call(refuse, soon), c10::ValueError);
 }
 
-TEST_CASE("a bounded call has let go of everything when it returns", "[comm][pure]") {
+TEST_CASE("a bounded call has released its captures when it returns", "[comm][pure]") {
   const auto lent = std::make_shared<int>(3);
   CHECK(bounded_call([lent] { return *lent; }, Clock::now() + 20s) == 3);
   CHECK(lent.use_count() == 1);
@@ -101,7 +101,7 @@ TEST_CASE("a bounded call has let go of everything when it returns", "[comm][pur
   CHECK(lent.use_count() == 2);  // `refuse`, which was const and so copied
 }
 
-TEST_CASE("a bounded call that does not end is left behind", "[comm][pure]") {
+TEST_CASE("a bounded call that does not end is abandoned", "[comm][pure]") {
   std::promise<void> release;
   std::promise<void> ended;
   auto end = ended.get_future();
@@ -119,10 +119,10 @@ TEST_CASE("a bounded call that does not end is left behind", "[comm][pure]") {
   CHECK(end.wait_for(20s) == std::future_status::ready);
 }
 
-TEST_CASE("a bounded store is the store while that answers", "[comm][pure]") {
+TEST_CASE("a bounded store behaves like the wrapped store while that answers", "[comm][pure]") {
   const Frozen frozen;
-  const auto within = frozen.bounded->within("a");
-  c10d::Store& store = *within;
+  const auto prefixed = frozen.bounded->with_prefix("a");
+  c10d::Store& store = *prefixed;
   const c10::intrusive_ptr<c10d::Store> plain = frozen.store;
   plain->set("a/key", std::string("value"));
   CHECK(store.get_to_str("key") == "value");
@@ -146,10 +146,10 @@ TEST_CASE("a store that does not answer is an error that names its host", "[comm
   });
   CHECK(took >= 300ms);
   CHECK(took < 10s);
-  // Nobody waits for the same answer twice.
+  // Later operations do not wait for the same answer.
   frozen.store->setTimeout(50s);
   const auto again = time_of([&] {
-    CHECK_THROWS_AS(frozen.bounded->within("b")->set("key", {}), SilentStoreError);
+    CHECK_THROWS_AS(frozen.bounded->with_prefix("b")->set("key", {}), SilentStoreError);
     CHECK_THROWS_AS(frozen.bounded->check({"key"}), SilentStoreError);
   });
   CHECK(again < 10s);
@@ -158,7 +158,7 @@ TEST_CASE("a store that does not answer is an error that names its host", "[comm
   CHECK_FALSE(frozen.bounded->check({"key"}));
 }
 
-TEST_CASE("operations run together on one thread", "[comm][pure]") {
+TEST_CASE("all operations of a run use one thread", "[comm][pure]") {
   const Frozen frozen;
   c10::intrusive_ptr<c10d::Store> kept;
   std::set<std::thread::id> threads;
@@ -174,7 +174,7 @@ TEST_CASE("operations run together on one thread", "[comm][pure]") {
       frozen.bounded->run([](const auto&) { TORCH_CHECK_VALUE(false, "no"); }), c10::ValueError);
 }
 
-TEST_CASE("work whose operation is not answered is left behind", "[comm][errors]") {
+TEST_CASE("a run whose operation is not answered is abandoned", "[comm][errors]") {
   Frozen frozen;
   frozen.store->setTimeout(100ms);
   frozen.store->freeze();
@@ -201,11 +201,11 @@ TEST_CASE("work whose operation is not answered is left behind", "[comm][errors]
   CHECK_FALSE(frozen.store->check({"visible"}));
 }
 
-TEST_CASE("work that waits for something else than the store is not left behind", "[comm]") {
+TEST_CASE("a run that waits for something other than the store is not abandoned", "[comm]") {
   Frozen frozen;
   frozen.store->setTimeout(1ms);
   bool is_done = false;
-  // Longer than an operation may take.
+  // Longer than the limit of an operation.
   const auto time = 1ms + 1s + 300ms;
   frozen.bounded->run([&](const auto& store) {
     store->check({"key"});
@@ -215,12 +215,13 @@ TEST_CASE("work that waits for something else than the store is not left behind"
   CHECK(is_done);
 }
 
-TEST_CASE("a deadline ends what the store's timeout would not", "[comm][errors]") {
+TEST_CASE("a deadline ends an operation before the store's timeout", "[comm][errors]") {
   Frozen frozen;
   frozen.store->setTimeout(50s);
   frozen.store->freeze();
   const auto took = time_of([&] {
-    CHECK_THROWS_AS(frozen.bounded->by(Deadline(200ms))->check({"key"}), SilentStoreError);
+    CHECK_THROWS_AS(
+        frozen.bounded->with_deadline(Deadline(200ms))->check({"key"}), SilentStoreError);
   });
   CHECK(took < 10s);
   frozen.store->thaw();
@@ -237,15 +238,16 @@ TEST_CASE("prefixes around a bounded store keep the name of its host", "[comm][e
   CHECK(ddp::bounded(store).get() == store.get());
   frozen.store->freeze();
   CHECK_THROWS_WITH(
-      store->by(Deadline(100ms))->check({"key"}), ContainsText("the store, which rank 0 hosts"));
+      store->with_deadline(Deadline(100ms))->check({"key"}),
+      ContainsText("the store, which rank 0 hosts"));
   frozen.store->thaw();
 }
 
-TEST_CASE("a roll call over a store that freezes ends in time", "[comm][errors]") {
+TEST_CASE("a startup barrier over a store that freezes ends in time", "[comm][errors]") {
   Frozen frozen;
   frozen.store->setTimeout(50s);
   auto call = std::async(std::launch::async, [&] {
-    ddp::call_roll({frozen.bounded, 1, 2, Deadline(500ms), "test"});
+    ddp::run_startup_barrier({frozen.bounded, 1, 2, Deadline(500ms), "test"});
   });
   while (!frozen.store->HashStore::check({"open"})) std::this_thread::yield();
   frozen.store->freeze();
@@ -258,10 +260,10 @@ TEST_CASE("a roll call over a store that freezes ends in time", "[comm][errors]"
   frozen.store->thaw();
 }
 
-TEST_CASE("the store below is at hand, for a thread that may be left behind", "[comm][pure]") {
+TEST_CASE("unbounded() returns the wrapped store", "[comm][pure]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const BoundedStore bounded(store, "which the test hosts");
   CHECK(bounded.unbounded() == store);
-  bounded.within("prefix")->unbounded()->set("key", std::string("value"));
+  bounded.with_prefix("prefix")->unbounded()->set("key", std::string("value"));
   CHECK(store->get_to_str("prefix/key") == "value");
 }

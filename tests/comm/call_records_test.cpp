@@ -1,4 +1,4 @@
-// What ranks have called, and the first call in which two of them differ.
+// Records of the ranks' calls, and the first call in which two ranks differ.
 #include <string>
 #include <vector>
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kLane = CallHistory::Lane::kCpu;
 
-/// An all-reduce, a different one for each letter.
+/// Makes an all-reduce that differs for each letter.
 CollectiveCall call_of(char letter) {
   CollectiveCall call;
   call.kind = CollectiveKind::kAllReduce;
@@ -41,7 +41,7 @@ CallRecord record_of(int rank, const std::string& letters, uint64_t first = 0) {
   return record;
 }
 
-/// What ranks that compare their calls one after the other find: "0/2 at 3".
+/// Lets ranks compare their calls one after the other; returns the difference found: "0/2 at 3".
 std::string found_by(c10d::Store& store, const std::vector<CallRecord>& records) {
   for (const auto& record : records) {
     if (const auto desync = compare_calls(store, kLane, record)) {
@@ -70,34 +70,35 @@ TEST_CASE("two ranks that called different collectives are found", "[comm]") {
   CHECK(found_by({record_of(0, "abcd"), record_of(1, "acd")}) == "0/1 at 1");  // leaves one out
 }
 
-TEST_CASE("a rank that has called fewer collectives differs from nobody", "[comm]") {
+TEST_CASE("a rank that has called fewer collectives, all the same, does not differ", "[comm]") {
   CHECK(found_by({record_of(0, "aab"), record_of(1, "aa")}).empty());
   CHECK(found_by({record_of(1, "a"), record_of(0, "aab"), record_of(2, "aa")}).empty());
   CHECK(found_by({record_of(0, ""), record_of(1, "aab")}).empty());
-  // One that is behind is compared with what the others did at its place.
+  // A rank with fewer calls is compared with the other ranks' calls of the same numbers.
   CHECK(found_by({record_of(0, "aab"), record_of(1, "ab")}) == "0/1 at 1");
 }
 
-TEST_CASE("ranks are compared that come one after the other, each farther", "[comm]") {
+TEST_CASE(
+    "ranks that compare one after the other, each with more calls, are all compared", "[comm]") {
   CHECK(found_by({record_of(0, "a"), record_of(1, "ab"), record_of(2, "ac")}) == "1/2 at 1");
   CHECK(found_by({record_of(0, "ab"), record_of(0, "abcd"), record_of(1, "abce")}) == "0/1 at 3");
 }
 
-TEST_CASE("a record of long ago is replaced, and one far ahead stays", "[comm]") {
+TEST_CASE("a record with older calls is replaced, one with much newer calls is not", "[comm]") {
   c10d::HashStore store;
   const auto old = record_of(0, "aa"), now = record_of(1, "bbc", 100), far = record_of(2, "b", 50);
   CHECK(found_by(store, {old, now, far}).empty());
   CHECK(found_by(store, {record_of(0, "bbd", 100)}) == "0/1 at 102");
 }
 
-TEST_CASE("lanes are compared apart", "[comm]") {
+TEST_CASE("lanes are compared separately", "[comm]") {
   c10d::HashStore store;
   CHECK_FALSE(compare_calls(store, CallHistory::Lane::kCpu, record_of(0, "ab")));
   CHECK_FALSE(compare_calls(store, CallHistory::Lane::kDevice, record_of(1, "ba")));
   CHECK(compare_calls(store, CallHistory::Lane::kDevice, record_of(0, "ab")));
 }
 
-TEST_CASE("a rank asks the store at most twice to compare its calls", "[comm]") {
+TEST_CASE("a rank makes at most two requests to the store to compare its calls", "[comm]") {
   int requests = 0;
   ddp::testing::WatchedStore store(
       c10::make_intrusive<c10d::HashStore>(), [&](auto&) { ++requests; });
@@ -109,7 +110,7 @@ TEST_CASE("a rank asks the store at most twice to compare its calls", "[comm]") 
   }
 }
 
-TEST_CASE("the text has both ranks' calls, and those before and behind", "[comm]") {
+TEST_CASE("the text has both ranks' calls, and the calls before and after them", "[comm]") {
   auto lower = record_of(0, "abcdefghijklmn"), upper = record_of(1, "abcdefgx");
   lower.where = "all_reduce";
   upper.where = "reducing bucket 3 of 5\tand\nmore";
@@ -142,10 +143,10 @@ TEST_CASE("a history keeps the latest calls of each lane", "[comm]") {
     call.numel = static_cast<uint64_t>(i);
     CHECK(history.add(kLane, call) == static_cast<uint64_t>(i));
   }
-  history.take_back(kLane, 500);  // not the latest
+  history.remove_latest(kLane, 500);  // not the latest
   CHECK(history.read(kLane).end() == 1000);
-  // A call that was not started is forgotten, and all that are kept are right.
-  history.take_back(kLane, history.add(kLane, call_of('z')));
+  // A call that was not started is removed, and all kept calls are right.
+  history.remove_latest(kLane, history.add(kLane, call_of('z')));
   const auto list = history.read(kLane);
   CHECK(list.end() == 1000);
   CHECK(list.calls.size() == CallHistory::kKept);
@@ -155,7 +156,7 @@ TEST_CASE("a history keeps the latest calls of each lane", "[comm]") {
   CHECK(history.read(CallHistory::Lane::kDevice).end() == 0);
 }
 
-TEST_CASE("calls are told apart by what all ranks have to call alike", "[comm]") {
+TEST_CASE("calls differ if a property that all ranks must call alike differs", "[comm]") {
   const auto two = std::vector<at::Tensor>{at::empty({2, 5}), at::empty({4})};
   const auto turned = std::vector<at::Tensor>{at::empty({4}), at::empty({5, 2})};
   using Kind = CollectiveKind;
@@ -190,8 +191,8 @@ TEST_CASE("calls are told apart by what all ranks have to call alike", "[comm]")
   CHECK_THAT(ddp::to_text(different[5]), ContainsText("all_reduce of 14 x Float in 2 tensors of"));
 }
 
-TEST_CASE("calls that are near each other differ in the bits of a tag", "[comm]") {
-  // Gloo's tags have the upper 16 bits: two of 4000 sizes share them by chance, 120 pairs in all.
+TEST_CASE("similar calls differ in the bits of a tag", "[comm]") {
+  // Gloo's tags have the upper 16 bits: of 4000 sizes, about 120 pairs share them by chance.
   std::vector<size_t> seen(1 << 16, 0);
   size_t shared = 0;
   auto call = call_of('a');

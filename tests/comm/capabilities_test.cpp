@@ -1,4 +1,4 @@
-// What backends can do, as the other rooms are told.
+// The capabilities of backends that other rooms see.
 #include <algorithm>
 #include <cstdlib>
 
@@ -34,7 +34,7 @@ BackendCapabilities capabilities(const std::string& name, bool allocates = true)
 
 }  // namespace
 
-TEST_CASE("each backend says what it can do", "[capabilities][pure]") {
+TEST_CASE("each backend has its own capabilities", "[capabilities][pure]") {
   CHECK(capabilities("shm").averages);
   CHECK(capabilities("shm").falls_back_to_gloo);
   CHECK_FALSE(capabilities("shm").waits_on_stream);
@@ -48,7 +48,7 @@ TEST_CASE("each backend says what it can do", "[capabilities][pure]") {
   CHECK(capabilities("nccl").waits_on_stream);
 }
 
-TEST_CASE("each backend says what it reduces", "[capabilities][pure]") {
+TEST_CASE("each backend has its own table of reductions", "[capabilities][pure]") {
   using Op = c10d::ReduceOp;
   const auto reduces = [](const std::string& backend, at::ScalarType dtype, Op::RedOpType op) {
     return capabilities(backend).reductions->has(dtype, op);
@@ -78,23 +78,24 @@ TEST_CASE("each backend says what it reduces", "[capabilities][pure]") {
     CAPTURE(dtype);
     CHECK(capabilities(backend).reductions->ops_of(dtype).empty());
   }
-  CHECK(capabilities("own").reductions == nullptr);  // it says itself what it refuses
+  CHECK(capabilities("own").reductions == nullptr);  // it reports itself what it refuses
 }
 
-TEST_CASE("of a program's own backend nothing is expected", "[capabilities][pure]") {
+TEST_CASE("a program's own backend has the default capabilities", "[capabilities][pure]") {
   const auto own = capabilities("own");
   CHECK_FALSE(own.averages);
   CHECK_FALSE(own.falls_back_to_gloo);
   CHECK_FALSE(own.waits_on_stream);
 }
 
-TEST_CASE("buckets lie in the backend's memory where it has some", "[capabilities][pure]") {
+TEST_CASE("buckets lie in the backend's memory if it has some", "[capabilities][pure]") {
   const std::string name = GENERATE("shm", "own");
   CHECK(capabilities(name, /*allocates=*/true).reduces_in_own_memory);
   CHECK_FALSE(capabilities(name, /*allocates=*/false).reduces_in_own_memory);
 }
 
-TEST_CASE("NCCL's memory is for those who ask for it", "[capabilities][pure]") {
+TEST_CASE(
+    "NCCL's memory is used only if an environment variable enables it", "[capabilities][pure]") {
   const char* const variable = "DDP_DISABLE_COMM_MEM";
   const auto answer_under = [&](const char* value) {
     setenv(variable, value, 1);

@@ -16,10 +16,7 @@ using ddp::testing::run_ranks;
 using ddp::testing::strided;
 using namespace std::chrono_literals;
 
-namespace {
-
-/// The same values with other strides.
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("all_reduce adds up, in place, on every rank", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
@@ -37,7 +34,7 @@ TEST_CASE("all_reduce adds up, in place, on every rank", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("all_reduce takes the operation it is told", "[comm][ranks]") {
+TEST_CASE("all_reduce uses the given operation", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   // Rank r gives r + 1.
   const auto [op, expected] = GENERATE(table<ReduceOp::RedOpType, std::vector<double>>({
@@ -67,7 +64,7 @@ TEST_CASE("bitwise operations work on whole numbers", "[comm][ranks]") {
   for (const auto& result : results) CHECK(at::equal(result, filled(expected, at::kInt)));
 }
 
-TEST_CASE("on bool SUM is or and PRODUCT is and, at any world size", "[comm][ranks]") {
+TEST_CASE("SUM of bool is or and PRODUCT is and, at any world size", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   const auto results = run_ranks<std::vector<at::Tensor>>(size, [](const Rank& self) {
     // Per column: true on all ranks, on rank 0 only, on none.
@@ -75,7 +72,7 @@ TEST_CASE("on bool SUM is or and PRODUCT is and, at any world size", "[comm][ran
     auto product = sum.clone();
     ddp::all_reduce(sum, ReduceOp::SUM, self.group);
     ddp::all_reduce(product, ReduceOp::PRODUCT, self.group);
-    // As bytes: a bool of value 2 reads as true and is none.
+    // As bytes, because an invalid bool of value 2 would read as true.
     return std::vector<at::Tensor>{sum.view(at::kByte), product.view(at::kByte)};
   });
   for (const auto& result : results) {
@@ -95,7 +92,7 @@ TEST_CASE("complex numbers are averaged", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("strides are each rank's own business", "[comm][ranks]") {
+TEST_CASE("strides may differ between ranks", "[comm][ranks]") {
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
     const auto numbers = at::arange(6, at::kFloat).view({2, 3});
     auto sum = self.rank == 0 ? numbers.clone() : strided(numbers);
@@ -133,12 +130,12 @@ TEST_CASE("broadcast carries every dtype", "[comm][ranks]") {
     ddp::broadcast(tensor, src, self.group);
     return tensor;
   });
-  // As bytes: not every dtype can be compared.
+  // As bytes, because not every dtype can be compared.
   const auto expected = filled(1).to(dtype).view(at::kByte);
   for (const auto& result : results) CHECK(at::equal(result.view(at::kByte), expected));
 }
 
-TEST_CASE("scalars, empty tensors and parameters travel too", "[comm][ranks]") {
+TEST_CASE("scalars, empty tensors and parameters are sent too", "[comm][ranks]") {
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
     auto scalar = at::scalar_tensor(self.rank + 1.0, at::kFloat);
     ddp::all_reduce(scalar, ReduceOp::SUM, self.group);
@@ -176,7 +173,7 @@ TEST_CASE("all_reduce of a temporary returns the result", "[comm][ranks]") {
     CHECK(at::equal(result[2], filled(0)));
     CHECK(at::equal(result[3], filled(1)[0]));
     CHECK(at::equal(result[4], filled(1)[0]));  // a view is reduced in place
-    CHECK(at::equal(result[5], filled(0)));     // and no graph claims the result
+    CHECK(at::equal(result[5], filled(0)));     // and the result belongs to no graph
   }
 }
 
@@ -198,7 +195,7 @@ TEST_CASE("send and recv match by rank and tag", "[comm][ranks]") {
   const int size = GENERATE(2, 3);
   const auto dtype = GENERATE(at::kFloat, at::kBool, at::kComplexDouble, at::kShort);
   CAPTURE(size, dtype);
-  // Each rank passes its number on to the next, around the ring: two tags, sent in one order and
+  // Each rank sends its number to the next, around the ring: two tags, sent in one order and
   // received in the other.
   const auto results = run_ranks<std::vector<at::Tensor>>(size, [&](const Rank& self) {
     const int next = (self.rank + 1) % self.size;
@@ -222,7 +219,7 @@ TEST_CASE("send and recv match by rank and tag", "[comm][ranks]") {
 
 TEST_CASE("handles complete without a wait, and give a future", "[comm][ranks]") {
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
-    // AVG over Gloo and strided tensors both need a step of ours after the backend's.
+    // AVG over Gloo and strided tensors both need a step of this library after the backend's.
     auto polled = strided(filled(self.rank));
     const auto work = ddp::all_reduce_async(polled, ReduceOp::AVG, self.group);
     while (!work->isCompleted()) std::this_thread::yield();
@@ -230,7 +227,7 @@ TEST_CASE("handles complete without a wait, and give a future", "[comm][ranks]")
     const auto other = ddp::all_reduce_async(future_backed, ReduceOp::AVG, self.group);
     other->getFuture()->wait();
     const auto after_future = future_backed.clone();
-    other->wait();  // once more: the step must not run twice
+    other->wait();  // the step must not run again
     other->wait();
     return std::vector<at::Tensor>{polled, after_future, future_backed};
   });
@@ -239,7 +236,7 @@ TEST_CASE("handles complete without a wait, and give a future", "[comm][ranks]")
   }
 }
 
-TEST_CASE("a barrier holds until the last rank has come", "[comm][ranks]") {
+TEST_CASE("a barrier returns after the last rank has called it", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   std::atomic<int> arrived{0};
   const auto seen = run_ranks<int>(size, [&](const Rank& self) {
@@ -254,7 +251,8 @@ TEST_CASE("a barrier holds until the last rank has come", "[comm][ranks]") {
 }
 
 TEST_CASE(
-    "monitored_barrier names the missing ranks on every rank that came", "[comm][ranks][errors]") {
+    "monitored_barrier names the missing ranks on every rank that calls it",
+    "[comm][ranks][errors]") {
   const auto errors = errors_of_ranks(3, [](const Rank& self) {
     ddp::monitored_barrier(20s, self.group);
     if (self.rank == 1) return;
@@ -298,10 +296,10 @@ TEST_CASE(
   CHECK_THAT(errors[0], ContainsText("imed out"));
   CHECK(errors[1].empty());
   CHECK(seconds[0] >= 0.9);
-  CHECK(seconds[0] < 5);  // the rank stays a while to find out why
+  CHECK(seconds[0] < 5);  // the rank looks for the reason for a while
 }
 
-TEST_CASE("a recv that nobody answers throws within the group's timeout", "[comm][ranks][errors]") {
+TEST_CASE("a recv without a send throws within the group's timeout", "[comm][ranks][errors]") {
   RanksOptions options;
   options.collective_timeout = 1s;
   const auto errors = errors_of_ranks(
@@ -323,7 +321,7 @@ TEST_CASE("a recv that nobody answers throws within the group's timeout", "[comm
   CHECK(errors[1].empty());
 }
 
-TEST_CASE("a group may follow what has no default", "[comm][ranks]") {
+TEST_CASE("a group may follow the arguments that have no default", "[comm][ranks]") {
   const auto results = run_ranks<std::vector<at::Tensor>>(2, [](const Rank& self) {
     const auto& group = self.group;
     const int other = 1 - self.rank;
@@ -359,7 +357,7 @@ TEST_CASE("a group may follow what has no default", "[comm][ranks]") {
       }
     }
     sums.push_back(ddp::all_reduce(own * 1, group));
-    // Empty braces stay split sizes, as before.
+    // Empty braces still mean split sizes.
     auto output = filled(0);
     ddp::all_to_all_single(output, own, {}, {}, group);
     sums.push_back(output.sum(0));
@@ -439,7 +437,7 @@ TEST_CASE("bad arguments are errors before anything is sent", "[comm][ranks][err
     TORCH_CHECK(false, error);
   });
   for (int rank = 0; rank < 2; ++rank) {
-    // And after that what to do.
+    // The rank is followed by advice.
     const auto place = " on rank " + std::to_string(rank) + " of 2. ";
     CHECK_THAT(errors[rank], ContainsText(message) && ContainsText(place));
   }

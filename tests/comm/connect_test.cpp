@@ -1,4 +1,4 @@
-// What goes wrong, or slowly, after all ranks have come: while the backends connect.
+// Failures and delays after all ranks have arrived, while the backends connect.
 #include <ddp/process_group.h>
 
 #include <future>
@@ -21,7 +21,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 namespace {
 
-/// A rank's view of the store, which calls `hook` before Gloo's own keys are written or read.
+/// A rank's view of the store that calls `hook` before Gloo's keys are written or read.
 class HookedStore : public c10d::PrefixStore {
  public:
   HookedStore(const StorePtr& store, std::function<void()> hook)
@@ -77,7 +77,7 @@ std::future<Connection> make(
 }  // namespace
 
 TEST_CASE("no rank has a group before all are connected", "[comm][ranks]") {
-  // Else rank 0 could be gone, with the store, while another one still reads addresses there.
+  // Otherwise rank 0 could exit, with the store, while another rank still reads addresses there.
   const int slow = GENERATE(0, 1);
   CAPTURE(slow);
   std::promise<void> release;
@@ -85,7 +85,7 @@ TEST_CASE("no rank has a group before all are connected", "[comm][ranks]") {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   bool is_first = true;
   auto held = make(store, slow, 20s, [&] {
-    // Its own address is written; the others' are what it waits to read.
+    // The first call writes its own address; later calls read the others' addresses.
     if (!std::exchange(is_first, false)) released.wait();
   });
   auto other = make(store, 1 - slow, 20s);
@@ -96,7 +96,7 @@ TEST_CASE("no rank has a group before all are connected", "[comm][ranks]") {
 }
 
 TEST_CASE(
-    "what one rank's connecting fails with, all learn, within one timeout for all of it",
+    "an error while one rank connects is thrown on all ranks, within one timeout in all",
     "[comm][ranks][errors]") {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto first = make(store, 0, 2s);
@@ -111,7 +111,7 @@ TEST_CASE(
   CHECK(outcome.took < 3s);
 }
 
-TEST_CASE("the time that a group took to make is not taken from its calls", "[comm][ranks]") {
+TEST_CASE("the time to make a group does not shorten the timeout of its calls", "[comm][ranks]") {
   const bool point_to_point = GENERATE(true, false);
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto first = make(store, 0, 3s);

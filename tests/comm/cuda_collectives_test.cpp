@@ -1,6 +1,6 @@
-// Collectives on tensors of one GPU that several ranks share, over Gloo. The ranks are threads, for
-// no backward pass is in it: autograd has one thread a GPU and process, and a rank that waits for
-// the others on it would hold up their backward passes.
+// Collectives on tensors of one GPU that several ranks share, over Gloo. The ranks can be threads
+// because there is no backward pass: autograd has one thread per GPU and process, and a rank that
+// waits for the others on it would block their backward passes.
 #include <ddp/collectives.h>
 #include <torch/torch.h>
 
@@ -21,12 +21,12 @@ testing::RanksOptions over_gloo() {
   return options;
 }
 
-/// On the GPU all ranks share: {start, start + 1, ...}.
+/// Makes {start, start + 1, ...} on the GPU that all ranks share.
 at::Tensor on_gpu(double start, int64_t count = 1000, at::ScalarType dtype = at::kFloat) {
   return (torch::arange(count, torch::dtype(at::kDouble)) + start).to(dtype).to(at::kCUDA);
 }
 
-/// What `body` left on each rank, on the CPU.
+/// The result of `body` on each rank, copied to the CPU.
 std::vector<at::Tensor> results(int size, const std::function<at::Tensor(const Rank&)>& body) {
   return run_ranks<at::Tensor>(
       size, [&](const Rank& self) { return body(self).cpu(); }, over_gloo());
@@ -49,7 +49,7 @@ TEST_CASE("ranks that share a GPU reduce its tensors", "[cuda][comm]") {
   for (const auto& sum : sums) CHECK(torch::allclose(sum, expected, 1e-2, 0));
 }
 
-TEST_CASE("they average them, and take the greatest", "[cuda][comm]") {
+TEST_CASE("ranks that share a GPU average its tensors, and take the maximum", "[cuda][comm]") {
   if (testing::lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   const auto op = GENERATE(c10d::ReduceOp::AVG, c10d::ReduceOp::MAX);
@@ -63,7 +63,7 @@ TEST_CASE("they average them, and take the greatest", "[cuda][comm]") {
   for (const auto& tensor : reduced) CHECK(torch::equal(tensor, on_gpu(offset).cpu()));
 }
 
-TEST_CASE("they broadcast and gather them", "[cuda][comm]") {
+TEST_CASE("ranks that share a GPU broadcast and gather its tensors", "[cuda][comm]") {
   if (testing::lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   CAPTURE(size);
@@ -85,12 +85,12 @@ TEST_CASE("they broadcast and gather them", "[cuda][comm]") {
   }
 }
 
-TEST_CASE("a collective follows what its stream had to do before", "[cuda][comm]") {
+TEST_CASE("a collective runs after earlier work of its stream", "[cuda][comm]") {
   if (testing::lacks_cuda()) return;
   const int size = GENERATE(2, 4);
   CAPTURE(size);
   const auto sums = results(size, [&](const Rank& self) {
-    // A second of work or less: what is reduced is not there when the host asks for it.
+    // Up to a second of work, so that the tensor is not computed yet when the host reduces it.
     auto slow = torch::ones({4096, 4096}, at::kCUDA);
     for (int i = 0; i < 20; ++i) slow = slow.mm(torch::eye(4096, at::kCUDA));
     auto tensor = slow[self.rank] * (self.rank + 1);

@@ -1,4 +1,4 @@
-// A deadline of any length lies ahead.
+// Deadlines of any length, also the longest.
 #include <chrono>
 
 #include "comm/deadline.h"
@@ -8,7 +8,7 @@
 using ddp::Deadline;
 using namespace std::chrono_literals;
 
-TEST_CASE("the longest timeout is not over before it begins", "[deadline][pure]") {
+TEST_CASE("the longest timeout has not passed at its start", "[deadline][pure]") {
   const Deadline longest(std::chrono::milliseconds::max());
   CHECK_FALSE(longest.passed());
   CHECK(longest.left() > 24h * 365);
@@ -16,7 +16,7 @@ TEST_CASE("the longest timeout is not over before it begins", "[deadline][pure]"
   CHECK_FALSE(longest.and_then(2s).passed());
 }
 
-TEST_CASE("what is left of a deadline that has passed is a millisecond", "[deadline][pure]") {
+TEST_CASE("a deadline that has passed has one millisecond left", "[deadline][pure]") {
   const Deadline before(-1s);
   CHECK(before.passed());
   CHECK(before.left() == 1ms);

@@ -1,5 +1,5 @@
-// Ranks that call different collectives learn in seconds which two of them differ, and in what. A
-// rank that is merely late is accused of nothing.
+// Ranks that call different collectives throw in seconds, naming two ranks and their calls. A rank
+// that is only late causes no error.
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -32,7 +32,7 @@ using testing::WatchedStore;
 using Op = c10d::ReduceOp;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Two seconds until a rank compares its calls, and what a busy machine adds.
+// Two seconds until a rank compares its calls, plus a margin for a busy machine.
 constexpr double kBoundOfComparison = 8;
 
 void sum(const GroupArg& group, int64_t numel = 10, at::ScalarType dtype = at::kFloat) {
@@ -50,7 +50,7 @@ void broadcast_from(int src, const GroupArg& group) {
   broadcast(tensor, src, group);
 }
 
-/// A hundred at the same time, of which one differs on rank 1: more than any text shows.
+/// Starts a hundred all-reduces, more than any text shows; one of them differs on rank 1.
 void many_at_once(const Rank& self) {
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 100; ++i) tensors.push_back(at::ones({i == 3 && self.rank == 1 ? 9 : 10}));
@@ -59,8 +59,8 @@ void many_at_once(const Rank& self) {
   for (const auto& work : works) work->wait();
 }
 
-/// What the ranks call after one sum(group), and what they hear of it. The rest of the text is the
-/// same for all.
+/// The calls of the ranks after one sum(group), and the part of the error text that depends on
+/// them.
 struct Scene {
   std::string what;
   int size;
@@ -95,7 +95,7 @@ std::vector<Scene> scenes() {
       {"roots", 2,
        [](const Rank& self) {
          broadcast_from(self.rank, self.group);
-         barrier(self.group);  // a root may be done with its broadcast
+         barrier(self.group);  // because a root may return from its broadcast
        },
        "1",
        "rank 0 called broadcast of 10 x Float from rank 0 and rank 1 broadcast of 10 x Float from "
@@ -130,7 +130,7 @@ Played play(const Scene& scene) {
       kLongTimeout)};
 }
 
-/// Ranks that ask whether others are there yet, without the group.
+/// Lets ranks wait for each other without the group.
 class Counter {
  public:
   void count() {
@@ -153,7 +153,7 @@ class Counter {
   int count_ = 0;
 };
 
-/// Of a further group of the same ranks and kind.
+/// The options of a further group of the same ranks and kind.
 ProcessGroupOptions options_over(const Rank& self, const c10::intrusive_ptr<c10d::Store>& store) {
   return ProcessGroupOptions()
       .backend(self.group->getBackend(at::kCPU)->getBackendName())
@@ -163,14 +163,14 @@ ProcessGroupOptions options_over(const Rank& self, const c10::intrusive_ptr<c10d
       .timeout(kLongTimeout.collective_timeout);
 }
 
-/// Such a group. `comparisons` counts how often ranks compare their calls.
+/// Makes such a group. `comparisons` counts how often ranks compare their calls.
 ProcessGroup watched_group(const Rank& self, Counter& comparisons) {
   const auto store =
       c10::make_intrusive<WatchedStore>(self.store, [&comparisons](const std::string& operation) {
         if (operation == "compareSet") comparisons.count();
       });
   const auto group = make_process_group(options_over(self, store));
-  barrier(self.group);  // all have it
+  barrier(self.group);  // all ranks have made the group
   if (self.rank == 0) comparisons.forget();
   barrier(self.group);
   return group;
@@ -179,9 +179,9 @@ ProcessGroup watched_group(const Rank& self, Counter& comparisons) {
 }  // namespace
 
 TEST_CASE(
-    "ranks that call different collectives learn what two of them called",
+    "ranks that call different collectives all throw the calls of two of them",
     "[comm][ranks][errors][monitor]") {
-  // At the same time: they wait and do not compute.
+  // All scenes run at the same time, because their ranks wait and do not compute.
   const auto all = scenes();
   std::vector<std::future<Played>> played;
   for (const auto& scene : all) {
@@ -209,14 +209,14 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the group is named whose collectives differ, and another one goes on",
+    "the error names the group whose collectives differ, and another group still works",
     "[comm][ranks][errors][monitor]") {
   const auto errors = errors_of_ranks(
       3,
       [](const Rank& self) {
         const auto parent = build_group(options_over(self, self.store));
         const auto pair = build_subgroup(parent, {0, 2});
-        for (int i = 0; i < 3; ++i) {  // in turns, as many as each group likes
+        for (int i = 0; i < 3; ++i) {  // alternately, different numbers in each group
           sum(self.group, 7);
           if (pair) sum(pair, 5);
           sum(self.group, 6);
@@ -237,19 +237,19 @@ TEST_CASE(
                    "all_reduce of 9 x Float, SUM"));
 }
 
-TEST_CASE("a rank that is late is accused of nothing", "[comm][ranks][monitor]") {
+TEST_CASE("a rank that is late causes no error", "[comm][ranks][monitor]") {
   Counter comparisons;
   const auto sums = run_ranks<double>(
       3,
       [&](const Rank& self) {
         const auto group = watched_group(self, comparisons);
         sum(group);
-        // Messages are no collectives: ranks may send different numbers of them.
+        // Messages are not collectives, so ranks may send different numbers of them.
         auto message = at::ones({3});
         for (int i = 0; i < 4 && self.rank < 2; ++i) {
           self.rank == 0 ? send(message, 1, i, group) : recv(message, 0, i, group);
         }
-        // Not all ranks have started as many when they wait for the last one.
+        // The ranks have started different numbers of calls when they wait for the last rank.
         auto first = at::ones({4}), second = at::ones({5});
         std::vector<WorkPtr> works;
         if (self.rank == 2) comparisons.wait_for(2);  // by both others

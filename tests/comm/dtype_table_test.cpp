@@ -1,4 +1,5 @@
-// Every dtype through every collective: right values, or one clear error before anything is sent.
+// Sends every dtype through every collective: it either gets the right values, or throws one clear
+// error before anything is sent.
 #include <ddp/collectives.h>
 
 #include <algorithm>
@@ -30,7 +31,7 @@ constexpr const char* kRefused = "refused";
 
 const Dtypes kQuantized{at::kQInt8, at::kQUInt8, at::kQInt32, at::kQUInt4x2, at::kQUInt2x4};
 
-/// Four elements of that dtype whose bytes tell the seed; empty where LibTorch makes none.
+/// Four elements of that dtype whose bytes depend on the seed; empty if LibTorch cannot make them.
 std::optional<at::Tensor> with_bytes(at::ScalarType dtype, int seed) {
   at::Tensor tensor;
   try {
@@ -49,14 +50,14 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-/// Zeros of the kind of `like`.
+/// Zeros of the dtype of `like`.
 at::Tensor blank(const at::Tensor& like) {
   auto tensor = *with_bytes(like.scalar_type(), 0);
   std::memset(tensor.mutable_data_ptr(), 0, tensor.nbytes());
   return tensor;
 }
 
-/// Of dtypes that LibTorch cannot copy, too.
+/// Copies bytes, because LibTorch cannot copy some dtypes.
 at::Tensor copy_of(const at::Tensor& tensor) {
   auto copy = blank(tensor);
   std::memcpy(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
@@ -76,7 +77,7 @@ std::string outcome_of(const Rank& self, const std::function<bool()>& is_right) 
 
 using Outcomes = std::map<std::string, std::string>;
 
-/// What moves elements and leaves them as they are, between two ranks.
+/// Runs every collective that moves elements unchanged, between two ranks.
 Outcomes movements(const Rank& self, at::ScalarType dtype) {
   const auto own = *with_bytes(dtype, self.rank);
   const std::vector<at::Tensor> of_rank{*with_bytes(dtype, 0), *with_bytes(dtype, 1)};
@@ -173,14 +174,14 @@ at::Tensor numbers(const std::vector<double>& values, at::ScalarType dtype) {
   return at::tensor(values, at::kDouble).to(dtype);
 }
 
-/// Every reduction of every operation.
+/// Runs every reduction with every operation.
 Outcomes reductions(const Rank& self, at::ScalarType dtype) {
   at::Tensor own;
   try {
     own = numbers(
         self.rank == 0 ? std::vector<double>{1, 3, 0, 1} : std::vector<double>{1, 2, 2, 0}, dtype);
   } catch (const c10::Error&) {
-    own = *with_bytes(dtype, self.rank);  // no numbers: whatever comes out of it is refused
+    own = *with_bytes(dtype, self.rank);  // not a dtype of numbers: all reductions are refused
   }
   const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, 2L * self.rank, 2); };
   Outcomes seen;
@@ -218,7 +219,7 @@ bool can_reduce(at::ScalarType dtype, const std::string& op) {
   const Dtypes complex{at::kComplexHalf, at::kComplexFloat, at::kComplexDouble};
   const Dtypes whole{at::kBool, at::kByte, at::kChar, at::kInt, at::kLong};
   const Dtypes without_sign{at::kUInt32, at::kUInt64};
-  if (op == "PREMUL_SUM") return false;  // of NCCL alone
+  if (op == "PREMUL_SUM") return false;  // NCCL only
   if (real.count(dtype) != 0) return op[0] != 'B';
   if (complex.count(dtype) != 0) return op == "SUM" || op == "AVG";
   if (whole.count(dtype) != 0) return op != "AVG";
@@ -238,7 +239,7 @@ std::vector<at::ScalarType> all_dtypes() {
 
 }  // namespace
 
-TEST_CASE("every dtype moves through every collective", "[comm][ranks][errors]") {
+TEST_CASE("every collective moves every dtype", "[comm][ranks][errors]") {
   const auto dtypes = all_dtypes();
   CHECK(dtypes.size() > 40);
   const auto seen = run_ranks<std::vector<Outcomes>>(2, [&](const Rank& self) {
@@ -281,7 +282,7 @@ TEST_CASE("every dtype is reduced, or refused before anything is sent", "[comm][
   }
 }
 
-TEST_CASE("a refused reduction says what can be reduced", "[comm][ranks][errors]") {
+TEST_CASE("the error of a refused reduction names the supported ones", "[comm][ranks][errors]") {
   const auto errors = testing::errors_of_ranks(2, [](const Rank& self) {
     std::string texts;
     const auto note = [&](at::ScalarType dtype, const ReduceOp& op) {

@@ -45,19 +45,19 @@ Variables with(Variables variables, const Variables& more) {
 
 }  // namespace
 
-TEST_CASE("a process is alone where no launcher's variable is set", "[comm][pure]") {
-  CHECK(read({}).alone);
-  CHECK(read({{"GLOO_SOCKET_IFNAME", "eth0"}, {"OMP_NUM_THREADS", "2"}}).alone);
+TEST_CASE("a process has no launcher if no launcher's variable is set", "[comm][pure]") {
+  CHECK(read({}).no_launcher);
+  CHECK(read({{"GLOO_SOCKET_IFNAME", "eth0"}, {"OMP_NUM_THREADS", "2"}}).no_launcher);
   for (const char* name :
        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
         "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"}) {
     CAPTURE(name);
-    CHECK(!read({{name, "0"}}).alone);
+    CHECK(!read({{name, "0"}}).no_launcher);
   }
 }
 
-TEST_CASE("torchrun's and ddprun's variables are read as they are", "[comm][pure]") {
+TEST_CASE("torchrun's and ddprun's variables are read unchanged", "[comm][pure]") {
   const auto environment = read(
       {{"RANK", "1"},
        {"WORLD_SIZE", "4"},
@@ -74,12 +74,12 @@ TEST_CASE("torchrun's and ddprun's variables are read as they are", "[comm][pure
   CHECK_FALSE(environment.agent_store);
 }
 
-TEST_CASE("torchrun's agent has the store when it says so", "[comm][pure]") {
+TEST_CASE("torchrun's agent has the store if its variable is True", "[comm][pure]") {
   CHECK(read({{"RANK", "0"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).agent_store);
   CHECK_FALSE(read({{"RANK", "0"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).agent_store);
 }
 
-TEST_CASE("torchrun's attempts are told apart where one agent counts them", "[comm][pure]") {
+TEST_CASE("torchrun's attempts have numbers if one agent counts them", "[comm][pure]") {
   const Variables one_agent{
       {"RANK", "0"},
       {"WORLD_SIZE", "2"},
@@ -87,19 +87,22 @@ TEST_CASE("torchrun's attempts are told apart where one agent counts them", "[co
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_RESTART_COUNT", "3"}};
   CHECK(value(read(one_agent).attempt) == "3");
-  // The agent whose rank failed counts that, the other one does not.
+  // Only the agent whose rank failed counts the failure.
   CHECK_FALSE(read(with(one_agent, {{"LOCAL_WORLD_SIZE", "1"}})).attempt);
-  // The store is rank 0's, and new with it.
+  // The store is rank 0's, and is new in each attempt.
   CHECK_FALSE(read(with(one_agent, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).attempt);
 }
 
-TEST_CASE("an empty environment names no rank, and an empty variable is none", "[comm][pure]") {
+TEST_CASE(
+    "an empty environment has no rank, and an empty variable counts as unset", "[comm][pure]") {
   CHECK_FALSE(read({}).rank);
   CHECK_FALSE(read({{"RANK", ""}}).rank);
   CHECK(read({}).rank_name == "RANK");
 }
 
-TEST_CASE("under mpirun on one host the ranks meet there, at the job's port", "[comm][pure]") {
+TEST_CASE(
+    "under mpirun on one host the ranks connect there, at a port derived from the job",
+    "[comm][pure]") {
   const auto environment = read(kOpenMpi);
   CHECK(value(environment.rank) == "1");
   CHECK(value(environment.world_size) == "2");
@@ -113,17 +116,18 @@ TEST_CASE("under mpirun on one host the ranks meet there, at the job's port", "[
       value(environment.master_port));
 }
 
-TEST_CASE("under mpirun on several hosts MASTER_ADDR has to come from the user", "[comm][pure]") {
+TEST_CASE("under mpirun on several hosts the user must set MASTER_ADDR", "[comm][pure]") {
   const auto hosts = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
   CHECK_FALSE(read(hosts).master_addr);
   CHECK_FALSE(read(hosts).master_port);
   CHECK(read(hosts).address_remedy.find("-x MASTER_ADDR") != std::string::npos);
-  const auto told = read(with(hosts, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}));
-  CHECK(value(told.master_addr) == "h");
-  CHECK(value(told.master_port) == "1");
+  const auto with_address = read(with(hosts, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}));
+  CHECK(value(with_address.master_addr) == "h");
+  CHECK(value(with_address.master_port) == "1");
 }
 
-TEST_CASE("under srun the first node and the job's number say where to meet", "[comm][pure]") {
+TEST_CASE(
+    "under srun the first node and the job's number determine address and port", "[comm][pure]") {
   const auto environment = read(kSlurm);
   CHECK(value(environment.rank) == "5");
   CHECK(value(environment.world_size) == "8");
@@ -134,7 +138,8 @@ TEST_CASE("under srun the first node and the job's number say where to meet", "[
 }
 
 TEST_CASE(
-    "SLURM jobs and steps that are a multiple apart have ports of their own", "[comm][pure]") {
+    "SLURM jobs and steps whose numbers differ by a multiple have different ports",
+    "[comm][pure]") {
   std::set<int> ports;
   const auto add = [&](int job, int step) {
     const auto environment = read(with(
@@ -144,21 +149,21 @@ TEST_CASE(
     CHECK(port < 30000);
     return ports.insert(port).second;
   };
-  // 20000 ports, of which a job had 16 once: 1250 jobs.
+  // 20000 ports. Numbers that differ by 1250 collided when a job had 16 ports.
   for (int i = 0; i < 8; ++i) CHECK(add(4242 + i * 20000, 3));
   for (int i = 1; i < 8; ++i) CHECK(add(4242 + i * 1250, 3));
   for (int i = 1; i < 8; ++i) CHECK(add(4242 + i, 3));
   for (int i = 4; i < 16; ++i) CHECK(add(4242, i));
 }
 
-TEST_CASE("MASTER_ADDR and MASTER_PORT go before what is derived", "[comm][pure]") {
+TEST_CASE("MASTER_ADDR and MASTER_PORT take precedence over derived values", "[comm][pure]") {
   const auto job = GENERATE(kOpenMpi, kSlurm);
   const auto environment = read(with(job, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "7"}}));
   CHECK(value(environment.master_addr) == "h");
   CHECK(value(environment.master_port) == "7");
 }
 
-TEST_CASE("a SLURM step's own nodes go before the job's", "[comm][pure]") {
+TEST_CASE("a SLURM step's own nodes take precedence over the job's", "[comm][pure]") {
   CHECK(value(read(with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu08"}})).master_addr) == "gpu08");
   auto without = kSlurm;
   without.erase("SLURM_JOB_NODELIST");
@@ -168,7 +173,7 @@ TEST_CASE("a SLURM step's own nodes go before the job's", "[comm][pure]") {
       "10.1.1.1");
 }
 
-TEST_CASE("the innermost launcher says the rank", "[comm][pure]") {
+TEST_CASE("the innermost launcher determines the rank", "[comm][pure]") {
   // mpirun inside a SLURM job: all ranks of a node inherit the same SLURM_PROCID.
   const auto mpirun_in_slurm = with(kSlurm, kOpenMpi);
   CHECK(name(read(mpirun_in_slurm).rank) == "OMPI_COMM_WORLD_RANK");
@@ -181,7 +186,7 @@ TEST_CASE("the innermost launcher says the rank", "[comm][pure]") {
   CHECK(name(read(torchrun).local_rank) == "LOCAL_RANK");
 }
 
-TEST_CASE("the first host of a SLURM node list", "[comm][pure]") {
+TEST_CASE("first_slurm_host returns the first host of a node list", "[comm][pure]") {
   CHECK(first_slurm_host("login") == "login");
   CHECK(first_slurm_host("node-a,node-b") == "node-a");
   CHECK(first_slurm_host("n[07-09,12],login") == "n07");

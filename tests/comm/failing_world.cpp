@@ -1,20 +1,20 @@
-// One rank, RANK of WORLD_SIZE, of a world in which one goes wrong: a process, which others can
+// One rank, RANK of WORLD_SIZE, of a world in which one rank fails: a process, which others can
 // watch, and which can end or stop.
 //
 // failing_world kill VICTIM FILE [HOSTS]
-//   meets in FILE, over shared memory; then VICTIM kills itself, and the others print what they get
-//   to know of that, and after how many milliseconds
+//   connects through FILE, over shared memory; then VICTIM kills itself, and the others print the
+//   resulting error, and after how many milliseconds it was thrown
 // failing_world exchange VICTIM FILE
-//   the same with an all-to-all of many rounds, of which VICTIM has done the first ones
+//   the same in an all-to-all of many rounds, of which VICTIM has finished the first ones
 // failing_world stop VICTIM FILE HOSTS
-//   VICTIM stops itself in the middle of an all-reduce that the last rank does not come to; the
-//   others do the same
+//   VICTIM stops itself in the middle of an all-reduce that the last rank does not call; the others
+//   print as above
 // failing_world pause VICTIM FILE
-//   VICTIM stops itself once it has called an all-reduce, which the others do then
+//   VICTIM stops itself once it has called an all-reduce, which the others call after that
 // failing_world wait VICTIM FILE
-//   nobody goes wrong: they print what memory they share, and wait
+//   no rank fails: the ranks print which memory they share, and wait
 //
-// HOSTS has a letter for each rank: who has the same shares memory, as on one host.
+// HOSTS has a letter for each rank: ranks with the same letter share memory, as on one host.
 #include <unistd.h>
 
 #include <chrono>
@@ -43,7 +43,7 @@ namespace {
 
 int number_of(const char* variable) { return std::atoi(std::getenv(variable)); }
 
-// As the library does it on one host.
+// Makes the backend as the library does on one host.
 BackendPtr on_this_host(const std::string& file, std::chrono::milliseconds timeout) {
   const auto group = ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("shm").init_method("file://" + file).timeout(timeout));

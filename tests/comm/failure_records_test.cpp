@@ -1,4 +1,4 @@
-// What the group's store says about what went wrong.
+// The records of failures in a group's store.
 #include <string>
 #include <vector>
 
@@ -26,7 +26,7 @@ std::vector<std::string> reasons(const std::vector<FailedAttempt>& attempts) {
 
 }  // namespace
 
-TEST_CASE("the first failure stands", "[comm]") {
+TEST_CASE("the first failure is kept", "[comm]") {
   c10d::HashStore store;
   CHECK_FALSE(ddp::read_failure(store));
   CHECK(ddp::record_failure(store, "first") == "first");
@@ -34,7 +34,7 @@ TEST_CASE("the first failure stands", "[comm]") {
   CHECK(ddp::read_failure(store) == "first");
 }
 
-TEST_CASE("the ranks that know of the failure are known", "[comm]") {
+TEST_CASE("the ranks that have read the failure are recorded", "[comm]") {
   c10d::HashStore store;
   CHECK(ddp::have_read(store, {}));
   ddp::record_reader(store, 0);

@@ -1,4 +1,4 @@
-// Ranks that are processes, of which rank 0, with the store, is stopped.
+// Ranks that are processes. Rank 0, which hosts the store, is stopped.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ using ddp::testing::ProcessOptions;
 namespace {
 
 constexpr int kTimeoutMs = 3000;  // as in frozen_world.cpp
-// For the answer's second, and for what follows a failure.
+// Time for the second of an answer, and for the steps after a failure.
 constexpr int kMoreMs = 5000;
 
 /// A port of this host that nothing listens on.
@@ -68,7 +68,7 @@ void check_ended_in_time(const Ended& end) {
 
 }  // namespace
 
-TEST_CASE("a rank 0 that is frozen before the others meet it is named", "[process][errors]") {
+TEST_CASE("a rank 0 that is frozen before the others connect is named", "[process][errors]") {
   FrozenWorld world("before");
   world.start(0).read_until("stops");
   for (const int rank : {1, 2}) world.start(rank);
@@ -84,7 +84,7 @@ TEST_CASE("a rank 0 that is frozen before the others meet it is named", "[proces
   }
 }
 
-TEST_CASE("a rank 0 that freezes during the roll call is named", "[process][errors]") {
+TEST_CASE("a rank 0 that freezes during the startup barrier is named", "[process][errors]") {
   FrozenWorld world("init");
   world.start(0);
   const auto end = world.start(1).wait();
@@ -92,7 +92,9 @@ TEST_CASE("a rank 0 that freezes during the roll call is named", "[process][erro
   CHECK_THAT(end.out, ContainsText("init_process_group on rank 1 of 3: " + world.store()));
 }
 
-TEST_CASE("a rank 0 that is frozen is named by those who call", "[process][errors]") {
+TEST_CASE(
+    "a frozen rank 0 is named by the ranks that call new_group or monitored_barrier",
+    "[process][errors]") {
   const auto [what, subject] = GENERATE(table<const char*, const char*>(
       {{"new_group", "new_group"}, {"barrier", "monitored_barrier"}}));
   FrozenWorld world(what);
@@ -107,7 +109,7 @@ TEST_CASE("a rank 0 that is frozen is named by those who call", "[process][error
   }
 }
 
-TEST_CASE("ranks end though rank 0 is frozen", "[process]") {
+TEST_CASE("ranks end although rank 0 is frozen", "[process]") {
   FrozenWorld world("destroy");
   for (int rank = 0; rank < 3; ++rank) world.start(rank);
   for (const int rank : {1, 2}) {

@@ -1,7 +1,7 @@
 // One rank, RANK of WORLD_SIZE, of a world whose rank 0, which hosts the store, stops itself; the
-// others print what they get to know of that, and after how many milliseconds.
+// others print the resulting error, and after how many milliseconds it was thrown.
 //
-// frozen_world before PORT       rank 0 stops before any other rank has met it
+// frozen_world before PORT       rank 0 stops before any other rank has connected
 // frozen_world init PORT         ... in the middle of init_process_group
 // frozen_world new_group PORT    ... before the others call new_group
 // frozen_world barrier PORT      ... before the others call monitored_barrier
@@ -50,13 +50,13 @@ ddp::ProcessGroup init(const char* port) {
   std::_Exit(EXIT_SUCCESS);
 }
 
-// Stops this process once rank 1 has come to the roll call, which rank 2 never does.
-void stop_in_roll_call(const char* port) {
+// Stops this process once rank 1 has entered the startup barrier, which rank 2 never does.
+void stop_in_startup_barrier(const char* port) {
   std::thread([port] {
     while (ddp::problem_of([&] { store_at(port, false); }) != "") std::this_thread::yield();
     const auto store = store_at(port, false);
-    const auto roll = "ddp/init/" + store->get_to_str("ddp/init/open");
-    store->wait({roll + "/here/1"}, 20s);
+    const auto round = "ddp/init/" + store->get_to_str("ddp/init/open");
+    store->wait({round + "/here/1"}, 20s);
     stop();
   }).detach();
 }
@@ -68,7 +68,7 @@ bool is_stopped(int pid) {
   return field == "T";
 }
 
-// Rank 0 stops; the others return when it has.
+// Rank 0 stops; the others return after that.
 void stop_rank_0() {
   auto pid = at::full({1}, static_cast<double>(getpid()));
   ddp::broadcast(pid, 0);
@@ -100,7 +100,7 @@ int main(int argc, char** argv) try {
     stop();
   }
   if (what == "init") {
-    if (rank() == 0) stop_in_roll_call(port);
+    if (rank() == 0) stop_in_startup_barrier(port);
     print_failure([&] { init(port); });
     return EXIT_SUCCESS;
   }

@@ -14,7 +14,7 @@ using ddp::Setting;
 
 namespace {
 
-/// What each rank of a world gets, "yes" or "no" or its error.
+/// The answer that each rank of a world gets: "yes", "no" or its error.
 std::vector<std::string> ask_all(
     const std::vector<GpuAssignment>& gpus, const std::string& required_by) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -22,10 +22,12 @@ std::vector<std::string> ask_all(
   std::vector<std::future<std::string>> futures;
   for (int rank = 0; rank < size; ++rank) {
     futures.push_back(std::async(std::launch::async, [=] {
-      const ddp::RollCall roll{store, rank, size, ddp::Deadline(std::chrono::seconds(20)), "test"};
+      const ddp::StartupBarrier barrier{
+          store, rank, size, ddp::Deadline(std::chrono::seconds(20)), "test"};
       c10d::PrefixStore votes("votes", store);
       try {
-        return std::string(ddp::all_have_gpus(roll, votes, gpus[rank], required_by) ? "yes" : "no");
+        return std::string(
+            ddp::all_have_gpus(barrier, votes, gpus[rank], required_by) ? "yes" : "no");
       } catch (const c10::Error& error) {
         return std::string(error.what_without_backtrace());
       }
@@ -46,13 +48,13 @@ using Answers = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("the local rank chooses the GPU, unless there is one only", "[comm][pure]") {
+TEST_CASE("the local rank selects the GPU, unless there is only one", "[comm][pure]") {
   CHECK(choose_gpu(Setting{"LOCAL_RANK", "1"}, 4).device == 1);
   CHECK(choose_gpu(Setting{"SLURM_LOCALID", "3"}, 1).device == 0);
   CHECK(choose_gpu({}, 1).device == 0);
   CHECK_FALSE(choose_gpu({}, 2).device);
   CHECK(choose_gpu({}, 2).why_not.empty());
-  // Nobody needs it.
+  // The local rank is not needed, so its value does not matter.
   CHECK(choose_gpu(Setting{"LOCAL_RANK", "x"}, 1).why_not.empty());
   CHECK_FALSE(choose_gpu(Setting{"LOCAL_RANK", "x"}, 0).device);
 }
@@ -77,7 +79,7 @@ TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]
   CHECK(ask_all({kFirst, kSecond}, "nccl") == Answers(2, "yes"));
 }
 
-TEST_CASE("where NCCL is required all learn who has no GPU", "[comm][ranks][errors]") {
+TEST_CASE("if NCCL is required, all ranks name the rank that has no GPU", "[comm][ranks][errors]") {
   auto answers = ask_all({kFirst, kNone, kSecond}, "nccl");
   CHECK(answers == Answers(3, answers[0]));
   CHECK(answers[0] == "test on rank 1 of 3: backend nccl: " + kNone.why_not + ".");

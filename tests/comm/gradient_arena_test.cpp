@@ -33,7 +33,9 @@ std::shared_ptr<GradientArena> make_arena(size_t pages = 1024) {
 
 }  // namespace
 
-TEST_CASE("a gradient arena serves the sizes, the thread and the time it is told", "[shm][pure]") {
+TEST_CASE(
+    "a gradient arena serves the given sizes, on the calling thread, while the service exists",
+    "[shm][pure]") {
   const auto arena = make_arena();
   CHECK_FALSE(arena->contains(at::empty({kNumel})));
   auto service = arena->serve({kBytes, 2 * kBytes});
@@ -50,7 +52,7 @@ TEST_CASE("a gradient arena serves the sizes, the thread and the time it is told
   CHECK(at::equal(served, at::ones({kNumel})));
 }
 
-TEST_CASE("of two gradient arenas the latest serves", "[shm][pure]") {
+TEST_CASE("the latest of two gradient arenas serves", "[shm][pure]") {
   const auto first = make_arena(), second = make_arena();
   const auto service = first->serve({kBytes});
   {
@@ -60,7 +62,7 @@ TEST_CASE("of two gradient arenas the latest serves", "[shm][pure]") {
   CHECK(first->contains(at::empty({kNumel})));
 }
 
-TEST_CASE("memory of a gradient arena is used again, and its neighbours' as one", "[shm][pure]") {
+TEST_CASE("memory of a gradient arena is reused, and adjacent blocks are merged", "[shm][pure]") {
   const auto arena = make_arena(/*pages=*/4 * ((kBytes + kPageBytes - 1) / kPageBytes));
   const auto service = arena->serve({kBytes, 4 * kBytes});
   std::vector<at::Tensor> four;
@@ -85,7 +87,7 @@ TEST_CASE("a full gradient arena allocates on the heap", "[shm][pure]") {
   CHECK(tensor.sizes() == at::IntArrayRef{kNumel});
 }
 
-TEST_CASE("a tensor of a gradient arena is like any other", "[shm][pure]") {
+TEST_CASE("a tensor of a gradient arena behaves like any other", "[shm][pure]") {
   auto arena = make_arena();
   auto tensor = arena->allocate(kNumel, at::TensorOptions(at::kDouble));
   CHECK(arena->contains(tensor));
@@ -98,7 +100,7 @@ TEST_CASE("a tensor of a gradient arena is like any other", "[shm][pure]") {
   CHECK(tensor.narrow(0, 0, kNumel).sum().item<double>() == 3.0 * kNumel);
 }
 
-TEST_CASE("what a forked process writes stays there", "[shm][pure]") {
+TEST_CASE("the writes of a forked process do not reach its parent", "[shm][pure]") {
   const auto arena = make_arena();
   const auto service = arena->serve({kBytes});
   auto tensor = at::ones({kNumel});
@@ -107,7 +109,7 @@ TEST_CASE("what a forked process writes stays there", "[shm][pure]") {
   if (child == 0) {
     const bool seen = at::equal(tensor, at::ones({kNumel}));
     tensor.fill_(2);
-    const bool heap = !arena->contains(at::empty({kNumel}));  // none of its own
+    const bool heap = !arena->contains(at::empty({kNumel}));  // the arena does not serve here
     const bool written = at::equal(tensor, at::full({kNumel}, 2.0F));
     tensor.reset();
     _exit(seen && heap && written ? 0 : 1);
@@ -120,7 +122,7 @@ TEST_CASE("what a forked process writes stays there", "[shm][pure]") {
   CHECK(at::equal(tensor, at::ones({kNumel})));
 }
 
-TEST_CASE("memory goes back to the kernel with a gradient arena", "[shm][pure]") {
+TEST_CASE("a gradient arena returns its memory to the kernel when it is destroyed", "[shm][pure]") {
   const auto segment = Segment::make(1024 * kPageBytes);
   auto arena = std::make_shared<GradientArena>(
       std::make_shared<Arena>(segment, segment->bytes()), 1, [](at::ScalarType) { return true; });

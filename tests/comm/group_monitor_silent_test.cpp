@@ -1,4 +1,4 @@
-// What a rank in trouble makes of a store that does not answer, and of a peer that stands still.
+// The error of a failing rank if the store does not answer, or a peer makes no progress.
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -15,19 +15,19 @@
 #include "support/catch.h"
 
 using ddp::GroupMonitor;
-using ddp::PresenceSocket;
+using ddp::LivenessSocket;
 using namespace std::chrono_literals;
 
 namespace {
 
 const ddp::GlooDevices kOnLoopback{{}, "127.0.0.1"};
 
-/// A store that answers nothing before its end.
-struct Silence {
+/// A store that does not answer while this object exists.
+struct SilentStore {
   std::promise<void> end;
   std::shared_future<void> ended{end.get_future()};
 
-  ~Silence() { end.set_value(); }
+  ~SilentStore() { end.set_value(); }
 
   c10::intrusive_ptr<c10d::Store> store() {
     return c10::make_intrusive<ddp::testing::WatchedStore>(
@@ -50,15 +50,14 @@ GroupMonitor::Setup setup_of(int rank, const c10::intrusive_ptr<c10d::Store>& st
 
 }  // namespace
 
-TEST_CASE(
-    "a rank whose peer is gone does not ask a silent store again and again", "[comm][errors]") {
-  Silence silence;
-  auto setup = setup_of(1, silence.store());
+TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm][errors]") {
+  SilentStore silent;
+  auto setup = setup_of(1, silent.store());
   setup.store_host = 0;
-  setup.presence = std::make_shared<PresenceSocket>(kOnLoopback);
-  const PresenceSocket host(kOnLoopback);
-  auto gone = std::make_unique<PresenceSocket>(kOnLoopback);
-  setup.addresses = {host.address(), setup.presence->address(), gone->address()};
+  setup.liveness = std::make_shared<LivenessSocket>(kOnLoopback);
+  const LivenessSocket host(kOnLoopback);
+  auto gone = std::make_unique<LivenessSocket>(kOnLoopback);
+  setup.addresses = {host.address(), setup.liveness->address(), gone->address()};
   gone.reset();
   GroupMonitor monitor(setup);
 
@@ -71,10 +70,10 @@ TEST_CASE(
       seen.error,
       ContainsText("reducing failed on rank 1 of 3: Connection closed by peer; rank 2 of 3 has "
                    "ended, or left the process group."));
-  CHECK(seen.seconds < 4);  // two seconds of patience, once
+  CHECK(seen.seconds < 4);  // two seconds of waiting, once
 }
 
-TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][errors]") {
+TEST_CASE("a rank that makes no progress is not explained by forward passes", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {
     set_text(*store, GroupMonitor::report_key(rank), "\t");
@@ -86,7 +85,7 @@ TEST_CASE("a rank that stands still is not blamed on forward passes", "[comm][er
           [] { throw std::runtime_error("Timed out"); });
     });
   };
-  // Rank 1 is out of input, in a join: it begins no forward pass.
+  // Rank 1 has no input left, in a join: it begins no forward pass.
   auto setup = setup_of(0, store);
   setup.timeout = 1s;
   GroupMonitor trains(setup);

@@ -1,5 +1,5 @@
-// A group watches itself: what happens to one rank, the others learn in bounded time, and a rank
-// that is merely slow harms nobody.
+// The monitor of a group: all ranks throw a rank's failure in bounded time, and a rank that is only
+// slow causes no error.
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -36,11 +36,11 @@ using testing::timed_error_of;
 using testing::TimedError;
 using testing::WatchedStore;
 
-// Within which a rank learns of another one's failure.
+// Seconds within which a rank throws another rank's failure.
 constexpr double kBound = 5;
 constexpr const char* kAborted = "The process group is aborted: end the job, or make a new process";
 
-/// Ranks that meet without the group: all that is known of an arrived rank is that it came here.
+/// Lets ranks wait for each other without the group.
 class MeetingPoint {
  public:
   explicit MeetingPoint(int size) : missing_(size) {}
@@ -54,8 +54,8 @@ class MeetingPoint {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return missing_ <= 0; });
   }
-  /// The one way in which a rank is late: nothing that it could wait for tells what the others have
-  /// done meanwhile.
+  /// Makes a rank late. A fixed time, because no event shows what the other ranks have done
+  /// meanwhile.
   void be_late(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, time, [] { return false; });
@@ -106,7 +106,7 @@ struct Seen {
 }  // namespace
 
 TEST_CASE(
-    "a rank's failure reaches all that wait, with its text", "[comm][ranks][errors][monitor]") {
+    "all waiting ranks throw a rank's failure, with its text", "[comm][ranks][errors][monitor]") {
   const std::string way = GENERATE("all_reduce", "barrier", "broadcast_async", "recv");
   const bool cannot_start = GENERATE(false, true);
   CAPTURE(way, cannot_start);
@@ -144,17 +144,17 @@ TEST_CASE(
           seen[rank].first.error,
           ContainsText("rank 1 is out of memory") && ContainsText(kAborted));
       CHECK(seen[rank].first.seconds < kBound);
-      // What a rank finds wrong by itself tells nothing of who had come.
+      // A local failure has no list of the ranks that had arrived.
       CHECK(seen[rank].first.error.find("arrived") == std::string::npos);
     }
-    // Word for word the same, on every rank.
+    // The text is the same on every rank.
     CHECK(seen[rank].next == seen[0].first.error);
     CHECK(seen[rank].aborted == seen[0].first.error);
   }
 }
 
 TEST_CASE(
-    "a rank's failure ends what waits for it without the monitor",
+    "a rank's failure ends waits for it that bypass the monitor",
     "[comm][ranks][errors][monitor]") {
   MeetingPoint others(2);
   const auto seen = run_ranks<TimedError>(
@@ -182,15 +182,14 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a handle that never completes is over when its wait throws",
-    "[comm][ranks][errors][monitor]") {
-  // As that of ProcessGroupGloo's reduce-scatter, which runs its end in wait().
+    "a handle that never completes fails when its wait throws", "[comm][ranks][errors][monitor]") {
+  // Like the handle of ProcessGroupGloo's reduce-scatter, which runs its last step in wait().
   class Lazy : public c10d::Work {
    public:
     explicit Lazy(bool is_std) : Work(-1, c10d::OpType::UNKNOWN), is_std_(is_std) {}
     bool isCompleted() override { return false; }
     bool wait(std::chrono::milliseconds /*timeout*/) override {
-      if (!is_std_) throw 7;  // NOLINT: a stranger's
+      if (!is_std_) throw 7;  // NOLINT: not a std::exception
       TORCH_CHECK(false, "its end failed");
     }
 
@@ -215,7 +214,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the first of several failures stands on all ranks", "[comm][ranks][errors][monitor]") {
+TEST_CASE("all ranks throw the first of several failures", "[comm][ranks][errors][monitor]") {
   MeetingPoint failing(2);
   const auto seen = run_ranks<std::vector<std::string>>(
       3,
@@ -243,8 +242,7 @@ TEST_CASE("the first of several failures stands on all ranks", "[comm][ranks][er
 }
 
 TEST_CASE(
-    "a rank whose part ends by an exception is known by its number",
-    "[comm][ranks][errors][monitor]") {
+    "a rank that leaves by an exception is named by its number", "[comm][ranks][errors][monitor]") {
   const std::string owner = GENERATE("group", "wrapper");
   const std::string way = GENERATE("all_reduce", "barrier", "recv");
   CAPTURE(owner, way);
@@ -255,7 +253,7 @@ TEST_CASE(
       [&](const Rank& self) {
         std::optional<DistributedDataParallel<torch::nn::Linear>> model;
         if (owner == "wrapper") {
-          // Users keep groups in places that no exception empties: the default group, for one.
+          // Users keep groups where no exception destroys them, such as the default group.
           kept[self.rank] = self.group;
           model.emplace(
               torch::nn::Linear(2, 2), DistributedDataParallelOptions().process_group(self.group));
@@ -278,7 +276,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that leaves while others wait is known by its number",
+    "a rank that leaves while others wait is named by its number",
     "[comm][ranks][errors][monitor]") {
   const std::string way = GENERATE("all_reduce", "barrier", "recv");
   CAPTURE(way);
@@ -300,8 +298,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a rank that is merely slow harms nobody", "[comm][ranks][monitor]") {
-  // Longer than it takes to find out that a peer is gone; and longer than the first look.
+TEST_CASE("a rank that is only slow causes no error", "[comm][ranks][monitor]") {
+  // Longer than finding that a peer is gone takes; and longer than the first check.
   const auto [way, late] = GENERATE(
       table<std::string, std::chrono::milliseconds>({{"all_reduce", 4500ms}, {"recv", 1500ms}}));
   CAPTURE(way);
@@ -318,7 +316,7 @@ TEST_CASE("a rank that is merely slow harms nobody", "[comm][ranks][monitor]") {
   CHECK(errors == std::vector<std::string>(3));
 }
 
-TEST_CASE("attempts that fail alike on all ranks harm nobody", "[comm][ranks][monitor]") {
+TEST_CASE("an attempt that fails on all ranks does not fail the group", "[comm][ranks][monitor]") {
   MeetingPoint nowhere(0);
   const auto errors = errors_of_ranks(3, [&](const Rank& self) {
     const auto monitor = monitor_of(self.group);
@@ -327,7 +325,7 @@ TEST_CASE("attempts that fail alike on all ranks harm nobody", "[comm][ranks][mo
       monitor->fail_attempt("boom everywhere");
     }
     monitor->begin_attempt();
-    // So that the others read what was recorded.
+    // Late, so that the others read the recorded attempts.
     if (self.rank == 1) nowhere.be_late(1500ms);
     sum(self.group);
   });
@@ -335,7 +333,7 @@ TEST_CASE("attempts that fail alike on all ranks harm nobody", "[comm][ranks][mo
 }
 
 TEST_CASE(
-    "an attempt that fails on one rank alone is the failure of those that wait for it",
+    "ranks that wait for a rank whose attempt failed alone throw its error",
     "[comm][ranks][errors][monitor]") {
   MeetingPoint others(2);
   const auto seen = run_ranks<TimedError>(
@@ -397,7 +395,7 @@ std::string to_text(const std::map<std::string, int>& counts) {
   return text;
 }
 
-/// What each rank asks of the store while the last one is late for a collective.
+/// The requests of each rank to the store while the last rank is late for a collective.
 std::vector<std::map<std::string, int>> asked_while_late(int size, std::chrono::milliseconds late) {
   MeetingPoint nowhere(0);
   return run_ranks<std::map<std::string, int>>(size, [&](const Rank& self) {
@@ -415,8 +413,8 @@ std::vector<std::map<std::string, int>> asked_while_late(int size, std::chrono::
       step();
       sum(group);
     }
-    // Of a rank that is behind the group's last collective, all that it has posted is done when
-    // another group of the same ranks has met.
+    // After the last collective of this group, a collective of another one ensures that each rank's
+    // posted requests are done.
     sum(self.group);
     return counts->take();
   });
@@ -424,7 +422,7 @@ std::vector<std::map<std::string, int>> asked_while_late(int size, std::chrono::
 
 }  // namespace
 
-TEST_CASE("a healthy run asks the store nothing", "[comm][ranks][monitor]") {
+TEST_CASE("a run without failures makes no requests to the store", "[comm][ranks][monitor]") {
   for (const auto& asked : asked_while_late(3, 0ms)) CHECK(to_text(asked) == "");
 }
 
@@ -432,21 +430,21 @@ TEST_CASE("waits of less than two seconds write nothing to the store", "[comm][r
   const auto asked = asked_while_late(3, 1300ms);
   for (const int rank : {0, 1}) {
     CAPTURE(rank, to_text(asked[rank]));
-    CHECK(asked[rank].count("check") == 1);  // it has waited, and has looked
+    CHECK(asked[rank].count("check") == 1);  // it has waited, and has checked
     CHECK(asked[rank].size() == 1);
   }
 }
 
 TEST_CASE(
-    "a rank that waits asks the store as little in a large world as in a small one",
+    "a waiting rank makes as few requests to the store in a large world as in a small one",
     "[comm][ranks][monitor]") {
   const int size = GENERATE(2, 8);
   const auto asked = asked_while_late(size, 3s);
   for (int rank = 0; rank < size - 1; ++rank) {
     CAPTURE(size, rank, to_text(asked[rank]));
-    // Five looks of two questions each; where it waits, after two seconds, and that it waits no
-    // more; what it has called, and once more where it has called more than the ranks before it. A
-    // machine that is busy may add a look.
+    // Five checks of two requests each; a report after two seconds, and one that clears it; a
+    // comparison of calls, and another request if the rank has called more than the ranks before
+    // it. A busy machine may add a check.
     CHECK(asked[rank].at("check") >= 8);
     CHECK(total(asked[rank]) <= 16);
     CHECK(asked[rank].at("set") <= 2);
@@ -457,7 +455,7 @@ TEST_CASE(
 
 namespace {
 
-/// A store for all ranks that stops answering, until this object ends.
+/// Makes stores for all ranks that stop answering, until this object is destroyed.
 class StoppableStore {
  public:
   ~StoppableStore() { answer_.set_value(); }
@@ -479,7 +477,7 @@ class StoppableStore {
 }  // namespace
 
 TEST_CASE(
-    "where the store stops, waits end with the group's timeout and say so",
+    "if the store stops, waits end with the group's timeout and name the store",
     "[comm][ranks][errors][monitor]") {
   StoppableStore store;
   const auto seen = run_ranks<TimedError>(
@@ -510,7 +508,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an exception passes a store that has stopped in bounded time",
+    "an exception leaves a group whose store has stopped in bounded time",
     "[comm][ranks][errors][monitor]") {
   StoppableStore store;
   const auto seen = run_ranks<TimedError>(
@@ -533,7 +531,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a rank that makes a subgroup hears of the group's failure", "[ranks][errors]") {
+TEST_CASE("a rank that makes a subgroup throws the group's failure", "[ranks][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -550,12 +548,12 @@ TEST_CASE("a rank that makes a subgroup hears of the group's failure", "[ranks][
   CHECK_THAT(errors[0], ContainsText("rank 1 cannot go on") && ContainsText("aborted"));
 }
 
-TEST_CASE("a rank that has done its part may go while another one is late", "[ranks][many]") {
+TEST_CASE("a rank that has finished may leave while another one is late", "[ranks][many]") {
   const auto sums = run_ranks<float>(
       3,
       [](const Rank& self) {
         if (self.rank == 2)
-          std::this_thread::sleep_for(6s);  // longer than it takes to find one gone
+          std::this_thread::sleep_for(6s);  // longer than finding that a rank is gone takes
         std::vector<at::Tensor> all;
         while (self.rank == 0 && all.size() < 3) all.push_back(torch::zeros({1}));
         gather(all, torch::full({1}, self.rank + 1.0f), /*dst=*/0, self.group);

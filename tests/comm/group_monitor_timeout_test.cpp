@@ -1,4 +1,4 @@
-// What the ranks of a group say when the timeout is over.
+// The error texts of a group's ranks after a timeout.
 #include <string>
 
 #include <ATen/ops/ones.h>
@@ -13,9 +13,9 @@ using ddp::testing::errors_of_ranks;
 using ddp::testing::Rank;
 using namespace std::chrono_literals;
 
-TEST_CASE("a timeout names all ranks that had come", "[comm][ranks][errors][monitor]") {
+TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][monitor]") {
   ddp::testing::RanksOptions options;
-  options.collective_timeout = 3s;  // beyond the time at which ranks say where they wait
+  options.collective_timeout = 3s;  // longer than the time until ranks report where they wait
   const auto errors = errors_of_ranks(
       4,
       [](const Rank& self) {

@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-ProcessGroupOptions alone() {
+ProcessGroupOptions world_of_one() {
   return ProcessGroupOptions()
       .backend("gloo")
       .store(c10::make_intrusive<c10d::HashStore>())
@@ -39,14 +39,13 @@ ProcessGroupOptions alone() {
 }
 
 struct DefaultGroup {
-  explicit DefaultGroup(const ProcessGroupOptions& options = alone()) {
+  explicit DefaultGroup(const ProcessGroupOptions& options = world_of_one()) {
     ddp::init_process_group(options);
   }
   ~DefaultGroup() { ddp::destroy_process_group(); }
 };
 
-/// What each of these ranks, on a thread of its own, throws when it makes its group; "" for
-/// nothing.
+/// Makes the groups of these ranks, each on a thread; returns their errors, "" for none.
 std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks) {
   std::vector<std::future<std::string>> futures;
   for (const auto& options : ranks) {
@@ -66,9 +65,9 @@ std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks
 
 }  // namespace
 
-TEST_CASE("a forked process neither shuts its parent's group down nor aborts it", "[ranks]") {
+TEST_CASE("a forked process does not shut down or abort its parent's group", "[ranks]") {
   ddp::testing::Events events;
-  const auto group = ddp::make_process_group(alone());
+  const auto group = ddp::make_process_group(world_of_one());
   group->setBackend(
       c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
       c10::make_intrusive<ddp::testing::RecordingBackend>(0, 1, events));
@@ -85,10 +84,10 @@ TEST_CASE("a forked process neither shuts its parent's group down nor aborts it"
   CHECK(events == ddp::testing::Events{"shutdown"});
 }
 
-TEST_CASE("a group knows its rank and size and is c10d's own", "[comm][ranks][gloo]") {
+TEST_CASE("a group has its rank and size and works as a c10d group", "[comm][ranks][gloo]") {
   const int size = GENERATE(1, 2, 3);
   const auto results = run_ranks<std::vector<int>>(size, [](const Rank& self) {
-    // What c10d's own machinery, such as its Reducer, calls.
+    // The call that c10d's own classes, such as its Reducer, make.
     std::vector<at::Tensor> tensors{at::full({2}, self.rank)};
     self.group->allreduce(tensors)->wait();
     return std::vector<int>{
@@ -116,7 +115,7 @@ TEST_CASE("several groups can be made over one store", "[comm][ranks]") {
   for (const auto& result : results) CHECK(result.item<int>() == 18);
 }
 
-TEST_CASE("the default group comes and goes", "[comm]") {
+TEST_CASE("the default group can be made, destroyed and made again", "[comm]") {
   CHECK_FALSE(ddp::is_initialized());
   ddp::destroy_process_group();
   {
@@ -148,7 +147,7 @@ TEST_CASE(
 TEST_CASE("a second init is an error", "[comm][errors]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
-      ddp::init_process_group(alone()),
+      ddp::init_process_group(world_of_one()),
       ContainsText("expected no default group, but there is one") &&
           ContainsText("destroy_process_group()"));
 }
@@ -166,7 +165,7 @@ TEST_CASE("an empty group is an error and not the default group", "[comm][errors
   CHECK(ddp::all_gather_strings("text") == std::vector<std::string>{"text"});
 }
 
-TEST_CASE("a group argument takes what a ProcessGroup can be made from", "[comm]") {
+TEST_CASE("a group argument accepts everything that converts to a ProcessGroup", "[comm]") {
   struct Derived : c10d::ProcessGroup {
     using c10d::ProcessGroup::ProcessGroup;
   };
@@ -189,7 +188,7 @@ TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
                                              .rank(self.rank)
                                              .world_size(3)
                                              .timeout(20s));
-    // Twice the same, and in another order: they must not meet.
+    // The same ranks twice, in different orders: the groups must not share keys.
     const auto pair = ddp::build_subgroup(parent, {2, 1});
     const auto same = ddp::build_subgroup(parent, {1, 2});
     const auto own = ddp::build_subgroup(parent, {0});
@@ -228,7 +227,7 @@ TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
                    "1. List it once"));
 }
 
-TEST_CASE("ranks that ask for different new groups all learn so", "[comm][ranks][errors]") {
+TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks][errors]") {
   const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
     const ddp::BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 20s}};
     ddp::build_subgroup(parent, {self.rank});
@@ -239,9 +238,7 @@ TEST_CASE("ranks that ask for different new groups all learn so", "[comm][ranks]
                      ContainsText("[0]") && ContainsText("[1]"));
 }
 
-TEST_CASE(
-    "a world that does not fill up names the missing ranks on every rank that came",
-    "[comm][ranks][errors]") {
+TEST_CASE("every rank that arrived names the missing ranks of a world", "[comm][ranks][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank = [&](int number) {
     return ProcessGroupOptions().backend("gloo").store(store).rank(number).world_size(4).timeout(
@@ -258,7 +255,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ranks that disagree about the world all learn so", "[comm][ranks][errors]") {
+TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank = [&](int number, int size, const char* backend) {
     return ProcessGroupOptions()
@@ -280,7 +277,7 @@ TEST_CASE("ranks that disagree about the world all learn so", "[comm][ranks][err
 TEST_CASE(
     "a tensor on a device without a backend is an error that lists those with one",
     "[comm][errors]") {
-  const auto group = ddp::make_process_group(alone().backend("cpu:gloo"));
+  const auto group = ddp::make_process_group(world_of_one().backend("cpu:gloo"));
   auto tensor = at::ones({1}, at::kMeta);
   CHECK_THROWS_WITH(
       ddp::all_reduce(tensor, ReduceOp::SUM, group),
@@ -288,7 +285,7 @@ TEST_CASE(
           "expected a tensor on a device the group has a backend for (cpu), got one on meta"));
 }
 
-TEST_CASE("the local rank is the launcher's, or 0 for a process that is alone", "[comm][errors]") {
+TEST_CASE("the local rank is the launcher's, or 0 in a world of one", "[comm][errors]") {
   ddp::Environment environment;
   CHECK(ddp::local_rank_of(environment, 1) == 0);
   CHECK_THROWS_WITH(
@@ -304,14 +301,15 @@ TEST_CASE("the local rank is the launcher's, or 0 for a process that is alone", 
           "LOCAL_RANK: expected a whole number of at least 0, got \"x\". Correct it, or start"));
 }
 
-TEST_CASE("NCCL without a GPU, and MPI, are errors that say what to do", "[comm][errors]") {
+TEST_CASE("NCCL without a GPU, and MPI, are errors that name the alternatives", "[comm][errors]") {
   CHECK_THROWS_WITH(
-      ddp::make_process_group(alone().backend("mpi")),
+      ddp::make_process_group(world_of_one().backend("mpi")),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
   const auto why = ddp::backends::find_gpu({}).why_not;
   if (why.empty()) return;
   CHECK_THROWS_WITH(
-      ddp::make_process_group(alone().backend("nccl")), ContainsText("backend nccl: " + why));
+      ddp::make_process_group(world_of_one().backend("nccl")),
+      ContainsText("backend nccl: " + why));
 }
 
 TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks]") {
@@ -328,7 +326,7 @@ TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[com
   CHECK(results == std::vector<int>{3, 3});
 }
 
-TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]") {
+TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<ProcessGroupOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -345,14 +343,14 @@ TEST_CASE("what one rank finds wrong, all ranks learn", "[comm][ranks][errors]")
 
 TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm]") {
   ::signal(SIGPIPE, SIG_DFL);
-  ddp::make_process_group(alone());
+  ddp::make_process_group(world_of_one());
   ::raise(SIGPIPE);
   const int status = ::system("exec sh -c 'kill -PIPE $$'");
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE));
 }
 
-TEST_CASE("a group leaves the program's own handler of broken pipes", "[comm]") {
+TEST_CASE("a group keeps the program's own handler of broken pipes", "[comm]") {
   ::signal(SIGPIPE, SIG_IGN);
-  ddp::make_process_group(alone());
+  ddp::make_process_group(world_of_one());
   CHECK((::signal(SIGPIPE, SIG_DFL) == SIG_IGN));
 }

@@ -1,4 +1,4 @@
-// Ranks compare these, also ranks whose builds differ: the values are written down here.
+// Ranks whose builds differ compare these hashes, so this test pins the values.
 #include <cstddef>
 #include <cstdint>
 #include <set>

@@ -7,7 +7,7 @@
 using ddp::InitMethod;
 using ddp::parse_init_method;
 
-TEST_CASE("an init_method is taken apart", "[comm][pure]") {
+TEST_CASE("an init_method is parsed", "[comm][pure]") {
   CHECK(parse_init_method("env://").kind == InitMethod::Kind::kEnv);
 
   const auto tcp = parse_init_method("tcp://10.0.0.1:29500?rank=1&world_size=2");
@@ -27,7 +27,7 @@ TEST_CASE("an init_method is taken apart", "[comm][pure]") {
   CHECK(file.path == "/shared/meet");
 }
 
-TEST_CASE("a bad URL shows the forms there are", "[comm][pure][errors]") {
+TEST_CASE("the error of a bad URL shows the valid forms", "[comm][pure][errors]") {
   CHECK_THROWS_WITH(
       parse_init_method("http://h:1"),
       ContainsText("init_method(): expected env://, tcp://host:port or file:///path, got "
@@ -35,7 +35,7 @@ TEST_CASE("a bad URL shows the forms there are", "[comm][pure][errors]") {
           ContainsText("Write it in one of these forms"));
 }
 
-TEST_CASE("a bad init_method is an error that says what is wrong", "[comm][pure][errors]") {
+TEST_CASE("a bad init_method is an error that names what is wrong", "[comm][pure][errors]") {
   const auto [url, message] = GENERATE(table<std::string, std::string>({
       {"", "it has no \"://\""},
       {"localhost:29500", "it has no \"://\""},

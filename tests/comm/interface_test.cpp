@@ -14,7 +14,7 @@ TEST_CASE("Gloo listens on the loopback device for ranks of one host", "[comm][p
   CHECK((devices.address == "127.0.0.1" || devices.address == "::1"));
 }
 
-TEST_CASE("an IPv6 loopback address stays what it is", "[comm][pure]") {
+TEST_CASE("a loopback address of the user is kept", "[comm][pure]") {
   CHECK(choose_gloo_devices({}, "::1").address == "::1");
   CHECK(choose_gloo_devices({}, "127.0.0.5").address == "127.0.0.5");
 }

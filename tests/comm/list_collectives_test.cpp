@@ -33,7 +33,7 @@ TEST_CASE("all_gather gives every rank all inputs", "[comm][ranks]") {
   const auto dtype = GENERATE(at::kFloat, at::kBool, at::kComplexFloat, at::kShort, at::kLong);
   CAPTURE(size, dtype);
   const auto results = run_ranks<Tensors>(size, [&](const Rank& self) {
-    // Also out of and into strided tensors.
+    // Inputs and outputs are strided.
     auto outputs = list_of(self.size, [&](int) { return strided(filled(0, dtype)); });
     ddp::all_gather(outputs, strided(filled(self.rank, dtype)), self.group);
     return outputs;
@@ -74,7 +74,7 @@ TEST_CASE("gather gives dst all inputs", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("scatter hands out the tensors of src", "[comm][ranks]") {
+TEST_CASE("scatter gives each rank one tensor of src", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   const auto dtype = GENERATE(at::kFloat, at::kBool, at::kComplexFloat);
   const int src = size - 1;
@@ -134,7 +134,7 @@ TEST_CASE("reduce_scatter adds up complex numbers and takes different sizes", "[
   }
 }
 
-TEST_CASE("all_to_all transposes what the ranks have", "[comm][ranks]") {
+TEST_CASE("all_to_all transposes the ranks' tensors", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   const auto dtype = GENERATE(at::kFloat, at::kBool, at::kComplexFloat, at::kShort);
   CAPTURE(size, dtype);
@@ -153,7 +153,7 @@ TEST_CASE("all_to_all transposes what the ranks have", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("all_to_all takes different sizes, none included", "[comm][ranks]") {
+TEST_CASE("all_to_all takes different sizes, also zero", "[comm][ranks]") {
   const int size = GENERATE(1, 2, 3);
   // Rank r sends r * i rows to rank i.
   const auto results = run_ranks<Tensors>(size, [](const Rank& self) {
@@ -169,7 +169,7 @@ TEST_CASE("all_to_all takes different sizes, none included", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("several collectives may be under way at once", "[comm][ranks]") {
+TEST_CASE("several collectives may be pending at the same time", "[comm][ranks]") {
   const auto results = run_ranks<Tensors>(3, [](const Rank& self) {
     auto gathered = list_of(self.size, [](int rank) { return rows(rank + 1, -1); });
     auto exchanged = list_of(self.size, [](int) { return filled(-1); });

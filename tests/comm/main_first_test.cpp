@@ -32,7 +32,7 @@ TEST_CASE("main_first runs the function on rank 0 before the others", "[comm][ra
         [&] {
           ++runs;
           if (!ddp::is_main(self.group)) return downloaded ? 1 : 0;
-          // The others have every chance to overtake it.
+          // Gives the other ranks time to run first, if they could.
           for (int i = 0; i < 1000; ++i) std::this_thread::yield();
           downloaded = true;
           return 1;
@@ -59,7 +59,9 @@ TEST_CASE("main_first returns what the function returns, by value", "[comm][rank
       std::vector<std::string>{"rank 0, rank 0!, rank 0, ran", "rank 1, rank 1!, rank 1, ran"});
 }
 
-TEST_CASE("an exception of the first run keeps the others from theirs", "[comm][ranks][errors]") {
+TEST_CASE(
+    "after an exception of rank 0 the other ranks do not run the function",
+    "[comm][ranks][errors]") {
   std::atomic<int> runs{0};
   const auto errors = errors_of_ranks(3, [&](const Rank& self) {
     std::string error = "none";
@@ -100,9 +102,9 @@ TEST_CASE("an exception of a later run reaches every rank", "[comm][ranks][error
         self.group);
   });
   CHECK(runs == 3);
-  const auto heard = ContainsText("to return on every rank, got an exception on rank 1 of 3: ");
-  CHECK_THAT(errors[0], heard);
-  CHECK_THAT(errors[2], heard);
+  const auto expected = ContainsText("to return on every rank, got an exception on rank 1 of 3: ");
+  CHECK_THAT(errors[0], expected);
+  CHECK_THAT(errors[2], expected);
 }
 
 TEST_CASE("is_main is rank 0 of the group", "[comm][ranks]") {

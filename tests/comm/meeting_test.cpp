@@ -1,4 +1,4 @@
-// Ranks on threads that meet as processes do: over a port and over a file.
+// Ranks on threads that find each other as processes do: over a port and over a file.
 #include <ddp/collectives.h>
 
 #include <future>
@@ -23,13 +23,13 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// What a rank ends with: the sum of all ranks, or an error.
-std::string meet(const ProcessGroupOptions& options) {
+/// The result of a rank: the sum of all ranks, or an error.
+std::string connect_and_sum(const ProcessGroupOptions& options) {
   try {
     const auto group = ddp::make_process_group(options);
     auto sum = at::full({1}, ddp::get_rank(group));
     ddp::all_reduce(sum, c10d::ReduceOp::SUM, group);
-    ddp::monitored_barrier(20s, group);  // rank 0's thread has the store
+    ddp::monitored_barrier(20s, group);  // because rank 0's thread owns the store
     return std::to_string(sum.item<int>());
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
@@ -44,7 +44,8 @@ std::vector<std::string> meet_all(
     const auto place =
         "?rank=" + std::to_string(rank) + "&world_size=" + std::to_string(world_size);
     futures.push_back(std::async(std::launch::async, [=] {
-      return meet(ProcessGroupOptions().backend("gloo").init_method(url + place).timeout(timeout));
+      return connect_and_sum(
+          ProcessGroupOptions().backend("gloo").init_method(url + place).timeout(timeout));
     }));
   }
   std::vector<std::string> outcomes;
@@ -57,7 +58,7 @@ std::string free_address() {
   return "tcp://127.0.0.1:" + std::to_string(port);
 }
 
-/// A store of its own at that address: what is left of an earlier group.
+/// Makes a store at that address, as an earlier group could have left it.
 c10::intrusive_ptr<c10d::Store> store_at(const std::string& url) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1)));
@@ -70,9 +71,9 @@ void wait_for(c10d::Store& store, const std::string& key) {
   while (!store.check({key})) std::this_thread::sleep_for(1ms);
 }
 
-/// Makes a store in the file, writes to it and lets it go, again and again, as groups do that
-/// follow each other; false once a store has lost what it wrote.
-bool come_and_go(const std::string& url, int rank) {
+/// Makes a store in the file, writes to it and destroys it, repeatedly, as successive groups do;
+/// false once a store has lost a key that it wrote.
+bool reopen_store(const std::string& url, int rank) {
   for (int round = 0; round < 400; ++round) {
     const auto store =
         ddp::rendezvous(
@@ -87,12 +88,12 @@ bool come_and_go(const std::string& url, int rank) {
 
 }  // namespace
 
-TEST_CASE("ranks meet at a port", "[comm][ranks]") {
+TEST_CASE("ranks connect at a port", "[comm][ranks]") {
   const auto outcomes = meet_all(free_address(), {0, 1, 2}, 3, 20s);
   CHECK(outcomes == std::vector<std::string>(3, "3"));
 }
 
-TEST_CASE("ranks meet at a port that rank 0 opens last", "[comm][ranks]") {
+TEST_CASE("ranks connect at a port that rank 0 opens last", "[comm][ranks]") {
   const auto url = free_address();
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 20s); });
   CHECK(early.wait_for(300ms) == std::future_status::timeout);
@@ -100,7 +101,7 @@ TEST_CASE("ranks meet at a port that rank 0 opens last", "[comm][ranks]") {
   CHECK(early.get() == std::vector<std::string>{"1"});
 }
 
-TEST_CASE("ranks meet in a file, again and again", "[comm][ranks]") {
+TEST_CASE("ranks connect through one file repeatedly", "[comm][ranks]") {
   const TemporaryFolder folder;
   for (int round = 0; round < 3; ++round) {
     const auto outcomes = meet_all("file://" + folder.file("meet"), {0, 1, 2}, 3, 20s);
@@ -109,22 +110,22 @@ TEST_CASE("ranks meet in a file, again and again", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("a file is not taken from the group that comes as one leaves", "[comm][ranks]") {
+TEST_CASE("a group that leaves does not remove the file of the next one", "[comm][ranks]") {
   const TemporaryFolder folder;
   const auto url = "file://" + folder.file("meet");
   std::vector<std::future<std::optional<bool>>> futures;
   for (const int rank : {0, 1}) {
     futures.push_back(std::async(std::launch::async, [=] {
-      // c10d's own FileStore never returns from such a file.
+      // c10d's own FileStore never returns in this case.
       return ddp::bounded_call(
-          [=] { return come_and_go(url, rank); }, std::chrono::steady_clock::now() + 20s);
+          [=] { return reopen_store(url, rank); }, std::chrono::steady_clock::now() + 20s);
     }));
   }
   for (auto& future : futures) CHECK(future.get() == true);
   CHECK(names_in(folder.path()).empty());
 }
 
-TEST_CASE("a rank that meets an earlier group's store goes on to the next one", "[comm][ranks]") {
+TEST_CASE("a rank that finds an earlier group's store connects to the next one", "[comm][ranks]") {
   const auto url = free_address();
   auto earlier = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1, 2}, 3, 20s); });
@@ -134,7 +135,7 @@ TEST_CASE("a rank that meets an earlier group's store goes on to the next one", 
   CHECK(early.get() == std::vector<std::string>(2, "3"));
 }
 
-TEST_CASE("a rank that looks in vain for the next store says so", "[comm][ranks][errors]") {
+TEST_CASE("a rank that finds no next store throws both errors", "[comm][ranks][errors]") {
   const auto url = free_address();
   auto earlier = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 2s); });
@@ -146,15 +147,17 @@ TEST_CASE("a rank that looks in vain for the next store says so", "[comm][ranks]
           ContainsText(" Before that, init_process_group on rank 1 of 2: lost the store while"));
 }
 
-TEST_CASE("a store that goes once all ranks have come is missed at once", "[comm][ranks][errors]") {
+TEST_CASE(
+    "a rank throws at once if the store ends after all ranks have arrived",
+    "[comm][ranks][errors]") {
   const auto url = free_address();
   auto store = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 50s); });
   wait_for(*store, "ddp/init/open");
-  const auto roll = "ddp/init/" + store->get_to_str("ddp/init/open");
-  wait_for(*store, roll + "/here/1");
-  store->set(roll + "/full", std::string("1"));  // as rank 0 says it
-  wait_for(*store, roll + "/alive/1");
+  const auto round = "ddp/init/" + store->get_to_str("ddp/init/open");
+  wait_for(*store, round + "/here/1");
+  store->set(round + "/full", std::string("1"));  // as rank 0 would set it
+  wait_for(*store, round + "/alive/1");
   store.reset();
   REQUIRE(early.wait_for(20s) == std::future_status::ready);
   CHECK_THAT(
@@ -163,7 +166,7 @@ TEST_CASE("a store that goes once all ranks have come is missed at once", "[comm
 }
 
 TEST_CASE(
-    "over a port every rank that came names those that did not, in time", "[comm][ranks][errors]") {
+    "over a port every rank that arrived names the missing ones in time", "[comm][ranks][errors]") {
   const auto start = std::chrono::steady_clock::now();
   const auto outcomes = meet_all(free_address(), {0, 1}, 3, 1s);
   CHECK(std::chrono::steady_clock::now() - start < 2s);
@@ -185,7 +188,7 @@ TEST_CASE("waiting for rank 0 and for the others shares one timeout", "[comm][ra
   CHECK_THAT(late.get().front(), ContainsText("but rank 2 did not come"));
 }
 
-TEST_CASE("in a file every rank that came names those that did not", "[comm][ranks][errors]") {
+TEST_CASE("in a file every rank that arrived names the missing ones", "[comm][ranks][errors]") {
   const TemporaryFolder folder;
   const auto outcomes = meet_all("file://" + folder.file("meet"), {1, 2}, 3, 500ms);
   for (const auto& outcome : outcomes) CHECK_THAT(outcome, ContainsText("but rank 0 did not come"));

@@ -16,7 +16,7 @@ using Metrics = std::map<std::string, double>;
 
 namespace {
 
-/// Sums as if every rank contributed what this one does.
+/// Sums as if every rank contributed the values of this one.
 class AlikeBackend : public ddp::testing::RecordingBackend {
  public:
   using RecordingBackend::RecordingBackend;
@@ -93,14 +93,14 @@ TEST_CASE("a map of metrics takes one collective", "[comm]") {
   const auto group = ddp::testing::group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
   CHECK(ddp::average(1.5, group) == 1.5);
   CHECK(ddp::average(numbered(192), group) == numbered(192));
-  // One size for all: ranks that ask different questions must not wait for each other's bytes.
+  // One size for all calls: ranks with different requests must not wait for each other's bytes.
   CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 256"});
   events.clear();
   CHECK(ddp::average(numbered(200), group) == numbered(200));
   CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 8"});
 }
 
-TEST_CASE("metrics travel on a device that the group has a backend for", "[comm]") {
+TEST_CASE("metrics are sent on a device that the group has a backend for", "[comm]") {
   ddp::testing::Events events;
   const auto backend = c10::make_intrusive<AlikeBackend>(0, 2, events);
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -112,7 +112,7 @@ TEST_CASE("metrics travel on a device that the group has a backend for", "[comm]
   CHECK(ddp::carrier_device(*group) == at::Device(at::kCPU));
 }
 
-TEST_CASE("keys that differ are an error on every rank, by name", "[comm][ranks][errors]") {
+TEST_CASE("keys that differ are an error that names them on every rank", "[comm][ranks][errors]") {
   using Ask = std::function<void(const Rank&)>;
   const auto [ask, message] = GENERATE(table<Ask, std::string>({
       {[](const Rank& self) {

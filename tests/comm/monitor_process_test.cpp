@@ -1,5 +1,5 @@
-// Ranks that are processes, of which one goes wrong: the others name it in bounded time, also where
-// it hosts the store, and get away.
+// Ranks that are processes, one of which fails: the others name it in bounded time, also if it
+// hosts the store, and end.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ struct Scene {
   int victim;
   std::string backend;
   int timeout_seconds = 50;
-  std::string method = "";  // of meeting again
+  std::string method = "";  // the init_method for `again`
 
   std::vector<std::string> command() const {
     std::vector<std::string> words{
@@ -45,7 +45,7 @@ struct Scene {
   }
 };
 
-// Free now; whoever takes it in between makes the test fail, and does so seldom.
+// Returns a port that is free now. Another program may take it before its use, which is rare.
 int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -59,7 +59,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// Ranks without a launcher, which would end them: rank 0 hosts the store.
+/// Ranks without a launcher, because a launcher would end them. Rank 0 hosts the store.
 class World {
  public:
   explicit World(const Scene& scene, int size = kSize) : scene_(scene) {
@@ -97,7 +97,7 @@ class World {
   std::deque<Process> ranks_;
 };
 
-// Under ddprun, which tells the survivors to end and lets them be for a while.
+// Runs the scene under ddprun, which signals the survivors to end and gives them a grace period.
 std::string output_under_ddprun(const Scene& scene) {
   std::vector<std::string> arguments{"-n", std::to_string(kSize), "--grace", "60", "--"};
   for (const auto& word : scene.command()) arguments.push_back(word);
@@ -111,8 +111,8 @@ std::string output_of(const Scene& scene, bool launched) {
   return launched ? output_under_ddprun(scene) : World(scene).output_of_survivors();
 }
 
-/// Both survivors' errors match `words`, came within `at_most` ms, and were the end of nothing
-/// else.
+/// Checks that both survivors' errors match `words` and came within `at_most` ms, and that both
+/// survivors ended.
 void check_survivors(const std::string& output, const std::string& words, int at_most) {
   CAPTURE(output);
   int said = 0;
@@ -126,8 +126,8 @@ void check_survivors(const std::string& output, const std::string& words, int at
   for (const int time : left) CHECK(time < 5000);
 }
 
-/// What says so. Where the victim hosted the store, a rank may find only after the other survivor
-/// has left, too, that the victim is gone.
+/// The text about the victim's end. If the victim hosted the store, a rank may find that it is gone
+/// only after the other survivor has left, too.
 std::string ended(int victim) {
   return victim == 1 ? "rank 1 of 3 has ended, or left the process group"
                      : "(rank 0|ranks 0, [12]) of 3 (has|have) ended, or left the process group "
@@ -156,7 +156,7 @@ TEST_CASE("a rank whose program throws is named by all others", "[comm][process]
       5000);
 }
 
-TEST_CASE("a rank that exits without a word is named by all others", "[comm][process][errors]") {
+TEST_CASE("a rank that exits without an error is named by all others", "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
   CAPTURE(backend);
   check_survivors(output_of({"exit", "between", 0, backend}, false), ended(0), 5000);
@@ -164,7 +164,7 @@ TEST_CASE("a rank that exits without a word is named by all others", "[comm][pro
 
 TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
-  std::deque<World> worlds;  // at the same time: their ranks wait and do not compute
+  std::deque<World> worlds;  // at the same time, because their ranks wait and do not compute
   for (const int victim : {0, 1}) worlds.emplace_back(Scene{"kill", "main_first", victim, backend});
   for (auto& world : worlds) {
     CAPTURE(backend, world.scene().victim);
@@ -175,10 +175,10 @@ TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][p
 }
 
 TEST_CASE(
-    "where the rank that hosts the store is stopped, the others do not wait for ever",
+    "if the rank that hosts the store is stopped, the others do not wait for ever",
     "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
-  std::deque<World> worlds;  // at the same time: their ranks wait and do not compute
+  std::deque<World> worlds;  // at the same time, because their ranks wait and do not compute
   for (const char* place : {"forward", "backward", "between", "join"}) {
     worlds.emplace_back(Scene{"stop", place, 0, backend, 10});
   }
@@ -193,7 +193,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ranks make their group again and again at one address", "[comm][process]") {
+TEST_CASE("ranks make their group repeatedly at one address", "[comm][process]") {
   const ddp::testing::TemporaryFolder folder;
   std::deque<World> worlds;  // at the same time
   worlds.emplace_back(Scene{"again", "none", -1, "gloo", 30, "env://"}, 2);
@@ -206,7 +206,9 @@ TEST_CASE("ranks make their group again and again at one address", "[comm][proce
   CHECK(ddp::testing::names_in(folder.path()).empty());
 }
 
-TEST_CASE("ranks that go on without a lost one keep nothing of it", "[comm][process][errors]") {
+TEST_CASE(
+    "ranks that continue without a lost rank keep no descriptor or thread of it",
+    "[comm][process][errors]") {
   constexpr int kTimes = 6;
   std::deque<World> worlds;  // at the same time
   worlds.emplace_back(Scene{"lose", std::to_string(kTimes), 0, "gloo", 600}, 2);
@@ -222,7 +224,7 @@ TEST_CASE("ranks that go on without a lost one keep nothing of it", "[comm][proc
       for (const char* what : {"descriptors ", "threads "}) {
         const auto held = numbers_after(end.out, what);
         REQUIRE(held.size() == kTimes);
-        // What belongs to no group is there after the first time.
+        // Resources that belong to no group exist after the first time.
         CHECK(*std::min_element(&held[3], &held[6]) <= std::max(held[1], held[2]));
       }
     }

@@ -1,4 +1,4 @@
-// What a group's monitor costs in threads.
+// The threads of a group's monitor.
 #include <unistd.h>
 
 #include <memory>
@@ -61,7 +61,7 @@ TEST_CASE("a monitor makes all its requests to the store on one thread", "[comm]
                                     .world_size(self.size)
                                     .timeout(20s));
     callers->forget();
-    // A rank that waits looks again and again: two requests a look.
+    // A waiting rank checks repeatedly: two requests per check.
     ddp::monitor_of(group)->poll(
         [&] { return callers->calls() >= 4; }, [] { return std::string("waiting"); });
     const auto seen = callers->threads();

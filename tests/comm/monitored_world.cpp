@@ -1,26 +1,26 @@
-// One rank, RANK of WORLD_SIZE, of a training in which a rank goes wrong: a process, which can end
-// or stop, and which hosts the store if it is rank 0.
+// One rank, RANK of WORLD_SIZE, of a training in which a rank fails: a process, which can end or
+// stop, and which hosts the store if it is rank 0.
 //
 // monitored_world WHAT PLACE VICTIM BACKEND SECONDS
 //   WHAT     kill, stop, exit (without destroy_process_group) or throw: what VICTIM does
 //   PLACE    forward, backward, between (two steps), join (its body) or main_first (its function):
-//            where it does
+//            where VICTIM fails
 //   SECONDS  the group's timeout
 //
 // monitored_world again PLACE VICTIM BACKEND SECONDS METHOD
 //   makes and destroys the group eight times at one address: METHOD is "env://", "tcp://" (at
-//   MASTER_ADDR) or "file:///path"; where PLACE is not "none", VICTIM throws there each time, and
-//   all catch. Every other time a rank still holds the wrapper of the time before, and with it the
-//   group.
+//   MASTER_ADDR) or "file:///path"; if PLACE is not "none", VICTIM throws there each time, and all
+//   ranks catch. Every other time a rank still holds the wrapper of the time before, and with it
+//   the group.
 // monitored_world lose TIMES VICTIM BACKEND SECONDS
-//   makes groups of one rank more than the WORLD_SIZE processes that are started so. That one is
-//   rank VICTIM, 0 or the last: a process of its own each time, which kills itself after two steps.
-//   The others go on without it, TIMES times, and print what they still hold; the fourth time they
-//   miss it in new_group.
+//   makes groups with one rank more than the WORLD_SIZE processes that are started with this
+//   command. The additional one is rank VICTIM, 0 or the last: a new process each time, which kills
+//   itself after two steps. The others continue without it, TIMES times, and print their
+//   descriptors and threads; the fourth time they lose it in new_group.
 //
-// The others print what they get to know of that and after how many milliseconds, take the group
-// apart, and print how long that took. None ends for ddprun's SIGTERM: a rank that reads the
-// failure is what this is about.
+// The others print the resulting error and after how many milliseconds it was thrown, destroy the
+// group, and print how long that took. They ignore ddprun's SIGTERM, because the tests are about
+// ranks that read the failure.
 #include <dirent.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -51,16 +51,15 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-/// What this rank does, once it is armed, at the place that it is told.
-class Misfortune {
+/// A fault that this rank injects at a given place, once it is armed.
+class Fault {
  public:
-  Misfortune(std::string what, std::string place)
-      : what_(std::move(what)), place_(std::move(place)) {}
+  Fault(std::string what, std::string place) : what_(std::move(what)), place_(std::move(place)) {}
 
   const std::string& place() const { return place_; }
   void arm() { armed_ = true; }
 
-  void strike_at(const std::string& place) {
+  void inject_at(const std::string& place) {
     if (!armed_ || place != place_) return;
     if (what_ == "kill") std::raise(SIGKILL);
     if (what_ == "stop") std::raise(SIGSTOP);
@@ -75,17 +74,17 @@ class Misfortune {
 
 class NetImpl : public torch::nn::Module {
  public:
-  explicit NetImpl(Misfortune& misfortune) : misfortune_(misfortune) {}
+  explicit NetImpl(Fault& fault) : fault_(fault) {}
 
   at::Tensor forward(const at::Tensor& x) {
     auto y = first_->forward(x);
-    misfortune_.strike_at("forward");
-    y.register_hook([this](const at::Tensor&) { misfortune_.strike_at("backward"); });
+    fault_.inject_at("forward");
+    y.register_hook([this](const at::Tensor&) { fault_.inject_at("backward"); });
     return second_->forward(y);
   }
 
  private:
-  Misfortune& misfortune_;
+  Fault& fault_;
   torch::nn::Linear first_ = register_module("first", torch::nn::Linear(4, 4));
   torch::nn::Linear second_ = register_module("second", torch::nn::Linear(4, 4));
 };
@@ -111,9 +110,9 @@ int again(int argc, char** argv) {
     auto sum = torch::full({1}, time);
     ddp::all_reduce(sum);
     TORCH_CHECK(sum.item<int>() == time * size, "a sum of ", sum.item<int>(), " at time ", time);
-    Misfortune misfortune("throw", argv[2]);
-    if (rank == std::atoi(argv[3])) misfortune.arm();
-    ddp::DistributedDataParallel model(Net{misfortune});
+    Fault fault("throw", argv[2]);
+    if (rank == std::atoi(argv[3])) fault.arm();
+    ddp::DistributedDataParallel model(Net{fault});
     const auto text = ddp::problem_of([&] {
       for (int i = 0; i < 2; ++i) model->forward(torch::ones({2, 4})).sum().backward();
     });
@@ -126,7 +125,7 @@ int again(int argc, char** argv) {
   return EXIT_SUCCESS;
 }
 
-/// \param what  "fd" (two more than are open, as in each of them) or "task" (threads).
+/// \param what  "fd" (descriptors) or "task" (threads). Each count also includes "." and "..".
 int count_of(const char* what) {
   DIR* folder = ::opendir(c10::str("/proc/self/", what).c_str());
   int count = 0;
@@ -159,7 +158,7 @@ int lose(int argc, char** argv) {
                                 .world_size(std::atoi(std::getenv("WORLD_SIZE")) + 1)
                                 .timeout(std::chrono::seconds(std::atoi(argv[5]))));
   };
-  Misfortune none("", "");
+  Fault none("", "");
   for (int time = 0; time < std::max(times, 1); ++time) {
     const bool starts = !is_victim && number == 0;
     const auto child = starts ? spawn_self({argv[0], "lose", "0", argv[3], argv[4], argv[5]}) : -1;
@@ -184,23 +183,23 @@ int lose(int argc, char** argv) {
   return EXIT_SUCCESS;
 }
 
-void train(Misfortune& misfortune, bool is_victim) {
-  ddp::DistributedDataParallel model(Net{misfortune});
+void train(Fault& fault, bool is_victim) {
+  ddp::DistributedDataParallel model(Net{fault});
   const auto step = [&] { model->forward(torch::ones({2, 4})).sum().backward(); };
   const auto steps = [&] {
     for (int i = 0; i < 3; ++i) {
       step();
-      misfortune.strike_at("between");
-      misfortune.strike_at("join");
+      fault.inject_at("between");
+      fault.inject_at("join");
     }
   };
   step();
   step();
-  if (is_victim) misfortune.arm();
+  if (is_victim) fault.arm();
   const auto start = Clock::now();
   const auto go_on = [&] {
-    ddp::main_first([&] { misfortune.strike_at("main_first"); });
-    misfortune.place() == "join" ? model->join(steps) : steps();
+    ddp::main_first([&] { fault.inject_at("main_first"); });
+    fault.place() == "join" ? model->join(steps) : steps();
   };
   if (is_victim) return go_on();
   const auto text = ddp::problem_of(go_on);
@@ -216,10 +215,10 @@ int main(int argc, char** argv) try {
   TORCH_CHECK(argc == 6, "expected what to do, where, a rank, a backend and seconds");
   std::signal(SIGTERM, SIG_IGN);
   at::set_num_threads(1);
-  Misfortune misfortune(argv[1], argv[2]);
+  Fault fault(argv[1], argv[2]);
   ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[4]).timeout(
       std::chrono::seconds(std::atoi(argv[5]))));
-  train(misfortune, ddp::get_rank() == std::atoi(argv[3]));
+  train(fault, ddp::get_rank() == std::atoi(argv[3]));
   const auto start = Clock::now();
   ddp::destroy_process_group();
   std::printf("left after %.0f ms\n", milliseconds_since(start));

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # no_shared_memory_test.sh DDPRUN WORLD: ranks that do not see each other's processes, as in two
-# containers, get Gloo where nothing was asked for, and the log says why; who asks for shm is refused.
+# containers, get Gloo by default, and the log says why; a request for shm is refused.
 # Exit code: 0 as expected, 1 not, 77 skipped because this user cannot make a namespace.
 set -uo pipefail
 ddprun=$1 world=$2

@@ -1,4 +1,4 @@
-// A store as a user's own class may be: what c10d::Store leaves without a default, and no more.
+// A store like a user's own class: it only implements the pure virtual functions of c10d::Store.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ddp::testing {
 
-/// Neither compares and sets, nor appends, nor has operations for many keys.
+/// A store without compareSet, append and operations for many keys.
 class PlainStore : public c10d::Store {
  public:
   using Bytes = std::vector<uint8_t>;

@@ -1,5 +1,5 @@
-// Stores of a user's own class, which implement what c10d::Store makes them implement: what works,
-// and what an error says about the rest.
+// Stores of a user's own class, which only implement the pure virtual functions of c10d::Store:
+// some calls work, others are clear errors.
 #include <chrono>
 #include <future>
 #include <string>
@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using ddp::testing::error_of;
 using ddp::testing::PlainStore;
 
-TEST_CASE("a plain store keeps the first failure, and one entry an attempt", "[comm]") {
+TEST_CASE("a plain store keeps the first failure, and one entry per attempt", "[comm]") {
   PlainStore store;
   CHECK_FALSE(ddp::read_failure(store));
   CHECK(ddp::record_failure(store, "first") == "first");
@@ -33,7 +33,7 @@ TEST_CASE("a plain store keeps the first failure, and one entry an attempt", "[c
   CHECK(known.front().rank == 0);
 }
 
-TEST_CASE("over a plain store a group's ranks learn of a failure", "[comm][errors]") {
+TEST_CASE("over a plain store a group's ranks throw a failure", "[comm][errors]") {
   const auto store = c10::make_intrusive<PlainStore>();
   ddp::testing::Events events;
   std::vector<ddp::ProcessGroup> groups;
@@ -49,7 +49,7 @@ TEST_CASE("over a plain store a group's ranks learn of a failure", "[comm][error
       ContainsText("rank 1 is out of memory"));
 }
 
-TEST_CASE("a plain store is refused by every rank that is to meet in it", "[comm][errors]") {
+TEST_CASE("every rank refuses to connect through a plain store", "[comm][errors]") {
   const auto store = c10::make_intrusive<PlainStore>();
   const auto error_of_rank = [&](int rank) {
     return error_of([&] {

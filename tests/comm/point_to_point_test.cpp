@@ -30,8 +30,8 @@ bool completes(c10d::Work& work, std::chrono::milliseconds within = 10s) {
 
 }  // namespace
 
-TEST_CASE("send and recv come to their end under polling, and wait() follows", "[comm][ranks]") {
-  // A strided tensor is received in another one and copied at the end.
+TEST_CASE("send and recv complete by polling alone, and wait() then returns", "[comm][ranks]") {
+  // A strided tensor is received into another one and copied at the end.
   const bool strided = GENERATE(false, true);
   const auto results = run_ranks<at::Tensor>(2, [&](const Rank& self) {
     auto tensor = at::full({2, 3}, self.rank);
@@ -58,7 +58,7 @@ TEST_CASE("c10d's own send and recv can be polled too", "[comm][ranks]") {
   CHECK(results[0] == std::vector<int>{1, 1});
 }
 
-TEST_CASE("a recv that fails is completed, and wait() says how", "[comm][ranks][errors]") {
+TEST_CASE("a recv that fails is completed, and wait() throws its error", "[comm][ranks][errors]") {
   RanksOptions options;
   options.collective_timeout = 1s;
   const auto errors = errors_of_ranks(
@@ -79,7 +79,8 @@ TEST_CASE("a recv that fails is completed, and wait() says how", "[comm][ranks][
   CHECK(errors[1].empty());
 }
 
-TEST_CASE("a wait with a timeout of its own ends a poll that does not", "[comm][ranks][errors]") {
+TEST_CASE(
+    "a wait with its own timeout throws if polling does not complete", "[comm][ranks][errors]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     auto tensor = at::zeros({1});
     std::string error;
@@ -91,7 +92,7 @@ TEST_CASE("a wait with a timeout of its own ends a poll that does not", "[comm][
       } catch (const std::exception& caught) {
         error = caught.what();
       }
-      // Dropped here, while its thread waits for a message that never comes.
+      // The work is dropped here, while its thread waits for a message that is never sent.
     }
     const auto start = Clock::now();
     ddp::monitored_barrier(10s, self.group);
@@ -115,13 +116,14 @@ std::string to_text(const Message& message) {
   return c10::str(message.numel, " x ", message.dtype);
 }
 
-// Elements of a message that goes in one packet, and of one that does not.
+// Numbers of elements of a message that fits in one packet, and of one that does not.
 constexpr int64_t kShort = 10;
 constexpr int64_t kLong = 20000;
 
 }  // namespace
 
-TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][ranks][errors]") {
+TEST_CASE(
+    "a recv that does not match the send throws with both descriptions", "[comm][ranks][errors]") {
   const auto [sent, expected] = GENERATE(table<Message, Message>({
       {{2 * kShort}, {kShort}},
       {{kShort}, {2 * kShort}},
@@ -129,8 +131,8 @@ TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][r
       {{kShort}, {kLong}},
       {{kLong}, {kLong - 1}},
       {{kLong}, {2 * kLong}},
-      {{kShort}, {kShort, at::kInt}},       // of the same width
-      {{2 * kShort}, {kShort, at::kLong}},  // of as many bytes
+      {{kShort}, {kShort, at::kInt}},       // the same width
+      {{2 * kShort}, {kShort, at::kLong}},  // the same number of bytes
       {{2 * kLong, at::kInt}, {kLong, at::kDouble}},
       {{kShort, at::kBool}, {kShort, at::kByte}},
       {{0}, {kShort}},
@@ -139,7 +141,7 @@ TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][r
   CAPTURE(to_text(sent), to_text(expected), async);
   const auto errors = errors_of_ranks(2, [&, &sent = sent, &expected = expected](const Rank& self) {
     if (self.rank == 0) {
-      ddp::send(sent.filled(1), 1, 3, self.group);  // which need not wait for the error
+      ddp::send(sent.filled(1), 1, 3, self.group);  // may return before the error
     } else {
       auto tensor = expected.filled(0);
       async ? void(ddp::recv_async(tensor, 0, 3, self.group)->wait())
@@ -152,15 +154,15 @@ TEST_CASE("a recv of what was not sent throws with both descriptions", "[comm][r
       ContainsText(
           "recv: expected a message of " + to_text(expected) + " from rank 0 with tag 3, got " +
           to_text(sent) + " on rank 1 of 2. Receive what was sent"));
-  // Where the error ends a long send, it is the same one.
+  // If the error also ends a long send, it is the same one.
   if (!errors[0].empty()) CHECK_THAT(errors[0], ContainsText("recv: expected a message of "));
 }
 
-TEST_CASE("a message that is refused leaves nothing in the way", "[comm][ranks][errors]") {
+TEST_CASE("after a refused message the next one arrives", "[comm][ranks][errors]") {
   const int64_t numel = GENERATE(kShort, kLong);
   const bool any_source = GENERATE(false, true);
   CAPTURE(numel, any_source);
-  // c10d's own calls, after whose errors the group goes on.
+  // Uses c10d's own calls, after whose errors the group still works.
   const auto results = run_ranks<int>(2, [&](const Rank& self) {
     std::vector<at::Tensor> wrong{at::full({numel}, 5.0)};
     std::vector<at::Tensor> right{at::full({numel + 1}, self.rank)};
@@ -192,7 +194,8 @@ TEST_CASE("each rank receives while it sends", "[comm][ranks]") {
   const int size = GENERATE(2, 3);
   const int64_t numel = GENERATE(0, 1, kShort, 4096, 4097, kLong, 1 << 20);
   CAPTURE(size, numel);
-  // A send of many elements ends once they are received: also while the receiver waits for its own.
+  // A send of many elements ends once they are received, also if the receiver waits for its own
+  // send.
   const auto results = run_ranks<int>(size, [&](const Rank& self) {
     const int previous = (self.rank + size - 1) % size;
     auto received = at::full({numel}, -1);
@@ -204,8 +207,8 @@ TEST_CASE("each rank receives while it sends", "[comm][ranks]") {
   CHECK(results == std::vector<int>(static_cast<size_t>(size), 1));
 }
 
-TEST_CASE("many messages at a time keep their order", "[comm][ranks]") {
-  const bool backwards = GENERATE(false, true);  // are waited for
+TEST_CASE("many pending messages keep their order", "[comm][ranks]") {
+  const bool backwards = GENERATE(false, true);  // the order of the waits
   CAPTURE(backwards);
   const std::vector<Message> messages{
       {kShort},
@@ -224,7 +227,7 @@ TEST_CASE("many messages at a time keep their order", "[comm][ranks]") {
     for (size_t i = 0; i < messages.size(); ++i) {
       const int value = self.rank == 0 ? static_cast<int>(i) + 1 : 0;
       tensors.push_back(messages[i].filled(value));
-      // Tags 0 and 1 in turns: each has an order of its own.
+      // Tags 0 and 1 alternate, and each has its own order.
       const int tag = static_cast<int>(i) % 2;
       works.push_back(
           self.rank == 0 ? ddp::send_async(tensors[i], 1, tag, self.group)
@@ -240,7 +243,7 @@ TEST_CASE("many messages at a time keep their order", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("messages of any source, and c10d's own calls, meet this library's", "[comm][ranks]") {
+TEST_CASE("messages of any source, and c10d's own calls, match this library's", "[comm][ranks]") {
   const int64_t numel = GENERATE(kShort, kLong);
   const auto results = run_ranks<std::vector<int>>(3, [&](const Rank& self) {
     std::vector<int> seen;
@@ -266,14 +269,14 @@ TEST_CASE("messages of any source, and c10d's own calls, meet this library's", "
   CHECK(results[0] == std::vector<int>{1, 1, 2, 2, 2});
 }
 
-TEST_CASE("c10d's monitored barrier finds its messages", "[comm][ranks]") {
+TEST_CASE("c10d's monitored barrier matches its messages", "[comm][ranks]") {
   const auto results = run_ranks<int>(2, [](const Rank& self) {
-    // Each of these leaves another tag.
+    // Each of these calls leaves another tag.
     for (int numel = 1; numel < 9; ++numel) {
       const auto own = at::ones({numel});
       std::vector<at::Tensor> outputs;
       if (self.rank == 0) outputs = {own.clone(), own.clone()};
-      ddp::gather(outputs, own, 0, self.group);  // over Gloo, for shm too
+      ddp::gather(outputs, own, 0, self.group);  // over Gloo, also in an shm group
       self.group->monitoredBarrier(c10d::BarrierOptions());
     }
     return 1;

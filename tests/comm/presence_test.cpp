@@ -1,4 +1,4 @@
-// Whether a peer still exists, as its listening socket tells.
+// Detects by its listening socket whether a peer still exists.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -15,8 +15,8 @@
 
 using namespace std::chrono_literals;
 using ddp::GlooDevices;
-using ddp::Presence;
-using ddp::PresenceSocket;
+using ddp::Liveness;
+using ddp::LivenessSocket;
 using ddp::probe;
 
 namespace {
@@ -25,17 +25,17 @@ const GlooDevices kLoopback{{}, "127.0.0.1"};
 
 }  // namespace
 
-TEST_CASE("a peer is present for as long as its socket lives", "[comm][errors]") {
-  const PresenceSocket lives(kLoopback);
-  auto ends = std::make_unique<PresenceSocket>(kLoopback);
+TEST_CASE("a peer is alive while its socket exists", "[comm][errors]") {
+  const LivenessSocket lives(kLoopback);
+  auto ends = std::make_unique<LivenessSocket>(kLoopback);
   const std::vector<std::string> addresses{lives.address(), ends->address()};
-  CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Present}));
+  CHECK((probe(addresses, 5s) == std::vector<Liveness>{Liveness::Alive, Liveness::Alive}));
   ends.reset();
-  CHECK((probe(addresses, 5s) == std::vector<Presence>{Presence::Present, Presence::Gone}));
+  CHECK((probe(addresses, 5s) == std::vector<Liveness>{Liveness::Alive, Liveness::Gone}));
 }
 
-TEST_CASE("a process that a peer forked is not the peer", "[comm][errors]") {
-  auto socket = std::make_unique<PresenceSocket>(kLoopback);
+TEST_CASE("a process that a peer forked does not count as the peer", "[comm][errors]") {
+  auto socket = std::make_unique<LivenessSocket>(kLoopback);
   const auto address = socket->address();
   int lives[2], runs[2];
   REQUIRE((pipe(lives) == 0 && pipe(runs) == 0));
@@ -43,21 +43,21 @@ TEST_CASE("a process that a peer forked is not the peer", "[comm][errors]") {
   char byte = 0;
   if (child == 0) {
     close(lives[1]);
-    const auto told = write(runs[1], &byte, 1);
-    _exit(
-        static_cast<int>(told - 1 + read(lives[0], &byte, 1)));  // until the parent closes its end
+    const auto written = write(runs[1], &byte, 1);
+    // read() returns when the parent closes its end.
+    _exit(static_cast<int>(written - 1 + read(lives[0], &byte, 1)));
   }
   close(lives[0]);
   REQUIRE(read(runs[0], &byte, 1) == 1);
-  CHECK(probe({address}, 5s).front() == Presence::Present);
+  CHECK(probe({address}, 5s).front() == Liveness::Alive);
   socket.reset();
-  CHECK(probe({address}, 5s).front() == Presence::Gone);
+  CHECK(probe({address}, 5s).front() == Liveness::Gone);
   for (const int end : {lives[1], runs[0], runs[1]}) close(end);
   waitpid(child, nullptr, 0);
 }
 
-TEST_CASE("an address that no host answers at is silent", "[comm][errors]") {
-  // A kernel whose queue of connections is full drops what comes, as a host that is down does.
+TEST_CASE("an address at which no host answers is silent", "[comm][errors]") {
+  // A kernel whose queue of connections is full drops further ones, like a host that is down.
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in name{};
   name.sin_family = AF_INET;
@@ -69,37 +69,37 @@ TEST_CASE("an address that no host answers at is silent", "[comm][errors]") {
   std::vector<int> queued;
   for (int i = 0; i < 3; ++i) {
     queued.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    (void)connect(queued.back(), generic, length);  // goes on beside it
+    (void)connect(queued.back(), generic, length);  // continues in the background
   }
   const auto address = "127.0.0.1 " + std::to_string(ntohs(name.sin_port));
-  CHECK(probe({address}, 200ms).front() == Presence::Silent);
+  CHECK(probe({address}, 200ms).front() == Liveness::Silent);
   close(listener);
-  CHECK(probe({address}, 5s).front() == Presence::Gone);
+  CHECK(probe({address}, 5s).front() == Liveness::Gone);
   for (const int fd : queued) close(fd);
 }
 
-TEST_CASE("an interface will do in place of an address", "[comm]") {
-  const PresenceSocket socket({{"lo"}, ""});
+TEST_CASE("a socket can listen on an interface instead of an address", "[comm]") {
+  const LivenessSocket socket({{"lo"}, ""});
   CHECK_THAT(socket.address(), ContainsText("127.0.0.1 "));
-  CHECK((probe({socket.address()}, 5s).front() == Presence::Present));
+  CHECK((probe({socket.address()}, 5s).front() == Liveness::Alive));
 }
 
-TEST_CASE("nobody is gone because of an address that says nothing", "[comm][errors]") {
+TEST_CASE("a malformed address is unknown, not gone", "[comm][errors]") {
   const std::string address = GENERATE("", "127.0.0.1", "no-number 80", "127.0.0.1 port");
-  CHECK((probe({address}, 100ms).front() == Presence::Unknown));
+  CHECK((probe({address}, 100ms).front() == Liveness::Unknown));
 }
 
-TEST_CASE("a socket where there can be none has no address", "[comm][errors]") {
-  CHECK(PresenceSocket({{"no-such-interface"}, ""}).address().empty());
-  CHECK(PresenceSocket({{}, "192.0.2.1"}).address().empty());  // not this host's
+TEST_CASE("a socket that cannot listen has no address", "[comm][errors]") {
+  CHECK(LivenessSocket({{"no-such-interface"}, ""}).address().empty());
+  CHECK(LivenessSocket({{}, "192.0.2.1"}).address().empty());  // not this host's
 }
 
-TEST_CASE("probing again and again leaves a peer present", "[comm]") {
-  const PresenceSocket socket(kLoopback);
+TEST_CASE("a peer is still alive after many probes", "[comm]") {
+  const LivenessSocket socket(kLoopback);
   for (int i = 0; i < 4; ++i) {
     const std::vector<std::string> addresses(500, socket.address());
     const auto found = probe(addresses, 30s);
-    CHECK((found == std::vector<Presence>(500, Presence::Present)));
+    CHECK((found == std::vector<Liveness>(500, Liveness::Alive)));
     socket.drain();
   }
 }

@@ -58,19 +58,19 @@ TEST_CASE(
   CHECK(met.rank == 0);
   CHECK(met.world_size == 1);
 
-  // Nobody asked for it, so its being malformed is nobody's business.
+  // The environment is not needed here, so a malformed one is no error.
   met = rendezvous(over_store().rank(0).world_size(1), launched("abc", "0"));
   CHECK(met.world_size == 1);
 }
 
-TEST_CASE("a process that nobody launched is a world of one", "[comm][pure]") {
+TEST_CASE("a process without a launcher is a world of one", "[comm][pure]") {
   Environment alone;
-  alone.alone = true;
+  alone.no_launcher = true;
   const auto met = rendezvous({}, alone);
   CHECK(met.rank == 0);
   CHECK(met.world_size == 1);
   REQUIRE(met.store);
-  // Where anything speaks of other processes, the rest has to be said, too.
+  // If any setting refers to other processes, the remaining settings are required, too.
   CHECK_THROWS_WITH(
       rendezvous(over_store(), alone), ContainsText("expected WORLD_SIZE in the environment"));
   CHECK_THROWS_WITH(
@@ -150,7 +150,8 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
           "a free port of rank 0's host, the same for all ranks."));
 }
 
-TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", "[comm][ranks]") {
+TEST_CASE(
+    "a restart over torchrun's store does not see the previous attempt's keys", "[comm][ranks]") {
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -170,7 +171,7 @@ TEST_CASE("a restart over torchrun's store sees nothing of the attempt before", 
   CHECK(meet("0").store->check({"claim"}));
 }
 
-TEST_CASE("at a loopback address rank 0 listens there alone", "[comm]") {
+TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm]") {
   const auto [host, address] = GENERATE(table<const char*, const char*>(
       {{"127.0.0.1", kLoopback4}, {"localhost", kLoopback4}, {"::1", kLoopback6}}));
   CAPTURE(host);
@@ -190,7 +191,7 @@ TEST_CASE("at a loopback address rank 0 listens there alone", "[comm]") {
   CHECK(rendezvous(options, environment).store->get_to_str("key") == "value");
 }
 
-TEST_CASE("at any other address rank 0 listens on all of the host's", "[comm]") {
+TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[comm]") {
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", "0.0.0.0"};
   const int port = TakenPort().number();
@@ -202,7 +203,7 @@ TEST_CASE("at any other address rank 0 listens on all of the host's", "[comm]") 
   CHECK(addresses.size() == 1);
 }
 
-TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][errors]") {
+TEST_CASE("a taken port is an error on rank 0 that names it", "[comm][errors]") {
   const TakenPort port;
   auto environment = launched("0", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port.number())};
@@ -212,9 +213,8 @@ TEST_CASE("a port that is taken is an error on rank 0 that names it", "[comm][er
           ContainsText("choose another MASTER_PORT"));
 }
 
-TEST_CASE(
-    "a rank 0 that does not come is an error that names its host and port", "[comm][errors]") {
-  // Taken and let go: nobody listens there now.
+TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors]") {
+  // The port was taken and is released, so nothing listens there.
   const int port = TakenPort().number();
   auto environment = launched("1", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
@@ -226,7 +226,8 @@ TEST_CASE(
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
 }
 
-TEST_CASE("a host that nobody knows is an error that names it, on rank 0 too", "[comm][errors]") {
+TEST_CASE(
+    "a host that does not resolve is an error that names it, on rank 0 too", "[comm][errors]") {
   const auto rank = GENERATE("0", "1");
   auto environment = launched(rank, "2");
   environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
@@ -240,18 +241,18 @@ TEST_CASE("a host that nobody knows is an error that names it, on rank 0 too", "
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
 }
 
-TEST_CASE("a host that nobody knows is given up before the deadline", "[comm][errors]") {
-  // An empty label is in no name, so that no name server is asked.
+TEST_CASE("a host that does not resolve is an error before the deadline", "[comm][errors]") {
+  // No valid name has an empty label, so no name server is queried.
   const ddp::Deadline deadline(std::chrono::seconds(20));
   const auto start = std::chrono::steady_clock::now();
-  CHECK_FALSE(ddp::await_address("no..host", deadline, std::chrono::milliseconds(200)).empty());
+  CHECK_FALSE(ddp::wait_for_address("no..host", deadline, std::chrono::milliseconds(200)).empty());
   const auto took = std::chrono::steady_clock::now() - start;
   CHECK(took >= std::chrono::milliseconds(200));
   CHECK(took < std::chrono::seconds(5));
-  CHECK(ddp::await_address("127.0.0.1", deadline).empty());
+  CHECK(ddp::wait_for_address("127.0.0.1", deadline).empty());
 }
 
-TEST_CASE("a file that cannot be made is an error that names it", "[comm][errors]") {
+TEST_CASE("a file that cannot be created is an error that names it", "[comm][errors]") {
   const auto options = ProcessGroupOptions()
                            .init_method("file:///no/such/folder/meet")
                            .rank(0)

@@ -1,4 +1,4 @@
-// An all-to-all through shared memory: where tensors lie, how they are cut, and what goes wrong.
+// An all-to-all through shared memory: the place of tensors, their parts, and failures.
 #include <chrono>
 #include <functional>
 #include <string>
@@ -32,7 +32,7 @@ RanksOptions exchange_over_shm() {
   return options;
 }
 
-/// Bytes that tell where they are from: a rank, the rank they are for, and a place.
+/// Bytes that depend on the sender, the receiver and the position.
 at::Tensor letter(int from, int to, int64_t bytes) {
   return ((at::arange(bytes) * 7 + at::arange(bytes).floor_divide(251)) + 31 * from + 101 * to)
       .remainder(256)
@@ -55,7 +55,7 @@ at::Tensor letters_to(int rank, const std::vector<int64_t>& bytes) {
   return at::cat(parts);
 }
 
-/// The ranks' shared memory alone, of that many bytes each.
+/// A backend over the ranks' shared memory, with that many bytes per rank.
 c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t bytes) {
   const std::string one_host(static_cast<size_t>(self.size), 'a');
   const auto shared =
@@ -74,7 +74,7 @@ void exchange(
 
 TEST_CASE("parts larger than a slot, one slot, and none arrive whole", "[shm][ranks]") {
   const int size = GENERATE(2, 3, 4);
-  // How much rank s sends to rank r: from nothing to several slots and a rest.
+  // How many bytes rank s sends to rank r: from none to several slots and a rest.
   const auto bytes = [](int s, int r) {
     const std::vector<int64_t> sizes{0,          3 * kSlotBytes + 5, 1, 2 * kSlotBytes,
                                      kSlotBytes, kSlotBytes + 1,     0, 777};
@@ -92,7 +92,7 @@ TEST_CASE("parts larger than a slot, one slot, and none arrive whole", "[shm][ra
         const auto expected = letters_to(self.rank, received);
         const auto input = letters_from(self.rank, sent);
         int right = 0;
-        for (int i = 0; i < 5; ++i) {  // with others between them, that are not waited for
+        for (int i = 0; i < 5; ++i) {  // with pending collectives between them
           auto sum = at::full({1000}, self.rank + i);
           const auto summed = ddp::all_reduce_async(sum, c10d::ReduceOp::SUM, self.group);
           auto first = at::zeros_like(expected);
@@ -134,8 +134,8 @@ TEST_CASE("lists of any layout are exchanged", "[shm][ranks]") {
   }
 }
 
-TEST_CASE("tensors of the arena are read where they lie", "[shm][ranks]") {
-  // Beside the input there is room for a table alone.
+TEST_CASE("tensors of the arena are read in place", "[shm][ranks]") {
+  // Besides the input, the arena only has space for a table.
   constexpr int64_t kBytes = 14 * kTableBytes;
   const auto results = run_ranks<at::Tensor>(2, [](const Rank& self) {
     const auto backend = backend_with_arena(self, kBytes + kTableBytes);
@@ -167,7 +167,7 @@ TEST_CASE("a large all-to-all takes two slots of memory for each receiver", "[sh
 }
 
 TEST_CASE(
-    "splits that do not match are named on every rank, and the backend goes on", "[shm][errors]") {
+    "splits that do not match throw on every rank, and the backend still works", "[shm][errors]") {
   std::vector<std::string> caught(3);
   const auto results = run_ranks<int>(
       3,
@@ -175,7 +175,7 @@ TEST_CASE(
         const auto backend = self.group->getBackend(at::kCPU);
         const auto input = at::full({6}, self.rank, at::kFloat);
         caught[self.rank] = error_of<c10::Error>([&] {
-          // Rank 2 expects one of rank 1 more than comes, and one of itself less.
+          // Rank 2 expects one element more from rank 1 than it sends, and one less from itself.
           if (self.rank == 2) {
             exchange(*backend, at::zeros({6}), input, {2, 3, 1}, {2, 2, 2});
           } else {
@@ -214,7 +214,7 @@ TEST_CASE("splits that do not match fail the group's call on every rank", "[shm]
 }
 
 TEST_CASE("splits that c10d refuses are refused, and no rank waits", "[shm][errors]") {
-  // On one rank, while the others exchange.
+  // One rank passes bad splits while the other one exchanges.
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {

@@ -22,7 +22,7 @@ constexpr auto kKeep = Arena::OnRelease::kKeep;
 
 }  // namespace
 
-TEST_CASE("a segment is one memory wherever it is mapped", "[shm][pure]") {
+TEST_CASE("all mappings of a segment share its memory", "[shm][pure]") {
   const auto made = Segment::make(3 * kPage);
   const auto opened = Segment::open(::getpid(), made->fd(), 3 * kPage);
   CHECK(opened->data() != made->data());
@@ -34,13 +34,13 @@ TEST_CASE("a segment is one memory wherever it is mapped", "[shm][pure]") {
   CHECK(opened->fd() == -1);
 }
 
-TEST_CASE("a segment that is not there is an error with the reason", "[shm][errors]") {
+TEST_CASE("a segment that does not exist is an error with the reason", "[shm][errors]") {
   CHECK_THROWS_WITH(
       Segment::open(::getpid(), 987, kPage),
       ContainsText("/fd/987") && ContainsText("No such file"));
 }
 
-TEST_CASE("what is no segment of that size is not mapped", "[shm][errors]") {
+TEST_CASE("a file that is not a segment of that size is not mapped", "[shm][errors]") {
   const auto opens = [](int fd) { return Segment::open(::getpid(), fd, kPage); };
   const auto made = Segment::make(2 * kPage);
   CHECK_THROWS_WITH(opens(made->fd()), ContainsText("but it has 8192 bytes, not 4096"));
@@ -61,7 +61,7 @@ TEST_CASE("what is no segment of that size is not mapped", "[shm][errors]") {
   for (const int end : pipe) ::close(end);
 }
 
-TEST_CASE("nobody changes a segment's size", "[shm][pure]") {
+TEST_CASE("the size of a segment cannot be changed", "[shm][pure]") {
   const auto made = Segment::make(2 * kPage);
   CHECK(::ftruncate(made->fd(), kPage) == -1);
   CHECK(errno == EPERM);
@@ -77,7 +77,7 @@ TEST_CASE("a segment of another user is not mapped", "[shm][errors]") {
       ContainsText("it is user 65534's, not user 0's"));
 }
 
-TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[shm][pure]") {
+TEST_CASE("an arena allocates blocks that do not overlap, and reuses them", "[shm][pure]") {
   const auto arena = std::make_shared<Arena>(Segment::make(9 * kPage), 8 * kPage);
   auto a = arena->allocate(1, at::kFloat, kKeep);
   auto b = arena->allocate(kPage, at::kByte, kKeep);
@@ -90,21 +90,21 @@ TEST_CASE("an arena hands out pieces that do not touch, and takes them back", "[
 
   b = at::Tensor();
   auto d = arena->allocate(2 * kPage, at::kByte, kKeep);
-  CHECK(arena->offset_of(d) == 4 * kPage);  // too large for b's place
+  CHECK(arena->offset_of(d) == 4 * kPage);  // too large for b's block
   a = at::Tensor();
   auto e = arena->allocate(2 * kPage, at::kByte, kKeep);
-  CHECK(arena->offset_of(e) == 0u);  // a's and b's together
+  CHECK(arena->offset_of(e) == 0u);  // a's and b's blocks, merged
   c = d = e = at::Tensor();
   CHECK(arena->offset_of(arena->allocate(8 * kPage, at::kByte, kKeep)) == 0u);
 }
 
-TEST_CASE("an arena that is full says so", "[shm][errors]") {
+TEST_CASE("allocating from a full arena throws", "[shm][errors]") {
   const auto arena = std::make_shared<Arena>(Segment::make(2 * kPage), 2 * kPage);
   const auto all = arena->allocate(2 * kPage, at::kByte, kKeep);
   CHECK_THROWS_AS(arena->allocate(1, at::kByte, kKeep), c10::OutOfMemoryError);
 }
 
-TEST_CASE("memory that is discarded is the system's again", "[shm][pure]") {
+TEST_CASE("discarded memory goes back to the kernel", "[shm][pure]") {
   const auto arena = std::make_shared<Arena>(Segment::make(9 * kPage), 8 * kPage);
   arena->allocate(10, at::kByte, kKeep).fill_(3);
   CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 3);
@@ -112,7 +112,7 @@ TEST_CASE("memory that is discarded is the system's again", "[shm][pure]") {
   CHECK(arena->allocate(10, at::kByte, kKeep)[0].item<int>() == 0);
 }
 
-TEST_CASE("a frozen arena takes nothing back", "[shm][pure]") {
+TEST_CASE("a frozen arena does not reuse memory", "[shm][pure]") {
   const auto arena = std::make_shared<Arena>(Segment::make(8 * kPage), 8 * kPage);
   auto a = arena->allocate(10, at::kByte, kDiscard).fill_(5);
   const auto* address = a.const_data_ptr<uint8_t>();

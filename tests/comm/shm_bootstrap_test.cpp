@@ -1,4 +1,4 @@
-// What the ranks of a bootstrap tell each other through their store.
+// The exchange of the ranks of a bootstrap through their store.
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -19,7 +19,7 @@ using ddp::testing::Rank;
 
 namespace {
 
-/// Counts what ranks ask of it.
+/// Counts the ranks' operations.
 class CountingStore : public c10d::HashStore {
  public:
   explicit CountingStore(bool is_extended) : is_extended_(is_extended) {}
@@ -61,7 +61,7 @@ Setup setup_of(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
   return setup;
 }
 
-/// What rank 0 of two throws where rank 1 says that.
+/// The error of rank 0 of two, if rank 1 has written these entries.
 std::string error_with(const std::string& host, const std::string& memory) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("host/1", host);
@@ -74,7 +74,7 @@ std::string error_with(const std::string& host, const std::string& memory) {
 
 }  // namespace
 
-TEST_CASE("a bootstrap asks the store the same number of times at any size", "[shm][ranks]") {
+TEST_CASE("a bootstrap makes the same number of requests per rank at any size", "[shm][ranks]") {
   const int size = GENERATE(2, 5);
   const bool is_extended = GENERATE(true, false);
   CAPTURE(size, is_extended);
@@ -108,7 +108,7 @@ TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][err
               ". Use a store, or a prefix of one, to which nothing else writes."));
 }
 
-TEST_CASE("the first problem of a rank is all ranks' reason", "[shm][errors]") {
+TEST_CASE("the first problem of a rank is the reason on all ranks", "[shm][errors]") {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("host/1", "!no such host");
   CHECK(shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0}).why_not == "rank 1: no such host");

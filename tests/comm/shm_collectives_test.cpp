@@ -1,4 +1,4 @@
-// What is special to shared memory; that its collectives are right is tested with all backends'.
+// Properties that only shared memory has; the tests of all backends check its results.
 #include <chrono>
 #include <future>
 #include <string>
@@ -47,7 +47,7 @@ ddp::ProcessGroup group_beside(const Rank& self, const std::string& backend) {
           .timeout(20s));
 }
 
-/// Two sums of tens of ones, begun one behind the other.
+/// Two sums of ten ones each, started one after the other.
 struct TwoSums {
   explicit TwoSums(const Rank& self)
       : first(ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group)),
@@ -79,7 +79,7 @@ TEST_CASE("the default backend on one host is shared memory", "[shm][ranks]") {
   CHECK(names == std::vector<std::string>(3, "shm9"));
 }
 
-TEST_CASE("a tensor from the backend is reduced where it lies", "[shm][ranks]") {
+TEST_CASE("a tensor from the backend is reduced in place", "[shm][ranks]") {
   const auto results = run_ranks<at::Tensor>(
       3,
       [](const Rank& self) {
@@ -97,7 +97,8 @@ TEST_CASE("a tensor from the backend is reduced where it lies", "[shm][ranks]") 
   for (const auto& result : results) CHECK(at::equal(result, expected));
 }
 
-TEST_CASE("sums are those of the rank order, bit for bit, however they are cut", "[shm][ranks]") {
+TEST_CASE(
+    "elements are summed in rank order, to the bit, however tensors are cut", "[shm][ranks]") {
   constexpr int64_t kSize = 10007;
   const auto results = run_ranks<std::vector<at::Tensor>>(
       4,
@@ -127,14 +128,14 @@ TEST_CASE("sums are those of the rank order, bit for bit, however they are cut",
   }
 }
 
-TEST_CASE("tensors reduced together are one flat tensor", "[shm][ranks]") {
+TEST_CASE("tensors reduced together are reduced as one flat tensor", "[shm][ranks]") {
   const auto op = GENERATE(c10d::ReduceOp::SUM, c10d::ReduceOp::AVG);
   const int size = GENERATE(2, 3);
   CAPTURE(size);
   const auto results = run_ranks<at::Tensor>(
       size,
       [&](const Rank& self) {
-        // As long as a part of a rank, nothing, without order, one element of a view.
+        // Tensors longer than a rank's share, empty, not contiguous, and one element of a view.
         const auto flat = mine(self, 2000, 1);
         std::vector<at::Tensor> tensors{
             flat.narrow(0, 0, 700).clone(), at::empty({0}),
@@ -160,7 +161,7 @@ TEST_CASE("tensors reduced together are one flat tensor", "[shm][ranks]") {
   for (const auto& result : results) CHECK(at::equal(result, expected));
 }
 
-TEST_CASE("more collectives in flight than there are places for", "[shm][ranks]") {
+TEST_CASE("more collectives may be pending than there are slots", "[shm][ranks]") {
   const auto results = run_ranks<int64_t>(
       2,
       [](const Rank& self) {
@@ -172,7 +173,7 @@ TEST_CASE("more collectives in flight than there are places for", "[shm][ranks]"
           works.push_back(ddp::all_reduce_async(tensors.back(), c10d::ReduceOp::SUM, self.group));
         }
         int64_t right = 0;
-        for (int i = 999; i >= 0; --i) {  // waiting in any order
+        for (int i = 999; i >= 0; --i) {  // waits may have any order
           works[static_cast<size_t>(i)]->wait();
           right += tensors[static_cast<size_t>(i)].sum().item<int64_t>() == 3 * (2 * i + 1);
         }
@@ -182,7 +183,7 @@ TEST_CASE("more collectives in flight than there are places for", "[shm][ranks]"
   CHECK(results == std::vector<int64_t>{1000, 1000});
 }
 
-TEST_CASE("a rank that waits for something else does not hold the others up", "[shm][ranks]") {
+TEST_CASE("a rank that waits in Gloo does not block the others", "[shm][ranks]") {
   // Rank 0 is in Gloo when rank 1 needs its part of the sum.
   const auto results = run_ranks<float>(
       2,
@@ -203,7 +204,7 @@ TEST_CASE("a rank that waits for something else does not hold the others up", "[
   CHECK(results == std::vector<float>{200000, 200000});
 }
 
-TEST_CASE("a future's callback may begin the next collective", "[shm][ranks]") {
+TEST_CASE("a future's callback may start the next collective", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
@@ -224,7 +225,7 @@ TEST_CASE("a future's callback may begin the next collective", "[shm][ranks]") {
   CHECK(results == std::vector<float>{40, 40});
 }
 
-TEST_CASE("a broadcast leaves autograd's versions alone", "[shm][ranks]") {
+TEST_CASE("a broadcast does not change autograd's version counters", "[shm][ranks]") {
   const auto versions = run_ranks<int64_t>(
       2,
       [](const Rank& self) {
@@ -238,7 +239,7 @@ TEST_CASE("a broadcast leaves autograd's versions alone", "[shm][ranks]") {
   CHECK(versions == std::vector<int64_t>{0, 0});
 }
 
-TEST_CASE("a barrier comes after what Gloo carries", "[shm][ranks]") {
+TEST_CASE("a barrier completes after the calls that Gloo carries", "[shm][ranks]") {
   const auto over = run_ranks<int>(
       2,
       [](const Rank& self) -> int {
@@ -263,18 +264,18 @@ TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
         TwoSums sums(self);
         std::promise<float> sum;
         sums.first->getFuture()->addCallback([&](c10::ivalue::Future&) {
-          sums.second->wait();  // behind this one
+          sums.second->wait();  // later than this one
           auto v = at::ones(10);
           ddp::all_reduce(v, c10d::ReduceOp::SUM, self.group);
           sum.set_value((sums.t + sums.u + v).sum().item<float>());
         });
-        return sum.get_future().get();  // without a wait that would drive them
+        return sum.get_future().get();  // without a wait that would make progress
       },
       over_shm());
   CHECK(results == std::vector<float>{60, 60});
 }
 
-TEST_CASE("abort waits for no callback", "[shm][ranks][errors]") {
+TEST_CASE("abort does not wait for callbacks", "[shm][ranks][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -308,7 +309,7 @@ TEST_CASE("abort waits for no callback", "[shm][ranks][errors]") {
       errors[1], ContainsText("rank 0") && ContainsText("shm: the process group was aborted"));
 }
 
-TEST_CASE("a callback that throws leaves the others alone", "[shm][ranks]") {
+TEST_CASE("a callback that throws does not affect other collectives", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
@@ -326,7 +327,7 @@ TEST_CASE("a callback that throws leaves the others alone", "[shm][ranks]") {
   CHECK(results == std::vector<float>{20, 20});
 }
 
-TEST_CASE("a callback may hold and drop the last of a group", "[shm][ranks]") {
+TEST_CASE("a callback may drop the last reference to a group", "[shm][ranks]") {
   const auto results = run_ranks<int>(
       2,
       [](const Rank& self) {
@@ -350,14 +351,14 @@ TEST_CASE("a callback may hold and drop the last of a group", "[shm][ranks]") {
   CHECK(results == std::vector<int>{1, 1});
 }
 
-TEST_CASE("tensors of inference mode are reduced by whichever thread", "[shm][ranks]") {
+TEST_CASE("any thread can reduce tensors of inference mode", "[shm][ranks]") {
   const auto results = run_ranks<float>(
       2,
       [](const Rank& self) {
         const c10::InferenceMode inference;
         float sum = 0;
         for (int i = 0; i < 20; ++i) {
-          // Strided: not a mere copy of bytes.
+          // Strided, so that it is not only a copy of bytes.
           auto t = at::ones({4, 6}).t();
           const auto work = ddp::broadcast_async(t, 0, self.group);
           const auto more = ddp::all_reduce_async(t, c10d::ReduceOp::SUM, self.group);
@@ -394,7 +395,7 @@ TEST_CASE("two groups and two threads of a rank do not disturb each other", "[sh
   CHECK(results == std::vector<float>(2, 4 * 199 * 100));
 }
 
-TEST_CASE("memory from the backend goes into every collective", "[shm][ranks]") {
+TEST_CASE("every collective accepts memory from the backend", "[shm][ranks]") {
   const auto results = run_ranks<at::Tensor>(
       2,
       [](const Rank& self) {

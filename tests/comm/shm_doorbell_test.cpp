@@ -1,4 +1,4 @@
-// A thread that waits on a doorbell is woken by a ring, not by the end of its time.
+// A ring wakes a thread that waits on a doorbell, before its timeout.
 #include <atomic>
 #include <chrono>
 #include <new>
@@ -26,7 +26,7 @@ TEST_CASE("a ring wakes a waiter, through either mapping of a doorbell", "[shm][
   bool held = false;
   const auto begin = Clock::now();
   std::thread waiter([&] { held = doorbell->wait_until([&] { return condition.load(); }, 10s); });
-  while (doorbell->waiters() == 0) std::this_thread::yield();  // it does not spin any more
+  while (doorbell->waiters() == 0) std::this_thread::yield();  // until it sleeps
   condition = true;
   same->ring();
   waiter.join();
@@ -35,7 +35,7 @@ TEST_CASE("a ring wakes a waiter, through either mapping of a doorbell", "[shm][
   CHECK(doorbell->waiters() == 0);
 }
 
-TEST_CASE("a waiter without a ring gives up in time", "[shm][pure]") {
+TEST_CASE("a waiter without a ring returns after its timeout", "[shm][pure]") {
   const auto made = Segment::make(sizeof(Doorbell));
   auto* const doorbell = new (made->data()) Doorbell;
   const auto begin = Clock::now();

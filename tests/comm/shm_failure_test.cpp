@@ -1,4 +1,4 @@
-// What goes wrong over shared memory: every rank learns, by name, in bounded time.
+// Failures over shared memory: every rank throws in bounded time, naming the failed rank.
 #include <chrono>
 #include <functional>
 #include <string>
@@ -47,7 +47,7 @@ void sum_in_backend(const Rank& self, at::Tensor t) {
 }  // namespace
 
 TEST_CASE(
-    "different collectives are an error on every rank, and the backend goes on", "[shm][errors]") {
+    "different collectives throw on every rank, and the backend still works", "[shm][errors]") {
   std::vector<std::string> caught(3);
   const auto errors = errors_of_ranks(
       3,
@@ -68,7 +68,9 @@ TEST_CASE(
       "tensors of equal sizes and dtypes in the same order on all ranks.");
 }
 
-TEST_CASE("tensors of other sizes are told of, although they are as many", "[shm][errors]") {
+TEST_CASE(
+    "tensors of different sizes are an error although their elements are as many",
+    "[shm][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -85,8 +87,8 @@ TEST_CASE("tensors of other sizes are told of, although they are as many", "[shm
   }
 }
 
-TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm][errors]") {
-  // Seen in what a rank is told that did something else.
+TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][errors]") {
+  // The error of a rank that calls another collective shows which way the call took.
   using Backend = c10d::Backend;
   const std::vector<std::pair<std::string, std::function<WorkPtr(Backend&)>>> kinds{
       {"all_reduce of 10 x Float, SUM",
@@ -159,8 +161,9 @@ TEST_CASE("each kind of collective goes through memory, not through Gloo", "[shm
   }
 }
 
-TEST_CASE("a call that shared memory carries on one rank alone is told at once", "[shm][errors]") {
-  // Gloo sums up several tensors of a rank; of 16-bit integers it has no sum, which counts less.
+TEST_CASE("a call that shared memory carries on some ranks only throws at once", "[shm][errors]") {
+  // Gloo carries several tensors per rank, and refuses 16-bit integers, which matters less than the
+  // mismatch.
   const bool refused = GENERATE(false, true);
   std::vector<double> waited(3);
   const auto errors = errors_of_ranks(
@@ -174,10 +177,10 @@ TEST_CASE("a call that shared memory carries on one rank alone is told at once",
         const auto first = timed_error_of([&] { backend->allreduce(tensors)->wait(); });
         waited[self.rank] = first.seconds;
         const auto then = error_of([&] { sum_of_ones(self); });
-        TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it goes on: ", then);
+        TORCH_CHECK(then.find("(through Gloo)") != std::string::npos, "it continues: ", then);
         TORCH_CHECK(first.error.empty(), first.error);
       },
-      over_shm(4s));  // for which rank 1 waits in Gloo at the end
+      over_shm(4s));  // the time that rank 1 waits in Gloo at the end
   for (int rank = 0; rank < 3; ++rank) {
     CAPTURE(rank, errors[rank]);
     CHECK(waited[rank] < 2);
@@ -188,7 +191,7 @@ TEST_CASE("a call that shared memory carries on one rank alone is told at once",
   }
 }
 
-TEST_CASE("a rank that does not come is named when the time is over", "[shm][errors]") {
+TEST_CASE("a missing rank is named when the timeout has passed", "[shm][errors]") {
   const auto errors = errors_of_ranks(
       3,
       [](const Rank& self) {
@@ -203,13 +206,13 @@ TEST_CASE("a rank that does not come is named when the time is over", "[shm][err
   CHECK(errors[1].empty());
   for (const int rank : {0, 2}) {
     CAPTURE(errors[rank]);
-    // Who did not notice first is told by the one who did.
+    // The rank that notices the timeout second throws the first one's text.
     CHECK_THAT(errors[rank], ContainsText("timed out after 2000 ms, rank 1 (at 1) did not come"));
     CHECK_THAT(errors[rank], ContainsText("collective number 1 (all_reduce of 10 x Float, SUM)"));
   }
 }
 
-TEST_CASE("a rank that leaves is noticed at once", "[shm][errors]") {
+TEST_CASE("a rank that leaves fails the others at once", "[shm][errors]") {
   std::vector<double> waited(2);
   const auto errors = errors_of_ranks(
       2,
@@ -228,7 +231,7 @@ TEST_CASE("a rank that leaves is noticed at once", "[shm][errors]") {
       errors[0], ContainsText("rank 1 (process ") && ContainsText("has left the process group"));
 }
 
-TEST_CASE("a wait that is given less time leaves the collective alone", "[shm][errors]") {
+TEST_CASE("a wait with a shorter timeout does not fail the collective", "[shm][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -246,8 +249,8 @@ TEST_CASE("a wait that is given less time leaves the collective alone", "[shm][e
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("what a rank gave up does not succeed on the others", "[shm][errors]") {
-  // Rank 0 does its part of the sum, gives up on rank 1, and lets the memory go.
+TEST_CASE("a collective that one rank aborts does not succeed on the others", "[shm][errors]") {
+  // Rank 0 does its part of the sum, times out waiting for rank 1, and releases the memory.
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -262,7 +265,7 @@ TEST_CASE("what a rank gave up does not succeed on the others", "[shm][errors]")
   CHECK_THAT(errors[1], ContainsText("rank 0 (process ") && ContainsText("has aborted"));
 }
 
-TEST_CASE("after a failure every further collective fails at once", "[shm][errors]") {
+TEST_CASE("after a failure every later collective fails at once", "[shm][errors]") {
   const auto errors = errors_of_ranks(
       2,
       [](const Rank& self) {
@@ -279,8 +282,8 @@ TEST_CASE("after a failure every further collective fails at once", "[shm][error
   CHECK(errors[1].empty());
 }
 
-TEST_CASE("a rank that cannot start a collective tells the others at once", "[shm][errors]") {
-  // "aab": the group over several hosts has all_reduce alone.
+TEST_CASE("a rank that cannot start a collective fails the others at once", "[shm][errors]") {
+  // "aab": over several hosts, shared memory only carries all_reduce.
   const auto [hosts, kind] = GENERATE(table<std::string, std::string>(
       {{"aaa", "all_reduce"},
        {"aaa", "all_reduce_coalesced"},
@@ -322,7 +325,7 @@ TEST_CASE("a rank that cannot start a collective tells the others at once", "[sh
     CHECK_FALSE(errors[rank].empty());
   }
   CHECK_THAT(errors[1], ContainsText("shared memory: expected 4096 bytes in one block"));
-  // On another host a rank learns it through Gloo's connections.
+  // A rank on another host fails through Gloo's connections.
   const std::string why =
       "on rank 1 of 3: shared memory: expected 4096 bytes in one block, but the ";
   CHECK_THAT(errors[0], ContainsText("shm: expected to start ") && ContainsText(why));

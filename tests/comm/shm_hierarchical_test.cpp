@@ -1,4 +1,4 @@
-// Shared memory on several hosts: ranks that are told different names of theirs.
+// Shared memory on several hosts, simulated by ranks with different host names.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -26,7 +26,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 namespace {
 
-/// \param hosts  a letter for each rank: who has the same is on the same host.
+/// \param hosts  a letter for each rank: ranks with the same letter are on one host.
 ddp::backends::shm::BootstrapResult make(
     const Rank& self, const std::string& hosts, std::chrono::milliseconds timeout = 20s) {
   return ddp::testing::share_on_hosts(self.store, self.rank, hosts, timeout, timeout);
@@ -46,20 +46,20 @@ WorkPtr start(const BackendPtr& backend, const at::Tensor& t, c10d::ReduceOp op)
   return backend->allreduce(tensors, options);
 }
 
-/// What waiting for it throws; "" for nothing.
+/// The error of waiting for `work`; "" for none.
 std::string error_in(const WorkPtr& work) {
   return ddp::problem_of([&] { work->wait(); });
 }
 
 at::Tensor mine(int rank, int64_t numel, int64_t seed, at::ScalarType type) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed * 100 + rank);
-  // Whole numbers: the order of a sum makes no difference.
+  // Whole numbers, whose sums do not depend on the order.
   return at::randint(0, 20, {numel}, generator, at::kLong).to(type);
 }
 
 }  // namespace
 
-TEST_CASE("sums go over all hosts", "[shm][hosts][ranks]") {
+TEST_CASE("all_reduce sums over all hosts", "[shm][hosts][ranks]") {
   const std::string hosts = GENERATE("aabb", "abab", "aaab", "abcbb", "aabbcc");
   const auto type = GENERATE(at::kFloat, at::kBFloat16, at::kByte);
   const int64_t numel = GENERATE(0, 1, 1000, 200003);
@@ -98,7 +98,7 @@ TEST_CASE("sums go over all hosts", "[shm][hosts][ranks]") {
   }
 }
 
-TEST_CASE("an element's sum does not depend on its place", "[shm][hosts][ranks]") {
+TEST_CASE("an element's sum does not depend on its position", "[shm][hosts][ranks]") {
   const std::string hosts = GENERATE("aabc", "aabbccdd");
   CAPTURE(hosts);
   constexpr int64_t kNumel = 1000;
@@ -129,7 +129,7 @@ TEST_CASE("an element's sum does not depend on its place", "[shm][hosts][ranks]"
   }
 }
 
-TEST_CASE("what is no number stays none, wherever it is", "[shm][hosts][ranks]") {
+TEST_CASE("a NaN on any rank stays a NaN in minima and maxima", "[shm][hosts][ranks]") {
   const std::string hosts = GENERATE("aab", "aabb", "aabc");
   const auto op = GENERATE(c10d::ReduceOp::MIN, c10d::ReduceOp::MAX);
   CAPTURE(hosts);
@@ -143,11 +143,11 @@ TEST_CASE("what is no number stays none, wherever it is", "[shm][hosts][ranks]")
     return t;
   });
   const auto number = at::arange(kNumel);
-  const auto expected = (number % 10) < size;  // one on every tenth place of each rank
+  const auto expected = (number % 10) < size;  // each rank has one at every tenth position
   for (const auto& result : results) CHECK(at::equal(at::isnan(result), expected));
 }
 
-TEST_CASE("averages divide by all ranks", "[shm][hosts][ranks]") {
+TEST_CASE("an average divides by the number of all ranks", "[shm][hosts][ranks]") {
   const auto results = run_ranks<at::Tensor>(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aaab");
     auto t = at::full({100}, 4.0 * self.rank);
@@ -157,7 +157,9 @@ TEST_CASE("averages divide by all ranks", "[shm][hosts][ranks]") {
   for (const auto& result : results) CHECK(at::equal(result, at::full({100}, 6.0)));
 }
 
-TEST_CASE("futures tell of sums over hosts, and what follows may begin there", "[shm][hosts]") {
+TEST_CASE(
+    "futures of sums over hosts complete, and their callbacks may start other sums",
+    "[shm][hosts]") {
   const auto results = run_ranks<at::Tensor>(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aabb");
     const auto first = at::ones({10}), second = at::ones({10});
@@ -175,7 +177,7 @@ TEST_CASE("futures tell of sums over hosts, and what follows may begin there", "
   for (const auto& result : results) CHECK(at::equal(result, at::full({10}, 20.0)));
 }
 
-TEST_CASE("what a host's ranks do alone is Gloo's", "[shm][hosts][ranks]") {
+TEST_CASE("Gloo carries the other collectives over several hosts", "[shm][hosts][ranks]") {
   const auto results = run_ranks<at::Tensor>(3, [](const Rank& self) {
     const auto backend = backend_of(self, "aab");
     std::vector<at::Tensor> t{at::full({5}, 1.0 * self.rank)};
@@ -188,7 +190,7 @@ TEST_CASE("what a host's ranks do alone is Gloo's", "[shm][hosts][ranks]") {
   for (const auto& result : results) CHECK(at::equal(result, at::full({5}, 2.0)));
 }
 
-TEST_CASE("a barrier comes after the sums begun before it", "[shm][hosts][ranks]") {
+TEST_CASE("a barrier completes after the sums that started before it", "[shm][hosts][ranks]") {
   const int64_t of_sum = GENERATE(1 << 23, 10);
   const int64_t of_broadcast = of_sum == 10 ? 1 << 25 : 10;  // which Gloo carries
   const auto over = run_ranks<int>(3, [&](const Rank& self) -> int {
@@ -202,7 +204,7 @@ TEST_CASE("a barrier comes after the sums begun before it", "[shm][hosts][ranks]
   CHECK(over == std::vector<int>(3, 1));
 }
 
-TEST_CASE("where each rank has a host of its own, nothing is shared", "[shm][hosts][ranks]") {
+TEST_CASE("if each rank has a host of its own, there is no shared backend", "[shm][hosts][ranks]") {
   const auto reasons =
       run_ranks<std::string>(3, [](const Rank& self) { return make(self, "abc").why_not; });
   for (const auto& reason : reasons) {
@@ -210,7 +212,7 @@ TEST_CASE("where each rank has a host of its own, nothing is shared", "[shm][hos
   }
 }
 
-TEST_CASE("a rank that does not come is named on its host", "[shm][hosts][errors]") {
+TEST_CASE("a missing rank is named on its host", "[shm][hosts][errors]") {
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = errors_of_ranks(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aabb", 3s);
@@ -234,11 +236,11 @@ TEST_CASE("a rank that does not come is named on its host", "[shm][hosts][errors
   CHECK_THAT(errors[2], ContainsText("timed out after 3000 ms, rank 3 (at 1) did not come"));
 }
 
-TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][errors]") {
+TEST_CASE("a failure on one host fails the others at once", "[shm][hosts][errors]") {
   const std::string hosts = GENERATE("aabb", "aabc");
   const int who = GENERATE(0, 1, 2, 3);
-  const bool gives_up = GENERATE(false, true);  // or goes
-  CAPTURE(hosts, who, gives_up);
+  const bool aborts = GENERATE(false, true);  // or drops the backend
+  CAPTURE(hosts, who, aborts);
   std::vector<BackendPtr> kept(4);
   std::vector<double> took(4);
   const auto errors = errors_of_ranks(4, [&](const Rank& self) {
@@ -246,14 +248,14 @@ TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][er
     start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait();
     if (self.rank == who) {
       std::this_thread::sleep_for(200ms);
-      gives_up ? backend->abort() : backend.reset();
+      aborts ? backend->abort() : backend.reset();
       kept[static_cast<size_t>(self.rank)] = backend;
       return;
     }
     const auto [text, seconds] = ddp::testing::timed_error_of(
         [&] { start(backend, at::ones({10}), c10d::ReduceOp::SUM)->wait(); });
     took[static_cast<size_t>(self.rank)] = seconds;
-    kept[static_cast<size_t>(self.rank)] = backend;  // who failed does not help by its end
+    kept[static_cast<size_t>(self.rank)] = backend;  // its end must not fail the others
     TORCH_CHECK(text.empty(), text);
   });
   for (int rank = 0; rank < 4; ++rank) {
@@ -264,7 +266,7 @@ TEST_CASE("what fails on one host fails on the others at once", "[shm][hosts][er
   }
 }
 
-TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][ranks]") {
+TEST_CASE("a group of several hosts can end with pending sums", "[shm][hosts][ranks]") {
   const std::string hosts = GENERATE("aaabb", "aabbc");
   for (int round = 0; round < 20; ++round) {
     const auto errors = errors_of_ranks(5, [&](const Rank& self) {
@@ -273,7 +275,7 @@ TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][
       const auto work = start(backend, t, c10d::ReduceOp::SUM);
       if (round % 2 == 0) work->wait();
       backend.reset();
-      // It is over, one way or the other; who waited for it has its result.
+      // The sum has succeeded or failed; a rank that waited for it has its result.
       const auto text = error_in(work);
       TORCH_CHECK(text.empty() || round % 2 == 1, text);
       if (text.empty()) TORCH_CHECK(at::equal(t, at::full({1000}, 5.0)));
@@ -282,7 +284,7 @@ TEST_CASE("a group of several hosts can end with sums under way", "[shm][hosts][
   }
 }
 
-TEST_CASE("the longest wait is no shorter one", "[shm][hosts][ranks]") {
+TEST_CASE("a wait with the longest timeout does not overflow", "[shm][hosts][ranks]") {
   const auto errors = errors_of_ranks(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aabb");
     if (self.rank == 3) std::this_thread::sleep_for(100ms);
@@ -309,7 +311,7 @@ TEST_CASE("callbacks may wait for other sums, throw, or end the group", "[shm][h
       second->getFuture()->addCallback(
           [](c10::ivalue::Future&) { throw std::runtime_error("boom"); });
     };
-    ddp::problem_of(add);  // throws here where the sum is over already
+    ddp::problem_of(add);  // throws here if the sum has already completed
     second->wait();
     std::promise<void> ended;
     const auto third = start(backend, t.clone(), c10d::ReduceOp::SUM);
@@ -325,7 +327,7 @@ TEST_CASE("callbacks may wait for other sums, throw, or end the group", "[shm][h
   CHECK(errors == std::vector<std::string>(4));
 }
 
-TEST_CASE("a call that does not match ends the group, and says why", "[shm][hosts][errors]") {
+TEST_CASE("a call that does not match aborts the group with the reason", "[shm][hosts][errors]") {
   const auto errors = errors_of_ranks(4, [](const Rank& self) {
     const auto backend = backend_of(self, "aabb");
     const auto text =
@@ -338,7 +340,7 @@ TEST_CASE("a call that does not match ends the group, and says why", "[shm][host
                               "of 11 x Float, SUM"));
 }
 
-TEST_CASE("what Gloo carries fails with the group over hosts", "[shm][hosts][errors]") {
+TEST_CASE("collectives that Gloo carries fail with the group over hosts", "[shm][hosts][errors]") {
   std::vector<BackendPtr> kept(4);
   std::vector<std::string> first(4), then(4);
   std::vector<double> took(4);
@@ -348,7 +350,7 @@ TEST_CASE("what Gloo carries fails with the group over hosts", "[shm][hosts][err
     backend->barrier()->wait();
     const auto begin = std::chrono::steady_clock::now();
     std::vector<at::Tensor> t{at::ones({10})};
-    if (self.rank == 1) {  // who goes on, and does not come to the others' barrier in Gloo
+    if (self.rank == 1) {  // calls a sum instead of the others' barrier in Gloo
       error_in(start(backend, t[0], c10d::ReduceOp::SUM));
       kept[rank] = backend;
       return;
@@ -362,14 +364,13 @@ TEST_CASE("what Gloo carries fails with the group over hosts", "[shm][hosts][err
   for (const size_t rank : {0, 2, 3}) {
     CAPTURE(rank, first[rank], then[rank]);
     CHECK_FALSE(first[rank].empty());
-    CHECK(first[rank].find("connections were closed") == std::string::npos);  // but why
+    CHECK(first[rank].find("connections were closed") == std::string::npos);  // but the reason
     CHECK_THAT(then[rank], ContainsText("its connections were closed on rank "));
     CHECK(took[rank] < 5);
   }
 }
 
-TEST_CASE(
-    "an executor runs jobs in order, and all that were pushed before it ends", "[shm][pure]") {
+TEST_CASE("an executor runs all pushed jobs in order before it ends", "[shm][pure]") {
   std::string order;
   {
     ddp::backends::shm::Executor<char> executor([&](char job) {
@@ -381,7 +382,7 @@ TEST_CASE(
   CHECK(order == "abc");
 }
 
-TEST_CASE("an executor that closes takes no job", "[shm][pure]") {
+TEST_CASE("an executor that is closed accepts no jobs", "[shm][pure]") {
   std::atomic<int> done = 0;
   ddp::backends::shm::Executor<int> executor([&](int) { ++done; });
   CHECK(executor.push(1));
@@ -390,7 +391,7 @@ TEST_CASE("an executor that closes takes no job", "[shm][pure]") {
   CHECK(done == 1);
 }
 
-TEST_CASE("a job may end its executor", "[shm][pure]") {
+TEST_CASE("a job may destroy its executor", "[shm][pure]") {
   std::promise<void> done;
   std::unique_ptr<ddp::backends::shm::Executor<int>> executor;
   std::promise<void> made;

@@ -1,4 +1,4 @@
-// Ranks that are processes, without a launcher that would end them: one ends, or stops.
+// Ranks that are processes, one of which ends or stops. Without a launcher, which would end them.
 #include <glob.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -21,15 +21,15 @@ using ddp::testing::ProcessOptions;
 
 namespace {
 
-/// Ranks that meet in a file of their own.
+/// Ranks that connect through a file of their own.
 class FailingWorld {
  public:
-  /// \param hosts  empty: they find out that they are on one.
+  /// \param hosts  empty: the library determines that they are on one host.
   FailingWorld(const char* what, int victim, int size, const std::string& hosts = "") {
     const int descriptor = mkstemp(file_.data());
     REQUIRE(descriptor >= 0);
     close(descriptor);
-    unlink(file_.c_str());  // the ranks make it
+    unlink(file_.c_str());  // because the ranks create it
     std::vector<std::string> command{FAILING_WORLD_PROGRAM, what, std::to_string(victim), file_};
     if (!hosts.empty()) command.push_back(hosts);
     for (int rank = 0; rank < size; ++rank) {
@@ -54,7 +54,7 @@ class FailingWorld {
   std::deque<Process> ranks_;
 };
 
-// Of a line of /proc/PID/maps: which file it maps, as the kernel knows it.
+// Identifies the file that a line of /proc/PID/maps maps.
 std::string device_and_inode(const std::string& line) {
   std::istringstream fields(line);
   std::string addresses, permissions, offset, device, inode;
@@ -62,7 +62,7 @@ std::string device_and_inode(const std::string& line) {
   return device + " " + inode;
 }
 
-// How often the processes of this machine map the file.
+// Counts the mappings of the file in all processes of this machine.
 int count_mappings(const std::string& file) {
   glob_t all;
   REQUIRE(glob("/proc/[0-9]*/maps", 0, nullptr, &all) == 0);
@@ -77,9 +77,7 @@ int count_mappings(const std::string& file) {
 
 }  // namespace
 
-TEST_CASE(
-    "a rank that is killed is noticed within a second, and named by all",
-    "[shm][process][errors]") {
+TEST_CASE("all ranks name a killed rank within a second", "[shm][process][errors]") {
   const int victim = GENERATE(0, 1, 2);
   FailingWorld world("kill", victim, 3);
   for (int rank = 0; rank < 3; ++rank) {
@@ -100,7 +98,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that is killed in the middle of an all-to-all is named", "[shm][process][errors]") {
+    "all ranks name a rank that is killed in the middle of an all-to-all",
+    "[shm][process][errors]") {
   const int victim = GENERATE(0, 2);
   FailingWorld world("exchange", victim, 3);
   for (int rank = 0; rank < 3; ++rank) {
@@ -119,7 +118,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a rank that is killed is noticed on all hosts within a second, and named on its own",
+    "a killed rank fails all hosts within a second, and is named on its own host",
     "[shm][hosts][process][errors]") {
   const int victim = GENERATE(0, 1, 2, 3);
   const std::string hosts = "aabb";
@@ -136,8 +135,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a leader that stops does not hold its host up for ever", "[shm][hosts][process][errors]") {
+TEST_CASE("a leader that stops does not block its host for ever", "[shm][hosts][process][errors]") {
   FailingWorld world("stop", 0, 3, "aab");
   const auto end = world.rank(1).wait();
   CAPTURE(end.out, end.err);
@@ -145,25 +143,25 @@ TEST_CASE(
   CHECK_THAT(end.out, ContainsText("timed out after 8000 ms, rank 0 (at 1) did not come"));
 }
 
-TEST_CASE("a rank that came and stopped then is named", "[shm][process][errors]") {
+TEST_CASE("a rank that stops after it has called a collective is named", "[shm][process][errors]") {
   FailingWorld world("pause", 1, 3);
   for (const int rank : {0, 2}) {
     const auto end = world.rank(rank).wait();
     CAPTURE(rank, end.out, end.err);
     CHECK(end.code == 0);
-    // By the one whose time was over first; the other has it from there.
+    // The text is from the rank whose timeout passed first; the other rank repeats it.
     CHECK_THAT(
         end.out,
         ContainsText("timed out after 2000 ms, rank 1 (at 1) came and did not do its part"));
   }
 }
 
-TEST_CASE("nothing stays behind when all ranks are killed", "[shm][process][errors]") {
+TEST_CASE("no memory remains after all ranks are killed", "[shm][process][errors]") {
   FailingWorld world("wait", -1, 2);
   std::set<std::string> files;
   for (int rank = 0; rank < 2; ++rank) {
     world.rank(rank).read_until("waiting");
-    // Memory without a name in a file system, which goes with the last process that has it.
+    // The memory has no name in a file system, and is freed with the last process that maps it.
     const auto& out = world.rank(rank).out();
     CAPTURE(out);
     CHECK_THAT(out, ContainsText("/memfd:ddp"));

@@ -33,7 +33,7 @@ at::Tensor combined(ReduceOp::RedOpType op, const at::Tensor& a, const at::Tenso
   }
 }
 
-// What torch's own operations make of it, one source after the other, half precisions as float.
+// The result of torch's own operations, one source after the other, half precisions as float.
 at::Tensor expected(ReduceOp::RedOpType op, const std::vector<at::Tensor>& sources) {
   const auto type = sources[0].scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
@@ -114,7 +114,7 @@ TEST_CASE("an average does not overflow where the sum would", "[shm][pure]") {
   CHECK(at::equal(result, a));
 }
 
-TEST_CASE("not a number stays one in minima and maxima", "[shm][pure]") {
+TEST_CASE("a NaN stays a NaN in minima and maxima", "[shm][pure]") {
   for (const auto op : {ReduceOp::MIN, ReduceOp::MAX}) {
     auto a = at::tensor({NAN, 1.0F});
     auto b = at::tensor({1.0F, NAN});
@@ -123,7 +123,7 @@ TEST_CASE("not a number stays one in minima and maxima", "[shm][pure]") {
   }
 }
 
-TEST_CASE("what has no meaning or no kernel is not claimed", "[shm][pure]") {
+TEST_CASE("can_reduce is false for operations without a meaning or a kernel", "[shm][pure]") {
   CHECK_FALSE(can_reduce(at::kFloat, ReduceOp(ReduceOp::BAND)));
   CHECK_FALSE(can_reduce(at::kInt, ReduceOp(ReduceOp::AVG)));
   CHECK_FALSE(can_reduce(at::kComplexFloat, ReduceOp(ReduceOp::SUM)));

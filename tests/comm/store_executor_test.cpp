@@ -1,4 +1,4 @@
-// The store's thread: what a store that does not answer holds up, and what it does not.
+// The store's thread: a store that does not answer blocks it, but no other thread.
 #include <functional>
 #include <future>
 #include <memory>
@@ -20,7 +20,7 @@ using ddp::testing::WatchedStore;
 
 namespace {
 
-/// A store whose calls begin and do not return before open().
+/// A store whose calls do not return before open().
 class ClosedStore {
  public:
   ClosedStore()
@@ -29,7 +29,7 @@ class ClosedStore {
 
   const c10::intrusive_ptr<WatchedStore>& get() const { return store_; }
   void open() { open_.set_value(); }
-  /// Beside this object.
+  /// How many references exist besides this object's.
   size_t users() const { return store_.use_count() - 1; }
 
  private:
@@ -44,7 +44,7 @@ double seconds_of(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("the store's thread does the jobs in order and answers", "[comm]") {
+TEST_CASE("the store's thread runs jobs in order and returns answers", "[comm]") {
   auto store = c10::make_intrusive<c10d::HashStore>();
   StoreExecutor executor(store);
   executor.post([](c10d::Store& s) { s.set("key", "first"); });
@@ -54,7 +54,7 @@ TEST_CASE("the store's thread does the jobs in order and answers", "[comm]") {
   CHECK(answer == "second");
 }
 
-TEST_CASE("the store's thread outlives a job that throws", "[comm][errors]") {
+TEST_CASE("the store's thread continues after a job that throws", "[comm][errors]") {
   StoreExecutor executor(c10::make_intrusive<c10d::HashStore>());
   const auto throws = [](c10d::Store&) -> int { TORCH_CHECK(false, "job boom"); };
   executor.post(throws);
@@ -62,16 +62,16 @@ TEST_CASE("the store's thread outlives a job that throws", "[comm][errors]") {
   CHECK(executor.ask<int>([](c10d::Store&) { return 7; }, 30s) == 7);
 }
 
-TEST_CASE("jobs that were posted are done when the executor ends", "[comm]") {
+TEST_CASE("posted jobs are done before the executor is destroyed", "[comm]") {
   auto store = c10::make_intrusive<c10d::HashStore>();
   {
     StoreExecutor executor(store);
-    executor.post([](c10d::Store& s) { s.set("key", "last words"); });
+    executor.post([](c10d::Store& s) { s.set("key", "last job"); });
   }
   CHECK(store->check({"key"}));
 }
 
-TEST_CASE("a store that does not answer holds nobody up", "[comm][errors]") {
+TEST_CASE("a store that does not answer blocks no caller", "[comm][errors]") {
   ClosedStore closed;
   auto executor = std::make_unique<StoreExecutor>(closed.get());
   CHECK(seconds_of([&] { executor->post([](c10d::Store& s) { s.set("key", "value"); }); }) < 5);
@@ -82,7 +82,7 @@ TEST_CASE("a store that does not answer holds nobody up", "[comm][errors]") {
   CHECK_FALSE(answer);
   CHECK(seconds_of([&] { executor.reset(); }) < 5);
   CHECK(closed.users() == 1);
-  // The thread that was left behind goes once the store answers.
+  // The abandoned thread ends once the store answers.
   closed.open();
   CHECK(ddp::testing::eventually([&] { return closed.users() == 0; }));
 }

@@ -1,4 +1,4 @@
-// How often a rank asks the store while a group is made.
+// The number of a rank's requests to the store while a group is made.
 #include <ddp/process_group.h>
 
 #include <atomic>
@@ -85,7 +85,7 @@ struct Load {
   Clock::duration took{};
 };
 
-/// How often a rank may have polled, two roll calls of each of which begin with five quick polls.
+/// The most polls of a rank in that time. Each of four barriers begins with five quick polls.
 int polls_within(Clock::duration time) { return static_cast<int>(time / 20ms) + 4 * 5; }
 
 Load measure(const Rank& self) {
@@ -107,8 +107,9 @@ Load measure(const Rank& self) {
 
 }  // namespace
 
-TEST_CASE("a rank asks the store O(world) times while a group is made", "[comm][ranks][gloo]") {
-  // Measured: 45 to 76 operations, of which Gloo's connecting takes two a rank of the world. The
+TEST_CASE(
+    "a rank makes O(world) requests to the store while a group is made", "[comm][ranks][gloo]") {
+  // Measured: 45 to 76 operations, of which Gloo's connecting takes two per rank of the world. The
   // rest is polling: one operation every 20 ms for ranks that wait for others.
   const int size = GENERATE(2, 8, 16);
   RanksOptions options;
@@ -121,7 +122,7 @@ TEST_CASE("a rank asks the store O(world) times while a group is made", "[comm][
   }
 }
 
-TEST_CASE("a roll call takes as many operations in a large world", "[comm][ranks]") {
+TEST_CASE("a startup barrier takes as many operations in a large world", "[comm][ranks]") {
   constexpr int kSize = 64;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::future<Load>> ranks;
@@ -129,7 +130,7 @@ TEST_CASE("a roll call takes as many operations in a large world", "[comm][ranks
     ranks.push_back(std::async(std::launch::async, [=] {
       const auto start = Clock::now();
       const auto counted = c10::make_intrusive<CountingStore>(store);
-      ddp::call_roll({counted, rank, kSize, ddp::Deadline(50s), "test"});
+      ddp::run_startup_barrier({counted, rank, kSize, ddp::Deadline(50s), "test"});
       return Load{counted->take(), 0, Clock::now() - start};
     }));
   }

@@ -8,7 +8,7 @@
 
 namespace ddp::testing {
 
-/// A port of this host that something else listens on, until this is gone.
+/// A port of this host that another socket listens on while this object exists.
 class TakenPort {
  public:
   TakenPort() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

@@ -26,7 +26,7 @@ using ddp::testing::Rank;
 using ddp::testing::run_ranks;
 using Op = c10d::ReduceOp;
 
-/// Rows of 3 that differ by rank and place.
+/// Rows of 3 elements that depend on rank and position.
 at::Tensor rows_of(int64_t count, int rank, at::ScalarType type = at::kFloat) {
   return (at::arange(count * 3) + 100 * rank).view({count, 3}).to(type);
 }
@@ -68,7 +68,7 @@ TEST_CASE("all_gather_into_tensor puts the ranks' inputs one after the other", "
     const auto input = rows_of(2, self.rank, type);
     auto joined = at::empty({2 * world, 3}, type);
     ddp::all_gather_into_tensor(joined, input, self.group);
-    auto stacked = at::empty({3, 2, world}, type).permute({2, 1, 0});  // and not contiguous
+    auto stacked = at::empty({3, 2, world}, type).permute({2, 1, 0});  // not contiguous
     ddp::all_gather_into_tensor_async(stacked, input, self.group)->wait();
     return std::vector<at::Tensor>{joined, stacked};
   });
@@ -133,7 +133,7 @@ TEST_CASE("all_to_all_single moves any dtype among any number of ranks", "[comm]
   }
 }
 
-TEST_CASE("all_to_all_single exchanges rows, as many as the ranks like", "[comm][ranks]") {
+TEST_CASE("all_to_all_single exchanges equal and different numbers of rows", "[comm][ranks]") {
   constexpr int kWorld = 3;
   const auto results = run_ranks<std::vector<at::Tensor>>(kWorld, [&](const Rank& self) {
     const auto even = rows_of(2 * kWorld, self.rank);
@@ -159,7 +159,7 @@ TEST_CASE("all_to_all_single exchanges rows, as many as the ranks like", "[comm]
   }
 }
 
-TEST_CASE("tensors of no elements are exchanged, too", "[comm][ranks]") {
+TEST_CASE("tensors without elements are exchanged, too", "[comm][ranks]") {
   const auto sizes = run_ranks<int64_t>(2, [](const Rank& self) {
     auto none = at::empty({0, 3});
     ddp::all_gather_into_tensor(none, at::empty({0, 3}), self.group);
@@ -193,7 +193,7 @@ TEST_CASE("tensors that do not fit are refused before anything is sent", "[comm]
         refused([&] {
           ddp::all_to_all_single(four, four, {1, 3}, {3, 1}, group);
         })};
-    // The group is as it was.
+    // The group still works.
     ddp::all_to_all_single(four, at::full({4}, 1.0), {}, {}, group);
     TORCH_CHECK(four.sum().item<float>() == 4);
     return errors;

@@ -1,4 +1,4 @@
-// The tensors that the tests of collectives send about.
+// Tensors for the tests of collectives.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// What ranks write for each other is the same in every program, whatever it has set for its users.
+// The texts that ranks write for each other do not depend on the program's locale.
 #include <cstdint>
 #include <locale>
 #include <string>
@@ -28,7 +28,7 @@ class WithForeignLocale {
 
 TEST_CASE("numbers are written the same under every locale", "[text][pure]") {
   const WithForeignLocale foreign;
-  REQUIRE(c10::str(2000, ' ', 0.5) == "2 0 0 0 0,5");  // or nothing below would be tested
+  REQUIRE(c10::str(2000, ' ', 0.5) == "2 0 0 0 0,5");  // otherwise nothing below is tested
   CHECK(ddp::str(2000, ' ', 0.5) == "2000 0.5");
   CHECK(
       ddp::str("step ", int64_t{1} << 40, " of ", std::string("all")) ==
@@ -51,7 +51,7 @@ TEST_CASE("numbers are read the same under every locale", "[text][pure]") {
   CHECK(why == "why");
 }
 
-TEST_CASE("texts in one come out as they went in", "[text][pure]") {
+TEST_CASE("packed texts are unpacked unchanged", "[text][pure]") {
   const WithForeignLocale foreign;
   const std::vector<std::string> texts{
       "", "2:a", "two\nlines\t", std::string("\0:", 2), std::string(1234, ' '), ""};

@@ -1,6 +1,6 @@
 #!/bin/sh
 # torchrun_restart_test.sh TORCHRUN WORLD: rank 1 of the program WORLD fails once; torchrun starts
-# all ranks again, and they must meet over the same store.
+# all ranks again, and they must connect over the same store.
 # Exit code: 0 as expected, 1 not, 77 skipped because torchrun is not usable here.
 set -u
 torchrun=$1 world=$2
@@ -10,7 +10,7 @@ why=$("$torchrun" --help 2>&1) || {
   exit 77
 }
 
-# A fixed endpoint would be a port to collide on; --standalone chooses a free one.
+# --standalone chooses a free port; a fixed one could be taken.
 if "$torchrun" --no-python --standalone --nproc-per-node 3 --max-restarts 0 "$world" fail-once; then
   echo "FAILED: the first attempt should have failed, or this shows nothing"
   exit 1

@@ -1,4 +1,4 @@
-// A store between the library and another one: to count what is asked, or to hold it up.
+// A store between the library and another one, to count or block operations.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace ddp::testing {
 
-/// Calls `on_call` with an operation's name, and then the store that it stands for.
+/// Calls `on_call` with an operation's name, and then the wrapped store.
 class WatchedStore : public c10d::Store {
  public:
   using OnCall = std::function<void(const std::string& operation)>;
@@ -21,7 +21,7 @@ class WatchedStore : public c10d::Store {
   using Store::compareSet;
   using Store::set;
 
-  /// Is not an operation: a TCPStore's opens a connection and asks nothing.
+  /// Not counted, because a TCPStore's clone() opens a connection without a request.
   c10::intrusive_ptr<Store> clone() override {
     return c10::make_intrusive<WatchedStore>(store_->clone(), on_call_);
   }

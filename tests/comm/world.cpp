@@ -1,10 +1,11 @@
-// One rank of a world of at least three (but as said below): does in real processes what ranks on
-// threads cannot, for they have no default group each. Exits with 0 when all went as it should.
+// One rank of a world of at least three, except as noted below: tests in real processes what ranks
+// on threads cannot, because these do not have a default group each. Exits with 0 on success.
 //
-// world               as said
+// world               as above
 // world fail-once     rank 1 exits with 3 after the rendezvous, unless torchrun has restarted it
-// world backend NAME  any number of ranks: each only says what that came to for CPU tensors
-// world fork [NAME]   any number of ranks: what one forks may exit, or drop all it has
+// world backend NAME  any number of ranks: each prints the backend of its CPU tensors
+// world fork [NAME]   any number of ranks: a process that a rank forks may exit, or drop all
+// objects
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,7 +55,7 @@ void check_world() {
   TORCH_CHECK(sum_of_ranks({}) == size * (size - 1) / 2.0);
   ddp::barrier();
 
-  // Without rank 0, whose process has the store, in the group.
+  // A group without rank 0, whose process has the store.
   const auto others = ddp::new_group({1, 2});
   TORCH_CHECK(static_cast<bool>(others) == (rank == 1 || rank == 2));
   if (others) {
@@ -65,13 +66,13 @@ void check_world() {
   }
   expect_error("there is one", [] { ddp::init_process_group(); });
 
-  // The last call before rank 0 leaves with the store.
+  // Called last, before rank 0 exits with the store.
   ddp::monitored_barrier(std::chrono::seconds(30));
   ddp::destroy_process_group();
   expect_error("expected a default group", [] { ddp::get_rank(); });
 }
 
-// What a process may do that a rank has forked.
+// The actions of a process that a rank has forked.
 enum class Child { kExits, kDestroysGroup, kDropsAll };
 
 void check_fork() {
@@ -81,7 +82,7 @@ void check_fork() {
   std::vector<int> all(static_cast<size_t>(size));
   std::iota(all.begin(), all.end(), 0);
   auto second = ddp::new_group(all);
-  // As a gradient lies in it, where the backend has memory of its own.
+  // Memory of the backend if it has its own, as for a gradient.
   auto backend = second->getBackend(c10::kCPU);
   const auto options = at::TensorOptions().dtype(at::kFloat);
   auto gradient = backend->supportsTensorAlloc(0) ? backend->allocateTensor(5000, options)
@@ -109,7 +110,7 @@ void check_fork() {
   ddp::barrier();
   TORCH_CHECK(sum_of_ranks({}) == sum);
   TORCH_CHECK(sum_of_ranks(second) == sum);
-  // The store, too, is as it was.
+  // The store still works, too.
   TORCH_CHECK(sum_of_ranks(ddp::new_group(all)) == sum);
 }
 

@@ -1,2 +1,2 @@
-// Included by LibTorch's ProcessGroupGloo.hpp, which uses nothing of it. See ../README.md.
+// LibTorch's ProcessGroupGloo.hpp includes this header but uses nothing from it. See ../README.md.
 #pragma once

@@ -13,21 +13,21 @@
 namespace ddp {
 
 /// \file
-/// Collectives and point to point. What holds for all of them:
+/// Collectives and point to point. Rules for all of them:
 ///
-/// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and equal
-///   shape where nothing else is said. Arguments are checked before anything is sent, and a bad one
-///   is a c10::ValueError on the rank that gave it.
-/// - Every dtype can be sent. A reduction that the backend does not have for the tensor's dtype
-///   throws c10::ValueError before anything is sent. Complex numbers are added (SUM, AVG) and not
-///   compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are "and".
+/// - Every rank of the group calls them, in the same order, with tensors of equal dtype, and of
+///   equal shape unless the function says otherwise. Arguments are checked before anything is sent;
+///   a bad one is a c10::ValueError on the rank that passed it.
+/// - Every dtype can be sent. A reduction that the backend does not support for the tensor's dtype
+///   throws c10::ValueError before anything is sent. Complex numbers can be added (SUM, AVG) but
+///   not compared. On bool, SUM and MAX are "or"; PRODUCT and MIN are "and".
 /// - Strides may differ between ranks. The library copies tensors that are not contiguous.
 /// - The plain call waits: the host waits for CPU tensors, the current stream for CUDA tensors. Its
 ///   _async twin returns a handle at once. The outputs are ready after the handle's wait(), or once
-///   its isCompleted() is true. Before that, the caller may drop the tensors, but not write to
-///   them, and keeps the handle of a send or a recv. After a failure isCompleted() is true as well,
-///   and wait() throws.
-/// - A rank that does not take part makes the others throw within the group's timeout.
+///   its isCompleted() is true. Before that, the caller may drop the tensors but must not write to
+///   them, and must keep the handle of a send or a recv. After a failure isCompleted() is also
+///   true, and wait() throws.
+/// - If a rank does not call a collective, the other ranks throw within the group's timeout.
 /// - AVG is SUM divided by the world size, for floating-point and complex tensors.
 
 /// Reduces `tensor` over all ranks; every rank gets the result in place.
@@ -36,10 +36,10 @@ DDP_API void all_reduce(
 /// The same for a temporary, and returns it: `auto mean = ddp::all_reduce(loss.detach() / size);`
 ///
 /// A view is reduced in place too: all_reduce(t[0]) writes to `t`. The returned tensor is detached,
-/// for autograd knows of the own rank's part only.
+/// because autograd has recorded only this rank's computation.
 DDP_API at::Tensor all_reduce(
     at::Tensor&& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupArg& group = {});
-/// Does not compile, for a tensor that is const.
+/// Rejects a const tensor at compile time.
 template <typename Tensor>
 std::enable_if_t<std::is_same_v<Tensor, const at::Tensor>> all_reduce(
     Tensor&, c10d::ReduceOp = c10d::ReduceOp::SUM, const GroupArg& = {}) {
@@ -145,13 +145,13 @@ DDP_API c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
     at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op = c10d::ReduceOp::SUM,
     const GroupArg& group = {});
 
-/// Reduces `tensor` over the ranks of a grid in place: among the ranks of `inner` each sums up its
-/// part, `outer` sums up those of all inner groups, and `inner` puts the parts together. Where
-/// inner groups are hosts, as much travels between them as one rank of each would send, cut in
-/// pieces that all ranks of a host send at once.
+/// Reduces `tensor` over the ranks of a grid in place, in three steps: a reduce-scatter over
+/// `inner`, an all-reduce of each part over `outer`, and an all-gather over `inner`. Where inner
+/// groups are hosts, the network carries as many bytes as if one rank of each host sent its tensor,
+/// and all ranks of a host send their part of them at the same time.
 ///
-/// \param inner  of this rank and those near it, as on one host.
-/// \param outer  of the ranks that have this rank's number in their inner group.
+/// \param inner  this rank and the ranks near it, such as those of one host.
+/// \param outer  the ranks that have the same rank in their inner group.
 ///
 /// Collective: over both groups. Has no _async twin. Cost: a copy of the tensor.
 DDP_API void hierarchical_all_reduce(
@@ -159,8 +159,8 @@ DDP_API void hierarchical_all_reduce(
     c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
 /// Sends each rank some rows of `input`, and receives rows of `output` from each.
-///
 /// \param output_splits, input_splits  how many rows come from each rank and go to it, by rank;
+///        empty: the same number for each. Sizes of the other dimensions are the same on all ranks.
 ///        empty: as many for each. Sizes of the other dimensions are the same on all ranks.
 DDP_API void all_to_all_single(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
@@ -183,8 +183,8 @@ DDP_API c10::intrusive_ptr<c10d::Work> send_async(
 /// Receives `tensor`, of the dtype and number of elements that were sent, from rank `src` of the
 /// group.
 ///
-/// \throws c10::DistBackendError  over Gloo and shm, with both descriptions, where another dtype or
-///         number of elements was sent; as after any failure, the group is aborted then.
+/// \throws c10::DistBackendError  over Gloo and shm, with both descriptions, if the sender sent
+///         another dtype or number of elements; as after any failure, the group is then aborted.
 DDP_API void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 /// `recv` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> recv_async(
@@ -195,7 +195,7 @@ DDP_API void barrier(const GroupArg& group = {});
 /// `barrier` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});
 
-/// Gathers one string of every rank, of any length each: names, error texts, descriptions.
+/// Gathers one string from every rank, each of any length: names, error texts, descriptions.
 ///
 /// \return world-size strings, by rank; the same on all ranks.
 ///
@@ -206,11 +206,11 @@ DDP_API std::vector<std::string> all_gather_strings(
 
 /// A barrier that names the ranks that are missing.
 ///
-/// \param timeout  > 0, for all ranks to come.
-/// \throws c10::Error  on every rank that came, with the same list of the ranks that did not.
+/// \param timeout  how long to wait for all ranks; > 0.
+/// \throws c10::Error  on every rank that called it, with the same list of the missing ranks.
 ///
 /// Blocks: host. Has no _async twin.
-/// Cost: milliseconds, for it goes over the group's store; not for loops.
+/// Cost: milliseconds, because it goes through the group's store; not for loops.
 DDP_API void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group = {});
 
 }  // namespace ddp

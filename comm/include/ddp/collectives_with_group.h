@@ -10,7 +10,8 @@ namespace ddp {
 
 /// \file
 /// The collectives of <ddp/collectives.h> with a group right after the arguments that have no
-/// default: `ddp::all_reduce(tensor, group)`. What is left out has its default, such as SUM.
+/// default: `ddp::all_reduce(tensor, group)`. Arguments that are left out have their defaults, such
+/// as SUM.
 
 namespace detail {
 template <typename Group>
@@ -68,7 +69,7 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_async(
   return reduce_scatter_tensor_async(output, input, c10d::ReduceOp::SUM, group);
 }
 
-/// Sends each rank as many rows of `input`, and receives as many from each.
+/// Sends the same number of rows of `input` to each rank, and receives as many from each.
 template <typename Group, detail::IfGroup<Group> = 0>
 void all_to_all_single(at::Tensor& output, const at::Tensor& input, const Group& group) {
   all_to_all_single(output, input, {}, {}, group);

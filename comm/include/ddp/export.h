@@ -1,5 +1,5 @@
 #pragma once
 
-/// What a shared ddp exports: the library is compiled with hidden visibility, so a function or a
-/// class without this cannot be reached from a program.
+/// Marks what a shared ddp exports: the library is compiled with hidden visibility, so a program
+/// cannot reach a function or a class without this.
 #define DDP_API [[gnu::visibility("default")]]

@@ -21,13 +21,13 @@ DDP_API void run_main_first(const std::function<void()>& run, const GroupArg& gr
 /// ```
 /// auto dataset = ddp::main_first([] { return open_or_download("data"); });
 /// ```
-/// Rank 0 is the group's, one for all hosts. Where each host has a disk of its own, pass a group of
+/// Rank 0 is the group's: one for all hosts. If each host has a disk of its own, pass a group of
 /// the host's ranks.
 ///
-/// \param f  takes nothing; not a collective, for rank 0 runs it alone. Ends within the group's
-///        timeout, for the other ranks wait that long.
+/// \param f  takes no arguments; must not contain collectives, because rank 0 runs it alone. Must
+///        return within the group's timeout, which is how long the other ranks wait.
 /// \return what `f` returns on this rank, by value.
-/// \throws  on every rank, when `f` throws on one. The first rank that failed throws what `f`
+/// \throws  on every rank if `f` throws on one. The first rank that failed rethrows what `f`
 ///         threw, the others a c10::Error with its text. After an exception on rank 0 the others do
 ///         not run `f`. The group stays usable.
 ///

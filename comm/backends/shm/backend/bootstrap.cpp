@@ -27,17 +27,17 @@ namespace ddp::backends::shm {
 namespace {
 
 /// Where the other ranks of a host find a rank's memory.
-struct Place {
+struct MemoryLocation {
   pid_t pid = 0;
   int arena_fd = -1;
-  int control_fds[2] = {-1, -1};  // of the host's leader alone
+  int control_fds[2] = {-1, -1};  // set by the host's leader only
   size_t bytes = 0;               // of the arena
-  uint64_t token = 0;             // random; stands behind the arena, to tell it from another job's
+  uint64_t token = 0;             // random; stored after the arena, to tell it from another job's
 };
 
-/// Which ranks are on which host.
+/// The assignment of ranks to hosts.
 struct Hosts {
-  std::vector<int> locals;   // the ranks of this rank's host; the first one leads
+  std::vector<int> locals;   // the ranks of this rank's host; the first one is the leader
   std::vector<int> leaders;  // of all hosts
   int local_rank = 0;
 
@@ -46,10 +46,10 @@ struct Hosts {
 };
 
 constexpr size_t kPage = 4096;
-// Behind the arena, for the token.
+// The token's page, after the arena.
 constexpr size_t kTokenPage = kPage;
-// Each rank maps the arenas of all ranks of its host. The 47 bits of an address have to do for many
-// groups.
+// Each rank maps the arenas of all ranks of its host. An address has 47 bits, which must suffice
+// for many groups.
 constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
 
 std::string namespace_of(const char* kind) {
@@ -58,8 +58,8 @@ std::string namespace_of(const char* kind) {
   return ::stat(path.c_str(), &info) == 0 ? std::to_string(info.st_ino) : "?";
 }
 
-// Processes that give the same name run on one kernel and see each other's process ids. Containers
-// and network namespaces give names of their own: they may stand for hosts.
+// Processes with the same name run on one kernel and see each other's process ids. The names of
+// containers and network namespaces differ, so these can represent hosts.
 std::string name_of_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -67,7 +67,7 @@ std::string name_of_host() {
   return ddp::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
-// As much as the host has: untouched pages take no memory.
+// As much as the host's memory: untouched pages take none.
 size_t arena_bytes(int ranks) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
@@ -79,26 +79,26 @@ uint64_t random_token() {
   return static_cast<uint64_t>(random()) << 32 | random();
 }
 
-std::string to_text(const Place& place) {
+std::string to_text(const MemoryLocation& location) {
   return ddp::str(
-      place.pid, ' ', place.arena_fd, ' ', place.control_fds[0], ' ', place.control_fds[1], ' ',
-      place.bytes, ' ', place.token);
+      location.pid, ' ', location.arena_fd, ' ', location.control_fds[0], ' ',
+      location.control_fds[1], ' ', location.bytes, ' ', location.token);
 }
 
-std::vector<Place> parse_places(const Round& round) {
-  std::vector<Place> places(round.entries.size());
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    auto& place = places[rank];
+std::vector<MemoryLocation> parse_locations(const Round& round) {
+  std::vector<MemoryLocation> locations(round.entries.size());
+  for (size_t rank = 0; rank < locations.size(); ++rank) {
+    auto& location = locations[rank];
     InputText text(round.entries[rank]);
-    text >> place.pid >> place.arena_fd >> place.control_fds[0] >> place.control_fds[1] >>
-        place.bytes >> place.token;
+    text >> location.pid >> location.arena_fd >> location.control_fds[0] >>
+        location.control_fds[1] >> location.bytes >> location.token;
     const bool is_whole = text && text.peek() == InputText::traits_type::eof();
-    const bool is_place = place.pid > 0 && place.arena_fd >= 0 && place.bytes > 0 &&
-                          place.bytes <= kBytesOfAllRanks && place.bytes % kPage == 0;
-    if (is_whole && is_place) continue;
+    const bool is_valid = location.pid > 0 && location.arena_fd >= 0 && location.bytes > 0 &&
+                          location.bytes <= kBytesOfAllRanks && location.bytes % kPage == 0;
+    if (is_whole && is_valid) continue;
     throw_malformed(round, rank, "a process id and where its memory is");
   }
-  return places;
+  return locations;
 }
 
 Hosts find_hosts(const std::vector<std::string>& names, int rank) {
@@ -125,39 +125,41 @@ std::shared_ptr<Segment> make_control(int ranks) {
   return segment;
 }
 
-Place make_memory(const Hosts& hosts, size_t controls, size_t bytes, Memory& memory) {
-  Place place;
-  place.pid = ::getpid();
-  place.bytes = bytes > 0 ? bytes : arena_bytes(hosts.local_size());
-  place.token = random_token();
-  memory.own = Segment::make(place.bytes + kTokenPage);
-  std::memcpy(memory.own->data() + place.bytes, &place.token, sizeof(place.token));
-  place.arena_fd = memory.own->fd();
+MemoryLocation make_memory(const Hosts& hosts, size_t controls, size_t bytes, Memory& memory) {
+  MemoryLocation location;
+  location.pid = ::getpid();
+  location.bytes = bytes > 0 ? bytes : arena_bytes(hosts.local_size());
+  location.token = random_token();
+  memory.own = Segment::make(location.bytes + kTokenPage);
+  std::memcpy(memory.own->data() + location.bytes, &location.token, sizeof(location.token));
+  location.arena_fd = memory.own->fd();
   for (size_t i = 0; hosts.leads() && i < controls; ++i) {
     memory.controls.push_back(make_control(hosts.local_size()));
-    place.control_fds[i] = memory.controls.back()->fd();
+    location.control_fds[i] = memory.controls.back()->fd();
   }
-  return place;
+  return location;
 }
 
 std::vector<Peer> map_memory(
-    const Hosts& hosts, size_t controls, Memory& memory, const std::vector<Place>& places) {
-  const auto& leader = places[static_cast<size_t>(hosts.locals[0])];
+    const Hosts& hosts, size_t controls, Memory& memory,
+    const std::vector<MemoryLocation>& locations) {
+  const auto& leader = locations[static_cast<size_t>(hosts.locals[0])];
   for (size_t i = memory.controls.size(); i < controls; ++i) {
     memory.controls.push_back(Segment::open(
         leader.pid, leader.control_fds[i], ControlBlock::bytes_for(hosts.local_size())));
   }
   std::vector<Peer> peers;
   for (const int rank : hosts.locals) {
-    const auto& place = places[static_cast<size_t>(rank)];
+    const auto& location = locations[static_cast<size_t>(rank)];
     const bool own = rank == hosts.locals[static_cast<size_t>(hosts.local_rank)];
     peers.push_back(
-        {rank, std::make_shared<ProcessWatch>(place.pid),
-         own ? memory.own : Segment::open(place.pid, place.arena_fd, place.bytes + kTokenPage)});
+        {rank, std::make_shared<ProcessWatch>(location.pid),
+         own ? memory.own
+             : Segment::open(location.pid, location.arena_fd, location.bytes + kTokenPage)});
     uint64_t token = 0;
-    std::memcpy(&token, peers.back().memory->data() + place.bytes, sizeof(token));
+    std::memcpy(&token, peers.back().memory->data() + location.bytes, sizeof(token));
     DDP_CHECK(
-        token == place.token, "expected the memory of rank ", rank, " in process ", place.pid,
+        token == location.token, "expected the memory of rank ", rank, " in process ", location.pid,
         ", but found another's: it is on another host, or has ended");
   }
   return peers;
@@ -177,7 +179,7 @@ Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
   return leaders;
 }
 
-// What `backend("")` came to decides how fast the job is.
+// Logged because the choice of `backend("")` decides how fast the job is.
 void log_choice(const Setup& setup, const BootstrapResult& shared) {
   if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
   LOG(INFO) << setup.group_name << ": backend(\"\") chose \"" << (shared.backend ? "shm" : "gloo")
@@ -220,11 +222,11 @@ BootstrapResult bootstrap(
     return to_text(make_memory(hosts, controls, options.arena_bytes, memory));
   });
   if (!made.problem.empty()) return {nullptr, made.problem};
-  const auto places = parse_places(made);
+  const auto locations = parse_locations(made);
 
   std::vector<Peer> peers;
   const auto mapped = share(setup, "mapped", [&] {
-    peers = map_memory(hosts, controls, memory, places);
+    peers = map_memory(hosts, controls, memory, locations);
     return "";
   });
   if (!mapped.problem.empty()) return {nullptr, mapped.problem};
@@ -237,7 +239,7 @@ BootstrapResult bootstrap(
     if (!led.problem.empty()) return {nullptr, led.problem};
   }
 
-  const auto bytes = places[static_cast<size_t>(setup.rank)].bytes;
+  const auto bytes = locations[static_cast<size_t>(setup.rank)].bytes;
   return {make_backend(setup, hosts, memory, peers, bytes, gloo, leaders), ""};
 }
 
@@ -277,7 +279,7 @@ Description describe_shm() {
   shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {
     const auto* own = dynamic_cast<shm::FallbackBackend*>(&backend);
     if (!own || !own->arena()) return nullptr;
-    // What it averages it also sums.
+    // A dtype that it averages can also be summed.
     return std::make_shared<shm::GradientArena>(
         own->arena(), own->least_in_place(),
         [](at::ScalarType type) { return shm::can_reduce(type, c10d::ReduceOp::AVG); });

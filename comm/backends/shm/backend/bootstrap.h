@@ -7,26 +7,26 @@
 
 namespace ddp::backends::shm {
 
-/// A backend, or why there is none: the same on all ranks.
+/// A backend, or the reason why there is none: the same on all ranks.
 struct BootstrapResult {
   BackendPtr backend;
   std::string why_not;
 };
 
 struct BootstrapOptions {
-  std::string host;  // ranks that give the same name share memory; empty: the library finds it
+  std::string host;        // ranks with the same name share memory; empty: determined
   size_t arena_bytes = 0;  // of each rank, a multiple of 4096; 0: as much memory as the host has
 };
 
 /// Makes the backend over shared memory, if the ranks of a host can map each other's memory: a
-/// ShmBackend where all ranks are on one host, else a HierarchicalBackend.
+/// ShmBackend if all ranks are on one host, else a HierarchicalBackend.
 ///
 /// \param gloo  for the collectives that shared memory does not carry.
 ///
-/// \throws c10::Error  on all ranks, when an entry of the store is malformed.
+/// \throws c10::Error  on all ranks, if an entry of the store is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-/// Cost: 3 rounds, 4 over several hosts; a round is 3 store operations a rank.
+/// Cost: 3 rounds, 4 for several hosts; a round is 3 store operations per rank.
 BootstrapResult bootstrap(
     const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options);
 

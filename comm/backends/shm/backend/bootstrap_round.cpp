@@ -7,7 +7,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// What an entry begins with.
+// The first character of an entry.
 constexpr char kEntry = '=';
 constexpr char kProblem = '!';
 

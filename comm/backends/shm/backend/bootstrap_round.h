@@ -1,4 +1,4 @@
-// How the ranks of a bootstrap tell each other what they need to know: through their store.
+// The rounds in which the ranks of a bootstrap exchange information through their store.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace ddp::backends::shm {
 
-/// What the ranks shared in one round.
+/// The entries of all ranks in one round.
 struct Round {
   std::string name;
   std::vector<std::string> entries;  // by rank
-  std::string problem;               // of the first rank that has one, with its number; else empty
+  std::string problem;               // the first rank's that has one, with its number; else empty
 };
 
-/// Shares what `make_entry` returns, or what it throws, with all ranks.
+/// Sends the return value of `make_entry`, or the text of its exception, to all ranks.
 ///
 /// \return  the same on all ranks.
-/// \throws c10::Error  when a rank's entry is not there by the deadline, or is malformed.
+/// \throws c10::Error  if a rank's entry is not there by the deadline, or is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-/// Cost: a set, a wait and a multiGet; world_size gets where the store has no multiGet.
+/// Cost: a set, a wait and a multiGet; world_size gets if the store has no multiGet.
 Round share(
     const Setup& setup, const std::string& name, c10::function_ref<std::string()> make_entry);
 

@@ -15,7 +15,7 @@ namespace ddp::backends::shm {
 /// One thread that runs jobs in the order in which they are pushed.
 ///
 /// Thread safety: push() from any thread. A job may close or destroy the executor. A process that
-/// the owner forked has no such thread: there, close() does nothing.
+/// the owner forked does not have the thread: there, close() does nothing.
 template <typename Job>
 class Executor {
  public:
@@ -29,7 +29,7 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   /// Runs the jobs that were pushed, and ends the thread: before close() returns, unless a job
-  /// calls it. By one thread.
+  /// calls close(). To be called by one thread.
   void close() {
     if (!owner_.is_this_one()) {
       if (thread_.joinable()) thread_.detach();
@@ -47,7 +47,7 @@ class Executor {
     }
   }
 
-  /// \return  whether the job will run: it will not once the executor closes.
+  /// \return  whether the job will run: it will not if the executor is closing.
   bool push(Job job) {
     const auto state = state_;  // the job may destroy this executor before notify_one()
     {

@@ -17,7 +17,7 @@
 
 namespace ddp::backends::shm {
 
-/// A backend that hands each call to Gloo, unless a derived class carries it itself. Allocates
+/// A backend that passes each call to Gloo, unless a derived class carries it itself. Allocates
 /// tensors in memory that the ranks of a host share.
 class FallbackBackend : public c10d::Backend {
  public:
@@ -128,9 +128,9 @@ class FallbackBackend : public c10d::Backend {
  protected:
   const c10::intrusive_ptr<c10d::Backend>& gloo() const { return gloo_; }
 
-  /// Whether Gloo was given a collective since the last call. Where the ranks' calls match, so do
-  /// the answers.
-  bool take_used_gloo() { return used_gloo_.exchange(false); }
+  /// Whether Gloo has been given a collective since the last call. The same on all ranks if their
+  /// calls match.
+  bool reset_used_gloo() { return used_gloo_.exchange(false); }
 
   const std::shared_ptr<Arena> arena_;
 

@@ -59,8 +59,8 @@ HierarchicalBackend::WorkPtr HierarchicalBackend::allreduce_coalesced(
   return combine_works(std::move(works), tensors);
 }
 
-// An all-reduce of one element. It completes behind the operations before it, whose works may still
-// be about to complete, and behind what Gloo carries.
+// An all-reduce of one element. It completes after the operations before it, whose works may still
+// be about to complete, and after the calls that Gloo carries.
 HierarchicalBackend::WorkPtr HierarchicalBackend::barrier(const c10d::BarrierOptions& options) {
   WorkPtr before;
   {

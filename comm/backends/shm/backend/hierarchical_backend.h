@@ -11,12 +11,12 @@ namespace ddp::backends::shm {
 
 /// All-reduces CPU tensors of several hosts: the ranks of a host reduce theirs in memory that they
 /// share, the hosts' leaders reduce the results over Gloo, and the ranks of a host copy the result
-/// from their leader. So the network carries each element once a host, and not once a rank. A
-/// barrier goes the same way, behind the operations that started before it. Gloo carries the rest.
+/// from their leader. So the network carries each element once per host, not once per rank. A
+/// barrier takes the same way, after the operations that started before it. Gloo carries the rest.
 ///
 /// Elements are summed in rank order within a host, and then in the order of the hosts' first
-/// ranks. Any failure aborts the group: also a call that does not match the other ranks' calls,
-/// after which a group on one host goes on.
+/// ranks. Any failure aborts the group, including a call that does not match the other ranks'
+/// calls, which a group on one host survives.
 class HierarchicalBackend : public FallbackBackend {
  public:
   /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
@@ -25,7 +25,7 @@ class HierarchicalBackend : public FallbackBackend {
       c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout);
   ~HierarchicalBackend() override;
 
-  /// Each is an all-reduce of its own between the hosts: large enough that its latency is little.
+  /// Each tensor is an all-reduce of its own between hosts; from this size on its latency is small.
   size_t least_in_place() const override { return size_t{1} << 20; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   uint64_t getSequenceNumberForGroup() override;
@@ -43,7 +43,8 @@ class HierarchicalBackend : public FallbackBackend {
 
   const std::shared_ptr<HierarchicalPipeline> pipeline_;
   std::mutex latest_mutex_;
-  c10::weak_intrusive_ptr<c10d::Work> latest_;  // empty once it is complete and its caller drops it
+  c10::weak_intrusive_ptr<c10d::Work>
+      latest_;  // expires once it is complete and its caller has dropped it
 };
 
 }  // namespace ddp::backends::shm

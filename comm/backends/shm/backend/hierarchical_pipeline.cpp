@@ -13,9 +13,9 @@
 namespace ddp::backends::shm {
 namespace {
 
-// The leader waits for the other hosts, so the leader is to say that they took too long. It may
-// wait for the group's timeout four times: for the intra-host reduction, for the two collectives of
-// an OrderedReduction, and for the broadcast.
+// Longer than the leader's waits, because the leader, which waits for the other hosts, is to report
+// that they took too long. It may wait for the group's timeout four times: for the intra-host
+// reduction, for the two collectives of an OrderedReduction, and for the broadcast.
 std::chrono::milliseconds wait_for_leader(std::chrono::milliseconds timeout) {
   constexpr int kWaitsOfLeader = 4;
   return kWaitsOfLeader * std::min(timeout, timeout.max() / kWaitsOfLeader);
@@ -85,8 +85,8 @@ void HierarchicalPipeline::fail(const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (!abort_reason_.empty()) return;
     abort_reason_ = why;
-    // Before any caller learns of the failure, also from a thread that waits for this lock: no call
-    // that comes later may start.
+    // Done before a caller can see the failure, also on a thread that waits for this lock, so that
+    // no later call can start.
     gloo_->abort();
     if (leaders_) leaders_->abort();
   }
@@ -131,7 +131,7 @@ void HierarchicalPipeline::intra_reduce(const OperationPtr& operation) {
   operation->intra_reduce_number = host_.intra_reduce->start(std::move(call));
 }
 
-void HierarchicalPipeline::await_intra_reduce(HierarchicalOperation& operation) const {
+void HierarchicalPipeline::wait_for_intra_reduce(HierarchicalOperation& operation) const {
   auto reduced = operation.intra_reduced.get_future();
   while (reduced.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     host_.intra_reduce->wait(operation.intra_reduce_number, std::chrono::milliseconds(50));
@@ -142,10 +142,10 @@ void HierarchicalPipeline::await_intra_reduce(HierarchicalOperation& operation) 
 // The leaders reduce the hosts' results.
 void HierarchicalPipeline::inter_reduce(const OperationPtr& operation) {
   try {
-    await_intra_reduce(*operation);
+    wait_for_intra_reduce(*operation);
     check();
     auto options = operation->options;
-    // The first stage has divided by the world size.
+    // The intra-host reduction has already divided by the world size.
     if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
     const auto reduction =
         std::make_shared<OrderedReduction>(*leaders_, operation->memory, options);
@@ -192,21 +192,21 @@ void HierarchicalPipeline::complete(
   operation->work->complete(error);
 }
 
-// Gloo may forget a work that it was told to abort, and completes it at its timeout alone.
+// Gloo may drop a work when that is aborted, and then completes it at its timeout only.
 void HierarchicalPipeline::wait_or_abort(c10d::Work& work) const {
-  constexpr std::chrono::milliseconds kLookIn{250};
+  constexpr std::chrono::milliseconds kPollInterval{250};
   while (!work.isCompleted()) {
     try {
-      work.wait(kLookIn);
+      work.wait(kPollInterval);
     } catch (const std::exception&) {
-      // Late or failed. isCompleted() tells which.
+      // Late or failed; isCompleted() distinguishes them.
     }
     check();
   }
   work.wait();
 }
 
-// Gloo's errors name connections. The leaders' ranks tell which hosts are meant.
+// Gloo's errors name connections. The leaders' ranks are added to identify the hosts.
 void HierarchicalPipeline::between_hosts(
     c10::function_ref<void(OrderedReduction::Wait)> step) const {
   try {

@@ -21,7 +21,7 @@
 
 namespace ddp::backends::shm {
 
-/// The ranks of one host. The first of them leads.
+/// The ranks of one host. The first of them is the leader.
 struct Host {
   std::shared_ptr<Arena> arena;                     // this rank's
   std::shared_ptr<ProgressEngine> intra_reduce;     // of the host's ranks
@@ -50,10 +50,10 @@ using OperationPtr = std::shared_ptr<HierarchicalOperation>;
 ///
 /// The caller starts the first stage. On a leader, one executor waits for it and starts the second;
 /// another executor waits for the second and starts the third. So every stage starts in the order
-/// of the calls, on every rank. The engine of the broadcast completes operations; a failure
-/// completes them where it is met, and aborts the pipeline.
+/// of the calls, on every rank. The engine of the broadcast completes operations. The thread that
+/// finds a failure completes the operation with it, and aborts the pipeline.
 ///
-/// Ownership: callbacks hold the pipeline, so that it may outlive its backend.
+/// Ownership: callbacks hold the pipeline, so it may outlive its backend.
 /// Thread safety: all members.
 class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPipeline> {
  public:
@@ -69,18 +69,18 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   /// Starts the operation. Failures complete its work.
   void start(const OperationPtr& operation);
 
-  /// Aborts: fails all operations on this host, and so on the others.
+  /// Aborts: fails all operations on this host, and thereby those on the others.
   void fail(const std::string& why);
 
   /// \throws c10::DistBackendError  after fail(), with its reason.
   void check() const;
 
-  /// Completes what can complete, and aborts if that is not everything. Does nothing in a process
-  /// that this rank forked.
+  /// Completes the operations that can complete, and aborts if others remain. Does nothing in a
+  /// process that this rank forked.
   void close();
 
  private:
-  /// An operation whose second stage is under way.
+  /// An operation whose second stage is pending.
   struct BetweenHosts {
     OperationPtr operation;
     std::shared_ptr<OrderedReduction> reduction;
@@ -93,7 +93,7 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
 
   void intra_reduce(const OperationPtr& operation);
   void inter_reduce(const OperationPtr& operation);
-  void await_intra_reduce(HierarchicalOperation& operation) const;
+  void wait_for_intra_reduce(HierarchicalOperation& operation) const;
   void broadcast_when_reduced(const BetweenHosts& between);
   void intra_broadcast(const OperationPtr& operation);
   void complete(const OperationPtr& operation, const std::exception_ptr& error);
@@ -110,7 +110,7 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   std::string abort_reason_;  // guarded by mutex_
   std::atomic<bool> closed_{false};
   std::atomic<int> pending_{0};  // operations
-  // Of leaders alone.
+  // On leaders only.
   std::unique_ptr<Executor<BetweenHosts>> broadcaster_;
   std::unique_ptr<Executor<OperationPtr>> reducer_;
 };

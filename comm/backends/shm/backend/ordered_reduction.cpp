@@ -12,7 +12,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// Gloo's minimum or maximum of a number and a NaN is the one or the other, by their order.
+// Gloo's minimum or maximum of a number and a NaN is either, depending on their order.
 bool may_lose_nan(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   return tensor.is_floating_point() && (op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX);
 }

@@ -7,11 +7,11 @@
 namespace ddp::backends::shm {
 
 /// An all-reduce over a backend that combines elements in the order of its ranks. In Gloo's own
-/// ring the order depends on where in the tensor an element lies.
+/// ring the order depends on the position of an element in the tensor.
 ///
 /// Each rank combines one share of all tensors, and then gathers the other ranks' shares. As many
-/// bytes travel as in a ring. Meanwhile a rank holds three times the tensor. There are three steps,
-/// the same on all ranks: the constructor sends the shares.
+/// bytes are sent as in a ring. Meanwhile a rank holds three times the tensor. There are three
+/// steps, the same on all ranks: the constructor sends the shares.
 class OrderedReduction {
  public:
   /// \param tensor  contiguous, on the CPU; the result is in it after finish().

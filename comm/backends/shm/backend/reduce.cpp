@@ -15,11 +15,11 @@ namespace {
 
 using c10d::ReduceOp;
 
-// Elements that are combined before the next source is read: their accumulators stay in the first
-// level cache.
+// Elements that are combined before the next source is read, so that their accumulators stay in the
+// first level cache.
 constexpr size_t kBlock = 2048;
 
-// Whole numbers wrap around, as torch's do.
+// Whole numbers wrap around, as in torch.
 template <typename T, bool is_integral = std::is_integral_v<T>>
 struct Arithmetic {
   using Type = T;
@@ -36,8 +36,8 @@ struct Sum {
     return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
   }
 };
-// A sum of parts that are divided before they are added, so that it does not overflow where the
-// average would not; bit for bit what ranks get that divide on their own.
+// A sum of parts that are divided before they are added, so that it overflows only if the average
+// does; to the bit the result of ranks that divide their own tensors.
 struct Average : Sum {};
 struct Product {
   template <typename T>
@@ -46,7 +46,7 @@ struct Product {
     return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
   }
 };
-// As torch's: a NaN stays one.
+// As in torch, a NaN stays a NaN.
 struct Min {
   template <typename T>
   static T combine(T a, T b) {
@@ -96,7 +96,7 @@ struct Job {
   const std::vector<std::byte*>& destinations;
   size_t begin;
   size_t end;
-  double share;  // of a source in an average
+  double share;  // multiplies each source in an average
 };
 
 template <typename T>
@@ -110,7 +110,7 @@ void reduce_block(const Job& job, size_t first, size_t count) {
   const auto share = static_cast<Accumulator>(job.share);
   const auto part = [share](T element) {
     const auto wide = static_cast<Accumulator>(element);
-    // Rounded, as a rank would have to before it sends.
+    // Rounded, as by a rank that divides before it sends.
     if constexpr (std::is_same_v<Op, Average>) {
       return static_cast<Accumulator>(static_cast<T>(wide * share));
     }

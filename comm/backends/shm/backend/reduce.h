@@ -9,8 +9,8 @@
 
 namespace ddp::backends::shm {
 
-/// What `reduce_elements` can do. But for AVG, Gloo can do the same: it carries the reductions to
-/// one rank, and those between hosts.
+/// The reductions that `reduce_elements` supports. Gloo supports the same except AVG: it carries
+/// the reductions to one rank, and those between hosts.
 const ReductionTable& reductions();
 bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
 
@@ -21,7 +21,7 @@ bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
 /// are summed as float and rounded once.
 ///
 /// \param op  one that can_reduce.
-/// \param share  what AVG multiplies each source by; 0: one over their number.
+/// \param share  the factor of each source for AVG; 0: one over their number.
 void reduce_elements(
     at::ScalarType type, const c10d::ReduceOp& op, const std::vector<const std::byte*>& sources,
     const std::vector<std::byte*>& destinations, size_t begin, size_t end, double share = 0);

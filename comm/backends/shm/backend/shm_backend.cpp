@@ -72,9 +72,9 @@ ShmBackend::WorkPtr ShmBackend::abort_on_error(
   }
 }
 
-// The engine announces what Gloo carries, too, and before Gloo starts: ranks that call something
-// else learn of the mismatch at once. Gloo numbers collectives by each rank's calls, so that it is
-// of no use after a mismatch: what this rank has started there would end with the timeout.
+// The engine also announces collectives that Gloo carries, before Gloo starts them, so that ranks
+// that call something else see the mismatch at once. Gloo numbers collectives by each rank's calls,
+// so it is unusable after a mismatch: the call that this rank has started there would time out.
 ShmBackend::WorkPtr ShmBackend::fall_back(
     const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo) {
   Call call;
@@ -118,7 +118,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
 ShmBackend::WorkPtr ShmBackend::reduce_all(
     const Tensors& tensors, const c10d::AllreduceOptions& options) {
   return abort_on_error("all_reduce", [&] {
-    // Keeps the tensors alive until all ranks have written to them.
+    // The callbacks keep the tensors alive until all ranks have written to them.
     const auto shared = std::make_shared<SharedTensors>(tensors, *arena_, rank_, size_);
     Call call;
     call.timeout = options.timeout;
@@ -126,7 +126,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_all(
     call.descriptor.reduction = options.reduceOp.op_;
     call.reduce_step = [shared, type = tensors[0].scalar_type(),
                         op = options.reduceOp](const auto& buffers) {
-      shared->each_of_own_share(buffers, [&](const SharedTensors::Part& part) {
+      shared->for_each_part_of_own_share(buffers, [&](const SharedTensors::Part& part) {
         reduce_elements(type, op, as_sources(part.places), part.places, part.begin, part.end);
       });
     };
@@ -149,7 +149,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast_from(
     int root, const Tensor& tensor, const c10d::BroadcastOptions& options) {
   Call call;
   call.timeout = options.timeout;
-  // No rank reads the memory of one that receives.
+  // No rank reads the memory of a rank that receives, so its tensor need not be shared.
   const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
   call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
   call.descriptor.root = root;
@@ -158,7 +158,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast_from(
       assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
     };
   } else {
-    call.copy_out = [memory] {};  // keeps it alive until all ranks have read it
+    call.copy_out = [memory] {};  // keeps the memory alive until all ranks have read it
   }
   return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
 }
@@ -202,7 +202,7 @@ ShmBackend::WorkPtr ShmBackend::DDP_ALL_GATHER_SINGLE(
         [&] { return FallbackBackend::DDP_ALL_GATHER_SINGLE(output, input, options); });
   }
   return abort_on_error("all_gather", [&] {
-    // Checked here: where only this rank's output is wrong, Gloo would wait for the others.
+    // Checked here, because if only this rank's output is wrong, Gloo would wait for the others.
     DDP_CHECK_VALUE(
         output.is_contiguous(), "all_gather: expected a contiguous output, got one of strides ",
         output.strides(), " on rank ", rank_, ".");
@@ -273,13 +273,15 @@ ShmBackend::WorkPtr ShmBackend::DDP_REDUCE_SCATTER_SINGLE(
 ShmBackend::WorkPtr ShmBackend::exchange(
     Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout) {
   return abort_on_error("all_to_all", [&] {
-    // Keeps the tensors alive until all ranks have read them.
+    // The callbacks keep the tensors alive until all ranks have read them.
     const auto exchanged =
         std::make_shared<ExchangedTensors>(std::move(outputs), inputs, *arena_, rank_);
     Call call;
     call.timeout = timeout;
     call.descriptor = exchanged->descriptor();
-    call.agree = [exchanged](const auto& buffers) { return exchanged->agree(buffers); };
+    call.check_agreement = [exchanged](const auto& buffers) {
+      return exchanged->compare_tables(buffers);
+    };
     call.reduce_step = [exchanged](const auto& buffers) { exchanged->exchange(buffers); };
     call.copy_out = [exchanged] { exchanged->copy_out(); };
     return start(std::move(call), OpType::ALLTOALL, "shm:all_to_all", std::move(results));
@@ -292,7 +294,7 @@ ShmBackend::WorkPtr ShmBackend::DDP_ALL_TO_ALL_SINGLE(
   auto to = parts_of(output, output_splits, size_);
   const auto from = parts_of(input, input_splits, size_);
   const bool ours = !to.empty() && !from.empty() && input.scalar_type() == output.scalar_type();
-  if (!ours) {  // Gloo knows why not
+  if (!ours) {  // Gloo reports why
     return fall_back(
         {Kind::kAllToAll, OpType::ALLTOALL_BASE, {input}, {output}, options.timeout}, [&] {
           return FallbackBackend::DDP_ALL_TO_ALL_SINGLE(
@@ -315,12 +317,12 @@ ShmBackend::WorkPtr ShmBackend::alltoall(
   return exchange(outputs, inputs, outputs, options.timeout);
 }
 
-// Completes behind what Gloo carries, too, as Gloo's own barrier does.
+// Completes after the calls that Gloo carries, too, as Gloo's own barrier does.
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Call call;
   call.timeout = options.timeout;
   auto barrier = start(std::move(call), OpType::BARRIER, "shm:barrier", {});
-  if (!take_used_gloo()) return barrier;
+  if (!reset_used_gloo()) return barrier;
   return combine_works({barrier, FallbackBackend::barrier(options)});
 }
 

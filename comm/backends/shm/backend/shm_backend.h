@@ -16,11 +16,11 @@ namespace ddp::backends::shm {
 /// the rest: point-to-point and rooted collectives, and the reductions of other dtypes.
 ///
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
-/// A tensor from `allocateTensor` is reduced where it lies. Any other tensor is copied in and out,
-/// but for the share that this rank itself sums.
+/// A tensor from `allocateTensor` is reduced in place. Any other tensor is copied in and out,
+/// except for the share that this rank itself sums.
 ///
-/// A call that this rank cannot announce (the arena is full, say) aborts the group: the other ranks
-/// wait for the call, and learn the reason at once.
+/// A call that this rank cannot announce (the arena is full, say) aborts the group, because the
+/// other ranks wait for the call. They get the reason at once.
 class ShmBackend : public FallbackBackend {
  public:
   ShmBackend(
@@ -28,7 +28,7 @@ class ShmBackend : public FallbackBackend {
       std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
   ~ShmBackend() override;
 
-  /// Measured with 2 and 4 ranks: 8 KiB are as fast in either way.
+  /// Measured with 2 and 4 ranks: for 8 KiB, reducing in place is as fast as copying.
   size_t least_in_place() const override { return size_t{16} << 10; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   uint64_t getSequenceNumberForGroup() override;
@@ -68,7 +68,7 @@ class ShmBackend : public FallbackBackend {
   struct GlooCall {
     Kind kind;
     c10d::OpType type;
-    Tensors tensors;  // whose dtype is announced
+    Tensors tensors;  // their dtype is announced
     Tensors results;
     std::chrono::milliseconds timeout;
   };

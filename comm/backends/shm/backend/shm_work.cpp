@@ -12,8 +12,8 @@
 namespace ddp::backends::shm {
 namespace {
 
-// The progress threads complete collectives of several engines. A waiting thread helps this often,
-// for when the progress threads are in callbacks that wait.
+// The progress threads complete collectives of several engines. A waiting thread makes progress
+// this often, in case the progress threads are in callbacks that wait.
 constexpr std::chrono::milliseconds kPoll{20};
 
 }  // namespace
@@ -48,7 +48,7 @@ void ShmWork::complete(const std::exception_ptr& error) noexcept {
       future_->markCompleted(c10::IValue(outputs_));
     }
   } catch (...) {
-    warn_of_callback();
+    warn_callback_threw();
   }
 }
 
@@ -61,11 +61,11 @@ bool ShmWork::isCompleted() {
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (!Work::isCompleted()) number_ ? wait_in_engine(timeout) : wait_for_completion(timeout);
-  return Work::wait(timeout);  // the thread that completes the collective may not be done with it
+  return Work::wait(timeout);  // the thread that completes the collective may still be at it
 }
 
 void ShmWork::wait_in_engine(std::chrono::milliseconds timeout) {
-  // Without a timeout, the group's timeout fails the collective.
+  // Without a limit here, the group's timeout fails the collective.
   const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
   DDP_CHECK_WITH(
       DistBackendError, engines_.front()->wait(*number_, at_most), title_, " (collective number ",

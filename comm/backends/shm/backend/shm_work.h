@@ -12,7 +12,7 @@
 
 namespace ddp::backends::shm {
 
-/// The engines that a collective goes through, one behind the other; here without an allocation.
+/// The engines that a collective goes through, one after the other; stored without an allocation.
 using Engines = c10::SmallVector<std::shared_ptr<ProgressEngine>, 2>;
 
 /// The handle of a collective over shared memory. Every thread that waits on it or polls it makes
@@ -20,12 +20,12 @@ using Engines = c10::SmallVector<std::shared_ptr<ProgressEngine>, 2>;
 class ShmWork : public c10d::Work {
  public:
   /// \param title  for profiles and messages, such as "shm:all_reduce".
-  /// \param outputs  what result() and the future give.
+  /// \param outputs  the tensors that result() and the future return.
   ShmWork(
       Engines engines, int rank, c10d::OpType type, const char* title,
       std::vector<at::Tensor> outputs);
 
-  /// Starts the call in the one engine. The call's completion completes this handle.
+  /// Starts the call in the only engine. The call's completion completes this handle.
   ///
   /// \throws c10::DistBackendError  as ProgressEngine::start.
   void start(Call call);
@@ -48,7 +48,7 @@ class ShmWork : public c10d::Work {
   const char* const title_;
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::optional<uint64_t> number_;  // in the one engine, after start()
+  std::optional<uint64_t> number_;  // in the only engine, after start()
   bool counts_future_ = false;      // guarded by the base class's mutex_
 };
 

@@ -9,7 +9,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-// Each block begins on a page of its own, so that discard() can free it whole.
+// Each block begins on a page of its own, so that discard() can free all of it.
 constexpr size_t kPage = 4096;
 
 size_t in_pages(size_t bytes) { return std::max((bytes + kPage - 1) / kPage, size_t{1}) * kPage; }

@@ -13,7 +13,7 @@
 namespace ddp::backends::shm {
 
 /// Allocates tensors in this rank's segment, which the other ranks of the host map too. A
-/// collective reduces such a tensor where it lies.
+/// collective reduces such a tensor in place.
 ///
 /// Thread safety: all members.
 class Arena : public std::enable_shared_from_this<Arena> {
@@ -21,39 +21,38 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// \param bytes  of the segment, from its beginning; a multiple of the page size.
   Arena(std::shared_ptr<Segment> segment, size_t bytes);
 
-  /// What happens to a tensor's memory when the tensor goes: the kernel gets it back at once, or
-  /// the arena keeps it for the next tensor.
+  /// Whether a tensor's memory goes back to the kernel when the tensor is destroyed, or the arena
+  /// keeps it for the next tensor.
   enum class OnRelease { kDiscard, kKeep };
 
-  /// A 1-D tensor of `numel` elements, uninitialized. The tensor keeps the arena alive, and
-  /// releases its memory when it goes.
+  /// Allocates a 1-D tensor of `numel` elements, uninitialized. The tensor keeps the arena alive,
+  /// and releases its memory when it is destroyed.
   ///
-  /// \throws c10::OutOfMemoryError  when no block of that size is free.
+  /// \throws c10::OutOfMemoryError  if no block of that size is free.
   at::Tensor allocate(int64_t numel, at::ScalarType type, OnRelease on_release);
 
-  /// A block of that many bytes, uninitialized; null when none is free.
+  /// Reserves a block of that many bytes, uninitialized; null if none is free.
   std::byte* try_reserve(size_t bytes);
-  /// Gives back a block of try_reserve(), with the same number of bytes.
+  /// Returns a block of try_reserve(), with the same number of bytes.
   void release(std::byte* block, size_t bytes, OnRelease on_release);
 
-  /// Gives the memory that no tensor uses back to the kernel.
+  /// Returns the memory that no tensor uses to the kernel.
   void discard_free();
 
-  /// From now on, memory that tensors release is not used again: another rank may still write to
-  /// it.
+  /// Stops reusing the memory of destroyed tensors: another rank may still write to it.
   void freeze();
 
-  /// The offset in the segment, in bytes, of an address there.
+  /// The offset of an address in the segment, in bytes.
   size_t offset_at(const std::byte* place) const {
     return static_cast<size_t>(place - segment_->data());
   }
-  /// The offset of `t` in the segment, in bytes; nothing when `t` lies elsewhere.
+  /// The offset of `t` in the segment, in bytes; nothing if `t` lies elsewhere.
   std::optional<size_t> offset_of(const at::Tensor& t) const;
 
  private:
   std::shared_ptr<Segment> segment_;
   std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // offset to bytes; no two of the blocks touch
+  std::map<size_t, size_t> free_;  // offset to bytes; adjacent blocks are merged
   bool frozen_ = false;
 };
 

@@ -12,16 +12,16 @@
 namespace ddp::backends::shm {
 namespace {
 
-// Of a rank's table: what that rank sends to one rank, and expects from it. In bytes.
+// A row of a rank's table, for one peer: the sizes of the messages to it and from it, in bytes.
 struct Row {
-  int64_t distance = 0;  // from the table, so that it holds in every process; of the first byte
+  int64_t distance = 0;  // of the first byte, from the table, so it is valid in every process
   uint64_t sent = 0;
   uint64_t expected = 0;
-  uint64_t copied = 0;  // not 0: through slots
+  uint64_t copied = 0;  // not 0: the tensor is sent through slots
 };
 
-// The table may be another thread's neighbour in memory, and is nobody's object: hence the copies
-// of bytes.
+// Copies bytes, because no object of type Row exists in the table, and another thread may own the
+// memory next to it.
 Row row_of(const std::byte* table, size_t rank) {
   Row row;
   std::memcpy(&row, table + rank * sizeof(row), sizeof(row));
@@ -30,10 +30,10 @@ Row row_of(const std::byte* table, size_t rank) {
 
 size_t slots_of(uint64_t bytes) { return bytes > ExchangedTensors::kSlot ? 2 : 1; }
 
-// Of slots of one tensor, the one that a round uses.
+// The slot, of the slots of one tensor, that a round uses.
 size_t slot_at(uint64_t round) { return round % 2 * ExchangedTensors::kSlot; }
 
-// How many bytes of a tensor a round carries.
+// How many bytes of a tensor a round transfers.
 size_t bytes_in(uint64_t round, uint64_t bytes) {
   const auto begin = std::min<uint64_t>(round * ExchangedTensors::kSlot, bytes);
   return std::min<uint64_t>(bytes - begin, ExchangedTensors::kSlot);
@@ -108,7 +108,7 @@ Descriptor ExchangedTensors::descriptor() const {
   return descriptor;
 }
 
-Agreement ExchangedTensors::agree(const std::vector<std::byte*>& buffers) const {
+Agreement ExchangedTensors::compare_tables(const std::vector<std::byte*>& buffers) const {
   Agreement agreement;
   for (size_t sender = 0; sender < buffers.size(); ++sender) {
     for (size_t receiver = 0; receiver < buffers.size(); ++receiver) {

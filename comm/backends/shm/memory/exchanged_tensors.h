@@ -12,36 +12,39 @@
 
 namespace ddp::backends::shm {
 
-/// One all-to-all as this rank sees it: the tensors that it sends to each rank, and those that it
+/// One all-to-all of this rank: the tensors that it sends to each rank, and the tensors that it
 /// receives from each.
 ///
-/// Other ranks read a tensor in the arena where it lies. Of another tensor, the arena gets a copy:
-/// of one up to kSlot bytes as a whole, of a larger one slot by slot. The slots of a tensor are
-/// two: the receiver reads the one in the round in which the sender fills the other. So an
-/// all-to-all takes at most 2 * kSlot bytes of the arena for each receiver.
+/// Other ranks read a tensor in the arena in place. Any other tensor is copied to the arena: as a
+/// whole if it has at most kSlot bytes, slot by slot if it is larger. A tensor has two slots: in
+/// each round the receiver reads one while the sender fills the other. So an all-to-all takes at
+/// most 2 * kSlot bytes of the arena for each receiver.
 ///
-/// What the other ranks see begins with a table: what this rank sends to and expects from each.
+/// The memory that other ranks read begins with a table of what this rank sends to and expects from
+/// each rank.
 class ExchangedTensors {
  public:
   static constexpr size_t kSlot = size_t{1} << 20;  // bytes; the same on all ranks
 
   /// \param outputs, inputs  plain, of one dtype, one for each rank.
-  /// \throws c10::OutOfMemoryError  when the arena is full.
+  /// \throws c10::OutOfMemoryError  if the arena is full.
   ExchangedTensors(
       std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs, Arena& arena,
       int rank);
 
   Descriptor descriptor() const;
 
-  /// \param buffers  by rank, what its descriptor points to.
-  /// \return  the rounds that the largest copied tensor takes; or which rank expects what another
-  ///          one does not send.
-  Agreement agree(const std::vector<std::byte*>& buffers) const;
+  /// Compares the ranks' tables.
+  ///
+  /// \param buffers  by rank, the memory at the offset of its descriptor.
+  /// \return  the rounds that the largest copied tensor takes; or which rank expects another size
+  ///          than is sent to it.
+  Agreement compare_tables(const std::vector<std::byte*>& buffers) const;
 
-  /// One round: receives what the other ranks' slots hold, and fills this rank's other slots.
+  /// Runs one round: reads the other ranks' slots, and fills this rank's other slots.
   void exchange(const std::vector<std::byte*>& buffers);
 
-  /// When all rounds are over: brings what was received to the outputs that are not contiguous.
+  /// Copies received tensors to the outputs that are not contiguous. Called after the last round.
   void copy_out() const;
 
  private:
@@ -51,9 +54,9 @@ class ExchangedTensors {
 
   const std::vector<at::Tensor> outputs_;
   const size_t rank_;
-  std::vector<at::Tensor> received_;  // by sender: the outputs, or contiguous stand-ins
+  std::vector<at::Tensor> received_;  // by sender: the outputs, or contiguous replacements
   std::vector<at::Tensor> sent_;      // by receiver, contiguous
-  std::vector<std::byte*> slots_;     // by receiver; null where nothing is copied
+  std::vector<std::byte*> slots_;     // by receiver; null if it is not copied
   at::Tensor memory_;                 // the table and the slots
   uint64_t round_ = 0;
   uint64_t offset_ = 0;  // of the table

@@ -2,10 +2,10 @@
 
 namespace ddp::backends::shm {
 
-/// Has every later fork of this process call `before` first, and then `in_parent` and `in_child`;
-/// also when the library's static objects have gone.
+/// Registers handlers for every later fork of this process: `before` runs first, then `in_parent`
+/// and `in_child`; also after the library's static objects were destroyed.
 ///
-/// \throws c10::Error  where the system has no memory to note it.
-void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
+/// \throws c10::Error  if the system has no memory for the registration.
+void add_fork_handlers(void (*before)(), void (*in_parent)(), void (*in_child)());
 
 }  // namespace ddp::backends::shm

@@ -14,18 +14,18 @@
 namespace ddp::backends::shm {
 namespace {
 
-/// What a thread's allocations may come from.
+/// The arena, and the sizes, that a thread's allocations may come from.
 struct Service {
   std::shared_ptr<Arena> arena;
-  std::vector<size_t> sizes;  // rising
+  std::vector<size_t> sizes;  // in ascending order
   OwnerProcess owner;
 };
 
-/// Of one thread, the latest last; those that have ended are empty.
+/// The services of one thread, the latest last; those that have ended are expired.
 class Services {
  public:
-  /// Null before the thread's first, and when it has gone: tensors are made still later, by
-  /// destructors of static objects.
+  /// Null before the thread's first service, and after the thread's Services are destroyed:
+  /// destructors of static objects may still allocate tensors then.
   static Services* of_this_thread() { return of_this_thread_; }
   static Services& make_for_this_thread() {
     thread_local Services services;
@@ -41,7 +41,7 @@ class Services {
 };
 thread_local Services* Services::of_this_thread_ = nullptr;
 
-/// The blocks of all arenas that tensors have, by address. Never destroyed: tensors may outlive it.
+/// The blocks of all arenas that tensors use, by address. Never destroyed: tensors may outlive it.
 class Blocks {
  public:
   static Blocks& instance() {
@@ -54,7 +54,7 @@ class Blocks {
     blocks_[block] = {std::move(arena), bytes, {}};
   }
 
-  /// \return whether it was one.
+  /// \return whether `block` was one of these.
   bool release(void* block) {
     Block found;
     {
@@ -64,7 +64,7 @@ class Blocks {
       found = std::move(at->second);
       blocks_.erase(at);
     }
-    // In a forked process another thread's lock on the arena may be held for ever.
+    // In a forked process another thread's lock on the arena may never be released.
     if (found.owner.is_this_one()) {
       found.arena->release(static_cast<std::byte*>(block), found.bytes, Arena::OnRelease::kKeep);
     }
@@ -78,10 +78,10 @@ class Blocks {
     OwnerProcess owner;
   };
 
-  // No process is forked while a thread holds the lock: that process could free no tensor.
+  // No process is forked while a thread holds the lock: the forked process could free no tensor.
   static Blocks* make() {
     auto* blocks = new Blocks;
-    on_fork(
+    add_fork_handlers(
         [] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
         [] { instance().mutex_.unlock(); });
     return blocks;
@@ -91,7 +91,7 @@ class Blocks {
   std::unordered_map<void*, Block> blocks_;
 };
 
-void* take(const std::shared_ptr<Arena>& arena, size_t bytes) {
+void* allocate_block(const std::shared_ptr<Arena>& arena, size_t bytes) {
   auto* block = arena->try_reserve(bytes);
   if (block == nullptr) return nullptr;
   Blocks::instance().add(block, arena, bytes);
@@ -101,22 +101,23 @@ void* take(const std::shared_ptr<Arena>& arena, size_t bytes) {
 
 class FrontAllocator final : public c10::Allocator {
  public:
-  /// The one before the CPU allocator that was in place at the first call.
+  /// The allocator in front of the CPU allocator that was in place at the first call.
   static FrontAllocator& instance() {
     static auto* front = new FrontAllocator(*c10::GetCPUAllocator());
     return *front;
   }
 
-  /// From the first call on, what allocates on the CPU asks this one.
+  /// From the first call on, CPU allocations go through this allocator.
   static void install() {
-    [[maybe_unused]] static const bool installed = instance().take_the_lead();
+    [[maybe_unused]] static const bool installed = instance().install_as_first_allocator();
   }
 
   c10::DataPtr allocate(size_t bytes) override {
     if (const auto* services = Services::of_this_thread()) {
-      if (void* block = take_served(*services, bytes)) return data_ptr(block);
+      if (void* block = try_allocate_served(*services, bytes)) return data_ptr(block);
     }
-    // LibTorch hands `this` to its threads without ordering it after what the constructor wrote.
+    // Uses instance(): LibTorch hands `this` to its threads without ordering it after the
+    // constructor's writes.
     return instance().inner_.allocate(bytes);
   }
 
@@ -130,21 +131,21 @@ class FrontAllocator final : public c10::Allocator {
  private:
   explicit FrontAllocator(c10::Allocator& inner) : inner_(inner) {}
 
-  // Not by the constructor: other threads allocate meanwhile.
-  bool take_the_lead() {
-    // The least priority that suffices leaves room for a program's own.
+  // Not done by the constructor, because other threads allocate meanwhile.
+  bool install_as_first_allocator() {
+    // Uses the lowest priority that suffices, to leave room for a program's own allocator.
     for (int priority = 0; priority < 256 && c10::GetCPUAllocator() != this; ++priority) {
       c10::SetCPUAllocator(this, static_cast<uint8_t>(priority));
     }
     return c10::GetCPUAllocator() == this;
   }
 
-  static void* take_served(const Services& services, size_t bytes) {
+  static void* try_allocate_served(const Services& services, size_t bytes) {
     for (auto it = services.list.rbegin(); it != services.list.rend(); ++it) {
       const auto service = it->lock();
       if (!service || !service->owner.is_this_one()) continue;
       if (std::binary_search(service->sizes.begin(), service->sizes.end(), bytes)) {
-        return take(service->arena, bytes);
+        return allocate_block(service->arena, bytes);
       }
     }
     return nullptr;
@@ -173,7 +174,7 @@ GradientArena::~GradientArena() { arena_->discard_free(); }
 at::Tensor GradientArena::allocate(int64_t numel, const at::TensorOptions& options) {
   const auto type = c10::typeMetaToScalarType(options.dtype());
   const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(type);
-  void* block = take(arena_, bytes);
+  void* block = allocate_block(arena_, bytes);
   if (block == nullptr) return at::empty({numel}, options);
   auto& front = FrontAllocator::instance();
   c10::Storage storage(

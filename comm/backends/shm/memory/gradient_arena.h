@@ -9,18 +9,18 @@
 
 namespace ddp::backends::shm {
 
-/// An Arena behind LibTorch's CPU allocator: tensors of chosen sizes that a thread makes for a
-/// while lie in memory that all ranks of the host map.
+/// An Arena from which LibTorch's CPU allocator allocates tensors of chosen sizes, for one thread
+/// and a limited time. Such tensors lie in memory that all ranks of the host map.
 ///
-/// An allocator of this library is put before the one that is in place when the first arena is
-/// made. It passes on whatever no arena serves. A program's own that is set later takes its place:
-/// gradients lie elsewhere then, and are copied.
+/// When the first arena is made, an allocator of this library is installed in front of the current
+/// one. It passes on all requests that no arena serves. If a program sets its own allocator later,
+/// that one replaces it: gradients then lie elsewhere, and are copied.
 ///
-/// A tensor keeps its arena, also when the group has gone. In a process that this one forked no
-/// arena serves.
+/// A tensor keeps its arena alive, also after the group is destroyed. In a process that this one
+/// forked, arenas serve no requests.
 class GradientArena final : public GradientMemory {
  public:
-  /// What a backend reduces in place.
+  /// Whether a backend reduces a dtype in place.
   using Reduces = bool (*)(at::ScalarType);
 
   GradientArena(std::shared_ptr<Arena> arena, size_t least_bytes, Reduces reduces);

@@ -20,10 +20,10 @@
 namespace ddp::backends::shm {
 namespace {
 
-// Whoever has the file cannot change its size: no access to a mapping ends a process by SIGBUS.
+// Processes that have the file cannot change its size, so no access to a mapping raises SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
-// Why the open file is no segment of this user with that size; empty when it is one.
+// Returns why the open file is not a segment of this user with that size; empty if it is one.
 std::string why_not_a_segment(int fd, size_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return std::strerror(errno);
@@ -40,13 +40,13 @@ std::string why_not_a_segment(int fd, size_t bytes) {
 
 }  // namespace
 
-/// The segments that this process made: in a process that it forks each becomes that one's own.
-/// What such a child writes to a tensor must not reach the parent, as with any other memory.
-class Segment::Forks {
+/// The segments that this process made. A process that it forks gets private copies of them: its
+/// writes to a tensor must not reach the parent, as with any other memory.
+class Segment::ForkRegistry {
  public:
   static void add(Segment* segment) {
-    static std::once_flag told;
-    std::call_once(told, tell_of_forks);
+    static std::once_flag registered;
+    std::call_once(registered, register_fork_handlers);
     const std::lock_guard lock(mutex());
     made().insert(segment);
   }
@@ -56,15 +56,15 @@ class Segment::Forks {
   }
 
  private:
-  static void tell_of_forks() {
-    on_fork(
+  static void register_fork_handlers() {
+    add_fork_handlers(
         [] { mutex().lock(); }, [] { mutex().unlock(); },
         [] {
-          for (const auto* s : made()) s->become_private();
+          for (const auto* s : made()) s->remap_private();
           mutex().unlock();
         });
   }
-  // Never destroyed: a process may fork, and a tensor go, at its very end.
+  // Never destroyed: a process may fork, and a tensor be destroyed, while it exits.
   static std::mutex& mutex() {
     static auto* mutex = new std::mutex;
     return *mutex;
@@ -84,21 +84,21 @@ Segment::Segment(int fd, size_t bytes, bool owns) : fd_(fd), bytes_(bytes) {
         false, "expected to map ", bytes, " bytes of shared memory, but ", std::strerror(error));
   }
   data_ = static_cast<std::byte*>(data);
-  // Else a core file would hold the memory of all ranks.
+  // Otherwise a core file would contain the memory of all ranks.
   ::madvise(data_, bytes, MADV_DONTDUMP);
   if (owns) return;
-  ::close(fd);  // the mapping needs none
+  ::close(fd);  // the mapping does not need it
   fd_ = -1;
 }
 
-void Segment::become_private() const {
+void Segment::remap_private() const {
   constexpr int kHow = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
-  // Where it fails, the child goes on with memory that it shares.
+  // If it fails, the child continues with shared memory.
   (void)::mmap(data_, bytes_, PROT_READ | PROT_WRITE, kHow, fd_, 0);
 }
 
 Segment::~Segment() {
-  Forks::remove(this);
+  ForkRegistry::remove(this);
   ::munmap(data_, bytes_);
   if (fd_ >= 0) ::close(fd_);
 }
@@ -120,13 +120,13 @@ std::shared_ptr<Segment> Segment::make(size_t bytes) {
         false, "expected to make shared memory of ", bytes, " bytes, but ", std::strerror(error));
   }
   std::shared_ptr<Segment> segment(new Segment(fd, bytes, /*owns=*/true));
-  Forks::add(segment.get());
+  ForkRegistry::add(segment.get());
   return segment;
 }
 
 std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
   const auto path = ddp::str("/proc/", pid, "/fd/", fd);
-  // Without waiting: the number may be a pipe's by now.
+  // Opened without waiting, because the descriptor's number may belong to a pipe by now.
   const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
   DDP_CHECK(
       own >= 0, "expected to open the memory of process ", pid, " at ", path, ", but ",
@@ -141,7 +141,7 @@ std::shared_ptr<Segment> Segment::open(pid_t pid, int fd, size_t bytes) {
 
 void Segment::discard(size_t offset, size_t bytes) {
   if (!owner_.is_this_one()) return;
-  // A failure costs memory and nothing else.
+  // A failure only costs memory.
   (void)::fallocate(
       fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
       static_cast<off_t>(bytes));

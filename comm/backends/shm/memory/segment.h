@@ -12,20 +12,20 @@ namespace ddp::backends::shm {
 /// Memory that several processes map: a memfd. It has no name in any file system. The kernel frees
 /// it when the last process that maps it has ended, however that process ends.
 ///
-/// In a process that the maker forks, it is that process's own: what it reads there may still
-/// change with the maker's, until it writes; what it writes nobody else sees.
+/// A process that the maker forks gets a private mapping: its reads may still see the maker's
+/// writes until it writes itself; no other process sees its own writes.
 class Segment {
  public:
-  /// Makes a segment of `bytes` zeros. Only the pages that a process touches take memory.
+  /// Makes a segment of `bytes` zeros. Only pages that a process touches take memory.
   ///
-  /// \throws c10::Error  with the reason, when the kernel refuses.
+  /// \throws c10::Error  with the reason, if the kernel refuses.
   static std::shared_ptr<Segment> make(size_t bytes);
 
   /// Maps the segment of `bytes` that process `pid` of this host made and has open as `fd`. Accepts
-  /// nothing but a memfd of this user, of exactly that size, whose size is sealed: so no access to
-  /// it ends this process by a signal.
+  /// only a memfd of this user, of exactly that size, whose size is sealed: so no access to it ends
+  /// this process by a signal.
   ///
-  /// \throws c10::Error  when there is no such memfd, or this process may not open it.
+  /// \throws c10::Error  if there is no such memfd, or this process may not open it.
   static std::shared_ptr<Segment> open(pid_t pid, int fd, size_t bytes);
 
   ~Segment();
@@ -38,15 +38,15 @@ class Segment {
   int fd() const { return fd_; }
 
   /// Frees the memory of the whole pages in [offset, offset + bytes) for all processes that map
-  /// them. The pages read as zeros afterwards. Only for a segment that this process made; a process
-  /// that it forked discards nothing.
+  /// them. The pages read as zeros afterwards. Only for a segment that this process made; in a
+  /// process that it forked it does nothing.
   void discard(size_t offset, size_t bytes);
 
  private:
-  class Forks;
+  class ForkRegistry;
 
   Segment(int fd, size_t bytes, bool owns);
-  void become_private() const;
+  void remap_private() const;
 
   const OwnerProcess owner_;
   int fd_;

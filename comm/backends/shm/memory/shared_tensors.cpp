@@ -14,8 +14,9 @@ namespace {
 // FNV-1a over whole numbers.
 uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3; }
 
-// A place counts from the table, so that it holds in every process. It may be another thread's
-// neighbour in memory, and is nobody's object: hence the copies of bytes.
+// Returns the address of a tensor. The table holds distances from itself, which are valid in every
+// process. Copies bytes, because no object exists in the table, and another thread may own the
+// memory next to it.
 std::byte* place_in(std::byte* table, size_t index) {
   int64_t distance = 0;
   std::memcpy(&distance, table + index * sizeof(distance), sizeof(distance));
@@ -37,14 +38,15 @@ SharedTensors::SharedTensors(std::vector<at::Tensor> tensors, Arena& arena, int 
   }
   begin_ = share_begin(numel_, rank, ranks);
   end_ = share_begin(numel_, rank + 1, ranks);
-  std::byte* buffer = make_room(arena);
-  if (buffer != nullptr) offset_ = arena.offset_at(buffer);  // of no elements there is no memory
-  each_of_other_shares(
+  std::byte* buffer = place_tensors(arena);
+  if (buffer != nullptr)
+    offset_ = arena.offset_at(buffer);  // tensors without elements have no memory
+  for_each_part_of_other_shares(
       [](std::byte* own, std::byte* shown, size_t bytes) { std::memcpy(shown, own, bytes); });
 }
 
-/// \return what the other ranks shall look at.
-std::byte* SharedTensors::make_room(Arena& arena) {
+/// Finds or allocates memory that the other ranks can read. \return its address.
+std::byte* SharedTensors::place_tensors(Arena& arena) {
   const size_t element = callers_.front().element_size();
   const size_t table = extents_.size() > 1 ? in_lines(extents_.size() * sizeof(int64_t)) : 0;
   size_t bytes = table;
@@ -79,7 +81,7 @@ Descriptor SharedTensors::descriptor() const {
   return descriptor;
 }
 
-void SharedTensors::each_of_own_share(
+void SharedTensors::for_each_part_of_own_share(
     const std::vector<std::byte*>& buffers, c10::function_ref<void(const Part&)> body) const {
   Part part;
   part.places.resize(buffers.size());
@@ -98,7 +100,7 @@ void SharedTensors::each_of_own_share(
   }
 }
 
-void SharedTensors::each_of_other_shares(
+void SharedTensors::for_each_part_of_other_shares(
     c10::function_ref<void(std::byte*, std::byte*, size_t)> body) const {
   const size_t element = callers_.front().element_size();
   const auto each = [&](const Extent& extent, size_t begin, size_t end) {
@@ -116,7 +118,7 @@ void SharedTensors::each_of_other_shares(
 }
 
 void SharedTensors::copy_out() const {
-  each_of_other_shares(
+  for_each_part_of_other_shares(
       [](std::byte* own, std::byte* shown, size_t bytes) { std::memcpy(own, shown, bytes); });
   for (size_t i = 0; i < callers_.size(); ++i) assign(callers_[i], extents_[i].tensor);
 }

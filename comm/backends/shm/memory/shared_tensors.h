@@ -12,21 +12,21 @@
 
 namespace ddp::backends::shm {
 
-/// Tensors of this process that one collective reduces as if they were one, each where it lies if
-/// that is the arena. Of others, the arena gets a copy of what other ranks sum; what this rank sums
-/// stays where the caller has it.
+/// Tensors of this process that one collective reduces as if they were one, each in place if it
+/// lies in the arena. Of the others, the elements that other ranks sum are copied to the arena; the
+/// elements that this rank sums stay in the caller's memory.
 ///
-/// What the other ranks see begins, where there are several tensors, with a table of their places.
+/// If there are several tensors, the memory that other ranks read begins with a table of them.
 class SharedTensors {
  public:
   /// \param tensors  plain, of one dtype; at least one.
-  /// \throws c10::OutOfMemoryError  when the arena is full.
+  /// \throws c10::OutOfMemoryError  if the arena is full.
   SharedTensors(std::vector<at::Tensor> tensors, Arena& arena, int rank, int ranks);
 
-  /// Of an all-reduce; `reduction` is the caller's to set.
+  /// The descriptor of an all-reduce; the caller sets its `reduction`.
   Descriptor descriptor() const;
 
-  /// Elements [begin, end) of one tensor, wherever each rank has it.
+  /// Elements [begin, end) of one tensor, in the memory of each rank.
   struct Part {
     std::vector<std::byte*> places;  // by rank, of the tensor's first element
     size_t begin;
@@ -34,23 +34,24 @@ class SharedTensors {
   };
   /// Calls `body` for each part of this rank's share.
   ///
-  /// \param buffers  by rank, what its descriptor points to.
-  void each_of_own_share(
+  /// \param buffers  by rank, the memory at the offset of its descriptor.
+  void for_each_part_of_own_share(
       const std::vector<std::byte*>& buffers, c10::function_ref<void(const Part&)> body) const;
 
-  /// When all ranks have written their shares: brings them to the caller's tensors.
+  /// Copies the other ranks' shares to the caller's tensors, after all ranks have written theirs.
   void copy_out() const;
 
  private:
   struct Extent {
-    at::Tensor tensor;  // the caller's, or a contiguous stand-in
+    at::Tensor tensor;  // the caller's, or a contiguous replacement
     size_t first = 0;   // index of its first element, over all tensors
     size_t numel = 0;
-    std::byte* own = nullptr;    // where this rank has it
-    std::byte* shown = nullptr;  // where others find it; `own`, or the copy
+    std::byte* own = nullptr;    // its address for this rank
+    std::byte* shown = nullptr;  // its address for other ranks: `own`, or the copy
   };
-  std::byte* make_room(Arena& arena);
-  void each_of_other_shares(c10::function_ref<void(std::byte*, std::byte*, size_t)> body) const;
+  std::byte* place_tensors(Arena& arena);
+  void for_each_part_of_other_shares(
+      c10::function_ref<void(std::byte*, std::byte*, size_t)> body) const;
 
   const std::vector<at::Tensor> callers_;
   const int rank_;

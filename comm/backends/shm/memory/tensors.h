@@ -1,4 +1,4 @@
-// What collectives do with tensors: the caller's, and those that ranks share.
+// Helpers for the tensors of collectives: the caller's, and those that ranks share.
 #pragma once
 
 #include <cstddef>
@@ -18,40 +18,40 @@ inline size_t in_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLin
 /// ranks write to the same line.
 size_t share_begin(size_t numel, int rank, int ranks);
 
-/// Copies elements in their logical order, whatever the layouts. Does nothing for a tensor and
-/// itself.
+/// Copies elements in their logical order, whatever the layouts. Does nothing if both are the same
+/// tensor.
 ///
-/// Below autograd, so that no version counter changes: like Gloo's collectives. So it works on any
-/// thread, whatever that thread's grad mode.
+/// Runs below autograd, so that no version counter changes, as in Gloo's collectives. So it works
+/// on any thread, whatever that thread's grad mode.
 void assign(const at::Tensor& to, const at::Tensor& from);
 
 at::Tensor flat(const at::Tensor& t);
 
 std::byte* bytes_of(const at::Tensor& t);
 
-/// A 1-D tensor of like's dtype and number of elements over `buffer`, which has to outlive it.
+/// A 1-D tensor of like's dtype and number of elements over `buffer`, which must outlive it.
 at::Tensor at_buffer(std::byte* buffer, const at::Tensor& like);
 
 std::vector<const std::byte*> as_sources(const std::vector<std::byte*>& buffers);
 
-/// Whether `t` is a dense CPU tensor whose values stand in memory (no lazy conj() or neg()).
+/// Whether `t` is a dense CPU tensor whose values are in memory (no lazy conj() or neg()).
 bool is_plain(const at::Tensor& t);
 /// Whether all tensors are plain and of one dtype.
 bool are_plain(const std::vector<at::Tensor>& tensors);
 /// Whether all tensors are plain, and have like's dtype and number of elements.
 bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& like);
 
-/// The rows of a plain tensor for each rank, one part after the other: as many as `splits` says, or
-/// without splits as many for each. Empty where that is impossible.
+/// Splits the rows of a plain tensor into one part per rank: as `splits` says, or without splits
+/// into equal parts. Empty if that is impossible.
 std::vector<at::Tensor> parts_of(
     const at::Tensor& t, const std::vector<int64_t>& splits, int ranks);
 
-/// `t` itself when it lies in the arena, else a flat copy there.
+/// Returns `t` itself if it lies in the arena, else a flat copy there.
 ///
-/// \throws c10::OutOfMemoryError  when the arena is full.
+/// \throws c10::OutOfMemoryError  if the arena is full.
 at::Tensor shared(const at::Tensor& t, Arena& arena);
 
-/// What `allocateTensor` returns: a tensor in the arena, or elsewhere when the arena is full.
+/// Implements `allocateTensor`: a tensor in the arena, or elsewhere if the arena is full.
 ///
 /// \throws c10::ValueError  for another device than the CPU.
 at::Tensor allocate_tensor(int64_t size, const at::TensorOptions& options, Arena& arena);

@@ -23,34 +23,34 @@ struct Call {
   using Buffers = std::vector<std::byte*>;
 
   Descriptor descriptor;
-  /// Counts from the completion of the collective before this one. Below 0: the group's timeout.
+  /// Counts from the completion of the collective before this one. Negative: the group's timeout.
   std::chrono::milliseconds timeout{-1};
-  /// Before the first reduce step. Empty: equal descriptors are enough, and there is one round.
-  std::function<Agreement(const Buffers& buffers)> agree;
-  /// This rank's share of the work, once all ranks have announced the collective. buffers[r] is
-  /// rank r's memory at the offset of its descriptor. Runs once a round, after all ranks have done
-  /// the round before.
+  /// Runs before the first reduce step. Empty: equal descriptors suffice, and there is one round.
+  std::function<Agreement(const Buffers& buffers)> check_agreement;
+  /// Does this rank's share of the work, once all ranks have announced the collective. buffers[r]
+  /// is rank r's memory at the offset of its descriptor. Runs once per round, after all ranks have
+  /// finished the round before.
   std::function<void(const Buffers& buffers)> reduce_step;
-  /// Copies results out of shared memory, once all ranks have done their reduce step.
+  /// Copies results out of shared memory, once all ranks have finished their reduce step.
   std::function<void()> copy_out;
   /// Runs last, with the error if the collective failed. It runs without a lock: it may start other
   /// collectives and wait for them.
   std::function<void(std::exception_ptr)> on_complete;
 };
 
-/// A collective that this rank has announced and not completed.
+/// A collective that this rank has announced but not completed.
 struct Pending {
   uint64_t number;
   std::chrono::milliseconds timeout;
-  std::chrono::steady_clock::time_point deadline;  // of the first in the queue alone
+  std::chrono::steady_clock::time_point deadline;  // valid for the first in the queue only
   Call call;
   std::exception_ptr error;
-  uint64_t rounds_left = 0;  // 0 until the ranks agree on how many there are
+  uint64_t rounds_left = 0;  // 0 until the ranks check_agreement on how many there are
 };
 using PendingPtr = std::unique_ptr<Pending>;
 
-/// The pending collectives of a rank, in the order of their numbers. Those at the front have done
-/// their reduce step.
+/// The pending collectives of a rank, in the order of their numbers. Those at the front have
+/// finished their reduce step.
 ///
 /// Thread safety: all members. One thread at a time makes progress: calls next(), front(),
 /// mark_reduced() and pop_completed(). A `Pending*` stays valid until that thread pops it, or until
@@ -60,7 +60,7 @@ class CollectiveQueue {
   /// \throws c10::DistBackendError  after abort(), with its reason.
   void push(PendingPtr pending);
 
-  /// The collective whose reduce step is next, and the one that completes next; each may be empty.
+  /// The next collective to run its reduce step, and the next one to complete; each may be null.
   struct Next {
     Pending* to_reduce = nullptr;
     Pending* to_complete = nullptr;
@@ -68,24 +68,24 @@ class CollectiveQueue {
   Next next();
   Pending* front();
 
-  /// Says that `to_reduce` has done its reduce step.
+  /// Records that `to_reduce` has finished its reduce step.
   void mark_reduced() { ++reduced_; }
-  /// Takes `to_complete` out. The time of the next one begins.
+  /// Removes `to_complete`, and starts the timeout of the next collective.
   PendingPtr pop_completed();
-  /// Takes the front out with abort()'s reason as its error. Empty before abort(), and when nothing
-  /// is left.
+  /// Removes the front, with abort()'s reason as its error. Null before abort(), and if the queue
+  /// is empty.
   PendingPtr pop_aborted();
 
-  /// How many collectives were taken out.
+  /// How many collectives were removed.
   uint64_t completed() const { return completed_.load(); }
 
-  /// The first reason stays.
+  /// Fails the queue. The first reason is kept.
   void abort(const std::string& why);
   bool is_aborted() const { return aborted_; }
 
-  /// For the threads that make progress while nobody waits.
+  /// Waits while the queue is empty and open. For the threads that make progress while no other
+  /// thread waits.
   ///
-  /// Waits as long as the queue is empty and open.
   /// \return  whether it was empty.
   bool wait_if_empty();
   /// Waits until the queue is closed, for at most `at_most`.
@@ -94,15 +94,15 @@ class CollectiveQueue {
   /// Wakes one thread in wait_if_empty().
   void wake_one();
 
-  /// Lets all threads go. Pending collectives stay.
+  /// Releases all waiting threads. Pending collectives stay.
   ///
   /// \return  whether this was the first call.
   bool close();
 
  private:
-  std::mutex mutex_;  // guards all but the atomics and reduced_
+  std::mutex mutex_;  // guards all members except the atomics and reduced_
   std::deque<PendingPtr> pending_;
-  size_t reduced_ = 0;  // of pending_, from the front; of the thread that makes progress
+  size_t reduced_ = 0;  // of pending_, from the front; used by the thread that makes progress
   std::string abort_reason_;
   bool closed_ = false;
   int idle_threads_ = 0;

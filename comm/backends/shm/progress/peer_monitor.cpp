@@ -14,17 +14,17 @@ PeerMonitor::PeerMonitor(int rank, std::shared_ptr<Segment> control, std::vector
       control_(reinterpret_cast<ControlBlock*>(control_memory_->data())),
       peers_(std::move(peers)) {}
 
-uint64_t PeerMonitor::least(Counter counter) const {
-  uint64_t least = UINT64_MAX;
+uint64_t PeerMonitor::minimum(Counter counter) const {
+  uint64_t minimum = UINT64_MAX;
   for (int rank = 0; rank < size(); ++rank) {
-    least = std::min(least, (state_of(rank).*counter).load());
+    minimum = std::min(minimum, (state_of(rank).*counter).load());
   }
-  return least;
+  return minimum;
 }
 
 bool PeerMonitor::may_reduce(uint64_t number) const {
-  return least(&RankState::announced) > number &&
-         least(&RankState::rounds) == own_state().rounds.load();
+  return minimum(&RankState::announced) > number &&
+         minimum(&RankState::rounds) == own_state().rounds.load();
 }
 
 const Descriptor& PeerMonitor::descriptor_of(int rank, uint64_t number) const {
@@ -93,7 +93,7 @@ bool PeerMonitor::has_peer_stopped(uint64_t number) const {
   return false;
 }
 
-Trouble PeerMonitor::trouble(uint64_t number) const {
+PeerFailure PeerMonitor::find_failure(uint64_t number) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const auto& peer = peers_[static_cast<size_t>(rank)];
@@ -109,8 +109,8 @@ Trouble PeerMonitor::trouble(uint64_t number) const {
       const auto text = named("has left the process group");
       return {text, text};
     }
-    // In this order: the rank may have done its reduce step before its process ended, and its
-    // memory is still mapped here.
+    // Checked in this order: the rank may have finished its reduce step before its process ended,
+    // and its memory is still mapped here.
     if (peer.process->has_ended() && state.reduced.load() <= number &&
         !has_stopped(rank, UINT64_MAX)) {
       const auto text = named("has ended");
@@ -131,11 +131,11 @@ std::string PeerMonitor::ranks_at_or_below(Counter counter, uint64_t number) con
   return text.str();
 }
 
-std::string PeerMonitor::missing(uint64_t number) const {
+std::string PeerMonitor::describe_missing_ranks(uint64_t number) const {
   const auto absent = ranks_at_or_below(&RankState::announced, number);
   if (!absent.empty()) return absent + " did not come";
-  const auto behind = ranks_at_or_below(&RankState::reduced, number);
-  return behind.empty() ? "a rank that came is not done" : behind + " came and did not do its part";
+  const auto late = ranks_at_or_below(&RankState::reduced, number);
+  return late.empty() ? "a rank that came is not done" : late + " came and did not do its part";
 }
 
 void PeerMonitor::stop(Stopped how, uint64_t completed, const std::string& cause) {

@@ -4,13 +4,13 @@
 
 namespace ddp::backends::shm {
 
-/// Tells when another process has ended, by a pidfd.
+/// Detects the end of another process, by a pidfd.
 class ProcessWatch {
  public:
-  /// Watches nothing where `pid` is this process.
+  /// Watches nothing if `pid` is this process.
   ///
-  /// \throws c10::Error  where there is no such process, or the kernel does not let this one watch
-  ///         it: before Linux 5.3, or in some containers.
+  /// \throws c10::Error  if there is no such process, or the kernel does not allow watching it:
+  ///         before Linux 5.3, or in some containers.
   explicit ProcessWatch(pid_t pid);
   ~ProcessWatch();
   ProcessWatch(const ProcessWatch&) = delete;

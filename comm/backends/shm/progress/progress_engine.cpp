@@ -13,10 +13,10 @@
 namespace ddp::backends::shm {
 namespace {
 
-// How long a waiting thread sleeps before it looks whether the other ranks are still there.
+// How long a waiting thread sleeps before it checks whether the other ranks still exist.
 constexpr std::chrono::milliseconds kCheckPeers{50};
-// How often the progress threads look while no thread waits.
-constexpr std::chrono::milliseconds kLookIn{2};
+// How often the progress threads make progress while no thread waits.
+constexpr std::chrono::milliseconds kPollInterval{2};
 constexpr int kThreads = 2;
 
 }  // namespace
@@ -28,7 +28,7 @@ std::string why_not_started(
       text_of(error));
 }
 
-void warn_of_callback() noexcept {
+void warn_callback_threw() noexcept {
   try {
     TORCH_WARN("shm: a callback threw: ", text_of(std::current_exception()));
   } catch (const std::exception&) {
@@ -41,8 +41,8 @@ std::shared_ptr<ProgressEngine> ProgressEngine::make(
     std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout) {
   std::shared_ptr<ProgressEngine> engine(new ProgressEngine(
       PeerMonitor(rank, std::move(control), std::move(peers)), std::move(arena), timeout));
-  // The threads own the engine until close() ends them: one of them may be in a callback that drops
-  // the last other reference.
+  // The threads own the engine until close() ends them, because one of them may be in a callback
+  // that drops the last other reference.
   try {
     for (int i = 0; i < kThreads; ++i) {
       engine->threads_.emplace_back([engine] { engine->run_progress_thread(); });
@@ -68,7 +68,7 @@ void ProgressEngine::fail(const std::string& why) {
 
 void ProgressEngine::close() {
   if (!owner_.is_this_one() || !queue_.close()) return;
-  progress();  // completes what the other ranks have already done their share of
+  progress();  // completes collectives for which the other ranks have done their share
   {
     const std::lock_guard lock(progress_mutex_);
     abort_locked(kGroupDestroyed, Stopped::kDestroyed, "");
@@ -100,7 +100,7 @@ uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
   auto& own = monitor_.own_state();
   std::unique_lock announce_lock(announce_mutex_);
   uint64_t number = own.announced.load();
-  // A descriptor's place is free once all ranks have reduced the collective that was there before.
+  // A descriptor's slot is free once all ranks have reduced the collective that used it before.
   const auto is_full = [&] {
     return monitor_.reduced_by_all() + kMostInFlight <= number && !queue_.is_aborted();
   };
@@ -125,7 +125,7 @@ uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
   return number;
 }
 
-// Completes one collective after the other: the callback of one may wait for those behind it.
+// Completes the collectives one by one: the callback of one may wait for later ones.
 void ProgressEngine::progress() {
   while (true) {
     PendingPtr completed;
@@ -156,7 +156,7 @@ bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
-    // In this order: what another thread completes between the two looks, the second look sees.
+    // In this order: the second condition sees what another thread completes between the two.
     const auto condition = [&] { return can_progress() || queue_.completed() > number; };
     if (!monitor_.doorbell().wait_until(condition, std::min(left, kCheckPeers))) check_peers();
   }
@@ -171,8 +171,7 @@ bool ProgressEngine::can_progress() const {
          (completed < reduced && monitor_.reduced_by_all() > completed);
 }
 
-/// \return  the next collective that is complete or has failed alone; nothing when there is none
-/// yet.
+/// Returns the next collective that is complete or has failed alone; null if there is none yet.
 PendingPtr ProgressEngine::progress_locked() {
   auto& own = monitor_.own_state();
   while (!queue_.is_aborted()) {
@@ -196,9 +195,9 @@ PendingPtr ProgressEngine::progress_locked() {
 }
 
 PendingPtr ProgressEngine::try_complete(Pending& pending) {
-  // Looked at after everybody's reduce step: a rank that stops later still held its memory then.
+  // Checked after all ranks' reduce steps: a rank that stops later still held its memory then.
   if (monitor_.has_peer_stopped(pending.number)) {
-    abort_locked(pending, monitor_.trouble(pending.number));
+    abort_locked(pending, monitor_.find_failure(pending.number));
     return nullptr;
   }
   try {
@@ -210,35 +209,35 @@ PendingPtr ProgressEngine::try_complete(Pending& pending) {
 }
 
 void ProgressEngine::reduce(Pending& pending) {
-  Trouble trouble;
+  PeerFailure failure;
   if (monitor_.has_peer_stopped(pending.number)) {
-    trouble = monitor_.trouble(pending.number);
+    failure = monitor_.find_failure(pending.number);
   } else {
     try {
-      if (pending.rounds_left == 0 && !agree(pending)) return;
+      if (pending.rounds_left == 0 && !check_agreement(pending)) return;
       if (pending.call.reduce_step) pending.call.reduce_step(monitor_.buffers_for(pending.number));
       return;
     } catch (...) {
-      trouble.what = text_of(std::current_exception());
-      trouble.cause = ddp::str(trouble.what, " on rank ", monitor_.own_rank());
+      failure.what = text_of(std::current_exception());
+      failure.cause = ddp::str(failure.what, " on rank ", monitor_.own_rank());
     }
   }
-  abort_locked(pending, trouble);  // the other ranks need this rank's reduce step
+  abort_locked(pending, failure);  // the other ranks need this rank's reduce step
 }
 
-/// \return  whether all ranks make the same call. If not, the collective fails alone.
-bool ProgressEngine::agree(Pending& pending) {
+/// Whether all ranks make the same call. If not, only this collective fails.
+bool ProgressEngine::check_agreement(Pending& pending) {
   Agreement agreement;
   agreement.mismatch = monitor_.mismatch(pending.number);
   const bool alike = agreement.mismatch.empty();
-  if (alike && pending.call.agree) {
-    agreement = pending.call.agree(monitor_.buffers_for(pending.number));
+  if (alike && pending.call.check_agreement) {
+    agreement = pending.call.check_agreement(monitor_.buffers_for(pending.number));
   }
   pending.rounds_left = agreement.rounds;
   if (agreement.mismatch.empty()) return true;
   const auto& text = agreement.mismatch;
   pending.error = backend_error(text);
-  // Gloo numbers collectives by calls: the ranks' next ones there would not match.
+  // Gloo numbers collectives by calls, so the ranks' next ones there would not match.
   if (!alike && monitor_.uses_gloo(pending.number)) abort_locked(text, Stopped::kAborted, text);
   return false;
 }
@@ -249,22 +248,23 @@ void ProgressEngine::check_peers() {
     if (queue_.is_aborted()) return;
     const auto* first = queue_.front();
     if (first == nullptr) return;
-    auto trouble = monitor_.trouble(first->number);
-    if (trouble.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
-      trouble.what = ddp::str(
-          "timed out after ", first->timeout.count(), " ms, ", monitor_.missing(first->number));
-      trouble.cause = ddp::str(trouble.what, " on rank ", monitor_.own_rank());
+    auto failure = monitor_.find_failure(first->number);
+    if (failure.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
+      failure.what = ddp::str(
+          "timed out after ", first->timeout.count(), " ms, ",
+          monitor_.describe_missing_ranks(first->number));
+      failure.cause = ddp::str(failure.what, " on rank ", monitor_.own_rank());
     }
-    if (!trouble.what.empty()) abort_locked(*first, trouble);
+    if (!failure.what.empty()) abort_locked(*first, failure);
   }
   complete_aborted();
 }
 
-void ProgressEngine::abort_locked(const Pending& pending, const Trouble& trouble) {
+void ProgressEngine::abort_locked(const Pending& pending, const PeerFailure& failure) {
   const auto why = ddp::str(
       "shm: collective number ", pending.number, " (", monitor_.to_text(pending.call.descriptor),
-      ") on rank ", monitor_.own_rank(), ": ", trouble.what);
-  abort_locked(why, Stopped::kAborted, trouble.cause);
+      ") on rank ", monitor_.own_rank(), ": ", failure.what);
+  abort_locked(why, Stopped::kAborted, failure.cause);
 }
 
 void ProgressEngine::abort_locked(const std::string& why, Stopped how, const std::string& cause) {
@@ -283,7 +283,7 @@ void ProgressEngine::complete(PendingPtr pending) {
   try {
     pending->call.on_complete(pending->error);
   } catch (...) {
-    warn_of_callback();  // this thread may make progress for others
+    warn_callback_threw();  // this thread may make progress for others
   }
 }
 
@@ -292,14 +292,14 @@ void ProgressEngine::run_progress_thread() {
   while (true) {
     if (!queue_.wait_if_empty()) {
       if (futures_ > 0) {
-        monitor_.doorbell().wait_until([this] { return can_progress(); }, kLookIn);
+        monitor_.doorbell().wait_until([this] { return can_progress(); }, kPollInterval);
       } else {
-        queue_.wait_closed(kLookIn);
+        queue_.wait_closed(kPollInterval);
       }
     }
     if (queue_.is_closed()) return;
     progress();
-    if (++rounds % (kCheckPeers / kLookIn) == 0) check_peers();
+    if (++rounds % (kCheckPeers / kPollInterval) == 0) check_peers();
   }
 }
 

@@ -18,23 +18,23 @@
 
 namespace ddp::backends::shm {
 
-/// What collectives fail with when their rank destroys or aborts its group.
+/// The errors of collectives whose rank destroys or aborts its group.
 constexpr const char* kGroupDestroyed = "shm: the process group was destroyed.";
 constexpr const char* kGroupAborted = "shm: the process group was aborted.";
 
-/// What a rank aborts with that cannot announce its collective `name`: the other ranks see it.
+/// The reason with which a rank aborts that cannot announce its collective `name`, for all ranks.
 std::string why_not_started(
     const char* name, int rank, int world_size, const std::exception& error);
 
-/// Logs the current exception, which a user's callback on a future threw: no caller gets it.
-void warn_of_callback() noexcept;
+/// Logs the current exception, of a user's callback on a future: no caller can receive it.
+void warn_callback_threw() noexcept;
 
 /// Completes collectives in the order in which this rank starts them, which is the same on every
 /// rank.
 ///
-/// Every thread that starts a collective or waits for one makes progress: it does what the other
-/// ranks' states allow, for all pending collectives. Two progress threads do so every few
-/// milliseconds while no thread waits, so that a rank that is busy elsewhere does not hold up the
+/// Every thread that starts a collective or waits for one makes progress: it does everything that
+/// the other ranks' states allow, for all pending collectives. Two progress threads do so every few
+/// milliseconds while no thread waits, so that a rank that is busy elsewhere does not delay the
 /// others for long. There are two because one may be in a callback that waits.
 ///
 /// Thread safety: all members. Ranks may be processes or threads.
@@ -48,8 +48,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
       int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers,
       std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
 
-  /// Announces the collective and makes progress. Waits only for a rank that is more than
-  /// kMostInFlight collectives behind.
+  /// Announces the collective and makes progress. Waits only if some rank is more than
+  /// kMostInFlight collectives late.
   ///
   /// \return  the collective's number.
   /// \throws c10::DistBackendError  after the engine aborted.
@@ -62,7 +62,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// Makes the progress that is possible now.
   void progress();
 
-  /// Waits until collective `number` is complete, well or not.
+  /// Waits until collective `number` is complete or has failed.
   ///
   /// \return  whether it is, after at most `at_most`.
   bool wait(uint64_t number, std::chrono::milliseconds at_most);
@@ -71,18 +71,18 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// progress threads wait on the doorbell instead of looking every few milliseconds.
   void count_future(int change) { futures_ += change; }
 
-  /// Makes the progress that is possible now, and looks whether the other ranks are still there.
+  /// Makes the progress that is possible now, and checks whether the other ranks still exist.
   void poll() {
     progress();
     check_peers();
   }
 
-  /// Aborts: fails the pending collectives and all later ones, on this rank and so on the others.
+  /// Aborts: fails the pending collectives and all later ones, on this rank and thereby on all.
   void fail(const std::string& why);
 
-  /// Fails the pending collectives, and tells the other ranks that this rank has left. To be called
-  /// before the last reference goes. A second call does nothing, and neither does one in a process
-  /// that this rank forked.
+  /// Fails the pending collectives, and reports to the other ranks that this rank has left. To be
+  /// called before the last reference is dropped. A second call does nothing, and neither does one
+  /// in a process that this rank forked.
   void close();
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -100,9 +100,9 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   PendingPtr progress_locked();
   PendingPtr try_complete(Pending& pending);
   void reduce(Pending& pending);
-  bool agree(Pending& pending);
+  bool check_agreement(Pending& pending);
   void check_peers();
-  void abort_locked(const Pending& pending, const Trouble& trouble);
+  void abort_locked(const Pending& pending, const PeerFailure& failure);
   void abort_locked(const std::string& why, Stopped how, const std::string& cause);
   void complete_aborted();
   static void complete(PendingPtr pending);

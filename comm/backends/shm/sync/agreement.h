@@ -5,11 +5,11 @@
 
 namespace ddp::backends::shm {
 
-/// What the ranks' memory says of a collective, where their descriptors do not say all of it. The
-/// same on all ranks.
+/// The result of comparing the ranks' memory for a collective that descriptors do not describe
+/// completely. The same on all ranks.
 struct Agreement {
-  std::string mismatch;  // what differs between the ranks' calls; empty: nothing
-  uint64_t rounds = 1;   // how often each rank does its reduce step
+  std::string mismatch;  // how the ranks' calls differ; empty: they do not
+  uint64_t rounds = 1;   // how often each rank runs its reduce step
 };
 
 }  // namespace ddp::backends::shm

@@ -1,4 +1,4 @@
-// What the ranks of a host write for each other to read: some kilobytes a rank, in one segment.
+// The state that the ranks of a host write for each other: some kilobytes per rank, in one segment.
 #pragma once
 
 #include <array>
@@ -14,19 +14,19 @@ namespace ddp::backends::shm {
 
 using Kind = CollectiveKind;
 
-/// What moves the bytes of a collective.
+/// Which transport carries a collective.
 enum class Carrier : uint32_t { kMemory, kGloo };
 
-/// One collective, as one rank calls it. Two ranks call the same one when all but `offset` is
-/// equal.
+/// One collective, as one rank calls it. Two ranks call the same one if all fields except `offset`
+/// are equal.
 struct Descriptor {
   Kind kind = Kind::kBarrier;
   Carrier carrier = Carrier::kMemory;
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
   int32_t root = 0;       // of a broadcast
-  uint32_t tensors = 1;   // how many hold those elements
-  uint64_t sizes = 0;     // a hash of theirs, where there may be several
+  uint32_t tensors = 1;   // how many tensors hold the elements
+  uint64_t sizes = 0;     // a hash of the tensors' sizes, if there may be several
   uint64_t numel = 0;     // of the whole tensor, of which each rank holds a share or all
   uint64_t offset = 0;    // of this rank's tensor in its segment, in bytes
 
@@ -40,7 +40,7 @@ struct Descriptor {
 /// How many collectives a rank may be ahead of the slowest rank.
 constexpr size_t kMostInFlight = 256;
 
-/// Why a rank aborted, for the others to repeat: cut to fit, and ended by a zero.
+/// Why a rank aborted, for the other ranks' errors: cut to fit, and ended by a zero.
 class AbortCause {
  public:
   void write(const std::string& text) {
@@ -59,11 +59,11 @@ enum class Stopped : uint32_t { kNo, kDestroyed, kAborted };
 struct alignas(64) RankState {
   /// How many collectives the rank has announced. Descriptor i is valid once this is above i.
   std::atomic<uint64_t> announced{0};
-  /// How many reduce steps the rank has done. It neither reads nor writes other ranks' memory for
-  /// those collectives any more.
+  /// How many reduce steps the rank has finished. It does not access other ranks' memory for those
+  /// collectives any more.
   alignas(64) std::atomic<uint64_t> reduced{0};
-  /// Of all reduce steps with several rounds: how many rounds the rank has done that were not the
-  /// last ones.
+  /// Of all reduce steps with several rounds: how many rounds the rank has finished that were not
+  /// the last ones.
   std::atomic<uint64_t> rounds{0};
   /// Not kNo once the rank has destroyed or aborted its group. `stopped_at` is the number of
   /// collectives that it had completed; it completes none after those.
@@ -73,7 +73,7 @@ struct alignas(64) RankState {
   std::array<Descriptor, kMostInFlight> descriptors;
 };
 
-/// The beginning of the segment. A RankState for each rank lies behind it.
+/// The beginning of the segment. A RankState for each rank follows it.
 struct alignas(64) ControlBlock {
   Doorbell doorbell;  // rings after each write to a RankState
 

@@ -50,8 +50,8 @@ void Doorbell::ring() {
 bool Doorbell::wait_until(c10::function_ref<bool()> condition, std::chrono::milliseconds at_most) {
   if (spin_until(condition)) return true;
   const auto end = Clock::now() + at_most;
-  // Before the last look at the condition: a rank that writes after that look sees a waiter and
-  // rings.
+  // Incremented before the last check of the condition: a rank that writes after that check then
+  // sees a waiter and rings.
   waiters_.fetch_add(1);
   bool holds = false;
   while (true) {

@@ -22,7 +22,7 @@ class Doorbell {
   /// \return  whether the condition holds.
   bool wait_until(c10::function_ref<bool()> condition, std::chrono::milliseconds at_most);
 
-  /// How many threads sleep here, of all processes.
+  /// How many threads sleep in wait_until(), of all processes.
   uint32_t waiters() const { return waiters_.load(); }
 
  private:

@@ -26,7 +26,7 @@ struct WeakOf<c10::intrusive_ptr<T>> {
   using type = c10::weak_intrusive_ptr<T>;
 };
 
-// A template of the pointer, too: what is not chosen need not compile.
+// A template of the pointer type as well, because the branch that is not taken need not compile.
 template <typename T, typename Pointer, typename... Args>
 Pointer make_counted(Args&&... args) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<typename Pointer::element_type>>) {
@@ -38,7 +38,7 @@ Pointer make_counted(Args&&... args) {
 
 }  // namespace detail
 
-/// A reference that keeps no graph alive; lock() gives a NodePtr.
+/// A reference that does not keep a graph alive; lock() gives a NodePtr.
 using WeakNodePtr = detail::WeakOf<NodePtr>::type;
 
 /// A node of class T, which derives from torch::autograd::Node.

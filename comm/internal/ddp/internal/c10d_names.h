@@ -1,7 +1,8 @@
 #pragma once
 
-// Collectives of one tensor a rank have new names in later LibTorch. It warns of the old ones, and
-// its own classes override the new, so what is to come before those overrides the new ones as well.
+// Later LibTorch renames the collectives of one tensor per rank. It warns about the old names, and
+// its own classes override the new ones, so a class that must intercept them overrides the new ones
+// too.
 #include <torch/version.h>
 
 // Of c10d::ProcessGroup.

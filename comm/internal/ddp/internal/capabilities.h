@@ -6,33 +6,32 @@
 
 namespace ddp {
 
-/// What a backend can do beyond what c10d asks of every backend. The defaults hold for any.
+/// What a backend can do beyond c10d's requirements. The defaults suit any backend.
 struct BackendCapabilities {
-  /// It knows ReduceOp::AVG for floating-point tensors: one pass over the memory less than a
-  /// division before a sum, and it does not overflow either.
+  /// It supports ReduceOp::AVG for floating-point tensors: one pass over the memory less than
+  /// dividing before a sum, and it cannot overflow either.
   bool averages = false;
-  /// It reduces tensors from its allocateTensor() without copies in and out, and buckets are to lie
-  /// there. Only where Backend::supportsTensorAlloc() says yes for the device. Ranks have to agree;
-  /// the wrapper compares the answers when it is made (with init_sync).
+  /// It reduces tensors from its allocateTensor() without copies in and out, so buckets should lie
+  /// there. Only if Backend::supportsTensorAlloc() is true for the device. All ranks must have the
+  /// same value; the wrapper compares the values when it is made (with init_sync).
   bool reduces_in_own_memory = true;
   /// A wait for one of its collectives holds up the current stream, and not the host.
   bool waits_on_stream = false;
-  /// Gloo carries what the backend does not carry itself: for Gloo, everything.
+  /// Gloo carries the collectives that the backend does not carry itself. For Gloo: all of them.
   bool falls_back_to_gloo = false;
-  /// Its alltoall() takes a tensor for each rank. Where not, its alltoall_base() takes one flat
-  /// one.
+  /// Its alltoall() takes one tensor per rank. If not, its alltoall_base() takes one flat tensor.
   bool exchanges_lists = true;
-  /// What it reduces itself, and so what is refused before anything is sent. Null: not known, the
-  /// backend says what it refuses.
+  /// The reductions that it supports; others are refused before anything is sent. Null: unknown, so
+  /// the backend itself reports what it does not support.
   const ReductionTable* reductions = nullptr;
 };
 
-/// What the group's backend for `device` can do.
+/// Returns what the group's backend for `device` can do.
 ///
-/// The registry of backends knows a backend by its getBackendName(). The defaults hold for one that
-/// is not there, such as a program's own.
+/// Looks the backend's getBackendName() up in the registry. A backend that is not registered, such
+/// as a program's own, has the defaults.
 ///
-/// Cost: a search by name; not for code that runs once a gradient.
+/// Cost: a search by name; not for code that runs once per gradient.
 BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device);
 
 }  // namespace ddp

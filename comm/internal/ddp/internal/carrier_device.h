@@ -7,8 +7,8 @@
 
 namespace ddp {
 
-/// Where the group can carry what lives in host memory: the CPU if it has a backend for it, else
-/// its other device, as with NCCL alone (the current GPU then).
+/// The device on which the group can send data from host memory: the CPU if the group has a backend
+/// for it, else its other device, as with NCCL alone (then the current GPU).
 inline at::Device carrier_device(c10d::ProcessGroup& group) {
   const auto devices = group.getDeviceTypes();
   const auto is_cpu = [](const at::Device& device) { return device.is_cpu(); };

@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// An error for users to read, with no stack behind its text; with TORCH_SHOW_CPP_STACKTRACES=1 in
-/// the environment, as in Python, there is one.
+/// Makes an error for users to read, whose text has no stack trace appended; as in Python,
+/// TORCH_SHOW_CPP_STACKTRACES=1 in the environment adds one.
 template <typename Error>
 Error readable_error(const c10::SourceLocation& where, std::string text) {
   return torch::get_cpp_stacktraces_enabled() ? Error(where, std::move(text))
@@ -22,7 +22,7 @@ Error readable_error(const c10::SourceLocation& where, std::string text) {
 #define DDP_HERE \
   ::c10::SourceLocation { __func__, __FILE__, static_cast<uint32_t>(__LINE__) }
 
-/// TORCH_CHECK and its kin, without the stack.
+/// TORCH_CHECK and its variants, without the stack trace.
 #define DDP_CHECK_WITH(error, condition, ...)                                     \
   if (C10_UNLIKELY(!(condition))) {                                               \
     throw ::ddp::readable_error<::c10::error>(DDP_HERE, ::ddp::str(__VA_ARGS__)); \

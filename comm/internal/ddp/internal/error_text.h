@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// What the error says, without the stack that c10::Error::what() adds.
+/// The error's text, without the stack trace that c10::Error::what() adds.
 inline std::string text_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
@@ -23,7 +23,7 @@ inline std::string text_of(const std::exception_ptr& exception) {
   }
 }
 
-/// A backend's error with that text, to be thrown elsewhere.
+/// A DistBackendError with that text, for another thread to throw.
 inline std::exception_ptr backend_error(const std::string& text) {
   try {
     DDP_CHECK_WITH(DistBackendError, false, text);
@@ -32,8 +32,8 @@ inline std::exception_ptr backend_error(const std::string& text) {
   }
 }
 
-/// What `body` throws, of a std::exception's kind; "" when it does not. For errors that all ranks
-/// shall hear of before anybody throws.
+/// The text of the std::exception that `body` throws; "" if it throws none. For errors that must
+/// reach all ranks before any rank throws.
 template <typename Body>
 std::string problem_of(Body&& body) {
   try {

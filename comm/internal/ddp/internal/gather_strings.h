@@ -9,14 +9,14 @@
 
 namespace ddp {
 
-/// Waits for a collective in place of its own `wait()`.
+/// Replaces the `wait()` of a collective.
 using WaitForWork = c10::function_ref<void(c10d::Work& work)>;
 
-/// all_gather_strings() with another WaitPoint.
+/// all_gather_strings() that reports `where` as its WaitPoint.
 std::vector<std::string> gather_strings(
     const std::string& text, const ProcessGroup& group, const char* where);
 
-/// all_gather_strings() with another way to wait.
+/// all_gather_strings() that waits for its collectives by `wait`.
 std::vector<std::string> gather_strings(
     const std::string& text, const ProcessGroup& group, WaitForWork wait);
 

@@ -20,45 +20,45 @@
 namespace ddp {
 
 class CallHistory;
-class PresenceSocket;
+class LivenessSocket;
 class StoreExecutor;
 
-/// What a rank waits for, in words that are the same on every rank: "reducing bucket 3 of 5". Asked
-/// only when the wait is late or fails.
+/// Describes what a rank waits for, in the same words on every rank: "reducing bucket 3 of 5".
+/// Called only when the wait is late or fails.
 using WaitPoint = c10::function_ref<std::string()>;
 
-/// Whose part in a collective this rank waits for.
+/// The ranks whose part in a collective this rank waits for.
 enum class Peers {
   All,
-  /// The other ranks may be done, and gone (a recv, a gather): the backend notices the end of a
-  /// rank that is needed.
+  /// The other ranks may have finished, and exited (a recv, a gather): the backend notices the end
+  /// of a rank that is needed.
   Some,
 };
 
-/// An error that every rank of the group throws at the same call, with the same text: no rank waits
-/// for another one because of it, and the group stays usable.
+/// An error that every rank of the group throws at the same call, with the same text, so that no
+/// rank waits for another one because of it. The group stays usable.
 class AgreedError : public c10::Error {
  public:
   using c10::Error::Error;
 };
 
-/// Sees to it that no rank of a process group waits for one that will not come.
+/// Detects failed peers, so that collectives do not hang.
 ///
-/// The first failure of the group stands under one key of the group's store. A rank that fails
+/// The first failure of the group is stored under one key of the group's store. A rank that fails
 /// writes it and aborts its backends. A rank whose wait fails, or lasts longer than half a second,
-/// looks for it, throws its text and aborts too: so every rank throws the same text, and no rank
-/// waits for the timeout. After that the group stays aborted.
+/// reads it, throws its text and aborts too: so every rank throws the same text, and no rank waits
+/// for the timeout. After that the group stays aborted.
 ///
-/// A rank that ends without a word is found by its PresenceSocket: at once where a collective
-/// breaks, else after four seconds of waiting.
+/// A rank that ends without recording a failure is found by its LivenessSocket: at once if a
+/// collective breaks, else after four seconds of waiting.
 ///
 /// Ranks that call different collectives are found by their CallHistory: a rank whose wait fails,
 /// or lasts two seconds, compares its calls with those of the ranks that did so before. A rank that
-/// is behind, and has called the same so far, differs from nobody.
+/// has made fewer calls, all of them the same, matches every other rank.
 ///
-/// No waiting thread talks to the store: the monitor's own thread does, and the waiting thread
-/// takes what answer there is. Where the process that hosts the store is stopped, waits end with
-/// their timeout, and the text says which rank does not answer.
+/// A waiting thread makes no request to the store itself: the monitor's own thread does, and the
+/// waiting thread uses the answers that have arrived. If the process that hosts the store is
+/// stopped, waits end with their timeout, and the text names the rank that does not answer.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
 /// each half second and, after two seconds, four for each doubling of the time; the same for any
@@ -70,22 +70,22 @@ class GroupMonitor {
     int rank = 0;
     int size = 1;
     std::chrono::milliseconds timeout{0};  // of the group's collectives
-    /// For this monitor alone. Empty: failures stay on this rank.
+    /// Used by this monitor alone. Empty: failures stay on this rank.
     c10::intrusive_ptr<c10d::Store> store = {};
     int store_host = -1;  // the rank whose process hosts it; -1: none, or unknown
-    std::shared_ptr<PresenceSocket> presence = {};
-    std::vector<std::string> addresses = {};  // of all ranks' PresenceSockets; may be empty
+    std::shared_ptr<LivenessSocket> liveness = {};
+    std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
     std::function<void()> abort_backends = {};
-    /// What this rank calls in the group; empty: its calls are not compared.
+    /// The collectives that this rank calls in the group; empty: its calls are not compared.
     std::shared_ptr<const CallHistory> calls = {};
     std::string group_name = {};
-    /// One of the group's backends waits on streams.
+    /// Whether one of the group's backends waits on streams.
     bool has_streams = false;
   };
 
-  /// The key that each rank's report lies under; set before any rank makes its monitor, so that
-  /// one request can read them all. A report is an address, a WaitPoint and the count of
-  /// attempts, with tabs between.
+  /// The store key of a rank's report; set before any rank makes its monitor, so that one request
+  /// can read all reports. A report is an address, a WaitPoint and the number of attempts, with
+  /// tabs between them.
   static std::string report_key(int rank);
 
   explicit GroupMonitor(Setup setup);
@@ -93,59 +93,58 @@ class GroupMonitor {
   GroupMonitor(const GroupMonitor&) = delete;
   GroupMonitor& operator=(const GroupMonitor&) = delete;
 
-  /// Waits on the host until `work` is over.
+  /// Waits on the host until `work` is complete.
   ///
-  /// \throws c10::DistBackendError  when it fails, the group has failed, or the group's timeout is
-  ///         over; the group is aborted then.
+  /// \throws c10::DistBackendError  if it fails, the group has failed, or the group's timeout has
+  ///         passed; the group is then aborted.
   void wait(c10d::Work& work, WaitPoint where, Peers peers = Peers::All);
 
-  /// The same where the end of `work` is a matter of the current stream: the host waits for
-  /// nothing.
+  /// The same for a `work` that completes on the current stream: the host does not wait.
   void wait_on_stream(c10d::Work& work, WaitPoint where);
 
-  /// Waits on the host until `is_over`, which nothing wakes, as the end of work on a device.
+  /// Waits on the host until `is_over`, by polling: the end of work on a device wakes no thread.
   void poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers = Peers::All);
 
-  /// Waits until `wait` says so, which waits itself for at most the time that it is given.
+  /// Waits until `wait` returns true; `wait` itself blocks for at most the time that it is passed.
   void wait_until(
       c10::function_ref<bool(std::chrono::milliseconds)> wait, WaitPoint where,
       Peers peers = Peers::All);
 
-  /// Runs `step`, of which other ranks run their part: what it throws is a failure of the group.
+  /// Runs `step`, which other ranks run too: an exception of `step` is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
 
-  /// Records why this rank does not go on, and aborts the group. Nothing in a group of one.
+  /// Records why this rank cannot continue, and aborts the group. Does nothing in a group of one.
   ///
-  /// \return why the group failed: `why`, or what another rank recorded before.
+  /// \return why the group failed: `why`, or the reason that another rank recorded first.
   std::string fail(const std::string& why) noexcept;
 
-  /// Why the group is aborted, if it is.
+  /// Why the group is aborted; empty if it is not.
   std::optional<std::string> aborted() const;
-  /// \throws c10::DistBackendError  when the group is aborted.
+  /// \throws c10::DistBackendError  if the group is aborted.
   void check() const;
 
-  /// This rank begins a forward pass that others begin as well.
+  /// Counts a forward pass that this rank begins and that the other ranks begin as well.
   void begin_attempt();
-  /// An averaged backward pass ends. All ranks count attempts anew from there, for they may have
-  /// had different numbers of forward passes before it (a join).
+  /// Ends an averaged backward pass. All ranks restart their count of attempts here, because they
+  /// may have had different numbers of forward passes before it (in a join).
   void end_attempts();
-  /// That pass threw. A rank that waits for this one fails, unless its own attempt of that number
-  /// failed as well: then all may go on to the next.
+  /// Records that the current attempt threw. A rank that waits for this one fails, unless its own
+  /// attempt with that number failed as well: then all ranks may begin the next one.
   void fail_attempt(const std::string& why) noexcept;
-  /// What threw on this rank without harm to the others, for the text of leave_by_exception().
+  /// Remembers an error that does not affect the other ranks, as the text of leave_by_exception().
   void note_error(const std::string& why) noexcept;
 
-  /// This rank throws now, and so does every other rank: the end of this rank's part in the group
-  /// is news to none of them.
+  /// Records that this rank throws, and that every other rank throws the same: none needs a message
+  /// when this rank then leaves the group.
   void note_agreed_error();
-  /// Throws `text`, which every rank throws now.
+  /// Throws `text`, which every rank throws at this call.
   [[noreturn]] void throw_agreed(const std::string& text);
 
-  /// This rank ends its part in the group while an exception unwinds the stack.
+  /// Fails the group, because this rank drops it while an exception unwinds the stack.
   void leave_by_exception() noexcept;
-  /// Where the group has failed and its store goes with this process: waits until the other ranks
-  /// have read why, or have ended, for at most two seconds.
-  void outlast_readers() noexcept;
+  /// If the group has failed and its store ends with this process: waits until the other ranks have
+  /// read why, or have ended, for at most two seconds.
+  void wait_until_failure_is_read() noexcept;
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }
@@ -153,42 +152,42 @@ class GroupMonitor {
   std::string rank_text() const;
 
  private:
-  struct Known;
+  struct StoreAnswers;
   class LateWait;
-  /// What a rank reported.
+  /// The contents of a rank's report.
   struct Waiting {
-    std::string where;  // "": it does not wait
+    std::string where;  // "": the rank is not waiting
     uint64_t attempts = 0;
   };
 
   StoreExecutor& executor();
-  static void read_failure(Known& known, c10d::Store& store, int rank);
-  using Question = std::function<std::optional<std::string>(c10d::Store&)>;
-  Question comparison(const std::string& where) const;
-  std::optional<std::string> look(
+  static void update_answers(StoreAnswers& answers, c10d::Store& store, int rank);
+  using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
+  StoreQuery make_comparison(const std::string& where) const;
+  std::optional<std::string> query_store(
       std::chrono::milliseconds at_most,
       const std::optional<std::string>& compare_in = std::nullopt);
   std::optional<std::string> failure_for_this_rank() const;
   void report(const std::string& where);
   std::vector<Waiting> waiting_ranks();
-  static std::string uneven_forwards(const std::vector<Waiting>& waiting);
-  std::string with_arrivals(const std::string& what, const std::string& where);
+  static std::string describe_uneven_forwards(const std::vector<Waiting>& waiting);
+  std::string add_arrivals(const std::string& what, const std::string& where);
   std::vector<int> find_gone(std::chrono::milliseconds at_most);
-  std::string gone_ranks(std::chrono::milliseconds at_most);
-  std::string silent_ranks() const;
-  std::optional<std::string> last_words();
-  std::chrono::milliseconds store_patience() const;
-  std::string silent_store() const;
-  std::string explain(const std::string& what, WaitPoint where);
+  std::string describe_gone_ranks(std::chrono::milliseconds at_most);
+  std::string describe_silent_ranks() const;
+  std::optional<std::string> read_failure_after_exit();
+  std::chrono::milliseconds store_timeout() const;
+  std::string describe_silent_store() const;
+  std::string describe_failure(const std::string& what, WaitPoint where);
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
   bool is_watching() const;
 
   const Setup setup_;
   const OwnerProcess owner_;
-  const std::shared_ptr<Known> known_;     // shared with jobs that may outlive this
-  std::atomic<bool> host_is_gone_{false};  // of the store; as the last probe found
-  mutable std::mutex mutex_;               // guards what follows
+  const std::shared_ptr<StoreAnswers> answers_;  // shared with jobs that may outlive this
+  std::atomic<bool> host_is_gone_{false};        // the store's host, at the last probe
+  mutable std::mutex mutex_;                     // guards the members below
   std::unique_ptr<StoreExecutor> executor_;
   std::optional<std::string> aborted_;
   uint64_t attempts_ = 0;
@@ -197,8 +196,8 @@ class GroupMonitor {
   bool last_error_is_agreed_ = false;
 };
 
-/// The monitor of a group that this library made; a new one for any other group, which every rank
-/// has to ask for in the same order. The group outlives it.
+/// Returns the monitor of a group that this library made, or a new one for any other group; all
+/// ranks must ask for such a new one in the same order. The group must outlive the monitor.
 std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group);
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
-// Hashes that ranks compare, so with the same value in every build: std::hash is another one in
-// another standard library, or in its next version.
+// Hashes that ranks compare, so they must be the same in every build: std::hash differs between
+// standard libraries and their versions.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-/// FNV-1a, of short texts: about a nanosecond a byte.
+/// FNV-1a, for short texts: about a nanosecond per byte.
 inline uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
@@ -19,8 +19,8 @@ inline uint64_t fnv1a(std::string_view text) {
 
 namespace detail {
 
-// Both halves of the product: changes of the highest bits stay among the highest of the lower half,
-// where two numbers that change their signs could cancel each other out.
+// Combines both halves of the product: otherwise changes of the highest bits stay among the highest
+// of the lower half, where two numbers that change their signs could cancel each other out.
 inline uint64_t mixed(uint64_t hash, uint64_t word) {
   __extension__ using Product = unsigned __int128;
   const auto product = static_cast<Product>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
@@ -29,7 +29,7 @@ inline uint64_t mixed(uint64_t hash, uint64_t word) {
 
 }  // namespace detail
 
-/// Of a tensor's bytes. Takes four words at a time, which do not wait for each other's products.
+/// Hashes a tensor's bytes. Uses four lanes, whose multiplications do not depend on each other.
 inline uint64_t hash_of_bytes(const void* data, size_t size) {
   constexpr size_t kLanes = 4;
   using Block = std::array<uint64_t, kLanes>;

@@ -6,10 +6,10 @@ namespace ddp {
 
 /// The process that made an object.
 ///
-/// A process that a rank forks has a copy of the rank's objects, without the rank's threads. What
-/// the copies would do in their destructors (wait for threads, write to memory and sockets that the
-/// rank uses too) harms the rank or never returns. So an object that owns any of these asks first,
-/// and leaks what it owns in a process that did not make it.
+/// A process that a rank forks has a copy of the rank's objects, but not the rank's threads. The
+/// destructors of these copies (which wait for threads, and write to memory and sockets that the
+/// rank uses too) would harm the rank or never return. So an object that owns any of these checks
+/// this first, and leaks them in a process that did not make it.
 class OwnerProcess {
  public:
   bool is_this_one() const { return pid_ == ::getpid(); }

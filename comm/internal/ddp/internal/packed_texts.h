@@ -1,4 +1,4 @@
-// Several texts in one, for ranks to exchange: names and messages may have any characters.
+// Packs several texts into one, for ranks to exchange: names and messages may hold any characters.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// Each as its length and itself: "3:foo0:".
+/// Writes each text as its length and itself: "3:foo0:".
 inline std::string packed(const std::vector<std::string>& texts) {
   std::string all;
   for (const auto& text : texts) all += std::to_string(text.size()) + ':' + text;

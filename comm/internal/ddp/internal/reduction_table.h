@@ -39,9 +39,9 @@ class ReductionTable {
 /// "SUM".
 const char* to_text(ReductionTable::Op op);
 
-/// The dtype whose reduction gives the right bits in memory of `dtype`: a real one for complex
-/// numbers, bytes for bool, the signed one for unsigned whole numbers where the sign does not
-/// matter.
+/// The dtype whose reduction gives the right bits in memory of `dtype`: a real dtype for complex
+/// numbers, bytes for bool, the signed dtype for unsigned whole numbers if the operation does not
+/// depend on the sign.
 at::ScalarType reduced_as(at::ScalarType dtype, ReductionTable::Op op);
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
-// Text that every rank writes and reads alike: c10::str, c10::Join and the streams of std write and
-// read numbers as std::locale::global says, by which a program may group digits: 2.000.
+// Text that every rank writes and reads in the same way: c10::str, c10::Join and std's streams
+// format numbers by std::locale::global, with which a program may group digits: 2.000.
 #pragma once
 
 #include <locale>
@@ -8,13 +8,13 @@
 
 namespace ddp {
 
-/// A std::ostringstream that is the same in every program.
+/// A std::ostringstream that does not depend on the program's locale.
 class OutputText : public std::ostringstream {
  public:
   OutputText() { imbue(std::locale::classic()); }
 };
 
-/// A std::istringstream that is.
+/// A std::istringstream that does not depend on the program's locale.
 class InputText : public std::istringstream {
  public:
   explicit InputText(const std::string& text) : std::istringstream(text) {
@@ -22,7 +22,7 @@ class InputText : public std::istringstream {
   }
 };
 
-/// Its arguments one after the other, as c10::str does it.
+/// Concatenates its arguments, as c10::str does.
 template <typename... Args>
 std::string str(const Args&... args) {
   OutputText text;
