@@ -74,7 +74,7 @@ StorePtr open_another_connection(const StorePtr& store, const Deadline& deadline
   return another ? another : store;
 }
 
-// Connects the backends of a group whose members have all come.
+// Connects the backends of a group after all its members have arrived.
 ProcessGroup connect(
     const World& world, const Deadline& deadline, const StorePtr& store,
     const StorePtr& monitor_store, int rank, const std::vector<int>& global_ranks,

@@ -45,7 +45,7 @@ struct Pending {
   std::chrono::steady_clock::time_point deadline;  // valid for the first in the queue only
   Call call;
   std::exception_ptr error;
-  uint64_t rounds_left = 0;  // 0 until the ranks check_agreement on how many there are
+  uint64_t rounds_left = 0;  // 0 until the ranks have agreed on their number
 };
 using PendingPtr = std::unique_ptr<Pending>;
 
