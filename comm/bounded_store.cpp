@@ -68,7 +68,7 @@ class BoundedStore::Session {
   bool begin(const char* name, TimePoint due) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (is_abandoned_) {
-      throw readable_error<SilentStoreError>(DDP_HERE, "nobody waits for it any more");
+      throw readable_error<SilentStoreError>(DDP_HERE, "its run was abandoned");
     }
     if (is_over_ || name_ != nullptr) return false;
     name_ = name;

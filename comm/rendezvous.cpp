@@ -1,7 +1,11 @@
 #include "rendezvous.h"
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <optional>
+#include <string_view>
+#include <thread>
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
@@ -96,11 +100,30 @@ struct StoreAddress {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-StorePtr open_server(const StoreAddress& address, c10d::TCPStoreOptions options) {
+StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
   options.isServer = true;
   auto listener = listen_on_loopback(address.host, address.port);
   if (listener) options.masterListenFd = listener->release();
   return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+}
+
+// An earlier rank 0 that is about to end may still have the port.
+StorePtr open_server(
+    const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
+  constexpr std::chrono::seconds kPatience(3);
+  constexpr std::chrono::milliseconds kBetween(50);
+  const auto end = std::chrono::steady_clock::now() +
+                   std::min<std::chrono::milliseconds>(kPatience, deadline.left() / 2);
+  for (;;) {
+    try {
+      return open_server_once(address, options);
+    } catch (const std::exception& error) {
+      const bool is_taken =
+          std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos;
+      if (!is_taken || std::chrono::steady_clock::now() > end) throw;
+    }
+    std::this_thread::sleep_for(kBetween);
+  }
 }
 
 // Bounded, because TCPStore's constructor waits for the listener's first answer without a limit.
@@ -132,7 +155,8 @@ StorePtr make_tcp_store(
       DDP_CHECK(unreachable.empty(), unreachable);
     }
     options.timeout = deadline.left();
-    store = listens ? open_server(address, options) : open_client(address, options, deadline);
+    store =
+        listens ? open_server(address, options, deadline) : open_client(address, options, deadline);
     store->setTimeout(deadline.timeout());
   });
   DDP_CHECK(

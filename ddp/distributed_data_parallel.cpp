@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
 #include <torch/optim/lbfgs.h>
 
 #include "snapshot.h"
@@ -96,7 +97,10 @@ std::vector<at::Tensor> DistributedDataParallelBase::values_of(
 void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
   const auto& wrapped = state_->wrapped();
   if (state_->precision().may_read_directly()) return wrapped.save(archive);
-  // Copies, since the archive is written to a file later, while another thread trains.
+  // Of a copy, since the archive is written to a file later, while another thread trains.
+  std::shared_ptr<torch::nn::Module> copy;
+  if (problem_of([&] { copy = clone(); }).empty()) return copy->save(archive);
+  // A module that has no clone() is written without a save() of its own.
   auto tensors = wrapped.parameters();
   const auto buffers = wrapped.buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());

@@ -103,20 +103,39 @@ LowPrecisionParameters::LowPrecisionParameters(
 }
 
 // A forward pass inside a backward pass (recomputation) belongs to the training thread, even on
-// autograd's thread.
-void LowPrecisionParameters::check_thread() const {
-  const bool is_others = phase_ == Phase::Forward
-                             ? training_thread_ != std::this_thread::get_id()
-                             : phase_ == Phase::Backward && !torch::autograd::get_current_node();
+// autograd's thread. Between passes the optimizer may step, so another thread waits for a pause.
+void LowPrecisionParameters::check_thread(std::unique_lock<std::mutex>& lock) {
+  if (phase_ == Phase::Backward && torch::autograd::get_current_node()) return;
+  const bool is_first = training_thread_ == std::thread::id();
+  if (phase_ != Phase::Backward && (is_first || training_thread_ == std::this_thread::get_id())) {
+    return;
+  }
   DDP_CHECK(
-      !is_others,
-      "MixedPrecision: expected forward on one thread, got it on another one while a pass goes on. "
-      "Give that thread a copy, model->snapshot().");
+      phase_ == Phase::Original && wait_for_pause(lock),
+      "MixedPrecision: expected forward on one thread, got it on two within half a second. Give "
+      "the "
+      "thread that does not train a copy, model->snapshot().");
+}
+
+void LowPrecisionParameters::enter(Phase phase) {
+  phase_ = phase;
+  ++phase_changes_;
+  last_change_ = Clock::now();
+  changed_.notify_all();
+}
+
+// Whether no pass began or ended for half a second, and none runs. Waits for that at most as long.
+bool LowPrecisionParameters::wait_for_pause(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kPause(500);
+  const auto changes = phase_changes_;
+  const auto is_disturbed = [this, changes] { return reads_allowed_ || phase_changes_ != changes; };
+  return !changed_.wait_until(lock, last_change_ + kPause, is_disturbed) &&
+         phase_ == Phase::Original;
 }
 
 void LowPrecisionParameters::begin_forward() {
   std::unique_lock<std::mutex> lock(mutex_);
-  check_thread();
+  check_thread(lock);
   if (phase_ != Phase::Original) return;
   training_thread_ = std::this_thread::get_id();
   casts_.reset();
@@ -126,7 +145,7 @@ void LowPrecisionParameters::begin_forward() {
     if (casts->back().requires_grad()) hook_accumulator(i);
   }
   casts_ = std::move(casts);
-  phase_ = Phase::Forward;  // set before, in case substitute() throws
+  enter(Phase::Forward);  // before, in case substitute() throws
   substitute(*casts_);
 }
 
@@ -167,7 +186,8 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
       "MixedPrecision: expected a backward pass without create_graph, got one with it. Wrap the "
       "model without mixed_precision where second derivatives are needed, and use autocast.");
   std::unique_lock<std::mutex> lock(mutex_);
-  if (std::exchange(phase_, Phase::Backward) != Phase::Backward) {
+  if (phase_ != Phase::Backward) {
+    enter(Phase::Backward);
     torch::autograd::Engine::get_default_engine().queue_callback(
         [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->run(); });
     let_others_read(lock);
@@ -185,8 +205,8 @@ void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock)
 }
 
 void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
-  constexpr std::chrono::milliseconds kPause(500);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(10);
+  constexpr std::chrono::milliseconds kLook(100);
+  const auto deadline = Clock::now() + std::chrono::minutes(10);
   const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
   std::unique_lock<std::mutex> lock(mutex_);
   if (training_thread_ == std::thread::id() || training_thread_ == std::this_thread::get_id()) {
@@ -202,10 +222,15 @@ void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& rea
     WaitingReader& operator=(const WaitingReader&) = delete;
     LowPrecisionParameters& all;
   } const waiting(*this);
-  while (std::chrono::steady_clock::now() < deadline) {
+  while (Clock::now() < deadline) {
     const auto before = versions();
-    const bool is_safe = changed_.wait_for(lock, kPause, [this] { return reads_allowed_; });
-    if (!is_safe && versions() != before) continue;
+    const bool is_paused = wait_for_pause(lock);
+    if (!reads_allowed_ && (!is_paused || versions() != before)) {
+      // A backward pass may take longer than a pause: wait for its end.
+      if (phase_ != Phase::Original) changed_.wait_for(lock, kLook);
+      continue;
+    }
+    const bool is_safe = reads_allowed_;
     read(value);
     if (is_safe || versions() == before) return;
   }
@@ -260,7 +285,7 @@ void LowPrecisionParameters::restore(size_t parameter) noexcept {
 
 void LowPrecisionParameters::restore_all() noexcept {
   for (size_t i = 0; i < parameters_.size(); ++i) restore_one(i);
-  phase_ = Phase::Original;
+  enter(Phase::Original);
 }
 
 }  // namespace ddp

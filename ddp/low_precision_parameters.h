@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -41,7 +43,9 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// Begins a forward pass. Does nothing inside a backward pass, where the casts are in place
   /// already.
   ///
-  /// \throws c10::Error  while a pass of another thread runs.
+  /// \throws c10::Error  if a pass of another thread runs, or one of it begins while this call
+  /// waits
+  ///         until half a second has passed since the last.
   void begin_forward();
   /// Ends a forward pass that returned `outputs`.
   void end_forward(const std::vector<at::Tensor>& outputs);
@@ -73,8 +77,11 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   class BackwardEnd;
 
   enum class Phase { Original, Forward, Backward };
+  using Clock = std::chrono::steady_clock;
 
-  void check_thread() const;
+  void check_thread(std::unique_lock<std::mutex>& lock);
+  void enter(Phase phase);
+  bool wait_for_pause(std::unique_lock<std::mutex>& lock);
   void begin_backward(const CastsPtr& casts);
   void let_others_read(std::unique_lock<std::mutex>& lock);
   at::Tensor value_of(const at::Tensor& tensor) const;
@@ -90,6 +97,8 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   const at::ScalarType dtype_;
   std::vector<at::Tensor> originals_;  // by parameter; undefined where it is not replaced
   Phase phase_ = Phase::Original;
+  uint64_t phase_changes_ = 0;
+  Clock::time_point last_change_{};
   CastsPtr casts_;                                   // of the last forward pass
   std::unordered_map<const void*, size_t> indices_;  // by TensorImpl
   std::thread::id training_thread_;                  // ran the last forward pass

@@ -1,5 +1,6 @@
 #include "module_state.h"
 
+#include <ddp/detail/running_statistics.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -52,12 +53,13 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 
 namespace {
 
-// Recognises LibTorch's batch norms, and others by the buffer names that state_dict() files use.
+// Not in evaluation mode, where a batch normalization reads them in backward, nor by the buffers'
+// names: a module of the program's own may compute with buffers of these names.
 bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
-  if (buffers < 2) return false;
-  if (owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>()) return true;
-  const auto named = owner.named_buffers(/*recurse=*/false);
-  return named.contains("running_mean") && named.contains("running_var");
+  if (buffers < 2 || !owner.is_training()) return false;
+  return owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>() ||
+         owner.as<torch::nn::BatchNorm3dImpl>() ||
+         dynamic_cast<const detail::HasRunningStatistics*>(&owner) != nullptr;
 }
 
 void collect_buffers(

@@ -25,6 +25,8 @@ constexpr const char* kExpectedEqualFirst =
 constexpr const char* kRule =
     ". What changes parameters, buffers, learning rates or the optimizer's state has to do so on "
     "every rank alike.";
+constexpr const char* kRemedyOnPurpose =
+    " Where they differ on purpose, check_replicas_every(0) leaves out this comparison.";
 constexpr const char* kRemedy =
     " model->refresh() gives all ranks rank 0's parameters and buffers.";
 // Begins the name of such a tensor.
@@ -113,7 +115,7 @@ std::string State::describe_drift(
   const bool is_outside = difference.find(kOutside) != std::string::npos;
   return ddp::str(
       expectation, difference, kRule, options_.init_sync() ? kRemedy : "",
-      is_outside ? kRemedyOutside : "");
+      is_outside ? kRemedyOutside : "", expectation == kExpectedEqualFirst ? kRemedyOnPurpose : "");
 }
 
 void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers) {

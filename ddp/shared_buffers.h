@@ -16,8 +16,8 @@ namespace ddp {
 /// A graph that is still to run backward may have saved a buffer. Its backward pass would compute
 /// with another rank's value, so writing the buffer raises its version, and autograd throws, as in
 /// Python. Exceptions: a batch normalization's running statistics, which autograd saves but does
-/// not read (two forward passes before a backward pass have to work), and a value that is the same
-/// on both ranks, which is not written.
+/// not read in training mode (two forward passes before a backward pass have to work), and a value
+/// that is the same on both ranks, which is not written.
 class SharedBuffers {
  public:
   /// \param enabled  with false nothing is shared.
@@ -26,6 +26,8 @@ class SharedBuffers {
 
   /// Call it before a forward pass of this rank that may change them.
   void expect_changes();
+  /// Call it before a forward pass in evaluation mode whose graph may read them in backward.
+  void expect_reads() { may_be_read_ = true; }
   /// Whether a forward pass may have changed them since they were shared.
   bool may_differ() const { return may_differ_; }
 
@@ -45,6 +47,7 @@ class SharedBuffers {
   FoundBuffers found_;  // of the broadcast that runs
   TensorBroadcast broadcast_{Arrival::InCopy};
   bool may_differ_ = false;
+  bool may_be_read_ = false;    // by a graph in evaluation mode, since they were shared
   bool on_accelerator_ = true;  // whether some were when they were last found; at first unknown
   // Of buffers on an accelerator, before the first forward pass since they were shared.
   std::unordered_map<const void*, int64_t> versions_;

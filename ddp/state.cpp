@@ -46,7 +46,11 @@ bool State::agrees_in_forward() const {
 }
 
 void State::before_forward(std::optional<int64_t> samples) {
-  if (owner_.is_training()) buffers_->expect_changes();
+  if (owner_.is_training()) {
+    buffers_->expect_changes();
+  } else if (c10::GradMode::is_enabled()) {
+    buffers_->expect_reads();
+  }
   const auto counted = std::exchange(samples_of_next_forward_, {});
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
@@ -295,8 +299,8 @@ void State::warn_of_stray_tensors() {
       "tensor of no wrapped module, ",
       tensor, ", on gradients of ", monitor_->rank_text(),
       " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
-      "wrapping; "
-      "nothing need be done where each rank shall have its own.");
+      "wrapping, "
+      "unless the program averages it itself or each rank is to have its own.");
 }
 
 void State::check_frozen_parameters() {

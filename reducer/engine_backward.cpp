@@ -63,8 +63,13 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
       "DistributedDataParallel: expected gradients of passes that the wrapper's forward began, got "
       "an optimizer step on those of others (",
       buckets_.parameters()[parameter].name, " has one) on ", monitor_->rank_text(),
-      ". They are not averaged, so the ranks' models drift apart. Call the wrapped model, not "
-      "module(), in what is trained, and let a penalty's backward follow its forward.");
+      ". They are not averaged, so the ranks' models drift apart. ",
+      buckets_.parameters()[parameter].is_outside ? "Add the loss of this tensor to one that the "
+                                                    "wrapped model's forward began, and run one "
+                                                    "backward pass."
+                                                  : "Call the wrapped model, not module(), in what "
+                                                    "is trained, and let a penalty's backward "
+                                                    "follow its forward.");
 }
 
 void Reducer::Engine::begin_backward() {

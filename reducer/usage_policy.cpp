@@ -209,7 +209,9 @@ std::vector<Problem> UsagePolicy::check_missing(const BackwardPass& pass) const 
     auto& [why, remedy] = reasons[k];
     if (why.empty() && parameters_[missing[k]].is_outside) {
       why = kLeftOut;
-      remedy = "Use what also_average() got in every loss, or set find_unused_parameters(true).";
+      remedy =
+          "Add the losses and run one backward pass: a backward pass of a loss of its own is not "
+          "averaged. For a tensor that some losses leave out, set find_unused_parameters(true).";
     }
     if (why.empty() && !reached.empty()) why = reached[missing[k]] ? kLeftOut : kUnused;
     if (remedy.empty()) remedy = remedy_of_missing(why);

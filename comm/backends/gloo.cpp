@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -147,14 +149,12 @@ class Gloo : public ProcessGroupGloo {
     check_message("send", t, tag);
     const auto tensor = t[0].cpu();
     return begin([&]() -> WorkPtr {
-      const int elements_tag =
-          fits_in_packet(tensor) ? MessageHeader::kInPacket : next_elements_tag();
-      Tensors packet{make_packet(tensor, elements_tag)};
+      Tensors packet{make_packet(tensor)};
       const WorkPtr first = Base::send(packet, dst, tag);
       WorkPtr second;
-      if (elements_tag != MessageHeader::kInPacket) {
+      if (!fits_in_packet(tensor)) {
         Tensors elements{tensor};
-        second = Base::send(elements, dst, elements_tag);
+        second = Base::send(elements, dst, elements_tag(tensor, tag));
       }
       const auto transfer = [first, second](const GlooPointToPoint::Wait& wait) {
         return wait(first) && (!second || wait(second));
@@ -164,11 +164,16 @@ class Gloo : public ProcessGroupGloo {
   }
   WorkPtr recv(Tensors& t, int src, int tag) override {
     check_message("recv", t, tag);
-    return receive(t[0], tag, [&](Tensors& packet) { return Base::recv(packet, src, tag); });
+    return receive(t[0], src, tag);
   }
   WorkPtr recvAnysource(Tensors& t, int tag) override {
     check_message("recv", t, tag);
-    return receive(t[0], tag, [&](Tensors& packet) { return Base::recvAnysource(packet, tag); });
+    auto work = receive(t[0], std::nullopt, tag);
+    // The sender of a long message may wait until its elements are received, and the packet says
+    // from whom. So a thread of its own receives both, because the caller may do something else
+    // before it waits.
+    if (!fits_in_packet(t[0])) static_cast<GlooPointToPoint&>(*work).start();
+    return work;
   }
 
   // It uses the count of collectives as the tag of its messages, to which tag_with() adds a hash.
@@ -278,52 +283,49 @@ class Gloo : public ProcessGroupGloo {
     }
   }
 
-  int next_elements_tag() {
-    constexpr uint32_t kMask = 0x1fffffff;  // close_connection() uses the larger ones
-    return kMostTag + 1 + static_cast<int>(elements_sent_++ & kMask);
-  }
-
-  // A sender may wait until a long message's elements are received. So a thread of its own receives
-  // them, because the caller of the receive may do something else before it waits.
-  template <typename Start>
-  WorkPtr receive(const at::Tensor& tensor, int tag, const Start& start_packet) {
-    Tensors packet{empty_packet()};
+  // \param src  the sender; unset: any rank.
+  WorkPtr receive(const at::Tensor& tensor, std::optional<int> src, int tag) {
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
-    auto work = begin([&]() -> WorkPtr {
-      const WorkPtr first = start_packet(packet);
-      auto transfer = [self, first, packet = packet[0], tensor, tag](const auto& wait) {
-        return wait(first) &&
-               self->receive_elements(packet, tensor, first->sourceRank(), tag, wait);
+    const auto host =
+        tensor.is_cpu() ? tensor : at::empty_like(tensor, tensor.options().device(at::kCPU));
+    return begin([&]() -> WorkPtr {
+      Tensors packet{empty_packet()};
+      const WorkPtr first = src ? Base::recv(packet, *src, tag) : Base::recvAnysource(packet, tag);
+      WorkPtr elements;
+      if (src && !fits_in_packet(tensor)) elements = receive_elements(host, *src, tag);
+      auto transfer = [self, first, elements, packet = packet[0], host, tensor,
+                       tag](const GlooPointToPoint::Wait& wait) {
+        if (!wait(first)) return false;
+        self->check_received(packet, tensor, first->sourceRank(), tag);
+        if (fits_in_packet(tensor)) {
+          copy_elements(packet, host);
+        } else {
+          const auto second =
+              elements ? elements : self->receive_elements(host, first->sourceRank(), tag);
+          if (!wait(second)) return false;
+        }
+        if (!tensor.is_cpu()) at::Tensor(tensor).copy_(host);
+        return true;
       };
       return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
     });
-    if (!fits_in_packet(tensor)) static_cast<GlooPointToPoint&>(*work).start();
-    return work;
   }
 
-  // Receives the elements even if they do not fit `tensor`, because the sender waits for that, and
-  // the next message must be another one.
-  bool receive_elements(
-      const at::Tensor& packet, const at::Tensor& tensor, int source, int tag,
-      const GlooPointToPoint::Wait& wait) {
-    const auto header = read_header(packet);
-    const bool fits = describes(header, tensor);
-    auto host = fits && tensor.is_cpu() ? tensor : at::empty({header.bytes}, at::kByte);
-    if (header.elements_tag != MessageHeader::kInPacket) {
-      Tensors elements{host};
-      if (!wait(begin([&] { return Base::recv(elements, source, header.elements_tag); }))) {
-        return false;
-      }
-    } else if (fits) {
-      copy_elements(packet, host);
-    }
-    check_received(header, tensor, source, tag, rank_, size_);
-    if (!tensor.is_cpu()) tensor.copy_(host.view(tensor.scalar_type()).view(tensor.sizes()));
-    return true;
+  WorkPtr receive_elements(const at::Tensor& host, int source, int tag) {
+    Tensors elements{host};
+    return begin([&] { return Base::recv(elements, source, elements_tag(host, tag)); });
   }
 
-  bool aborted_ = false;        // guarded by start_mutex()
-  uint32_t elements_sent_ = 0;  // by messages of two parts; guarded by start_mutex()
+  // After an error the two ranks no longer agree on what comes next, and a later message could
+  // arrive in the memory of this receive. So the error ends the group.
+  void check_received(const at::Tensor& packet, const at::Tensor& tensor, int source, int tag) {
+    const auto problem = problem_of_message(packet, tensor, source, tag, rank_, size_);
+    if (problem.empty()) return;
+    abort();
+    DDP_CHECK(false, problem);
+  }
+
+  bool aborted_ = false;  // guarded by start_mutex()
   // Pending collectives. A count, because references to their works would keep their tensors alive.
   const std::shared_ptr<std::atomic<int>> pending_works_ = std::make_shared<std::atomic<int>>(0);
 };

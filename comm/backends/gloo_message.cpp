@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/text.h>
 
 #include "tags.h"
 
@@ -21,12 +23,18 @@ at::Tensor packet_of(size_t bytes_of_elements) {
 
 bool fits_in_packet(const at::Tensor& tensor) { return tensor.nbytes() <= kMostInPacket; }
 
-at::Tensor make_packet(const at::Tensor& tensor, int32_t elements_tag) {
-  const bool holds_elements = elements_tag == MessageHeader::kInPacket;
+int elements_tag(const at::Tensor& tensor, int tag) {
+  constexpr uint64_t kMask = 0x1fffffff;  // close_connection() uses the larger ones
+  const uint64_t fields[] = {
+      static_cast<uint64_t>(tag), static_cast<uint64_t>(tensor.scalar_type()),
+      static_cast<uint64_t>(tensor.numel())};
+  return kMostTag + 1 + static_cast<int>(hash_of_bytes(fields, sizeof fields) & kMask);
+}
+
+at::Tensor make_packet(const at::Tensor& tensor) {
+  const bool holds_elements = fits_in_packet(tensor);
   auto packet = packet_of(holds_elements ? tensor.nbytes() : 0);
-  const MessageHeader header{
-      tensor.numel(), static_cast<int64_t>(tensor.nbytes()),
-      static_cast<int32_t>(tensor.scalar_type()), elements_tag};
+  const MessageHeader header{tensor.numel(), static_cast<int64_t>(tensor.scalar_type())};
   auto* bytes = packet.mutable_data_ptr<uint8_t>();
   std::memcpy(bytes, &header, sizeof header);
   if (holds_elements && tensor.nbytes() > 0) {
@@ -36,12 +44,6 @@ at::Tensor make_packet(const at::Tensor& tensor, int32_t elements_tag) {
 }
 
 at::Tensor empty_packet() { return packet_of(kMostInPacket); }
-
-MessageHeader read_header(const at::Tensor& packet) {
-  MessageHeader header;
-  std::memcpy(&header, packet.const_data_ptr(), sizeof header);
-  return header;
-}
 
 void copy_elements(const at::Tensor& packet, const at::Tensor& tensor) {
   if (tensor.nbytes() == 0) return;
@@ -60,18 +62,16 @@ void check_message(const char* call, const std::vector<at::Tensor>& tensors, int
       ". Give both sides the same one, such as 0.");
 }
 
-bool describes(const MessageHeader& header, const at::Tensor& tensor) {
-  return header.dtype == static_cast<int32_t>(tensor.scalar_type()) &&
-         header.numel == tensor.numel();
-}
-
-void check_received(
-    const MessageHeader& header, const at::Tensor& tensor, int source, int tag, int rank,
-    int ranks) {
-  DDP_CHECK(
-      describes(header, tensor), "recv: expected a message of ", tensor.numel(), " x ",
-      tensor.scalar_type(), " from rank ", source, " with tag ", tag, ", got ", header.numel, " x ",
-      static_cast<at::ScalarType>(header.dtype), " on rank ", rank, " of ", ranks,
+std::string problem_of_message(
+    const at::Tensor& packet, const at::Tensor& tensor, int source, int tag, int rank, int ranks) {
+  MessageHeader header;
+  std::memcpy(&header, packet.const_data_ptr(), sizeof header);
+  const auto dtype = static_cast<at::ScalarType>(header.dtype);
+  if (dtype == tensor.scalar_type() && header.numel == tensor.numel()) return "";
+  return ddp::str(
+      "recv: expected a message of ", tensor.numel(), " x ", tensor.scalar_type(), " from rank ",
+      source, " with tag ", tag, ", got ", header.numel, " x ", dtype, " on rank ", rank, " of ",
+      ranks,
       ". Receive what was sent, in the order of sending: tensors of the same dtype and size.");
 }
 

@@ -1,5 +1,6 @@
 // The library writes tensors that a graph saved before its backward pass runs: autograd throws, and
 // if no value changes it does not.
+#include <cmath>
 #include <functional>
 #include <map>
 #include <string>
@@ -141,6 +142,84 @@ TEST_CASE("backward works when running statistics were written", "[ranks][ddp]")
   });
   CHECK(torch::allclose(sums[0].narrow(0, 0, 2), torch::zeros({2}), 0, 1e-4));
   CHECK(torch::equal(sums[0], sums[1]));
+}
+
+TEST_CASE("backward throws when statistics that it reads were written", "[ranks][ddp][errors]") {
+  // In evaluation mode a batch normalization's backward reads them.
+  const bool is_training_again = GENERATE(false, true);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(2), torch::nn::Linear(2, 1));
+    DistributedDataParallel model(net, in(self));
+    const auto x = torch::arange(6.0F).view({3, 2}) * (self.rank + 1);
+    const auto first = model->forward(x).square().sum();
+    model->eval();
+    const auto second = model->forward(x).square().sum();
+    if (is_training_again) model->train();
+    first.backward();
+    second.backward();
+  });
+  CHECK_THAT(errors[1], ContainsText(kModifiedInPlace));
+}
+
+namespace {
+
+/// A normalization of the program's own, whose backward reads a buffer with a batch
+/// normalization's name.
+struct OwnNormImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    running_var.copy_(x.detach().square().mean().expand_as(running_var));
+    const torch::AutoGradMode grad(true);
+    return x * w / running_var;
+  }
+
+  at::Tensor w = register_parameter("w", torch::full({1}, 2.0F));
+  at::Tensor running_mean = register_buffer("running_mean", torch::zeros({1}));
+  at::Tensor running_var = register_buffer("running_var", torch::ones({1}));
+};
+TORCH_MODULE(OwnNorm);
+
+/// A buffer of any dtype, which no forward pass changes.
+struct WithBufferImpl : torch::nn::Module {
+  explicit WithBufferImpl(const at::Tensor& value) { buffer = register_buffer("buffer", value); }
+  at::Tensor forward(const at::Tensor& x) {
+    return buffer.scalar_type() == at::kFloat ? x * w * buffer : x * w;
+  }
+
+  at::Tensor w = register_parameter("w", torch::full({1}, 2.0F));
+  at::Tensor buffer;
+};
+TORCH_MODULE(WithBuffer);
+
+}  // namespace
+
+TEST_CASE(
+    "backward throws when a buffer named like a statistic was written", "[ranks][ddp][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    OwnNorm net;
+    DistributedDataParallel model(net, in(self));
+    const auto y = model->forward(torch::full({1}, self.rank + 1.0F));
+    y.backward({}, /*retain_graph=*/true);
+    y.backward();
+  });
+  CHECK_THAT(errors[1], ContainsText(kModifiedInPlace));
+}
+
+TEST_CASE("equal buffers of any dtype and value do not disturb a graph", "[ranks][ddp]") {
+  for (const auto dtype :
+       {at::kFloat, at::kComplexHalf, at::kFloat8_e5m2, at::kUInt16, at::kBits8}) {
+    CAPTURE(dtype);
+    const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+      const auto value = dtype == at::kFloat ? torch::full({1}, std::nanf(""))
+                                             : torch::empty({1}, at::TensorOptions(dtype));
+      WithBuffer net(value);
+      DistributedDataParallel model(net, in(self));
+      const auto y = model->forward(ones());
+      y.backward({}, /*retain_graph=*/true);
+      y.backward();
+    });
+    CHECK(errors == std::vector<std::string>{"", ""});
+  }
 }
 
 TEST_CASE("backward throws when saved parameters were written", "[ranks][ddp][errors]") {

@@ -518,4 +518,59 @@ TEST_CASE("a forward pass on another thread is an error", "[ranks][errors][mixed
   CHECK_THAT(errors[0], ContainsText("MixedPrecision: expected forward on one thread"));
 }
 
+TEST_CASE(
+    "a forward pass of another thread between passes is an error",
+    "[ranks][errors][mixed_precision]") {
+  const auto errors = errors_of_ranks(1, [](const Rank& self) {
+    Twins net;
+    TwinsModel model(net, low(self));
+    const auto x = torch::ones({1000});
+    const auto train = [&] { model->forward(x).to(torch::kFloat).sum().backward(); };
+    train();
+    // While an optimizer might step.
+    std::atomic<bool> is_called{false};
+    std::string error;
+    std::thread other([&] {
+      const torch::NoGradGuard no_grad;
+      is_called = true;
+      error = error_of([&] { model->forward(x); });
+    });
+    while (!is_called) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    TORCH_CHECK(net->a.scalar_type() == torch::kFloat, "is a cast");
+    train();
+    other.join();
+    // And after a pause, as a program may evaluate once its training thread has ended.
+    std::thread([&] { train(); }).join();
+    TORCH_CHECK(false, error);
+  });
+  CHECK_THAT(errors[0], ContainsText("MixedPrecision: expected forward on one thread"));
+}
+
+TEST_CASE("a slow step is not read in its middle", "[ranks][mixed_precision]") {
+  const auto faults = run_ranks<std::string>(1, [](const Rank& self) {
+    Twins net;
+    TwinsModel model(net, low(self));
+    const auto sleep = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+    std::thread reader;
+    std::string fault;
+    net->in_backward = [&] {
+      reader = std::thread([&] {
+        sleep(250);
+        const auto copy = model->snapshot();
+        fault = fault_of(copy->a, copy->b);
+      });
+      sleep(600);
+    };
+    model->forward(torch::ones({1000})).to(torch::kFloat).sum().backward();
+    // As LibTorch's SGD writes, past the version counters.
+    net->a.data().add_(1);
+    sleep(300);
+    net->b.data().add_(1);
+    reader.join();
+    return fault;
+  });
+  CHECK(faults[0] == "");
+}
+
 }  // namespace ddp::mixed_precision

@@ -111,7 +111,7 @@ TEST_CASE(
     CHECK_THAT(
         of_rank[0], ContainsText("backward ended without gradients for 1 of 3 parameters "
                                  "(also_average[0]") &&
-                        ContainsText("Use what also_average() got in every loss"));
+                        ContainsText("Add the losses and run one backward pass"));
     CHECK(of_rank[1] == "alone");
     CHECK(of_rank[2] == "averaged");
   }

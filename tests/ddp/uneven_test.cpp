@@ -216,7 +216,7 @@ TEST_CASE(
           });
         });
         // The rank that left keeps its model, without using it.
-        if (self.rank == 1) self.outlast_the_others();
+        if (self.rank == 1) self.wait_until_others_end();
         return seen;
       },
       kLongTimeout);

@@ -5,6 +5,7 @@
 #include <ostream>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/detail/running_statistics.h>
 #include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
@@ -53,7 +54,8 @@ struct SyncBatchNormOptions {
 /// Blocks: host, over NCCL the stream.
 /// Source: torch.nn.SyncBatchNorm, torch 2.11.0. Different from there: it works on CPUs.
 class DDP_API SyncBatchNormImpl
-    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions>,
+      public detail::HasRunningStatistics {
  public:
   /// \throws c10::ValueError  num_features below 1, eps not above 0, momentum outside of 0 to 1.
   explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
