@@ -1,4 +1,4 @@
-# The internal headers of all rooms, for tests.
+# The internal and private headers of all rooms, for tests.
 add_library(ddp_internal INTERFACE)
 
 # ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
@@ -8,8 +8,8 @@ add_library(ddp_internal INTERFACE)
 # compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>.
 #
 # A room may have <name>/internal/ddp/internal/*.h beside them, included as <ddp/internal/x.h>: for
-# the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Tests
-# link ddp_internal, which has those of all rooms.
+# the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Its private
+# headers it includes from its own folder: "buckets/bucket.h". Tests link ddp_internal, which has both.
 function(ddp_add_room name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;USES")
   if(arg_UNPARSED_ARGUMENTS)
@@ -22,6 +22,7 @@ function(ddp_add_room name)
   set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${room} PUBLIC cxx_std_17)
   target_include_directories(${room} PUBLIC ${room_dir}/include PRIVATE ${room_dir})
+  target_include_directories(ddp_internal INTERFACE ${room_dir})
   if(EXISTS ${room_dir}/internal)
     add_library(${room}_internal INTERFACE)
     target_include_directories(${room}_internal INTERFACE ${room_dir}/internal)

@@ -5,12 +5,12 @@
 #include <variant>
 
 #include "launch/fd.h"
-#include "launch/guard.h"
-#include "launch/host.h"
+#include "launch/hosts/host.h"
+#include "launch/hosts/reserved_port.h"
 #include "launch/options.h"
-#include "launch/reserved_port.h"
-#include "launch/spawn.h"
-#include "launch/supervisor.h"
+#include "launch/processes/guard.h"
+#include "launch/processes/spawn.h"
+#include "launch/processes/supervisor.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/ops/ones.h>
 
-#include "comm/call_history.h"
+#include "comm/calls/call_history.h"
 #include "in_turns.h"
 #include "micro.h"
 

@@ -8,7 +8,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/gradient_memory.h>
 
-#include "../gpu_assignment.h"
+#include "backends/gpu_assignment.h"
 #include "setup.h"
 
 namespace ddp::backends {

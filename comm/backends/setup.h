@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "../deadline.h"
-#include "../interface.h"
+#include "base/deadline.h"
+#include "base/network_interface.h"
 
 namespace ddp::backends {
 

@@ -9,8 +9,8 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 
-#include "../state.h"
 #include "sharded_optimizer.h"
+#include "wrapper/state.h"
 
 namespace ddp {
 namespace {

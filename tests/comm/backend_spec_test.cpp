@@ -1,4 +1,4 @@
-#include "comm/backend_spec.h"
+#include "comm/group/backend_spec.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "comm/bounded_store.h"
+#include "comm/store/bounded_store.h"
 
 #include <condition_variable>
 #include <future>
@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/bounded_call.h"
-#include "comm/roll_call.h"
+#include "comm/store/bounded_call.h"
+#include "comm/store/startup_barrier.h"
 
 #include "support/catch.h"
 

@@ -5,9 +5,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/call_history.h"
-#include "comm/call_records.h"
-#include "comm/collective_call.h"
+#include "comm/calls/call_history.h"
+#include "comm/calls/collective_call.h"
+#include "comm/monitor/call_records.h"
 #include "comm/plain_store.h"
 #include "comm/watched_store.h"
 

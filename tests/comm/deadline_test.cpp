@@ -1,7 +1,7 @@
 // Deadlines of any length, also the longest.
 #include <chrono>
 
-#include "comm/deadline.h"
+#include "comm/base/deadline.h"
 
 #include "support/catch.h"
 

@@ -11,7 +11,7 @@
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
 
-#include "comm/group_builder.h"
+#include "comm/group/group_builder.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

@@ -1,4 +1,4 @@
-#include "comm/environment.h"
+#include "comm/base/environment.h"
 
 #include <map>
 #include <set>

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/failure_records.h"
+#include "comm/monitor/failure_records.h"
 #include "comm/watched_store.h"
 
 #include "support/catch.h"

@@ -1,4 +1,4 @@
-#include "comm/gpu_assignment.h"
+#include "comm/backends/gpu_assignment.h"
 
 #include <future>
 

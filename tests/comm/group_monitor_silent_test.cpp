@@ -8,7 +8,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/presence.h"
+#include "comm/monitor/liveness_socket.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 

@@ -15,8 +15,8 @@
 #include <ddp/internal/group_monitor.h>
 #include <torch/torch.h>
 
-#include "comm/group_builder.h"
-#include "comm/monitored_work.h"
+#include "comm/group/group_builder.h"
+#include "comm/group/monitored_work.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

@@ -12,8 +12,8 @@
 
 #include <ddp/collectives.h>
 
-#include "comm/backends/nccl.h"
-#include "comm/group_builder.h"
+#include "comm/backends/nccl/nccl.h"
+#include "comm/group/group_builder.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 

@@ -1,4 +1,4 @@
-#include "comm/init_method.h"
+#include "comm/rendezvous/init_method.h"
 
 #include <c10/util/Exception.h>
 

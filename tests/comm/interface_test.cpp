@@ -1,4 +1,4 @@
-#include "comm/interface.h"
+#include "comm/base/network_interface.h"
 
 #include <c10/util/Exception.h>
 

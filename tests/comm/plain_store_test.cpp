@@ -8,7 +8,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/group_monitor.h>
 
-#include "comm/failure_records.h"
+#include "comm/monitor/failure_records.h"
 #include "comm/plain_store.h"
 #include "support/error_of.h"
 #include "support/recording_backend.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/presence.h"
+#include "comm/monitor/liveness_socket.h"
 
 #include "support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/rendezvous.h"
 
 #include <fstream>
 #include <set>
@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "comm/await_listener.h"
+#include "comm/rendezvous/wait_for_listener.h"
 #include "comm/taken_port.h"
 #include "support/listening.h"
 

@@ -1,4 +1,4 @@
-#include "comm/roll_call.h"
+#include "comm/store/startup_barrier.h"
 
 #include <future>
 #include <thread>

@@ -6,7 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/store_executor.h"
+#include "comm/store/store_executor.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
 #include "support/processes.h"

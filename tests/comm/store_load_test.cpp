@@ -7,8 +7,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/group_builder.h"
-#include "comm/roll_call.h"
+#include "comm/group/group_builder.h"
+#include "comm/store/startup_barrier.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

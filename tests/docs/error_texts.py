@@ -2,7 +2,7 @@
 
 import re
 
-ROOMS = ("comm", "reducer", "ddp", "sampler", "training", "launch")
+ROOMS = ("comm", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
 SUFFIXES = (".h", ".cpp", ".cu")
 
 TOKEN = re.compile(

@@ -14,17 +14,17 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/backend_spec.h"
-#include "comm/call_records.h"
-#include "comm/environment.h"
-#include "comm/failure_records.h"
-#include "comm/init_method.h"
+#include "checkpoint/files/crc32c.h"
+#include "checkpoint/files/manifest.h"
+#include "checkpoint/python/torch_file.h"
+#include "comm/base/environment.h"
+#include "comm/group/backend_spec.h"
+#include "comm/monitor/call_records.h"
+#include "comm/monitor/failure_records.h"
+#include "comm/rendezvous/init_method.h"
 #include "examples/common/cifar.h"
 #include "examples/common/idx.h"
 #include "launch/options.h"
-#include "training/checkpoint/crc32c.h"
-#include "training/checkpoint/manifest.h"
-#include "training/checkpoint/torch_file.h"
 
 namespace ddp::fuzz {
 namespace {

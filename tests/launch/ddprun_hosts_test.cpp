@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/line_socket.h"
-#include "launch/reserved_port.h"
+#include "launch/hosts/line_socket.h"
+#include "launch/hosts/reserved_port.h"
 #include "support/processes.h"
 
 #include "support/catch.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/signals.h"
+#include "launch/processes/signals.h"
 #include "support/processes.h"
 
 #include "support/catch.h"

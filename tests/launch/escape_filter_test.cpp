@@ -1,4 +1,4 @@
-#include "launch/escape_filter.h"
+#include "launch/output/escape_filter.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "launch/line_mux.h"
+#include "launch/output/line_mux.h"
 
 #include <random>
 #include <sstream>

@@ -1,4 +1,4 @@
-#include "launch/output.h"
+#include "launch/output/output.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "launch/process_tree.h"
+#include "launch/processes/process_tree.h"
 
 #include <csignal>
 #include <system_error>

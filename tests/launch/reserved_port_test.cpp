@@ -1,4 +1,4 @@
-#include "launch/reserved_port.h"
+#include "launch/hosts/reserved_port.h"
 
 #include <cerrno>
 #include <set>

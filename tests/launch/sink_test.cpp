@@ -1,4 +1,4 @@
-#include "launch/sink.h"
+#include "launch/output/sink.h"
 
 #include <cerrno>
 #include <csignal>

@@ -8,9 +8,9 @@
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "launch/hosts/reserved_port.h"
 #include "launch/options.h"
-#include "launch/reserved_port.h"
 #include "support/catch.h"
 #include "support/listening.h"
 

@@ -4,9 +4,9 @@
 
 #include <torch/torch.h>
 
-#include "reducer/bucket.h"
-#include "reducer/copied_gradients.h"
-#include "reducer/viewed_gradients.h"
+#include "reducer/buckets/bucket.h"
+#include "reducer/gradients/copied_gradients.h"
+#include "reducer/gradients/viewed_gradients.h"
 
 #include "support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "reducer/bucket_plan.h"
+#include "reducer/buckets/bucket_plan.h"
 
 #include <random>
 

@@ -1,4 +1,4 @@
-#include "reducer/bucket_tuning.h"
+#include "reducer/stats/bucket_tuning.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "reducer/gradient_copy.h"
+#include "reducer/gradients/gradient_copy.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "reducer/streaming_copy.h"
+#include "reducer/gradients/streaming_copy.h"
 #include "support/catch.h"
 
 namespace ddp {

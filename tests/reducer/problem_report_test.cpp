@@ -1,4 +1,4 @@
-#include "reducer/problem_report.h"
+#include "reducer/status/problem_report.h"
 
 #include <algorithm>
 

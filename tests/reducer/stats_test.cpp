@@ -12,7 +12,7 @@
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
-#include "reducer/step_recorder.h"
+#include "reducer/stats/step_recorder.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

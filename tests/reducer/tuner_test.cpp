@@ -5,8 +5,8 @@
 #include <ddp/internal/reducer.h>
 #include <torch/torch.h>
 
-#include "reducer/bucket_tuner.h"
 #include "reducer/passes.h"
+#include "reducer/stats/bucket_tuner.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

@@ -6,7 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/gloo.h"
+#include "comm/backends/gloo/gloo.h"
 #include "comm/backends/shm/backend/bootstrap.h"
 
 namespace ddp::testing {

@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "reducer/direct_gradient.h"
+#include "reducer/gradients/direct_gradient.h"
 
 #include "support/foreign_locale.h"
 #include "support/hosts.h"

@@ -8,10 +8,10 @@
 #include <iostream>
 #include <random>
 
+#include "checkpoint/files/crc32c.h"
+#include "checkpoint/files/manifest.h"
 #include "small_disk.h"
 #include "support/warnings.h"
-#include "training/checkpoint/crc32c.h"
-#include "training/checkpoint/manifest.h"
 
 #include "support/catch.h"
 

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <iostream>
 
+#include "checkpoint/python/optimizer_dict.h"
+#include "checkpoint/python/torch_file.h"
 #include "support/warnings.h"
-#include "training/checkpoint/optimizer_dict.h"
-#include "training/checkpoint/torch_file.h"
 
 #include "small_disk.h"
 #include "support/catch.h"

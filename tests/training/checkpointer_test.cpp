@@ -5,8 +5,8 @@
 #include <limits>
 #include <set>
 
-#include "training/checkpoint/random_state.h"
-#include "training/checkpoint/torch_file.h"
+#include <ddp/internal/random_state.h>
+#include "checkpoint/python/torch_file.h"
 
 #include "support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "training/ordered_workers.h"
+#include "data/ordered_workers.h"
 
 #include <atomic>
 #include <functional>

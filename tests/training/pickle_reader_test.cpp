@@ -1,8 +1,8 @@
 // Pickles that no torch.save writes are errors, in little time and memory.
 #include <string>
 
+#include "checkpoint/python/pickle_reader.h"
 #include "support/error_of.h"
-#include "training/checkpoint/pickle_reader.h"
 
 #include "support/catch.h"
 

@@ -12,7 +12,7 @@
 
 #include <ddp/internal/text.h>
 
-#include "checkpoint/file_io.h"
+#include <ddp/internal/file_io.h>
 
 namespace ddp {
 namespace profiling {

@@ -3,7 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
-#include "../checkpoint/random_state.h"
+#include <ddp/internal/random_state.h>
 
 namespace ddp {
 

@@ -15,9 +15,9 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "../../gloo.h"
 #include "../../registry.h"
 #include "../memory/gradient_arena.h"
+#include "backends/gloo/gloo.h"
 #include "bootstrap_round.h"
 #include "hierarchical_backend.h"
 #include "reduce.h"

@@ -11,9 +11,9 @@
 #include <ddp/internal/c10d_names.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "../../../exchange_flat.h"
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
+#include "work/exchange_flat.h"
 
 namespace ddp::backends::shm {
 

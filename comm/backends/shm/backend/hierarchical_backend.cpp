@@ -5,9 +5,9 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "../../../composite_work.h"
 #include "../memory/tensors.h"
 #include "reduce.h"
+#include "work/composite_work.h"
 
 namespace ddp::backends::shm {
 

@@ -7,12 +7,12 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
-#include "../../../composite_work.h"
 #include "../memory/exchanged_tensors.h"
 #include "../memory/shared_tensors.h"
 #include "../memory/tensors.h"
 #include "reduce.h"
 #include "shm_work.h"
+#include "work/composite_work.h"
 
 namespace ddp::backends::shm {
 

@@ -7,7 +7,7 @@
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/check.h>
 
-#include "../../../deadline.h"
+#include "base/deadline.h"
 
 namespace ddp::backends::shm {
 namespace {

@@ -5,7 +5,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 
-#include "../../../deadline.h"
+#include "base/deadline.h"
 
 namespace ddp::backends::shm {
 

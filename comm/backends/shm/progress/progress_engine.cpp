@@ -8,7 +8,7 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
-#include "../../../deadline.h"
+#include "base/deadline.h"
 
 namespace ddp::backends::shm {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../../../collective_call.h"
+#include "calls/collective_call.h"
 #include "doorbell.h"
 
 namespace ddp::backends::shm {

@@ -14,7 +14,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <ddp/internal/owner_process.h>
-#include <ddp/process_group.h>
+#include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {

@@ -1,0 +1,205 @@
+#include <ddp/internal/file_io.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include <ddp/internal/check.h>
+
+#include "files/crc32c.h"
+
+namespace ddp {
+namespace {
+
+constexpr size_t kBlockBytes = size_t{1} << 20;
+
+std::string remedy_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "Free space there, or choose another folder.";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "Let this process write and read there, or choose another folder.";
+    case ENOENT:
+      return "Check whether somebody else removes or moves it.";
+    case ENOTDIR:
+    case EEXIST:
+      return "Name a folder.";
+    default:
+      return "Check the file system.";
+  }
+}
+
+[[noreturn]] void throw_system(const char* verb, const std::string& path, int error) {
+  DDP_CHECK(
+      false, path, ": expected to ", verb, " it, got \"", std::strerror(error), "\". ",
+      remedy_of(error));
+  std::abort();  // not reached
+}
+
+void check_system(bool succeeded, const char* verb, const std::string& path) {
+  if (!succeeded) throw_system(verb, path, errno);
+}
+
+/// An open file or folder.
+class Descriptor {
+ public:
+  Descriptor(const std::string& path, int flags, const char* verb)
+      : number_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+    check_system(number_ >= 0, verb, path);
+  }
+  ~Descriptor() { close(number_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// Reads at most `size` bytes; fewer only at the end of the file.
+size_t read_block(int descriptor, void* data, size_t size, const std::string& path) {
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t count = read(descriptor, static_cast<char*>(data) + done, size - done);
+    if (count < 0 && errno == EINTR) continue;
+    check_system(count >= 0, "read", path);
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  check_system(descriptor_ >= 0, "create", path_);
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void OutputFile::write(const void* data, size_t size) {
+  const auto* bytes = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::write(descriptor_, bytes, std::min(size, kBlockBytes));
+    if (count < 0 && errno == EINTR) continue;
+    check_system(count >= 0, "write", path_);
+    sum_.crc32c = crc32c(sum_.crc32c, bytes, static_cast<size_t>(count));
+    sum_.bytes += static_cast<uint64_t>(count);
+    bytes += count;
+    size -= static_cast<size_t>(count);
+  }
+}
+
+FileSum OutputFile::finish() {
+  check_system(fsync(descriptor_) == 0, "write", path_);
+  check_system(close(std::exchange(descriptor_, -1)) == 0, "write", path_);
+  return sum_;
+}
+
+FileSum write_whole_file(const std::string& path, const std::string& bytes) {
+  OutputFile file(path);
+  file.write(bytes.data(), bytes.size());
+  return file.finish();
+}
+
+std::string read_whole_file(const std::string& path, size_t max_bytes) {
+  const Descriptor file(path, O_RDONLY, "open");
+  std::string bytes;
+  std::vector<char> block(kBlockBytes);
+  while (const size_t count = read_block(file.number(), block.data(), block.size(), path)) {
+    bytes.append(block.data(), count);
+    DDP_CHECK(
+        bytes.size() <= max_bytes, path, ": expected at most ", max_bytes,
+        " bytes, got more. Check whether it is the right file.");
+  }
+  return bytes;
+}
+
+FileSum sum_of_file(const std::string& path) {
+  const Descriptor file(path, O_RDONLY, "open");
+  std::vector<char> block(kBlockBytes);
+  FileSum sum;
+  while (const size_t count = read_block(file.number(), block.data(), block.size(), path)) {
+    sum.bytes += count;
+    sum.crc32c = crc32c(sum.crc32c, block.data(), count);
+  }
+  return sum;
+}
+
+PathKind kind_of_path(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) == 0) {
+    return S_ISDIR(info.st_mode) ? PathKind::Folder : PathKind::File;
+  }
+  check_system(errno == ENOENT, "find", path);
+  return PathKind::Nothing;
+}
+
+std::vector<std::string> names_in_folder(const std::string& path) {
+  DIR* entries = opendir(path.c_str());
+  check_system(entries != nullptr, "list", path);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = readdir(entries)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int error = errno;
+  closedir(entries);
+  if (error != 0) throw_system("list", path, error);
+  return names;
+}
+
+void make_folders(const std::string& path) {
+  for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
+    const auto part = path.substr(0, slash);
+    if (mkdir(part.c_str(), 0777) != 0) {
+      const int error = errno;
+      // For an existing folder of another user, mkdir may fail with another error than EEXIST.
+      if (kind_of_path(part) != PathKind::Folder) throw_system("make", part, error);
+    }
+    if (slash == std::string::npos) return;
+  }
+}
+
+void sync_folder(const std::string& path) {
+  const Descriptor folder(path, O_RDONLY | O_DIRECTORY, "open");
+  // Some file systems do not support this call for folders.
+  check_system(fsync(folder.number()) == 0 || errno == EINVAL, "write", path);
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  check_system(rename(from.c_str(), to.c_str()) == 0, "rename", from);
+}
+
+bool exchange_paths(const std::string& a, const std::string& b) {
+  return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+void remove_path(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 && errno == ENOENT) return;
+  if (S_ISDIR(info.st_mode)) {
+    for (const auto& name : names_in_folder(path)) remove_path(path + "/" + name);
+    check_system(rmdir(path.c_str()) == 0, "remove", path);
+  } else {
+    check_system(unlink(path.c_str()) == 0, "remove", path);
+  }
+}
+
+}  // namespace ddp

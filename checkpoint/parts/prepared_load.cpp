@@ -1,0 +1,25 @@
+#include <ddp/internal/prepared_load.h>
+
+#include <algorithm>
+
+#include <ddp/internal/text.h>
+
+namespace ddp {
+
+std::string quoted_names(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 10;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+    text += ddp::str(i == 0 ? "" : ", ", '"', names[i], '"');
+  }
+  if (names.size() > kMost) text += ddp::str(" and ", names.size() - kMost, " more");
+  return text;
+}
+
+const c10::IValue* find_in(const c10::IValue& dict, const c10::IValue& key) {
+  const auto entries = dict.toGenericDict();
+  const auto found = entries.find(key);
+  return found == entries.end() ? nullptr : &found->value();
+}
+
+}  // namespace ddp

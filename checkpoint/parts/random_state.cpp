@@ -1,0 +1,154 @@
+#include <ddp/internal/random_state.h>
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ddp/internal/check.h>
+
+#include "parts/part.h"
+#include "python/torch_file.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kCpu = "cpu";
+constexpr const char* kCuda = "cuda";
+constexpr const char* kSeed = "seed";
+
+at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+
+// Lists only GPUs that this process has begun to use: querying others would make a context on each.
+std::vector<int64_t> gpus_in_use() {
+  std::vector<int64_t> gpus;
+  if (!at::globalContext().hasCUDA()) return gpus;
+  const auto& hooks = at::detail::getCUDAHooks();
+  for (int64_t gpu = 0; gpu < hooks.getNumGPUs(); ++gpu) {
+    if (hooks.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
+at::Generator cuda_generator(int64_t gpu) {
+  return at::globalContext().defaultGenerator(
+      c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
+}
+
+// Tries a state on a copy: only the generator itself can check it.
+void check_state(
+    const at::Generator& generator, const c10::IValue* saved, const std::string& subject) {
+  DDP_CHECK_VALUE(
+      saved != nullptr && saved->isTensor(), subject,
+      ": expected the state of a generator of random numbers, got none. Load another checkpoint.");
+  set_generator_state(generator.clone(), saved->toTensor());
+}
+
+// SplitMix64: neighbouring numbers give unrelated ones.
+uint64_t mix_bits(uint64_t bits) {
+  bits += 0x9E3779B97F4A7C15;
+  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9;
+  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB;
+  return bits ^ (bits >> 31);
+}
+
+}  // namespace
+
+at::Tensor generator_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+c10::IValue random_state() {
+  auto dict = make_dict();
+  dict.insert(kCpu, generator_state(cpu_generator()));
+  dict.insert(kSeed, static_cast<int64_t>(cpu_generator().current_seed()));
+  auto gpus = make_dict();
+  for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(cuda_generator(gpu)));
+  dict.insert(kCuda, gpus);
+  return dict;
+}
+
+PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& subject) {
+  check_state(cpu_generator(), saved.isGenericDict() ? find_in(saved, kCpu) : nullptr, subject);
+  std::vector<std::pair<at::Generator, at::Tensor>> states{
+      {cpu_generator(), find_in(saved, kCpu)->toTensor()}};
+  const auto* cuda = find_in(saved, kCuda);
+  if (cuda != nullptr && at::globalContext().hasCUDA()) {
+    for (const auto& entry : cuda->toGenericDict()) {
+      const auto gpu = entry.key().toInt();
+      if (gpu < at::detail::getCUDAHooks().getNumGPUs()) {
+        states.emplace_back(cuda_generator(gpu), entry.value().toTensor());
+      }
+    }
+  }
+  PreparedLoad load;
+  load.apply = [states = std::move(states)] {
+    for (const auto& [generator, state] : states) set_generator_state(generator, state);
+  };
+  return load;
+}
+
+PreparedLoad prepare_new_random_state(
+    const c10::IValue& saved_of_first, int rank, int64_t step, const std::string& subject) {
+  const auto* seed = saved_of_first.isGenericDict() ? find_in(saved_of_first, kSeed) : nullptr;
+  DDP_CHECK_VALUE(
+      seed != nullptr && seed->isInt(), subject,
+      ": expected the seed of rank 0, got none. Load another checkpoint.");
+  auto mixed = mix_bits(static_cast<uint64_t>(seed->toInt()));
+  mixed = mix_bits(mixed ^ static_cast<uint64_t>(rank));
+  mixed = mix_bits(mixed ^ static_cast<uint64_t>(step));
+  PreparedLoad load;
+  load.apply = [mixed] {
+    auto cpu = cpu_generator();
+    {
+      const std::lock_guard lock(cpu.mutex());
+      cpu.set_current_seed(mixed);
+    }
+    for (const auto gpu : gpus_in_use()) {
+      auto generator = cuda_generator(gpu);
+      const std::lock_guard lock(generator.mutex());
+      generator.set_current_seed(mixed);
+    }
+  };
+  return load;
+}
+
+namespace detail {
+namespace {
+
+class GeneratorPart : public CheckpointPart {
+ public:
+  explicit GeneratorPart(at::Generator& generator) : generator_(generator) {}
+
+  c10::IValue state() override { return generator_state(generator_); }
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
+    check_state(generator_, &saved, context.subject);
+    PreparedLoad load;
+    load.apply = [this, state = saved.toTensor()] { set_generator_state(generator_, state); };
+    return load;
+  }
+
+ private:
+  at::Generator& generator_;
+};
+
+}  // namespace
+
+CheckpointPartPtr part_of_generator(at::Generator& generator) {
+  DDP_CHECK_VALUE(
+      generator.defined(),
+      "Checkpointer::add: expected a generator, got an undefined one. Make one first.");
+  return std::make_shared<GeneratorPart>(generator);
+}
+
+}  // namespace detail
+}  // namespace ddp

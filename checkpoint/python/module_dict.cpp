@@ -1,0 +1,160 @@
+#include "python/module_dict.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+#include "python/torch_file.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kWrapperPrefix = "module.";
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+void collect_state(
+    const torch::nn::Module& module, const std::string& prefix, std::vector<NamedTensor>& found) {
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items) {
+      if (item.value().defined()) found.push_back({prefix + item.key(), item.value()});
+    }
+  };
+  add(module.named_parameters(/*recurse=*/false));
+  add(module.named_buffers(/*recurse=*/false));
+  for (const auto& child : module.named_children()) {
+    collect_state(*child.value(), prefix + child.key() + ".", found);
+  }
+}
+
+std::vector<NamedTensor> state_of(const torch::nn::Module& module) {
+  std::vector<NamedTensor> found;
+  if (dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr) {
+    collect_state(*module.children().front(), "", found);
+  } else {
+    collect_state(module, "", found);
+  }
+  return found;
+}
+
+bool begins_with_wrapper(const std::string& name) { return name.rfind(kWrapperPrefix, 0) == 0; }
+
+// Returns the prefix of the saved names that the module's own names lack.
+std::string saved_prefix(
+    const std::vector<std::string>& saved, const std::vector<NamedTensor>& own) {
+  const bool saved_has = std::all_of(saved.begin(), saved.end(), begins_with_wrapper);
+  const bool own_has = std::all_of(own.begin(), own.end(), [](const NamedTensor& named) {
+    return begins_with_wrapper(named.name);
+  });
+  return saved_has && !own_has ? kWrapperPrefix : "";
+}
+
+std::vector<std::string> names_in(const c10::IValue& saved, const std::string& subject) {
+  DDP_CHECK_VALUE(
+      saved.isGenericDict(), subject,
+      ": expected a state_dict() of a module, names with their tensors, got ", saved.tagKind(),
+      ". Save model.state_dict().");
+  std::vector<std::string> names;
+  for (const auto& entry : saved.toGenericDict()) {
+    DDP_CHECK_VALUE(
+        entry.key().isString() && entry.value().isTensor(), subject,
+        ": expected a state_dict() of a module, names with their tensors, got ",
+        entry.value().tagKind(), " under ", entry.key(), ". Save model.state_dict() alone.");
+    names.push_back(entry.key().toStringRef());
+  }
+  return names;
+}
+
+/// The saved names that fit the module's, and those that do not.
+struct Comparison {
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<std::string> missing, additional;
+  std::string unlike;  // differing shapes, and dtypes where they matter
+};
+
+Comparison compare(
+    const std::vector<NamedTensor>& own, const std::vector<std::string>& saved_names,
+    const c10::IValue& saved, bool strict) {
+  Comparison result;
+  const auto prefix = saved_prefix(saved_names, own);
+  std::unordered_set<std::string> known;
+  for (const auto& [name, tensor] : own) {
+    known.insert(prefix + name);
+    const auto* found = find_in(saved, prefix + name);
+    if (found == nullptr) {
+      result.missing.push_back(name);
+      continue;
+    }
+    const auto& from = found->toTensor();
+    if (from.sizes() != tensor.sizes() || (strict && from.scalar_type() != tensor.scalar_type())) {
+      result.unlike += ddp::str(
+          result.unlike.empty() ? "" : "; ", '"', name, "\" is ", tensor.sizes(), " ",
+          tensor.scalar_type(), " in the model and ", from.sizes(), " ", from.scalar_type(),
+          " in the file");
+    }
+    result.copies.emplace_back(tensor, from);
+  }
+  for (const auto& name : saved_names) {
+    if (!known.count(name)) result.additional.push_back(name);
+  }
+  return result;
+}
+
+std::string describe_names(const Comparison& result) {
+  std::string text;
+  if (!result.missing.empty()) {
+    text = "the file lacks the model's " + quoted_names(result.missing);
+  }
+  if (!result.additional.empty()) {
+    text += ddp::str(
+        text.empty() ? "" : "; ", "the model lacks the file's ", quoted_names(result.additional));
+  }
+  return text;
+}
+
+}  // namespace
+
+c10::IValue module_dict(const torch::nn::Module& module) {
+  const auto state = state_of(module);
+  std::vector<at::Tensor> values;
+  for (const auto& named : state) values.push_back(named.tensor);
+  if (const auto* wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module)) {
+    values = wrapper->values_of(values);
+  }
+  auto dict = make_dict();
+  // Store values only: with requires_grad, a copy would belong to a graph.
+  for (size_t i = 0; i < state.size(); ++i) dict.insert(state[i].name, values[i].detach());
+  return dict;
+}
+
+PreparedLoad prepare_module(
+    torch::nn::Module& module, const c10::IValue& saved, bool strict, const std::string& subject) {
+  const auto own = state_of(module);
+  auto result = compare(own, names_in(saved, subject), saved, strict);
+  const auto names = describe_names(result);
+  DDP_CHECK_VALUE(
+      result.unlike.empty(), subject, ": expected the model's shapes and dtypes, but ",
+      result.unlike, ". Build the model as it was saved.");
+  DDP_CHECK_VALUE(
+      !strict || names.empty(), subject, ": expected the model's names, but ", names,
+      ". Build the model as it was saved, or load it with strict false.");
+  PreparedLoad load;
+  if (!names.empty()) load.notice = ddp::str(subject, ": ", names, ".");
+  load.apply = [copies = std::move(result.copies)] {
+    const c10::NoGradGuard no_grad;
+    for (auto& [to, from] : copies) to.copy_(from);
+  };
+  return load;
+}
+
+}  // namespace ddp

@@ -1,0 +1,169 @@
+#include "python/torch_file.h"
+
+#include <exception>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/inline_container.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+
+#include <ddp/internal/file_io.h>
+#include "python/pickle_reader.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kPickleRecord = "data.pkl";
+constexpr const char* kByteOrderRecord = "byteorder";
+
+std::string tensor_record(const std::string& key) { return "data/" + key; }
+
+/// Copies the tensors of a tree of values.
+class HostCopy {
+ public:
+  c10::IValue of(const c10::IValue& value) {
+    if (value.isTensor()) return of(value.toTensor());
+    if (value.isTuple()) {
+      std::vector<c10::IValue> elements;
+      for (const auto& element : value.toTupleRef().elements()) elements.push_back(of(element));
+      return c10::ivalue::Tuple::create(std::move(elements));
+    }
+    if (value.isList()) {
+      auto list = make_list();
+      for (const auto& element : value.toListRef()) list.push_back(of(element));
+      return list;
+    }
+    if (value.isGenericDict()) {
+      auto dict = make_dict();
+      for (const auto& entry : value.toGenericDict()) dict.insert(entry.key(), of(entry.value()));
+      return dict;
+    }
+    return value;
+  }
+
+ private:
+  using View = std::tuple<const void*, int64_t, std::vector<int64_t>, std::vector<int64_t>, int>;
+
+  at::Tensor of(const at::Tensor& tensor) {
+    DDP_CHECK_VALUE(
+        tensor.layout() == at::kStrided && !tensor.is_quantized(),
+        "Checkpointer: expected tensors with a dense storage, got a ", tensor.layout(),
+        tensor.is_quantized() ? " quantized" : "", " one. Save what it is made from.");
+    const View view{
+        tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(),
+        tensor.strides().vec(), static_cast<int>(tensor.scalar_type())};
+    auto& copy = copies_[view];
+    if (!copy.defined()) {
+      // clone() keeps strides where the elements are dense, and makes a contiguous copy elsewhere.
+      copy = tensor.detach().resolve_conj().resolve_neg();
+      copy = copy.is_cpu() ? copy.clone() : copy.to(at::kCPU);
+    }
+    return copy;
+  }
+
+  std::map<View, at::Tensor> copies_;
+};
+
+}  // namespace
+
+c10::impl::GenericDict make_dict() {
+  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
+}
+
+c10::impl::GenericList make_list() { return c10::impl::GenericList(c10::AnyType::get()); }
+
+c10::IValue copy_to_host(const c10::IValue& value) { return HostCopy().of(value); }
+
+void write_torch_file(const c10::IValue& value, const ByteSink& sink) {
+  std::string pickle;
+  torch::jit::Pickler pickler(
+      [&](const char* data, size_t size) { pickle.append(data, size); },
+      /*tensor_table=*/nullptr, /*type_renamer=*/nullptr, /*memoized_class_types=*/nullptr,
+      /*get_tensor_id=*/nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+
+  // The writer's destructor ends the archive, and must not see an exception: one that the sink
+  // throws is kept here until the writer is destroyed.
+  std::exception_ptr failure;
+  {
+    caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
+      try {
+        if (!failure) sink(data, size);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      return size;
+    });
+    constexpr std::string_view kOrder = "little";
+    writer.writeRecord(kPickleRecord, pickle.data(), pickle.size());
+    writer.writeRecord(kByteOrderRecord, kOrder.data(), kOrder.size());
+    size_t key = 0;
+    for (const auto& tensor : pickler.tensorData()) {
+      const auto& storage = tensor.storage();
+      writer.writeRecord(tensor_record(std::to_string(key++)), storage.data(), storage.nbytes());
+      if (failure) break;
+    }
+    writer.writeEndOfFile();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+namespace {
+
+std::string record_text(caffe2::serialize::PyTorchStreamReader& reader, const std::string& name) {
+  const auto [data, size] = reader.getRecord(name);
+  return std::string(static_cast<const char*>(data.get()), size);
+}
+
+c10::IValue read_records(caffe2::serialize::PyTorchStreamReader& reader) {
+  DDP_CHECK(
+      !reader.hasRecord("constants.pkl"),
+      "expected a file of torch.save, got one of LibTorch's torch::save or of TorchScript. Load it "
+      "with torch::load.");
+  DDP_CHECK(
+      reader.hasRecord(kPickleRecord), "expected a file of torch.save, got an archive without \"",
+      kPickleRecord, "\". Check whether it is the right file.");
+  if (reader.hasRecord(kByteOrderRecord)) {
+    const auto order = record_text(reader, kByteOrderRecord);
+    DDP_CHECK(
+        order == "little", "expected numbers in little-endian order, got \"", order,
+        "\". Save the file again on a little-endian machine.");
+  }
+  const auto pickle = record_text(reader, kPickleRecord);
+  return read_pickle(pickle, [&](const std::string& key) {
+    auto [data, size] = reader.getRecord(tensor_record(key));
+    return c10::Storage(
+        c10::Storage::use_byte_size_t(), static_cast<int64_t>(size), std::move(data),
+        /*allocator=*/nullptr, /*resizable=*/false);
+  });
+}
+
+}  // namespace
+
+c10::IValue read_torch_file(const std::string& path) {
+  DDP_CHECK(
+      kind_of_path(path) == PathKind::File, path, ": expected a file of torch.save, got ",
+      kind_of_path(path) == PathKind::Folder ? "a folder" : "nothing", ". Name a file.");
+  std::optional<caffe2::serialize::PyTorchStreamReader> reader;
+  try {
+    reader.emplace(path);
+  } catch (const std::exception& error) {
+    DDP_CHECK(false, path, ": expected a file of torch.save, got another: ", text_of(error));
+  }
+  try {
+    return read_records(*reader);
+  } catch (const std::exception& error) {
+    DDP_CHECK(false, path, ": ", text_of(error));
+  }
+  return {};
+}
+
+}  // namespace ddp

@@ -1,0 +1,217 @@
+#include "save/save_job.h"
+
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <exception>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+#include <ddp/version.h>
+#include <torch/version.h>
+
+#include "python/torch_file.h"
+
+namespace ddp {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// How long rank 0 waits until it sees the files of other ranks: network file systems cache for
+// seconds that a file did not exist.
+constexpr seconds kVisibilityTimeout(30);
+constexpr milliseconds kPollInterval(5);
+constexpr size_t kMaxDoneBytes = 256;
+constexpr size_t kMaxFailureBytes = size_t{1} << 16;
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr int kPausePerWork = 20;
+
+// A rank writes this file for rank 0 once its own file is on the disk.
+std::string done_file(int rank) { return ddp::str("rank-", rank, ".done"); }
+
+// A rank writes this file instead where it cannot write its own file.
+std::string failure_file(int rank) { return ddp::str("rank-", rank, ".failed"); }
+
+// Gives training steps priority where cores are few; a rank that waits for this thread leaves it a
+// core anyway.
+void lower_thread_priority() {
+  constexpr int kNiceness = 15;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+}
+
+std::chrono::nanoseconds cpu_of_thread() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
+FileSum parse_done(const std::string& text, const std::string& path) {
+  FileSum sum;
+  DDP_CHECK(
+      std::sscanf(text.c_str(), "%" SCNu64 " %" SCNx32, &sum.bytes, &sum.crc32c) == 2, path,
+      ": expected a size and a checksum, got something else. Check the file system.");
+  return sum;
+}
+
+}  // namespace
+
+std::string rank_file(int rank) { return ddp::str("rank-", rank, ".pt"); }
+
+SaveJob::SaveJob(SavePlan plan) : plan_(std::move(plan)), thread_([this] { run(); }) {}
+
+SaveJob::~SaveJob() {
+  cancel();
+  thread_.join();
+}
+
+std::string SaveJob::wait_for_files() {
+  std::unique_lock lock(mutex_);
+  is_awaited_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return has_files_; });
+  return files_error_;
+}
+
+std::string SaveJob::wait_for_end() {
+  std::unique_lock lock(mutex_);
+  others_are_done_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return has_ended_; });
+  return error_;
+}
+
+bool SaveJob::ends_within(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, patience, [&] { return has_ended_; });
+}
+
+void SaveJob::cancel() {
+  const std::lock_guard lock(mutex_);
+  is_cancelled_ = true;
+  changed_.notify_all();
+}
+
+void SaveJob::set_milestone(bool SaveJob::*milestone, const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  this->*milestone = true;
+  if (!error.empty()) error_ = error;
+  changed_.notify_all();
+}
+
+std::string SaveJob::path_of(const std::string& file) const {
+  return plan_.folder.path_of(plan_.hidden) + "/" + file;
+}
+
+void SaveJob::run() noexcept {
+  lower_thread_priority();
+  auto error = problem_of([&] { write_own_files(); });
+  plan_.files.clear();  // the copies of the state
+  if (!error.empty() && plan_.rank > 0) problem_of([&] { write_failure_file(error); });
+  files_error_ = error;
+  set_milestone(&SaveJob::has_files_, error);
+  if (plan_.rank == 0) {
+    if (error.empty()) error = problem_of([&] { publish(); });
+    if (!error.empty()) problem_of([&] { remove_path(plan_.folder.path_of(plan_.hidden)); });
+  }
+  set_milestone(&SaveJob::has_ended_, error);
+}
+
+void SaveJob::write_own_files() {
+  for (const auto& [name, value] : plan_.files) {
+    OutputFile file(path_of(name));
+    write_torch_file(value, [&](const void* data, size_t size) {
+      write_paced(file, static_cast<const char*>(data), size);
+    });
+    written_.push_back({name, file.finish()});
+  }
+  if (plan_.rank == 0) return;
+  const auto& sum = written_.back().sum;
+  write_atomically(done_file(plan_.rank), ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+}
+
+// Writes to another name and renames, so that rank 0 sees the whole file or none.
+void SaveJob::write_atomically(const std::string& file, const std::string& text) {
+  const auto path = path_of(file);
+  write_whole_file(path + ".part", text);
+  rename_path(path + ".part", path);
+}
+
+void SaveJob::write_failure_file(const std::string& error) {
+  remove_path(path_of(rank_file(plan_.rank)));  // frees space for the failure file on a full disk
+  write_atomically(failure_file(plan_.rank), error);
+}
+
+void SaveJob::write_paced(OutputFile& file, const char* data, size_t size) {
+  for (size_t at = 0; at < size; at += kPieceBytes) {
+    file.write(data + at, std::min(kPieceBytes, size - at));
+    pause_for_steps();
+  }
+}
+
+void SaveJob::pause_for_steps() {
+  const auto work = cpu_of_thread() - cpu_at_pause_;
+  if (work < milliseconds(1)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kPausePerWork * work, [&] { return is_awaited_ || is_cancelled_; });
+  cpu_at_pause_ = cpu_of_thread();
+}
+
+// Returns false where the save was cancelled.
+bool SaveJob::wait_to_poll() {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, kPollInterval, [&] { return is_cancelled_; });
+}
+
+std::vector<ManifestFile> SaveJob::wait_for_files_of_others() {
+  std::vector<ManifestFile> files;
+  std::string failures;
+  auto done_since = std::chrono::steady_clock::now();
+  for (int rank = 1; rank < plan_.world_size; ++rank) {
+    const auto path = path_of(done_file(rank));
+    const auto failure = path_of(failure_file(rank));
+    bool has_failed = false;
+    while (kind_of_path(path) == PathKind::Nothing) {
+      has_failed = kind_of_path(failure) != PathKind::Nothing;
+      if (has_failed) break;
+      DDP_CHECK(
+          wait_to_poll(), "step ", plan_.step, " was not saved: rank ", rank,
+          " did not finish its part. Load an earlier step.");
+      const std::lock_guard lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      if (!others_are_done_) done_since = now;
+      DDP_CHECK(
+          now - done_since < kVisibilityTimeout, path, ": expected what rank ", rank,
+          " wrote, got nothing. Name a folder that all ranks share.");
+    }
+    // Continue: the other ranks may still be writing, and need the folder until they are done.
+    if (has_failed) {
+      failures += ddp::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
+      continue;
+    }
+    files.push_back({rank_file(rank), parse_done(read_whole_file(path, kMaxDoneBytes), path)});
+    remove_path(path);
+  }
+  DDP_CHECK(failures.empty(), "step ", plan_.step, " was not saved.", failures);
+  return files;
+}
+
+void SaveJob::publish() {
+  Manifest manifest;
+  manifest.step = plan_.step;
+  manifest.world_size = plan_.world_size;
+  manifest.library_version = DDP_VERSION;
+  manifest.libtorch_version = TORCH_VERSION;
+  manifest.files = written_;
+  for (auto& file : wait_for_files_of_others()) manifest.files.push_back(std::move(file));
+  write_whole_file(path_of(kManifestName), to_json(manifest));
+  plan_.folder.publish(plan_.hidden, plan_.step);
+  plan_.folder.remove_old(plan_.keep_last, plan_.step, plan_.damaged_steps);
+}
+
+}  // namespace ddp

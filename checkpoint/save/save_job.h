@@ -1,0 +1,94 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "files/folder.h"
+
+namespace ddp {
+
+/// The parts of a checkpoint that one rank writes.
+struct SavePlan {
+  CheckpointFolder folder;
+  std::string hidden;  // name of the hidden folder within `folder`, to which all ranks write
+  int64_t step = 0;
+  int rank = 0;
+  int world_size = 1;
+  int64_t keep_last = 0;
+  std::vector<int64_t> damaged_steps;                      // to be removed
+  std::vector<std::pair<std::string, c10::IValue>> files;  // by name; tensors on the host
+};
+
+/// Writes a rank's part of a checkpoint on a thread of its own. Rank 0's thread then polls the
+/// folder for the other ranks' parts, writes the manifest, and renames the folder to its final
+/// name: no rank's training loop is needed for that. A rank that cannot write its part writes the
+/// reason into the folder instead.
+///
+/// Until wait_for_files() is called, the thread works one part in twenty of the time, so that
+/// training steps keep the cores.
+///
+/// Thread safety: one thread constructs, calls and destroys it.
+class SaveJob {
+ public:
+  explicit SaveJob(SavePlan plan);
+  /// Cancels, and joins the thread.
+  ~SaveJob();
+  SaveJob(const SaveJob&) = delete;
+  SaveJob& operator=(const SaveJob&) = delete;
+
+  /// Waits until this rank's files are on the disk. \return the reason why they are not, or "".
+  std::string wait_for_files();
+
+  /// Call it when every rank's files are on the disk. Waits on rank 0 until the checkpoint has its
+  /// final name; the other ranks have nothing more to do. \return the reason why it has not, or "".
+  std::string wait_for_end();
+
+  /// Waits for the end at most `patience`, while other ranks may still be writing.
+  /// \return whether the job has ended.
+  bool ends_within(std::chrono::milliseconds patience);
+
+  /// Stops waiting for the other ranks. Rank 0 then removes the unfinished checkpoint.
+  void cancel();
+
+ private:
+  void run() noexcept;
+  void write_own_files();
+  void write_atomically(const std::string& file, const std::string& text);
+  void write_failure_file(const std::string& error);
+  void write_paced(OutputFile& file, const char* data, size_t size);
+  void pause_for_steps();
+  std::vector<ManifestFile> wait_for_files_of_others();
+  bool wait_to_poll();
+  void publish();
+  std::string path_of(const std::string& file) const;
+  void set_milestone(bool SaveJob::*milestone, const std::string& error);
+
+  SavePlan plan_;
+  std::vector<ManifestFile> written_;         // the thread's own
+  std::chrono::nanoseconds cpu_at_pause_{0};  // the thread's own: CPU time used at the last pause
+  std::string files_error_;                   // the thread writes it before it sets has_files_
+
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  bool has_files_ = false;
+  bool has_ended_ = false;
+  bool is_cancelled_ = false;
+  bool is_awaited_ = false;
+  bool others_are_done_ = false;
+  std::string error_;
+
+  std::thread thread_;
+};
+
+/// Returns the name of a rank's file: "rank-1.pt".
+std::string rank_file(int rank);
+
+}  // namespace ddp

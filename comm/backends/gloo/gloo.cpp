@@ -1,0 +1,399 @@
+// The only file that includes ProcessGroupGloo.hpp, and so the only one compiled with shim/.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "backends/gloo/gloo.h"
+#include "backends/gloo/message.h"
+#include "backends/gloo/point_to_point.h"
+#include "backends/registry.h"
+#include "backends/tags.h"
+#include "calls/collective_call.h"
+#include "store/bounded_store.h"
+#include "work/composite_work.h"
+
+namespace ddp::backends {
+namespace {
+
+using c10d::ProcessGroupGloo;
+using Kind = CollectiveKind;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// c10d's flight recorder looks up a group's entry, and creates it, without a lock. So the groups of
+// a process start one call at a time. The mutex is recursive because some calls start others.
+std::recursive_mutex& start_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+/// ProcessGroupGloo with these differences:
+///   - threads may start collectives in several groups at once
+///   - messages of different collectives are not matched: see tag_with()
+///   - the handle of a reduce-scatter behaves like the other handles: see reduce_part()
+///   - abort() fails the pending collectives and all later ones, and does not wait for their end
+///   - sends and receives use the group's timeout, not the timeout of connecting, and can be
+///     polled; messages describe themselves, see MessageHeader
+class Gloo : public ProcessGroupGloo {
+ public:
+  using Base = ProcessGroupGloo;
+  using Base::Base;
+
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    return begin(
+        describe_call(Kind::kBroadcast, t, -1, o.rootRank), [&] { return Base::broadcast(t, o); });
+  }
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return begin(
+        describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] { return Base::allreduce(t, o); });
+  }
+  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
+      return Base::allreduce_sparse(t, o);
+    });
+  }
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
+    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
+      return Base::allreduce_coalesced(t, o);
+    });
+  }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
+    return begin(describe_call(Kind::kReduce, t, o.reduceOp.op_, o.rootRank), [&] {
+      return Base::reduce(t, o);
+    });
+  }
+  WorkPtr allgather(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin(
+        describe_call(Kind::kAllGather, from), [&] { return Base::allgather(to, from, o); });
+  }
+  WorkPtr DDP_ALL_GATHER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::DDP_ALL_GATHER_SINGLE(to, from, o);
+    });
+  }
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::allgather_coalesced(to, from, o);
+    });
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return begin(describe_call(Kind::kAllGather, from), [&] {
+      return Base::allgather_into_tensor_coalesced(to, from, o);
+    });
+  }
+  WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
+    return begin(describe_call(Kind::kGather, from, -1, o.rootRank), [&] {
+      return Base::gather(to, from, o);
+    });
+  }
+  WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
+    return begin(describe_call(Kind::kScatter, to, -1, o.rootRank), [&] {
+      return Base::scatter(to, from, o);
+    });
+  }
+  WorkPtr reduce_scatter(
+      Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
+    Tensors parts;
+    int64_t first = 0;
+    for (size_t rank = 0; rank < from.at(0).size(); ++rank) {
+      parts.push_back(from[0][rank].reshape({-1}));
+      if (rank < static_cast<size_t>(rank_)) first += parts.back().numel();
+    }
+    return reduce_part(to.at(0), at::cat(parts), first, o);
+  }
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
+    const auto copy = from.reshape({-1}).clone();
+    return reduce_part(to, copy, copy.numel() / size_ * rank_, o);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
+    std::vector<WorkPtr> works;
+    for (size_t i = 0; i < to.size(); ++i) {
+      works.push_back(DDP_REDUCE_SCATTER_SINGLE(to[i], from.at(i), o));
+    }
+    return combine_works(std::move(works), to);
+  }
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
+      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
+      std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
+    return begin(describe_call(Kind::kAllToAll, from), [&] {
+      return Base::DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
+    });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override {
+    return begin(describe_call(Kind::kBarrier, {}), [&] { return Base::barrier(o); });
+  }
+
+  WorkPtr send(Tensors& t, int dst, int tag) override {
+    check_message("send", t, tag);
+    const auto tensor = t[0].cpu();
+    return begin([&]() -> WorkPtr {
+      Tensors packet{make_packet(tensor)};
+      const WorkPtr first = Base::send(packet, dst, tag);
+      WorkPtr second;
+      if (!fits_in_packet(tensor)) {
+        Tensors elements{tensor};
+        second = Base::send(elements, dst, elements_tag(tensor, tag));
+      }
+      const auto transfer = [first, second](const GlooPointToPoint::Wait& wait) {
+        return wait(first) && (!second || wait(second));
+      };
+      return c10::make_intrusive<GlooPointToPoint>(first, transfer, options_->timeout);
+    });
+  }
+  WorkPtr recv(Tensors& t, int src, int tag) override {
+    check_message("recv", t, tag);
+    return receive(t[0], src, tag);
+  }
+  WorkPtr recvAnysource(Tensors& t, int tag) override {
+    check_message("recv", t, tag);
+    auto work = receive(t[0], std::nullopt, tag);
+    // The sender of a long message may wait until its elements are received, and the packet says
+    // from whom. So a thread of its own receives both, because the caller may do something else
+    // before it waits.
+    if (!fits_in_packet(t[0])) static_cast<GlooPointToPoint&>(*work).start();
+    return work;
+  }
+
+  // It uses the count of collectives as the tag of its messages, to which tag_with() adds a hash.
+  void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
+    {
+      const std::lock_guard lock(start_mutex());
+      collectiveCounter_ &= kCountMask;
+    }
+    Base::monitoredBarrier(o, wait_all_ranks);
+  }
+
+  // ProcessGroupGloo has no abort(): its base class does nothing.
+  void abort() override {
+    const std::lock_guard lock(start_mutex());
+    if (std::exchange(aborted_, true)) return;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) close_connection(peer);
+    }
+    keep_alive_until_idle();
+  }
+
+ private:
+  // Gloo matches the ranks' messages by the kind of collective and a tag, which c10d takes from a
+  // count of collectives. If a message meets a buffer of another size, Gloo throws on its own
+  // thread, which ends the process; if the sizes are equal, one dtype is summed as another. So half
+  // of the tag is a hash of the call: messages of different calls wait for each other, until the
+  // monitors of the waiting ranks find the difference. The other 16 bits count more collectives
+  // than are pending at a time.
+  static constexpr uint32_t kCountMask = 0xffff;
+  void tag_with(const CollectiveCall& call) {
+    collectiveCounter_ = (static_cast<uint32_t>(call.hash() >> 32) & ~kCountMask) |
+                         (collectiveCounter_ & kCountMask);
+  }
+
+  // A reduce-scatter, which Gloo does not have: an all-reduce of everything, as in
+  // ProcessGroupGloo. But ProcessGroupGloo's handle is complete only once its wait() has returned,
+  // never if it throws, and has no future.
+  WorkPtr reduce_part(
+      const at::Tensor& to, const at::Tensor& all, int64_t first,
+      const c10d::ReduceScatterOptions& o) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = o.reduceOp;
+    options.timeout = o.timeout;
+    Tensors tensors{all};
+    const auto call = describe_call(Kind::kReduceScatter, tensors, o.reduceOp.op_);
+    const auto work = begin(call, [&] { return Base::allreduce(tensors, options); });
+    const auto copy_part = [to, part = all.narrow(0, first, to.numel())] {
+      at::Tensor(to).copy_(part.view(to.sizes()));
+    };
+    return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, Tensors{to});
+  }
+
+  template <typename Start>
+  WorkPtr begin(const CollectiveCall& call, const Start& start) {
+    return begin([&] {
+      tag_with(call);
+      return start();
+    });
+  }
+
+  // Checks for abort(): Gloo would fail too, but with an error about another call.
+  template <typename Call>
+  WorkPtr begin(const Call& call) {
+    const std::lock_guard lock(start_mutex());
+    DDP_CHECK_WITH(
+        DistBackendError, !aborted_,
+        "Gloo: expected a working process group, but its connections were closed on rank ", rank_,
+        ", by abort() or after a failure that was reported before. Make a new group.");
+    auto work = call();
+    // Counts the works that the destructor waits for: Gloo's own, not those made of them.
+    if (dynamic_cast<AsyncWork*>(work.get())) {
+      ++*pending_works_;
+      work->getFuture()->addCallback([count = pending_works_](c10::ivalue::Future&) { --*count; });
+    }
+    return work;
+  }
+
+  // Gloo drops a send whose connection breaks while Gloo writes to it (seen in its ring
+  // all-reduce). The send ends with its timeout, and the destructor waits until then. So a separate
+  // thread holds the last reference until no work is pending.
+  void keep_alive_until_idle() {
+    if (*pending_works_ == 0) return;
+    auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    try {
+      std::thread([self = std::move(self)] {
+        constexpr std::chrono::milliseconds kPoll{10};
+        while (*self->pending_works_ > 0) std::this_thread::sleep_for(kPoll);
+      }).detach();
+    } catch (const std::system_error&) {
+      // A thread cannot start: the destructor waits instead.
+    }
+  }
+
+  // Uses a receive for which no rank sends. The first receive that times out makes Gloo close all
+  // connections of its context, and fail the calls that use them, pending or later. Closing the
+  // connections directly would fail the pending calls only, and not those that wait for one of
+  // Gloo's threads.
+  void close_connection(int peer) {
+    for (size_t i = 0; i < contexts_.size(); ++i) {
+      Tensors nothing{at::empty({1})};
+      const int tag = std::numeric_limits<int>::max() - static_cast<int>(i);
+      try {
+        Base::recv(nothing, peer, tag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // The timeout.
+      }
+    }
+  }
+
+  // \param src  the sender; unset: any rank.
+  WorkPtr receive(const at::Tensor& tensor, std::optional<int> src, int tag) {
+    auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    const auto host =
+        tensor.is_cpu() ? tensor : at::empty_like(tensor, tensor.options().device(at::kCPU));
+    return begin([&]() -> WorkPtr {
+      Tensors packet{empty_packet()};
+      const WorkPtr first = src ? Base::recv(packet, *src, tag) : Base::recvAnysource(packet, tag);
+      WorkPtr elements;
+      if (src && !fits_in_packet(tensor)) elements = receive_elements(host, *src, tag);
+      auto transfer = [self, first, elements, packet = packet[0], host, tensor,
+                       tag](const GlooPointToPoint::Wait& wait) {
+        if (!wait(first)) return false;
+        self->check_received(packet, tensor, first->sourceRank(), tag);
+        if (fits_in_packet(tensor)) {
+          copy_elements(packet, host);
+        } else {
+          const auto second =
+              elements ? elements : self->receive_elements(host, first->sourceRank(), tag);
+          if (!wait(second)) return false;
+        }
+        if (!tensor.is_cpu()) at::Tensor(tensor).copy_(host);
+        return true;
+      };
+      return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
+    });
+  }
+
+  WorkPtr receive_elements(const at::Tensor& host, int source, int tag) {
+    Tensors elements{host};
+    return begin([&] { return Base::recv(elements, source, elements_tag(host, tag)); });
+  }
+
+  // After an error the two ranks no longer agree on what comes next, and a later message could
+  // arrive in the memory of this receive. So the error ends the group.
+  void check_received(const at::Tensor& packet, const at::Tensor& tensor, int source, int tag) {
+    const auto problem = problem_of_message(packet, tensor, source, tag, rank_, size_);
+    if (problem.empty()) return;
+    abort();
+    DDP_CHECK(false, problem);
+  }
+
+  bool aborted_ = false;  // guarded by start_mutex()
+  // Pending collectives. A count, because references to their works would keep their tensors alive.
+  const std::shared_ptr<std::atomic<int>> pending_works_ = std::make_shared<std::atomic<int>>(0);
+};
+
+BackendPtr connect(const Setup& setup) {
+  auto options = ProcessGroupGloo::Options::create(setup.connect_by.left());
+  options->group_name = setup.group_name;
+  options->global_ranks_in_group = setup.global_ranks;
+  for (const auto& name : setup.gloo_devices.interfaces) {
+    options->devices.push_back(ProcessGroupGloo::createDeviceForInterface(name));
+  }
+  if (options->devices.empty()) {
+    options->devices.push_back(
+        ProcessGroupGloo::createDeviceForHostname(setup.gloo_devices.address));
+  }
+  auto gloo = c10::make_intrusive<Gloo>(setup.store, setup.rank, setup.world_size, options);
+  gloo->setTimeout(setup.timeout);
+  return gloo;
+}
+
+}  // namespace
+
+BackendPtr make_gloo(const Setup& setup) {
+  const auto gloo = std::make_shared<BackendPtr>();
+  const auto problem = problem_of([&] {
+    // Abandoned if the store does not answer.
+    bounded(setup.store)->run([gloo, own = setup](const auto& store) mutable {
+      own.store = store;
+      *gloo = connect(own);
+    });
+  });
+  DDP_CHECK(
+      *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      " to connect to the others over ", to_string(setup.gloo_devices), " within ",
+      setup.connect_by.timeout().count(),
+      " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
+      ")");
+  return *gloo;
+}
+
+namespace {
+
+// Gloo refuses other reductions when it starts a collective, or in its wait().
+const ReductionTable& reductions_of_gloo() {
+  using Op = c10d::ReduceOp;
+  static const ReductionTable table{
+      {{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16},
+       {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX}},
+      {{at::kChar, at::kByte, at::kInt, at::kLong},
+       {Op::SUM, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR}}};
+  return table;
+}
+
+}  // namespace
+
+Description describe_gloo() {
+  Description gloo;
+  gloo.name = "gloo";
+  gloo.devices = {"cpu", "cuda"};
+  gloo.capabilities = [] {
+    BackendCapabilities capabilities;
+    capabilities.falls_back_to_gloo = true;
+    capabilities.exchanges_lists = false;
+    capabilities.reductions = &reductions_of_gloo();
+    return capabilities;
+  };
+  gloo.make = make_gloo;
+  return gloo;
+}
+
+}  // namespace ddp::backends

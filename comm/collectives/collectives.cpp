@@ -1,0 +1,146 @@
+#include <ddp/collectives.h>
+
+#include <algorithm>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/check.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/collective_checks.h"
+#include "collectives/wire.h"
+#include "group/monitored_work.h"
+#include "group/recorded_group.h"
+#include "store/startup_barrier.h"
+
+namespace ddp {
+namespace {
+
+// Calls the backend's barrier, which needs no tensor: c10d::ProcessGroup::barrier makes one in a
+// static variable, which is a data race for ranks that are threads of one process.
+WorkPtr start_barrier(c10d::ProcessGroup& group) {
+  const auto devices = group.getDeviceTypes();
+  const bool on_cpu = std::any_of(
+      devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); });
+  const c10::Device device =
+      on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+  c10d::BarrierOptions options;
+  if (!on_cpu) options.device_ids = {device.index()};
+  return monitored("barrier", group, device, [&] {
+    return start_recorded(group, device, describe_call(CollectiveKind::kBarrier, {}), [&] {
+      return group.getBackend(device.type())->barrier(options);
+    });
+  });
+}
+
+}  // namespace
+
+WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("all_reduce", tensor, *group);
+  const auto reduction = wire_reduction("all_reduce", op, tensor, *group);
+  const auto wire = reduction_wire_of(tensor, reduction);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction.op;
+  return monitored("all_reduce", *group, tensor.device(), [&] {
+    return combine_and_copy_out({group->allreduce(tensors, options)}, {wire}, reduction.divisor);
+  });
+}
+
+WorkPtr broadcast_async(at::Tensor& tensor, int src, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("broadcast", tensor, *group);
+  check_rank("broadcast", "src", src, *group);
+  const auto wire = wire_of(tensor);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::BroadcastOptions options;
+  options.rootRank = src;
+  return monitored(
+      "broadcast", *group, tensor.device(),
+      [&] { return combine_and_copy_out({group->broadcast(tensors, options)}, {wire}); },
+      Peers::Some);
+}
+
+WorkPtr reduce_async(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("reduce", tensor, *group);
+  check_rank("reduce", "dst", dst, *group);
+  const auto reduction = wire_reduction("reduce", op, tensor, *group);
+  const auto wire = reduction_wire_of(tensor, reduction);
+  std::vector<at::Tensor> tensors{wire.wire};
+  c10d::ReduceOptions options;
+  options.reduceOp = reduction.op;
+  options.rootRank = dst;
+  return monitored(
+      "reduce", *group, tensor.device(),
+      [&] {
+        return combine_and_copy_out({group->reduce(tensors, options)}, {wire}, reduction.divisor);
+      },
+      Peers::Some);
+}
+
+WorkPtr send_async(const at::Tensor& tensor, int dst, int tag, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("send", tensor, *group);
+  check_peer("send", "dst", dst, tag, *group);
+  std::vector<at::Tensor> tensors{message_wire_of(tensor, *group).wire};
+  return monitored(
+      "send", *group, tensor.device(), [&] { return group->send(tensors, dst, tag); }, Peers::Some);
+}
+
+WorkPtr recv_async(at::Tensor& tensor, int src, int tag, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("recv", tensor, *group);
+  check_peer("recv", "src", src, tag, *group);
+  const auto wire = message_wire_of(tensor, *group);
+  std::vector<at::Tensor> tensors{wire.wire};
+  return monitored(
+      "recv", *group, tensor.device(),
+      [&] { return combine_and_copy_out({group->recv(tensors, src, tag)}, {wire}); }, Peers::Some);
+}
+
+WorkPtr barrier_async(const GroupArg& group_arg) { return start_barrier(*group_arg.get()); }
+
+void all_reduce(at::Tensor& tensor, c10d::ReduceOp op, const GroupArg& group) {
+  all_reduce_async(tensor, op, group)->wait();
+}
+
+at::Tensor all_reduce(at::Tensor&& tensor, c10d::ReduceOp op, const GroupArg& group) {
+  all_reduce(tensor, op, group);
+  return tensor.detach();
+}
+
+void broadcast(at::Tensor& tensor, int src, const GroupArg& group) {
+  broadcast_async(tensor, src, group)->wait();
+}
+
+void reduce(at::Tensor& tensor, int dst, c10d::ReduceOp op, const GroupArg& group) {
+  reduce_async(tensor, dst, op, group)->wait();
+}
+
+void send(const at::Tensor& tensor, int dst, int tag, const GroupArg& group) {
+  send_async(tensor, dst, tag, group)->wait();
+}
+
+void recv(at::Tensor& tensor, int src, int tag, const GroupArg& group) {
+  recv_async(tensor, src, tag, group)->wait();
+}
+
+void barrier(const GroupArg& group) { barrier_async(group)->wait(); }
+
+void monitored_barrier(std::chrono::milliseconds timeout, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  DDP_CHECK_VALUE(
+      timeout.count() > 0, "monitored_barrier: expected a timeout of more than 0 ms, got ",
+      timeout.count(), " ms ", on_rank_text(*group), ". Give what the slowest rank may take.");
+  const auto store = group->getStore();
+  DDP_CHECK(
+      store, "monitored_barrier: expected a group with a store, got one without ",
+      on_rank_text(*group),
+      ". Use one that init_process_group, make_process_group or new_group made.");
+  run_startup_barrier(
+      {c10::make_intrusive<c10d::PrefixStore>("monitored_barrier", store), group->getRank(),
+       group->getSize(), Deadline(timeout), "monitored_barrier"});
+}
+
+}  // namespace ddp

@@ -1,0 +1,195 @@
+// The collectives of <ddp/collectives.h> that take lists of tensors.
+#include <ddp/collectives.h>
+
+#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+#include "collectives/collective_checks.h"
+#include "collectives/wire.h"
+#include "group/monitored_work.h"
+#include "group/recorded_group.h"
+#include "work/exchange_flat.h"
+
+namespace ddp {
+namespace {
+
+// Backends gather equal sizes only, so different sizes are broadcast, one rank after the other.
+WorkPtr all_gather_uneven(
+    const std::vector<Wire>& outputs, const Wire& input, c10d::ProcessGroup& group) {
+  at::Tensor(outputs[group.getRank()].wire).copy_(input.wire);
+  std::vector<WorkPtr> works;
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    std::vector<at::Tensor> tensors{outputs[rank].wire};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    works.push_back(group.broadcast(tensors, options));
+  }
+  return combine_and_copy_out(std::move(works), outputs);
+}
+
+WorkPtr all_to_all_flat(
+    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    c10d::ProcessGroup& group) {
+  return exchange_flat(
+      outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) -> WorkPtr {
+        // Calls the backend, because the group's name for it has changed with LibTorch's versions.
+        const auto backend = group.getBackend(from.device().type());
+        const auto call = describe_call(CollectiveKind::kAllToAll, from);
+        return start_recorded(group, from.device(), call, [&] {
+          return backend->DDP_ALL_TO_ALL_SINGLE(to, from, received, sent);
+        });
+      });
+}
+
+}  // namespace
+
+WorkPtr all_gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("all_gather", input, *group);
+  check_list("all_gather", "outputs", outputs, input, *group);
+  const auto own = ddp::str("outputs[", group->getRank(), "]");
+  check_shape("all_gather", own, outputs[group->getRank()], input, *group);
+  const auto output_wires = wires_of(outputs);
+  const auto input_wire = wire_of(input);
+  if (!have_equal_shapes(outputs)) {
+    return monitored("all_gather", *group, input.device(), [&] {
+      return all_gather_uneven(output_wires, input_wire, *group);
+    });
+  }
+  std::vector<std::vector<at::Tensor>> to{wire_tensors(output_wires)};
+  std::vector<at::Tensor> from{input_wire.wire};
+  return monitored("all_gather", *group, input.device(), [&] {
+    return combine_and_copy_out({group->allgather(to, from)}, output_wires);
+  });
+}
+
+WorkPtr gather_async(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("gather", input, *group);
+  check_rank("gather", "dst", dst, *group);
+  if (group->getRank() == dst) {
+    check_list("gather", "outputs", outputs, input, *group);
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      check_shape("gather", ddp::str("outputs[", rank, "]"), outputs[rank], input, *group);
+    }
+  } else {
+    check_no_list("gather", "outputs", outputs, dst, *group);
+  }
+  const auto output_wires = wires_of(outputs);
+  std::vector<std::vector<at::Tensor>> to;
+  if (group->getRank() == dst) to.push_back(wire_tensors(output_wires));
+  std::vector<at::Tensor> from{wire_of(input).wire};
+  c10d::GatherOptions options;
+  options.rootRank = dst;
+  return monitored(
+      "gather", *group, input.device(),
+      [&] { return combine_and_copy_out({group->gather(to, from, options)}, output_wires); },
+      Peers::Some);
+}
+
+WorkPtr scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("scatter", output, *group);
+  check_rank("scatter", "src", src, *group);
+  std::vector<std::vector<at::Tensor>> from;
+  if (group->getRank() == src) {
+    check_list("scatter", "inputs", inputs, output, *group);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) {
+      check_shape("scatter", ddp::str("inputs[", rank, "]"), inputs[rank], output, *group);
+    }
+    from.push_back(wire_tensors(wires_of(inputs)));
+  } else {
+    check_no_list("scatter", "inputs", inputs, src, *group);
+  }
+  const auto output_wire = wire_of(output);
+  std::vector<at::Tensor> to{output_wire.wire};
+  c10d::ScatterOptions options;
+  options.rootRank = src;
+  return monitored(
+      "scatter", *group, output.device(),
+      [&] { return combine_and_copy_out({group->scatter(to, from, options)}, {output_wire}); },
+      Peers::Some);
+}
+
+WorkPtr reduce_scatter_async(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, c10d::ReduceOp op,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_tensor("reduce_scatter", output, *group);
+  check_list("reduce_scatter", "inputs", inputs, output, *group);
+  const auto own = ddp::str("inputs[", group->getRank(), "]");
+  check_shape("reduce_scatter", own, inputs[group->getRank()], output, *group);
+  const auto reduction = wire_reduction("reduce_scatter", op, output, *group);
+  const auto output_wire = reduction_wire_of(output, reduction);
+  std::vector<at::Tensor> to{output_wire.wire};
+  std::vector<std::vector<at::Tensor>> from(1);
+  for (const auto& input : inputs) from[0].push_back(reduction_wire_of(input, reduction).wire);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduction.op;
+  return monitored("reduce_scatter", *group, output.device(), [&] {
+    return combine_and_copy_out(
+        {group->reduce_scatter(to, from, options)}, {output_wire}, reduction.divisor);
+  });
+}
+
+WorkPtr all_to_all_async(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  DDP_CHECK_VALUE(
+      !inputs.empty(), "all_to_all: expected one tensor per rank in inputs, got none ",
+      on_rank_text(*group), ". Give one for each rank, in the order of ranks.");
+  check_tensor("all_to_all", inputs.front(), *group);
+  check_list("all_to_all", "inputs", inputs, inputs.front(), *group);
+  check_list("all_to_all", "outputs", outputs, inputs.front(), *group);
+  const auto sent = inputs[group->getRank()].numel();
+  const auto received = outputs[group->getRank()].numel();
+  DDP_CHECK_VALUE(
+      sent == received, "all_to_all: expected outputs[", group->getRank(), "] of ", sent,
+      " elements, which inputs[", group->getRank(), "] has, got ", received, " ",
+      on_rank_text(*group), ". Make it as large as what this rank sends itself.");
+  const auto output_wires = wires_of(outputs);
+  const auto input_wires = wires_of(inputs);
+  const auto device = inputs.front().device();
+  auto to = wire_tensors(output_wires);
+  auto from = wire_tensors(input_wires);
+  const bool takes_lists = capabilities_of(*group, device).exchanges_lists;
+  return monitored("all_to_all", *group, device, [&] {
+    return combine_and_copy_out(
+        {takes_lists ? group->alltoall(to, from) : all_to_all_flat(to, from, *group)},
+        output_wires);
+  });
+}
+
+void all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input, const GroupArg& group) {
+  all_gather_async(outputs, input, group)->wait();
+}
+
+void gather(
+    std::vector<at::Tensor>& outputs, const at::Tensor& input, int dst, const GroupArg& group) {
+  gather_async(outputs, input, dst, group)->wait();
+}
+
+void scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, int src, const GroupArg& group) {
+  scatter_async(output, inputs, src, group)->wait();
+}
+
+void reduce_scatter(
+    at::Tensor& output, const std::vector<at::Tensor>& inputs, c10d::ReduceOp op,
+    const GroupArg& group) {
+  reduce_scatter_async(output, inputs, op, group)->wait();
+}
+
+void all_to_all(
+    std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const GroupArg& group) {
+  all_to_all_async(outputs, inputs, group)->wait();
+}
+
+}  // namespace ddp

@@ -1,0 +1,60 @@
+#include <ddp/main_first.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/text.h>
+
+#include "group/monitored_group.h"
+
+namespace ddp {
+namespace {
+
+std::exception_ptr exception_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// Throws on every rank if a rank has an exception: the first such rank rethrows its own, the others
+// throw its text.
+void throw_if_any_failed(
+    const std::exception_ptr& own, const char* expected, const char* where,
+    const ProcessGroup& group) {
+  // The mark distinguishes an exception with an empty text from no exception.
+  const auto texts = gather_strings(own ? ddp::str('!', text_of(own)) : "", group, where);
+  const auto failed =
+      std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
+  if (failed == texts.end()) return;
+  const auto rank = failed - texts.begin();
+  if (const auto monitor = own_monitor_of(*group)) monitor->note_agreed_error();
+  if (rank == group->getRank()) std::rethrow_exception(own);
+  throw readable_error<AgreedError>(
+      DDP_HERE,
+      ddp::str(
+          "main_first: expected the function to return on ", expected,
+          ", got an exception on rank ", rank, " of ", texts.size(), ": ", failed->substr(1)));
+}
+
+}  // namespace
+
+void detail::run_main_first(const std::function<void()>& run, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  const bool main = group->getRank() == 0;
+  throw_if_any_failed(
+      main ? exception_of(run) : nullptr, "rank 0 before the other ranks run it",
+      "main_first (rank 0 runs its function first)", group);
+  throw_if_any_failed(
+      main ? nullptr : exception_of(run), "every rank",
+      "main_first (the other ranks run its function)", group);
+}
+
+}  // namespace ddp

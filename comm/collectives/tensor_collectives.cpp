@@ -1,0 +1,152 @@
+// The collectives of <ddp/collectives.h> from one tensor into one tensor.
+#include <ddp/collectives.h>
+
+#include <numeric>
+
+#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/check.h>
+
+#include "collectives/collective_checks.h"
+#include "collectives/wire.h"
+#include "group/monitored_work.h"
+#include "group/recorded_group.h"
+
+namespace ddp {
+namespace {
+
+void check_alike(
+    const char* call, const char* name, const at::Tensor& tensor, const char* other_name,
+    const at::Tensor& other, c10d::ProcessGroup& group) {
+  check_tensor(call, tensor, group);
+  check_tensor(call, other, group);
+  DDP_CHECK_VALUE(
+      tensor.scalar_type() == other.scalar_type() && tensor.device() == other.device(), call,
+      ": expected ", name, " of dtype ", other.scalar_type(), " on ", other.device(), " as ",
+      other_name, ", got ", tensor.scalar_type(), " on ", tensor.device(), " ", on_rank_text(group),
+      ". Make both alike.");
+}
+
+/// Checks that `tensor` is like `other`, with world-size times as many elements.
+void check_whole(
+    const char* call, const char* name, const at::Tensor& tensor, const char* other_name,
+    const at::Tensor& other, c10d::ProcessGroup& group) {
+  check_alike(call, name, tensor, other_name, other, group);
+  DDP_CHECK_VALUE(
+      tensor.numel() == other.numel() * group.getSize(), call, ": expected ", name, " of ",
+      other.numel() * group.getSize(), " elements, those of ", other_name,
+      " once for each rank, got ", tensor.numel(), " ", on_rank_text(group),
+      ". The ranks' parts lie in it one after the other.");
+}
+
+/// Returns how many rows of a tensor belong to each rank: as given, or the same number for each.
+std::vector<int64_t> splits_of(
+    const char* name, const at::Tensor& tensor, const std::vector<int64_t>& given,
+    c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      tensor.dim() > 0, "all_to_all_single: expected ", name,
+      " with a first dimension to cut, got a scalar ", on_rank_text(group), ". Use view({1}).");
+  const auto world = static_cast<size_t>(group.getSize());
+  const auto rows = tensor.size(0);
+  if (given.empty()) {
+    DDP_CHECK_VALUE(
+        rows % group.getSize() == 0, "all_to_all_single: expected ", name,
+        " with as many rows for each of ", world, " ranks, got ", rows, " ", on_rank_text(group),
+        ". Pass split sizes.");
+    return std::vector<int64_t>(world, rows / group.getSize());
+  }
+  int64_t sum = 0;
+  bool negative = false;
+  for (const auto split : given) {
+    sum += split;
+    negative = negative || split < 0;
+  }
+  DDP_CHECK_VALUE(
+      given.size() == world && !negative && sum == rows, "all_to_all_single: expected ", world,
+      " split sizes of at least 0 for ", name, " that add up to its ", rows, " rows, got ",
+      c10::IntArrayRef(given), " ", on_rank_text(group),
+      ". One for each rank, in the order of ranks.");
+  return given;
+}
+
+// Converts rows to elements of the wire: a dtype that is sent as bytes has more of them.
+void scale_to_elements(std::vector<int64_t>& rows, const at::Tensor& wire) {
+  const auto all = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  for (auto& count : rows) count *= all == 0 ? 0 : wire.numel() / all;
+}
+
+}  // namespace
+
+WorkPtr all_gather_into_tensor_async(
+    at::Tensor& output, const at::Tensor& input, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_whole("all_gather_into_tensor", "output", output, "input", input, *group);
+  const auto to = wire_of(output);
+  auto to_wire = to.wire.view({-1});
+  auto from = wire_of(input).wire.view({-1});
+  return monitored("all_gather_into_tensor", *group, input.device(), [&] {
+    return combine_and_copy_out({group->DDP_GROUP_ALL_GATHER_SINGLE(to_wire, from)}, {to});
+  });
+}
+
+WorkPtr reduce_scatter_tensor_async(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_whole("reduce_scatter_tensor", "input", input, "output", output, *group);
+  const auto reduction = wire_reduction("reduce_scatter_tensor", op, output, *group);
+  const auto to = reduction_wire_of(output, reduction);
+  auto to_wire = to.wire.view({-1});
+  auto from = reduction_wire_of(input, reduction).wire.view({-1});
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduction.op;
+  return monitored("reduce_scatter_tensor", *group, output.device(), [&] {
+    return combine_and_copy_out(
+        {group->DDP_GROUP_REDUCE_SCATTER_SINGLE(to_wire, from, options)}, {to}, reduction.divisor);
+  });
+}
+
+WorkPtr all_to_all_single_async(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+    const std::vector<int64_t>& input_splits, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  check_alike("all_to_all_single", "output", output, "input", input, *group);
+  auto received = splits_of("output", output, output_splits, *group);
+  auto sent = splits_of("input", input, input_splits, *group);
+  const auto rank = static_cast<size_t>(group->getRank());
+  DDP_CHECK_VALUE(
+      output.sizes().slice(1) == input.sizes().slice(1) && received[rank] == sent[rank],
+      "all_to_all_single: expected an output whose rows are the input's, and as many of them from "
+      "this rank as it sends to itself, got input ",
+      input.sizes(), " with ", sent[rank], " and output ", output.sizes(), " with ", received[rank],
+      " ", on_rank_text(*group), ". Make what a rank receives as large as what is sent to it.");
+  const auto to = wire_of(output);
+  auto to_wire = to.wire.view({-1});
+  auto from = wire_of(input).wire.view({-1});
+  scale_to_elements(received, to_wire);
+  scale_to_elements(sent, from);
+  // Calls the backend, because the group's name for it has changed with LibTorch's versions.
+  const auto backend = group->getBackend(input.device().type());
+  const auto call = describe_call(CollectiveKind::kAllToAll, from);
+  return monitored("all_to_all_single", *group, input.device(), [&] {
+    const auto work = start_recorded(*group, input.device(), call, [&] {
+      return backend->DDP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent);
+    });
+    return combine_and_copy_out({work}, {to});
+  });
+}
+
+void all_gather_into_tensor(at::Tensor& output, const at::Tensor& input, const GroupArg& group) {
+  all_gather_into_tensor_async(output, input, group)->wait();
+}
+
+void reduce_scatter_tensor(
+    at::Tensor& output, const at::Tensor& input, c10d::ReduceOp op, const GroupArg& group) {
+  reduce_scatter_tensor_async(output, input, op, group)->wait();
+}
+
+void all_to_all_single(
+    at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+    const std::vector<int64_t>& input_splits, const GroupArg& group) {
+  all_to_all_single_async(output, input, output_splits, input_splits, group)->wait();
+}
+
+}  // namespace ddp

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "work/composite_work.h"
+
+namespace ddp {
+
+/// A caller's tensor and the memory that goes to a backend in its place.
+///
+/// Backends send memory as it lies, and support few dtypes. So `wire` is contiguous, and has
+/// another dtype over the same bytes if the backends do not support the tensor's own.
+struct Wire {
+  at::Tensor tensor;
+  at::Tensor wire;
+
+  /// Whether results must be copied from `wire` to `tensor`.
+  bool is_copy() const { return !wire.is_alias_of(tensor); }
+  void copy_back() const;
+};
+
+/// For collectives that only move bytes: sends every dtype, unsupported ones as uint8.
+Wire wire_of(const at::Tensor& tensor);
+std::vector<Wire> wires_of(const std::vector<at::Tensor>& tensors);
+
+/// For a send or a recv: keeps the tensor's own dtype if the backend accepts every dtype, so that
+/// the receiver can compare it.
+Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group);
+
+std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
+std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
+
+/// The reduction that is passed to the backend.
+struct WireReduction {
+  c10d::ReduceOp op;
+  at::ScalarType dtype;  // of the wires: reduced_as()
+  int divisor = 1;       // divides the result afterwards
+};
+
+/// \throws c10::ValueError  if the operation has no meaning for the tensor's dtype, or the backend
+///         does not support it.
+WireReduction wire_reduction(
+    const char* call, const c10d::ReduceOp& op, const at::Tensor& tensor,
+    c10d::ProcessGroup& group);
+
+/// For reductions: complex numbers as pairs of real numbers, others in the dtype of `reduction`.
+Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction);
+
+/// Combines `works` into one that then divides the caller's outputs, and copies them out.
+WorkPtr combine_and_copy_out(
+    std::vector<WorkPtr> works, std::vector<Wire> outputs, int divisor = 1);
+
+}  // namespace ddp

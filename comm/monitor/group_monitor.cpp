@@ -1,0 +1,420 @@
+#include <ddp/internal/group_monitor.h>
+
+#include <algorithm>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+
+#include "monitor/store_answers.h"
+#include "store/bounded_store.h"
+#include "store/store_executor.h"
+
+namespace ddp {
+namespace {
+
+using namespace monitor;
+
+// How long a rank waits for a collective before it checks whether the group has failed, and between
+// two such checks.
+constexpr milliseconds kWaitSlice{500};
+// When a waiting rank first reports where it waits, and probes its peers.
+constexpr milliseconds kFirstReport{2000};
+// A peer that has exited may have sent data that this rank still receives.
+constexpr milliseconds kGoneGrace{1500};
+// Added to the timeout, after which backends end their collectives themselves.
+constexpr milliseconds kTimeoutGrace{5000};
+// Attempts are numbered by averaged pass, and within it; no pass has more attempts than this.
+constexpr uint64_t kAttemptsOfPass = uint64_t{1} << 20;
+// How often a wait polls a collective on a device, which cannot wake it.
+constexpr std::chrono::microseconds kPollEvery{50};
+
+constexpr const char* kAborted =
+    ". The process group is aborted: end the job, or make a new process group and wrapper.";
+
+/// Removes the full stop of a backend's sentence, because the text continues.
+std::string without_full_stop(std::string text) {
+  while (!text.empty() && text.back() == '.') text.pop_back();
+  return text;
+}
+
+/// Whether no peer can have caused `error`: a collective that fails because of a peer throws c10d's
+/// errors, or those of a backend's library.
+bool is_local(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::DistError&) {
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  } catch (const std::bad_alloc&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string GroupMonitor::report_key(int rank) { return ddp::str("report/", rank); }
+
+GroupMonitor::GroupMonitor(Setup setup)
+    : setup_(std::move(setup)), answers_(std::make_shared<StoreAnswers>()) {}
+
+GroupMonitor::~GroupMonitor() = default;
+
+std::string GroupMonitor::rank_text() const {
+  return ddp::str("rank ", setup_.rank, " of ", setup_.size);
+}
+
+// A process that this rank forked is not a rank, and no rank waits for it.
+bool GroupMonitor::is_watching() const { return setup_.size > 1 && owner_.is_this_one(); }
+
+StoreExecutor& GroupMonitor::executor() {
+  const std::lock_guard lock(mutex_);
+  if (!executor_) executor_ = std::make_unique<StoreExecutor>(setup_.store);
+  return *executor_;
+}
+
+/// Reads the group's failure into `answers`. Runs on the store's thread.
+void GroupMonitor::update_answers(StoreAnswers& answers, c10d::Store& store, int rank) {
+  std::optional<std::string> failure;
+  std::unique_lock lock(answers.mutex);
+  auto attempts = answers.attempts;
+  const auto compare = std::exchange(answers.compare, nullptr);
+  lock.unlock();
+  std::string silent_error;
+  try {
+    failure = ddp::read_failure(store);
+    if (!failure && compare) failure = compare(store);
+    failure ? record_reader(store, rank) : read_attempts(store, attempts);
+  } catch (const SilentStoreError& error) {
+    silent_error = text_of(error);
+  } catch (const std::exception&) {
+    // The process that hosts the store has ended, which probing the peers will find.
+  }
+  lock.lock();
+  answers.silent_error = silent_error;
+  if (failure) answers.failure = failure;
+  answers.attempts = std::move(attempts);
+  answers.request_pending = false;
+  answers.answered.notify_all();
+}
+
+/// Requests the group's failure from the store, unless a request is pending, and waits up to
+/// `at_most` for the answer.
+///
+/// \param compare_in  where this rank waits, if it is to compare its calls with the other ranks':
+///        in this request, or in the next one.
+/// \return the failure that concerns this rank, of the answers so far.
+std::optional<std::string> GroupMonitor::query_store(
+    milliseconds at_most, const std::optional<std::string>& compare_in) {
+  if (!setup_.store) return std::nullopt;
+  auto compare = compare_in && setup_.calls ? make_comparison(*compare_in) : StoreQuery();
+  bool is_new = false;
+  {
+    const std::lock_guard lock(answers_->mutex);
+    if (compare) answers_->compare = std::move(compare);
+    is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
+    if (is_new) answers_->requested_at = Clock::now();
+  }
+  if (is_new)
+    executor().post([answers = answers_, rank = setup_.rank](c10d::Store& store) {
+      update_answers(*answers, store, rank);
+    });
+  {
+    std::unique_lock lock(answers_->mutex);
+    answers_->answered.wait_for(lock, at_most, [this] { return !answers_->request_pending; });
+  }
+  return failure_for_this_rank();
+}
+
+std::optional<std::string> GroupMonitor::failure_for_this_rank() const {
+  const std::scoped_lock lock(answers_->mutex, mutex_);
+  if (answers_->failure) return answers_->failure;
+  for (const auto& attempt : answers_->attempts) {
+    const bool is_coming = attempt.number > attempts_;
+    const bool failed_here =
+        std::find(failed_attempts_.begin(), failed_attempts_.end(), attempt.number) !=
+        failed_attempts_.end();
+    if (!is_coming && !failed_here) return attempt.why;
+  }
+  return std::nullopt;
+}
+
+/// A wait that has lasted longer than kWaitSlice.
+class GroupMonitor::LateWait {
+ public:
+  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers)
+      : monitor_(monitor), where_(where), peers_(peers) {}
+  ~LateWait() {
+    if (!reported_ || monitor_.aborted()) return;  // other ranks may still read the report
+    try {
+      monitor_.report("");
+    } catch (const std::exception&) {
+      // A thread cannot start: the report stays, and may appear in a later error's text.
+    }
+  }
+  LateWait(const LateWait&) = delete;
+  LateWait& operator=(const LateWait&) = delete;
+
+  /// Checks the group, the timeout and the peers, and reports where this rank waits.
+  ///
+  /// \throws c10::DistBackendError  if waiting longer is useless.
+  void check_group() {
+    monitor_.check();
+    const auto waited = Clock::now() - begin_;
+    const auto compare_in =
+        waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
+    if (const auto failure = monitor_.query_store(kAnswerTimeout, compare_in)) {
+      monitor_.throw_aborted(*failure);
+    }
+    if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
+      monitor_.throw_failed(
+          backend_error(ddp::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
+          where_);
+    }
+    if (waited < next_probe_) return;
+    next_probe_ *= 2;
+    if (!std::exchange(reported_, true)) monitor_.report(where_());
+    if (peers_ == Peers::Some) return;
+    const auto gone = monitor_.describe_gone_ranks(kProbeTimeout);
+    if (gone.empty()) {
+      gone_.clear();
+    } else if (gone == gone_) {
+      const auto failure = monitor_.read_failure_after_exit();
+      monitor_.throw_aborted(
+          failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
+    } else {
+      gone_ = gone;
+      next_probe_ = std::chrono::duration_cast<milliseconds>(waited) + kGoneGrace;
+    }
+  }
+
+ private:
+  GroupMonitor& monitor_;
+  WaitPoint where_;
+  const Peers peers_;
+  const Clock::time_point begin_ = Clock::now() - kWaitSlice;
+  milliseconds next_probe_ = kFirstReport;
+  bool reported_ = false;
+  std::string gone_;  // the result of the last probe
+};
+
+void GroupMonitor::wait_until(
+    c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers) {
+  if (wait(kWaitSlice)) return;
+  if (!is_watching()) {
+    while (!wait(kWaitSlice)) {
+    }
+    return;
+  }
+  LateWait late(*this, where, peers);
+  do {
+    late.check_group();
+  } while (!wait(kWaitSlice));
+}
+
+void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers) {
+  wait_until(
+      [&](milliseconds at_most) {
+        const auto end = Clock::now() + at_most;
+        while (!is_over()) {
+          if (Clock::now() >= end) return false;
+          std::this_thread::sleep_for(kPollEvery);
+        }
+        return true;
+      },
+      where, peers);
+}
+
+void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
+  if (setup_.has_streams) {
+    // NCCL's wait() with a limit aborts the communicator when the limit has passed.
+    poll([&] { return work.isCompleted(); }, where, peers);
+    return wait_on_stream(work, where);
+  }
+  // Some handles are complete only once a wait() has returned, and never if it throws. A wait()
+  // also throws when its time is over; one that throws long before that has failed.
+  bool succeeded = false;
+  std::exception_ptr failure;
+  const auto is_over = [&](milliseconds at_most) {
+    if (work.isCompleted()) return true;
+    const auto begin = Clock::now();
+    try {
+      succeeded = work.wait(at_most);
+    } catch (...) {
+      if (Clock::now() - begin < at_most / 2) failure = std::current_exception();
+    }
+    return succeeded || failure || work.isCompleted();
+  };
+  wait_until(is_over, where, peers);
+  if (failure) throw_failed(failure, where);
+  if (!succeeded) wait_on_stream(work, where);
+}
+
+void GroupMonitor::wait_on_stream(c10d::Work& work, WaitPoint where) {
+  try {
+    work.wait();
+  } catch (...) {
+    throw_failed(std::current_exception(), where);
+  }
+}
+
+void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> step) {
+  check();
+  try {
+    step();
+  } catch (...) {
+    check();  // throws the recorded text if a wait in `step` has failed the group
+    throw_failed(std::current_exception(), doing);
+  }
+}
+
+void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
+  const auto what =
+      without_full_stop(ddp::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
+  DDP_CHECK_WITH(DistBackendError, is_watching(), what);
+  throw_aborted(is_local(cause) ? what : describe_failure(what, where));
+}
+
+void GroupMonitor::throw_aborted(const std::string& why) {
+  fail(why);
+  check();
+  DDP_CHECK_WITH(DistBackendError, false, why, kAborted);
+}
+
+std::string GroupMonitor::fail(const std::string& why) noexcept {
+  if (!is_watching()) return why;
+  auto stands = without_full_stop(why);
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return *aborted_;
+    }
+    if (setup_.store) {
+      // compareSet returns the recorded text.
+      const auto recorded = executor().ask<std::string>(
+          [stands, rank = setup_.rank](c10d::Store& store) {
+            auto recorded = record_failure(store, stands);
+            record_reader(store, rank);
+            return recorded;
+          },
+          store_timeout());
+      stands = recorded.value_or(stands);
+    }
+  } catch (const std::exception&) {
+    // The store has ended: this rank uses its own text.
+  }
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return *aborted_;
+      aborted_ = stands;
+    }
+    if (setup_.abort_backends) setup_.abort_backends();
+  } catch (const std::exception&) {
+    // A backend of the user's own threw. Why the group failed matters more.
+  }
+  return stands;
+}
+
+std::optional<std::string> GroupMonitor::aborted() const {
+  const std::lock_guard lock(mutex_);
+  if (!aborted_) return std::nullopt;
+  return *aborted_ + kAborted;
+}
+
+void GroupMonitor::check() const {
+  const auto why = aborted();
+  DDP_CHECK_WITH(DistBackendError, !why, *why);
+}
+
+void GroupMonitor::begin_attempt() {
+  const std::lock_guard lock(mutex_);
+  ++attempts_;
+  last_error_.clear();
+  last_error_is_agreed_ = false;
+}
+
+void GroupMonitor::end_attempts() {
+  const std::lock_guard lock(mutex_);
+  attempts_ = (attempts_ / kAttemptsOfPass + 1) * kAttemptsOfPass;
+}
+
+void GroupMonitor::fail_attempt(const std::string& why) noexcept {
+  note_error(why);
+  if (!is_watching() || !setup_.store) return;
+  try {
+    FailedAttempt attempt{setup_.rank, 0, why};
+    {
+      const std::lock_guard lock(mutex_);
+      attempt.number = attempts_;
+      failed_attempts_.push_back(attempts_);
+    }
+    executor().post([attempt](c10d::Store& store) { record_attempt(store, attempt); });
+  } catch (const std::exception&) {
+    // Out of memory: other ranks find this rank gone, or wait for their timeout.
+  }
+}
+
+void GroupMonitor::note_error(const std::string& why) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    last_error_ = why;
+  } catch (const std::exception&) {
+  }
+}
+
+void GroupMonitor::note_agreed_error() {
+  const std::lock_guard lock(mutex_);
+  last_error_is_agreed_ = true;
+}
+
+void GroupMonitor::throw_agreed(const std::string& text) {
+  note_agreed_error();
+  throw readable_error<AgreedError>(DDP_HERE, text);
+}
+
+void GroupMonitor::leave_by_exception() noexcept {
+  if (!is_watching()) return;
+  try {
+    std::string why;
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_ || last_error_is_agreed_) return;
+      why = last_error_;
+    }
+    if (why.empty()) {
+      why = ddp::str(
+          "an exception in the program of ", rank_text(), " ended its part in the training");
+    }
+    fail(why);
+  } catch (const std::exception&) {
+  }
+}
+
+void GroupMonitor::wait_until_failure_is_read() noexcept {
+  if (!is_watching() || setup_.rank != setup_.store_host || !setup_.store) return;
+  try {
+    if (!aborted()) return;
+    const auto end = Clock::now() + kStoreTimeout;
+    while (Clock::now() < end) {
+      std::vector<int> others;
+      const auto gone = find_gone(kProbeTimeout);
+      for (int rank = 0; rank < setup_.size; ++rank) {
+        if (std::find(gone.begin(), gone.end(), rank) == gone.end()) others.push_back(rank);
+      }
+      const auto all = executor().ask<bool>(
+          [others](c10d::Store& store) { return have_read(store, others); }, kStoreTimeout);
+      if (all.value_or(true)) return;
+      std::this_thread::sleep_for(kCheckInterval);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace ddp

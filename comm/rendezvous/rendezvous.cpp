@@ -1,0 +1,276 @@
+#include "rendezvous/rendezvous.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include <c10/util/Logging.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "rendezvous/init_method.h"
+#include "rendezvous/loopback_listener.h"
+#include "rendezvous/wait_for_listener.h"
+#include "store/bounded_call.h"
+#include "store/shared_file_store.h"
+
+namespace ddp {
+namespace {
+
+// Time for the first answer to arrive.
+constexpr auto kAnswerGrace = std::chrono::seconds(1);
+
+// Connections that rank 0's host accepts at once: an eighth of Linux's usual backlog.
+constexpr int kMostAtOnce = 512;
+
+struct RankAndSize {
+  int rank;
+  int world_size;
+};
+
+std::string to_text(const RankAndSize& self) {
+  return ddp::str(" on rank ", self.rank, " of ", self.world_size);
+}
+
+// A number, and the name of its source.
+struct Number {
+  std::string name;
+  int value;
+};
+
+// Returns the option, else the value in the URL's query, else the environment's.
+Number resolve(
+    const char* option_name, int option, const std::optional<Setting>& in_url,
+    const std::optional<Setting>& in_environment, const std::string& variable, int min) {
+  if (option != -1) {
+    const char* remedy =
+        "Correct it, or leave it out where a launcher has set RANK and WORLD_SIZE.";
+    return {option_name, parse_int({option_name, std::to_string(option)}, {min}, remedy)};
+  }
+  if (in_url) {
+    const char* remedy = "End the URL with ?rank=R&world_size=W, this process's numbers.";
+    return {in_url->name, parse_int(*in_url, {min}, remedy)};
+  }
+  DDP_CHECK_VALUE(
+      in_environment.has_value(), "init_process_group: expected ", variable,
+      " in the environment, got nothing. Start the program with ddprun, torchrun, mpirun or srun, "
+      "or set ",
+      option_name, " in the options.");
+  return {in_environment->name, parse_int(*in_environment, {min}, kLauncherRemedy)};
+}
+
+RankAndSize resolve_rank(
+    const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
+  const auto world_size = resolve(
+      "world_size()", options.world_size(), method.world_size, environment.world_size,
+      environment.world_size_name, 1);
+  const auto rank =
+      resolve("rank()", options.rank(), method.rank, environment.rank, environment.rank_name, 0);
+  DDP_CHECK_VALUE(
+      rank.value < world_size.value, rank.name, ": expected a rank from 0 to ",
+      world_size.value - 1, ", for ", world_size.name, " is ", world_size.value, ", got ",
+      rank.value, ". Ranks count from 0: give each of the ", world_size.value,
+      " processes its own, or correct ", world_size.name, ".");
+  return {rank.value, world_size.value};
+}
+
+void check_host(const std::string& host, const RankAndSize& self, const Deadline& deadline) {
+  const auto problem = wait_for_address(host, deadline);
+  DDP_CHECK(
+      problem.empty(), "init_process_group: expected an address for the host \"", host,
+      "\", got none", to_text(self), ": ", problem,
+      ". Check its spelling in MASTER_ADDR (or tcp://), and that this host can resolve it.");
+}
+
+// The address of a TCPStore, and which process listens there.
+struct StoreAddress {
+  std::string host;
+  int port;
+  bool agent_listens;
+
+  const char* listener() const { return agent_listens ? "torchrun's agent" : "rank 0"; }
+};
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
+  options.isServer = true;
+  auto listener = listen_on_loopback(address.host, address.port);
+  if (listener) options.masterListenFd = listener->release();
+  return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+}
+
+// An earlier rank 0 that is about to end may still have the port.
+StorePtr open_server(
+    const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
+  constexpr std::chrono::seconds kPortTimeout(3);
+  constexpr std::chrono::milliseconds kRetryInterval(50);
+  const auto end = std::chrono::steady_clock::now() +
+                   std::min<std::chrono::milliseconds>(kPortTimeout, deadline.left() / 2);
+  for (;;) {
+    try {
+      return open_server_once(address, options);
+    } catch (const std::exception& error) {
+      const bool is_taken =
+          std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos;
+      if (!is_taken || std::chrono::steady_clock::now() > end) throw;
+    }
+    std::this_thread::sleep_for(kRetryInterval);
+  }
+}
+
+// Bounded, because TCPStore's constructor waits for the listener's first answer without a limit.
+StorePtr open_client(
+    const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
+  const auto store = bounded_call(
+      [host = address.host, options]() -> StorePtr {
+        return c10::make_intrusive<c10d::TCPStore>(host, options);
+      },
+      Deadline::in(deadline.left()) + kAnswerGrace);
+  DDP_CHECK(store, address.listener(), " took the connection and did not answer");
+  return *store;
+}
+
+StorePtr make_tcp_store(
+    const StoreAddress& address, const RankAndSize& self, const Deadline& deadline) {
+  check_host(address.host, self, deadline);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(address.port);
+  options.waitWorkers = false;  // the startup barrier waits, and names the missing ranks
+  // If numWorkers is set, TCPStore sleeps up to a millisecond per rank, to stagger the connections.
+  if (self.world_size > kMostAtOnce) options.numWorkers = static_cast<size_t>(self.world_size);
+  options.multiTenant = true;
+  const bool listens = self.rank == 0 && !address.agent_listens;
+  StorePtr store;
+  const auto problem = problem_of([&] {
+    if (!listens) {
+      const auto unreachable = wait_for_listener(address.host, address.port, deadline);
+      DDP_CHECK(unreachable.empty(), unreachable);
+    }
+    options.timeout = deadline.left();
+    store =
+        listens ? open_server(address, options, deadline) : open_client(address, options, deadline);
+    store->setTimeout(deadline.timeout());
+  });
+  DDP_CHECK(
+      store || !listens, "init_process_group: expected rank 0 to listen on port ", address.port,
+      ", but it cannot: ", problem,
+      ". If another program has the port, choose another MASTER_PORT (or tcp:// port).");
+  DDP_CHECK(
+      store, "init_process_group: expected ", address.listener(), " to answer at ", address.host,
+      " port ", address.port, " within ", deadline.timeout().count(), " ms, but rank ", self.rank,
+      " of ", self.world_size, " did not reach it: ", problem, ". Check that ", address.listener(),
+      " runs, and that host and port (MASTER_ADDR and MASTER_PORT, or tcp://) are right.");
+  return store;
+}
+
+StorePtr make_file_store(
+    const std::string& path, const RankAndSize& self, const Deadline& deadline) {
+  std::optional<StorePtr> store;
+  const auto problem = problem_of([&] {
+    // Bounded, because locking a file has no limit.
+    store = bounded_call(
+        [path]() -> StorePtr { return c10::make_intrusive<SharedFileStore>(path); },
+        Deadline::in(deadline.left()) + kAnswerGrace);
+    DDP_CHECK(store, "another process has locked it for ", deadline.timeout().count(), " ms");
+  });
+  DDP_CHECK(
+      problem.empty(), "init_process_group: expected to open or create ", path,
+      " for file://, but cannot", to_text(self), ": ", problem,
+      ". Give a path in a folder that exists and that every rank may write to.");
+  (*store)->setTimeout(deadline.timeout());
+  return *store;
+}
+
+// The innermost store below all prefixes, if it is a TCPStore; else null.
+const c10d::TCPStore* tcp_store_of(const StorePtr& store) {
+  auto* innermost = store.get();
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(innermost)) {
+    innermost = prefixed->getUnderlyingStore().get();
+  }
+  return dynamic_cast<const c10d::TCPStore*>(innermost);
+}
+
+const Setting& require_setting(
+    const std::optional<Setting>& setting, const char* name, const Environment& environment,
+    const RankAndSize& self) {
+  DDP_CHECK_VALUE(
+      setting.has_value(), "init_process_group: expected ", name,
+      " in the environment, got nothing", to_text(self), ". ", environment.address_remedy);
+  return *setting;
+}
+
+// Whether no setting at all names other processes.
+bool is_single_process(
+    const ProcessGroupOptions& options, const InitMethod& method, const Environment& environment) {
+  return environment.no_launcher && !options.store() && method.kind == InitMethod::Kind::kEnv &&
+         options.rank() == -1 && options.world_size() == -1 && !method.rank && !method.world_size;
+}
+
+Rendezvous single_process_rendezvous() {
+  LOG(INFO) << "init_process_group: no launcher has started this process, so it is a world of one "
+               "rank. ddprun, torchrun, mpirun and srun start several.";
+  Rendezvous result;
+  result.store = c10::make_intrusive<c10d::HashStore>();
+  result.store_host = "which this process holds";
+  result.hosting_rank = 0;
+  return result;
+}
+
+}  // namespace
+
+Rendezvous rendezvous(
+    const ProcessGroupOptions& options, const Environment& environment, const Deadline& deadline) {
+  DDP_CHECK_VALUE(
+      options.timeout().count() > 0, "timeout(): expected more than 0 ms, got ",
+      options.timeout().count(),
+      " ms. Give what the slowest rank may take, or leave it out for 30 "
+      "minutes.");
+  const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
+  if (is_single_process(options, method, environment)) return single_process_rendezvous();
+  const auto self = resolve_rank(options, method, environment);
+  Rendezvous result;
+  result.rank = self.rank;
+  result.world_size = self.world_size;
+  if (options.store()) {
+    result.store = options.store();
+    result.store_host = "which store() names";
+    if (const auto* tcp = tcp_store_of(options.store())) {
+      result.host = tcp->getHost();
+      result.store_host = ddp::str("which listens at ", tcp->getHost(), " port ", tcp->getPort());
+    }
+  } else if (method.kind == InitMethod::Kind::kFile) {
+    result.store = make_file_store(method.path, self, deadline);
+    result.store_host = "which is the file " + method.path;
+  } else {
+    const bool from_environment = method.kind == InitMethod::Kind::kEnv;
+    result.host = method.host;
+    auto port = method.port;
+    if (from_environment) {
+      result.host =
+          require_setting(environment.master_addr, "MASTER_ADDR", environment, self).value;
+      port = parse_int(
+          require_setting(environment.master_port, "MASTER_PORT", environment, self), {1, kMaxPort},
+          "Set it to a free port of rank 0's host, the same for all ranks.", to_text(self));
+    }
+    const StoreAddress address{result.host, port, from_environment && environment.agent_store};
+    result.store = make_tcp_store(address, self, deadline);
+    result.store_host =
+        ddp::str("which ", address.listener(), " hosts at ", address.host, " port ", port);
+    if (!address.agent_listens) result.hosting_rank = 0;
+    if (from_environment && environment.attempt) {
+      result.store = c10::make_intrusive<c10d::PrefixStore>(
+          "attempt_" + environment.attempt->value, result.store);
+    }
+  }
+  return result;
+}
+
+}  // namespace ddp

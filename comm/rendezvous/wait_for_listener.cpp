@@ -1,0 +1,98 @@
+#include "rendezvous/wait_for_listener.h"
+
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "store/bounded_call.h"
+
+namespace ddp {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
+constexpr auto kFirstPause = std::chrono::milliseconds(1);
+// The least time for a lookup, for an attempt shortly before the deadline.
+constexpr auto kLeastForLookup = std::chrono::milliseconds(500);
+
+std::string text_of(int error) { return std::strerror(error); }
+
+// Connects and closes the connection at once; returns the error, or "".
+std::string try_address(const addrinfo& address, std::chrono::milliseconds timeout) {
+  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return text_of(errno);
+  int error = connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting{fd, POLLOUT, 0};
+    const bool answered = poll(&waiting, 1, static_cast<int>(timeout.count())) > 0;
+    socklen_t length = sizeof error;
+    if (!answered || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
+  }
+  close(fd);
+  return error == 0 ? "" : text_of(error);
+}
+
+using Resolved = std::pair<Addresses, int>;
+
+// Returns the host's addresses, or getaddrinfo's error. Bounded, because getaddrinfo blocks for
+// longer than the deadline if name servers do not answer.
+Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
+  auto result = bounded_call(
+      [host, port]() -> Resolved {
+        addrinfo hints{};
+        hints.ai_socktype = SOCK_STREAM;
+        addrinfo* found = nullptr;
+        const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+        return {Addresses(status == 0 ? found : nullptr, freeaddrinfo), status};
+      },
+      Deadline::in(std::max(deadline.left(), kLeastForLookup)));
+  return result ? std::move(*result) : Resolved{Addresses(nullptr, freeaddrinfo), EAI_AGAIN};
+}
+
+// Returns the error of the last of the host's addresses, or "" if one accepted the connection.
+std::string try_host(const std::string& host, int port, const Deadline& deadline) {
+  const auto [addresses, status] = look_up(host, port, deadline);
+  if (status != 0) return gai_strerror(status);
+  std::string error;
+  for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    error = try_address(*address, deadline.left());
+    if (error.empty()) break;
+  }
+  return error;
+}
+
+// Whether the next attempt may succeed although this one failed.
+bool is_temporary(int status) { return status == EAI_AGAIN || status == EAI_SYSTEM; }
+
+}  // namespace
+
+std::string wait_for_address(
+    const std::string& host, const Deadline& deadline, std::chrono::milliseconds at_most) {
+  const Deadline unknown(at_most);
+  for (;;) {
+    const int status = look_up(host, 0, deadline).second;
+    if (status == 0) return "";
+    if (deadline.passed() || (unknown.passed() && !is_temporary(status)))
+      return gai_strerror(status);
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+}
+
+std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline) {
+  // The first pauses are short: ranks that start together miss rank 0's listener by a moment.
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kBetweenAttempts)) {
+    auto error = try_host(host, port, deadline);
+    if (error.empty() || deadline.left() < pause) return error;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace ddp

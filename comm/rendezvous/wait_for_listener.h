@@ -1,0 +1,30 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "base/deadline.h"
+
+namespace ddp {
+
+/// How long a host's name may fail to resolve. Container platforms publish names a little late, but
+/// a misspelt name never resolves.
+constexpr auto kUnknownHostTimeout = std::chrono::seconds(30);
+
+/// Waits until the host's name resolves to an address. Gives up when the deadline has passed, or
+/// when the name has not resolved for as long as `at_most`.
+///
+/// \return  empty, or the last attempt's error: "Name or service not known".
+std::string wait_for_address(
+    const std::string& host, const Deadline& deadline,
+    std::chrono::milliseconds at_most = kUnknownHostTimeout);
+
+/// Waits until something listens at host:port, or the deadline has passed.
+///
+/// Prevents failing attempts of TCPStore, which may last twice its timeout and log a stack trace
+/// each: after this its first attempt succeeds.
+///
+/// \return  empty, or the last attempt's error: "Connection refused".
+std::string wait_for_listener(const std::string& host, int port, const Deadline& deadline);
+
+}  // namespace ddp

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/deadline.h"
+
+namespace ddp {
+
+/// The process that hosts a store did not answer in time: it is stopped, swapping, or cut off.
+class SilentStoreError : public c10::DistStoreError {
+ public:
+  using c10::DistStoreError::DistStoreError;
+};
+
+/// A store whose operations end in bounded time, whatever happens to the process that hosts it.
+///
+/// c10d's TCPStore receives without a limit: if the hosting process is frozen, every operation
+/// blocks for ever. Here each operation runs as a `bounded_call`, or many in one, by `run`. The
+/// limit of an operation is the store's timeout (for `wait`: its argument), or the time left until
+/// a deadline, plus one second for the answer. An operation without an answer throws
+/// SilentStoreError. While it has none, later operations throw at once, because a TCPStore serves
+/// one at a time. The store works again once the answer has arrived.
+///
+/// Threads: as safe as the wrapped store.
+/// Cost: one thread start per operation, about 60 us; in `run` one for all operations.
+class BoundedStore : public c10d::Store {
+ public:
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
+  using Bytes = std::vector<uint8_t>;
+  using Keys = std::vector<std::string>;
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// \param host  who hosts the store, for messages: "which rank 0 hosts".
+  BoundedStore(StorePtr store, const std::string& host);
+
+  /// The same store, with `prefix` before all keys.
+  c10::intrusive_ptr<BoundedStore> with_prefix(const std::string& prefix) const;
+
+  /// The same store, whose operations end at the deadline (plus one second), if not earlier. After
+  /// the deadline, an operation still has that second.
+  c10::intrusive_ptr<BoundedStore> with_deadline(const Deadline& deadline) const;
+
+  /// The wrapped store, whose operations may block for ever: for a thread that may be abandoned.
+  const StorePtr& unbounded() const { return store_; }
+
+  /// Runs `work`, with the same store, on a thread of its own, and waits for it. That thread makes
+  /// the store's operations itself. If one gets no answer, the work is abandoned, and its next
+  /// operation throws. The work may keep the store: after `run` each operation has its own thread.
+  ///
+  /// \param work  owns all that it uses, as in `bounded_call`.
+  /// \throws  the exception of `work`. SilentStoreError if it was abandoned.
+  void run(std::function<void(const StorePtr& store)> work) const;
+
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const Bytes& value) override;
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override;
+  Bytes get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const Keys& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const Keys& keys) override;
+  void wait(const Keys& keys, const Milliseconds& timeout) override;
+  const Milliseconds& getTimeout() const noexcept override;
+  void setTimeout(const Milliseconds& timeout) override;
+  void append(const std::string& key, const Bytes& value) override;
+  std::vector<Bytes> multiGet(const Keys& keys) override;
+  void multiSet(const Keys& keys, const std::vector<Bytes>& values) override;
+  bool hasExtendedApi() const override;
+  void queuePush(const std::string& key, const Bytes& value) override;
+  Bytes queuePop(const std::string& key, bool block) override;
+  int64_t queueLen(const std::string& key) override;
+  std::vector<std::string> listKeys() override;
+
+  friend c10::intrusive_ptr<BoundedStore> bounded(const StorePtr& store);
+
+ private:
+  class HostState;
+  class Session;
+
+  BoundedStore(
+      StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline,
+      std::shared_ptr<Session> session = nullptr);
+
+  [[noreturn]] void throw_silent(const char* name, Deadline::Clock::time_point since) const;
+
+  /// The operation that had no answer, and its start.
+  using Unanswered = std::function<std::pair<const char*, Deadline::Clock::time_point>()>;
+  /// `bounded_call`, which records an abandoned operation in host_.
+  template <typename Call, typename Until>
+  auto call_in_time(
+      const char* name, Call call, const Until& until, const Unanswered& unanswered) const;
+
+  /// Runs `operation`, which returns a value, on the store.
+  template <typename Operation>
+  auto run_operation(const char* name, Milliseconds patience, Operation operation);
+  template <typename Operation>
+  auto run_operation(const char* name, Operation operation);
+  /// The same, for an operation without a result.
+  template <typename Operation>
+  void run_without_result(const char* name, Operation operation);
+
+  const StorePtr store_;
+  const std::shared_ptr<HostState> host_;  // shared by all views of one store
+  const std::optional<Deadline> deadline_;
+  const std::shared_ptr<Session> session_;  // of the `run` that made this view; may be null
+};
+
+/// Wraps the store, unless it is a BoundedStore already. A prefix around a BoundedStore keeps the
+/// host's name.
+c10::intrusive_ptr<BoundedStore> bounded(const c10::intrusive_ptr<c10d::Store>& store);
+
+}  // namespace ddp

@@ -1,0 +1,270 @@
+#include "replicas/replica_check.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <iomanip>
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/rank_text.h>
+#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
+
+#include "replicas/optimizer_values.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kSubject = "replicas";
+constexpr const char* kOptimizer = "optimizer value";
+constexpr const char* kParameter = "parameter";
+constexpr const char* kBuffer = "buffer";
+const DescribedItem kOwnBuffers{"buffers of this rank", "", ""};
+// Separates the form of a value (shape and dtype) from its content (a hash or a number).
+constexpr char kContent = '#';
+
+// Compares bits: NaN equals itself, and 0 differs from -0.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const auto here = tensor.detach().cpu().contiguous();
+  return hash_of_bytes(here.const_data_ptr(), here.nbytes());
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return ddp::str("undefined", kContent);
+  return ddp::str(tensor.sizes(), " ", tensor.scalar_type(), kContent, hash_of(tensor));
+}
+
+std::string form_of(const std::string& value) { return value.substr(0, value.find(kContent)); }
+
+std::string content_of(const std::string& value) { return value.substr(value.find(kContent) + 1); }
+
+// The shortest text that no other double has.
+std::string describe(double number) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+void add_value(
+    std::vector<ReplicaValue>& values, const std::string& name, const c10::IValue& value) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    values.push_back({{kOptimizer, printable(name), describe(tensor)}, tensor});
+  } else if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    for (size_t i = 0; i < list.size(); ++i) add_value(values, ddp::str(name, ", ", i), list[i]);
+  } else {
+    const auto text = value.isDouble() ? describe(value.toDouble()) : ddp::str(value);
+    values.push_back(
+        {{kOptimizer, printable(name), printable(ddp::str("number", kContent, text))}, {}});
+  }
+}
+
+/// How far a rank's tensor is from rank 0's.
+struct Distance {
+  double largest = 0;    // absolute difference of an element
+  int64_t elements = 0;  // that differ
+};
+
+Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
+  const auto bytes = [](const at::Tensor& t) { return t.view({-1, 1}).view(at::kByte); };
+  const auto unlike = bytes(own).ne(bytes(first)).any(1);
+  const auto numbers = [&](const at::Tensor& t) {
+    const auto some = t.view(-1).masked_select(unlike);
+    return (some.is_complex() ? at::view_as_real(some) : some).to(at::kDouble);
+  };
+  Distance distance;
+  distance.elements = unlike.sum().item<int64_t>();
+  if (distance.elements > 0) {
+    distance.largest = (numbers(own) - numbers(first)).abs().max().item<double>();
+  }
+  return distance;
+}
+
+// The distance of each rank's tensor from rank 0's.
+std::vector<Distance> distances(
+    const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
+  std::vector<std::string> texts;
+  monitor.abort_on_error(where, [&] {
+    const auto own = tensor.detach().cpu().contiguous();
+    std::vector<at::Tensor> wire{own.view(-1).view(at::kByte).to(
+        carrier_device(*group), /*non_blocking=*/false, /*copy=*/true)};
+    c10d::BroadcastOptions options;
+    options.rootRank = 0;
+    monitor.wait(*group->broadcast(wire, options), where);
+    const auto first = wire.front().cpu().view(own.scalar_type()).view_as(own);
+    const auto mine = distance_between(own, first);
+    texts = gather_strings(
+        ddp::str(mine.elements, ' ', describe(mine.largest)), group,
+        [&](c10d::Work& work) { monitor.wait(work, where); });
+  });
+  std::vector<Distance> result;
+  for (const auto& text : texts) {
+    auto& distance = result.emplace_back();
+    const auto* const end = text.data() + text.size();
+    const auto count = std::from_chars(text.data(), end, distance.elements);
+    std::from_chars(count.ptr + 1, end, distance.largest);  // after the space
+  }
+  return result;
+}
+
+Description of_kind(const Description& all, const std::string& kind) {
+  Description some;
+  for (const auto& item : all) {
+    if (item.kind == kind) some.push_back(item);
+  }
+  return some;
+}
+
+std::vector<Description> forms_of(std::vector<Description> by_rank) {
+  for (auto& description : by_rank) {
+    for (auto& item : description) item.value = form_of(item.value);
+  }
+  return by_rank;
+}
+
+// The ranks whose item `i` differs from rank 0's.
+std::vector<size_t> ranks_unlike_first(const std::vector<Description>& by_rank, size_t i) {
+  std::vector<size_t> ranks;
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank][i].value != by_rank.front()[i].value) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Describes how the content of item `i` differs on `ranks` from rank 0's; its form is the same.
+std::string describe_contents(
+    const std::vector<Description>& by_rank, size_t i, const std::vector<size_t>& ranks,
+    const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
+  const auto others = ranks_text(ranks);
+  if (!tensor.defined()) {
+    return ddp::str(
+        "is ", content_of(by_rank.front()[i].value), " on rank 0 and ",
+        content_of(by_rank[ranks.front()][i].value), " on rank ", ranks.front());
+  }
+  Distance most;
+  for (const auto& distance : distances(tensor, group, monitor)) {
+    most.elements = std::max(most.elements, distance.elements);
+    if (std::isnan(distance.largest) || distance.largest > most.largest) {
+      most.largest = distance.largest;
+    }
+  }
+  OutputText amount;
+  amount << std::setprecision(3) << most.largest;
+  return ddp::str(
+      "differs on ", others, " from rank 0's by up to ", amount.str(), " in ", most.elements,
+      " of ", tensor.numel(), " elements");
+}
+
+// Describes the first difference among the items of one kind; "" where there is none.
+std::string describe_kind(
+    const std::string& kind, const std::vector<Description>& all,
+    const std::vector<ReplicaValue>& values, const ProcessGroup& group, GroupMonitor& monitor) {
+  std::vector<Description> by_rank;
+  for (const auto& description : all) by_rank.push_back(of_kind(description, kind));
+  const auto forms = forms_of(by_rank);
+  const auto unlike = ranks_unlike_first(forms);
+  if (!unlike.empty()) {
+    return describe_item_difference(forms.front(), forms[unlike.front()], unlike.front());
+  }
+  std::vector<size_t> different;
+  for (size_t i = 0; i < by_rank.front().size(); ++i) {
+    if (!ranks_unlike_first(by_rank, i).empty()) different.push_back(i);
+  }
+  if (different.empty()) return {};
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values) {
+    if (value.item.kind == kind) tensors.push_back(value.tensor);
+  }
+  const auto i = different.front();
+  return ddp::str(
+      kind, " \"", by_rank.front()[i].name, "\" ",
+      different.size() > 1 ? ddp::str("(the first of ", different.size(), ") ") : "",
+      describe_contents(by_rank, i, ranks_unlike_first(by_rank, i), tensors[i], group, monitor));
+}
+
+}  // namespace
+
+uint64_t hash_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = tensors.size();
+  for (const auto& tensor : tensors) hash = hash * 0x9E3779B97F4A7C15u + hash_of(tensor);
+  return hash;
+}
+
+std::vector<ReplicaValue> replica_values(const std::vector<StateTensor>& state) {
+  std::vector<ReplicaValue> values;
+  for (const auto& s : state) {
+    values.push_back(
+        {{s.is_parameter ? kParameter : kBuffer, printable(s.name), describe(s.tensor)}, s.tensor});
+  }
+  return values;
+}
+
+std::vector<ReplicaValue> replica_values(
+    const torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+    const Names& ignored) {
+  std::vector<ReplicaValue> values;
+  for (const auto& [name, value] : optimizer_values(optimizer, module, ignored)) {
+    add_value(values, name, value);
+  }
+  return values;
+}
+
+std::string describe_replica_difference(
+    const std::vector<ReplicaValue>& values, Buffers buffers, const std::exception_ptr& error,
+    const ProcessGroup& group, GroupMonitor& monitor) {
+  Description mine;
+  if (buffers == Buffers::Own) mine.push_back(kOwnBuffers);
+  for (const auto& value : values) mine.push_back(value.item);
+  const auto by_rank = gather_if_hashes_differ(kSubject, mine, error, group, monitor);
+  if (by_rank.empty()) return {};
+  const bool own_buffers =
+      std::any_of(by_rank.begin(), by_rank.end(), [](const Description& description) {
+        return !description.empty() && description.front().kind == kOwnBuffers.kind;
+      });
+  std::string text;
+  // Optimizer values first: a different learning rate is the reason why parameters differ.
+  for (const auto* kind : {kOptimizer, kParameter, kBuffer}) {
+    if (own_buffers && kind == kBuffer) continue;
+    const auto difference = describe_kind(kind, by_rank, values, group, monitor);
+    if (!difference.empty()) text += (text.empty() ? "" : "; ") + difference;
+  }
+  return text;
+}
+
+void PeriodicReplicaCheck::start(
+    c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
+  if (every_ == 0 || group.getSize() == 1 || ++passes_ % every_ != 0) return;
+  const auto tensors = find();
+  DDP_CHECK(
+      !is_capturing(tensors.front().device()),
+      "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
+      "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
+  const auto hash = static_cast<int64_t>(hash_of(tensors));
+  // One all-reduce of the maximum finds both extremes: max(~hash) is ~min(hash).
+  extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
+  std::vector<at::Tensor> wire{extremes_};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  work_ = group.allreduce(wire, options);
+}
+
+bool PeriodicReplicaCheck::differs(GroupMonitor& monitor) {
+  const auto work = std::exchange(work_, {});
+  if (!work) return false;
+  const auto where = [] { return std::string("comparing a hash of the ranks' parameters"); };
+  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
+  const auto extremes = extremes_.cpu();
+  const auto* of_all = extremes.const_data_ptr<int64_t>();
+  return of_all[0] != ~of_all[1];
+}
+
+}  // namespace ddp

@@ -1,0 +1,137 @@
+// Checks whether the ranks' models are still the same.
+#include <ddp/replicas.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+#include "replicas/replica_check.h"
+#include "wrapper/state.h"
+
+namespace ddp {
+
+using State = DistributedDataParallelBase::State;
+
+namespace {
+
+constexpr const char* kExpectedEqual =
+    "check_replicas: expected the same values on every rank, but ";
+constexpr const char* kExpectedEqualFirst =
+    "DistributedDataParallel: expected the ranks' models to be equal in the first averaged "
+    "backward "
+    "pass, but ";
+constexpr const char* kRule =
+    ". What changes parameters, buffers, learning rates or the optimizer's state has to do so on "
+    "every rank alike.";
+constexpr const char* kRemedyOnPurpose =
+    " Where they differ on purpose, check_replicas_every(0) leaves out this comparison.";
+constexpr const char* kRemedy =
+    " model->refresh() gives all ranks rank 0's parameters and buffers.";
+// Begins the name of such a tensor.
+constexpr const char* kOutside = "of no module: ";
+constexpr const char* kRemedyOutside =
+    " A tensor of no module is averaged after model->also_average({tensor}).";
+
+// Finds the tensors that optimizers step and that belong to no module.
+class OutsideTensors {
+ public:
+  explicit OutsideTensors(const std::vector<at::Tensor>& known) {
+    for (const auto& tensor : known) known_.insert(tensor.unsafeGetTensorImpl());
+  }
+
+  void add(const torch::optim::Optimizer& optimizer, std::vector<StateTensor>& state) {
+    const auto& groups = optimizer.param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const auto& parameters = groups[g].params();
+      for (size_t p = 0; p < parameters.size(); ++p) {
+        const bool is_new = known_.insert(parameters[p].unsafeGetTensorImpl()).second;
+        if (!is_new || !parameters[p].defined()) continue;
+        state.push_back({ddp::str(kOutside, p, " of parameter group ", g), parameters[p]});
+      }
+    }
+  }
+
+ private:
+  std::unordered_set<const void*> known_;
+};
+
+}  // namespace
+
+bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
+  if (group.get()->getSize() == 1) return true;
+  const auto monitor = monitor_of(group.get());
+  monitor->check();
+  Description mine;
+  std::exception_ptr error;
+  try {
+    for (const auto& value : replica_values(module_state(module, {}))) mine.push_back(value.item);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  return gather_if_hashes_differ("replicas", mine, error, group.get(), *monitor).empty();
+}
+
+std::vector<ReplicaValue> State::values_to_check(
+    const std::vector<torch::optim::Optimizer*>& optimizers) const {
+  auto state = whole_state();
+  if (!options_.broadcast_buffers()) {
+    const auto is_buffer = [](const StateTensor& s) { return !s.is_parameter; };
+    state.erase(std::remove_if(state.begin(), state.end(), is_buffer), state.end());
+  }
+  auto known = wrapped_->parameters();
+  known.insert(known.end(), outside_.begin(), outside_.end());
+  OutsideTensors outside(known);
+  std::vector<ReplicaValue> values;
+  const auto add = [&](const torch::optim::Optimizer& optimizer) {
+    outside.add(optimizer, state);
+    for (auto& value : replica_values(optimizer, *wrapped_, ignored_))
+      values.push_back(std::move(value));
+  };
+  if (optimizer_) add(*optimizer_);
+  for (const auto* optimizer : optimizers) {
+    DDP_CHECK_VALUE(
+        optimizer, "check_replicas: expected optimizers, got a null pointer on ",
+        monitor_->rank_text(), ". Pass {&optimizer}.");
+    if (optimizer != optimizer_.get()) add(*optimizer);
+  }
+  for (auto& value : replica_values(state)) values.push_back(std::move(value));
+  return values;
+}
+
+std::string State::describe_drift(
+    const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const {
+  std::vector<ReplicaValue> values;
+  std::exception_ptr error;
+  try {
+    values = values_to_check(optimizers);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  const auto buffers = buffers_->may_differ() ? Buffers::Own : Buffers::Shared;
+  const auto difference = describe_replica_difference(values, buffers, error, group_, *monitor_);
+  if (difference.empty()) return {};
+  const bool is_outside = difference.find(kOutside) != std::string::npos;
+  return ddp::str(
+      expectation, difference, kRule, options_.init_sync() ? kRemedy : "",
+      is_outside ? kRemedyOutside : "", expectation == kExpectedEqualFirst ? kRemedyOnPurpose : "");
+}
+
+void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  check_between_steps("check_replicas");
+  if (group_->getSize() == 1) return;
+  const auto drift = describe_drift(optimizers, kExpectedEqual);
+  if (!drift.empty()) monitor_->throw_agreed(drift);
+}
+
+std::string State::error() {
+  const bool differs = replica_check_.differs(*monitor_);
+  if (first_pass_ == FirstPass::Different) {
+    first_pass_ = FirstPass::Pending;  // the next pass compares again
+    return describe_drift({}, kExpectedEqualFirst);
+  }
+  return differs ? describe_drift({}, kExpectedEqual) : std::string();
+}
+
+}  // namespace ddp

@@ -1,0 +1,158 @@
+#include <ddp/distributed_data_parallel.h>
+
+#include <exception>
+#include <unordered_map>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <torch/optim/lbfgs.h>
+
+#include "wrapper/snapshot.h"
+#include "wrapper/state.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kWrappedName = "module";  // as in Python
+
+}  // namespace
+
+DistributedDataParallelBase::DistributedDataParallelBase(
+    std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options)
+    : torch::nn::Module("DistributedDataParallel"),
+      state_(std::make_unique<State>(*this, module, options)) {
+  register_module(kWrappedName, std::move(module));
+}
+
+DistributedDataParallelBase::~DistributedDataParallelBase() {
+  if (std::uncaught_exceptions() > 0) state_->monitor().leave_by_exception();
+}
+
+NoSyncGuard DistributedDataParallelBase::no_sync() { return NoSyncGuard(*state_->gradient_sync()); }
+
+void DistributedDataParallelBase::count_samples(int64_t samples) { state_->count_samples(samples); }
+
+std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& options) {
+  for (const auto* optimizer : options.optimizers()) {
+    DDP_CHECK_VALUE(
+        optimizer && !dynamic_cast<const torch::optim::LBFGS*>(optimizer),
+        "JoinOptions: expected optimizers that torch::save can write, got ",
+        optimizer ? "LBFGS" : "a null pointer", " on ", state_->monitor().rank_text(),
+        ". Leave it out.");
+  }
+  // Evaluations in the join communicate nothing, so the ranks' buffers are made equal before.
+  state_->sync_buffers();
+  return std::make_unique<ModelJoinHook>(*state_, options);
+}
+
+c10::Device DistributedDataParallelBase::join_device() const { return state_->device(); }
+
+ProcessGroup DistributedDataParallelBase::join_process_group() const { return state_->group(); }
+
+void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
+
+void DistributedDataParallelBase::refresh() { state_->refresh(); }
+
+void DistributedDataParallelBase::also_average(const std::vector<at::Tensor>& tensors) {
+  state_->also_average(tensors);
+}
+
+void DistributedDataParallelBase::zero_grad(bool set_to_none) { state_->zero_grad(set_to_none); }
+
+void DistributedDataParallelBase::check_replicas(
+    const std::vector<torch::optim::Optimizer*>& optimizers) {
+  state_->check_replicas(optimizers);
+}
+
+void DistributedDataParallelBase::register_comm_hook(CommHook hook) {
+  state_->register_comm_hook(std::move(hook));
+}
+
+void DistributedDataParallelBase::step_in_backward(
+    std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  state_->step_in_backward(std::move(optimizer));
+}
+
+ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
+
+void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const {
+  state_->precision().read(
+      [&](const ValueOf& value_of) { copy_values(state_->wrapped(), copy, value_of); });
+}
+
+std::vector<at::Tensor> DistributedDataParallelBase::values_of(
+    const std::vector<at::Tensor>& tensors) const {
+  const bool is_own = state_->precision().may_read_directly();
+  std::vector<at::Tensor> values;
+  state_->precision().read([&](const ValueOf& value_of) {
+    values.clear();
+    for (const auto& tensor : tensors) {
+      values.push_back(is_own ? value_of(tensor) : value_of(tensor).clone());
+    }
+  });
+  return values;
+}
+
+void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {
+  const auto& wrapped = state_->wrapped();
+  if (state_->precision().may_read_directly()) return wrapped.save(archive);
+  // Of a copy, since the archive is written to a file later, while another thread trains.
+  std::shared_ptr<torch::nn::Module> copy;
+  if (problem_of([&] { copy = clone(); }).empty()) return copy->save(archive);
+  // A module that has no clone() is written without a save() of its own.
+  auto tensors = wrapped.parameters();
+  const auto buffers = wrapped.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  const auto values = values_of(tensors);
+  std::unordered_map<const void*, at::Tensor> by_tensor;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    by_tensor[tensors[i].unsafeGetTensorImpl()] = values[i];
+  }
+  write_module(wrapped, archive, [&](const at::Tensor& tensor) {
+    return tensor.defined() ? by_tensor.at(tensor.unsafeGetTensorImpl()) : tensor;
+  });
+}
+
+void DistributedDataParallelBase::load(torch::serialize::InputArchive& archive) {
+  auto& wrapped = state_->wrapped();
+  torch::serialize::InputArchive inner;
+  const bool has_own = wrapped.named_children().contains(kWrappedName);
+  wrapped.load(!has_own && archive.try_read(kWrappedName, inner) ? inner : archive);
+}
+
+std::shared_ptr<torch::nn::Module> DistributedDataParallelBase::clone(
+    const std::optional<c10::Device>& device) const {
+  std::shared_ptr<torch::nn::Module> copy;
+  state_->precision().read([&](const ValueOf& value_of) {
+    copy = state_->wrapped().clone(device);
+    // During a pass, clone() copies the casts.
+    if (state_->precision().replaces_parameters()) {
+      copy_values(state_->wrapped(), *copy, value_of);
+    }
+  });
+  return copy;
+}
+
+void DistributedDataParallelBase::before_forward(std::optional<int64_t> samples) {
+  state_->before_forward(samples);
+}
+
+void DistributedDataParallelBase::after_forward(
+    std::vector<at::Tensor> outputs, bool outputs_complete) {
+  state_->after_forward(std::move(outputs), outputs_complete);
+}
+
+bool DistributedDataParallelBase::counts_samples() const {
+  return state_->options().reduction() == Reduction::SampleWeighted;
+}
+
+void DistributedDataParallelBase::forward_failed() noexcept { state_->forward_failed(); }
+
+void DistributedDataParallelBase::enter_forward() { state_->enter_forward(); }
+
+const detail::InputPlacement& DistributedDataParallelBase::input_placement() const {
+  return state_->input_placement();
+}
+
+}  // namespace ddp

@@ -1,0 +1,96 @@
+#include "wrapper/optimizer_in_backward.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/value_sample.h>
+#include <torch/optim/lbfgs.h>
+
+namespace ddp {
+namespace {
+
+/// Leaves the optimizer only the selected parameters while this object exists.
+class Selection {
+ public:
+  Selection(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> selected)
+      : optimizer_(optimizer), others_(std::move(selected)) {
+    swap_parameters();
+  }
+  ~Selection() { swap_parameters(); }
+  Selection(const Selection&) = delete;
+  Selection& operator=(const Selection&) = delete;
+
+ private:
+  void swap_parameters() {
+    auto& groups = optimizer_.param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) std::swap(groups[g].params(), others_[g]);
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  std::vector<std::vector<at::Tensor>> others_;
+};
+
+}  // namespace
+
+OptimizerInBackward::OptimizerInBackward(
+    std::shared_ptr<torch::optim::Optimizer> optimizer, const std::vector<at::Tensor>& reduced)
+    : optimizer_(std::move(optimizer)) {
+  constexpr const char* kSubject = "step_in_backward: ";
+  DDP_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
+  DDP_CHECK_VALUE(
+      !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
+      "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
+      "instead, with a closure that returns the loss averaged over the ranks.");
+  for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());
+  const auto& groups = optimizer_->param_groups();
+  DDP_CHECK_VALUE(
+      std::any_of(
+          groups.begin(), groups.end(),
+          [&](const auto& group) {
+            return std::any_of(group.params().begin(), group.params().end(), [&](const auto& p) {
+              return reduced_.count(p.unsafeGetTensorImpl()) > 0;
+            });
+          }),
+      kSubject, "expected an optimizer of this model's parameters, got one that has none of them.");
+}
+
+// Reads the optimizer's groups each time: parameters may be added while training.
+void OptimizerInBackward::step(const std::vector<at::Tensor>& part, bool last) {
+  if (std::exchange(is_first_part_, last)) warn_of_second_step();
+  std::unordered_set<const void*> wanted;
+  for (const auto& p : part) wanted.insert(p.unsafeGetTensorImpl());
+  std::vector<std::vector<at::Tensor>> selected;
+  for (const auto& group : optimizer_->param_groups()) {
+    auto& of_group = selected.emplace_back();
+    for (const auto& p : group.params()) {
+      const void* id = p.unsafeGetTensorImpl();
+      if (wanted.count(id) > 0 || (last && reduced_.count(id) == 0)) of_group.push_back(p);
+    }
+  }
+  const Selection selection(*optimizer_, std::move(selected));
+  optimizer_->step();
+  for (const auto& p : part) {
+    if (p.grad().defined()) stepped_.emplace_back(p, value_sample(p));
+  }
+}
+
+// A leftover optimizer->step() after backward changes most of the parameters that were stepped
+// here, in every pass. A clamp of weights changes few, and copies into the model are rare.
+void OptimizerInBackward::warn_of_second_step() {
+  size_t changed = 0;
+  for (const auto& [parameter, sample] : stepped_) changed += value_sample(parameter) != sample;
+  const bool most = changed > 0 && changed * 2 >= stepped_.size();
+  stepped_.clear();
+  changed_passes_ = most ? changed_passes_ + 1 : 0;
+  if (changed_passes_ < 2) return;
+  TORCH_WARN_ONCE(
+      "step_in_backward: expected parameters to stay as they were stepped until the next backward "
+      "pass, got others, twice in succession. Leave out optimizer->step(): backward has done it, "
+      "and "
+      "a second call steps twice.");
+}
+
+}  // namespace ddp

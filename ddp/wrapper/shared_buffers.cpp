@@ -1,0 +1,63 @@
+#include "wrapper/shared_buffers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace ddp {
+namespace {
+
+// Not at::equal, which lacks some dtypes and to which NaN differs from itself.
+bool have_equal_bytes(const at::Tensor& a, const at::Tensor& b) {
+  const auto x = a.detach().resolve_conj().resolve_neg().contiguous();
+  const auto y = b.detach().resolve_conj().resolve_neg().contiguous();
+  return x.nbytes() == y.nbytes() &&
+         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
+}
+
+}  // namespace
+
+void SharedBuffers::expect_changes() {
+  if (std::exchange(may_differ_, true) || !enabled_ || !on_accelerator_) return;
+  versions_.clear();
+  for (const auto& buffer : finder_.find().tensors) {
+    if (buffer.is_cpu() || buffer.is_inference()) continue;
+    versions_[buffer.unsafeGetTensorImpl()] = buffer._version();
+  }
+  on_accelerator_ = !versions_.empty();
+}
+
+void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
+  if (!enabled_) return;
+  found_ = finder_.find();
+  on_accelerator_ = std::any_of(
+      found_.tensors.begin(), found_.tensors.end(), [](const auto& t) { return !t.is_cpu(); });
+  broadcast_.start(found_.tensors, source, group);
+}
+
+void SharedBuffers::finish(c10::function_ref<void(c10d::Work&)> wait) {
+  broadcast_.finish(
+      wait, [this](const auto& buffer, const auto& received) { write(buffer, received); });
+  found_ = {};
+  may_differ_ = false;
+  may_be_read_ = false;
+}
+
+void SharedBuffers::write(const at::Tensor& buffer, const at::Tensor& received) const {
+  if (!may_be_read_ && found_.running_statistics.count(buffer.unsafeGetTensorImpl()) > 0) {
+    overwrite_unversioned(buffer, received);
+  } else if (buffer.is_cpu()) {
+    if (!have_equal_bytes(buffer, received)) overwrite(buffer, received);
+  } else {
+    is_unchanged(buffer) ? overwrite_unversioned(buffer, received) : overwrite(buffer, received);
+  }
+}
+
+// Compares versions, not values: for values the host would wait for the accelerator.
+bool SharedBuffers::is_unchanged(const at::Tensor& buffer) const {
+  if (buffer.is_inference()) return true;
+  const auto before = versions_.find(buffer.unsafeGetTensorImpl());
+  return before != versions_.end() && before->second == buffer._version();
+}
+
+}  // namespace ddp

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/reducer.h>
+
+#include "join/join_round.h"
+#include "precision/model_precision.h"
+#include "replicas/replica_check.h"
+#include "wrapper/module_state.h"
+#include "wrapper/parameter_watch.h"
+#include "wrapper/sample_counter.h"
+#include "wrapper/shared_buffers.h"
+#include "wrapper/stray_tensors.h"
+
+namespace ddp {
+
+/// The implementation of a wrapper: its members, and its work around each pass.
+///
+/// A forward pass communicates nothing. The averaged backward pass sends everything of a step: the
+/// ranks' terms where those differ from step to step (a join, sample weights), the gradients, and
+/// the source rank's buffers.
+class DistributedDataParallelBase::State : public PassCompanion {
+ public:
+  State(
+      DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
+      const DistributedDataParallelOptions& options);
+  ~State() override;
+
+  void before_forward(std::optional<int64_t> samples);
+  void enter_forward() { precision_.begin_forward(); }
+  void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
+  void forward_failed() noexcept;
+  void count_samples(int64_t samples);
+  void sync_buffers(int source = 0);
+  void refresh();
+  void also_average(const std::vector<at::Tensor>& tensors);
+  void zero_grad(bool set_to_none);
+  void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
+  void register_comm_hook(CommHook hook);
+  void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
+
+  // For sharded optimizers.
+  std::shared_ptr<GradientShards> shard_gradients();
+  void on_bucket_reduced(Reducer::OnBucketReduced act) {
+    reducer_->on_bucket_reduced(std::move(act));
+  }
+  /// Changes with each new reducer.
+  int64_t generation() const { return generation_; }
+  bool is_in_join() const;
+  /// Counts a sharded optimizer that was made or destroyed: with one, ranks without input step too.
+  void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
+
+  // For joins.
+  RankStatus local_status(bool active);
+  void join_pass();
+  void end_join(bool is_last_joiner, const JoinOptions& options);
+
+  bool must_wait() override;
+  void begin(PassTerms& terms) override;
+  void start(int source) override;
+  void finish(c10::function_ref<void(c10d::Work&)> wait) override;
+  std::string error() override;
+
+  const DistributedDataParallelOptions& options() const { return options_; }
+  const ProcessGroup& group() const { return group_; }
+  GroupMonitor& monitor() const { return *monitor_; }
+  const Reducer& reducer() const { return *reducer_; }
+  torch::nn::Module& wrapped() const { return *wrapped_; }
+  c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
+  const detail::InputPlacement& input_placement() const { return input_placement_; }
+  const ModelPrecision& precision() const { return precision_; }
+  bool* gradient_sync() { return &gradient_sync_; }
+
+ private:
+  /// How the gradients of a forward pass are handled.
+  enum class Gradients { None, Local, Averaged };
+  /// Whether the ranks' parameters were equal at the begin of the first averaged pass. Pending
+  /// until that comparison.
+  enum class FirstPass { Pending, Equal, Different };
+
+  std::vector<NamedParameter> checked_parameters();
+  std::vector<NamedParameter> agreed_parameters();
+  std::vector<NamedParameter> trained() const;
+  std::vector<StateTensor> whole_state() const;
+  void rebuild();
+  void build_reducer(std::vector<NamedParameter> parameters);
+  void attach_optimizer(Reducer& reducer);
+  void sync_initial_state(const std::exception_ptr& error);
+  std::vector<at::Tensor> state_tensors() const;
+  void check_between_steps(const char* function) const;
+  std::vector<ReplicaValue> values_to_check(
+      const std::vector<torch::optim::Optimizer*>& optimizers) const;
+  std::string describe_drift(
+      const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
+  JoinRound agree_on_terms();
+  JoinRound gather_own_samples(const JoinRound& round, bool active);
+  void compare_in_first_pass();
+  void check_no_low_reduction(const char* what) const;
+  void broadcast_model(int source);
+  PassTerms terms_in(const JoinRound& round) const;
+  void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  std::vector<at::Tensor> all_parameters() const;
+  void warn_of_new_parameters();
+  void warn_of_stray_tensors();
+  void check_frozen_parameters();
+  std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
+  Gradients gradients_of_forward() const;
+  bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
+  bool agrees_in_forward() const;
+
+  DistributedDataParallelBase& owner_;
+  const std::shared_ptr<torch::nn::Module> wrapped_;
+  const DistributedDataParallelOptions options_;
+  const ProcessGroup group_;
+  const std::shared_ptr<GroupMonitor> monitor_;
+  const Names ignored_;
+  std::vector<at::Tensor> outside_;  // of also_average(): averaged, but of no module
+  detail::InputPlacement input_placement_;
+  ModelPrecision precision_;
+  std::unique_ptr<Reducer> reducer_;
+  std::vector<NamedParameter> frozen_;  // required no gradient when the reducer was built
+  std::unique_ptr<ParameterWatch> watch_;
+  std::unique_ptr<SharedBuffers> buffers_;
+  PeriodicReplicaCheck replica_check_;
+  StrayTensors strays_;
+  CommHook hook_;
+  std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
+  SampleCounter samples_;                               // since the last averaged backward pass
+  double samples_of_forward_ = 0;                       // of the running forward pass
+  std::optional<int64_t> samples_of_next_forward_;
+  bool gradient_sync_ = true;      // false inside no_sync()
+  bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
+  FirstPass first_pass_ = FirstPass::Pending;
+  std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
+  int sharded_optimizers_ = 0;
+  int64_t generation_ = 0;
+  PassTerms terms_;  // of the next backward pass
+};
+
+/// Stands in for the wrapper on a rank that has no input left while others do.
+class ModelJoinHook : public JoinHook {
+ public:
+  ModelJoinHook(DistributedDataParallelBase::State& state, const JoinOptions& options)
+      : state_(state), options_(options) {}
+
+  void main_hook() override;
+  void post_hook(bool is_last_joiner) override;
+  /// This rank's status at the begin of a round.
+  RankStatus local_status() { return state_.local_status(/*active=*/false); }
+
+ private:
+  DistributedDataParallelBase::State& state_;
+  const JoinOptions options_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,53 @@
+#include "launch/hosts/reserved_port.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+namespace ddp::launch {
+namespace {
+
+/// Binds a fresh socket to any free port of all addresses of `family`; empty when it cannot.
+Fd bind_any_port(int family) {
+  Fd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return {};
+  const int on = 1;
+  const int off = 0;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+
+  // All zeros is "any address, any port" in both families.
+  sockaddr_storage any = {};
+  any.ss_family = static_cast<sa_family_t>(family);
+  socklen_t length = sizeof(sockaddr_in);
+  if (family == AF_INET6) {
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    length = sizeof(sockaddr_in6);
+  }
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), length) != 0) return {};
+  return fd;
+}
+
+int port_of(const Fd& fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot read the reserved port");
+  }
+  return ntohs(
+      address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                    : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+}  // namespace
+
+ReservedPort::ReservedPort() : socket_(bind_any_port(AF_INET6)) {
+  if (!socket_) socket_ = bind_any_port(AF_INET);
+  if (!socket_) {
+    throw std::system_error(errno, std::generic_category(), "cannot reserve a TCP port");
+  }
+  port_ = port_of(socket_);
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,133 @@
+#include "launch/output/output.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launch/output/pseudo_terminal.h"
+
+namespace ddp::launch {
+namespace {
+
+constexpr size_t kReadSize = size_t{1} << 16;  // the capacity of a pipe
+// Limits what is read of a dead rank, whose children may go on writing.
+constexpr size_t kDrainLimit = size_t{1} << 20;
+
+bool same_file(int a, int b) {
+  struct stat first;
+  struct stat second;
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+Output::Output(int out_fd, int err_fd)
+    : out_(out_fd),
+      err_(err_fd),
+      err_sink_(same_file(out_fd, err_fd) ? &out_ : &err_),
+      own_source_(err_sink_->add_source("ddprun: ")) {}
+
+Output::RankEnds Output::add_rank(int global_rank, Fd log_file) {
+  Log* log = nullptr;
+  if (log_file) log = logs_.emplace_back(std::make_unique<Log>(std::move(log_file))).get();
+  RankEnds ends;
+  ends.out = add_stream(out_, global_rank, log);
+  ends.err = add_stream(*err_sink_, global_rank, log);
+  return ends;
+}
+
+Fd Output::add_stream(Sink& sink, int global_rank, Log* log) {
+  const std::string prefix = "[" + std::to_string(global_rank) + "] ";
+  Fd read, write;
+  if (auto terminal = make_pseudo_terminal()) {
+    read = std::move(terminal->read);
+    write = std::move(terminal->write);
+  } else {
+    Pipe pipe = make_pipe();
+    read = std::move(pipe.read);
+    write = std::move(pipe.write);
+  }
+  set_nonblocking(read);
+  const int source = sink.add_source(prefix);
+  const int log_source = log ? log->sink.add_source("") : 0;
+  streams_.push_back(
+      {std::move(read), &sink, source, static_cast<int>(prefix.size()), log, log_source});
+  resize(streams_.back());
+  return write;
+}
+
+void Output::resize(const Stream& stream) {
+  auto size = terminal_size(stream.sink->fd());
+  if (!size || !stream.fd) return;
+  size->ws_col = static_cast<unsigned short>(std::max(1, size->ws_col - stream.prefix_width));
+  set_terminal_size(stream.fd, *size);
+}
+
+void Output::resize() {
+  for (const Stream& stream : streams_) resize(stream);
+}
+
+void Output::say(std::string_view line) { err_sink_->feed(own_source_, std::string(line) + "\n"); }
+
+void Output::copy() {
+  for (Stream& stream : streams_) {
+    if (stream.fd && !stream.sink->full()) read_ready(stream, kReadSize);
+  }
+  out_.write_ready();
+  err_.write_ready();
+  for (const auto& log : logs_) log->sink.write_ready();
+}
+
+int Output::log_error() const {
+  for (const auto& log : logs_) {
+    if (log->sink.error() != 0) return log->sink.error();
+  }
+  return 0;
+}
+
+void Output::drain(int local_rank) {
+  // Without prefixes there are no streams.
+  const size_t first = 2 * static_cast<size_t>(local_rank);
+  for (size_t i = first; i < std::min(first + 2, streams_.size()); ++i) {
+    read_ready(streams_[i], kDrainLimit);
+    finish(streams_[i]);
+  }
+}
+
+void Output::finish(Stream& stream) {
+  stream.sink->finish(stream.source);
+  if (stream.log) stream.log->sink.finish(stream.log_source);
+}
+
+void Output::read_ready(Stream& stream, size_t limit) {
+  char buffer[kReadSize];
+  for (size_t total = 0; stream.fd && total < limit;) {
+    const ssize_t count = ::read(stream.fd.get(), buffer, sizeof(buffer));
+    if (count > 0) {
+      const std::string_view bytes(buffer, static_cast<size_t>(count));
+      stream.sink->feed(stream.source, bytes);
+      if (stream.log) stream.log->sink.feed(stream.log_source, bytes);
+      total += static_cast<size_t>(count);
+    } else if (count == 0 || errno == EIO) {  // the end of a pipe, or of a pseudo-terminal
+      finish(stream);
+      stream.fd.reset();
+    } else if (errno != EINTR) {
+      return;  // nothing to read now
+    }
+  }
+}
+
+void Output::add_to(std::vector<pollfd>& waited) const {
+  for (const Stream& stream : streams_) {
+    if (stream.fd && !stream.sink->full()) waited.push_back({stream.fd.get(), POLLIN, 0});
+  }
+  for (const Sink* sink : {&out_, &err_}) {
+    if (!sink->empty()) waited.push_back({sink->fd(), POLLOUT, 0});
+  }
+}
+
+}  // namespace ddp::launch

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <poll.h>
+
+#include "launch/fd.h"
+#include "launch/output/sink.h"
+
+namespace ddp::launch {
+
+/// Copies the ranks' output, and ddprun's own lines, to ddprun's stdout and stderr.
+///
+/// Nothing here blocks. A reader that is slower than the ranks slows them down: their output is not
+/// read while too much waits to be written.
+class Output {
+ public:
+  /// \param out_fd  receives the ranks' stdout.
+  /// \param err_fd  receives the ranks' stderr, and ddprun's own lines.
+  Output(int out_fd, int err_fd);
+
+  /// The descriptors for a rank's stdout and stderr. They are pseudo-terminals, as wide as the
+  /// terminal less the prefix, so that lines come as they are written and none is lost with the
+  /// rank. They are pipes where the system has no pseudo-terminal.
+  struct RankEnds {
+    Fd out;
+    Fd err;
+  };
+  /// Makes the descriptors of the next local rank; call it for each, in order.
+  ///
+  /// \param log  a file that gets the rank's lines as well, without prefix; may be empty.
+  RankEnds add_rank(int global_rank, Fd log = {});
+
+  /// Queues one line of ddprun's own for stderr, after the ranks' lines there.
+  void say(std::string_view line);
+
+  /// Copies all that can be copied now, from the ranks and to the readers.
+  void copy();
+
+  /// Passes the size of ddprun's terminal, if it has one, on to the ranks.
+  void resize();
+
+  /// Reads the rest of the output of a rank that has ended, and ends its last lines.
+  void drain(int local_rank);
+
+  /// Appends the descriptors to wait for until `copy` has something to do.
+  void add_to(std::vector<pollfd>& waited) const;
+
+  /// Whether all queued bytes are written.
+  bool flushed() const { return out_.empty() && err_.empty(); }
+
+  /// errno of a failed write (EPIPE: the reader went away), or 0.
+  int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
+  /// errno of a failed write to a log, or 0. The job continues.
+  int log_error() const;
+
+ private:
+  struct Log {
+    explicit Log(Fd file) : fd(std::move(file)), sink(fd.get()) {}
+    Fd fd;
+    Sink sink;
+  };
+  struct Stream {
+    Fd fd;  // empty once its writers are gone
+    Sink* sink;
+    int source;
+    int prefix_width;
+    Log* log;  // null: none
+    int log_source;
+  };
+  Fd add_stream(Sink& sink, int global_rank, Log* log);
+  static void finish(Stream& stream);
+  /// Reads what is there, up to `limit` bytes.
+  static void read_ready(Stream& stream, size_t limit);
+  static void resize(const Stream& stream);
+
+  Sink out_;
+  Sink err_;
+  // The sink of stderr: out_ when both are one file (2>&1, a terminal), or a line of one could be
+  // written into the middle of a line of the other.
+  Sink* err_sink_;
+  int own_source_;
+  std::vector<std::unique_ptr<Log>> logs_;  // one for each rank that has a log
+  std::vector<Stream> streams_;  // stdout and stderr of local rank 0, of local rank 1, ...
+};
+
+}  // namespace ddp::launch

@@ -1,0 +1,31 @@
+#include "launch/processes/signals.h"
+
+#include <cstring>
+#include <initializer_list>
+
+namespace ddp::launch {
+
+sigset_t awaited_signals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH, SIGCHLD}) {
+    if (!is_ignored_by_caller(signal)) ::sigaddset(&signals, signal);
+  }
+  return signals;
+}
+
+bool is_ignored_by_caller(int signal) {
+  if (signal != SIGHUP && !is_only_forwarded(signal)) return false;
+  struct sigaction action;
+  ::sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
+bool is_only_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
+
+std::string signal_name(int signal) {
+  if (const char* name = ::sigabbrev_np(signal)) return std::string("SIG") + name;
+  return "signal " + std::to_string(signal);
+}
+
+}  // namespace ddp::launch

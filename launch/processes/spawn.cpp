@@ -1,0 +1,87 @@
+#include "launch/processes/spawn.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <system_error>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/fd.h"
+#include "launch/processes/signals.h"
+
+namespace ddp::launch {
+namespace {
+
+std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  // exec's signature lacks a const; it modifies none of the strings.
+  for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+/// Undoes the blocking and ignoring of signals in ddprun, so that the ranks do not inherit it.
+void restore_signals() {
+  struct sigaction by_default = {};
+  by_default.sa_handler = SIG_DFL;
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+    if (is_ignored_by_caller(signal)) continue;
+    ::sigaction(signal, &by_default, nullptr);  // fails for SIGKILL, SIGSTOP and libc's own
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+/// Prepares the child between fork and exec: system calls only.
+[[noreturn]] void exec_in_child(
+    char** command, char** environment, const StandardFds& fds, pid_t parent, int error_fd) {
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // If the parent died before the line above, the kernel sends no signal for it.
+  if (::getppid() != parent) ::_exit(1);
+  ::dup2(fds.in, STDIN_FILENO);
+  ::dup2(fds.out, STDOUT_FILENO);
+  ::dup2(fds.err, STDERR_FILENO);
+  restore_signals();
+  ::execvpe(command[0], command, environment);
+  const int error = errno;
+  const ssize_t written = ::write(error_fd, &error, sizeof(error));
+  ::_exit(written == sizeof(error) ? 127 : 126);
+}
+
+}  // namespace
+
+CannotExecute::CannotExecute(const std::string& program, int error)
+    : std::runtime_error("cannot execute '" + program + "': " + std::strerror(error)),
+      exit_code_(error == ENOENT ? 127 : 126) {}
+
+pid_t spawn(
+    const std::vector<std::string>& command, const Environment& environment,
+    const StandardFds& fds) {
+  auto arguments = pointers_to(command);
+  auto variables = pointers_to(environment);
+  Pipe exec_error = make_pipe();  // a successful exec closes it
+  const pid_t parent = ::getpid();
+
+  // Not posix_spawn: it can neither set the parent-death signal nor check for its race.
+  const pid_t pid = ::fork();
+  if (pid < 0) throw std::system_error(errno, std::generic_category(), "cannot start a process");
+  if (pid == 0) {
+    exec_in_child(arguments.data(), variables.data(), fds, parent, exec_error.write.get());
+  }
+  exec_error.write.reset();
+  int error = 0;
+  ssize_t got;
+  do {
+    got = ::read(exec_error.read.get(), &error, sizeof(error));
+  } while (got < 0 && errno == EINTR);
+  if (got != sizeof(error)) return pid;
+  ::waitpid(pid, nullptr, 0);
+  throw CannotExecute(command.front(), error);
+}
+
+}  // namespace ddp::launch

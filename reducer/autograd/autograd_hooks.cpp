@@ -1,0 +1,184 @@
+#include "autograd/autograd_hooks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "pass/backward_result.h"
+
+namespace ddp {
+
+using torch::autograd::variable_list;
+
+namespace {
+
+thread_local const at::Tensor* incoming = nullptr;
+
+bool has_kind_of(const torch::autograd::Node& accumulator, const at::Tensor& parameter) {
+  const auto& known = accumulator.input_metadata(0);
+  return known.options().dtype() == parameter.dtype() && known.device() == parameter.device();
+}
+
+// Autograd keeps an accumulator of an earlier shape, and would refuse all gradients of this one.
+NodePtr matching_accumulator(const at::Tensor& parameter) {
+  namespace impl = torch::autograd::impl;
+  const auto known = impl::try_get_grad_accumulator(parameter);
+  if (known &&
+      !(has_kind_of(*known, parameter) && known->input_metadata(0).is_same_shape(parameter))) {
+    impl::set_grad_accumulator(parameter, WeakNodePtr(NodePtr()));
+  }
+  return impl::grad_accumulator(parameter);
+}
+
+}  // namespace
+
+const at::Tensor* incoming_gradient() { return incoming; }
+
+/// On a parameter's gradient accumulator.
+class AutogradHooks::GradientHook : public torch::autograd::FunctionPostHook {
+ public:
+  GradientHook(AutogradEvents& events, size_t parameter) : events_(events), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
+    const bool defined = !gradients.empty() && gradients.front().defined();
+    // A backward pass inside this one may run hooks on this thread.
+    struct Restore {
+      const at::Tensor* before;
+      ~Restore() { incoming = before; }
+    } restore{std::exchange(incoming, defined ? &gradients.front() : nullptr)};
+    events_.on_gradient(parameter_, defined);
+    return outputs;
+  }
+
+ private:
+  AutogradEvents& events_;
+  size_t parameter_;
+};
+
+/// On the node that made an output of forward.
+class AutogradHooks::OutputHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit OutputHook(Events events) : events_(std::move(events)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (auto* events = *events_) events->on_output();
+    return gradients;
+  }
+
+ private:
+  Events events_;
+};
+
+/// Detects that a backward pass ends in an exception: autograd then destroys its final callback,
+/// which owns this object, without calling it.
+class AutogradHooks::FailureDetector {
+ public:
+  /// Must be created on a thread that runs the backward pass.
+  FailureDetector(AutogradHooks& hooks, int64_t pass)
+      : hooks_(hooks), events_(hooks.events_), pass_(pass), result_(current_backward_result()) {}
+  ~FailureDetector() {
+    if (completed || !*events_) return;
+    hooks_.end_is_watched_ = false;
+    const bool known = result_ && result_->hasError();
+    (*events_)->on_backward_failed(pass_, known ? result_->exception_ptr() : nullptr);
+  }
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
+
+  bool completed = false;
+
+ private:
+  AutogradHooks& hooks_;  // alive while `*events_` is not null
+  const Events events_;
+  const int64_t pass_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;
+};
+
+bool AutogradHooks::has_hook_on(const torch::autograd::Node& accumulator) {
+  const auto& hooks = accumulator.post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const GradientHook*>(hook.get()) != nullptr;
+  });
+}
+
+bool is_averaged(const torch::autograd::Node& accumulator) {
+  return AutogradHooks::has_hook_on(accumulator);
+}
+
+AutogradHooks::AutogradHooks(const std::vector<NamedParameter>& parameters, AutogradEvents& events)
+    : parameters_(parameters), events_(std::make_shared<AutogradEvents*>(&events)) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    accumulators_.push_back(matching_accumulator(parameters[i].tensor));
+    keys_.push_back(hook(i));
+    shapes_.emplace_back(parameters[i].tensor.sizes());
+  }
+}
+
+uintptr_t AutogradHooks::hook(size_t parameter) {
+  return accumulators_[parameter]->add_post_hook(
+      std::make_unique<GradientHook>(**events_, parameter));
+}
+
+bool AutogradHooks::refresh() {
+  using namespace torch::autograd;
+  bool refreshed = false;
+  for (size_t i = 0; i < accumulators_.size(); ++i) {
+    const auto& parameter = parameters_[i].tensor;
+    auto& mine = accumulators_[i];
+    if (impl::try_get_grad_accumulator(parameter) == mine || !parameter.requires_grad()) continue;
+    if (!has_kind_of(*mine, parameter)) continue;
+    mine->del_post_hook(keys_[i]);
+    mine = impl::grad_accumulator(parameter);
+    keys_[i] = hook(i);
+    refreshed = true;
+  }
+  return refreshed;
+}
+
+std::optional<size_t> AutogradHooks::reshaped() const {
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    if (parameters_[i].tensor.sizes() != at::IntArrayRef(shapes_[i])) return i;
+  }
+  return {};
+}
+
+AutogradHooks::~AutogradHooks() {
+  *events_ = nullptr;
+  for (size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(keys_[i]);
+}
+
+void AutogradHooks::watch_outputs(const std::vector<at::Tensor>& outputs) {
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(events_));
+  }
+}
+
+bool AutogradHooks::accumulates() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (!wanted || wanted->empty()) return true;
+  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
+    const auto at = wanted->find(accumulator.get());
+    return at != wanted->end() && at->second.needed_;
+  });
+}
+
+bool AutogradHooks::watch_end(int64_t pass) {
+  if (end_is_watched_.load(std::memory_order_relaxed) || end_is_watched_.exchange(true)) {
+    return false;
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this, events = events_, failure_detector = std::make_shared<FailureDetector>(*this, pass)] {
+        failure_detector->completed = true;
+        if (!*events) return;
+        end_is_watched_ = false;
+        (*events)->on_backward_done();
+      });
+  return true;
+}
+
+}  // namespace ddp

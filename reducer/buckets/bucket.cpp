@@ -1,0 +1,168 @@
+// Builds a bucket, and packs gradients into it.
+#include "buckets/bucket.h"
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "gradients/gradient_copy.h"
+#include "gradients/gradient_kind.h"
+#include "gradients/sparse_gradient.h"
+
+namespace ddp {
+
+Bucket::Bucket(
+    const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
+    std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
+    const std::shared_ptr<GradientMemory>& memory)
+    : indices_(std::move(indices)), placement_(std::move(placement)) {
+  for (const size_t index : indices_) {
+    const auto& parameter = parameters.at(index);
+    names_.push_back(parameter.name);
+    parameters_.push_back(parameter.tensor);
+    sparse_ = sparse_ || parameter.expect_sparse;
+  }
+  TORCH_INTERNAL_ASSERT(!indices_.empty() && (!sparse_ || indices_.size() == 1));
+  if (sparse_) return;
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const auto& parameter = parameters_[slot];
+    if (memory && DirectGradient::is_eligible(parameter, *memory)) {
+      direct_.emplace(slot, DirectGradient(parameter, memory));
+    } else {
+      packed_slots_.push_back(slot);
+      packed_parameters_.push_back(parameter);
+    }
+  }
+  const auto& first = parameters_.front();
+  storage_ = BucketStorage(
+      packed_parameters_, tail,
+      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate);
+  saved_.resize(packed_slots_.size());
+}
+
+std::vector<at::Tensor> Bucket::wires() const {
+  if (sparse_) return {packed_};
+  std::vector<at::Tensor> wires;
+  if (storage_.all().numel() > 0 || direct_.empty()) wires.push_back(storage_.wire());
+  for (const auto& [slot, direct] : direct_) wires.push_back(direct.wire());
+  return wires;
+}
+
+int64_t Bucket::bytes() const {
+  size_t bytes = 0;
+  if (sparse_) return 0;
+  for (const auto& parameter : parameters_) bytes += parameter.nbytes();
+  return static_cast<int64_t>(bytes);
+}
+
+std::vector<size_t> Bucket::direct_sizes() const {
+  std::vector<size_t> sizes;
+  for (const auto& [slot, direct] : direct_) sizes.push_back(parameters_[slot].nbytes());
+  return sizes;
+}
+
+std::vector<Bucket::KindMismatch> Bucket::pack(
+    double scale, const std::vector<char>* used, Unused unused) {
+  const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
+  pack_skipped_ = false;
+  if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
+  std::vector<KindMismatch> mismatches;
+  const auto note = [&](size_t slot, std::string difference) {
+    if (!difference.empty()) mismatches.push_back({slot, std::move(difference)});
+  };
+  for (auto& [slot, direct] : direct_) {
+    using Send = DirectGradient::Send;
+    const auto if_unused = unused == Unused::Zero ? Send::Zeros : Send::Copy;
+    note(slot, direct.pack(scale, is_used(slot) ? Send::Gradient : if_unused));
+  }
+  using When = ScaledCopies::When;
+  ScaledCopies copies(scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together);
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    prefetch_after(packed);
+    const auto slot = packed_slots_[packed];
+    if (!is_used(slot)) save_in_place(packed, unused);
+    if (!is_used(slot) && unused == Unused::Zero) continue;
+    // A rank with weight 0 (no samples) sends zeros, so that inf * 0 cannot become NaN.
+    if (scale == 0) {
+      storage_.views()[packed].zero_();
+      continue;
+    }
+    auto difference = pack_one(packed, copies);
+    at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+    if (difference.empty() && is_used(slot) && grad.defined()) {
+      placement_->after_pack(grad, storage_, packed);
+    }
+    note(slot, std::move(difference));
+  }
+  copies.finish();
+  return mismatches;
+}
+
+bool Bucket::skip_pack(const std::vector<char>* used) {
+  pack_skipped_ = false;
+  if (sparse_ || !direct_.empty() || !placement_->has_own_memory()) return false;
+  for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
+    if (used && !(*used)[indices_[packed_slots_[packed]]]) continue;
+    const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+    if (!grad.defined() || !is_like(grad, storage_.views()[packed])) return false;
+  }
+  pack_skipped_ = true;
+  return true;
+}
+
+// Small gradients are scattered over memory: without a prefetch the cache misses take longer than
+// the copies.
+void Bucket::prefetch_after(size_t packed) const {
+  const auto grad_of = [&](size_t ahead) -> const at::Tensor* {
+    if (packed + ahead >= packed_parameters_.size()) return nullptr;
+    const at::Tensor& grad = packed_parameters_[packed + ahead].mutable_grad();
+    return grad.defined() ? &grad : nullptr;
+  };
+  constexpr int kLines = 3;  // cache lines of a TensorImpl
+  if (const auto* grad = grad_of(12)) {
+    const auto* begin = reinterpret_cast<const char*>(grad->unsafeGetTensorImpl());
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(begin + line * 64);
+  }
+  if (const auto* grad = grad_of(8)) {
+    if (grad->has_storage()) __builtin_prefetch(grad->storage().unsafeGetStorageImpl());
+  }
+  if (const auto* grad = grad_of(4)) {
+    if (grad->has_storage()) __builtin_prefetch(grad->storage().data());
+  }
+}
+
+std::vector<Bucket::KindMismatch> Bucket::pack_sparse_one(double scale, bool zero) {
+  auto packed = zero ? PackedSparse{sparse_without_rows(parameters_.front()), ""}
+                     : pack_sparse(parameters_.front(), scale);
+  packed_ = std::move(packed.gradient);
+  if (packed.difference.empty()) return {};
+  return {{0, std::move(packed.difference)}};
+}
+
+void Bucket::save_in_place(size_t packed, Unused unused) {
+  const auto& view = storage_.views()[packed];
+  const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+  if (grad.defined() && storage_.has_in_place(packed, grad)) saved_[packed] = view.clone();
+  if (unused == Unused::Zero) view.zero_();
+}
+
+std::string Bucket::pack_one(size_t packed, ScaledCopies& copies) {
+  const auto& view = storage_.views()[packed];
+  const at::Tensor& grad = packed_parameters_[packed].mutable_grad();
+  if (!grad.defined()) {
+    view.zero_();
+    return {};
+  }
+  if (storage_.has_in_place(packed, grad)) {
+    copies.scale(view);
+    return {};
+  }
+  if (is_like(grad, view)) {
+    copies.copy(view, grad);
+    return {};
+  }
+  view.zero_();
+  return kind_difference(grad, view);
+}
+
+}  // namespace ddp

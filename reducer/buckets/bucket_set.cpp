@@ -1,0 +1,144 @@
+#include "buckets/bucket_set.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ddp/internal/reducible_memory.h>
+
+#include "gradients/copied_gradients.h"
+#include "gradients/sharded_gradients.h"
+#include "gradients/viewed_gradients.h"
+
+namespace ddp {
+namespace {
+
+int64_t numel_of(const std::vector<size_t>& bucket, const std::vector<NamedParameter>& parameters) {
+  int64_t numel = 0;
+  for (const size_t index : bucket) numel += parameters[index].tensor.numel();
+  return numel;
+}
+
+}  // namespace
+
+BucketSet::BucketSet(
+    std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      as_views_(as_views),
+      tail_(tail) {
+  if (group_->getSize() > 1 && !as_views_) {
+    memory_ = gradient_memory_of(*group_, parameters_.front().tensor.device());
+  }
+}
+
+void BucketSet::build(std::vector<std::vector<size_t>> plan) {
+  const at::NoGradGuard no_grad;
+  const bool is_rebuild = !buckets_.empty();
+  const auto allocate = make_allocator(plan);
+  buckets_.clear();
+  buckets_.reserve(plan.size());
+  for (size_t b = 0; b < plan.size(); ++b) {
+    const auto tail = tail_of(plan[b], /*is_last=*/b + 1 == plan.size());
+    buckets_.emplace_back(
+        parameters_, std::move(plan[b]), tail, make_placement(b), allocate, memory_);
+  }
+  std::set<size_t> sizes;
+  for (const auto& bucket : buckets_) {
+    for (const size_t size : bucket.direct_sizes()) sizes.insert(size);
+  }
+  direct_sizes_.assign(sizes.begin(), sizes.end());
+  if (!is_rebuild) return;
+  for (auto& bucket : buckets_) bucket.move_in();
+}
+
+// Elements for the status; or padding, so that all ranks' shards have the same size.
+int64_t BucketSet::tail_of(const std::vector<size_t>& bucket, bool is_last) const {
+  if (!shards_) return is_last ? tail_ : 0;
+  const auto numel = numel_of(bucket, parameters_);
+  return shard_size(numel, group_->getSize()) * group_->getSize() - numel;
+}
+
+BucketStorage::Allocate BucketSet::make_allocator(
+    const std::vector<std::vector<size_t>>& plan) const {
+  if (!shards_) {
+    return [this](int64_t numel, const at::TensorOptions& options) {
+      return reducible_memory(*group_, numel, options);
+    };
+  }
+  int64_t largest = 0;
+  for (const auto& bucket : plan) {
+    largest = std::max(largest, numel_of(bucket, parameters_) + tail_of(bucket, false));
+  }
+  // By dtype: one memory that all buckets of the dtype share, one bucket at a time.
+  const auto shared = std::make_shared<std::map<c10::ScalarType, at::Tensor>>();
+  return [this, largest, shared](int64_t numel, const at::TensorOptions& options) {
+    auto& memory = (*shared)[options.dtype().toScalarType()];
+    if (!memory.defined()) memory = reducible_memory(*group_, largest, options).zero_();
+    return memory.narrow(0, 0, numel);
+  };
+}
+
+void BucketSet::shard(
+    std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards) {
+  shards_ = std::move(shards);
+  memory_ = nullptr;
+  shards_->clear();
+  for (const auto& bucket : plan) {
+    const auto size = shard_size(numel_of(bucket, parameters_), group_->getSize());
+    const auto& first = parameters_[bucket.front()].tensor;
+    auto& shard = shards_->emplace_back();
+    shard.average = at::zeros({size}, at::dtype(first.scalar_type()).device(first.device()));
+    shard.arrived.assign(bucket.size(), 0);
+  }
+  build(std::move(plan));
+}
+
+std::unique_ptr<GradientPlacement> BucketSet::make_placement(size_t b) const {
+  if (shards_) return std::make_unique<ShardedGradients>((*shards_)[b], group_->getRank());
+  if (as_views_) return std::make_unique<ViewedGradients>();
+  return std::make_unique<CopiedGradients>();
+}
+
+void BucketSet::pack_all() {
+  if (std::exchange(memory_, nullptr)) build(indices());
+}
+
+std::shared_ptr<void> BucketSet::use_gradient_memory() const {
+  return memory_ && !direct_sizes_.empty() ? memory_->serve(direct_sizes_) : nullptr;
+}
+
+std::vector<std::vector<size_t>> BucketSet::indices() const {
+  std::vector<std::vector<size_t>> indices;
+  for (const auto& bucket : buckets_) indices.push_back(bucket.indices());
+  return indices;
+}
+
+int64_t BucketSet::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) bytes += bucket.bytes();
+  return bytes;
+}
+
+int64_t BucketSet::storage_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : buckets_) {
+    if (!bucket.is_sparse()) bytes += static_cast<int64_t>(bucket.storage().all().nbytes());
+  }
+  return bytes;
+}
+
+std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<ParameterExtent> extents;
+  for (const auto& p : parameters) {
+    extents.push_back(
+        {static_cast<int64_t>(p.tensor.nbytes()), p.tensor.scalar_type(), p.tensor.device(),
+         p.expect_sparse});
+  }
+  return extents;
+}
+
+}  // namespace ddp

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ddp/internal/gradient_memory.h>
+#include <ddp/internal/gradient_shards.h>
+#include <ddp/internal/reducer.h>
+#include <ddp/process_group.h>
+
+#include "buckets/bucket.h"
+#include "buckets/bucket_plan.h"
+
+namespace ddp {
+
+/// The buckets of all parameters' gradients, and the memory of the buckets.
+class BucketSet {
+ public:
+  /// \param as_views  gradients stay in the buckets' memory (gradient_as_bucket_view).
+  /// \param tail  elements after the gradients of the last bucket, for the ranks' status.
+  BucketSet(
+      std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail);
+
+  /// Makes the buckets of `plan`. Gradients that are views into older ones move into the new ones.
+  void build(std::vector<std::vector<size_t>> plan);
+
+  /// From now on each rank gets only its parts of the averages, in the buckets of `plan`, which
+  /// share one piece of memory. No gradient is sparse.
+  void shard(std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards);
+
+  /// From now on every dense gradient is packed: a communication hook needs it in the bucket.
+  void pack_all();
+
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
+  size_t size() const { return buckets_.size(); }
+  Bucket& operator[](size_t b) { return buckets_[b]; }
+  const Bucket& operator[](size_t b) const { return buckets_[b]; }
+  const Bucket& last() const { return buckets_.back(); }
+  /// Parameter indices per bucket, in launch order.
+  std::vector<std::vector<size_t>> indices() const;
+  /// Bytes of all dense gradients.
+  int64_t gradient_bytes() const;
+  /// Bytes of the buckets' memory.
+  int64_t storage_bytes() const;
+  /// Called when this thread's backward pass begins: autograd allocates large gradients in memory
+  /// that can be sent in place, until the returned object is destroyed.
+  std::shared_ptr<void> use_gradient_memory() const;
+
+ private:
+  std::unique_ptr<GradientPlacement> make_placement(size_t b) const;
+  BucketStorage::Allocate make_allocator(const std::vector<std::vector<size_t>>& plan) const;
+  int64_t tail_of(const std::vector<size_t>& bucket, bool is_last) const;
+
+  const std::vector<NamedParameter> parameters_;
+  const ProcessGroup group_;
+  const bool as_views_;
+  const int64_t tail_;
+  std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
+  std::shared_ptr<GradientMemory> memory_;  // of gradients that are not packed; null: all are
+  std::vector<Bucket> buckets_;             // in launch order
+  std::vector<size_t> direct_sizes_;        // ascending, each once
+};
+
+/// The properties of each parameter that the planner uses.
+std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters);
+
+}  // namespace ddp

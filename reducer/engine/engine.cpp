@@ -1,0 +1,319 @@
+// Between passes: construction, arming, and rebuilding the buckets.
+#include "engine/engine.h"
+
+#include <exception>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <ddp/internal/capabilities.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "gradients/sharded_gradients.h"
+#include "status/problem_report.h"
+
+namespace ddp {
+namespace {
+
+bool tunes(const ReducerOptions& options) {
+  return options.tune_bucket_cap() && options.bucket_cap_mb_list().empty();
+}
+
+// Called at construction: in the first backward pass one rank would fail while the others wait.
+void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGroup& group) {
+  if (group.getSize() == 1) return;
+  constexpr auto kSum = c10d::ReduceOp::SUM;
+  for (const auto& p : parameters) {
+    const auto* served = capabilities_of(group, p.tensor.device()).reductions;
+    DDP_CHECK_VALUE(
+        served == nullptr || served->has(reduced_as(p.tensor.scalar_type(), kSum), kSum),
+        "Reducer: expected parameters of a dtype that the backend adds up (",
+        served->dtypes_of(kSum), "), got \"", p.name, "\" of ", p.tensor.scalar_type(),
+        ". Train a copy of one of those dtypes, or put the name into parameters_to_ignore.");
+  }
+}
+
+// set_data() can leave a gradient of another shape, dtype or device, to which autograd cannot add.
+void drop_unusable_gradient(const at::Tensor& parameter) {
+  at::Tensor& grad = parameter.mutable_grad();
+  if (!grad.defined()) return;
+  const bool fits = grad.sizes() == parameter.sizes() && grad.dtype() == parameter.dtype() &&
+                    grad.device() == parameter.device();
+  if (!fits) grad.reset();
+}
+
+std::vector<NamedParameter> checked(
+    std::vector<NamedParameter> parameters, const ReducerOptions& options,
+    c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      !parameters.empty(),
+      "Reducer: expected at least one parameter, got none. Nothing needs to be reduced.");
+  DDP_CHECK_VALUE(
+      options.stats_every() >= 0,
+      "Reducer: expected a number of steps, or 0 for none, for stats_every, got ",
+      options.stats_every(), ".");
+  for (const auto& p : parameters) {
+    DDP_CHECK_VALUE(
+        p.tensor.defined() && p.tensor.is_leaf() && p.tensor.requires_grad(),
+        "Reducer: expected leaf tensors that require a gradient, got \"", p.name,
+        p.tensor.defined() ? "\", which does not." : "\", which is undefined.");
+    DDP_CHECK_VALUE(
+        p.tensor.is_cpu() || !tunes(options),
+        "Reducer: expected parameters on the CPU for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\" on ", p.tensor.device(),
+        ". The host, which takes the times, runs ahead of a device: set a number of MiB.");
+    DDP_CHECK_VALUE(
+        !p.expect_sparse || !tunes(options),
+        "Reducer: expected dense gradients for bucket_cap_mb(kTuneBucketCap), got \"", p.name,
+        "\", whose are sparse and take another time in each step. Set a number of MiB.");
+  }
+  check_dtypes(parameters, group);
+  for (const auto& p : parameters) drop_unusable_gradient(p.tensor);
+  return parameters;
+}
+
+bool tracks_usage(const ReducerOptions& options) {
+  return options.find_unused_parameters() || options.static_graph();
+}
+
+// Whether the status is all that the host would wait for at the end of a pass: the backend's
+// collectives make the stream wait instead. In a group of one the status is always on the host.
+bool can_run_ahead(c10d::ProcessGroup& group, const at::Tensor& parameter) {
+  return group.getSize() > 1 && capabilities_of(group, parameter.device()).waits_on_stream;
+}
+
+BucketSchedule make_schedule(
+    const std::vector<NamedParameter>& parameters, const ReducerOptions& options, int ranks) {
+  const bool skips = options.find_unused_parameters() && !options.static_graph();
+  const bool tuned = tunes(options) && ranks > 1;
+  const bool has_list = !options.bucket_cap_mb_list().empty();
+  int passes = tuned ? static_cast<int>(BucketTuner::kPasses) : skips ? 0 : 1;
+  if (passes > 0 && options.static_graph()) ++passes;  // the first pass only counts gradients
+  return {
+      extents_of(parameters),
+      bucket_caps_bytes(options.bucket_cap_mb(), options.bucket_cap_mb_list()), skips,
+      (skips && !tuned) || has_list, passes};
+}
+
+}  // namespace
+
+Reducer::Engine::Engine(
+    std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+    std::shared_ptr<GroupMonitor> monitor)
+    : group_(std::move(group)),
+      monitor_(monitor ? std::move(monitor) : monitor_of(group_)),
+      buckets_(
+          checked(std::move(parameters), options, *group_), group_,
+          options.gradient_as_bucket_view(),
+          StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
+      schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
+      hooks_(buckets_.parameters(), *this),
+      usage_(UsagePolicy::make(options, buckets_.parameters(), hooks_.accumulators())),
+      status_(
+          buckets_.parameters().size(), usage_->tracks_usage(),
+          !usage_->tracks_usage() && can_run_ahead(*group_, buckets_.parameters().front().tensor)),
+      reduction_(make_all_reduction(group_, buckets_.parameters().front().tensor.device())),
+      observers_{
+          StepRecorder(
+              group_->getRank(), options.stats_every(), tunes(options) ? BucketTuner::kPasses : 0),
+          tunes(options),
+          nullptr,
+          {}},
+      unaveraged_(buckets_.parameters().size()),
+      pass_(std::make_unique<BackwardPass>()) {
+  if (tunes(options) && group_->getSize() > 1) {
+    observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
+  }
+  buckets_.build(schedule_.first_plan().buckets);
+  choose_status_location();
+  begin_pass(1);
+}
+
+Reducer::Engine::~Engine() { warn_of_last_pass(); }
+
+// Warns of problems that no later pass can report.
+void Reducer::Engine::warn_of_last_pass() const noexcept {
+  if (!deferred_ || deferred_->problems.empty() || monitor_->aborted()) return;
+  try {
+    TORCH_WARN("The last reduced backward pass was wrong. ", describe_own_problems(*deferred_));
+  } catch (const std::exception&) {
+    // The user's warning handler threw; a destructor must not.
+  }
+}
+
+std::string Reducer::Engine::describe_own_problems(const BackwardPass& pass) const {
+  std::vector<std::vector<Problem>> by_rank(static_cast<size_t>(group_->getSize()));
+  by_rank[static_cast<size_t>(group_->getRank())] = pass.problems;
+  return describe_problems(by_rank, buckets_.parameters().size());
+}
+
+void Reducer::Engine::begin_pass(int64_t number) {
+  schedule_.begin_pass();
+  pass_->counts_only = usage_->is_counting();
+  pass_->begin(number, buckets_, usage_->expected());
+}
+
+void Reducer::Engine::choose_status_location() {
+  if (group_->getSize() == 1) return status_.use_host_memory();
+  const auto& last = buckets_.last();
+  if (reduction_->carries_status(last)) {
+    status_.use_bucket_tail(last.storage().tail());
+  } else {
+    status_.use_own_collective(device());
+  }
+}
+
+void Reducer::Engine::check_reduction_may_change(const char* what) const {
+  DDP_CHECK(
+      !has_own_reduction_, what,
+      ": a communication hook is registered already, or gradients are sharded. It can be set only "
+      "once; compose hooks in one function instead.");
+  DDP_CHECK(
+      pass_->number() == 1 && phase_ != Phase::Reducing, what,
+      ": expected to be called before the first backward pass.");
+  DDP_CHECK(
+      !observers_.tunes, what,
+      ": expected buckets that stay the same once they are rebuilt, but bucket_cap_mb is "
+      "kTuneBucketCap. Set a number of MiB.");
+}
+
+// A captured step runs on the host once and is replayed on the device: a decision of the host holds
+// for every replay, and a wait of the host for the device would never end.
+void Reducer::Engine::check_capture() const {
+  if (!is_capturing(device())) return;
+  DDP_CHECK(
+      schedule_.is_final(),
+      "DistributedDataParallel: expected a graph to be captured after the bucket order is final, "
+      "got a capture of backward pass ",
+      pass_->number(), " on ", monitor_->rank_text(),
+      ". Run at least 3 steps on the capturing stream before.");
+  DDP_CHECK(
+      group_->getSize() == 1 || runs_ahead(),
+      "DistributedDataParallel: expected a graph to be captured where no step makes the host wait "
+      "for the device, got find_unused_parameters, static_graph or a backend other than NCCL on ",
+      monitor_->rank_text(), ". Capture without these.");
+}
+
+void Reducer::Engine::register_comm_hook(CommHook hook) {
+  DDP_CHECK_VALUE(hook, "register_comm_hook: expected a hook, got an empty function.");
+  check_reduction_may_change("register_comm_hook");
+  has_own_reduction_ = true;
+  reduction_ = make_hook_reduction(std::move(hook));
+  buckets_.pack_all();
+  choose_status_location();
+  begin_pass(pass_->number());
+}
+
+std::shared_ptr<GradientShards> Reducer::Engine::shard_gradients() {
+  check_reduction_may_change("sharded gradients");
+  for (const auto& p : buckets_.parameters()) {
+    DDP_CHECK_VALUE(
+        !p.expect_sparse, "sharded gradients: expected dense gradients, got those of \"", p.name,
+        "\", which are sparse. Make the Embedding with sparse(false).");
+  }
+  has_own_reduction_ = true;
+  auto shards = std::make_shared<GradientShards>();
+  buckets_.shard(schedule_.final_plan().buckets, shards);
+  reduction_ = make_reduce_scatter(group_, device(), shards);
+  choose_status_location();
+  begin_pass(pass_->number());
+  return shards;
+}
+
+void Reducer::Engine::on_bucket_reduced(OnBucketReduced act) {
+  DDP_CHECK(
+      !on_bucket_reduced_,
+      "Reducer: expected one function to call with reduced gradients, got another.");
+  on_bucket_reduced_ = std::move(act);
+}
+
+void Reducer::Engine::prepare_for_forward(bool training) {
+  if (torch::autograd::get_current_node()) return;
+  monitor_->check();
+  check_capture();
+  if (training) monitor_->begin_attempt();
+  observers_.recorder.begin_forward(pass_->number());
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+}
+
+void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
+  monitor_->check();
+  if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
+  const bool alone = phase_ != Phase::Armed;
+  refresh_hooks();
+  if (outcome.training) ++pass_->forwards;
+  pass_->terms = outcome.terms;
+  begin_pass(pass_->number());
+  observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
+  usage_->add_forward(outcome, alone, *pass_);
+  hooks_.watch_outputs(outcome.outputs);
+  phase_ = Phase::Armed;
+}
+
+void Reducer::Engine::prepare_for_local_backward() {
+  if (phase_ == Phase::Reducing) return;
+  refresh_hooks();
+  phase_ = Phase::Local;
+}
+
+// Called after the forward pass has made its part of the graph: from then on the accumulators of
+// this backward pass are final.
+void Reducer::Engine::refresh_hooks() {
+  if (const auto reshaped = hooks_.reshaped()) {
+    const auto& p = buckets_.parameters()[*reshaped];
+    DDP_CHECK(
+        false,
+        "DistributedDataParallel: expected parameters of the shapes that they had when the module "
+        "was wrapped, got \"",
+        p.name, "\" of ", p.tensor.sizes(), " on ", monitor_->rank_text(),
+        ". Call model->refresh() on every rank after a parameter changed its shape.");
+  }
+  if (hooks_.refresh()) usage_->accumulators_changed();
+}
+
+void Reducer::Engine::forward_failed(bool training) noexcept {
+  if (phase_ == Phase::Reducing) return;  // the backward pass around it reports the exception
+  if (training) ++pass_->forwards;
+  try {
+    const auto why = ddp::str(
+        "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
+    training ? monitor_->fail_attempt(why) : monitor_->note_error(why);
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
+
+void Reducer::Engine::rebuild_buckets() {
+  RECORD_FUNCTION("ddp::rebuild_buckets", c10::ArrayRef<const c10::IValue>());
+  monitor_->abort_on_error(
+      [] { return std::string("rebuilding the buckets"); },
+      [&] {
+        if (deferred_ && deferred_->status) {
+          wait_for_pass_status(*deferred_);
+          deferred_->works.clear();  // a work keeps the old buckets' memory alive
+        }
+        buckets_.build(schedule_.agreed_plan(pass_->number()).buckets);
+        choose_status_location();
+      });
+  begin_pass(pass_->number());
+}
+
+ReductionStats Reducer::Engine::stats() const {
+  ReductionStats stats;
+  stats.steps = observers_.recorder.steps();
+  stats.rebuilds = schedule_.rebuilds();
+  stats.rebuilt_at = schedule_.rebuilt_at();
+  stats.bucket_bytes = buckets_.storage_bytes();
+  stats.buckets = buckets_.indices();
+  stats.backend = group_->getBackend(device().type())->getBackendName();
+  stats.tuning = observers_.tuned;
+  if (stats.tuning) {
+    stats.tuning->measured_ms = observers_.recorder.median_step_ms(/*after=*/stats.rebuilt_at);
+  }
+  return stats;
+}
+
+}  // namespace ddp

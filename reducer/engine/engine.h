@@ -1,0 +1,152 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/internal/reducer.h>
+
+#include "autograd/autograd_hooks.h"
+#include "autograd/unaveraged_gradients.h"
+#include "autograd/usage_policy.h"
+#include "buckets/bucket_set.h"
+#include "pass/backward_pass.h"
+#include "reduction/bucket_reduction.h"
+#include "reduction/bucket_schedule.h"
+#include "stats/bucket_tuner.h"
+#include "stats/step_recorder.h"
+#include "status/status_agreement.h"
+
+namespace ddp {
+
+/// Runs the reduced backward passes: decides when each step happens; the parts do the work.
+///
+/// The path of one gradient, in eight files, each read once:
+///   1. autograd_hooks.cpp: GradientHook, on the parameter's accumulator, calls on_gradient(); the
+///      final callback of autograd calls on_backward_done().
+///   2. engine_backward.cpp: on_gradient() finds that the gradient's bucket is complete, and
+///      launch_ready_buckets() launches the buckets in order; launch_rest() launches the last one.
+///      A launch packs the bucket and starts its reduction.
+///   3. backward_pass.h: count() and complete_one() find whether a bucket is complete, for (2).
+///   4. bucket.cpp: pack() copies the gradient into the bucket's storage.
+///   5. bucket_reduction.cpp: start() passes the storage to the all-reduce or the hook.
+///   6. engine_finish.cpp: finish_pass() waits for the buckets, reads the status that the ranks
+///      agreed on (StatusAgreement), and finalizes one bucket after another.
+///   7. bucket_unpack.cpp: unpack() gives each parameter its part.
+///   8. copied_gradients.cpp, or viewed_gradients.cpp: put() makes `.grad` the average.
+/// Large gradients pass (2), (4), (5) and (7) without a bucket's storage: see direct_gradient.cpp.
+class Reducer::Engine final : public AutogradEvents {
+ public:
+  Engine(
+      std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+      std::shared_ptr<GroupMonitor> monitor);
+  ~Engine();
+
+  void prepare_for_forward(bool training);
+  void prepare_for_backward(const ForwardOutcome& outcome);
+  void prepare_for_local_backward();
+  void forward_failed(bool training) noexcept;
+  void join_backward(const PassTerms& terms);
+  void register_comm_hook(CommHook hook);
+  std::shared_ptr<GradientShards> shard_gradients();
+  void on_bucket_reduced(OnBucketReduced act);
+  ReductionStats stats() const;
+
+  void on_output() override;
+  void on_gradient(size_t parameter, bool defined) override;
+  void on_backward_done() override;
+  void on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept override;
+
+  const BucketSet& buckets() const { return buckets_; }
+  const BucketSchedule& schedule() const { return schedule_; }
+  GroupMonitor& monitor() const { return *monitor_; }
+  UsagePolicy& usage() { return *usage_; }
+  StatusAgreement& status() { return status_; }
+  void set_companion(PassCompanion& companion) { companion_ = &companion; }
+
+ private:
+  enum class Phase {
+    Idle,      // before the first forward pass
+    Local,     // gradients accumulate; hooks do nothing
+    Armed,     // a forward asked for the next backward pass to be reduced
+    Done,      // that pass was reduced; a further backward pass would be reduced as well
+    Reducing,  // between the first gradient and the end of a reduced backward pass
+  };
+
+  /// Everything that measures the passes. The tuner exists until the cap is chosen.
+  struct Observers {
+    StepRecorder recorder;
+    bool tunes = false;  // the user asked for it
+    std::unique_ptr<BucketTuner> tuner;
+    std::optional<BucketCapTuning> tuned;
+
+    template <typename Event>
+    void notify(const Event& event) {
+      event(static_cast<PassObserver&>(recorder));
+      if (tuner) event(static_cast<PassObserver&>(*tuner));
+    }
+  };
+
+  // engine.cpp: between passes
+  void begin_pass(int64_t number);
+  void check_reduction_may_change(const char* what) const;
+  void check_capture() const;
+  void refresh_hooks();
+  void choose_status_location();
+  void rebuild_buckets();
+  void warn_of_last_pass() const noexcept;
+  std::string describe_own_problems(const BackwardPass& pass) const;
+  c10::Device device() const { return buckets_.parameters().front().tensor.device(); }
+  bool runs_ahead() const { return status_.defers(); }
+
+  // engine_backward.cpp: while autograd runs
+  void begin_backward();
+  void note_unaveraged_gradient(size_t parameter);
+  void warn_unaveraged_step(size_t parameter) const;
+  void launch_ready_buckets();
+  void drain_launch_queue();
+  void begin_after_autograd();
+  void launch_rest();
+  void launch(size_t b);
+  void pack(size_t b);
+  void send_status();
+
+  // engine_finish.cpp: the end of a pass
+  void finish_pass();
+  void wait_for_buckets();
+  void wait_for_bucket(size_t b);
+  void wait_for(c10d::Work& work, WaitPoint where);
+  void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where);
+  BackwardPass* wait_for_status();
+  void check_captured_pass();
+  void wait_for_pass_status(BackwardPass& pass);
+  std::string error_of_pass(BackwardPass& pass, std::vector<char>& unused);
+  void finalize_bucket(size_t b, const std::vector<char>& unused);
+  void end_pass();
+
+  // engine_order.cpp: after the first passes, the ranks agree on the buckets
+  void agree_on_order();
+  int64_t tune();
+
+  const ProcessGroup group_;
+  const std::shared_ptr<GroupMonitor> monitor_;
+  BucketSet buckets_;
+  BucketSchedule schedule_;
+  AutogradHooks hooks_;
+  const std::unique_ptr<UsagePolicy> usage_;
+  StatusAgreement status_;
+  std::unique_ptr<BucketReduction> reduction_;
+  Observers observers_;
+  UnaveragedGradients unaveraged_;
+  std::atomic<Phase> phase_{Phase::Idle};
+  std::unique_ptr<BackwardPass> pass_;      // the current or next pass
+  std::unique_ptr<BackwardPass> deferred_;  // the previous pass, whose status is not read yet
+  OnBucketReduced on_bucket_reduced_;
+  PassCompanion* companion_ = nullptr;
+  bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
+};
+
+}  // namespace ddp

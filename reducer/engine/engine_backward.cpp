@@ -1,0 +1,233 @@
+// While autograd runs: launches each bucket whose gradients are ready, the last after autograd.
+#include <exception>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/stream_capture.h>
+#include <ddp/internal/text.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "engine/engine.h"
+
+namespace ddp {
+
+// A backward pass through one of this reducer's forwards begins.
+void Reducer::Engine::on_output() {
+  if (!hooks_.accumulates()) return;
+  monitor_->check();
+  begin_backward();
+}
+
+void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
+  if (defined) usage_->mark_used(parameter);
+  const auto phase = phase_.load(std::memory_order_acquire);
+  // After a reduced pass, the reducer ignores gradients that do not come through outputs of its own
+  // forwards: another wrapper made them, or the module without its wrapper.
+  const bool further = phase == Phase::Done && !usage_->outputs_are_known();
+  if (phase != Phase::Armed && phase != Phase::Reducing && !further) {
+    if (phase != Phase::Local) note_unaveraged_gradient(parameter);
+    return;
+  }
+  begin_backward();
+  using Arrival = BackwardPass::Arrival;
+  switch (pass_->count(parameter)) {
+    case Arrival::Early:
+      return;
+    case Arrival::Extra:
+      for (auto& problem : usage_->check_extra(parameter, *pass_)) {
+        status_.report(std::move(problem));
+      }
+      return;
+    case Arrival::Ready:
+      break;
+  }
+  if (observers_.tuner) observers_.tuner->ready(parameter);
+  schedule_.note_ready(parameter);
+  const auto b = pass_->slots()[parameter].bucket;
+  if (!pass_->complete_one(b)) return;
+  observers_.notify([&](PassObserver& o) { o.bucket_ready(b); });
+  launch_ready_buckets();
+}
+
+void Reducer::Engine::note_unaveraged_gradient(size_t parameter) {
+  if (group_->getSize() == 1) return;
+  if (unaveraged_.note(parameter, buckets_.parameters()[parameter].tensor))
+    warn_unaveraged_step(parameter);
+}
+
+void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
+  TORCH_WARN(
+      "DistributedDataParallel: expected gradients of passes that the wrapper's forward began, got "
+      "an optimizer step on those of others (",
+      buckets_.parameters()[parameter].name, " has one) on ", monitor_->rank_text(),
+      ". They are not averaged, so the ranks' models drift apart. ",
+      buckets_.parameters()[parameter].is_outside ? "Add the loss of this tensor to one that the "
+                                                    "wrapped model's forward began, and run one "
+                                                    "backward pass."
+                                                  : "Call the wrapped model, not module(), in what "
+                                                    "is trained, and let a penalty's backward "
+                                                    "follow its forward.");
+}
+
+void Reducer::Engine::begin_backward() {
+  if (!hooks_.watch_end(pass_->number())) return;
+  // Due where no forward pass came since the ranks agreed, as with two forwards and two backwards.
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+  phase_ = Phase::Reducing;
+  pass_->captured = is_capturing(device());
+  if (pass_->captured) observers_.recorder.skip_step();  // its times would be those of the capture
+  if (const auto used = unaveraged_.find_used(buckets_.parameters())) warn_unaveraged_step(*used);
+  pass_->gradient_memory_scope = buckets_.use_gradient_memory();
+  observers_.notify([](PassObserver& o) { o.begin_backward(); });
+  if (companion_) {
+    pass_->waits_for_autograd = companion_->must_wait();
+    if (pass_->waits_for_autograd) return;
+    companion_->begin(pass_->terms);
+  }
+  // Buckets with only unused parameters get no gradient that would launch them; others may have
+  // become ready before the terms were known.
+  if (!pass_->counts_only && !observers_.tuner) drain_launch_queue();
+}
+
+// Launches all but the last bucket: that one carries this rank's status, which is known after
+// autograd is done. Its last gradient is ready at about that time anyway.
+//
+// Takes no lock: a thread that finds another one launching adds a request to the counter, and the
+// other one checks the counter before it stops. The thread that begins the pass launches first.
+void Reducer::Engine::launch_ready_buckets() {
+  if (observers_.tuner) return;  // it measures computation and communication one after the other
+  if (pass_->launch_requests.fetch_add(1) == 0) drain_launch_queue();
+}
+
+void Reducer::Engine::drain_launch_queue() {
+  auto& next = pass_->next_bucket;
+  uint32_t handled = 1;
+  do {
+    while (next + 1 < buckets_.size() && pass_->bucket(next).pending == 0) launch(next++);
+  } while (!pass_->launch_requests.compare_exchange_strong(handled, 0));
+}
+
+void Reducer::Engine::on_backward_done() {
+  if (phase_ != Phase::Reducing) return;
+  const at::NoGradGuard no_grad;
+  // A backward pass inside another one (reentrant autograd) ended; the outer one still has
+  // gradients to make.
+  if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
+  pass_->gradient_memory_scope.reset();
+  if (std::exchange(pass_->waits_for_autograd, false)) begin_after_autograd();
+  for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
+  launch_rest();
+  finish_pass();
+}
+
+void Reducer::Engine::begin_after_autograd() {
+  try {
+    companion_->begin(pass_->terms);
+  } catch (...) {
+    on_backward_failed(pass_->number(), std::current_exception());
+    throw;
+  }
+}
+
+void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept {
+  if (phase_ != Phase::Reducing || pass != pass_->number()) return;
+  phase_ = Phase::Local;
+  pass_->gradient_memory_scope.reset();
+  try {
+    monitor_->fail(ddp::str(
+        "backward threw on ", monitor_->rank_text(), ", after ", pass_->next_bucket.load(), " of ",
+        buckets_.size(), " buckets were sent", cause ? ": " + text_of(cause) : ""));
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
+}
+
+void Reducer::Engine::join_backward(const PassTerms& terms) {
+  monitor_->check();
+  const at::NoGradGuard no_grad;
+  if (schedule_.rebuild_is_due()) rebuild_buckets();
+  begin_pass(pass_->number());
+  pass_->joined = true;
+  pass_->forwards = 1;
+  pass_->terms = terms;
+  phase_ = Phase::Reducing;
+  launch_rest();
+  finish_pass();
+}
+
+// Used by a rank with a backward pass of its own and by one that joins: both send the same
+// collectives.
+void Reducer::Engine::launch_rest() {
+  observers_.notify([](PassObserver& o) { o.autograd_done(); });
+  auto& next = pass_->next_bucket;
+  while (next + 1 < buckets_.size()) launch(next++);
+  // The companion sends between the same two buckets on every rank, and after autograd: a
+  // checkpoint inside the backward pass runs parts of forward again, which change the buffers.
+  if (companion_) {
+    monitor_->abort_on_error(
+        [&] { return ddp::str("sending the buffers of rank ", pass_->terms.source); },
+        [&] { companion_->start(pass_->terms.source); });
+  }
+  launch(next++);
+}
+
+void Reducer::Engine::launch(size_t b) {
+  RECORD_FUNCTION(ddp::str("ddp::launch_bucket ", b), c10::ArrayRef<const c10::IValue>());
+  const at::NoGradGuard no_grad;
+  const bool is_last = b + 1 == buckets_.size();
+  monitor_->abort_on_error(
+      [&] { return ddp::str("starting bucket ", b); },
+      [&] {
+        if (const auto work = reduction_->take_blocking_work()) {
+          wait_on_stream(work, [b] {
+            return ddp::str("reducing bucket ", b - 1, " to make room for the next");
+          });
+          if (b > 0) pass_->bucket(b - 1).in_flight.work.reset();  // Gloo's work keeps a copy
+        }
+        pack(b);
+        if (is_last && !status_.uses_own_collective()) send_status();
+        const auto& bucket = buckets_[b];
+        observers_.notify([&](PassObserver& o) { o.launching(b, bucket.bytes()); });
+        auto& in_flight = pass_->bucket(b).in_flight;
+        in_flight = reduction_->start(bucket, b, is_last, pass_->terms.scale);
+        observers_.notify([&](PassObserver& o) { o.launched(b, in_flight, buckets_.on_cpu()); });
+        if (is_last && status_.uses_own_collective()) send_status();
+      });
+}
+
+void Reducer::Engine::pack(size_t b) {
+  auto& bucket = buckets_[b];
+  const bool needs_usage = usage_->tracks_usage() || pass_->joined;
+  const auto* used = needs_usage ? &usage_->used() : nullptr;
+  const auto unused = pass_->joined ? Bucket::Unused::Zero : Bucket::Unused::Save;
+  const auto scale = reduction_->scale_of(bucket, pass_->terms.scale);
+  // On a device each copy of a gradient is a kernel launch. On the CPU it is cheap, and a run of
+  // one rank does and costs the same as one of several.
+  const bool returns = !buckets_.on_cpu() && reduction_->returns_as_packed() && scale == 1;
+  if (returns && !pass_->joined && bucket.skip_pack(used)) return;
+  observers_.notify([](PassObserver& o) { o.begin_pack(); });
+  auto mismatches = bucket.pack(scale, used, unused);
+  observers_.notify([](PassObserver& o) { o.end_pack(); });
+  for (auto& mismatch : mismatches) {
+    status_.report(
+        {"expected gradients of the kind of their bucket, got others",
+         "Convert them in a hook on the parameter, or the parameter.",
+         {bucket.names()[mismatch.slot]},
+         std::move(mismatch.difference)});
+  }
+}
+
+void Reducer::Engine::send_status() {
+  if (pass_->captured && group_->getSize() > 1) {
+    pass_->problems = status_.write_zeros();
+    return;
+  }
+  const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
+  pass_->problems = status_.write(forwards, usage_->used());
+  if (status_.uses_own_collective()) pass_->status_work = status_.send(*group_);
+}
+
+}  // namespace ddp

@@ -1,0 +1,243 @@
+// The end of a pass: waits for the buckets, reads the ranks' status, and makes gradients final.
+#include <algorithm>
+#include <cmath>
+#include <future>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/join_names.h>
+#include <ddp/internal/text.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "engine/engine.h"
+#include "status/problem_report.h"
+
+namespace ddp {
+namespace {
+
+// Ranks with input have no gradient for a parameter that no rank used, while this rank, which has
+// joined, still has the gradient of its own last pass: it must not be reported as reduced.
+std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<char>& unused) {
+  std::vector<at::Tensor> used;
+  for (size_t slot = 0; slot < bucket.indices().size(); ++slot) {
+    if (!unused[bucket.indices()[slot]]) used.push_back(bucket.parameters()[slot]);
+  }
+  return used;
+}
+
+// A communication hook's future holds a tensor, or a list of one, as the futures of c10d's works.
+at::Tensor tensor_of(const c10::IValue& value) {
+  if (value.isTensorList() && value.toTensorList().size() == 1) return value.toTensorList().get(0);
+  DDP_CHECK(
+      value.isTensor(), "expected the communication hook's future to hold a tensor, got ",
+      value.tagKind());
+  return value.toTensor();
+}
+
+std::string describe_result(const at::Tensor& t) {
+  if (!t.defined()) return "an undefined tensor";
+  return ddp::str(
+      t.numel(), " elements of ", t.scalar_type(), " on ", t.device(), ", layout ", t.layout());
+}
+
+// The reduced gradients of `bucket`, 1-D; after a hook the value of its future, which is complete.
+at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& bucket) {
+  if (!in_flight.future) return bucket.gradients();
+  const auto result = tensor_of(in_flight.future->value());
+  const auto& expected = bucket.gradients();
+  DDP_CHECK(
+      result.defined() && result.numel() == expected.numel() &&
+          result.scalar_type() == expected.scalar_type() && result.device() == expected.device() &&
+          result.layout() == expected.layout(),
+      "expected the communication hook to return ", describe_result(expected), ", got ",
+      describe_result(result));
+  return bucket.is_sparse() ? result : result.resolve_conj().contiguous().view(-1);
+}
+
+}  // namespace
+
+void Reducer::Engine::finish_pass() {
+  wait_for_buckets();
+  if (!pass_->joined) observers_.notify([](PassObserver& o) { o.communicated(); });
+
+  std::vector<char> unused;
+  std::string error;
+  if (auto* ended = wait_for_status()) error = error_of_pass(*ended, unused);
+  if (companion_ && error.empty()) error = companion_->error();
+  if (error.empty()) {
+    if (!pass_->joined) usage_->end_pass(*pass_);
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      if (pass_->bucket(b).reduced.defined()) finalize_bucket(b, unused);
+    }
+    if (schedule_.end_pass()) agree_on_order();
+    observers_.notify([&](PassObserver& o) { o.end_pass(pass_->joined); });
+  }
+  const auto threw = std::exchange(pass_->callback_exception, nullptr);
+  end_pass();
+  if (!error.empty()) monitor_->throw_agreed(error);
+  if (threw) std::rethrow_exception(threw);
+}
+
+void Reducer::Engine::end_pass() {
+  usage_->clear_used();
+  unaveraged_.clear();
+  phase_ = pass_->joined ? Phase::Local : Phase::Done;
+  const auto number = pass_->number();
+  const auto terms = pass_->terms;
+  if (runs_ahead() && !pass_->captured) {
+    std::swap(pass_, deferred_);
+    if (!pass_) pass_ = std::make_unique<BackwardPass>();
+  }
+  pass_->captured = false;
+  pass_->terms = terms;  // a further backward pass without a forward pass uses them again
+  monitor_->end_attempts();
+  pass_->joined = false;
+  pass_->forwards = 0;
+  pass_->problems.clear();
+  pass_->works.clear();
+  pass_->status.reset();
+  begin_pass(number + 1);
+}
+
+void Reducer::Engine::wait_for_buckets() {
+  RECORD_FUNCTION("ddp::wait_for_buckets", c10::ArrayRef<const c10::IValue>());
+  // Where a pass may skip parameters, the status in the last bucket says which gradients must not
+  // change, so no bucket can be finalized before.
+  const bool early = on_bucket_reduced_ && !usage_->tracks_usage() && !observers_.tuner;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    wait_for_bucket(b);
+    observers_.notify([&](PassObserver& o) { o.reduced(b); });
+    if (early && b + 1 < buckets_.size()) finalize_bucket(b, {});
+  }
+  if (const auto work = std::exchange(pass_->status_work, {})) {
+    wait_on_stream(work, [] { return std::string("exchanging the ranks' status"); });
+  }
+  if (!companion_) return;
+  const auto where = [&] { return ddp::str("getting the buffers of rank ", pass_->terms.source); };
+  monitor_->abort_on_error(where, [&] {
+    // The step ends when the buffers have arrived, on the host or in stream order.
+    companion_->finish([&](c10d::Work& work) {
+      runs_ahead() ? monitor_->wait_on_stream(work, where) : wait_for(work, where);
+    });
+  });
+}
+
+void Reducer::Engine::wait_for_bucket(size_t b) {
+  const auto where = [&] {
+    return ddp::str(
+        "reducing bucket ", b, " of ", buckets_.size(), " (", buckets_[b].bytes(),
+        " bytes: ", join_names(buckets_[b].names()), ") in backward pass ", pass_->number());
+  };
+  monitor_->abort_on_error(where, [&] {
+    auto in_flight = std::exchange(pass_->bucket(b).in_flight, {});
+    if (in_flight.work) wait_on_stream(in_flight.work, where);
+    if (const auto& future = in_flight.future) {
+      if (!future->completed() && buckets_.on_cpu()) {
+        const auto arrived = std::make_shared<std::promise<void>>();
+        future->addCallback([arrived](c10::ivalue::Future&) { arrived->set_value(); });
+        auto arrival = arrived->get_future();
+        monitor_->wait_until(
+            [&](auto at_most) { return arrival.wait_for(at_most) == std::future_status::ready; },
+            where);
+      }
+      future->waitAndThrow();
+    }
+    pass_->bucket(b).reduced = result_of(in_flight, buckets_[b]);
+  });
+}
+
+void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
+  if (buckets_.on_cpu()) return monitor_->wait(work, where);
+  monitor_->poll([&] { return work.isCompleted(); }, where);
+  monitor_->wait_on_stream(work, where);
+}
+
+// Makes the stream wait for `work`; the host waits as well only where it does not run ahead of the
+// device, or where it takes the times of this step.
+void Reducer::Engine::wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where) {
+  if (!runs_ahead() || observers_.recorder.is_sampling()) return wait_for(*work, where);
+  monitor_->wait_on_stream(*work, where);
+  pass_->works.push_back(work);
+}
+
+// Waits for the status that is due now, and returns its pass: this one, or the previous one where
+// the host runs ahead of the device; null if there is none.
+BackwardPass* Reducer::Engine::wait_for_status() {
+  if (pass_->captured && group_->getSize() > 1) {
+    check_captured_pass();
+    return nullptr;
+  }
+  pass_->status = status_.fetch();
+  auto* ended = runs_ahead() ? deferred_.get() : pass_.get();
+  if (ended) wait_for_pass_status(*ended);
+  return ended;
+}
+
+// Throws for the problems of a captured pass, which only this rank knows: the device has not run
+// it, so no status was exchanged. abort_on_error makes the other ranks fail with the same text.
+void Reducer::Engine::check_captured_pass() {
+  const auto where = [] { return std::string("capturing a backward pass"); };
+  monitor_->abort_on_error(
+      where, [&] { DDP_CHECK(pass_->problems.empty(), describe_own_problems(*pass_)); });
+}
+
+void Reducer::Engine::wait_for_pass_status(BackwardPass& pass) {
+  const auto where = [&] {
+    return ddp::str("exchanging the ranks' status of backward pass ", pass.number());
+  };
+  const auto is_over = [&] {
+    bool over = pass.status->is_ready();
+    for (const auto& work : pass.works) {
+      if (!work->isCompleted()) {
+        over = false;
+      } else if (work->exception()) {
+        std::rethrow_exception(work->exception());
+      }
+    }
+    return over;
+  };
+  monitor_->abort_on_error(where, [&] { monitor_->poll(is_over, where); });
+}
+
+/// \return  the text that every rank throws; "" when no rank met a problem.
+std::string Reducer::Engine::error_of_pass(BackwardPass& pass, std::vector<char>& unused) {
+  auto status = pass.status->read();
+  if (!status.same_forwards) {
+    pass.problems.push_back(
+        {ddp::str(
+             pass.forwards, " training forward passes came since the last reduced backward pass"),
+         "Every rank has to run as many forward and backward passes; evaluate in eval() mode or "
+         "under torch::NoGradGuard."});
+  }
+  unused = std::move(status.unused);
+  if (!status.problems && status.same_forwards) return "";
+  const auto where = [] { return std::string("gathering the ranks' errors"); };
+  std::string text;
+  monitor_->abort_on_error(where, [&] {
+    text = gather_problems(
+        pass.problems, buckets_.parameters().size(), group_,
+        [&](c10d::Work& work) { wait_for(work, where); });
+  });
+  return text;
+}
+
+void Reducer::Engine::finalize_bucket(size_t b, const std::vector<char>& unused) {
+  auto& bucket = buckets_[b];
+  monitor_->abort_on_error(
+      [&] { return ddp::str("writing the averages of bucket ", b); },
+      [&] { bucket.unpack(std::exchange(pass_->bucket(b).reduced, {}), unused); });
+  if (!on_bucket_reduced_ || pass_->callback_exception) return;
+  try {
+    const bool last = b + 1 == buckets_.size();
+    pass_->joined && !unused.empty() ? on_bucket_reduced_(used_parameters(bucket, unused), last)
+                                     : on_bucket_reduced_(bucket.parameters(), last);
+  } catch (...) {
+    // Thrown at the end of the pass: the other ranks wait for this one's part of it.
+    pass_->callback_exception = std::current_exception();
+  }
+}
+
+}  // namespace ddp

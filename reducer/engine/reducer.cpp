@@ -1,0 +1,63 @@
+#include <ddp/internal/reducer.h>
+
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace ddp {
+
+Reducer::Reducer(
+    std::vector<NamedParameter> parameters, ProcessGroup group, const ReducerOptions& options,
+    std::shared_ptr<GroupMonitor> monitor)
+    : engine_(std::make_unique<Engine>(
+          std::move(parameters), std::move(group), options, std::move(monitor))) {}
+
+Reducer::~Reducer() = default;
+
+void Reducer::prepare_for_forward(bool training) { engine_->prepare_for_forward(training); }
+
+void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
+  engine_->prepare_for_backward(outcome);
+}
+
+void Reducer::prepare_for_local_backward() { engine_->prepare_for_local_backward(); }
+
+void Reducer::forward_failed(bool training) noexcept { engine_->forward_failed(training); }
+
+void Reducer::join_backward(const PassTerms& terms) { engine_->join_backward(terms); }
+
+void Reducer::report_problem(std::string what, std::string remedy) {
+  engine_->status().report({std::move(what), std::move(remedy), {}, ""});
+}
+
+bool Reducer::clear_usage_of_zeroed_grads() {
+  return engine_->usage().clear_usage_of_zeroed_grads();
+}
+
+void Reducer::register_comm_hook(CommHook hook) { engine_->register_comm_hook(std::move(hook)); }
+
+std::shared_ptr<GradientShards> Reducer::shard_gradients() { return engine_->shard_gradients(); }
+
+void Reducer::explain_missing(ExplainMissing explain) {
+  engine_->usage().explain_missing(std::move(explain));
+}
+
+void Reducer::on_bucket_reduced(OnBucketReduced act) { engine_->on_bucket_reduced(std::move(act)); }
+
+void Reducer::set_companion(PassCompanion& companion) { engine_->set_companion(companion); }
+
+const std::vector<NamedParameter>& Reducer::parameters() const {
+  return engine_->buckets().parameters();
+}
+
+GroupMonitor& Reducer::monitor() const { return engine_->monitor(); }
+
+std::vector<std::vector<size_t>> Reducer::bucket_indices() const {
+  return engine_->buckets().indices();
+}
+
+ReductionStats Reducer::stats() const { return engine_->stats(); }
+
+bool Reducer::has_rebuilt_buckets() const { return engine_->schedule().has_rebuilt(); }
+
+}  // namespace ddp

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "gradients/bucket_storage.h"
+
+namespace ddp {
+
+/// Decides in which memory a bucket's gradients are between two passes, and moves them there.
+/// `parameters` are the packed ones, by slot of the storage.
+///
+/// Threads: as Bucket.
+class GradientPlacement {
+ public:
+  virtual ~GradientPlacement() = default;
+
+  /// Whether `.grad` has memory of its own between passes, whichever memory that is.
+  virtual bool has_own_memory() const { return false; }
+
+  /// Called after `grad`, of `slot`, was copied into the storage: it may give up its own memory.
+  virtual void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) {
+    (void)grad, (void)storage, (void)slot;
+  }
+  /// Called once before put(): `reduced`, 1-D, holds the reduced gradients of the whole bucket.
+  virtual void receive(const BucketStorage& storage, const at::Tensor& reduced) {
+    (void)storage, (void)reduced;
+  }
+  /// Makes `grad`, of `slot`, its part of `reduced`.
+  virtual void put(
+      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced) = 0;
+
+  /// Called after the buckets changed: moves gradients that live in bucket storage there.
+  virtual void move_in(const BucketStorage& storage, const std::vector<at::Tensor>& parameters) {
+    (void)storage, (void)parameters;
+  }
+
+ protected:
+  /// Another tensor on the memory of `view`: changes to one tensor object (detach_,
+  /// requires_grad_) do not affect the other.
+  static at::Tensor share_memory(const at::Tensor& view);
+  /// Copies `reduced` into `grad`, and bumps its version, so that an operation that saved `grad`
+  /// detects the change.
+  static void overwrite(const at::Tensor& grad, const at::Tensor& reduced);
+};
+
+}  // namespace ddp

@@ -1,0 +1,95 @@
+#include "gradients/sharded_gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/capabilities.h>
+
+namespace ddp {
+namespace {
+
+at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
+
+class ReduceScatter : public BucketReduction {
+ public:
+  ReduceScatter(ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards)
+      : group_(std::move(group)),
+        shards_(std::move(shards)),
+        averages_(group_->getSize() > 1 && capabilities_of(*group_, device).averages) {}
+
+  double scale_of(const Bucket& /*bucket*/, const std::optional<double>& scale) const override {
+    if (averages_ && !scale) return 1;
+    return scale.value_or(1.0 / group_->getSize());
+  }
+
+  // A rank would get only a part of the numbers after the gradients.
+  bool carries_status(const Bucket& /*bucket*/) const override { return false; }
+
+  WorkPtr take_blocking_work() override { return std::exchange(last_, nullptr); }
+
+  InFlight start(
+      const Bucket& bucket, size_t index, bool /*is_last*/,
+      const std::optional<double>& scale) override {
+    auto& shard = (*shards_)[index];
+    const bool adds =
+        std::find(shard.arrived.begin(), shard.arrived.end(), 1) != shard.arrived.end();
+    if (adds) shard.previous = std::exchange(shard.average, at::empty_like(shard.average));
+    const auto& memory = bucket.storage().all();
+    if (group_->getSize() == 1) {
+      shard.average.copy_(memory);
+      return {};
+    }
+    c10d::ReduceScatterOptions options;
+    if (averages_ && !scale) options.reduceOp = c10d::ReduceOp::AVG;
+    auto output = as_real(shard.average).view({-1});
+    auto input = as_real(memory).view({-1});
+    last_ = group_->DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options);
+    return {last_, {}};
+  }
+
+ private:
+  const ProcessGroup group_;
+  const std::shared_ptr<GradientShards> shards_;
+  const bool averages_;  // the backend's reduce-scatter has an average
+  WorkPtr last_;
+};
+
+}  // namespace
+
+void ShardedGradients::after_pack(
+    at::Tensor& grad, const BucketStorage& /*storage*/, size_t /*slot*/) {
+  grad.reset();
+}
+
+void ShardedGradients::receive(const BucketStorage& storage, const at::Tensor& /*reduced*/) {
+  if (!shard_.previous.defined()) {
+    std::fill(shard_.arrived.begin(), shard_.arrived.end(), char{0});
+    return;
+  }
+  const auto previous = std::exchange(shard_.previous, {});
+  const auto begin = rank_ * previous.numel();
+  for (size_t slot = 0; slot < storage.views().size(); ++slot) {
+    const auto& view = storage.views()[slot];
+    const auto at = view.storage_offset() - storage.all().storage_offset();
+    const auto from = std::max<int64_t>(at - begin, 0);
+    const auto to = std::min<int64_t>(at + view.numel() - begin, previous.numel());
+    if (!shard_.arrived[slot] || from >= to) continue;
+    shard_.average.narrow(0, from, to - from).add_(previous.narrow(0, from, to - from));
+  }
+}
+
+void ShardedGradients::put(
+    at::Tensor& grad, const BucketStorage& /*storage*/, size_t slot,
+    const at::Tensor& /*reduced*/) {
+  shard_.arrived[slot] = 1;
+  grad.reset();
+}
+
+std::unique_ptr<BucketReduction> make_reduce_scatter(
+    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards) {
+  return std::make_unique<ReduceScatter>(std::move(group), device, std::move(shards));
+}
+
+}  // namespace ddp

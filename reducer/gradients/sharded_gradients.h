@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Device.h>
+#include <ddp/internal/gradient_shards.h>
+#include <ddp/process_group.h>
+
+#include "gradients/gradient_placement.h"
+#include "reduction/bucket_reduction.h"
+
+namespace ddp {
+
+/// Gradients that are released once they are packed: the reduction returns only the average of this
+/// rank's part of the bucket.
+class ShardedGradients final : public GradientPlacement {
+ public:
+  /// \param shard  the part of `rank`; it outlives this.
+  ShardedGradients(GradientShard& shard, int rank) : shard_(shard), rank_(rank) {}
+
+  void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
+  void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
+  void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
+      override;
+
+ private:
+  GradientShard& shard_;
+  const int rank_;
+};
+
+/// Reduce-scatters each bucket, one at a time: the buckets share one memory.
+///
+/// \param device  of the parameters.
+std::unique_ptr<BucketReduction> make_reduce_scatter(
+    ProcessGroup group, c10::Device device, std::shared_ptr<GradientShards> shards);
+
+}  // namespace ddp

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <ddp/comm_hooks.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "buckets/bucket.h"
+
+namespace ddp {
+
+/// Reduces packed buckets over the ranks.
+class BucketReduction {
+ public:
+  /// A running reduction: one of the two, or neither in a group of one.
+  struct InFlight {
+    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+  };
+
+  virtual ~BucketReduction() = default;
+
+  /// The factor by which gradients are multiplied as they are packed.
+  ///
+  /// \param scale  as in PassTerms.
+  virtual double scale_of(const Bucket& bucket, const std::optional<double>& scale) const = 0;
+
+  /// Whether the reduction also sums, or averages, numbers after the gradients of `bucket`.
+  virtual bool carries_status(const Bucket& bucket) const = 0;
+
+  /// Whether the reduction leaves a bucket as it was packed, as in a group of one.
+  virtual bool returns_as_packed() const { return false; }
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  /// The work that must end before another bucket is packed; null for none. A second call returns
+  /// null.
+  virtual WorkPtr take_blocking_work() { return {}; }
+
+  /// Starts the reduction of a packed bucket, without waiting.
+  virtual InFlight start(
+      const Bucket& bucket, size_t index, bool is_last, const std::optional<double>& scale) = 0;
+};
+
+/// An all-reduce: by default the mean over the ranks.
+///
+/// \param device  of the parameters.
+std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Device device);
+
+/// Reduces with a user's communication hook.
+std::unique_ptr<BucketReduction> make_hook_reduction(CommHook hook);
+
+}  // namespace ddp

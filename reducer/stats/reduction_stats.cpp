@@ -1,0 +1,200 @@
+#include <ddp/reduction_stats.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <locale>
+#include <map>
+
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+#include "stats/times.h"
+
+namespace ddp {
+namespace {
+
+// Numbers in the order of the fields: 17 digits are exact.
+void write_step(std::ostream& out, const StepStats& step) {
+  out << step.rank << ' ' << step.step << ' ' << step.begin_us << ' ' << step.begin_unix_ns << ' '
+      << step.step_ms << ' ' << step.forward_ms << ' ' << step.compute_ms << ' ' << step.total_ms
+      << ' ' << step.communication_ms << ' ' << step.exposed_ms << ' ' << step.bytes << ' '
+      << step.buckets.size();
+  for (const auto& bucket : step.buckets) {
+    out << ' ' << bucket.bytes << ' ' << bucket.ready_ms << ' ' << bucket.launched_ms << ' '
+        << bucket.done_ms;
+  }
+  out << '\n';
+}
+
+bool read_step(std::istream& in, StepStats& step) {
+  size_t buckets = 0;
+  in >> step.rank >> step.step >> step.begin_us >> step.begin_unix_ns >> step.step_ms >>
+      step.forward_ms >> step.compute_ms >> step.total_ms >> step.communication_ms >>
+      step.exposed_ms >> step.bytes >> buckets;
+  if (!in) return false;
+  step.buckets.resize(buckets);
+  for (auto& bucket : step.buckets) {
+    in >> bucket.bytes >> bucket.ready_ms >> bucket.launched_ms >> bucket.done_ms;
+  }
+  return static_cast<bool>(in);
+}
+
+double median_of(
+    const std::vector<StepStats>& steps, const std::function<double(const StepStats&)>& value) {
+  std::vector<double> values;
+  for (const auto& step : steps) values.push_back(value(step));
+  return median(std::move(values));
+}
+
+// Kineto counts a trace's times from a multiple of this, which is three months, so that a double
+// holds them with their nanoseconds.
+constexpr int64_t kTraceBaseNs = int64_t{7'889'238} * 1'000'000'000;
+
+int64_t trace_base_ns(const std::vector<StepStats>& steps) {
+  if (steps.empty()) return 0;
+  const auto first = std::min_element(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
+    return a.begin_unix_ns < b.begin_unix_ns;
+  });
+  return first->begin_unix_ns - first->begin_unix_ns % kTraceBaseNs;
+}
+
+/// The list of a trace's events.
+class TraceEvents {
+ public:
+  explicit TraceEvents(std::ostream& out) : out_(out) {}
+
+  void name(const char* what, int rank, size_t track, const std::string& name) {
+    next() << R"({"ph":"M","name":")" << what << R"(","pid":)" << rank << R"(,"tid":)" << track
+           << R"(,"args":{"name":")" << name << R"("}})";
+  }
+
+  void span(
+      const std::string& name, int rank, size_t track, double begin_us, double end_us,
+      int64_t bytes) {
+    next() << R"({"ph":"X","name":")" << name << R"(","pid":)" << rank << R"(,"tid":)" << track
+           << R"(,"ts":)" << begin_us << R"(,"dur":)" << std::max(end_us - begin_us, 0.0)
+           << R"(,"args":{"bytes":)" << bytes << "}}";
+  }
+
+ private:
+  std::ostream& next() {
+    out_ << (first_ ? "\n" : ",\n");
+    first_ = false;
+    return out_;
+  }
+
+  std::ostream& out_;
+  bool first_ = true;
+};
+
+// The computation has the first track, and each bucket one.
+std::string name_of_track(size_t track) {
+  return track == 0 ? "computation" : "bucket " + std::to_string(track - 1);
+}
+
+void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
+  const double begin_us = static_cast<double>(step.begin_unix_ns - base_ns) / 1000;
+  const auto at = [&](double ms) { return begin_us + ms * 1000; };
+  const auto span = [&](const std::string& name, size_t track, double begin, double end,
+                        int64_t bytes) {
+    events.span(name, step.rank, track, at(begin), at(end), bytes);
+  };
+  const auto number = ddp::str(" ", step.step);
+  span("forward" + number, 0, 0, step.forward_ms, 0);
+  span("backward" + number, 0, step.forward_ms, step.compute_ms, 0);
+  span("wait for buckets" + number, 0, step.compute_ms, step.total_ms, step.bytes);
+  for (size_t b = 0; b < step.buckets.size(); ++b) {
+    const auto& bucket = step.buckets[b];
+    if (bucket.launched_ms < 0) continue;
+    span(name_of_track(b + 1), b + 1, bucket.launched_ms, bucket.done_ms, bucket.bytes);
+  }
+}
+
+// One number, in a printf() format.
+std::string format(const char* form, double value) {
+  char text[100];
+  std::snprintf(text, sizeof text, form, value);
+  return text;
+}
+
+std::string summary_of_tuning(const BucketCapTuning& tuning) {
+  auto text = format("; bucket_cap_mb tuned to %.3g", tuning.cap_mb);
+  const char* before = ": step";
+  const auto add = [&](const char* form, double ms) {
+    if (ms <= 0) return;
+    text += before + format(form, ms);
+    before = ",";
+  };
+  add(" predicted %.1f ms", tuning.predicted_ms);
+  add(" measured %.1f ms", tuning.measured_ms);
+  return text;
+}
+
+// Steps before the last rebuild had other buckets, or sent all gradients in one piece for the
+// tuner.
+std::vector<StepStats> steps_as_they_are_now(const ReductionStats& stats) {
+  std::vector<StepStats> steps;
+  std::copy_if(
+      stats.steps.begin(), stats.steps.end(), std::back_inserter(steps),
+      [&](const StepStats& step) { return step.step > stats.rebuilt_at; });
+  return steps.empty() ? stats.steps : steps;
+}
+
+}  // namespace
+
+ReductionStats all_gather_stats(const ReductionStats& stats, const GroupArg& group) {
+  OutputText text;
+  text.precision(17);
+  for (const auto& step : stats.steps) write_step(text, step);
+  ReductionStats all = stats;
+  all.steps.clear();
+  for (const auto& of_rank : all_gather_strings(text.str(), group)) {
+    InputText lines(of_rank);
+    for (StepStats step; read_step(lines, step);) all.steps.push_back(step);
+  }
+  return all;
+}
+
+std::string summary(const ReductionStats& stats) {
+  if (stats.steps.empty()) return "";
+  const auto steps = steps_as_they_are_now(stats);
+  const double step =
+      median_of(steps, [](const auto& s) { return s.step_ms > 0 ? s.step_ms : s.total_ms; });
+  const double exposed = median_of(steps, [](const auto& s) { return s.exposed_ms; });
+  const double communication = median_of(steps, [](const auto& s) { return s.communication_ms; });
+  const double overlap = median_of(steps, [](const auto& s) { return s.overlap(); });
+  const auto share_of_step = [&](double ms) { return step > 0 ? ms / step : 0; };
+  auto text = format("step %.1f ms", step) + format(", communication %.1f ms", communication) +
+              format(" (%.0f%% of the step", 100 * share_of_step(communication)) +
+              format(", %.0f%% not hidden)", 100 * share_of_step(exposed)) +
+              format(", overlap %.2f", overlap);
+  if (stats.tuning) text += summary_of_tuning(*stats.tuning);
+  return text;
+}
+
+void write_trace(const std::string& path, const ReductionStats& stats) {
+  std::ofstream out(path);
+  out.imbue(std::locale::classic());
+  out.precision(17);
+  const int64_t base_ns = trace_base_ns(stats.steps);
+  out << R"({"displayTimeUnit":"ms","baseTimeNanoseconds":)" << base_ns << R"(,"traceEvents":[)";
+  TraceEvents events(out);
+  std::map<int, size_t> tracks;  // by rank: the number of tracks that have a name
+  for (const auto& step : stats.steps) {
+    auto& named = tracks[step.rank];
+    if (named == 0) events.name("process_name", step.rank, 0, "rank " + std::to_string(step.rank));
+    for (; named <= step.buckets.size(); ++named) {
+      events.name("thread_name", step.rank, named, name_of_track(named));
+    }
+    add_step(events, step, base_ns);
+  }
+  out << "\n]}\n";
+  out.close();
+  DDP_CHECK(out, "write_trace: expected to write ", path, ", but could not. Is the folder there?");
+}
+
+}  // namespace ddp

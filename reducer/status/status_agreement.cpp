@@ -1,0 +1,114 @@
+#include "status/status_agreement.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace ddp {
+namespace {
+
+// Two counts that agree modulo both differ by a multiple of 20.
+constexpr int64_t kModuli[] = {4, 5};
+constexpr int64_t kFirstFlag = 1 + kModuli[0] + kModuli[1];
+
+// Pinned host memory, which a device copies to and from without the host.
+at::Tensor staged_as(const at::Tensor& t) {
+  return at::empty(t.sizes(), at::dtype(t.scalar_type()).device(at::kCPU).pinned_memory(true));
+}
+
+}  // namespace
+
+int64_t StatusAgreement::size(size_t tracked) { return kFirstFlag + static_cast<int64_t>(tracked); }
+
+void StatusAgreement::report(Problem problem) {
+  const std::lock_guard lock(mutex_);
+  add_problem(reported_, std::move(problem));
+}
+
+void StatusAgreement::use_bucket_tail(at::Tensor tail) {
+  uses_own_collective_ = false;
+  storage_ = std::move(tail);
+}
+
+void StatusAgreement::use_host_memory() {
+  uses_own_collective_ = false;
+  storage_ = at::zeros({size()}, at::kFloat);
+}
+
+void StatusAgreement::use_own_collective(c10::Device device) {
+  uses_own_collective_ = true;
+  storage_ = at::zeros({size()}, at::dtype(at::kFloat).device(device));
+}
+
+c10::intrusive_ptr<c10d::Work> StatusAgreement::send(c10d::ProcessGroup& group) const {
+  if (group.getSize() == 1) return {};
+  std::vector<at::Tensor> wire{storage_};
+  return group.allreduce(wire);
+}
+
+std::vector<Problem> StatusAgreement::take_reported() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reported_, {});
+}
+
+std::vector<Problem> StatusAgreement::write_zeros() {
+  storage_.zero_();
+  return take_reported();
+}
+
+std::vector<Problem> StatusAgreement::write(
+    const std::optional<uint64_t>& forwards, const std::vector<char>& used) {
+  auto problems = take_reported();
+  std::array<float, kFirstFlag> head{};
+  head[0] = problems.empty() ? 0 : 1;
+  size_t first = 1;
+  for (const auto modulus : kModuli) {
+    if (forwards) head[first + *forwards % modulus] = 1;
+    first += modulus;
+  }
+  const bool on_cpu = storage_.is_cpu();
+  const auto host = on_cpu ? storage_ : staged_as(storage_);
+  host.narrow(0, 0, kFirstFlag).copy_(at::from_blob(head.data(), {kFirstFlag}, at::kFloat));
+  if (tracks_usage_) {
+    auto* flags = const_cast<char*>(used.data());  // from_blob takes no const; it is only read
+    const auto count = static_cast<int64_t>(parameters_);
+    host.narrow(0, kFirstFlag, count).copy_(at::from_blob(flags, {count}, at::kChar));
+  }
+  if (!on_cpu) storage_.copy_(host, /*non_blocking=*/true);
+  return problems;
+}
+
+StatusAgreement::PendingSum StatusAgreement::fetch() const {
+  if (storage_.is_cpu()) return PendingSum(storage_.to(at::kDouble, false, /*copy=*/true));
+  PendingSum pending(staged_as(storage_));
+  pending.host_.copy_(storage_, /*non_blocking=*/true);
+  pending.event_.emplace(storage_.device().type());
+  const c10::impl::VirtualGuardImpl device(storage_.device().type());
+  pending.event_->record(device.getStream(storage_.device()));
+  return pending;
+}
+
+StatusAgreement::Sum StatusAgreement::PendingSum::read() const {
+  // After is_ready() returned true there is nothing to wait for.
+  if (!is_ready()) event_->synchronize();
+  const auto host = host_.to(at::kDouble);
+  const auto* words = host.const_data_ptr<double>();
+  Sum sum;
+  sum.problems = words[0] > 0;
+  const auto* word = words + 1;
+  for (const auto modulus : kModuli) {
+    const auto different = std::count_if(word, word + modulus, [](double w) { return w > 0; });
+    sum.same_forwards = sum.same_forwards && different <= 1;
+    word += modulus;
+  }
+  sum.unused.reserve(static_cast<size_t>(host.numel() - kFirstFlag));
+  for (int64_t i = kFirstFlag; i < host.numel(); ++i) sum.unused.push_back(words[i] == 0);
+  return sum;
+}
+
+}  // namespace ddp

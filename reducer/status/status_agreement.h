@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "status/problem_report.h"
+
+namespace ddp {
+
+/// Exchanges each rank's status with a reduced backward pass. The status is a few numbers, appended
+/// to the last bucket, which costs no extra message, or reduced by a collective of their own. A
+/// reader checks only which of their sums, or averages, are above zero.
+///
+/// Layout, in elements: whether the rank met problems; its count of training forwards modulo 4 and
+/// modulo 5, each one-hot, so that the sums show whether all ranks agree, in any dtype; then, where
+/// usage is tracked, whether each parameter had a gradient.
+///
+/// Threads: report() any; the rest as the Reducer.
+class StatusAgreement {
+ public:
+  struct Sum {
+    bool problems = false;      // at least one rank met one
+    bool same_forwards = true;  // all ranks ran as many forwards (modulo 20)
+    std::vector<char> unused;   // by parameter: no rank used it; empty where usage is not tracked
+  };
+
+  /// A sum that is being copied to the host.
+  class PendingSum {
+   public:
+    bool is_ready() const { return !event_ || event_->query(); }
+    /// Waits for it.
+    Sum read() const;
+
+   private:
+    friend class StatusAgreement;
+    explicit PendingSum(at::Tensor host) : host_(std::move(host)) {}
+
+    at::Tensor host_;
+    std::optional<c10::Event> event_;  // of the copy; none where the sum is on the host already
+  };
+
+  /// \param defers  the status of a pass is read at the end of the next one: the host runs ahead of
+  ///        a device. Which pass is read does not depend on timing, so it is the same on every
+  ///        rank.
+  StatusAgreement(size_t parameters, bool tracks_usage, bool defers)
+      : parameters_(parameters), tracks_usage_(tracks_usage), defers_(defers) {}
+
+  /// The number of elements of the status.
+  ///
+  /// \param tracked  parameters whose usage is tracked.
+  static int64_t size(size_t tracked);
+  int64_t size() const { return size(tracks_usage_ ? parameters_ : 0); }
+  bool tracks_usage() const { return tracks_usage_; }
+  bool defers() const { return defers_; }
+
+  /// Reports a problem of a pass: the next status makes it an error on every rank.
+  void report(Problem problem);
+
+  /// Stores the status in the end of the last bucket, 1-D of `size()` elements.
+  void use_bucket_tail(at::Tensor tail);
+  /// Stores the status on the host: a group of one sends it to no rank.
+  void use_host_memory();
+  /// Stores the status in memory of its own on `device`, and sends it in a collective of its own.
+  void use_own_collective(c10::Device device);
+  bool uses_own_collective() const { return uses_own_collective_; }
+
+  /// Writes this rank's status, with all reported problems. Does not wait for a device: the write
+  /// is queued on the current stream.
+  ///
+  /// \param forwards  empty: this rank has no input, and no count to compare.
+  /// \return the reported problems.
+  std::vector<Problem> write(
+      const std::optional<uint64_t>& forwards, const std::vector<char>& used);
+  /// Called in place of write() for a pass that is captured and replayed: writes a status without
+  /// problems, with device operations only, because the host does not run in a replay.
+  ///
+  /// \return the reported problems.
+  std::vector<Problem> write_zeros();
+  /// Sends a status that has its own collective. Null in a group of one.
+  c10::intrusive_ptr<c10d::Work> send(c10d::ProcessGroup& group) const;
+  /// Copies the reduced status to the host, in the order of the current stream. The storage may be
+  /// written to again.
+  PendingSum fetch() const;
+
+ private:
+  std::vector<Problem> take_reported();
+
+  const size_t parameters_;
+  const bool tracks_usage_;
+  const bool defers_;
+  at::Tensor storage_;
+  bool uses_own_collective_ = false;
+  std::mutex mutex_;  // guards reported_
+  std::vector<Problem> reported_;
+};
+
+}  // namespace ddp

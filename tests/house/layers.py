@@ -1,0 +1,86 @@
+"""Which folder of comm includes which: what points up the list of CONTRIBUTING.md, and which folders
+have grown too large."""
+
+import collections
+import pathlib
+import re
+
+MOST_FILES = 25  # beside each other in a folder
+ROOMS = ("comm", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
+
+# Headers for other rooms or for users, of which no folder has a source of the same name.
+FOLDER_OF = {
+    "c10d_names": "base",
+    "capabilities": "backends",
+    "carrier_device": "device",
+    "check": "base",
+    "collectives_with_group": "collectives",
+    "error_text": "base",
+    "export": "base",
+    "gradient_memory": "backends",
+    "hash": "base",
+    "owner_process": "base",
+    "packed_texts": "base",
+    "process_group_options": "base",
+    "rank_text": "base",
+    "text": "base",
+}
+
+
+def folders_of(contributing):
+    """comm's folders in the order of the table below that heading, lowest first."""
+    table = contributing.split("| folder of `comm` |", 1)[1].split("\n\n", 1)[0]
+    return re.findall(r"^\| `(\w+)` \|", table, re.M)
+
+
+def includes_of(path):
+    return re.findall(r'^#include ["<]([\w/]+\.h)[">]', path.read_text(), re.M)
+
+
+class Comm:
+    def __init__(self, root):
+        self.room = pathlib.Path(root) / "comm"
+        self.order = folders_of((pathlib.Path(root) / "CONTRIBUTING.md").read_text())
+        self.files = sorted(p for p in self.room.rglob("*") if p.suffix in (".h", ".cpp"))
+        self.folder_of = dict(FOLDER_OF)
+        for path in self.files:
+            first = path.relative_to(self.room).parts[0]
+            if path.suffix == ".cpp" and first in self.order:
+                self.folder_of.setdefault(path.stem, first)
+
+    def folder(self, path):
+        """None: in no folder of the list."""
+        first = path.relative_to(self.room).parts[0]
+        if first in ("include", "internal"):
+            return self.folder_of.get(path.stem)
+        return first if first in self.order else None
+
+    def target(self, include):
+        """The folder of what is included; None: not of comm."""
+        for place in ("include", "internal", "."):
+            path = self.room / place / include
+            if path.exists():
+                return self.folder(path)
+        return None
+
+    def faults(self):
+        for path in self.files:
+            name = path.relative_to(self.room.parent)
+            own = self.folder(path)
+            if own is None:
+                yield f"{name} is in no folder of CONTRIBUTING.md's list"
+                continue
+            for include in includes_of(path):
+                target = self.target(include)
+                if target and self.order.index(target) > self.order.index(own):
+                    yield f"{name} ({own}) includes {include} ({target}), which is above it"
+
+
+def crowded(root):
+    for room in ROOMS:
+        counts = collections.Counter(
+            p.parent for p in (pathlib.Path(root) / room).rglob("*") if p.is_file()
+        )
+        for folder, count in sorted(counts.items()):
+            if count > MOST_FILES:
+                yield f"{folder.relative_to(root)} has {count} files, {MOST_FILES} at most"

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""comm's folders include only what is below them; and the check sees what is not so."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from layers import Comm, crowded  # noqa: E402
+
+ROOT = HERE.parents[1]
+CONTRIBUTING = "| folder of `comm` | |\n|---|---|\n| `base` | texts |\n| `store` | keys |\n\nEnd.\n"
+
+
+class House(unittest.TestCase):
+    def test_no_include_points_up(self):
+        comm = Comm(ROOT)
+        self.assertGreater(len(comm.files), 100)
+        self.assertGreater(len(comm.order), 5)
+        self.assertEqual(list(comm.faults()), [])
+
+    def test_no_folder_is_crowded(self):
+        self.assertEqual(list(crowded(ROOT)), [])
+
+
+class Check(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+        self.write("CONTRIBUTING.md", CONTRIBUTING)
+        self.write("comm/base/text.cpp", '#include "base/text.h"\n')
+        self.write("comm/base/text.h", "")
+        self.write("comm/store/store.cpp", '#include "base/text.h"\n#include <ddp/store.h>\n')
+        self.write("comm/include/ddp/store.h", "")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def faults(self):
+        return "\n".join(Comm(self.root).faults())
+
+    def test_a_tree_in_order_has_no_fault(self):
+        self.assertEqual(self.faults(), "")
+
+    def test_an_include_that_points_up_is_one(self):
+        self.write("comm/base/text.h", '#include "store/store.h"\n')
+        self.write("comm/store/store.h", "")
+        self.assertIn("comm/base/text.h (base) includes store/store.h (store)", self.faults())
+
+    def test_so_is_one_of_a_public_header(self):
+        self.write("comm/base/text.h", "#include <ddp/store.h>\n")
+        self.assertIn("includes ddp/store.h (store)", self.faults())
+
+    def test_a_file_belongs_into_a_folder_of_the_list(self):
+        self.write("comm/other.cpp", "")
+        self.write("comm/extra/other.cpp", "")
+        self.write("comm/internal/ddp/internal/unknown.h", "")
+        for name in ("comm/other.cpp", "comm/extra/other.cpp", "unknown.h"):
+            self.assertIn(f"{name} is in no folder", self.faults())
+
+    def test_26_files_are_a_crowd(self):
+        for i in range(25):
+            self.write(f"reducer/part/{i}.h", "")
+        self.assertEqual(list(crowded(self.root)), [])
+        self.write("reducer/part/25.h", "")
+        self.assertEqual(list(crowded(self.root)), ["reducer/part has 26 files, 25 at most"])
+
+
+if __name__ == "__main__":
+    unittest.main()
