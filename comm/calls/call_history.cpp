@@ -1,13 +1,17 @@
 #include "calls/call_history.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace ddp {
 
 uint64_t CallHistory::add(Lane lane, const CollectiveCall& call) {
+  using std::chrono::microseconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
   const std::lock_guard lock(mutex_);
   auto& ring = this->ring(lane);
   ring.calls[ring.count % Ring::kSlots] = call;
+  ring.times_us[ring.count % Ring::kSlots] = std::chrono::duration_cast<microseconds>(now).count();
   return ring.count++;
 }
 
@@ -24,6 +28,7 @@ CallList CallHistory::read(Lane lane) const {
   list.first = ring.count - std::min<uint64_t>(ring.count, kKept);
   for (uint64_t number = list.first; number < ring.count; ++number) {
     list.calls.push_back(ring.calls[number % Ring::kSlots]);
+    list.times_us.push_back(ring.times_us[number % Ring::kSlots]);
   }
   return list;
 }

@@ -15,10 +15,12 @@ namespace ddp {
 struct CallList {
   uint64_t first = 0;  // the number of calls[0]; a group's collectives are numbered from 0
   std::vector<CollectiveCall> calls;
+  std::vector<int64_t> times_us = {};  // since 1970; of each call, or none
 
   /// One more than the last number.
   uint64_t end() const { return first + calls.size(); }
   const CollectiveCall& at(uint64_t number) const { return calls.at(number - first); }
+  int64_t time_us(uint64_t number) const { return times_us.at(number - first); }
 };
 
 /// Keeps the collectives that a rank has started in a group, to compare them when a wait is late.
@@ -52,6 +54,7 @@ class CallHistory {
     static constexpr size_t kSlots = kKept + 1;  // one for a call that is removed again
     uint64_t count = 0;                          // call n lies at n % kSlots
     std::array<CollectiveCall, kSlots> calls;
+    std::array<int64_t, kSlots> times_us{};
   };
   Ring& ring(Lane lane) { return rings_[static_cast<size_t>(lane)]; }
 

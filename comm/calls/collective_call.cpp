@@ -3,24 +3,12 @@
 #include <array>
 
 #include <c10/core/ScalarType.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/reduction_table.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
-
-constexpr uint64_t kFnvBasis = 14695981039346656037ULL;
-
-// FNV-1a over whole numbers.
-uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * 1099511628211ULL; }
-
-// MurmurHash3's last step: after FNV alone, numbers that are near each other share their upper
-// half.
-uint64_t spread(uint64_t hash) {
-  hash = (hash ^ (hash >> 33)) * 0xff51afd7ed558ccdULL;
-  hash = (hash ^ (hash >> 33)) * 0xc4ceb9fe1a85ec53ULL;
-  return hash ^ (hash >> 33);
-}
 
 constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
                             "reduce",     "gather",    "scatter",    "all_to_all"};
@@ -28,11 +16,11 @@ constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_sca
 }  // namespace
 
 uint64_t CollectiveCall::hash() const {
-  uint64_t hash = mixed(kFnvBasis, static_cast<uint64_t>(kind));
+  uint64_t hash = mixed(1, static_cast<uint64_t>(kind));
   for (const int64_t field : {int64_t{dtype}, int64_t{reduction}, int64_t{root}}) {
     hash = mixed(hash, static_cast<uint64_t>(field));
   }
-  return spread(mixed(mixed(mixed(hash, tensors), sizes), numel));
+  return mixed(mixed(mixed(hash, tensors), sizes), numel);
 }
 
 bool CollectiveCall::is_known() const {
@@ -51,7 +39,7 @@ CollectiveCall describe_call(
   call.dtype = static_cast<int8_t>(tensors[0].scalar_type());
   if (kind == CollectiveKind::kAllToAll) return call;
   call.tensors = static_cast<uint32_t>(tensors.size());
-  call.sizes = tensors.size() > 1 ? kFnvBasis : 0;
+  call.sizes = tensors.size() > 1 ? 1 : 0;
   for (const auto& tensor : tensors) {
     const auto numel = static_cast<uint64_t>(tensor.numel());
     call.numel += numel;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/as_real.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -96,7 +96,7 @@ std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires) {
 
 Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction) {
   const auto plain = contiguous(tensor);
-  if (plain.is_complex()) return {tensor, at::view_as_real(plain)};
+  if (plain.is_complex()) return {tensor, as_real(plain)};
   return {tensor, plain.view(reduction.dtype)};
 }
 

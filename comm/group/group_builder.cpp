@@ -76,15 +76,14 @@ StorePtr open_another_connection(const StorePtr& store, const Deadline& deadline
 
 // Connects the backends of a group after all its members have arrived.
 ProcessGroup connect(
-    const World& world, const Deadline& deadline, const StorePtr& store,
-    const StorePtr& monitor_store, int rank, const std::vector<int>& global_ranks,
-    const std::string& name) {
-  const int size = static_cast<int>(global_ranks.size());
+    const GroupRecipe& recipe, const Deadline& deadline, const StorePtr& store,
+    const StorePtr& monitor_store, int rank, const std::string& name) {
+  const int size = static_cast<int>(recipe.world_ranks.size());
   const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // c10d uses it for calls without a tensor: as in Python, the backend of the GPUs if there is one.
   std::string default_backend;
-  for (const auto& [device, backend] : world.backends) {
+  for (const auto& [device, backend] : recipe.backends) {
     const auto& description = *backends::find(backend);
     auto& instance = made[backend];
     if (!instance) {
@@ -95,12 +94,12 @@ ProcessGroup connect(
                                            : store->with_prefix(backend)->with_deadline(deadline),
            rank,
            size,
-           world.timeout,
+           recipe.timeout,
            deadline,
            name,
-           {global_ranks.begin(), global_ranks.end()},
-           world.gloo_devices,
-           world.backends_required});
+           {recipe.world_ranks.begin(), recipe.world_ranks.end()},
+           recipe.gloo_devices,
+           recipe.backends_required});
     }
     group->setBackend(
         c10::Device(device).type(),
@@ -112,11 +111,7 @@ ProcessGroup connect(
   group->setDefaultBackend(default_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
-  const auto host = std::find(global_ranks.begin(), global_ranks.end(), world.store_host);
-  group->start_monitor(
-      monitor_store->with_prefix("monitor"),
-      host == global_ranks.end() ? -1 : static_cast<int>(host - global_ranks.begin()),
-      world.timeout, world.gloo_devices);
+  group->start_monitor(recipe, monitor_store->with_prefix("monitor"));
   return group;
 }
 
@@ -173,8 +168,8 @@ void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& paren
   for (size_t i = 0; i < sorted.size(); ++i) {
     DDP_CHECK_VALUE(
         sorted[i] >= 0 && sorted[i] < world_size,
-        "new_group: expected ranks of the default group, 0 to ", world_size - 1, ", got ",
-        sorted[i], " in ", text, " ", place, ". Leave out what is not one of them.");
+        "new_group: expected ranks of the parent group, 0 to ", world_size - 1, ", got ", sorted[i],
+        " in ", text, " ", place, ". Leave out what is not one of them.");
     DDP_CHECK_VALUE(
         i == 0 || sorted[i] != sorted[i - 1], "new_group: expected each rank once, got ", sorted[i],
         " twice in ", text, " ", place, ". List it once.");
@@ -198,28 +193,27 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
   return group.getBackend(device)->getBackendName();
 }
 
-BuiltGroup build_group(const ProcessGroupOptions& options) {
+ProcessGroup build_group(const ProcessGroupOptions& options) {
   initialize_logging();
   ignore_broken_pipes();
   const Deadline deadline(options.timeout());
   const auto environment = read_environment(process_variable);
-  BuiltGroup built;
-  auto& world = built.world;
+  GroupRecipe recipe;
   const auto& backend = options.backend();
-  world.backends = parse_backend(backend, /*gpus_are_usable=*/true);
-  world.backends_required = !backend.empty();
-  world.timeout = options.timeout();
-  const auto* const on_gpus = backend_of_gpus(world.backends);
+  recipe.backends = parse_backend(backend, /*gpus_are_usable=*/true);
+  recipe.backends_required = !backend.empty();
+  recipe.timeout = options.timeout();
+  const auto* const on_gpus = backend_of_gpus(recipe.backends);
   const auto met = rendezvous(options, environment, deadline);
-  world.store_host = met.hosting_rank;
+  recipe.store_host = met.hosting_rank;
 
   // A problem that only this rank may have is passed to the barrier, so that the others do not wait
   // for this rank.
   std::string problem;
   GpuAssignment gpu;
   try {
-    check_built(world.backends);
-    world.gloo_devices = choose_gloo_devices(environment, met.host);
+    check_built(recipe.backends);
+    recipe.gloo_devices = choose_gloo_devices(environment, met.host);
     // Finding GPUs loads the CUDA driver, so it is skipped if Gloo was chosen.
     if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank);
   } catch (const c10::Error& error) {
@@ -227,7 +221,7 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   }
   const auto claim = ddp::str(
       "world size ", met.world_size, " and ",
-      backend.empty() ? "the default backend" : "backend " + to_string(world.backends));
+      backend.empty() ? "the default backend" : "backend " + to_string(recipe.backends));
   auto startup = make_startup_point(met, deadline);
   std::string name;
   while (name.empty()) {
@@ -248,40 +242,119 @@ BuiltGroup build_group(const ProcessGroupOptions& options) {
   if (uses_gpus) {
     const auto votes = own_store->with_prefix("votes")->with_deadline(deadline);
     uses_gpus = all_have_gpus(barrier, *votes, gpu, backend.empty() ? "" : on_gpus->name);
-    world.backends = parse_backend(backend, uses_gpus);
+    recipe.backends = parse_backend(backend, uses_gpus);
   }
 
-  std::vector<int> ranks(met.world_size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  built.group = connect_all(barrier, /*monitor=*/nullptr, [&] {
+  recipe.world_ranks.resize(static_cast<size_t>(met.world_size));
+  std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
+  return connect_all(barrier, /*monitor=*/nullptr, [&] {
     if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
-    world.monitor_store =
+    recipe.monitor_store =
         met.world_size > 1 ? open_another_connection(own_store, deadline) : own_store;
-    return connect(world, deadline, own_store, world.monitor_store, met.rank, ranks, "default_pg");
+    return connect(recipe, deadline, own_store, recipe.monitor_store, met.rank, "default_pg");
   });
-  return built;
 }
 
-ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ranks) {
-  const int rank = parent.group->getRank();
+namespace {
+
+const GroupRecipe& recipe_of(const char* call, const ProcessGroup& parent) {
+  const auto* made_here = dynamic_cast<const MonitoredGroup*>(parent.get());
+  DDP_CHECK(
+      made_here, call, ": expected a group that this library made, got another one ",
+      on_rank_text(*parent),
+      ". Use one that init_process_group, make_process_group, new_group or split_group made.");
+  return made_here->recipe();
+}
+
+// Makes groups of ranks of a parent: a startup barrier of all its ranks, then the members connect.
+class SubgroupBuilder {
+ public:
+  SubgroupBuilder(const char* call, const ProcessGroup& parent)
+      : parent_(parent),
+        recipe_(recipe_of(call, parent)),
+        deadline_(recipe_.timeout),
+        store_(bounded(parent->getStore())->with_prefix(call)),
+        monitor_store_(recipe_.monitor_store ? recipe_.monitor_store->with_prefix(call) : store_),
+        barrier_{store_, parent->getRank(), parent->getSize(), deadline_, call},
+        monitor_(own_monitor_of(*parent)) {}
+
+  /// \param claim  has to be the same on all ranks of the parent.
+  void begin(const std::string& claim) { name_ = run_barrier_in_group(monitor_, barrier_, claim); }
+
+  /// What each rank of the parent gives.
+  std::vector<std::string> exchange(const std::string& own) {
+    const auto store = store_->with_prefix(name_)->with_deadline(deadline_);
+    std::vector<std::string> keys, texts;
+    for (int rank = 0; rank < parent_->getSize(); ++rank) keys.push_back(ddp::str("from/", rank));
+    store->set(keys[static_cast<size_t>(parent_->getRank())], {own.begin(), own.end()});
+    // Not multiGet(), which would wait for a rank that has failed.
+    constexpr std::chrono::milliseconds kPollInterval(2);
+    const auto are_there = [&](std::chrono::milliseconds at_most) {
+      if (store->check(keys)) return true;
+      std::this_thread::sleep_for(std::min(at_most, kPollInterval));
+      return false;
+    };
+    monitor_->wait_until(are_there, [this] { return barrier_.subject; });
+    for (const auto& value : store->multiGet(keys)) texts.emplace_back(value.begin(), value.end());
+    return texts;
+  }
+
+  /// \param ranks  of the parent, in the group's order; without this rank: it makes none.
+  /// \param part  what differs between groups that are made together.
+  ProcessGroup connect_members(const std::vector<int>& ranks, const std::string& part) {
+    return connect_all(barrier_, monitor_, [&]() -> ProcessGroup {
+      const auto own = std::find(ranks.begin(), ranks.end(), parent_->getRank());
+      if (own == ranks.end()) return {};
+      auto recipe = recipe_;
+      recipe.world_ranks.clear();
+      for (const int rank : ranks) {
+        recipe.world_ranks.push_back(recipe_.world_ranks[static_cast<size_t>(rank)]);
+      }
+      return connect(
+          recipe, deadline_, store_->with_prefix(name_ + part),
+          monitor_store_->with_prefix(name_ + part), static_cast<int>(own - ranks.begin()),
+          "group " + to_text(recipe.world_ranks));
+    });
+  }
+
+ private:
+  const ProcessGroup parent_;
+  const GroupRecipe recipe_;
+  const Deadline deadline_;
+  const StorePtr store_, monitor_store_;
+  const StartupBarrier barrier_;
+  const Monitor monitor_;
+  std::string name_;  // of this round
+};
+
+}  // namespace
+
+ProcessGroup build_subgroup(const ProcessGroup& parent, const std::vector<int>& ranks) {
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
-  check_ranks(sorted, *parent.group);
+  check_ranks(sorted, *parent);
+  SubgroupBuilder builder("new_group", parent);
+  builder.begin(to_text(sorted));
+  return builder.connect_members(sorted, "");
+}
 
-  const Deadline deadline(parent.world.timeout);
-  const auto store = bounded(parent.group->getStore())->with_prefix("new_group");
-  const auto monitor_store =
-      parent.world.monitor_store ? parent.world.monitor_store->with_prefix("new_group") : store;
-  const StartupBarrier barrier{store, rank, parent.group->getSize(), deadline, "new_group"};
-  const auto monitor = own_monitor_of(*parent.group);
-  const auto name = run_barrier_in_group(monitor, barrier, to_text(sorted));
-  const auto place = std::find(sorted.begin(), sorted.end(), rank);
-  return connect_all(barrier, monitor, [&]() -> ProcessGroup {
-    if (place == sorted.end()) return {};
-    return connect(
-        parent.world, deadline, store->with_prefix(name), monitor_store->with_prefix(name),
-        static_cast<int>(place - sorted.begin()), sorted, ddp::str("group ", to_text(sorted)));
-  });
+ProcessGroup build_split(const ProcessGroup& parent, int color, int key) {
+  DDP_CHECK_VALUE(
+      color >= -1, "split_group: expected a color of at least -1, got ", color, " ",
+      on_rank_text(*parent), ". Give ranks of one group the same number, and -1 for no group.");
+  SubgroupBuilder builder("split_group", parent);
+  builder.begin("");
+  std::vector<std::pair<int, int>> members;  // key and rank
+  const auto given = builder.exchange(ddp::str(color, " ", key));
+  for (size_t rank = 0; rank < given.size(); ++rank) {
+    int its_color = -1, its_key = 0;
+    InputText(given[rank]) >> its_color >> its_key;
+    if (color >= 0 && its_color == color) members.emplace_back(its_key, static_cast<int>(rank));
+  }
+  std::sort(members.begin(), members.end());
+  std::vector<int> ranks;
+  for (const auto& [_, rank] : members) ranks.push_back(rank);
+  return builder.connect_members(ranks, ddp::str("/", color));
 }
 
 }  // namespace ddp

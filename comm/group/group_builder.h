@@ -1,40 +1,22 @@
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <vector>
 
 #include <ddp/process_group.h>
 
 #include "base/environment.h"
-#include "base/network_interface.h"
-#include "group/backend_spec.h"
-#include "store/bounded_store.h"
 
 namespace ddp {
 
-/// The settings that a group's backends are made with, so that subgroups are made alike.
-struct World {
-  BackendSpec backends;
-  GlooDevices gloo_devices;
-  std::chrono::milliseconds timeout{0};
-  int store_host = -1;            // the rank whose process hosts the store; -1: none, or unknown
-  bool backends_required = true;  // the user named them; else others may replace them
-  /// The group's store, over a connection of its own for the monitors of all groups. Empty: the
-  /// group's own connection.
-  c10::intrusive_ptr<BoundedStore> monitor_store = {};
-};
-
-struct BuiltGroup {
-  ProcessGroup group;
-  World world;
-};
-
 /// Connects to all ranks and makes the group: init_process_group without the default group.
-BuiltGroup build_group(const ProcessGroupOptions& options);
+ProcessGroup build_group(const ProcessGroupOptions& options);
 
-/// new_group, over any parent.
-ProcessGroup build_subgroup(const BuiltGroup& parent, const std::vector<int>& ranks);
+/// new_group().
+ProcessGroup build_subgroup(const ProcessGroup& parent, const std::vector<int>& ranks);
+
+/// split_group().
+ProcessGroup build_split(const ProcessGroup& parent, int color, int key);
 
 /// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
 ///

@@ -9,6 +9,7 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "monitor/flight_record.h"
 #include "monitor/liveness_socket.h"
 #include "store/store_executor.h"
 
@@ -61,19 +62,21 @@ void MonitoredGroup::on_last_reference() {
 }
 
 void MonitoredGroup::start_monitor(
-    const c10::intrusive_ptr<BoundedStore>& store, int store_host,
-    std::chrono::milliseconds timeout, const GlooDevices& devices) {
+    GroupRecipe recipe, const c10::intrusive_ptr<BoundedStore>& store) {
+  recipe_ = std::move(recipe);
+  const auto& ranks = recipe_.world_ranks;
+  const auto host = std::find(ranks.begin(), ranks.end(), recipe_.store_host);
   GroupMonitor::Setup setup;
   setup.rank = getRank();
   setup.size = getSize();
-  setup.timeout = timeout;
+  setup.timeout = recipe_.timeout;
   setup.has_streams = has_streams(*this);
   setup.calls = calls();
   setup.group_name = getGroupName();
   if (setup.size > 1) {
     setup.store = store->unbounded();  // the monitor's thread may be abandoned
-    setup.store_host = store_host;
-    setup.liveness = std::make_shared<LivenessSocket>(devices);
+    if (host != ranks.end()) setup.store_host = static_cast<int>(host - ranks.begin());
+    setup.liveness = std::make_shared<LivenessSocket>(recipe_.gloo_devices);
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) keys.push_back(GroupMonitor::report_key(rank));
     const auto own = static_cast<size_t>(setup.rank);
@@ -81,7 +84,9 @@ void MonitoredGroup::start_monitor(
     for (const auto& report : store->multiGet(keys)) setup.addresses.push_back(address_in(report));
     setup.abort_backends = [this] { abort(); };
   }
+  setup.world_rank = ranks[static_cast<size_t>(setup.rank)];
   monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
+  add_to_flight_record(monitor_);
 }
 
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group) {

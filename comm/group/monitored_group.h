@@ -5,9 +5,8 @@
 
 #include <ddp/internal/group_monitor.h>
 
-#include "base/network_interface.h"
+#include "group/group_recipe.h"
 #include "group/recorded_group.h"
-#include "store/bounded_store.h"
 
 namespace ddp {
 
@@ -20,19 +19,21 @@ class MonitoredGroup : public RecordedGroup {
 
   /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
   ///
+  /// \param recipe  that the backends were made with.
   /// \param store  used by the monitors of this group alone.
-  /// \param store_host  the rank whose process hosts the store; -1: none of them.
   ///
   /// Collective: yes. Blocks: host. Cost: two requests to the store.
-  void start_monitor(
-      const c10::intrusive_ptr<BoundedStore>& store, int store_host,
-      std::chrono::milliseconds timeout, const GlooDevices& devices);
+  void start_monitor(GroupRecipe recipe, const c10::intrusive_ptr<BoundedStore>& store);
+
+  /// Set by start_monitor().
+  const GroupRecipe& recipe() const { return recipe_; }
 
   const std::shared_ptr<GroupMonitor>& monitor() const { return monitor_; }
 
  private:
   void on_last_reference() override;
 
+  GroupRecipe recipe_;
   std::shared_ptr<GroupMonitor> monitor_;
 };
 

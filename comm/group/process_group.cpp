@@ -14,7 +14,7 @@ namespace {
 // The only global state of the library.
 struct Default {
   std::mutex mutex;
-  BuiltGroup built;
+  ProcessGroup group;
 };
 
 Default& the_default() {
@@ -22,57 +22,57 @@ Default& the_default() {
   return instance;
 }
 
-BuiltGroup default_built() {
-  auto& slot = the_default();
-  std::lock_guard<std::mutex> lock(slot.mutex);
-  DDP_CHECK(
-      slot.built.group,
-      "process group: expected a default group, got none. Call "
-      "ddp::init_process_group() first, or pass a group.");
-  return slot.built;
-}
-
 }  // namespace
 
-ProcessGroup make_process_group(const ProcessGroupOptions& options) {
-  return build_group(options).group;
-}
+ProcessGroup make_process_group(const ProcessGroupOptions& options) { return build_group(options); }
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   DDP_CHECK(
       !is_initialized(),
       "init_process_group: expected no default group, but there is one. Call "
       "destroy_process_group() first, or new_group() for a further group.");
-  auto built = build_group(options);
+  auto group = build_group(options);
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
-  slot.built = std::move(built);
-  return slot.built.group;
+  slot.group = std::move(group);
+  return slot.group;
 }
 
 void destroy_process_group() {
-  BuiltGroup last;
+  ProcessGroup last;
   {
     auto& slot = the_default();
     std::lock_guard<std::mutex> lock(slot.mutex);
-    std::swap(last, slot.built);
+    std::swap(last, slot.group);
   }
   // NCCL warns of communicators that are only destroyed.
-  if (last.group) last.group->shutdown();
+  if (last) last->shutdown();
 }
 
 bool is_initialized() {
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
-  return static_cast<bool>(slot.built.group);
+  return static_cast<bool>(slot.group);
 }
 
-ProcessGroup default_group() { return default_built().group; }
+ProcessGroup default_group() {
+  auto& slot = the_default();
+  std::lock_guard<std::mutex> lock(slot.mutex);
+  DDP_CHECK(
+      slot.group,
+      "process group: expected a default group, got none. Call "
+      "ddp::init_process_group() first, or pass a group.");
+  return slot.group;
+}
 
 bool is_launched() { return read_environment(process_variable).rank.has_value(); }
 
-ProcessGroup new_group(const std::vector<int>& ranks) {
-  return build_subgroup(default_built(), ranks);
+ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent) {
+  return build_subgroup(parent.get(), ranks);
+}
+
+ProcessGroup split_group(int color, int key, const GroupArg& parent) {
+  return build_split(parent.get(), color, key);
 }
 
 ProcessGroup GroupArg::get() const {

@@ -9,6 +9,7 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
+#include "monitor/flight_record.h"
 #include "monitor/store_answers.h"
 #include "store/bounded_store.h"
 #include "store/store_executor.h"
@@ -315,11 +316,22 @@ std::string GroupMonitor::fail(const std::string& why) noexcept {
       if (aborted_) return *aborted_;
       aborted_ = stands;
     }
+    dump_flight_record_of_failure(setup_.world_rank);
     if (setup_.abort_backends) setup_.abort_backends();
   } catch (const std::exception&) {
     // A backend of the user's own threw. Why the group failed matters more.
   }
   return stands;
+}
+
+FlightRecord GroupMonitor::flight_record() const {
+  FlightRecord record{setup_.group_name, setup_.rank, setup_.size, {}, {}};
+  if (setup_.calls) {
+    for (const auto lane : CallHistory::kLanes) record.lanes.push_back(setup_.calls->read(lane));
+  }
+  const std::lock_guard lock(mutex_);
+  record.failure = aborted_;
+  return record;
 }
 
 std::optional<std::string> GroupMonitor::aborted() const {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/as_real.h>
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -78,7 +78,7 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
   const auto unlike = bytes(own).ne(bytes(first)).any(1);
   const auto numbers = [&](const at::Tensor& t) {
     const auto some = t.view(-1).masked_select(unlike);
-    return (some.is_complex() ? at::view_as_real(some) : some).to(at::kDouble);
+    return as_real(some).to(at::kDouble);
   };
   Distance distance;
   distance.elements = unlike.sum().item<int64_t>();

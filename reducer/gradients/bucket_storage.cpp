@@ -1,6 +1,6 @@
 #include "gradients/bucket_storage.h"
 
-#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/as_real.h>
 #include <ddp/internal/gradient_layout.h>
 
 namespace ddp {
@@ -13,7 +13,7 @@ BucketStorage::BucketStorage(
   gradients_ = all_.narrow(0, 0, numel);
   tail_ = all_.narrow(0, numel, tail);
   // Backends sum real numbers; a sum of complex numbers is the sum of their parts.
-  wire_ = all_.is_complex() ? at::view_as_real(all_) : all_;
+  wire_ = as_real(all_);
   int64_t offset = all_.storage_offset();
   for (const auto& parameter : parameters) {
     views_.push_back(alias(all_, offset, parameter.sizes(), gradient_strides(parameter)));

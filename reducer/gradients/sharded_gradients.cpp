@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/as_real.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/capabilities.h>
 
 namespace ddp {
 namespace {
-
-at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
 
 class ReduceScatter : public BucketReduction {
  public:

@@ -1,16 +1,13 @@
 #include <ddp/comm_hooks.h>
 
 #include <ATen/core/jit_type.h>
-#include <ATen/ops/view_as_real.h>
+#include <ddp/internal/as_real.h>
 #include <ddp/internal/check.h>
 
 namespace ddp::hooks {
 namespace {
 
 ProcessGroup group_or_default(const ProcessGroup& group) { return group ? group : default_group(); }
-
-// Backends sum real numbers; a sum of complex numbers is the sum of their parts.
-at::Tensor as_real(const at::Tensor& t) { return t.is_complex() ? at::view_as_real(t) : t; }
 
 // Starts an all-reduce of `wire`; the future holds the result of `finish()`, called after it.
 template <typename Finish>

@@ -215,7 +215,7 @@ TEST_CASE(
       3,
       [](const Rank& self) {
         const auto parent = build_group(options_over(self, self.store));
-        const auto pair = build_subgroup(parent, {0, 2});
+        const auto pair = new_group({0, 2}, parent);
         for (int i = 0; i < 3; ++i) {  // alternately, different numbers in each group
           sum(self.group, 7);
           if (pair) sum(pair, 5);

@@ -539,8 +539,7 @@ TEST_CASE("a rank that makes a subgroup throws the group's failure", "[ranks][er
           monitor_of(self.group)->fail("rank 1 cannot go on");
           return self.wait_until_others_end();
         }
-        const BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 40s}};
-        const auto seen = timed_error_of([&] { build_subgroup(parent, {0, 1}); });
+        const auto seen = timed_error_of([&] { new_group({0, 1}, self.group); });
         TORCH_CHECK(seen.seconds < 5, "after ", seen.seconds, " s: ", seen.error);
         TORCH_CHECK(false, seen.error);
       },

@@ -182,16 +182,10 @@ TEST_CASE("a group argument accepts everything that converts to a ProcessGroup",
 
 TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
   const auto results = run_ranks<std::vector<int>>(3, [](const Rank& self) {
-    const auto parent = ddp::build_group(ProcessGroupOptions()
-                                             .backend("gloo")
-                                             .store(self.store)
-                                             .rank(self.rank)
-                                             .world_size(3)
-                                             .timeout(20s));
     // The same ranks twice, in different orders: the groups must not share keys.
-    const auto pair = ddp::build_subgroup(parent, {2, 1});
-    const auto same = ddp::build_subgroup(parent, {1, 2});
-    const auto own = ddp::build_subgroup(parent, {0});
+    const auto pair = ddp::new_group({2, 1}, self.group);
+    const auto same = ddp::new_group({1, 2}, self.group);
+    const auto own = ddp::new_group({0}, self.group);
     std::vector<int> seen{pair ? ddp::get_rank(pair) : -1, same ? 1 : 0, own ? 1 : 0};
     if (pair) {
       auto first = at::full({1}, self.rank);
@@ -211,6 +205,67 @@ TEST_CASE("a subgroup has its own ranks and its own members", "[comm][ranks]") {
   CHECK(results[2] == std::vector<int>{1, 1, 0, 3, 30});
 }
 
+TEST_CASE("a group is split by color, in the order of keys", "[comm][ranks]") {
+  const auto results = run_ranks<std::vector<int>>(5, [](const Rank& self) {
+    // Ranks 0, 2 and 1, 3; rank 4 in none. Larger ranks come first.
+    const int color = self.rank == 4 ? -1 : self.rank % 2;
+    const auto group = ddp::split_group(color, -self.rank, self.group);
+    // By equal keys, of the same colors: groups of their own.
+    const auto again = ddp::split_group(color, 7, self.group);
+    if (!group) return std::vector<int>{again ? 1 : 0};
+    auto sum = at::full({1}, self.rank);
+    ddp::all_reduce(sum, ReduceOp::SUM, group);
+    auto product = at::full({1}, self.rank + 1);
+    ddp::all_reduce(product, ReduceOp::PRODUCT, again);
+    // A group of a group.
+    const auto own = ddp::split_group(ddp::get_rank(group), 0, group);
+    return std::vector<int>{ddp::get_rank(group), ddp::get_world_size(group),
+                            sum.item<int>(),      ddp::get_rank(again),
+                            product.item<int>(),  ddp::get_world_size(own)};
+  });
+  CHECK(results[0] == std::vector<int>{1, 2, 2, 0, 3, 1});
+  CHECK(results[1] == std::vector<int>{1, 2, 4, 0, 8, 1});
+  CHECK(results[2] == std::vector<int>{0, 2, 2, 1, 3, 1});
+  CHECK(results[3] == std::vector<int>{0, 2, 4, 1, 8, 1});
+  CHECK(results[4] == std::vector<int>{0});
+}
+
+TEST_CASE("a group of a group names the ranks of the world", "[comm][ranks]") {
+  const auto names = run_ranks<std::string>(4, [](const Rank& self) {
+    const auto upper = ddp::new_group({1, 2, 3}, self.group);
+    if (!upper) return std::string();
+    const auto last = ddp::new_group({2, 1}, upper);
+    return last ? last->getGroupName() : "none";
+  });
+  CHECK(names == std::vector<std::string>{"", "none", "group [2, 3]", "group [2, 3]"});
+}
+
+TEST_CASE("what cannot be split is an error", "[comm][ranks][errors]") {
+  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
+    if (self.rank == 0) {
+      ddp::split_group(-2, 0, self.group);
+    } else {
+      const auto foreign = c10::make_intrusive<c10d::ProcessGroup>(self.store, 0, 1);
+      ddp::split_group(0, 0, foreign);
+    }
+  });
+  CHECK_THAT(
+      errors[0],
+      ContainsText("split_group: expected a color of at least -1, got -2 on rank 0 of 2"));
+  CHECK_THAT(errors[1], ContainsText("split_group: expected a group that this library made"));
+}
+
+TEST_CASE("a rank that does not come to a split fails all", "[comm][ranks][errors]") {
+  const auto errors = ddp::testing::errors_of_ranks(3, [](const Rank& self) {
+    if (self.rank == 2) {
+      ddp::monitor_of(self.group)->fail("rank 2 cannot go on");
+      return self.wait_until_others_end();
+    }
+    ddp::split_group(0, 0, self.group);
+  });
+  for (int rank : {0, 1}) CHECK_THAT(errors[rank], ContainsText("rank 2 cannot go on"));
+}
+
 TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
@@ -218,7 +273,7 @@ TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
       ContainsText("new_group: expected at least one rank, got none on rank 0 of 1. List"));
   CHECK_THROWS_WITH(
       ddp::new_group({0, 1}),
-      ContainsText("expected ranks of the default group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
+      ContainsText("expected ranks of the parent group, 0 to 0, got 1 in [0, 1] on rank 0 of 1. "
                    "Leave out"));
   CHECK_THROWS_WITH(ddp::new_group({-1}), ContainsText("got -1 in [-1]"));
   CHECK_THROWS_WITH(
@@ -228,10 +283,8 @@ TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
 }
 
 TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks][errors]") {
-  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
-    const ddp::BuiltGroup parent{self.group, {{{"cpu", "gloo"}}, {{}, "127.0.0.1"}, 20s}};
-    ddp::build_subgroup(parent, {self.rank});
-  });
+  const auto errors = ddp::testing::errors_of_ranks(
+      2, [](const Rank& self) { ddp::new_group({self.rank}, self.group); });
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
       errors[0], ContainsText("new_group: expected all ranks to call it alike") &&

@@ -99,7 +99,7 @@ Load measure(const Rank& self) {
                                           .timeout(50s));
   Load load;
   load.init = store->take();
-  ddp::build_subgroup(built, {0, 1});
+  ddp::new_group({0, 1}, built);
   load.subgroup = store->take();
   load.took = Clock::now() - start;
   return load;

@@ -10,6 +10,7 @@ ROOMS = ("comm", "reducer", "sampler", "ddp", "data", "checkpoint", "training", 
 
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {
+    "as_real": "base",
     "c10d_names": "base",
     "capabilities": "backends",
     "carrier_device": "device",

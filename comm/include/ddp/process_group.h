@@ -53,23 +53,9 @@ DDP_API ProcessGroup default_group();
 /// Whether a launcher started this process: the environment names its rank.
 DDP_API bool is_launched();
 
-/// Makes a group of some ranks of the default group.
-///
-/// Rank i of the new group is the i-th smallest of `ranks`. It has the default group's backends
-/// and timeout.
-///
-/// \param ranks  of the default group, each once; not empty; the same on all ranks, in any order.
-/// \return  the group; empty on ranks that are not in it. Passing an empty group to a collective is
-///          an error.
-/// \throws c10::ValueError  for bad ranks. c10::Error if a rank does not call it in time, or passes
-///         other ranks; both on every rank.
-///
-/// Collective: yes, over the default group, members or not. Blocks: host.
-DDP_API ProcessGroup new_group(const std::vector<int>& ranks);
-
 /// The group argument of a function; the default group if it is left out.
 ///
-/// A type of its own because `new_group` returns an empty ProcessGroup on non-members: passing that
+/// A type of its own because new_group() returns an empty ProcessGroup on non-members: passing that
 /// on must be an error and must not select the default group.
 class DDP_API GroupArg {
  public:
@@ -88,6 +74,36 @@ class DDP_API GroupArg {
   ProcessGroup group_;
   bool given_ = false;
 };
+
+/// Makes a group of some ranks of a group.
+///
+/// Rank i of the new group is the i-th smallest of `ranks`. It has the parent's backends and
+/// timeout.
+///
+/// \param ranks  of the parent, each once; not empty; the same on all ranks, in any order.
+/// \param parent  a group that this library made.
+/// \return  the group; empty on ranks that are not in it. Passing an empty group to a collective is
+///          an error.
+/// \throws c10::ValueError  for bad ranks. c10::Error if a rank does not call it in time, or passes
+///         other ranks; both on every rank.
+///
+/// Collective: yes, over the parent, members or not. Blocks: host.
+/// Cost: two rounds through the store for each group; split_group() makes many at a time.
+DDP_API ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent = {});
+
+/// Divides a group: ranks that give the same color make a group together, all groups at a time.
+///
+/// The members' order is that of their keys, and of their ranks in the parent where keys are equal.
+///
+/// \param color  at least 0, or -1: in no group.
+/// \return  the group of this rank's color; empty for -1.
+/// \throws c10::ValueError  for another color, on the rank that gave it. c10::Error if a rank does
+/// not
+///         call it in time, on every rank.
+///
+/// Collective: yes, over the parent. Blocks: host. Cost: as one new_group().
+/// Source: MPI_Comm_split; torch.distributed.split_group, torch 2.11.0, takes lists of ranks.
+DDP_API ProcessGroup split_group(int color, int key = 0, const GroupArg& parent = {});
 
 /// This process's rank in the group.
 DDP_API int get_rank(const GroupArg& group = {});

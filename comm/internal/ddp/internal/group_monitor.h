@@ -20,6 +20,7 @@
 namespace ddp {
 
 class CallHistory;
+struct FlightRecord;
 class LivenessSocket;
 class StoreExecutor;
 
@@ -79,6 +80,7 @@ class GroupMonitor {
     /// The collectives that this rank calls in the group; empty: its calls are not compared.
     std::shared_ptr<const CallHistory> calls = {};
     std::string group_name = {};
+    int world_rank = 0;  // of this rank, for the name of its file
     /// Whether one of the group's backends waits on streams.
     bool has_streams = false;
   };
@@ -145,6 +147,9 @@ class GroupMonitor {
   /// If the group has failed and its store ends with this process: waits until the other ranks have
   /// read why, or have ended, for at most two seconds.
   void wait_until_failure_is_read() noexcept;
+
+  /// The group's latest calls, and why it has failed.
+  FlightRecord flight_record() const;
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }

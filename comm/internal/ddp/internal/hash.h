@@ -17,17 +17,14 @@ inline uint64_t fnv1a(std::string_view text) {
   return hash;
 }
 
-namespace detail {
-
-// Combines both halves of the product: otherwise changes of the highest bits stay among the highest
-// of the lower half, where two numbers that change their signs could cancel each other out.
+/// Extends a hash by a word. Combines both halves of the product: otherwise changes of the highest
+/// bits stay among the highest of the lower half, where two numbers that change their signs could
+/// cancel each other out.
 inline uint64_t mixed(uint64_t hash, uint64_t word) {
   __extension__ using Product = unsigned __int128;
   const auto product = static_cast<Product>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
-
-}  // namespace detail
 
 /// Hashes a tensor's bytes. Uses four lanes, whose multiplications do not depend on each other.
 inline uint64_t hash_of_bytes(const void* data, size_t size) {
@@ -37,14 +34,14 @@ inline uint64_t hash_of_bytes(const void* data, size_t size) {
   const auto take = [&](const std::byte* bytes, size_t count) {
     Block block{};
     std::memcpy(block.data(), bytes, count);
-    for (size_t i = 0; i < kLanes; ++i) lanes[i] = detail::mixed(lanes[i], block[i]);
+    for (size_t i = 0; i < kLanes; ++i) lanes[i] = mixed(lanes[i], block[i]);
   };
   const auto* bytes = static_cast<const std::byte*>(data);
   const auto* last = bytes + size - size % sizeof(Block);
   for (; bytes != last; bytes += sizeof(Block)) take(bytes, sizeof(Block));
   if (size % sizeof(Block) > 0) take(bytes, size % sizeof(Block));
   uint64_t hash = size;
-  for (const auto lane : lanes) hash = detail::mixed(hash, lane);
+  for (const auto lane : lanes) hash = mixed(hash, lane);
   return hash;
 }
 

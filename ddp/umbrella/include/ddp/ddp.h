@@ -23,6 +23,7 @@
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/flight_record.h>
 #include <ddp/grad_scaler.h>
 #include <ddp/gradients.h>
 #include <ddp/join.h>
