@@ -222,7 +222,6 @@ class Strangers(unittest.TestCase):
             self.expect_refused([rank], ['expected an address for the host "rank0.example", got none on rank 1 of 2'], 6)
 
     @needs_namespaces
-    @needs_namespaces
     @unittest.skipUnless(os.path.exists("/proc/net/if_inet6"), "needs IPv6")
     def test_ipv6_only(self):
         """The ranks connect, train, and name a rank that is killed."""
