@@ -266,23 +266,23 @@ const GroupRecipe& recipe_of(const char* call, const ProcessGroup& parent) {
   return made_here->recipe();
 }
 
-// Makes groups of ranks of a parent: a startup barrier of all its ranks, then the members connect.
+// Makes groups of ranks of a parent. All its ranks meet in a startup barrier, then the members of
+// each group connect.
 class SubgroupBuilder {
  public:
-  SubgroupBuilder(const char* call, const ProcessGroup& parent)
+  /// \param claim  has to be the same on all ranks of the parent.
+  SubgroupBuilder(const char* call, const ProcessGroup& parent, const std::string& claim)
       : parent_(parent),
         recipe_(recipe_of(call, parent)),
         deadline_(recipe_.timeout),
         store_(bounded(parent->getStore())->with_prefix(call)),
         monitor_store_(recipe_.monitor_store ? recipe_.monitor_store->with_prefix(call) : store_),
         barrier_{store_, parent->getRank(), parent->getSize(), deadline_, call},
-        monitor_(own_monitor_of(*parent)) {}
+        monitor_(own_monitor_of(*parent)),
+        name_(run_barrier_in_group(monitor_, barrier_, claim)) {}
 
-  /// \param claim  has to be the same on all ranks of the parent.
-  void begin(const std::string& claim) { name_ = run_barrier_in_group(monitor_, barrier_, claim); }
-
-  /// What each rank of the parent gives.
-  std::vector<std::string> exchange(const std::string& own) {
+  /// Returns the texts of all ranks of the parent, by rank.
+  std::vector<std::string> exchange(const std::string& own) const {
     const auto store = store_->with_prefix(name_)->with_deadline(deadline_);
     std::vector<std::string> keys, texts;
     for (int rank = 0; rank < parent_->getSize(); ++rank) keys.push_back(ddp::str("from/", rank));
@@ -299,9 +299,11 @@ class SubgroupBuilder {
     return texts;
   }
 
-  /// \param ranks  of the parent, in the group's order; without this rank: it makes none.
-  /// \param part  what differs between groups that are made together.
-  ProcessGroup connect_members(const std::vector<int>& ranks, const std::string& part) {
+  /// Returns an empty group if this rank is not among `ranks`.
+  ///
+  /// \param ranks  the members' ranks in the parent, in the new group's order.
+  /// \param suffix  of the group's store keys; differs between groups that are made together.
+  ProcessGroup connect_members(const std::vector<int>& ranks, const std::string& suffix) const {
     return connect_all(barrier_, monitor_, [&]() -> ProcessGroup {
       const auto own = std::find(ranks.begin(), ranks.end(), parent_->getRank());
       if (own == ranks.end()) return {};
@@ -311,8 +313,8 @@ class SubgroupBuilder {
         recipe.world_ranks.push_back(recipe_.world_ranks[static_cast<size_t>(rank)]);
       }
       return connect(
-          recipe, deadline_, store_->with_prefix(name_ + part),
-          monitor_store_->with_prefix(name_ + part), static_cast<int>(own - ranks.begin()),
+          recipe, deadline_, store_->with_prefix(name_ + suffix),
+          monitor_store_->with_prefix(name_ + suffix), static_cast<int>(own - ranks.begin()),
           "group " + to_text(recipe.world_ranks));
     });
   }
@@ -324,7 +326,7 @@ class SubgroupBuilder {
   const StorePtr store_, monitor_store_;
   const StartupBarrier barrier_;
   const Monitor monitor_;
-  std::string name_;  // of this round
+  const std::string name_;  // random, of this barrier
 };
 
 }  // namespace
@@ -333,17 +335,14 @@ ProcessGroup build_subgroup(const ProcessGroup& parent, const std::vector<int>& 
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   check_ranks(sorted, *parent);
-  SubgroupBuilder builder("new_group", parent);
-  builder.begin(to_text(sorted));
-  return builder.connect_members(sorted, "");
+  return SubgroupBuilder("new_group", parent, to_text(sorted)).connect_members(sorted, "");
 }
 
 ProcessGroup build_split(const ProcessGroup& parent, int color, int key) {
   DDP_CHECK_VALUE(
       color >= -1, "split_group: expected a color of at least -1, got ", color, " ",
       on_rank_text(*parent), ". Give ranks of one group the same number, and -1 for no group.");
-  SubgroupBuilder builder("split_group", parent);
-  builder.begin("");
+  SubgroupBuilder builder("split_group", parent, "");
   std::vector<std::pair<int, int>> members;  // key and rank
   const auto given = builder.exchange(ddp::str(color, " ", key));
   for (size_t rank = 0; rank < given.size(); ++rank) {

@@ -1,4 +1,4 @@
-// What dump_flight_record() writes.
+// The record of latest calls that dump_flight_record() writes.
 #pragma once
 
 #include <memory>
@@ -24,9 +24,9 @@ std::string to_json(const std::vector<FlightRecord>& records);
 std::string to_text(const std::vector<FlightRecord>& records);
 
 class GroupMonitor;
-/// Adds a group to what this process dumps, as long as its monitor lives.
+/// Registers a group for this process's record, until its monitor is destroyed.
 void add_to_flight_record(const std::shared_ptr<const GroupMonitor>& monitor);
-/// Writes the file that DDP_FLIGHT_RECORD asks for, if it does. Reports nothing: the group's
+/// Writes the file of this rank if DDP_FLIGHT_RECORD is set. Ignores errors, because the group's
 /// failure matters more.
 void dump_flight_record_of_failure(int world_rank) noexcept;
 

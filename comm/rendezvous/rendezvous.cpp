@@ -112,15 +112,14 @@ StorePtr open_server(
     const StoreAddress& address, const c10d::TCPStoreOptions& options, const Deadline& deadline) {
   constexpr std::chrono::seconds kPortTimeout(3);
   constexpr std::chrono::milliseconds kRetryInterval(50);
-  const auto end = std::chrono::steady_clock::now() +
-                   std::min<std::chrono::milliseconds>(kPortTimeout, deadline.left() / 2);
+  const Deadline latest(std::min<std::chrono::milliseconds>(kPortTimeout, deadline.left() / 2));
   for (;;) {
     try {
       return open_server_once(address, options);
     } catch (const std::exception& error) {
       const bool is_taken =
           std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos;
-      if (!is_taken || std::chrono::steady_clock::now() > end) throw;
+      if (!is_taken || latest.passed()) throw;
     }
     std::this_thread::sleep_for(kRetryInterval);
   }

@@ -124,7 +124,8 @@ void LowPrecisionParameters::enter(Phase phase) {
   changed_.notify_all();
 }
 
-// Whether no pass began or ended for half a second, and none runs. Waits for that at most as long.
+// Waits until half a second has passed without the begin or end of a pass. Returns false if one
+// begins or ends before, or if one runs.
 bool LowPrecisionParameters::wait_for_pause(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::milliseconds kPause(500);
   const auto changes = phase_changes_;
@@ -195,7 +196,7 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
   substitute(*casts);
 }
 
-// At the begin of a backward pass no optimizer steps, and no forward pass changes a buffer.
+// At the beginning of a backward pass no optimizer steps, and no forward pass changes a buffer.
 void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock) {
   if (waiting_ == 0) return;
   reads_allowed_ = true;

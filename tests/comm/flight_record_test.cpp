@@ -1,4 +1,4 @@
-// What a process writes of its latest collectives.
+// The record of a process's latest collectives.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>

@@ -480,6 +480,11 @@ TEST_CASE("a snapshot is a copy, and update_snapshot renews it", "[ranks][mixed_
   const auto error = errors_of_ranks(1, [&](const Rank& self) {
     Twins net;
     TwinsModel model(net, is_low ? low(self) : in(self));
+    // In a pass of this thread the parameters are the casts.
+    Twins of_pass(nullptr);
+    net->in_forward = [&] { of_pass = model->snapshot(); };
+    (void)model->forward(torch::ones({1000}));
+    TORCH_CHECK(fault_of(of_pass->a, of_pass->b).empty(), fault_of(of_pass->a, of_pass->b));
     auto copy = model->snapshot();
     {
       const torch::NoGradGuard no_grad;

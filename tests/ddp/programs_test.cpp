@@ -1,4 +1,4 @@
-// Whole programs as users write them: a policy with an actor and a saver on threads of their own, a
+// Complete programs: a policy with an actor and a saver on threads of their own, a
 // scene that densifies, an actor and a critic under one loss scale.
 #include <atomic>
 #include <cmath>
@@ -59,7 +59,7 @@ Rollout play(Policy& policy, at::Generator& random) {
   return {states, actions, (actions == wanted).to(at::kFloat)};
 }
 
-// Gives the learner its rollouts; the learner leaves newer values of the policy here.
+// Plays on a thread of its own. The learner takes rollouts from it, and updates its policy.
 class Actor {
  public:
   Actor(Policy policy, int seed) : policy_(std::move(policy)), seed_(seed) {}

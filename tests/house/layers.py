@@ -1,5 +1,4 @@
-"""Which folder of comm includes which: what points up the list of CONTRIBUTING.md, and which folders
-have grown too large."""
+"""Finds includes of comm that point up the list of CONTRIBUTING.md, and folders with too many files."""
 
 import collections
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""comm's folders include only what is below them; and the check sees what is not so."""
+"""comm's folders include only their own and lower ones. The check itself runs on faulty trees."""
 
 import pathlib
 import sys

@@ -6,8 +6,8 @@
 
 namespace ddp {
 
-/// Writes which collectives this process called last, in each of its groups: for a job that hangs
-/// or has failed, whose ranks' files show where their calls differ.
+/// Writes the collectives that this process called last, in each of its groups. For a job that
+/// hangs or has failed: the ranks' files show where their calls differ.
 ///
 /// The record has up to 256 calls of each group and device type: number, time, dtype, number of
 /// elements, reduction, root; and why a group has failed. Calls of one number have to be the same
