@@ -106,15 +106,12 @@ LowPrecisionParameters::LowPrecisionParameters(
 // autograd's thread. Between passes the optimizer may step, so another thread waits for a pause.
 void LowPrecisionParameters::check_thread(std::unique_lock<std::mutex>& lock) {
   if (phase_ == Phase::Backward && torch::autograd::get_current_node()) return;
-  const bool is_first = training_thread_ == std::thread::id();
-  if (phase_ != Phase::Backward && (is_first || training_thread_ == std::this_thread::get_id())) {
-    return;
-  }
+  const bool is_first = phase_changes_ == 0;
+  if (phase_ != Phase::Backward && (is_first || is_training_thread())) return;
   DDP_CHECK(
       phase_ == Phase::Original && wait_for_pause(lock),
       "MixedPrecision: expected forward on one thread, got it on two within half a second. Give "
-      "the "
-      "thread that does not train a copy, model->snapshot().");
+      "the thread that does not train a copy, model->snapshot().");
 }
 
 void LowPrecisionParameters::enter(Phase phase) {
@@ -171,7 +168,7 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
 
 void LowPrecisionParameters::abandon_forward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ != Phase::Forward || training_thread_ != std::this_thread::get_id()) return;
+  if (phase_ != Phase::Forward || !is_training_thread()) return;
   restore_all();
 }
 
@@ -210,9 +207,7 @@ void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& rea
   const auto deadline = Clock::now() + std::chrono::minutes(10);
   const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
   std::unique_lock<std::mutex> lock(mutex_);
-  if (training_thread_ == std::thread::id() || training_thread_ == std::this_thread::get_id()) {
-    return read(value);
-  }
+  if (is_training_thread()) return read(value);
   struct WaitingReader {
     explicit WaitingReader(LowPrecisionParameters& all) : all(all) { ++all.waiting_; }
     ~WaitingReader() {
@@ -243,7 +238,7 @@ void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& rea
 
 bool LowPrecisionParameters::may_read_directly() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return training_thread_ == std::thread::id() || training_thread_ == std::this_thread::get_id();
+  return is_training_thread();
 }
 
 at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {

@@ -62,7 +62,7 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   ///         pass runs.
   void read(const std::function<void(const ValueOf&)>& read);
   /// Whether this thread may read the parameters without read(): it ran the last forward pass, or
-  /// none has run.
+  /// constructed this object, if none has run.
   bool may_read_directly() const;
 
   /// `tensors` with the originals in place of parameters that are replaced by casts at the moment.
@@ -79,6 +79,7 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   enum class Phase { Original, Forward, Backward };
   using Clock = std::chrono::steady_clock;
 
+  bool is_training_thread() const { return training_thread_ == std::this_thread::get_id(); }
   void check_thread(std::unique_lock<std::mutex>& lock);
   void enter(Phase phase);
   bool wait_for_pause(std::unique_lock<std::mutex>& lock);
@@ -101,9 +102,10 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   Clock::time_point last_change_{};
   CastsPtr casts_;                                   // of the last forward pass
   std::unordered_map<const void*, size_t> indices_;  // by TensorImpl
-  std::thread::id training_thread_;                  // ran the last forward pass
-  int waiting_ = 0;                                  // threads in read()
-  bool reads_allowed_ = false;                       // the training thread waits for the readers
+  // Ran the last forward pass, or will run the first.
+  std::thread::id training_thread_ = std::this_thread::get_id();
+  int waiting_ = 0;             // threads in read()
+  bool reads_allowed_ = false;  // the training thread waits for the readers
   std::condition_variable changed_;
   mutable std::mutex mutex_;  // protects the members above and replacing the parameters' data
 };

@@ -457,6 +457,24 @@ TEST_CASE(
   for (const auto& fault : faults) CHECK(fault.empty());
 }
 
+TEST_CASE(
+    "a file that another thread begins before the first pass holds no casts",
+    "[ranks][mixed_precision]") {
+  const auto faults = run_ranks<std::string>(1, [](const Rank& self) {
+    Twins net;
+    TwinsModel model(net, low(self));
+    torch::serialize::OutputArchive archive;
+    std::thread([&] { model->save(archive); }).join();
+    std::stringstream stream;
+    net->in_forward = [&] { archive.save_to(stream); };
+    model->forward(torch::ones({1000}));
+    Twins loaded;
+    torch::load(loaded, stream);
+    return fault_of(loaded->a, loaded->b);
+  });
+  CHECK(faults[0] == "");
+}
+
 TEST_CASE("another thread can compute with a snapshot", "[ranks][mixed_precision]") {
   const auto faults = run_ranks<std::string>(2, [](const Rank& self) {
     std::optional<Twins> copy;

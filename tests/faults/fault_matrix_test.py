@@ -18,10 +18,10 @@ STAND_IN = str(HERE / "stand_in.py")
 PROGRAMS = world.Programs(STAND_IN, STAND_IN, "")
 
 
-def misses_with(twin, launcher):
+def misses_with(twin, launcher, slack=0):
     os.environ["DDP_TWIN"] = twin
     case = Case("backward", "exit", 2, "gloo", launcher)
-    return " ".join(misses(case, world.Run(case, PROGRAMS).observe()))
+    return " ".join(misses(case, world.Run(case, PROGRAMS).observe(), slack))
 
 
 class Judgement(unittest.TestCase):
@@ -47,6 +47,10 @@ class Judgement(unittest.TestCase):
         ):
             with self.subTest(twin):
                 self.assertIn(miss, misses_with(twin, "plain"))
+
+    def test_slack_forgives_seconds_alone(self):
+        self.assertEqual(misses_with("survivor that sleeps", "plain", slack=5), "")
+        self.assertIn("did not name", misses_with("survivor that names nobody", "plain", slack=5))
 
     def test_each_fault_of_a_launcher_is_reported(self):
         for twin, miss in (

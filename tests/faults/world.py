@@ -87,6 +87,17 @@ def processes_of(mark):
     return found
 
 
+def stopped(pids):
+    """Selects the processes that are stopped."""
+    states = {}
+    for pid in pids:
+        try:
+            states[pid] = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            pass
+    return [pid for pid, state in states.items() if state == "T"]
+
+
 class Run:
     def __init__(self, case, programs):
         self.case = case
@@ -101,17 +112,17 @@ class Run:
         self.printed = b""
         self.port = None
         self.started = []  # the launcher, or the ranks
-        self.was_terminated = False  # SIGTERM was sent to torchrun
+        self.was_helped = False  # the stopped rank of torchrun was ended
         timeout = GROUP_TIMEOUT if needs_group_timeout(case) else LONG_TIMEOUT
         self.command = [
             programs.world, case.phase, case.fault, str(case.victim), case.transport, str(timeout),
             str(self.folder / "checkpoints"),
         ]
 
-    def observe(self):
+    def observe(self, slack=0):
         try:
             self.start()
-            observed = self.wait()
+            observed = self.wait(slack)
             observed.left_behind = self.leftovers()
             return observed
         finally:
@@ -170,15 +181,15 @@ class Run:
             return self.started
         return [p for rank, p in enumerate(self.started) if rank != self.case.victim]
 
-    def wait(self):
-        end = time.monotonic() + PATIENCE[self.case.launcher]
+    def wait(self, slack):
+        end = time.monotonic() + PATIENCE[self.case.launcher] + 2 * slack
         hung = False
         while any(p.poll() is None for p in self.awaited()):
             if time.monotonic() > end:
                 hung = True
                 break
             self.output()  # a full pipe would block them
-            self.end_torchrun_if_idle()
+            self.help_torchrun()
             time.sleep(0.05)
         now_ms = time.monotonic() * 1000
         observed = parse(self.output(), self.case.victim)
@@ -194,14 +205,15 @@ class Run:
             victim.wait()
         return observed
 
-    def end_torchrun_if_idle(self):
-        """Ends torchrun as a user would: its agent waits without limit for a stopped rank."""
-        idle = ("destroy", "stop", "torchrun")
-        if self.was_terminated or (self.case.phase, self.case.fault, self.case.launcher) != idle:
+    def help_torchrun(self):
+        """Ends a stopped rank once the others have left, for which torchrun's agent would wait."""
+        if self.was_helped or (self.case.fault, self.case.launcher) != ("stop", "torchrun"):
             return
-        if len(re.findall(r"^rank \d left at ", self.output(), re.M)) == RANKS - 1:
-            self.was_terminated = True
-            self.started[0].terminate()
+        if len(re.findall(r"^rank \d left at ", self.output(), re.M)) < RANKS - 1:
+            return
+        self.was_helped = True
+        for pid in stopped(processes_of(self.mark)):
+            os.kill(pid, signal.SIGKILL)
 
     def leftovers(self):
         """Lists processes, a listening socket, and files except checkpoints and torchrun's logs."""
