@@ -1,22 +1,27 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include <ddp/process_group.h>
 
+#include "base/deadline.h"
 #include "base/environment.h"
+#include "group/group_recipe.h"
+#include "store/bounded_store.h"
 
 namespace ddp {
 
 /// Connects to all ranks and makes the group: init_process_group without the default group.
 ProcessGroup build_group(const ProcessGroupOptions& options);
 
-/// new_group().
-ProcessGroup build_subgroup(const ProcessGroup& parent, const std::vector<int>& ranks);
-
-/// split_group().
-ProcessGroup build_split(const ProcessGroup& parent, int color, int key);
+/// Connects the backends of a group after all its members have arrived.
+///
+/// \param store  of this group alone.
+/// \param key  of the group; differs between the groups of a job.
+ProcessGroup connect_group(
+    const GroupRecipe& recipe, const Deadline& deadline,
+    const c10::intrusive_ptr<BoundedStore>& store, int rank, const std::string& name,
+    const std::string& key);
 
 /// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
 ///

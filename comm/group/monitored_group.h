@@ -1,9 +1,12 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/text.h>
 
 #include "group/group_recipe.h"
 #include "group/recorded_group.h"
@@ -17,23 +20,26 @@ class MonitoredGroup : public RecordedGroup {
  public:
   using RecordedGroup::RecordedGroup;
 
-  /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
+  /// Makes the monitor, as a part of the recipe's job.
   ///
   /// \param recipe  that the backends were made with.
-  /// \param store  used by the monitors of this group alone.
-  ///
-  /// Collective: yes. Blocks: host. Cost: two requests to the store.
-  void start_monitor(GroupRecipe recipe, const c10::intrusive_ptr<BoundedStore>& store);
+  /// \param key  of the group; differs between the groups of a job.
+  void start_monitor(GroupRecipe recipe, const std::string& key);
 
   /// Set by start_monitor().
   const GroupRecipe& recipe() const { return recipe_; }
 
   const std::shared_ptr<GroupMonitor>& monitor() const { return monitor_; }
 
+  /// The key of the next group that all ranks of this group make together.
+  std::string next_subgroup_key() { return ddp::str(key_, '/', ++subgroups_made_); }
+
  private:
   void on_last_reference() override;
 
   GroupRecipe recipe_;
+  std::string key_;
+  std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;
 };
 

@@ -67,14 +67,6 @@ ProcessGroup default_group() {
 
 bool is_launched() { return read_environment(process_variable).rank.has_value(); }
 
-ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent) {
-  return build_subgroup(parent.get(), ranks);
-}
-
-ProcessGroup split_group(int color, int key, const GroupArg& parent) {
-  return build_split(parent.get(), color, key);
-}
-
 ProcessGroup GroupArg::get() const {
   if (!given_) return default_group();
   DDP_CHECK(

@@ -4,10 +4,13 @@
 
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "monitor/attempts.h"
 #include "monitor/call_records.h"
 #include "monitor/failure_records.h"
-#include "monitor/store_answers.h"
+#include "monitor/job_monitor.h"
+#include "monitor/uneven_forwards.h"
 
 namespace ddp {
 namespace {
@@ -26,26 +29,27 @@ std::string likely_cause(const Desync& desync) {
 }  // namespace
 
 /// Makes a query that compares this rank's calls up to now with those of another rank that waits.
-/// The query records a difference as the group's failure, and returns that failure.
-GroupMonitor::StoreQuery GroupMonitor::make_comparison(const std::string& where) const {
+/// The query records a difference as the job's failure, and returns that failure. Empty if the
+/// group's calls are not compared.
+JobMonitor::StoreQuery GroupMonitor::make_comparison(const std::string& where) const {
+  const auto& job = *setup_.job;
+  if (!setup_.calls || !job.store()) return nullptr;
   CallRecord own;
-  own.rank = setup_.rank;
+  own.rank = job.rank();
   own.where = where;
-  {
-    const std::lock_guard lock(mutex_);
-    own.attempts = attempts_;
-  }
+  own.attempts = attempts_->count();
   std::vector<std::pair<Lane, CallRecord>> records;
   for (const auto lane : CallHistory::kLanes) {
     own.list = setup_.calls->read(lane);
     if (!own.list.calls.empty()) records.emplace_back(lane, own);
   }
-  return [records = std::move(records),
-          name = setup_.group_name](c10d::Store& store) -> std::optional<std::string> {
+  const auto of_group = c10::make_intrusive<c10d::PrefixStore>("group/" + setup_.key, job.store());
+  return [records = std::move(records), of_group,
+          name = setup_.group_name](c10d::Store& of_job) -> std::optional<std::string> {
     for (const auto& [lane, record] : records) {
-      if (const auto desync = compare_calls(store, lane, record)) {
+      if (const auto desync = compare_calls(*of_group, lane, record)) {
         return record_failure(
-            store,
+            of_job,
             ddp::str(likely_cause(*desync), "process group \"", name, "\": ", to_text(*desync)));
       }
     }

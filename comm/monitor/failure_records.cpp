@@ -7,11 +7,11 @@ namespace ddp {
 namespace {
 
 // Keys of the store:
-//   failure      why the group failed: the text of the first rank that failed
+//   failure      why the job failed: the text of the first rank that failed
 //   reader/R     rank R has read the failure
 // Ranks record attempts at the same time and in any order, so each entry has a key of its own: one
 // key for all would lose concurrent writes.
-//   attempt/N    the first failure of attempt N
+//   attempt/G/N  the first failure of attempt N in group G
 //   attempts     the length of the list, including entries that are about to be set
 //   attempts/I   entry I, from 1
 //   first/K      how many ranks have tried to be the first to set K, if there is no compareSet
@@ -23,14 +23,15 @@ std::string reader_key(int rank) { return ddp::str("reader/", rank); }
 std::string entry_key(int64_t entry) { return ddp::str(kCount, "/", entry); }
 
 std::string serialize(const FailedAttempt& attempt) {
-  return ddp::str(attempt.rank, " ", attempt.number, " ", attempt.why);
+  return ddp::str(attempt.rank, '\t', attempt.number, '\t', attempt.group, '\t', attempt.why);
 }
 
 FailedAttempt parse_attempt(const std::string& text) {
   FailedAttempt attempt;
   InputText fields(text);
   fields >> attempt.rank >> attempt.number;
-  fields.get();  // a space
+  fields.get();  // a tab
+  std::getline(fields, attempt.group, '\t');
   std::getline(fields, attempt.why, '\0');
   return attempt;
 }
@@ -68,7 +69,8 @@ bool have_read(c10d::Store& store, const std::vector<int>& ranks) {
 
 void record_attempt(c10d::Store& store, const FailedAttempt& attempt) {
   const auto text = serialize(attempt);
-  if (set_first(store, ddp::str("attempt/", attempt.number), text) != text) return;
+  if (set_first(store, ddp::str("attempt/", attempt.group, '/', attempt.number), text) != text)
+    return;
   store.set(entry_key(store.add(kCount, 1)), text);
 }
 

@@ -9,9 +9,9 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
+#include "monitor/attempts.h"
 #include "monitor/flight_record.h"
-#include "monitor/store_answers.h"
-#include "store/bounded_store.h"
+#include "monitor/job_monitor.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -28,8 +28,6 @@ constexpr milliseconds kFirstReport{2000};
 constexpr milliseconds kGoneGrace{1500};
 // Added to the timeout, after which backends end their collectives themselves.
 constexpr milliseconds kTimeoutGrace{5000};
-// Attempts are numbered by averaged pass, and within it; no pass has more attempts than this.
-constexpr uint64_t kAttemptsOfPass = uint64_t{1} << 20;
 // How often a wait polls a collective on a device, which cannot wake it.
 constexpr std::chrono::microseconds kPollEvery{50};
 
@@ -60,91 +58,26 @@ bool is_local(const std::exception_ptr& error) {
 
 }  // namespace
 
-std::string GroupMonitor::report_key(int rank) { return ddp::str("report/", rank); }
-
 GroupMonitor::GroupMonitor(Setup setup)
-    : setup_(std::move(setup)), answers_(std::make_shared<StoreAnswers>()) {}
+    : attempts_(std::make_shared<Attempts>(setup.key)),
+      number_in_job_(setup.job->add(std::exchange(setup.abort_backends, nullptr), attempts_)),
+      setup_(std::move(setup)) {}
 
-GroupMonitor::~GroupMonitor() = default;
+GroupMonitor::~GroupMonitor() { setup_.job->remove(number_in_job_); }
+
+int GroupMonitor::job_rank(int rank) const {
+  return setup_.job_ranks.empty() ? rank : setup_.job_ranks[static_cast<size_t>(rank)];
+}
 
 std::string GroupMonitor::rank_text() const {
-  return ddp::str("rank ", setup_.rank, " of ", setup_.size);
+  const auto& job = *setup_.job;
+  const auto in_job = ddp::str("rank ", job.rank(), " of ", job.size());
+  if (setup_.size == job.size()) return in_job;
+  return ddp::str(in_job, " (rank ", setup_.rank, " of ", setup_.group_name, ")");
 }
 
 // A process that this rank forked is not a rank, and no rank waits for it.
-bool GroupMonitor::is_watching() const { return setup_.size > 1 && owner_.is_this_one(); }
-
-StoreExecutor& GroupMonitor::executor() {
-  const std::lock_guard lock(mutex_);
-  if (!executor_) executor_ = std::make_unique<StoreExecutor>(setup_.store);
-  return *executor_;
-}
-
-/// Reads the group's failure into `answers`. Runs on the store's thread.
-void GroupMonitor::update_answers(StoreAnswers& answers, c10d::Store& store, int rank) {
-  std::optional<std::string> failure;
-  std::unique_lock lock(answers.mutex);
-  auto attempts = answers.attempts;
-  const auto compare = std::exchange(answers.compare, nullptr);
-  lock.unlock();
-  std::string silent_error;
-  try {
-    failure = ddp::read_failure(store);
-    if (!failure && compare) failure = compare(store);
-    failure ? record_reader(store, rank) : read_attempts(store, attempts);
-  } catch (const SilentStoreError& error) {
-    silent_error = text_of(error);
-  } catch (const std::exception&) {
-    // The process that hosts the store has ended, which probing the peers will find.
-  }
-  lock.lock();
-  answers.silent_error = silent_error;
-  if (failure) answers.failure = failure;
-  answers.attempts = std::move(attempts);
-  answers.request_pending = false;
-  answers.answered.notify_all();
-}
-
-/// Requests the group's failure from the store, unless a request is pending, and waits up to
-/// `at_most` for the answer.
-///
-/// \param compare_in  where this rank waits, if it is to compare its calls with the other ranks':
-///        in this request, or in the next one.
-/// \return the failure that concerns this rank, of the answers so far.
-std::optional<std::string> GroupMonitor::query_store(
-    milliseconds at_most, const std::optional<std::string>& compare_in) {
-  if (!setup_.store) return std::nullopt;
-  auto compare = compare_in && setup_.calls ? make_comparison(*compare_in) : StoreQuery();
-  bool is_new = false;
-  {
-    const std::lock_guard lock(answers_->mutex);
-    if (compare) answers_->compare = std::move(compare);
-    is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
-    if (is_new) answers_->requested_at = Clock::now();
-  }
-  if (is_new)
-    executor().post([answers = answers_, rank = setup_.rank](c10d::Store& store) {
-      update_answers(*answers, store, rank);
-    });
-  {
-    std::unique_lock lock(answers_->mutex);
-    answers_->answered.wait_for(lock, at_most, [this] { return !answers_->request_pending; });
-  }
-  return failure_for_this_rank();
-}
-
-std::optional<std::string> GroupMonitor::failure_for_this_rank() const {
-  const std::scoped_lock lock(answers_->mutex, mutex_);
-  if (answers_->failure) return answers_->failure;
-  for (const auto& attempt : answers_->attempts) {
-    const bool is_coming = attempt.number > attempts_;
-    const bool failed_here =
-        std::find(failed_attempts_.begin(), failed_attempts_.end(), attempt.number) !=
-        failed_attempts_.end();
-    if (!is_coming && !failed_here) return attempt.why;
-  }
-  return std::nullopt;
-}
+bool GroupMonitor::is_watching() const { return setup_.size > 1 && setup_.job->is_rank(); }
 
 /// A wait that has lasted longer than kWaitSlice.
 class GroupMonitor::LateWait {
@@ -170,7 +103,9 @@ class GroupMonitor::LateWait {
     const auto waited = Clock::now() - begin_;
     const auto compare_in =
         waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
-    if (const auto failure = monitor_.query_store(kAnswerTimeout, compare_in)) {
+    auto comparison = compare_in ? monitor_.make_comparison(*compare_in) : nullptr;
+    auto& job = *monitor_.setup_.job;
+    if (const auto failure = job.request_failure(kAnswerTimeout, std::move(comparison))) {
       monitor_.throw_aborted(*failure);
     }
     if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
@@ -186,7 +121,7 @@ class GroupMonitor::LateWait {
     if (gone.empty()) {
       gone_.clear();
     } else if (gone == gone_) {
-      const auto failure = monitor_.read_failure_after_exit();
+      const auto failure = job.failure_after_exit();
       monitor_.throw_aborted(
           failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
     } else {
@@ -289,39 +224,7 @@ void GroupMonitor::throw_aborted(const std::string& why) {
 }
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
-  if (!is_watching()) return why;
-  auto stands = without_full_stop(why);
-  try {
-    {
-      const std::lock_guard lock(mutex_);
-      if (aborted_) return *aborted_;
-    }
-    if (setup_.store) {
-      // compareSet returns the recorded text.
-      const auto recorded = executor().ask<std::string>(
-          [stands, rank = setup_.rank](c10d::Store& store) {
-            auto recorded = record_failure(store, stands);
-            record_reader(store, rank);
-            return recorded;
-          },
-          store_timeout());
-      stands = recorded.value_or(stands);
-    }
-  } catch (const std::exception&) {
-    // The store has ended: this rank uses its own text.
-  }
-  try {
-    {
-      const std::lock_guard lock(mutex_);
-      if (aborted_) return *aborted_;
-      aborted_ = stands;
-    }
-    dump_flight_record_of_failure(setup_.world_rank);
-    if (setup_.abort_backends) setup_.abort_backends();
-  } catch (const std::exception&) {
-    // A backend of the user's own threw. Why the group failed matters more.
-  }
-  return stands;
+  return is_watching() ? setup_.job->fail(without_full_stop(why)) : why;
 }
 
 FlightRecord GroupMonitor::flight_record() const {
@@ -329,15 +232,14 @@ FlightRecord GroupMonitor::flight_record() const {
   if (setup_.calls) {
     for (const auto lane : CallHistory::kLanes) record.lanes.push_back(setup_.calls->read(lane));
   }
-  const std::lock_guard lock(mutex_);
-  record.failure = aborted_;
+  record.failure = setup_.job->failure();
   return record;
 }
 
 std::optional<std::string> GroupMonitor::aborted() const {
-  const std::lock_guard lock(mutex_);
-  if (!aborted_) return std::nullopt;
-  return *aborted_ + kAborted;
+  const auto failure = setup_.job->failure();
+  if (!failure) return std::nullopt;
+  return *failure + kAborted;
 }
 
 void GroupMonitor::check() const {
@@ -346,28 +248,20 @@ void GroupMonitor::check() const {
 }
 
 void GroupMonitor::begin_attempt() {
+  attempts_->begin();
   const std::lock_guard lock(mutex_);
-  ++attempts_;
   last_error_.clear();
   last_error_is_agreed_ = false;
 }
 
-void GroupMonitor::end_attempts() {
-  const std::lock_guard lock(mutex_);
-  attempts_ = (attempts_ / kAttemptsOfPass + 1) * kAttemptsOfPass;
-}
+void GroupMonitor::end_attempts() { attempts_->end_pass(); }
 
 void GroupMonitor::fail_attempt(const std::string& why) noexcept {
   note_error(why);
-  if (!is_watching() || !setup_.store) return;
+  if (!is_watching() || !setup_.job->store()) return;
   try {
-    FailedAttempt attempt{setup_.rank, 0, why};
-    {
-      const std::lock_guard lock(mutex_);
-      attempt.number = attempts_;
-      failed_attempts_.push_back(attempts_);
-    }
-    executor().post([attempt](c10d::Store& store) { record_attempt(store, attempt); });
+    setup_.job->executor().post([attempt = attempts_->fail(setup_.job->rank(), why)](
+                                    c10d::Store& store) { record_attempt(store, attempt); });
   } catch (const std::exception&) {
     // Out of memory: other ranks find this rank gone, or wait for their timeout.
   }
@@ -397,7 +291,7 @@ void GroupMonitor::leave_by_exception() noexcept {
     std::string why;
     {
       const std::lock_guard lock(mutex_);
-      if (aborted_ || last_error_is_agreed_) return;
+      if (last_error_is_agreed_) return;
       why = last_error_;
     }
     if (why.empty()) {
@@ -409,24 +303,9 @@ void GroupMonitor::leave_by_exception() noexcept {
   }
 }
 
-void GroupMonitor::wait_until_failure_is_read() noexcept {
-  if (!is_watching() || setup_.rank != setup_.store_host || !setup_.store) return;
-  try {
-    if (!aborted()) return;
-    const auto end = Clock::now() + kStoreTimeout;
-    while (Clock::now() < end) {
-      std::vector<int> others;
-      const auto gone = find_gone(kProbeTimeout);
-      for (int rank = 0; rank < setup_.size; ++rank) {
-        if (std::find(gone.begin(), gone.end(), rank) == gone.end()) others.push_back(rank);
-      }
-      const auto all = executor().ask<bool>(
-          [others](c10d::Store& store) { return have_read(store, others); }, kStoreTimeout);
-      if (all.value_or(true)) return;
-      std::this_thread::sleep_for(kCheckInterval);
-    }
-  } catch (const std::exception&) {
-  }
+void GroupMonitor::leave_job() noexcept {
+  setup_.job->remove(number_in_job_);
+  if (setup_.size > 1) setup_.job->wait_until_failure_is_read();
 }
 
 }  // namespace ddp

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -26,8 +24,6 @@ struct StartupBarrier {
   int world_size = 1;
   Deadline deadline{std::chrono::milliseconds(0)};
   std::string subject;  // the calling function, for messages: "init_process_group"
-  /// Ends the barrier with an error if another thread sets it; may be null.
-  std::shared_ptr<std::atomic<bool>> cancelled = {};
 };
 
 /// Waits until every rank has called it, and makes all of them return or throw alike.

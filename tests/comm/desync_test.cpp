@@ -233,7 +233,7 @@ TEST_CASE(
   CHECK_THAT(
       errors[0],
       ContainsText("process group \"group [0, 2]\": expected every rank to call the same "
-                   "collective number 3, but rank 0 called all_reduce of 8 x Float, SUM and rank 1 "
+                   "collective number 3, but rank 0 called all_reduce of 8 x Float, SUM and rank 2 "
                    "all_reduce of 9 x Float, SUM"));
 }
 

@@ -48,17 +48,17 @@ TEST_CASE("no attempt that failed is lost, in whatever order they are recorded",
   std::vector<FailedAttempt> known;
   read_attempts(store, known);
   CHECK(known.empty());
-  record_attempt(store, {1, 2, "boom: two\nlines"});
+  record_attempt(store, {1, 2, "group 1", "boom: two\nlines"});
   read_attempts(store, known);
   CHECK(reasons(known) == std::vector<std::string>{"1/2 boom: two\nlines"});
-  record_attempt(store, {0, 1, "late"});
+  record_attempt(store, {0, 1, "", "late"});
   read_attempts(store, known);
   CHECK(reasons(known) == std::vector<std::string>{"1/2 boom: two\nlines", "0/1 late"});
 }
 
 TEST_CASE("an attempt that fails on many ranks is read once", "[comm]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  for (int rank = 0; rank < 64; ++rank) record_attempt(*store, {rank, 1, "everywhere"});
+  for (int rank = 0; rank < 64; ++rank) record_attempt(*store, {rank, 1, "", "everywhere"});
   int asked = 0;
   ddp::testing::WatchedStore counting(store, [&](const std::string&) { ++asked; });
   std::vector<FailedAttempt> known;

@@ -8,6 +8,7 @@
 #include <ddp/internal/group_monitor.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "comm/monitor/job_monitor.h"
 #include "comm/monitor/liveness_socket.h"
 #include "comm/watched_store.h"
 #include "support/error_of.h"
@@ -15,6 +16,7 @@
 #include "support/catch.h"
 
 using ddp::GroupMonitor;
+using ddp::JobMonitor;
 using ddp::LivenessSocket;
 using namespace std::chrono_literals;
 
@@ -39,12 +41,20 @@ void set_text(c10d::Store& store, const std::string& key, const std::string& tex
   store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
 }
 
-GroupMonitor::Setup setup_of(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
-  GroupMonitor::Setup setup;
+JobMonitor::Setup job_of(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  JobMonitor::Setup setup;
   setup.rank = rank;
   setup.size = 3;
-  setup.timeout = 60s;
   setup.store = store;
+  return setup;
+}
+
+GroupMonitor::Setup setup_of(const JobMonitor::Setup& job, std::chrono::milliseconds timeout) {
+  GroupMonitor::Setup setup;
+  setup.rank = job.rank;
+  setup.size = job.size;
+  setup.timeout = timeout;
+  setup.job = std::make_shared<JobMonitor>(job);
   return setup;
 }
 
@@ -52,14 +62,14 @@ GroupMonitor::Setup setup_of(int rank, const c10::intrusive_ptr<c10d::Store>& st
 
 TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm][errors]") {
   SilentStore silent;
-  auto setup = setup_of(1, silent.store());
+  auto setup = job_of(1, silent.store());
   setup.store_host = 0;
   setup.liveness = std::make_shared<LivenessSocket>(kOnLoopback);
   const LivenessSocket host(kOnLoopback);
   auto gone = std::make_unique<LivenessSocket>(kOnLoopback);
   setup.addresses = {host.address(), setup.liveness->address(), gone->address()};
   gone.reset();
-  GroupMonitor monitor(setup);
+  GroupMonitor monitor(setup_of(setup, 60s));
 
   const auto seen = ddp::testing::timed_error_of([&] {
     monitor.abort_on_error(
@@ -76,7 +86,7 @@ TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm
 TEST_CASE("a rank that makes no progress is not explained by forward passes", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {
-    set_text(*store, GroupMonitor::report_key(rank), "\t");
+    set_text(*store, JobMonitor::report_key(rank), "\t");
   }
   const auto timed_out = [](GroupMonitor& monitor) {
     return ddp::testing::error_of([&] {
@@ -86,11 +96,9 @@ TEST_CASE("a rank that makes no progress is not explained by forward passes", "[
     });
   };
   // Rank 1 has no input left, in a join: it begins no forward pass.
-  auto setup = setup_of(0, store);
-  setup.timeout = 1s;
-  GroupMonitor trains(setup);
+  GroupMonitor trains(setup_of(job_of(0, store), 1s));
   trains.begin_attempt();
-  set_text(*store, GroupMonitor::report_key(1), "\tlearning what the ranks will do\t0");
+  set_text(*store, JobMonitor::report_key(1), "\t\tlearning what the ranks will do\t0");
   CHECK_THAT(
       timed_out(trains),
       Catch::Matchers::StartsWith(

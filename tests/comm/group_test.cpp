@@ -14,6 +14,7 @@
 
 #include "comm/backends/nccl/nccl.h"
 #include "comm/group/group_builder.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/recording_backend.h"
 
@@ -240,19 +241,25 @@ TEST_CASE("a group of a group names the ranks of the world", "[comm][ranks]") {
   CHECK(names == std::vector<std::string>{"", "none", "group [2, 3]", "group [2, 3]"});
 }
 
-TEST_CASE("what cannot be split is an error", "[comm][ranks][errors]") {
+TEST_CASE("all ranks throw if one cannot split a group", "[comm][ranks][errors]") {
   const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
-    if (self.rank == 0) {
-      ddp::split_group(-2, 0, self.group);
-    } else {
-      const auto foreign = c10::make_intrusive<c10d::ProcessGroup>(self.store, 0, 1);
-      ddp::split_group(0, 0, foreign);
-    }
+    const auto error =
+        ddp::testing::error_of([&] { ddp::split_group(self.rank == 0 ? -2 : 0, 0, self.group); });
+    // The group goes on.
+    TORCH_CHECK(ddp::get_world_size(ddp::split_group(0, 0, self.group)) == 2);
+    TORCH_CHECK(false, error);
   });
-  CHECK_THAT(
-      errors[0],
-      ContainsText("split_group: expected a color of at least -1, got -2 on rank 0 of 2"));
-  CHECK_THAT(errors[1], ContainsText("split_group: expected a group that this library made"));
+  constexpr auto kText = "expected a color of at least -1, got -2 on rank 0 of 2";
+  CHECK_THAT(errors[0], ContainsText("split_group: ") && ContainsText(kText));
+  CHECK_THAT(errors[1], ContainsText("split_group on rank 0 of 2: ") && ContainsText(kText));
+}
+
+TEST_CASE("a group of another maker cannot be split", "[comm][errors]") {
+  const auto foreign =
+      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  CHECK_THROWS_WITH(
+      ddp::split_group(0, 0, foreign),
+      ContainsText("split_group: expected a group that this library made"));
 }
 
 TEST_CASE("a rank that does not come to a split fails all", "[comm][ranks][errors]") {

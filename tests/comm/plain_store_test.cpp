@@ -26,7 +26,7 @@ TEST_CASE("a plain store keeps the first failure, and one entry per attempt", "[
   CHECK(ddp::record_failure(store, "second") == "first");
   CHECK(ddp::read_failure(store) == "first");
 
-  for (int rank = 0; rank < 3; ++rank) ddp::record_attempt(store, {rank, 1, "everywhere"});
+  for (int rank = 0; rank < 3; ++rank) ddp::record_attempt(store, {rank, 1, "", "everywhere"});
   std::vector<ddp::FailedAttempt> known;
   ddp::read_attempts(store, known);
   REQUIRE(known.size() == 1);

@@ -137,7 +137,7 @@ void store_entries(std::string_view bytes) {
     const auto desync = compare_calls(store, CallHistory::Lane::kCpu, own);
     if (desync) require(!to_text(*desync).empty());
   });
-  record_attempt(store, {0, 1, std::string(bytes)});
+  record_attempt(store, {0, 1, "", std::string(bytes)});
   std::vector<FailedAttempt> known;
   only_errors([&] { read_attempts(store, known); });
   require(known.size() == 1);

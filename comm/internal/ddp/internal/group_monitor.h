@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -13,16 +12,15 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
-#include <ddp/internal/owner_process.h>
 #include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {
 
+class Attempts;
 class CallHistory;
 struct FlightRecord;
-class LivenessSocket;
-class StoreExecutor;
+class JobMonitor;
 
 /// Describes what a rank waits for, in the same words on every rank: "reducing bucket 3 of 5".
 /// Called only when the wait is late or fails.
@@ -45,10 +43,10 @@ class AgreedError : public c10::Error {
 
 /// Detects failed peers, so that collectives do not hang.
 ///
-/// The first failure of the group is stored under one key of the group's store. A rank that fails
-/// writes it and aborts its backends. A rank whose wait fails, or lasts longer than half a second,
-/// reads it, throws its text and aborts too: so every rank throws the same text, and no rank waits
-/// for the timeout. After that the group stays aborted.
+/// The JobMonitor, which all groups of a job share, holds the failure. A rank whose wait fails, or
+/// lasts longer than half a second, asks it, throws the recorded text and aborts the job's groups:
+/// so every rank throws the same text, whichever group it waits in, and no rank waits for the
+/// timeout. After that the groups stay aborted.
 ///
 /// A rank that ends without recording a failure is found by its LivenessSocket: at once if a
 /// collective breaks, else after four seconds of waiting.
@@ -57,9 +55,11 @@ class AgreedError : public c10::Error {
 /// or lasts two seconds, compares its calls with those of the ranks that did so before. A rank that
 /// has made fewer calls, all of them the same, matches every other rank.
 ///
-/// A waiting thread makes no request to the store itself: the monitor's own thread does, and the
+/// A waiting thread makes no request to the store itself: the job's own thread does, and the
 /// waiting thread uses the answers that have arrived. If the process that hosts the store is
 /// stopped, waits end with their timeout, and the text names the rank that does not answer.
+///
+/// Texts name ranks by their number in the job.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
 /// each half second and, after two seconds, four for each doubling of the time; the same for any
@@ -71,24 +71,17 @@ class GroupMonitor {
     int rank = 0;
     int size = 1;
     std::chrono::milliseconds timeout{0};  // of the group's collectives
-    /// Used by this monitor alone. Empty: failures stay on this rank.
-    c10::intrusive_ptr<c10d::Store> store = {};
-    int store_host = -1;  // the rank whose process hosts it; -1: none, or unknown
-    std::shared_ptr<LivenessSocket> liveness = {};
-    std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
+    std::shared_ptr<JobMonitor> job = {};
+    std::vector<int> job_ranks = {};  // of the group's ranks; empty: the same numbers
+    std::string key = {};             // prefix of the group's keys in the job's store
+    /// Called on any thread until leave_job(). Must not need this monitor.
     std::function<void()> abort_backends = {};
     /// The collectives that this rank calls in the group; empty: its calls are not compared.
     std::shared_ptr<const CallHistory> calls = {};
     std::string group_name = {};
-    int world_rank = 0;  // of this rank, for the name of its file
     /// Whether one of the group's backends waits on streams.
     bool has_streams = false;
   };
-
-  /// The store key of a rank's report; set before any rank makes its monitor, so that one request
-  /// can read all reports. A report is an address, a WaitPoint and the number of attempts, with
-  /// tabs between them.
-  static std::string report_key(int rank);
 
   explicit GroupMonitor(Setup setup);
   ~GroupMonitor();
@@ -115,12 +108,13 @@ class GroupMonitor {
   /// Runs `step`, which other ranks run too: an exception of `step` is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
 
-  /// Records why this rank cannot continue, and aborts the group. Does nothing in a group of one.
+  /// Records why this rank cannot continue, and aborts the job's groups. Does nothing in a group of
+  /// one.
   ///
-  /// \return why the group failed: `why`, or the reason that another rank recorded first.
+  /// \return why the job failed: `why`, or the reason that another rank recorded first.
   std::string fail(const std::string& why) noexcept;
 
-  /// Why the group is aborted; empty if it is not.
+  /// Why the job's groups are aborted; empty if they are not.
   std::optional<std::string> aborted() const;
   /// \throws c10::DistBackendError  if the group is aborted.
   void check() const;
@@ -144,59 +138,48 @@ class GroupMonitor {
 
   /// Fails the group, because this rank drops it while an exception unwinds the stack.
   void leave_by_exception() noexcept;
-  /// If the group has failed and its store ends with this process: waits until the other ranks have
-  /// read why, or have ended, for at most two seconds.
-  void wait_until_failure_is_read() noexcept;
+  /// Ends the group's part in the job, before its backends are destroyed. If the job has failed and
+  /// its store ends with this process: waits until the other ranks have read why, or have ended,
+  /// for at most two seconds.
+  void leave_job() noexcept;
 
   /// The group's latest calls, and why it has failed.
   FlightRecord flight_record() const;
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }
-  /// "rank 1 of 3".
+  /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])".
   std::string rank_text() const;
+  const std::shared_ptr<JobMonitor>& job() const { return setup_.job; }
 
  private:
-  struct StoreAnswers;
   class LateWait;
   /// The contents of a rank's report.
   struct Waiting {
+    std::string group;  // the key of the group that the rank waits in
     std::string where;  // "": the rank is not waiting
     uint64_t attempts = 0;
   };
 
-  StoreExecutor& executor();
-  static void update_answers(StoreAnswers& answers, c10d::Store& store, int rank);
-  using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
-  StoreQuery make_comparison(const std::string& where) const;
-  std::optional<std::string> query_store(
-      std::chrono::milliseconds at_most,
-      const std::optional<std::string>& compare_in = std::nullopt);
-  std::optional<std::string> failure_for_this_rank() const;
+  bool is_watching() const;
+  int job_rank(int rank) const;
+  std::vector<int> job_ranks() const;
+  std::function<std::optional<std::string>(c10d::Store&)> make_comparison(
+      const std::string& where) const;
   void report(const std::string& where);
   std::vector<Waiting> waiting_ranks();
-  static std::string describe_uneven_forwards(const std::vector<Waiting>& waiting);
+  std::string describe_uneven_forwards(const std::vector<Waiting>& waiting) const;
   std::string add_arrivals(const std::string& what, const std::string& where);
-  std::vector<int> find_gone(std::chrono::milliseconds at_most);
   std::string describe_gone_ranks(std::chrono::milliseconds at_most);
   std::string describe_silent_ranks() const;
-  std::optional<std::string> read_failure_after_exit();
-  std::chrono::milliseconds store_timeout() const;
-  std::string describe_silent_store() const;
   std::string describe_failure(const std::string& what, WaitPoint where);
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
-  bool is_watching() const;
 
-  const Setup setup_;
-  const OwnerProcess owner_;
-  const std::shared_ptr<StoreAnswers> answers_;  // shared with jobs that may outlive this
-  std::atomic<bool> host_is_gone_{false};        // the store's host, at the last probe
-  mutable std::mutex mutex_;                     // guards the members below
-  std::unique_ptr<StoreExecutor> executor_;
-  std::optional<std::string> aborted_;
-  uint64_t attempts_ = 0;
-  std::vector<uint64_t> failed_attempts_;
+  const std::shared_ptr<Attempts> attempts_;
+  const uint64_t number_in_job_;
+  const Setup setup_;  // without abort_backends, which the job owns: it may refer to the group
+  mutable std::mutex mutex_;  // guards the members below
   std::string last_error_;
   bool last_error_is_agreed_ = false;
 };

@@ -1,0 +1,312 @@
+#include "monitor/job_monitor.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+
+#include "monitor/attempts.h"
+#include "monitor/failure_records.h"
+#include "monitor/flight_record.h"
+#include "monitor/liveness_socket.h"
+#include "store/bounded_store.h"
+#include "store/store_executor.h"
+
+namespace ddp {
+namespace {
+
+using namespace monitor;
+
+// How long a failing rank waits for its backends to abort: NCCL's may block.
+constexpr milliseconds kAbortTimeout{3000};
+// How long a peer's host may take to accept a connection: the kernel sends again after 1 s.
+constexpr milliseconds kConnecting{1500};
+
+// Calls all of `calls` at the same time. After `at_most`, their threads continue alone.
+void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_most) {
+  struct Running {
+    std::mutex mutex;
+    std::condition_variable ended;
+    size_t count = 0;
+  };
+  const auto running = std::make_shared<Running>();
+  running->count = calls.size();
+  for (auto& call : calls) {
+    std::thread([running, call = std::move(call)]() mutable {
+      try {
+        call();
+      } catch (const std::exception&) {
+        // A backend of the user's own threw. Why the job failed matters more.
+      }
+      call = nullptr;  // before the caller continues
+      const std::lock_guard lock(running->mutex);
+      --running->count;
+      running->ended.notify_all();
+    }).detach();
+  }
+  std::unique_lock lock(running->mutex);
+  running->ended.wait_for(lock, at_most, [&] { return running->count == 0; });
+}
+
+std::vector<uint8_t> report_of(const std::string& address) {
+  const auto text = address + '\t';
+  return {text.begin(), text.end()};
+}
+
+std::string address_in(const std::vector<uint8_t>& report) {
+  const std::string text(report.begin(), report.end());
+  return text.substr(0, text.find('\t'));
+}
+
+}  // namespace
+
+/// The latest answers of the store, shared with the store's thread.
+struct JobMonitor::Answers {
+  std::mutex mutex;  // guards the members below
+  std::condition_variable answered;
+  std::optional<std::string> failure;
+  std::vector<FailedAttempt> attempts;
+  std::vector<StoreQuery> queries;  // run in the next request to the store
+  bool request_pending = false;
+  Clock::time_point requested_at{};
+  std::string silent_error;  // the error of a store that did not answer in time
+};
+
+std::string JobMonitor::report_key(int rank) { return ddp::str("report/", rank); }
+
+std::shared_ptr<JobMonitor> JobMonitor::connect(Setup setup, c10d::Store& bounded_store) {
+  if (setup.size > 1) {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < setup.size; ++rank) keys.push_back(report_key(rank));
+    bounded_store.set(
+        keys[static_cast<size_t>(setup.rank)],
+        report_of(setup.liveness ? setup.liveness->address() : ""));
+    for (const auto& report : bounded_store.multiGet(keys)) {
+      setup.addresses.push_back(address_in(report));
+    }
+  }
+  return std::make_shared<JobMonitor>(std::move(setup));
+}
+
+JobMonitor::JobMonitor(Setup setup)
+    : setup_(std::move(setup)), answers_(std::make_shared<Answers>()) {}
+
+JobMonitor::~JobMonitor() = default;
+
+std::string JobMonitor::address() const {
+  return setup_.liveness ? setup_.liveness->address() : "";
+}
+
+StoreExecutor& JobMonitor::executor() {
+  const std::lock_guard lock(mutex_);
+  if (!executor_) executor_ = std::make_unique<StoreExecutor>(setup_.store);
+  return *executor_;
+}
+
+uint64_t JobMonitor::add(std::function<void()> abort, std::shared_ptr<const Attempts> attempts) {
+  const std::lock_guard lock(mutex_);
+  groups_[++groups_made_] = {std::move(abort), std::move(attempts)};
+  return groups_made_;
+}
+
+void JobMonitor::remove(uint64_t group) {
+  Member removed;  // destroyed after the lock: it may own a group's memory
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return;
+  removed = std::move(found->second);
+  groups_.erase(found);
+}
+
+/// Reads the job's failure into `answers`. Runs on the store's thread.
+void JobMonitor::update(Answers& answers, c10d::Store& store, int rank) {
+  std::optional<std::string> failure;
+  std::unique_lock lock(answers.mutex);
+  auto attempts = answers.attempts;
+  const auto queries = std::exchange(answers.queries, {});
+  lock.unlock();
+  std::string silent_error;
+  try {
+    failure = read_failure(store);
+    for (const auto& query : queries) {
+      if (!failure) failure = query(store);
+    }
+    failure ? record_reader(store, rank) : read_attempts(store, attempts);
+  } catch (const SilentStoreError& error) {
+    silent_error = text_of(error);
+  } catch (const std::exception&) {
+    // The process that hosts the store has ended, which probing the peers will find.
+  }
+  lock.lock();
+  answers.silent_error = silent_error;
+  if (failure) answers.failure = failure;
+  answers.attempts = std::move(attempts);
+  answers.request_pending = false;
+  answers.answered.notify_all();
+}
+
+std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, StoreQuery query) {
+  if (!setup_.store) return std::nullopt;
+  bool is_new = false;
+  {
+    const std::lock_guard lock(answers_->mutex);
+    if (query) answers_->queries.push_back(std::move(query));
+    is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
+    if (is_new) answers_->requested_at = Clock::now();
+  }
+  if (is_new) {
+    executor().post([answers = answers_, rank = setup_.rank](c10d::Store& store) {
+      update(*answers, store, rank);
+    });
+  }
+  {
+    std::unique_lock lock(answers_->mutex);
+    answers_->answered.wait_for(lock, at_most, [this] { return !answers_->request_pending; });
+  }
+  return failure_for_this_rank();
+}
+
+std::optional<std::string> JobMonitor::failure_after_exit() {
+  // The first answer may be to a request from before the exit.
+  if (auto failure = request_failure(store_timeout())) return failure;
+  return request_failure(store_timeout());
+}
+
+std::optional<std::string> JobMonitor::failure_for_this_rank() const {
+  const std::scoped_lock lock(answers_->mutex, mutex_);
+  if (answers_->failure) return answers_->failure;
+  for (const auto& attempt : answers_->attempts) {
+    const auto waits_for_it = [&](const auto& group) {
+      return group.second.attempts->concerns_this_rank(attempt);
+    };
+    if (std::any_of(groups_.begin(), groups_.end(), waits_for_it)) return attempt.why;
+  }
+  return std::nullopt;
+}
+
+/// Returns the recorded reason, which may be another rank's.
+std::string JobMonitor::record(const std::string& why) {
+  if (!setup_.store) return why;
+  try {
+    const auto recorded = executor().ask<std::string>(
+        [why, rank = setup_.rank](c10d::Store& store) {
+          auto recorded = record_failure(store, why);
+          record_reader(store, rank);
+          return recorded;
+        },
+        store_timeout());
+    return recorded.value_or(why);
+  } catch (const std::exception&) {
+    return why;  // the store has ended
+  }
+}
+
+std::string JobMonitor::fail(std::string why) noexcept {
+  try {
+    if (const auto failure = this->failure()) return *failure;
+    why = record(why);
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return *failure_;
+      failure_ = why;
+    }
+    dump_flight_record_of_failure(setup_.rank);
+    abort_groups();
+  } catch (const std::exception&) {
+    // Out of memory or threads: the backends end their collectives at their timeout.
+  }
+  return why;
+}
+
+void JobMonitor::abort_groups() {
+  std::vector<std::function<void()>> aborts;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [_, group] : groups_) aborts.push_back(group.abort);
+  }
+  aborts.erase(std::remove(aborts.begin(), aborts.end(), nullptr), aborts.end());
+  call_in_parallel(std::move(aborts), kAbortTimeout);
+}
+
+std::optional<std::string> JobMonitor::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void JobMonitor::wait_until_failure_is_read() noexcept {
+  if (!is_rank() || setup_.rank != setup_.store_host || !setup_.store) return;
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_ || std::exchange(failure_was_read_, true)) return;
+    }
+    std::vector<int> all(static_cast<size_t>(setup_.size));
+    std::iota(all.begin(), all.end(), 0);
+    const auto end = Clock::now() + kStoreTimeout;
+    while (Clock::now() < end) {
+      std::vector<int> others;
+      const auto gone = find_gone(all, kProbeTimeout);
+      std::set_difference(
+          all.begin(), all.end(), gone.begin(), gone.end(), std::back_inserter(others));
+      const auto have_all_read = executor().ask<bool>(
+          [others](c10d::Store& store) { return have_read(store, others); }, kStoreTimeout);
+      if (have_all_read.value_or(true)) return;
+      std::this_thread::sleep_for(kCheckInterval);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+std::vector<int> JobMonitor::find_gone(const std::vector<int>& ranks, milliseconds at_most) {
+  if (setup_.addresses.empty()) return {};
+  setup_.liveness->drain();
+  std::vector<std::string> addresses;
+  for (const int rank : ranks) addresses.push_back(setup_.addresses[static_cast<size_t>(rank)]);
+  if (setup_.store_host >= 0) {
+    addresses.push_back(setup_.addresses[static_cast<size_t>(setup_.store_host)]);
+  }
+  const auto found = probe(addresses, at_most);
+  std::vector<int> gone;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != setup_.rank && found[i] == Liveness::Gone) gone.push_back(ranks[i]);
+  }
+  host_is_gone_ =
+      setup_.store_host >= 0 && setup_.store_host != setup_.rank && found.back() == Liveness::Gone;
+  return gone;
+}
+
+std::vector<int> JobMonitor::find_silent(const std::vector<int>& ranks) const {
+  if (setup_.addresses.empty()) return {};
+  std::vector<std::string> addresses;
+  for (const int rank : ranks) addresses.push_back(setup_.addresses[static_cast<size_t>(rank)]);
+  const auto found = probe(addresses, kConnecting);
+  std::vector<int> silent;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != setup_.rank && found[i] == Liveness::Silent) silent.push_back(ranks[i]);
+  }
+  return silent;
+}
+
+std::string JobMonitor::describe_silent_store() const {
+  if (!setup_.store) return "";
+  const std::lock_guard lock(answers_->mutex);
+  if (!answers_->silent_error.empty()) return answers_->silent_error;
+  const auto waited =
+      std::chrono::duration_cast<milliseconds>(Clock::now() - answers_->requested_at).count();
+  if (!answers_->request_pending || waited < kStoreTimeout.count()) return "";
+  const auto host = setup_.store_host < 0 ? std::string()
+                                          : ddp::str(", which rank ", setup_.store_host, " hosts,");
+  return ddp::str(
+      "the store", host, " has not answered for ", waited,
+      " ms: the process that hosts it is stopped, or cannot be reached");
+}
+
+milliseconds JobMonitor::store_timeout() const {
+  return host_is_gone_ || !describe_silent_store().empty() ? kAnswerTimeout : kStoreTimeout;
+}
+
+}  // namespace ddp

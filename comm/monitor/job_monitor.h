@@ -1,0 +1,147 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/internal/owner_process.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace ddp {
+
+class Attempts;
+class LivenessSocket;
+class StoreExecutor;
+
+namespace monitor {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How long a waiting rank waits for an answer of the store's thread.
+inline constexpr milliseconds kAnswerTimeout{100};
+// How long a failing rank waits for an answer of the store's thread.
+inline constexpr milliseconds kStoreTimeout{2000};
+// How long a rank waits for the answers of its peers' sockets.
+inline constexpr milliseconds kProbeTimeout{300};
+inline constexpr milliseconds kCheckInterval{50};
+
+}  // namespace monitor
+
+/// The failure of a job: of all groups that were made of one group, and of that group.
+///
+/// The first failure is stored under one key of the job's store. A rank that fails writes it, and
+/// aborts its backends of all groups. A rank whose wait in any group is late reads it, and does the
+/// same. So a rank that waits in one group learns why a rank failed in another one.
+///
+/// A rank has one JobMonitor for all its groups: one thread that calls the store, and one
+/// LivenessSocket. Each group has a GroupMonitor, which knows what the rank waits for.
+///
+/// Threads: all members, from any thread.
+class JobMonitor {
+ public:
+  struct Setup {
+    int rank = 0;
+    int size = 1;
+    /// Used by the monitors of this job alone. Empty: failures stay on this rank.
+    c10::intrusive_ptr<c10d::Store> store = {};
+    int store_host = -1;  // the rank whose process hosts it; -1: none, or unknown
+    std::shared_ptr<LivenessSocket> liveness = {};
+    std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
+  };
+  /// Asks the store for a reason why the job has failed.
+  using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
+
+  /// The store key of a rank's report; set before any rank makes its monitor, so that one request
+  /// can read several reports. A report is an address, and what GroupMonitor adds.
+  static std::string report_key(int rank);
+
+  /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
+  ///
+  /// Collective: yes. Blocks: host. Cost: two requests to the store.
+  static std::shared_ptr<JobMonitor> connect(Setup setup, c10d::Store& bounded_store);
+
+  explicit JobMonitor(Setup setup);
+  ~JobMonitor();
+  JobMonitor(const JobMonitor&) = delete;
+  JobMonitor& operator=(const JobMonitor&) = delete;
+
+  int rank() const { return setup_.rank; }
+  int size() const { return setup_.size; }
+  int store_host() const { return setup_.store_host; }
+  const c10::intrusive_ptr<c10d::Store>& store() const { return setup_.store; }
+  /// "" if the rank has no LivenessSocket.
+  std::string address() const;
+  StoreExecutor& executor();
+  /// Whether this is a rank of the job: a process that it forked is not.
+  bool is_rank() const { return owner_.is_this_one(); }
+
+  /// Adds a group, whose backends `abort` ends if the job fails.
+  ///
+  /// \param abort  runs on any thread, until remove(); may run during remove() or soon after.
+  /// \return the group's number, for remove().
+  uint64_t add(std::function<void()> abort, std::shared_ptr<const Attempts> attempts);
+  void remove(uint64_t group);
+
+  /// Requests the job's failure from the store, unless a request is pending, and waits up to
+  /// `at_most` for the answer.
+  ///
+  /// \param query  runs in this request, or in the next one; may be empty.
+  /// \return the failure that concerns this rank, of the answers so far.
+  std::optional<std::string> request_failure(
+      std::chrono::milliseconds at_most, StoreQuery query = {});
+  /// Requests the failure after a rank has exited, which it may have recorded before.
+  std::optional<std::string> failure_after_exit();
+
+  /// Records why this rank cannot continue, and aborts all groups, in at most three seconds.
+  ///
+  /// \return why the job failed: `why`, or the reason that another rank recorded first.
+  std::string fail(std::string why) noexcept;
+  /// Why the job has failed; empty if it has not.
+  std::optional<std::string> failure() const;
+  /// If the job has failed and its store ends with this process: waits until the other ranks have
+  /// read why, or have ended, for at most two seconds. Does so once.
+  void wait_until_failure_is_read() noexcept;
+
+  /// Those of `ranks` whose processes ended, or left the job.
+  std::vector<int> find_gone(const std::vector<int>& ranks, std::chrono::milliseconds at_most);
+  /// Those of `ranks` whose hosts do not answer.
+  std::vector<int> find_silent(const std::vector<int>& ranks) const;
+  /// Whether the store's host was gone at the last probe.
+  bool host_is_gone() const { return host_is_gone_; }
+  /// States that the store does not answer, and who hosts it; "" if it answers.
+  std::string describe_silent_store() const;
+  /// How long a failing rank waits for an answer of the store, whose host may be gone, or silent.
+  std::chrono::milliseconds store_timeout() const;
+
+ private:
+  struct Answers;
+  struct Member {
+    std::function<void()> abort;
+    std::shared_ptr<const Attempts> attempts;
+  };
+
+  static void update(Answers& answers, c10d::Store& store, int rank);
+  std::optional<std::string> failure_for_this_rank() const;
+  std::string record(const std::string& why);
+  void abort_groups();
+
+  const Setup setup_;
+  const OwnerProcess owner_;
+  const std::shared_ptr<Answers> answers_;  // shared with jobs that may outlive this
+  std::atomic<bool> host_is_gone_{false};
+  mutable std::mutex mutex_;  // guards the members below
+  std::unique_ptr<StoreExecutor> executor_;
+  std::map<uint64_t, Member> groups_;
+  uint64_t groups_made_ = 0;
+  std::optional<std::string> failure_;
+  bool failure_was_read_ = false;  // wait_until_failure_is_read() has waited
+};
+
+}  // namespace ddp
