@@ -17,7 +17,7 @@ using ddp::testing::ProcessOptions;
 
 namespace {
 
-constexpr int kTimeoutMs = 3000;  // as in frozen_world.cpp
+constexpr int kTimeoutMs = 4000;  // as in frozen_world.cpp
 // Time for the second of an answer, and for the steps after a failure.
 constexpr int kMoreMs = 5000;
 
@@ -95,8 +95,9 @@ TEST_CASE("a rank 0 that freezes during the startup barrier is named", "[process
 TEST_CASE(
     "a frozen rank 0 is named by the ranks that call new_group or monitored_barrier",
     "[process][errors]") {
-  const auto [what, subject] = GENERATE(table<const char*, const char*>(
-      {{"new_group", "new_group"}, {"barrier", "monitored_barrier"}}));
+  const auto [what, subject, of_store] = GENERATE(table<const char*, const char*, const char*>(
+      {{"new_group", "new_group failed on rank ", "; the store, which rank 0 hosts, has not answ"},
+       {"barrier", "monitored_barrier on rank ", ": the store, which rank 0 hosts at 127.0.0.1"}}));
   FrozenWorld world(what);
   for (int rank = 0; rank < 3; ++rank) world.start(rank);
   for (const int rank : {1, 2}) {
@@ -104,8 +105,7 @@ TEST_CASE(
     check_ended_in_time(end);
     CHECK_THAT(
         end.out,
-        ContainsText(
-            std::string(subject) + " on rank " + std::to_string(rank) + " of 3: " + world.store()));
+        ContainsText(subject + std::to_string(rank) + " of 3: ") && ContainsText(of_store));
   }
 }
 

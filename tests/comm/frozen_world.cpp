@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kTimeout = 3s;
+constexpr auto kTimeout = 4s;
 
 int rank() { return std::atoi(std::getenv("RANK")); }
 

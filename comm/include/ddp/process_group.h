@@ -87,8 +87,12 @@ class DDP_API GroupArg {
 /// \throws c10::ValueError  for bad ranks. c10::Error if a rank does not call it in time, or passes
 ///         other ranks; both on every rank.
 ///
+/// The new group, its parent and all groups made of them are one job: if one of them fails, all are
+/// aborted, so that no rank waits in another group for a rank that has failed.
+///
 /// Collective: yes, over the parent, members or not. Blocks: host.
-/// Cost: two rounds through the store for each group; split_group() makes many at a time.
+/// Cost: two exchanges of texts in the parent, and connecting; split_group() makes many groups at a
+/// time.
 DDP_API ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent = {});
 
 /// Divides a group: ranks that give the same color make a group together, all groups at a time.
@@ -97,11 +101,11 @@ DDP_API ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& pa
 ///
 /// \param color  at least 0, or -1: in no group.
 /// \return  the group of this rank's color; empty for -1.
-/// \throws c10::ValueError  for another color, on the rank that gave it. c10::Error if a rank does
-/// not
-///         call it in time, on every rank.
+/// \throws c10::ValueError  for another color, on the rank that gave it; c10::Error on the others.
+///         c10::Error if a rank does not call it in time, on every rank.
 ///
-/// Collective: yes, over the parent. Blocks: host. Cost: as one new_group().
+/// Collective: yes, over the parent. Blocks: host. Cost: as one new_group(), with whose groups the
+/// new ones are one job.
 /// Source: MPI_Comm_split; torch.distributed.split_group, torch 2.11.0, takes lists of ranks.
 DDP_API ProcessGroup split_group(int color, int key = 0, const GroupArg& parent = {});
 
