@@ -48,16 +48,9 @@ struct CollectiveCall {
 };
 
 /// \param tensors  those whose sizes and dtype are the same on all ranks: the output of a scatter,
-///        the input of a gather.
+///        the input of a gather. DescribedCollectives has them for all collectives of c10d.
 CollectiveCall describe_call(
     CollectiveKind kind, at::ArrayRef<at::Tensor> tensors, int reduction = -1, int64_t root = -1);
-
-/// The same for collectives with one tensor per rank, in c10d's list of lists, whose outer list is
-/// for a rank's devices.
-inline CollectiveCall describe_lists(
-    CollectiveKind kind, const std::vector<std::vector<at::Tensor>>& lists, int reduction = -1) {
-  return describe_call(kind, lists.empty() ? at::ArrayRef<at::Tensor>() : lists[0], reduction);
-}
 
 /// "all_reduce".
 const char* to_text(CollectiveKind kind);

@@ -8,15 +8,13 @@
 
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
+#include "group/monitored_group.h"
 #include "group/monitored_work.h"
-#include "group/recorded_group.h"
 #include "store/startup_barrier.h"
 
 namespace ddp {
 namespace {
 
-// Calls the backend's barrier, which needs no tensor: c10d::ProcessGroup::barrier makes one in a
-// static variable, which is a data race for ranks that are threads of one process.
 WorkPtr start_barrier(c10d::ProcessGroup& group) {
   const auto devices = group.getDeviceTypes();
   const bool on_cpu = std::any_of(
@@ -24,11 +22,12 @@ WorkPtr start_barrier(c10d::ProcessGroup& group) {
   const c10::Device device =
       on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
   c10d::BarrierOptions options;
+  options.device = device;
   if (!on_cpu) options.device_ids = {device.index()};
   return monitored("barrier", group, device, [&] {
-    return start_recorded(group, device, describe_call(CollectiveKind::kBarrier, {}), [&] {
-      return group.getBackend(device.type())->barrier(options);
-    });
+    // Not by another class of groups: see MonitoredGroup::barrier().
+    const bool is_own = own_monitor_of(group) != nullptr;
+    return is_own ? group.barrier(options) : group.getBackend(device.type())->barrier(options);
   });
 }
 

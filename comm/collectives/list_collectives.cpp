@@ -9,7 +9,6 @@
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
 #include "group/monitored_work.h"
-#include "group/recorded_group.h"
 #include "work/exchange_flat.h"
 
 namespace ddp {
@@ -32,15 +31,9 @@ WorkPtr all_gather_uneven(
 WorkPtr all_to_all_flat(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     c10d::ProcessGroup& group) {
-  return exchange_flat(
-      outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) -> WorkPtr {
-        // Calls the backend, because the group's name for it has changed with LibTorch's versions.
-        const auto backend = group.getBackend(from.device().type());
-        const auto call = describe_call(CollectiveKind::kAllToAll, from);
-        return start_recorded(group, from.device(), call, [&] {
-          return backend->DDP_ALL_TO_ALL_SINGLE(to, from, received, sent);
-        });
-      });
+  return exchange_flat(outputs, inputs, [&](auto& to, auto& from, auto& received, auto& sent) {
+    return group.DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, received, sent);
+  });
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include "collectives/collective_checks.h"
 #include "collectives/wire.h"
 #include "group/monitored_work.h"
-#include "group/recorded_group.h"
 
 namespace ddp {
 namespace {
@@ -123,14 +122,9 @@ WorkPtr all_to_all_single_async(
   auto from = wire_of(input).wire.view({-1});
   scale_to_elements(received, to_wire);
   scale_to_elements(sent, from);
-  // Calls the backend, because the group's name for it has changed with LibTorch's versions.
-  const auto backend = group->getBackend(input.device().type());
-  const auto call = describe_call(CollectiveKind::kAllToAll, from);
   return monitored("all_to_all_single", *group, input.device(), [&] {
-    const auto work = start_recorded(*group, input.device(), call, [&] {
-      return backend->DDP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent);
-    });
-    return combine_and_copy_out({work}, {to});
+    return combine_and_copy_out(
+        {group->DDP_GROUP_ALL_TO_ALL_SINGLE(to_wire, from, received, sent)}, {to});
   });
 }
 

@@ -116,7 +116,7 @@ ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline, const StorePtr& store, int rank,
     const std::string& name, const std::string& key) {
   const int size = static_cast<int>(recipe.world_ranks.size());
-  const auto group = OwnedProcessGroup::make<MonitoredGroup>(store, rank, size);
+  const auto group = MonitoredGroup::make(store, rank, size);
   std::map<std::string, BackendPtr> made;
   // c10d uses it for calls without a tensor: as in Python, the backend of the GPUs if there is one.
   std::string default_backend;

@@ -45,12 +45,6 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
 
 }  // namespace
 
-void MonitoredGroup::on_last_reference() {
-  if (!monitor_) return;
-  if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
-  monitor_->leave_job();
-}
-
 void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   recipe_ = std::move(recipe);
   key_ = key;
@@ -68,7 +62,7 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
     if (const auto alive = group.lock()) alive->abort();
   };
   setup.has_streams = has_streams(*this);
-  setup.calls = calls();
+  setup.calls = calls_;
   setup.group_name = getGroupName();
   monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
   add_to_flight_record(monitor_);

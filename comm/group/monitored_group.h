@@ -5,20 +5,32 @@
 #include <memory>
 #include <string>
 
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/owner_process.h>
 #include <ddp/internal/text.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "calls/call_history.h"
+#include "calls/described_collectives.h"
 #include "group/group_recipe.h"
-#include "group/recorded_group.h"
 
 namespace ddp {
 
-/// A process group that this library made, with its monitor.
+/// A process group that this library made, with its monitor and the history of its calls.
 ///
-/// If an exception destroys the group, it reports that to the other ranks.
-class MonitoredGroup : public RecordedGroup {
+/// It is shut down only in the process that made it. A process that a rank forked has a copy of the
+/// group. There, abort() and shutdown() do nothing, and dropping the last reference leaks the group
+/// with its backends and its store. Their destructors would wait for threads that the forked
+/// process does not have, and write to the rank's sockets and memory.
+///
+/// After shutdown() it starts no collectives, whatever its backends would do. If an exception
+/// destroys the group, it reports that to the other ranks.
+class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
  public:
-  using RecordedGroup::RecordedGroup;
+  static c10::intrusive_ptr<MonitoredGroup> make(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
+  using DescribedCollectives::DescribedCollectives;  // for make()
 
   /// Makes the monitor, as a part of the recipe's job.
   ///
@@ -34,13 +46,38 @@ class MonitoredGroup : public RecordedGroup {
   /// The key of the next group that all ranks of this group make together.
   std::string next_subgroup_key() { return ddp::str(key_, '/', ++subgroups_made_); }
 
- private:
-  void on_last_reference() override;
+  void shutdown() override;
+  void abort() override;
+  void release_resources() override;
 
+  WorkPtr DDP_GROUP_ALL_GATHER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override;
+  WorkPtr DDP_GROUP_REDUCE_SCATTER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override;
+  WorkPtr DDP_GROUP_ALL_TO_ALL_SINGLE(
+      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
+      std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override;
+  WorkPtr barrier(const c10d::BarrierOptions& o) override;
+  // Not recorded, because they are not collectives.
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+ private:
+  WorkPtr start_described(const CollectiveCall& call, c10::DeviceType device, Start start) override;
+  /// \throws c10::Error  after shutdown().
+  void check_in_use() const;
+
+  const OwnerProcess owner_{};
+  std::atomic<bool> is_shut_down_{false};
+  const std::shared_ptr<CallHistory> calls_ = std::make_shared<CallHistory>();
   GroupRecipe recipe_;
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;
+  // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
+  // last other reference is dropped. In the process that made the group, that drops this one.
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
 };
 
 /// Returns the monitor of a group that this library made; null for any other group.

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
 #include <ddp/flight_record.h>
+#include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
 
 #include "comm/monitor/flight_record.h"
@@ -60,6 +61,21 @@ TEST_CASE("a flight record has the latest calls of each group", "[comm][ranks]")
           ContainsText("\"call\": \"broadcast\", \"dtype\": \"Float\", \"tensors\": 1, "
                        "\"numel\": 10, \"reduction\": null, \"root\": 1}") &&
           ContainsText("{\"name\": \"default_pg\", \"rank\": 0, \"size\": 2, \"failure\": null"));
+}
+
+TEST_CASE("a flight record has collectives that are called on the group itself", "[comm][ranks]") {
+  const TemporaryFolder folder;
+  run_ranks<int>(2, [&](const Rank& self) {
+    auto from = at::ones({2}), to = at::empty({2});
+    std::vector<int64_t> sent{1, 1}, received{1, 1};
+    self.group->barrier()->wait();
+    self.group->DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, received, sent)->wait();
+    if (self.rank == 0) dump_flight_record(folder.path() + "/record.txt");
+    return 0;
+  });
+  CHECK_THAT(
+      contents(folder.path() + "/record.txt"),
+      ContainsText(" cpu 0 barrier\n") && ContainsText(" cpu 1 all_to_all of Float\n"));
 }
 
 TEST_CASE("a group that fails writes its flight record where asked", "[comm][ranks][errors]") {

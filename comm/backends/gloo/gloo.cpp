@@ -24,7 +24,7 @@
 #include "backends/gloo/point_to_point.h"
 #include "backends/registry.h"
 #include "backends/tags.h"
-#include "calls/collective_call.h"
+#include "calls/described_collectives.h"
 #include "store/bounded_store.h"
 #include "work/composite_work.h"
 
@@ -32,9 +32,6 @@ namespace ddp::backends {
 namespace {
 
 using c10d::ProcessGroupGloo;
-using Kind = CollectiveKind;
-using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // c10d's flight recorder looks up a group's entry, and creates it, without a lock. So the groups of
 // a process start one call at a time. The mutex is recursive because some calls start others.
@@ -50,66 +47,23 @@ std::recursive_mutex& start_mutex() {
 ///   - abort() fails the pending collectives and all later ones, and does not wait for their end
 ///   - sends and receives use the group's timeout, not the timeout of connecting, and can be
 ///     polled; messages describe themselves, see MessageHeader
-class Gloo : public ProcessGroupGloo {
+class Gloo : public DescribedCollectives<ProcessGroupGloo> {
  public:
   using Base = ProcessGroupGloo;
-  using Base::Base;
+  using DescribedCollectives::DescribedCollectives;
 
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return begin(
-        describe_call(Kind::kBroadcast, t, -1, o.rootRank), [&] { return Base::broadcast(t, o); });
-  }
-  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return begin(
-        describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] { return Base::allreduce(t, o); });
-  }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
-      return Base::allreduce_sparse(t, o);
-    });
-  }
-  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return begin(describe_call(Kind::kAllReduce, t, o.reduceOp.op_), [&] {
-      return Base::allreduce_coalesced(t, o);
-    });
-  }
-  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
-    return begin(describe_call(Kind::kReduce, t, o.reduceOp.op_, o.rootRank), [&] {
-      return Base::reduce(t, o);
-    });
-  }
-  WorkPtr allgather(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin(
-        describe_call(Kind::kAllGather, from), [&] { return Base::allgather(to, from, o); });
+    const auto call = [&] { return Base::allreduce_sparse(t, o); };
+    return start(Kind::kAllReduce, t, call, o.reduceOp.op_);
   }
   WorkPtr DDP_ALL_GATHER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) override {
-    return begin(describe_call(Kind::kAllGather, from), [&] {
-      return Base::DDP_ALL_GATHER_SINGLE(to, from, o);
-    });
-  }
-  WorkPtr allgather_coalesced(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin(describe_call(Kind::kAllGather, from), [&] {
-      return Base::allgather_coalesced(to, from, o);
-    });
+    return start(Kind::kAllGather, from, [&] { return Base::DDP_ALL_GATHER_SINGLE(to, from, o); });
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return begin(describe_call(Kind::kAllGather, from), [&] {
-      return Base::allgather_into_tensor_coalesced(to, from, o);
-    });
-  }
-  WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
-    return begin(describe_call(Kind::kGather, from, -1, o.rootRank), [&] {
-      return Base::gather(to, from, o);
-    });
-  }
-  WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
-    return begin(describe_call(Kind::kScatter, to, -1, o.rootRank), [&] {
-      return Base::scatter(to, from, o);
-    });
+    return start(
+        Kind::kAllGather, from, [&] { return Base::allgather_into_tensor_coalesced(to, from, o); });
   }
   WorkPtr reduce_scatter(
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
@@ -137,12 +91,12 @@ class Gloo : public ProcessGroupGloo {
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override {
-    return begin(describe_call(Kind::kAllToAll, from), [&] {
+    return start(Kind::kAllToAll, from, [&] {
       return Base::DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
     });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    return begin(describe_call(Kind::kBarrier, {}), [&] { return Base::barrier(o); });
+    return start(Kind::kBarrier, {}, [&] { return Base::barrier(o); });
   }
 
   WorkPtr send(Tensors& t, int dst, int tag) override {
@@ -218,16 +172,16 @@ class Gloo : public ProcessGroupGloo {
     options.reduceOp = o.reduceOp;
     options.timeout = o.timeout;
     Tensors tensors{all};
-    const auto call = describe_call(Kind::kReduceScatter, tensors, o.reduceOp.op_);
-    const auto work = begin(call, [&] { return Base::allreduce(tensors, options); });
+    const auto call = [&] { return Base::allreduce(tensors, options); };
+    const auto work = start(Kind::kReduceScatter, tensors, call, o.reduceOp.op_);
     const auto copy_part = [to, part = all.narrow(0, first, to.numel())] {
       at::Tensor(to).copy_(part.view(to.sizes()));
     };
     return c10::make_intrusive<CompositeWork>(std::vector<WorkPtr>{work}, copy_part, Tensors{to});
   }
 
-  template <typename Start>
-  WorkPtr begin(const CollectiveCall& call, const Start& start) {
+  WorkPtr start_described(
+      const CollectiveCall& call, c10::DeviceType /*device*/, Start start) override {
     return begin([&] {
       tag_with(call);
       return start();

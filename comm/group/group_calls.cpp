@@ -1,0 +1,111 @@
+// How a MonitoredGroup starts collectives, and ends.
+#include <exception>
+
+#include <ddp/internal/check.h>
+
+#include "group/monitored_group.h"
+
+namespace ddp {
+namespace {
+
+using Base = c10d::ProcessGroup;
+
+}  // namespace
+
+using WorkPtr = MonitoredGroup::WorkPtr;
+
+c10::intrusive_ptr<MonitoredGroup> MonitoredGroup::make(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  auto group = c10::make_intrusive<MonitoredGroup>(store, rank, size);
+  group->self_ = c10::intrusive_ptr<Base>(group);
+  return group;
+}
+
+void MonitoredGroup::check_in_use() const {
+  DDP_CHECK(
+      !is_shut_down_,
+      "process group: expected one that is in use, got one that was destroyed on rank ", getRank(),
+      " of ", getSize(), ". Make a new group, and a new wrapper of the module over it.");
+}
+
+WorkPtr MonitoredGroup::start_described(
+    const CollectiveCall& call, c10::DeviceType device, Start start) {
+  check_in_use();
+  if (getSize() == 1) return start();
+  const auto lane = CallHistory::lane_of(device);
+  // Added before the start, which may run callbacks that start other collectives.
+  const auto number = calls_->add(lane, call);
+  try {
+    return start();
+  } catch (...) {
+    calls_->remove_latest(lane, number);
+    throw;
+  }
+}
+
+WorkPtr MonitoredGroup::DDP_GROUP_ALL_GATHER_SINGLE(
+    at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& o) {
+  return start(
+      Kind::kAllGather, to, [&] { return Base::DDP_GROUP_ALL_GATHER_SINGLE(to, from, o); });
+}
+
+WorkPtr MonitoredGroup::DDP_GROUP_REDUCE_SCATTER_SINGLE(
+    at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) {
+  const auto call = [&] { return Base::DDP_GROUP_REDUCE_SCATTER_SINGLE(to, from, o); };
+  return start(Kind::kReduceScatter, from, call, o.reduceOp.op_);
+}
+
+WorkPtr MonitoredGroup::DDP_GROUP_ALL_TO_ALL_SINGLE(
+    at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
+    std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) {
+  return start(Kind::kAllToAll, from, [&] {
+    return Base::DDP_GROUP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
+  });
+}
+
+// Calls the backend, which needs no tensor: c10d::ProcessGroup makes one in a static variable,
+// which is a data race for ranks that are threads of one process. Chooses the device as c10d does.
+WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
+  const auto device = o.device                                ? o.device->type()
+                      : getBackendType() == BackendType::NCCL ? c10::kCUDA
+                                                              : c10::kCPU;
+  return start_described(
+      describe_call(Kind::kBarrier, {}), device, [&] { return getBackend(device)->barrier(o); });
+}
+
+WorkPtr MonitoredGroup::send(Tensors& tensors, int dst, int tag) {
+  check_in_use();
+  return Base::send(tensors, dst, tag);
+}
+
+WorkPtr MonitoredGroup::recv(Tensors& tensors, int src, int tag) {
+  check_in_use();
+  return Base::recv(tensors, src, tag);
+}
+
+WorkPtr MonitoredGroup::recvAnysource(Tensors& tensors, int tag) {
+  check_in_use();
+  return Base::recvAnysource(tensors, tag);
+}
+
+void MonitoredGroup::shutdown() {
+  if (!owner_.is_this_one()) return;
+  is_shut_down_ = true;
+  Base::shutdown();
+}
+
+void MonitoredGroup::abort() {
+  if (owner_.is_this_one()) Base::abort();
+}
+
+void MonitoredGroup::release_resources() {
+  if (!owner_.is_this_one()) return;
+  if (monitor_) {
+    if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
+    monitor_->leave_job();
+  }
+  Base::release_resources();
+  self_.reset();
+}
+
+}  // namespace ddp
