@@ -4,7 +4,7 @@
 
 namespace ddp {
 
-int64_t shard_size(const ShardSpec& spec) {
+int64_t sample_count(const ShardSpec& spec) {
   const int64_t rest = std::max<int64_t>(spec.order_size - spec.offset, 0);
   switch (spec.tail) {
     case Tail::kRepeat:
@@ -18,7 +18,7 @@ int64_t shard_size(const ShardSpec& spec) {
 }
 
 std::vector<size_t> take_shard(const at::Tensor& order, const ShardSpec& spec) {
-  std::vector<size_t> indices(static_cast<size_t>(shard_size(spec)));
+  std::vector<size_t> indices(static_cast<size_t>(sample_count(spec)));
   const int64_t* samples = order.defined() ? order.const_data_ptr<int64_t>() : nullptr;
   int64_t position = spec.offset + spec.rank;
   for (auto& index : indices) {

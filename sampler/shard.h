@@ -28,7 +28,7 @@ struct ShardSpec {
 };
 
 /// Counts the samples that `spec.rank` draws.
-int64_t shard_size(const ShardSpec& spec);
+int64_t sample_count(const ShardSpec& spec);
 
 /// Lists the samples of `spec.rank`, in the order in which it visits them.
 ///
@@ -37,7 +37,7 @@ int64_t shard_size(const ShardSpec& spec);
 ///
 /// \param order  [order_size] int64, a sample at each position; undefined stands for 0, 1, 2, ...
 /// \param spec   order_size >= 0, num_replicas >= 1, 0 <= rank < num_replicas, offset >= 0.
-/// \return shard_size(spec) samples.
+/// \return sample_count(spec) samples.
 ///
 /// Collective: no. Cost: 8 bytes a sample of the shard.
 /// Source: torch/utils/data/distributed.py 2.11, bit for bit, where offset is 0.

@@ -68,7 +68,7 @@ int64_t ShardCursor::epoch() const {
 
 int64_t ShardCursor::size() const {
   const std::lock_guard lock(mutex_);
-  return shard_size(shard_at(/*offset=*/0));
+  return sample_count(shard_at(/*offset=*/0));
 }
 
 void ShardCursor::reset(std::optional<size_t> new_size) {

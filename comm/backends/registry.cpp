@@ -12,18 +12,18 @@ namespace backends {
   BACKEND(nccl)               \
   BACKEND(mpi)
 
-#define DDP_DECLARE(name) Description describe_##name();
+#define DDP_DECLARE(name) BackendDescription describe_##name();
 DDP_BACKENDS(DDP_DECLARE)
 #undef DDP_DECLARE
 
-const std::vector<Description>& all() {
+const std::vector<BackendDescription>& all() {
 #define DDP_DESCRIBE(name) describe_##name(),
-  static const std::vector<Description> descriptions{DDP_BACKENDS(DDP_DESCRIBE)};
+  static const std::vector<BackendDescription> descriptions{DDP_BACKENDS(DDP_DESCRIBE)};
 #undef DDP_DESCRIBE
   return descriptions;
 }
 
-const Description* find(const std::string& name) {
+const BackendDescription* find(const std::string& name) {
   const auto found = std::find_if(
       all().begin(), all().end(), [&](const auto& backend) { return backend.name == name; });
   return found == all().end() ? nullptr : &*found;

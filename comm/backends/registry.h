@@ -14,7 +14,7 @@
 namespace ddp::backends {
 
 /// The properties of a backend. Each backend's own file describes it.
-struct Description {
+struct BackendDescription {
   std::string name;                  // in ProcessGroupOptions' backend(), and getBackendName()
   std::vector<std::string> devices;  // whose tensors it carries: "cpu", "cuda"
   bool is_default = false;           // backend("") chooses it for its devices
@@ -29,9 +29,9 @@ struct Description {
 };
 
 /// All backends, in the order in which messages list them.
-const std::vector<Description>& all();
+const std::vector<BackendDescription>& all();
 
 /// The backend with that name; null if there is none.
-const Description* find(const std::string& name);
+const BackendDescription* find(const std::string& name);
 
 }  // namespace ddp::backends

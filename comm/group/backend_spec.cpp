@@ -10,7 +10,7 @@
 namespace ddp {
 namespace {
 
-using backends::Description;
+using backends::BackendDescription;
 
 // Tells the user which backends to choose from; a sentence.
 std::string remedy() {
@@ -22,7 +22,7 @@ std::string remedy() {
          ", or leave it out for what all ranks have.";
 }
 
-const Description& known(const std::string& backend, const std::string& text) {
+const BackendDescription& known(const std::string& backend, const std::string& text) {
   const auto* description = backends::find(backend);
   if (description != nullptr) return *description;
   std::vector<std::string> names;
@@ -32,7 +32,7 @@ const Description& known(const std::string& backend, const std::string& text) {
       text, "\"", backend == text ? "" : " with \"" + backend + "\"", ".", remedy());
 }
 
-bool serves(const Description& backend, const std::string& device) {
+bool serves(const BackendDescription& backend, const std::string& device) {
   return std::count(backend.devices.begin(), backend.devices.end(), device) > 0;
 }
 
@@ -41,7 +41,8 @@ std::string upper(std::string text) {
   return text;
 }
 
-void check_serves(const Description& backend, const std::string& device, const std::string& text) {
+void check_serves(
+    const BackendDescription& backend, const std::string& device, const std::string& text) {
   if (serves(backend, device)) return;
   std::vector<std::string> others;
   for (const auto& other : backends::all()) {
@@ -76,7 +77,7 @@ void add(BackendSpec& spec, const std::string& part, const std::string& text) {
 
 BackendSpec parse_backend(const std::string& text, bool gpus_are_usable) {
   BackendSpec spec;
-  const auto serve_all = [&](const Description& backend) {
+  const auto serve_all = [&](const BackendDescription& backend) {
     for (const auto& device : backend.devices) spec[device] = backend.name;
   };
   if (text.empty()) {
@@ -103,7 +104,7 @@ void check_built(const BackendSpec& spec) {
   }
 }
 
-const Description* backend_of_gpus(const BackendSpec& spec) {
+const BackendDescription* backend_of_gpus(const BackendSpec& spec) {
   for (const auto& [device, name] : spec) {
     const auto* backend = backends::find(name);
     if (backend->find_gpu != nullptr) return backend;

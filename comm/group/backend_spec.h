@@ -24,7 +24,7 @@ BackendSpec parse_backend(const std::string& text, bool gpus_are_usable);
 void check_built(const BackendSpec& spec);
 
 /// The spec's backend that needs one GPU per rank; null if there is none.
-const backends::Description* backend_of_gpus(const BackendSpec& spec);
+const backends::BackendDescription* backend_of_gpus(const BackendSpec& spec);
 
 /// The inverse of parse_backend(), for messages: "cpu:gloo,cuda:nccl".
 std::string to_string(const BackendSpec& spec);

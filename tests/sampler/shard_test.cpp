@@ -84,7 +84,7 @@ TEST_CASE("drop_last drops the tail of the shuffled order", "[sampler][pure]") {
     auto epoch = epoch_of(10, 3, rank);
     epoch.seed = 42;
     epoch.shard.tail = ddp::Tail::kDrop;
-    CHECK(shard_size(epoch.shard) == 3);
+    CHECK(sample_count(epoch.shard) == 3);
     CHECK(drawn(epoch) == expected[rank]);
   }
 }
@@ -132,7 +132,7 @@ TEST_CASE("the indices are those of Python's DistributedSampler", "[sampler][pur
       epoch.shard.rank = rank;
       for (const size_t index : drawn(epoch)) state = fold(state, index);
     }
-    CHECK(shard_size(epoch.shard) == size);
+    CHECK(sample_count(epoch.shard) == size);
     CHECK(state == hash);
     ++configurations;
   }

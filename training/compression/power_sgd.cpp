@@ -93,7 +93,7 @@ class PowerSGD::Impl {
     archive.write("numel_after", c10::IValue(stats_.numel_after));
     c10::impl::GenericDict buckets(c10::StringType::get(), c10::TensorType::get());
     states_.for_each([&](const std::string& name, BucketState& state) {
-      for (const auto& [part, tensor] : parts_of(state)) {
+      for (const auto& [part, tensor] : named_tensors(state)) {
         if (tensor->defined()) buckets.insert(name + part, *tensor);
       }
     });
@@ -118,7 +118,7 @@ class PowerSGD::Impl {
           "\". Load what save() wrote.");
       auto& state = buckets[key.substr(0, key.size() - kPartLength)];
       if (!state) state = std::make_shared<BucketState>();
-      for (const auto& [part, tensor] : parts_of(*state)) {
+      for (const auto& [part, tensor] : named_tensors(*state)) {
         if (key.compare(key.size() - kPartLength, kPartLength, part) == 0) {
           *tensor = entry.value().toTensor().clone();
         }
@@ -166,7 +166,7 @@ class PowerSGD::Impl {
 
   static constexpr size_t kPartLength = 2;
 
-  static std::vector<std::pair<std::string, at::Tensor*>> parts_of(BucketState& state) {
+  static std::vector<std::pair<std::string, at::Tensor*>> named_tensors(BucketState& state) {
     return {{".e", &state.error}, {".q", &state.qs}};
   }
 

@@ -335,8 +335,8 @@ const ReductionTable& reductions_of_gloo() {
 
 }  // namespace
 
-Description describe_gloo() {
-  Description gloo;
+BackendDescription describe_gloo() {
+  BackendDescription gloo;
   gloo.name = "gloo";
   gloo.devices = {"cpu", "cuda"};
   gloo.capabilities = [] {

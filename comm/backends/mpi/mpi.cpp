@@ -3,8 +3,8 @@
 
 namespace ddp::backends {
 
-Description describe_mpi() {
-  Description mpi;
+BackendDescription describe_mpi() {
+  BackendDescription mpi;
   mpi.name = "mpi";
   mpi.devices = {"cpu", "cuda"};
   mpi.capabilities = [] { return BackendCapabilities(); };

@@ -26,8 +26,8 @@ const ReductionTable& reductions_of_nccl() {
 
 }  // namespace
 
-Description describe_nccl() {
-  Description nccl;
+BackendDescription describe_nccl() {
+  BackendDescription nccl;
   nccl.name = "nccl";
   nccl.devices = {"cuda"};
   nccl.is_default = true;

@@ -264,8 +264,8 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
 
 namespace ddp::backends {
 
-Description describe_shm() {
-  Description shm;
+BackendDescription describe_shm() {
+  BackendDescription shm;
   shm.name = "shm";
   shm.devices = {"cpu"};
   shm.is_default = true;
