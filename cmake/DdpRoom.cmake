@@ -5,7 +5,7 @@ add_library(ddp_internal INTERFACE)
 #
 # One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
 # the public headers of the rooms it USES and of no other, so an arrow the wrong way does not
-# compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>.
+# compile. Its own public headers are <name>/include/ddp/*.h, included as <ddp/x.h>; it may have none.
 #
 # A room may have <name>/internal/ddp/internal/*.h beside them, included as <ddp/internal/x.h>: for
 # the rooms that use it and not for users, so neither installed nor seen through ddp::ddp. Its private
@@ -21,7 +21,14 @@ function(ddp_add_room name)
   add_library(${room} OBJECT ${arg_SOURCES})
   set_target_properties(${room} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${room} PUBLIC cxx_std_17)
-  target_include_directories(${room} PUBLIC ${room_dir}/include PRIVATE ${room_dir})
+  if(EXISTS ${room_dir}/include)
+    target_include_directories(${room} PUBLIC ${room_dir}/include)
+    target_include_directories(ddp INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)
+    if(DDP_INSTALL)
+      install(DIRECTORY ${room_dir}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+    endif()
+  endif()
+  target_include_directories(${room} PRIVATE ${room_dir})
   target_include_directories(ddp_internal INTERFACE ${room_dir})
   if(EXISTS ${room_dir}/internal)
     add_library(${room}_internal INTERFACE)
@@ -34,8 +41,4 @@ function(ddp_add_room name)
   ddp_use_pch(${room} C10D)
 
   target_sources(ddp PRIVATE $<TARGET_OBJECTS:${room}>)
-  target_include_directories(ddp INTERFACE $<BUILD_INTERFACE:${room_dir}/include>)
-  if(DDP_INSTALL)
-    install(DIRECTORY ${room_dir}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-  endif()
 endfunction()

@@ -24,7 +24,7 @@ endfunction()
 #              [TIMEOUT <seconds>] [COST <seconds>] [PROCESSORS <n>] [PCH <C10D or TORCH>])
 #
 # A program of Catch2 cases that may use the library, every room's private headers (included from
-# the repository's root: "reducer/buckets/bucket_plan.h") and tests/support.
+# the repository's root: "reducer/buckets/bucket.h") and tests/support.
 # LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
 # COST: about how long it takes; CTest starts with the longest. Default: 1

@@ -74,7 +74,7 @@ if ((${#sources[@]} > 0)); then
 fi
 
 # Our headers, not those of LibTorch, wherever it lies. It counts the warnings it leaves out on stderr.
-headers="^$(printf '%s' "$root" | sed 's/[][\.*^$+?(){}|]/\\&/g')/(benchmarks|comm|ddp|examples|launch|reducer|sampler|tests|training)/"
+headers="^$(printf '%s' "$root" | sed 's/[][\.*^$+?(){}|]/\\&/g')/(benchmarks|comm|ddp|examples|launch|reducer|sampler|shard|tests|training)/"
 printf '%s\0' "${units[@]}" |
   xargs -0 -n 1 -P "$(nproc)" "$tidy" -p "$build" --quiet --extra-arg=-Wno-unknown-warning-option \
     --header-filter="$headers" "${lines[@]}" 2>"$build/errors.log" || {

@@ -1,19 +1,37 @@
 #include "sharded_optimizer.h"
 
-#include <algorithm>
-
-#include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/gradient_layout.h>
-#include <ddp/internal/reducible_memory.h>
+#include <ddp/internal/parameter_memory.h>
 
 #include "state_tensors.h"
 
 namespace ddp {
+namespace {
+
+// Repeated before each step: a step would not reach parameters whose data was replaced since
+// (torch::load, set_data).
+void move_into_memory(FlatParameters& flat) {
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const auto& p = flat.parameters()[i];
+    const auto& view = flat.views()[i];
+    if (p.const_data_ptr() == view.const_data_ptr()) continue;
+    DDP_CHECK(
+        p.sizes() == view.sizes() && p.dtype() == view.dtype() && p.device() == view.device(),
+        "ZeroRedundancyOptimizer: expected parameters of the shape, dtype and device that they had "
+        "when this was made, got ",
+        p.sizes(), " ", p.scalar_type(), " on ", p.device(), " in place of ", view.sizes(), " ",
+        view.scalar_type(), " on ", view.device(),
+        ". Call model->refresh() on every rank, and make a new optimizer.");
+    flat.move_in(i);
+  }
+}
+
+}  // namespace
+
 std::vector<at::Tensor> gradients_of(const ShardChunk& chunk) {
   std::vector<at::Tensor> gradients;
   for (const auto& piece : chunk.pieces) {
-    const auto& parameter = chunk.parameters[piece.slot];
+    const auto& parameter = chunk.flat.parameters()[piece.slot];
     auto& gradient = gradients.emplace_back();
     if (chunk.shard) {
       if (!chunk.shard->arrived[piece.slot]) continue;
@@ -36,67 +54,21 @@ ShardedOptimizer::ShardedOptimizer(
   }
   std::vector<std::vector<at::Tensor>> values(groups.size());
   for (auto& parameters : chunks) {
-    auto& chunk = chunks_.emplace_back();
-    chunk.parameters = std::move(parameters);
-    lay_out(chunk);
-    std::vector<ShardPiece> stepped;
-    for (const auto& piece : chunk.pieces) {
-      const auto found = group_of.find(chunk.parameters[piece.slot].unsafeGetTensorImpl());
+    auto& chunk = chunks_.emplace_back(ShardChunk{FlatParameters(group_, std::move(parameters))});
+    const auto& flat = chunk.flat;
+    for (const auto& piece : flat.layout().pieces(group_->getRank())) {
+      const auto found = group_of.find(flat.parameters()[piece.slot].unsafeGetTensorImpl());
       if (found == group_of.end()) continue;
-      stepped.push_back(piece);
-      chunk.values.push_back(chunk.own.narrow(0, piece.at, piece.numel).detach());
+      chunk.pieces.push_back(piece);
+      chunk.values.push_back(flat.shard().narrow(0, piece.at, piece.numel).detach());
       values[found->second].push_back(chunk.values.back());
     }
-    chunk.pieces = std::move(stepped);
   }
   Groups own;
   for (size_t g = 0; g < groups.size(); ++g) {
     own.emplace_back(std::move(values[g]), groups[g].options().clone());
   }
   optimizer_ = kind_.make(own, defaults);
-}
-
-// Moves the parameters' values into the chunk's memory.
-void ShardedOptimizer::lay_out(ShardChunk& chunk) const {
-  std::vector<int64_t> numels;
-  int64_t numel = 0;
-  for (const auto& p : chunk.parameters) numels.push_back(p.numel());
-  for (const auto n : numels) numel += n;
-  const int64_t ranks = group_->getSize();
-  const int rank = group_->getRank();
-  const auto size = shard_size(numel, ranks);
-  const auto& first = chunk.parameters.front();
-  chunk.memory = reducible_memory(
-                     *group_, size * ranks,
-                     at::TensorOptions().dtype(first.scalar_type()).device(first.device()))
-                     .zero_();
-  chunk.own = chunk.memory.narrow(0, rank * size, size);
-  chunk.pieces = pieces_of(numels, size, rank);
-  int64_t at = chunk.memory.storage_offset();
-  for (const auto& p : chunk.parameters) {
-    chunk.views.push_back(alias(chunk.memory, at, p.sizes(), gradient_strides(p)));
-    at += p.numel();
-  }
-  move_into_memory(chunk);
-}
-
-// Repeated before each step: a step would not reach parameters whose data was replaced since
-// (torch::load, set_data).
-void ShardedOptimizer::move_into_memory(const ShardChunk& chunk) {
-  for (size_t i = 0; i < chunk.parameters.size(); ++i) {
-    auto p = chunk.parameters[i];
-    const auto& view = chunk.views[i];
-    if (p.const_data_ptr() == view.const_data_ptr()) continue;
-    DDP_CHECK(
-        p.sizes() == view.sizes() && p.dtype() == view.dtype() && p.device() == view.device(),
-        "ZeroRedundancyOptimizer: expected parameters of the shape, dtype and device that they had "
-        "when this was made, got ",
-        p.sizes(), " ", p.scalar_type(), " on ", p.device(), " in place of ", view.sizes(), " ",
-        view.scalar_type(), " on ", view.device(),
-        ". Call model->refresh() on every rank, and make a new optimizer.");
-    view.copy_(p);
-    p.set_data(view);
-  }
 }
 
 void ShardedOptimizer::set_options(const Groups& groups) {
@@ -106,7 +78,7 @@ void ShardedOptimizer::set_options(const Groups& groups) {
 
 void ShardedOptimizer::step() {
   for (auto& chunk : chunks_) {
-    move_into_memory(chunk);
+    move_into_memory(chunk.flat);
     const auto gradients = gradients_of(chunk);
     for (size_t i = 0; i < gradients.size(); ++i) chunk.values[i].mutable_grad() = gradients[i];
   }
@@ -118,7 +90,7 @@ void ShardedOptimizer::step() {
 
 // The optimizer skips values without a gradient, so this steps the chunk alone.
 void ShardedOptimizer::step(ShardChunk& chunk) {
-  move_into_memory(chunk);
+  move_into_memory(chunk.flat);
   const auto gradients = gradients_of(chunk);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const bool is_reduced = chunk.reported[chunk.pieces[i].slot] != 0;
@@ -128,12 +100,8 @@ void ShardedOptimizer::step(ShardChunk& chunk) {
   for (auto& value : chunk.values) value.mutable_grad().reset();
 }
 
-c10::intrusive_ptr<c10d::Work> ShardedOptimizer::gather(ShardChunk& chunk) {
-  return all_gather_into_tensor_async(chunk.memory, chunk.own, group_);
-}
-
 void ShardedOptimizer::mark_changed(const ShardChunk& chunk) {
-  for (const auto& p : chunk.parameters) p.unsafeGetTensorImpl()->bump_version();
+  for (const auto& p : chunk.flat.parameters()) p.unsafeGetTensorImpl()->bump_version();
 }
 
 torch::optim::OptimizerParamState* ShardedOptimizer::state_of(const at::Tensor& value) const {

@@ -7,26 +7,22 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/flat_parameters.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/process_group.h>
 #include <ddp/zero.h>
 #include <torch/optim/optimizer.h>
 
-#include "shard_layout.h"
-
 namespace ddp {
 
-/// Parameters that lie one after another in one piece of memory, which one all-gather fills.
+/// Parameters that one all-gather fills.
 struct ShardChunk {
-  std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> views;   // in `memory`, by parameter
-  at::Tensor memory;               // 1-D: world-size slices
-  at::Tensor own;                  // this rank's slice of it
-  std::vector<ShardPiece> pieces;  // of `own`; without parameters that are not stepped
-  std::vector<at::Tensor> values;  // by piece: its values, a parameter of the part's optimizer
-  GradientShard* shard = nullptr;  // this rank's averages, with stage 2
-  std::vector<char> reported;      // by parameter, with overlap: 1 where reduced in this pass
-  size_t missing = 0;              // parameters that are not reported yet
+  FlatParameters flat;
+  std::vector<ShardPiece> pieces = {};  // of the shard; without parameters that are not stepped
+  std::vector<at::Tensor> values = {};  // by piece: its values, a parameter of the part's optimizer
+  GradientShard* shard = nullptr;       // this rank's averages, with stage 2
+  std::vector<char> reported = {};      // by parameter, with overlap: 1 where reduced in this pass
+  size_t missing = 0;                   // parameters that are not reported yet
 };
 
 /// The optimizer of this rank's part, and the memory of all parameters.
@@ -49,8 +45,6 @@ class ShardedOptimizer {
   /// Steps this rank's pieces of the chunk, or of all, that have a gradient.
   void step();
   void step(ShardChunk& chunk);
-  /// Gathers the chunk's new values from all ranks. Collective.
-  c10::intrusive_ptr<c10d::Work> gather(ShardChunk& chunk);
   /// Raises the parameters' versions; call it after the gather.
   static void mark_changed(const ShardChunk& chunk);
 
@@ -63,8 +57,6 @@ class ShardedOptimizer {
   size_t state_bytes() const;
 
  private:
-  void lay_out(ShardChunk& chunk) const;
-  static void move_into_memory(const ShardChunk& chunk);
   torch::optim::OptimizerParamState* state_of(const at::Tensor& value) const;
   at::Tensor gather_state_table() const;
   at::Tensor gather_state(const ShardChunk& chunk, size_t part) const;

@@ -1,11 +1,10 @@
 // Builds the whole state from all ranks' parts, and this rank's part from the whole.
 #include <type_traits>
 
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/gradient_layout.h>
+#include <ddp/internal/parameter_memory.h>
 
 #include "sharded_optimizer.h"
 #include "state_tensors.h"
@@ -24,7 +23,7 @@ constexpr int64_t kTensors = 2;
 // maximum over ranks is the row of a rank that has one.
 at::Tensor ShardedOptimizer::gather_state_table() const {
   int64_t rows = 0;
-  for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.parameters.size());
+  for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.flat.parameters().size());
   const auto tensors = static_cast<int64_t>(parts_of(*kind_.make_state()).tensors.size());
   auto table = at::zeros({rows, kTensors + tensors}, at::kLong);
   auto cells = table.accessor<int64_t, 2>();
@@ -41,16 +40,16 @@ at::Tensor ShardedOptimizer::gather_state_table() const {
         cells[row][kTensors + t] = parts.tensors[static_cast<size_t>(t)]->defined();
       }
     }
-    first += static_cast<int64_t>(chunk.parameters.size());
+    first += static_cast<int64_t>(chunk.flat.parameters().size());
   }
   if (chunks_.empty()) return table;
-  auto of_all_ranks = table.to(chunks_.front().memory.device());
+  auto of_all_ranks = table.to(chunks_.front().flat.whole().device());
   all_reduce(of_all_ranks, c10d::ReduceOp::MAX, group_);
   return of_all_ranks.cpu();
 }
 
 at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) const {
-  auto own = at::zeros_like(chunk.own);
+  auto own = at::zeros_like(chunk.flat.shard());
   for (size_t i = 0; i < chunk.pieces.size(); ++i) {
     auto* state = state_of(chunk.values[i]);
     if (!state) continue;
@@ -58,7 +57,7 @@ at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) 
     const auto& piece = chunk.pieces[i];
     if (tensor->defined()) own.narrow(0, piece.at, piece.numel).copy_(*tensor);
   }
-  auto all = at::zeros_like(chunk.memory);
+  auto all = at::zeros_like(chunk.flat.whole());
   all_gather_into_tensor(all, own, group_);
   return all;
 }
@@ -70,7 +69,7 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
   const auto tensors = static_cast<size_t>(table.size(1) - kTensors);
   int64_t first = 0;
   for (const auto& chunk : chunks_) {
-    const auto count = static_cast<int64_t>(chunk.parameters.size());
+    const auto count = static_cast<int64_t>(chunk.flat.parameters().size());
     std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states;
     for (int64_t slot = 0; slot < count; ++slot) {
       auto& state = states.emplace_back();
@@ -84,20 +83,17 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
       if (rows.sum().item<int64_t>() == 0) continue;
       const auto all = gather_state(chunk, t);
       if (!whole) continue;
-      int64_t at = 0;
       for (int64_t slot = 0; slot < count; ++slot) {
-        const auto& parameter = chunk.parameters[static_cast<size_t>(slot)];
-        if (cells[first + slot][column]) {
-          auto& tensor = *parts_of(*states[static_cast<size_t>(slot)]).tensors[t];
-          tensor = at::empty_strided(parameter.sizes(), gradient_strides(parameter), all.options());
-          memory_order_of(tensor, parameter).copy_(all.narrow(0, at, parameter.numel()));
-        }
-        at += parameter.numel();
+        if (!cells[first + slot][column]) continue;
+        const auto i = static_cast<size_t>(slot);
+        const auto& p = chunk.flat.parameters()[i];
+        *parts_of(*states[i]).tensors[t] =
+            alias(all, chunk.flat.layout().offsets[i], p.sizes(), gradient_strides(p)).clone();
       }
     }
     for (int64_t slot = 0; slot < count; ++slot) {
       auto& state = states[static_cast<size_t>(slot)];
-      const auto& parameter = chunk.parameters[static_cast<size_t>(slot)];
+      const auto& parameter = chunk.flat.parameters()[static_cast<size_t>(slot)];
       if (state) whole->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
     }
     first += count;
@@ -112,7 +108,7 @@ void ShardedOptimizer::load_state(const torch::optim::Optimizer& whole) {
   for (const auto& chunk : chunks_) {
     for (size_t i = 0; i < chunk.pieces.size(); ++i) {
       const auto& piece = chunk.pieces[i];
-      const auto& parameter = chunk.parameters[piece.slot];
+      const auto& parameter = chunk.flat.parameters()[piece.slot];
       const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
       if (found == whole.state().end()) continue;
       auto state = found->second->clone();

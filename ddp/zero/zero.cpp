@@ -1,12 +1,14 @@
 #include <ddp/zero.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/check.h>
 
 #include "sharded_optimizer.h"
@@ -86,8 +88,9 @@ class ZeroRedundancyOptimizerBase::Impl {
   void step_in_backward(const std::shared_ptr<Impl>& self) {
     auto& chunks = optimizer_->chunks();
     for (size_t c = 0; c < chunks.size(); ++c) {
-      for (size_t slot = 0; slot < chunks[c].parameters.size(); ++slot) {
-        slots_[chunks[c].parameters[slot].unsafeGetTensorImpl()] = {c, slot};
+      const auto& parameters = chunks[c].flat.parameters();
+      for (size_t slot = 0; slot < parameters.size(); ++slot) {
+        slots_[parameters[slot].unsafeGetTensorImpl()] = {c, slot};
       }
     }
     begin_pass();
@@ -169,23 +172,27 @@ class ZeroRedundancyOptimizerBase::Impl {
   };
 
   std::vector<std::vector<at::Tensor>> chunks() const {
-    const auto& parameters = state().reducer().parameters();
-    std::vector<at::Tensor> tensors;
+    auto parameters = state().reducer().parameters();
+    // With stage 2 one chunk per bucket, in the order in which the averages are ready.
+    auto plan = state().reducer().bucket_indices();
     if (!shards_) {
-      std::unordered_set<const void*> wanted;
+      std::unordered_set<const void*> stepped;
       for (const auto& group : owner_.param_groups()) {
-        for (const auto& p : group.params()) wanted.insert(p.unsafeGetTensorImpl());
+        for (const auto& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
       }
-      for (const auto& p : parameters) {
-        if (wanted.count(p.tensor.unsafeGetTensorImpl())) tensors.push_back(p.tensor);
-      }
-      return chunks_of(tensors, kChunkBytes);
+      const auto is_other = [&](const NamedParameter& p) {
+        return stepped.count(p.tensor.unsafeGetTensorImpl()) == 0;
+      };
+      parameters.erase(
+          std::remove_if(parameters.begin(), parameters.end(), is_other), parameters.end());
+      std::vector<size_t> reversed(parameters.size());  // the usual order of gradients
+      std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
+      plan = plan_buckets(extents_of(parameters), {kChunkBytes}, reversed).buckets;
     }
-    // One chunk per bucket, in the order in which the averages are ready.
     std::vector<std::vector<at::Tensor>> chunks;
-    for (const auto& bucket : state().reducer().bucket_indices()) {
+    for (const auto& indices : plan) {
       auto& chunk = chunks.emplace_back();
-      for (const auto index : bucket) chunk.push_back(parameters[index].tensor);
+      for (const auto index : indices) chunk.push_back(parameters[index].tensor);
     }
     return chunks;
   }
@@ -226,15 +233,15 @@ class ZeroRedundancyOptimizerBase::Impl {
   // One chunk after the other: the backend may need a copy of what it gathers.
   void gather_all() {
     for (auto& chunk : optimizer_->chunks()) {
-      optimizer_->gather(chunk)->wait();
+      chunk.flat.gather_async()->wait();
       ShardedOptimizer::mark_changed(chunk);
     }
   }
 
   void begin_pass() {
     for (auto& chunk : optimizer_->chunks()) {
-      chunk.reported.assign(chunk.parameters.size(), 0);
-      chunk.missing = chunk.parameters.size();
+      chunk.missing = chunk.flat.parameters().size();
+      chunk.reported.assign(chunk.missing, 0);
     }
   }
 
@@ -266,7 +273,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   void step_and_send(ShardChunk& chunk) {
     optimizer_->set_options(owner_.param_groups());
     optimizer_->step(chunk);
-    pending_gathers_.emplace_back(&chunk, optimizer_->gather(chunk));
+    pending_gathers_.emplace_back(&chunk, chunk.flat.gather_async());
   }
 
   ZeroRedundancyOptimizerBase& owner_;

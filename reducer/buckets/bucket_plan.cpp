@@ -1,4 +1,4 @@
-#include "buckets/bucket_plan.h"
+#include <ddp/internal/bucket_plan.h>
 
 #include <algorithm>
 #include <cmath>
@@ -115,6 +115,16 @@ BucketPlan plan_buckets(
 
   if (order.empty()) sort_by_smallest_index(plan);
   return plan;
+}
+
+std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<ParameterExtent> extents;
+  for (const auto& p : parameters) {
+    extents.push_back(
+        {static_cast<int64_t>(p.tensor.nbytes()), p.tensor.scalar_type(), p.tensor.device(),
+         p.expect_sparse});
+  }
+  return extents;
 }
 
 std::vector<int64_t> bucket_caps_bytes(

@@ -7,7 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <ddp/internal/reducible_memory.h>
+#include <ddp/internal/parameter_memory.h>
 
 #include "gradients/copied_gradients.h"
 #include "gradients/sharded_gradients.h"
@@ -16,10 +16,11 @@
 namespace ddp {
 namespace {
 
-int64_t numel_of(const std::vector<size_t>& bucket, const std::vector<NamedParameter>& parameters) {
-  int64_t numel = 0;
-  for (const size_t index : bucket) numel += parameters[index].tensor.numel();
-  return numel;
+FlatLayout layout_of(
+    const std::vector<size_t>& bucket, const std::vector<NamedParameter>& parameters, int ranks) {
+  std::vector<int64_t> numels;
+  for (const size_t index : bucket) numels.push_back(parameters[index].tensor.numel());
+  return {numels, ranks};
 }
 
 }  // namespace
@@ -58,8 +59,7 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
 // Elements for the status; or padding, so that all ranks' shards have the same size.
 int64_t BucketSet::tail_of(const std::vector<size_t>& bucket, bool is_last) const {
   if (!shards_) return is_last ? tail_ : 0;
-  const auto numel = numel_of(bucket, parameters_);
-  return shard_size(numel, group_->getSize()) * group_->getSize() - numel;
+  return layout_of(bucket, parameters_, group_->getSize()).padding();
 }
 
 BucketStorage::Allocate BucketSet::make_allocator(
@@ -71,7 +71,7 @@ BucketStorage::Allocate BucketSet::make_allocator(
   }
   int64_t largest = 0;
   for (const auto& bucket : plan) {
-    largest = std::max(largest, numel_of(bucket, parameters_) + tail_of(bucket, false));
+    largest = std::max(largest, layout_of(bucket, parameters_, group_->getSize()).numel());
   }
   // By dtype: one memory that all buckets of the dtype share, one bucket at a time.
   const auto shared = std::make_shared<std::map<c10::ScalarType, at::Tensor>>();
@@ -88,17 +88,19 @@ void BucketSet::shard(
   memory_ = nullptr;
   shards_->clear();
   for (const auto& bucket : plan) {
-    const auto size = shard_size(numel_of(bucket, parameters_), group_->getSize());
+    const auto layout = layout_of(bucket, parameters_, group_->getSize());
     const auto& first = parameters_[bucket.front()].tensor;
     auto& shard = shards_->emplace_back();
-    shard.average = at::zeros({size}, at::dtype(first.scalar_type()).device(first.device()));
+    shard.average =
+        at::zeros({layout.shard_numel}, at::dtype(first.scalar_type()).device(first.device()));
+    shard.pieces = layout.pieces(group_->getRank());
     shard.arrived.assign(bucket.size(), 0);
   }
   build(std::move(plan));
 }
 
 std::unique_ptr<GradientPlacement> BucketSet::make_placement(size_t b) const {
-  if (shards_) return std::make_unique<ShardedGradients>((*shards_)[b], group_->getRank());
+  if (shards_) return std::make_unique<ShardedGradients>((*shards_)[b]);
   if (as_views_) return std::make_unique<ViewedGradients>();
   return std::make_unique<CopiedGradients>();
 }
@@ -129,16 +131,6 @@ int64_t BucketSet::storage_bytes() const {
     if (!bucket.is_sparse()) bytes += static_cast<int64_t>(bucket.storage().all().nbytes());
   }
   return bytes;
-}
-
-std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters) {
-  std::vector<ParameterExtent> extents;
-  for (const auto& p : parameters) {
-    extents.push_back(
-        {static_cast<int64_t>(p.tensor.nbytes()), p.tensor.scalar_type(), p.tensor.device(),
-         p.expect_sparse});
-  }
-  return extents;
 }
 
 }  // namespace ddp

@@ -5,13 +5,13 @@
 #include <memory>
 #include <vector>
 
+#include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/reducer.h>
 #include <ddp/process_group.h>
 
 #include "buckets/bucket.h"
-#include "buckets/bucket_plan.h"
 
 namespace ddp {
 
@@ -63,8 +63,5 @@ class BucketSet {
   std::vector<Bucket> buckets_;             // in launch order
   std::vector<size_t> direct_sizes_;        // ascending, each once
 };
-
-/// The properties of each parameter that the planner uses.
-std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters);
 
 }  // namespace ddp

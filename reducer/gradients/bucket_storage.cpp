@@ -1,7 +1,7 @@
 #include "gradients/bucket_storage.h"
 
 #include <ddp/internal/as_real.h>
-#include <ddp/internal/gradient_layout.h>
+#include <ddp/internal/parameter_memory.h>
 
 namespace ddp {
 BucketStorage::BucketStorage(

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ddp/internal/gradient_layout.h>
+#include <ddp/internal/parameter_memory.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 

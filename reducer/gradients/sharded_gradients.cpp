@@ -61,20 +61,15 @@ void ShardedGradients::after_pack(
   grad.reset();
 }
 
-void ShardedGradients::receive(const BucketStorage& storage, const at::Tensor& /*reduced*/) {
+void ShardedGradients::receive(const BucketStorage& /*storage*/, const at::Tensor& /*reduced*/) {
   if (!shard_.previous.defined()) {
     std::fill(shard_.arrived.begin(), shard_.arrived.end(), char{0});
     return;
   }
   const auto previous = std::exchange(shard_.previous, {});
-  const auto begin = rank_ * previous.numel();
-  for (size_t slot = 0; slot < storage.views().size(); ++slot) {
-    const auto& view = storage.views()[slot];
-    const auto at = view.storage_offset() - storage.all().storage_offset();
-    const auto from = std::max<int64_t>(at - begin, 0);
-    const auto to = std::min<int64_t>(at + view.numel() - begin, previous.numel());
-    if (!shard_.arrived[slot] || from >= to) continue;
-    shard_.average.narrow(0, from, to - from).add_(previous.narrow(0, from, to - from));
+  for (const auto& piece : shard_.pieces) {
+    if (!shard_.arrived[piece.slot]) continue;
+    shard_.average.narrow(0, piece.at, piece.numel).add_(previous.narrow(0, piece.at, piece.numel));
   }
 }
 

@@ -15,8 +15,8 @@ namespace ddp {
 /// rank's part of the bucket.
 class ShardedGradients final : public GradientPlacement {
  public:
-  /// \param shard  the part of `rank`; it outlives this.
-  ShardedGradients(GradientShard& shard, int rank) : shard_(shard), rank_(rank) {}
+  /// \param shard  of this rank; it outlives this.
+  explicit ShardedGradients(GradientShard& shard) : shard_(shard) {}
 
   void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
@@ -25,7 +25,6 @@ class ShardedGradients final : public GradientPlacement {
 
  private:
   GradientShard& shard_;
-  const int rank_;
 };
 
 /// Reduce-scatters each bucket, one at a time: the buckets share one memory.

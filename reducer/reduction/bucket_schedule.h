@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "buckets/bucket_plan.h"
+#include <ddp/internal/bucket_plan.h>
 
 namespace ddp {
 

@@ -6,7 +6,7 @@
 
 #include <ddp/reduction_stats.h>
 
-#include "buckets/bucket_plan.h"
+#include <ddp/internal/bucket_plan.h>
 
 namespace ddp {
 

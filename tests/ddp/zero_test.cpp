@@ -11,11 +11,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ddp/collectives.h>
 #include <ddp/grad_scaler.h>
-#include <ddp/internal/gradient_shards.h>
 #include <torch/torch.h>
 
 #include "ddp/wrapping.h"
-#include "ddp/zero/shard_layout.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -702,24 +700,6 @@ TEST_CASE(
     return values[0];
   };
   CHECK(distance(end_of(mode), end_of(kPlain)) < 1e-6);
-}
-
-TEST_CASE("slices cover every element once", "[zero][pure]") {
-  const std::vector<int64_t> numels{5, 1, 0, 17, 3};
-  for (const int ranks : {1, 2, 3, 8, 40}) {
-    const auto size = shard_size(26, ranks);
-    std::vector<std::vector<int>> seen;
-    for (const auto n : numels) seen.emplace_back(n, 0);
-    for (int rank = 0; rank < ranks; ++rank) {
-      for (const auto& piece : pieces_of(numels, size, rank)) {
-        CHECK(piece.at + piece.numel <= size);
-        for (int64_t i = 0; i < piece.numel; ++i) ++seen[piece.slot][piece.from + i];
-      }
-    }
-    for (size_t slot = 0; slot < numels.size(); ++slot) {
-      CHECK(seen[slot] == std::vector<int>(numels[slot], 1));
-    }
-  }
 }
 
 }  // namespace ddp

@@ -2,7 +2,7 @@
 
 import re
 
-ROOMS = ("comm", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
+ROOMS = ("comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
 SUFFIXES = (".h", ".cpp", ".cu")
 
 TOKEN = re.compile(

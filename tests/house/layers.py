@@ -5,7 +5,7 @@ import pathlib
 import re
 
 MOST_FILES = 25  # beside each other in a folder
-ROOMS = ("comm", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
+ROOMS = ("comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
 
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {

@@ -1,4 +1,4 @@
-#include "reducer/buckets/bucket_plan.h"
+#include <ddp/internal/bucket_plan.h>
 
 #include <random>
 

@@ -1,8 +1,11 @@
+// The memory of parameters and of tensors that lie as they do: gradients, and the optimizer's
+// state.
 #pragma once
 
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
 
 namespace ddp {
 
@@ -10,11 +13,19 @@ namespace ddp {
 /// Autograd's gradient layout contract.
 at::DimVector gradient_strides(const at::Tensor& parameter);
 
+/// All elements of `tensor` in the memory order of `parameter`, which has the same shape: 1-D,
+/// sharing the tensor's memory where its strides equal the parameter's.
+at::Tensor memory_order_of(const at::Tensor& tensor, const at::Tensor& parameter);
+
 /// Another tensor on the storage of `memory`, from element `offset` of that storage on.
 ///
 /// Not an autograd view: optimizers call `detach_()` on gradients in `zero_grad()`, which a view
 /// refuses.
 at::Tensor alias(
     const at::Tensor& memory, int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides);
+
+/// 1-D memory: the backend's own where it can reduce that in place, without copies in and out.
+at::Tensor reducible_memory(
+    c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options);
 
 }  // namespace ddp

@@ -19,6 +19,8 @@ constexpr int64_t kDefaultBucketCapBytes = int64_t{25} << 20;
 /// Never closes a bucket: everything of one dtype and device is in one bucket.
 constexpr int64_t kUnlimitedBytes = std::numeric_limits<int64_t>::max();
 
+struct NamedParameter;
+
 /// The properties of one parameter that the planner uses.
 struct ParameterExtent {
   int64_t bytes;
@@ -26,6 +28,8 @@ struct ParameterExtent {
   c10::Device device;
   bool expect_sparse = false;
 };
+
+std::vector<ParameterExtent> extents_of(const std::vector<NamedParameter>& parameters);
 
 /// The buckets of parameters that one all-reduce each reduces, in launch order.
 struct BucketPlan {
