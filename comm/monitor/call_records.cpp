@@ -23,7 +23,7 @@ std::string key_of(CallHistory::Lane lane) {
 
 std::string serialize(const CallRecord& record) {
   OutputText text;
-  text << record.rank << ' ' << record.attempts << ' ' << record.list.first << ' '
+  text << record.rank << ' ' << record.steps << ' ' << record.list.first << ' '
        << record.list.calls.size();
   for (const auto& call : record.list.calls) {
     text << ' ' << int{static_cast<uint8_t>(call.kind)} << ' ' << int{call.dtype} << ' '
@@ -40,7 +40,7 @@ std::optional<CallRecord> parse_record(const std::string& text) {
   CallRecord record;
   InputText fields(text);
   size_t count = 0;
-  fields >> record.rank >> record.attempts >> record.list.first >> count;
+  fields >> record.rank >> record.steps >> record.list.first >> count;
   for (size_t i = 0; i < count && fields; ++i) {
     int kind = 0, dtype = 0, reduction = 0;
     auto& call = record.list.calls.emplace_back();

@@ -15,8 +15,8 @@ namespace ddp {
 /// The collectives that a waiting rank has called.
 struct CallRecord {
   int rank = -1;
-  uint64_t attempts = 0;  // training forward passes that the rank has begun
-  std::string where;      // the WaitPoint of the rank; may be ""
+  uint64_t steps = 0;  // the count of shared steps of the rank
+  std::string where;   // the WaitPoint of the rank; may be ""
   CallList list;
 };
 

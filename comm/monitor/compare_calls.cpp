@@ -4,26 +4,23 @@
 
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "monitor/attempts.h"
 #include "monitor/call_records.h"
 #include "monitor/failure_records.h"
 #include "monitor/job_monitor.h"
-#include "monitor/uneven_forwards.h"
 
 namespace ddp {
 namespace {
 
 using Lane = CallHistory::Lane;
 
-std::string likely_cause(const Desync& desync) {
+std::string likely_cause(const Desync& desync, const SharedSteps* steps) {
   const auto& [lower, upper, number] = desync;
-  if (lower.attempts == upper.attempts) return "";
-  const bool lower_began = lower.attempts > upper.attempts;
-  return monitor::uneven_forwards_text(
-      ddp::str("rank ", (lower_began ? lower : upper).rank),
-      ddp::str("rank ", (lower_began ? upper : lower).rank));
+  if (lower.steps == upper.steps || !steps) return "";
+  const bool lower_ran_more = lower.steps > upper.steps;
+  return steps->explain(
+      ddp::str("rank ", (lower_ran_more ? lower : upper).rank),
+      ddp::str("rank ", (lower_ran_more ? upper : lower).rank));
 }
 
 }  // namespace
@@ -32,25 +29,26 @@ std::string likely_cause(const Desync& desync) {
 /// The query records a difference as the job's failure, and returns that failure. Empty if the
 /// group's calls are not compared.
 JobMonitor::StoreQuery GroupMonitor::make_comparison(const std::string& where) const {
-  const auto& job = *setup_.job;
-  if (!setup_.calls || !job.store()) return nullptr;
+  if (!setup_.calls || !store_) return nullptr;
   CallRecord own;
-  own.rank = job.rank();
+  own.rank = setup_.job->rank();
   own.where = where;
-  own.attempts = attempts_->count();
+  own.steps = count_steps();
   std::vector<std::pair<Lane, CallRecord>> records;
   for (const auto lane : CallHistory::kLanes) {
     own.list = setup_.calls->read(lane);
     if (!own.list.calls.empty()) records.emplace_back(lane, own);
   }
-  const auto of_group = c10::make_intrusive<c10d::PrefixStore>("group/" + setup_.key, job.store());
-  return [records = std::move(records), of_group,
-          name = setup_.group_name](c10d::Store& of_job) -> std::optional<std::string> {
+  const auto all_steps = shared_steps();
+  return [records = std::move(records), of_group = store_, name = setup_.group_name,
+          steps = all_steps.empty() ? nullptr : all_steps.front()](
+             c10d::Store& of_job) -> std::optional<std::string> {
     for (const auto& [lane, record] : records) {
       if (const auto desync = compare_calls(*of_group, lane, record)) {
         return record_failure(
-            of_job,
-            ddp::str(likely_cause(*desync), "process group \"", name, "\": ", to_text(*desync)));
+            of_job, ddp::str(
+                        likely_cause(*desync, steps.get()), "process group \"", name,
+                        "\": ", to_text(*desync)));
       }
     }
     return std::nullopt;

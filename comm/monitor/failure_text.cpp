@@ -7,9 +7,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
-#include "monitor/attempts.h"
 #include "monitor/job_monitor.h"
-#include "monitor/uneven_forwards.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -28,12 +26,6 @@ std::string text_of_bytes(const std::vector<uint8_t>& bytes) {
 
 }  // namespace
 
-std::string monitor::uneven_forwards_text(const std::string& with, const std::string& without) {
-  return ddp::str(
-      with, " began a training forward pass that ", without,
-      " did not. Every rank has to train on as many batches, or in join(): ");
-}
-
 std::vector<int> GroupMonitor::job_ranks() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < setup_.size; ++rank) ranks.push_back(job_rank(rank));
@@ -41,12 +33,11 @@ std::vector<int> GroupMonitor::job_ranks() const {
 }
 
 /// Reports where this rank waits, for the other ranks' texts. A report has the rank's address, the
-/// key of the group, the WaitPoint and the number of attempts, with tabs between them.
+/// key of the group, the WaitPoint and the count of shared steps, with tabs between them.
 void GroupMonitor::report(const std::string& where) {
   auto& job = *setup_.job;
   if (!job.store()) return;
-  const auto text =
-      ddp::str(job.address(), '\t', setup_.key, '\t', where, '\t', attempts_->count());
+  const auto text = ddp::str(job.address(), '\t', setup_.key, '\t', where, '\t', count_steps());
   job.executor().post([key = JobMonitor::report_key(job.rank()), text](auto& store) {
     store.set(key, bytes_of(text));
   });
@@ -73,37 +64,14 @@ std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
   std::vector<Waiting> waiting;
   for (const auto& text : reports) {
     auto& place = waiting.emplace_back();
-    std::string address, attempts;
+    std::string address, steps;
     InputText fields(text);
     std::getline(fields, address, '\t');
     std::getline(fields, place.group, '\t');
     std::getline(fields, place.where, '\t');
-    if (std::getline(fields, attempts)) place.attempts = std::stoull(attempts);
+    if (std::getline(fields, steps)) place.steps = std::stoull(steps);
   }
   return waiting;
-}
-
-/// Names the waiting ranks that began a training forward pass that others did not begin: the likely
-/// cause if the ranks wait in different collectives. "" if all began the same number.
-std::string GroupMonitor::describe_uneven_forwards(const std::vector<Waiting>& waiting) const {
-  const auto waits_here = [this](const Waiting& rank) {
-    return !rank.where.empty() && rank.group == setup_.key;
-  };
-  std::optional<uint64_t> most, least;
-  for (const auto& rank : waiting) {
-    if (!waits_here(rank)) continue;
-    most = std::max(most.value_or(rank.attempts), rank.attempts);
-    least = std::min(least.value_or(rank.attempts), rank.attempts);
-  }
-  if (most == least) return "";
-  std::vector<int> with, without;
-  for (size_t rank = 0; rank < waiting.size(); ++rank) {
-    if (!waits_here(waiting[rank])) continue;
-    const int in_job = job_rank(static_cast<int>(rank));
-    if (waiting[rank].attempts == *most) with.push_back(in_job);
-    if (waiting[rank].attempts == *least) without.push_back(in_job);
-  }
-  return uneven_forwards_text(ranks_text(with), ranks_text(without));
 }
 
 /// Appends to `what` which ranks wait where this one does, and where the other ranks wait.
@@ -123,8 +91,8 @@ std::string GroupMonitor::add_arrivals(const std::string& what, const std::strin
         in_this_group ? "" : " of another process group");
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
-  // A rank that waits nowhere does not make progress, whatever number of passes it began.
-  const auto cause = others.empty() ? "" : describe_uneven_forwards(waiting);
+  // A rank that waits nowhere does not make progress, whatever number of steps it ran.
+  const auto cause = others.empty() ? "" : describe_uneven_steps(waiting);
   return ddp::str(
       cause, what, "; ", ranks_text(here), " had arrived, ", ranks_text(elsewhere), " had not",
       others);

@@ -8,11 +8,10 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "monitor/attempts.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
-#include "store/store_executor.h"
 
 namespace ddp {
 namespace {
@@ -59,9 +58,12 @@ bool is_local(const std::exception_ptr& error) {
 }  // namespace
 
 GroupMonitor::GroupMonitor(Setup setup)
-    : attempts_(std::make_shared<Attempts>(setup.key)),
-      number_in_job_(setup.job->add(std::exchange(setup.abort_backends, nullptr), attempts_)),
-      setup_(std::move(setup)) {}
+    : number_in_job_(setup.job->add(std::exchange(setup.abort_backends, nullptr))),
+      setup_(std::move(setup)),
+      store_(
+          setup_.job->store() ? c10::make_intrusive<c10d::PrefixStore>(
+                                    ddp::str("group", setup_.key), setup_.job->store())
+                              : nullptr) {}
 
 GroupMonitor::~GroupMonitor() { setup_.job->remove(number_in_job_); }
 
@@ -247,32 +249,18 @@ void GroupMonitor::check() const {
   DDP_CHECK_WITH(DistBackendError, !why, *why);
 }
 
-void GroupMonitor::begin_attempt() {
-  attempts_->begin();
-  const std::lock_guard lock(mutex_);
-  last_error_.clear();
-  last_error_is_agreed_ = false;
-}
-
-void GroupMonitor::end_attempts() { attempts_->end_pass(); }
-
-void GroupMonitor::fail_attempt(const std::string& why) noexcept {
-  note_error(why);
-  if (!is_watching() || !setup_.job->store()) return;
-  try {
-    setup_.job->executor().post([attempt = attempts_->fail(setup_.job->rank(), why)](
-                                    c10d::Store& store) { record_attempt(store, attempt); });
-  } catch (const std::exception&) {
-    // Out of memory: other ranks find this rank gone, or wait for their timeout.
-  }
-}
-
 void GroupMonitor::note_error(const std::string& why) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     last_error_ = why;
   } catch (const std::exception&) {
   }
+}
+
+void GroupMonitor::clear_error() {
+  const std::lock_guard lock(mutex_);
+  last_error_.clear();
+  last_error_is_agreed_ = false;
 }
 
 void GroupMonitor::note_agreed_error() {

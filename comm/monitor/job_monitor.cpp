@@ -7,9 +7,9 @@
 #include <utility>
 
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/shared_steps.h>
 #include <ddp/internal/text.h>
 
-#include "monitor/attempts.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
 #include "monitor/liveness_socket.h"
@@ -69,7 +69,6 @@ struct JobMonitor::Answers {
   std::mutex mutex;  // guards the members below
   std::condition_variable answered;
   std::optional<std::string> failure;
-  std::vector<FailedAttempt> attempts;
   std::vector<StoreQuery> queries;  // run in the next request to the store
   bool request_pending = false;
   Clock::time_point requested_at{};
@@ -107,14 +106,27 @@ StoreExecutor& JobMonitor::executor() {
   return *executor_;
 }
 
-uint64_t JobMonitor::add(std::function<void()> abort, std::shared_ptr<const Attempts> attempts) {
+uint64_t JobMonitor::add(std::function<void()> abort) {
   const std::lock_guard lock(mutex_);
-  groups_[++groups_made_] = {std::move(abort), std::move(attempts)};
+  groups_[++groups_made_] = std::move(abort);
   return groups_made_;
 }
 
+void JobMonitor::add_steps(
+    const std::shared_ptr<SharedSteps>& steps, c10::intrusive_ptr<c10d::Store> store) {
+  const std::lock_guard lock(mutex_);
+  const auto is_gone = [](const Steps& one) { return one.steps.expired(); };
+  steps_.erase(std::remove_if(steps_.begin(), steps_.end(), is_gone), steps_.end());
+  steps_.push_back({steps, std::move(store)});
+}
+
+std::vector<JobMonitor::Steps> JobMonitor::steps() const {
+  const std::lock_guard lock(mutex_);
+  return steps_;
+}
+
 void JobMonitor::remove(uint64_t group) {
-  Member removed;  // destroyed after the lock: it may own a group's memory
+  std::function<void()> removed;  // destroyed after the lock: it may own a group's memory
   const std::lock_guard lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
@@ -123,10 +135,10 @@ void JobMonitor::remove(uint64_t group) {
 }
 
 /// Reads the job's failure into `answers`. Runs on the store's thread.
-void JobMonitor::update(Answers& answers, c10d::Store& store, int rank) {
+void JobMonitor::update(
+    Answers& answers, c10d::Store& store, int rank, const std::vector<Steps>& steps) {
   std::optional<std::string> failure;
   std::unique_lock lock(answers.mutex);
-  auto attempts = answers.attempts;
   const auto queries = std::exchange(answers.queries, {});
   lock.unlock();
   std::string silent_error;
@@ -135,7 +147,11 @@ void JobMonitor::update(Answers& answers, c10d::Store& store, int rank) {
     for (const auto& query : queries) {
       if (!failure) failure = query(store);
     }
-    failure ? record_reader(store, rank) : read_attempts(store, attempts);
+    if (failure) record_reader(store, rank);
+    for (const auto& one : steps) {
+      const auto alive = one.steps.lock();
+      if (!failure && alive && one.store) alive->read(*one.store);
+    }
   } catch (const SilentStoreError& error) {
     silent_error = text_of(error);
   } catch (const std::exception&) {
@@ -144,7 +160,6 @@ void JobMonitor::update(Answers& answers, c10d::Store& store, int rank) {
   lock.lock();
   answers.silent_error = silent_error;
   if (failure) answers.failure = failure;
-  answers.attempts = std::move(attempts);
   answers.request_pending = false;
   answers.answered.notify_all();
 }
@@ -159,8 +174,8 @@ std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, Sto
     if (is_new) answers_->requested_at = Clock::now();
   }
   if (is_new) {
-    executor().post([answers = answers_, rank = setup_.rank](c10d::Store& store) {
-      update(*answers, store, rank);
+    executor().post([answers = answers_, rank = setup_.rank, steps = steps()](c10d::Store& store) {
+      update(*answers, store, rank, steps);
     });
   }
   {
@@ -177,13 +192,13 @@ std::optional<std::string> JobMonitor::failure_after_exit() {
 }
 
 std::optional<std::string> JobMonitor::failure_for_this_rank() const {
-  const std::scoped_lock lock(answers_->mutex, mutex_);
-  if (answers_->failure) return answers_->failure;
-  for (const auto& attempt : answers_->attempts) {
-    const auto waits_for_it = [&](const auto& group) {
-      return group.second.attempts->concerns_this_rank(attempt);
-    };
-    if (std::any_of(groups_.begin(), groups_.end(), waits_for_it)) return attempt.why;
+  {
+    const std::lock_guard lock(answers_->mutex);
+    if (answers_->failure) return answers_->failure;
+  }
+  for (const auto& one : steps()) {
+    const auto alive = one.steps.lock();
+    if (auto failure = alive ? alive->failure() : std::nullopt) return failure;
   }
   return std::nullopt;
 }
@@ -226,7 +241,7 @@ void JobMonitor::abort_groups() {
   std::vector<std::function<void()>> aborts;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [_, group] : groups_) aborts.push_back(group.abort);
+    for (const auto& [_, abort] : groups_) aborts.push_back(abort);
   }
   aborts.erase(std::remove(aborts.begin(), aborts.end(), nullptr), aborts.end());
   call_in_parallel(std::move(aborts), kAbortTimeout);

@@ -15,8 +15,8 @@
 
 namespace ddp {
 
-class Attempts;
 class LivenessSocket;
+class SharedSteps;
 class StoreExecutor;
 
 namespace monitor {
@@ -86,8 +86,12 @@ class JobMonitor {
   ///
   /// \param abort  runs on any thread, until remove(); may run during remove() or soon after.
   /// \return the group's number, for remove().
-  uint64_t add(std::function<void()> abort, std::shared_ptr<const Attempts> attempts);
+  uint64_t add(std::function<void()> abort);
   void remove(uint64_t group);
+  /// Lets the steps of a group end the late waits of this rank in any group, while they exist.
+  ///
+  /// \param store  the group's part of the store.
+  void add_steps(const std::shared_ptr<SharedSteps>& steps, c10::intrusive_ptr<c10d::Store> store);
 
   /// Requests the job's failure from the store, unless a request is pending, and waits up to
   /// `at_most` for the answer.
@@ -122,12 +126,14 @@ class JobMonitor {
 
  private:
   struct Answers;
-  struct Member {
-    std::function<void()> abort;
-    std::shared_ptr<const Attempts> attempts;
+  struct Steps {
+    std::weak_ptr<SharedSteps> steps;
+    c10::intrusive_ptr<c10d::Store> store;
   };
 
-  static void update(Answers& answers, c10d::Store& store, int rank);
+  static void update(
+      Answers& answers, c10d::Store& store, int rank, const std::vector<Steps>& steps);
+  std::vector<Steps> steps() const;
   std::optional<std::string> failure_for_this_rank() const;
   std::string record(const std::string& why);
   void abort_groups();
@@ -138,7 +144,8 @@ class JobMonitor {
   std::atomic<bool> host_is_gone_{false};
   mutable std::mutex mutex_;  // guards the members below
   std::unique_ptr<StoreExecutor> executor_;
-  std::map<uint64_t, Member> groups_;
+  std::map<uint64_t, std::function<void()>> groups_;  // abort them
+  std::vector<Steps> steps_;
   uint64_t groups_made_ = 0;
   std::optional<std::string> failure_;
   bool failure_was_read_ = false;  // wait_until_failure_is_read() has waited

@@ -66,7 +66,10 @@ void State::before_forward(std::optional<int64_t> samples) {
     terms_ = terms_in(owner_.join_context()->begin_round(owner_, JoinPlace::Event::Forward, mine));
   }
   if (gradients != Gradients::Averaged) return;
-  reducer_->prepare_for_forward(owner_.is_training());
+  // A pass in eval() mode need not come on every rank. One inside a reduced backward pass (a
+  // checkpoint that runs forward again) belongs to that.
+  if (owner_.is_training() && !reducer_->is_reducing()) forwards_.begin();
+  reducer_->prepare_for_forward();
   check_frozen_parameters();
 }
 
@@ -82,16 +85,23 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward(
-          {std::move(outputs), outputs_complete, terms_, owner_.is_training()});
+      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms_});
       break;
   }
 }
 
 void State::forward_failed() noexcept {
   precision_.abandon_forward();
-  // After a failed evaluation no other rank waits for this one.
-  if (trains()) reducer_->forward_failed(owner_.is_training());
+  // After a failed evaluation no other rank waits for this one, and a reduced backward pass around
+  // the forward pass reports the exception itself.
+  if (!trains() || reducer_->is_reducing()) return;
+  try {
+    const auto why = ddp::str(
+        "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
+    owner_.is_training() ? forwards_.fail(why) : monitor_->note_error(why);
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
+  }
 }
 
 std::vector<at::Tensor> State::all_parameters() const {

@@ -15,6 +15,7 @@
 #include "join/join_round.h"
 #include "precision/model_precision.h"
 #include "replicas/replica_check.h"
+#include "wrapper/forward_count.h"
 #include "wrapper/module_state.h"
 #include "wrapper/parameter_watch.h"
 #include "wrapper/sample_counter.h"
@@ -69,6 +70,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
   std::string error() override;
+  uint64_t forwards() const override { return forwards_.since_restart(); }
+  void end() override { forwards_.restart(); }
 
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
@@ -122,6 +125,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const DistributedDataParallelOptions options_;
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
+  ForwardCount forwards_;
   const Names ignored_;
   std::vector<at::Tensor> outside_;  // of also_average(): averaged, but of no module
   detail::InputPlacement input_placement_;

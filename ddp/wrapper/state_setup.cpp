@@ -125,6 +125,7 @@ State::State(
       options_(options),
       group_(options.process_group() ? options.process_group() : default_group()),
       monitor_(monitor_of(group_)),
+      forwards_(monitor_),
       ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
       precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every().value_or(0)),
@@ -183,7 +184,7 @@ void State::check_between_steps(const char* function) const {
 
 void State::rebuild() {
   build_reducer(agreed_parameters());
-  monitor_->end_attempts();
+  forwards_.restart();
   samples_.clear();
 }
 

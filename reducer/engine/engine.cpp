@@ -7,7 +7,6 @@
 #include <ATen/record_function.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/stream_capture.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
@@ -230,11 +229,10 @@ void Reducer::Engine::on_bucket_reduced(OnBucketReduced act) {
   on_bucket_reduced_ = std::move(act);
 }
 
-void Reducer::Engine::prepare_for_forward(bool training) {
+void Reducer::Engine::prepare_for_forward() {
   if (torch::autograd::get_current_node()) return;
   monitor_->check();
   check_capture();
-  if (training) monitor_->begin_attempt();
   observers_.recorder.begin_forward(pass_->number());
   if (schedule_.rebuild_is_due()) rebuild_buckets();
 }
@@ -244,7 +242,6 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
   const bool alone = phase_ != Phase::Armed;
   refresh_hooks();
-  if (outcome.training) ++pass_->forwards;
   pass_->terms = outcome.terms;
   begin_pass(pass_->number());
   observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
@@ -272,18 +269,6 @@ void Reducer::Engine::refresh_hooks() {
         ". Call model->refresh() on every rank after a parameter changed its shape.");
   }
   if (hooks_.refresh()) usage_->accumulators_changed();
-}
-
-void Reducer::Engine::forward_failed(bool training) noexcept {
-  if (phase_ == Phase::Reducing) return;  // the backward pass around it reports the exception
-  if (training) ++pass_->forwards;
-  try {
-    const auto why = ddp::str(
-        "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
-    training ? monitor_->fail_attempt(why) : monitor_->note_error(why);
-  } catch (const std::exception&) {
-    // Out of memory: the other ranks detect that this process ended, or run into their timeout.
-  }
 }
 
 void Reducer::Engine::rebuild_buckets() {

@@ -45,10 +45,9 @@ class Reducer::Engine final : public AutogradEvents {
       std::shared_ptr<GroupMonitor> monitor);
   ~Engine();
 
-  void prepare_for_forward(bool training);
+  void prepare_for_forward();
   void prepare_for_backward(const ForwardOutcome& outcome);
   void prepare_for_local_backward();
-  void forward_failed(bool training) noexcept;
   void join_backward(const PassTerms& terms);
   void register_comm_hook(CommHook hook);
   std::shared_ptr<GradientShards> shard_gradients();
@@ -60,6 +59,7 @@ class Reducer::Engine final : public AutogradEvents {
   void on_backward_done() override;
   void on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept override;
 
+  bool is_reducing() const { return phase_ == Phase::Reducing; }
   const BucketSet& buckets() const { return buckets_; }
   const BucketSchedule& schedule() const { return schedule_; }
   GroupMonitor& monitor() const { return *monitor_; }

@@ -225,6 +225,7 @@ void Reducer::Engine::send_status() {
     pass_->problems = status_.write_zeros();
     return;
   }
+  if (companion_ && !pass_->joined) pass_->forwards = companion_->forwards();
   const auto forwards = pass_->joined ? std::nullopt : std::optional<uint64_t>(pass_->forwards);
   pass_->problems = status_.write(forwards, usage_->used());
   if (status_.uses_own_collective()) pass_->status_work = status_.send(*group_);

@@ -93,7 +93,7 @@ void Reducer::Engine::end_pass() {
   }
   pass_->captured = false;
   pass_->terms = terms;  // a further backward pass without a forward pass uses them again
-  monitor_->end_attempts();
+  if (companion_) companion_->end();
   pass_->joined = false;
   pass_->forwards = 0;
   pass_->problems.clear();

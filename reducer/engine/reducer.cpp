@@ -14,7 +14,7 @@ Reducer::Reducer(
 
 Reducer::~Reducer() = default;
 
-void Reducer::prepare_for_forward(bool training) { engine_->prepare_for_forward(training); }
+void Reducer::prepare_for_forward() { engine_->prepare_for_forward(); }
 
 void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
   engine_->prepare_for_backward(outcome);
@@ -22,7 +22,7 @@ void Reducer::prepare_for_backward(const ForwardOutcome& outcome) {
 
 void Reducer::prepare_for_local_backward() { engine_->prepare_for_local_backward(); }
 
-void Reducer::forward_failed(bool training) noexcept { engine_->forward_failed(training); }
+bool Reducer::is_reducing() const { return engine_->is_reducing(); }
 
 void Reducer::join_backward(const PassTerms& terms) { engine_->join_backward(terms); }
 

@@ -75,7 +75,7 @@ class BackwardPass {
   bool waits_for_autograd = false;  // sends nothing before: another reducer's pass communicates
   bool captured = false;            // into a graph: the device runs it later
   bool joined = false;              // this rank has no input, and serves a pass of the others
-  uint64_t forwards = 0;            // training forwards since the last reduced pass
+  uint64_t forwards = 0;            // the companion's, as this rank's status sent them
   PassTerms terms;
   std::vector<Problem> problems;                      // this rank's, as its status reported them
   std::optional<StatusAgreement::PendingSum> status;  // all ranks' status, once it was sent

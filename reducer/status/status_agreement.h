@@ -19,7 +19,7 @@ namespace ddp {
 /// to the last bucket, which costs no extra message, or reduced by a collective of their own. A
 /// reader checks only which of their sums, or averages, are above zero.
 ///
-/// Layout, in elements: whether the rank met problems; its count of training forwards modulo 4 and
+/// Layout, in elements: whether the rank met problems; the wrapper's count of forwards modulo 4 and
 /// modulo 5, each one-hot, so that the sums show whether all ranks agree, in any dtype; then, where
 /// usage is tracked, whether each parameter had a gradient.
 ///

@@ -58,6 +58,14 @@ GroupMonitor::Setup setup_of(const JobMonitor::Setup& job, std::chrono::millisec
   return setup;
 }
 
+/// Steps of which this rank has run one.
+struct OneStep : ddp::SharedSteps {
+  uint64_t count() const override { return 1; }
+  std::string explain(const std::string&, const std::string&) const override { return "uneven: "; }
+  void read(c10d::Store&) override {}
+  std::optional<std::string> failure() const override { return {}; }
+};
+
 }  // namespace
 
 TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm][errors]") {
@@ -83,7 +91,7 @@ TEST_CASE("a rank whose peer is gone waits for a silent store only once", "[comm
   CHECK(seen.seconds < 4);  // two seconds of waiting, once
 }
 
-TEST_CASE("a rank that makes no progress is not explained by forward passes", "[comm][errors]") {
+TEST_CASE("a rank that makes no progress is not explained by uneven steps", "[comm][errors]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   for (int rank = 0; rank < 3; ++rank) {
     set_text(*store, JobMonitor::report_key(rank), "\t");
@@ -95,9 +103,10 @@ TEST_CASE("a rank that makes no progress is not explained by forward passes", "[
           [] { throw std::runtime_error("Timed out"); });
     });
   };
-  // Rank 1 has no input left, in a join: it begins no forward pass.
+  // Rank 1 has no input left, in a join: it runs no step.
   GroupMonitor trains(setup_of(job_of(0, store), 1s));
-  trains.begin_attempt();
+  const auto steps = std::make_shared<OneStep>();
+  trains.add_steps(steps);
   set_text(*store, JobMonitor::report_key(1), "\t\tlearning what the ranks will do\t0");
   CHECK_THAT(
       timed_out(trains),

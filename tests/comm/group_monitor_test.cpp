@@ -316,52 +316,6 @@ TEST_CASE("a rank that is only slow causes no error", "[comm][ranks][monitor]") 
   CHECK(errors == std::vector<std::string>(3));
 }
 
-TEST_CASE("an attempt that fails on all ranks does not fail the group", "[comm][ranks][monitor]") {
-  MeetingPoint nowhere(0);
-  const auto errors = errors_of_ranks(3, [&](const Rank& self) {
-    const auto monitor = monitor_of(self.group);
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      monitor->begin_attempt();
-      monitor->fail_attempt("boom everywhere");
-    }
-    monitor->begin_attempt();
-    // Late, so that the others read the recorded attempts.
-    if (self.rank == 1) nowhere.be_late(1500ms);
-    sum(self.group);
-  });
-  CHECK(errors == std::vector<std::string>(3));
-}
-
-TEST_CASE(
-    "ranks that wait for a rank whose attempt failed alone throw its error",
-    "[comm][ranks][errors][monitor]") {
-  MeetingPoint others(2);
-  const auto seen = run_ranks<TimedError>(
-      3,
-      [&](const Rank& self) -> TimedError {
-        const auto monitor = monitor_of(self.group);
-        monitor->begin_attempt();
-        monitor->fail_attempt("boom everywhere");
-        monitor->begin_attempt();
-        if (self.rank != 1) {
-          others.arrive();
-          const auto seen = timed_error_of([&] { sum(self.group); });
-          self.wait_until_others_end();
-          return seen;
-        }
-        others.wait();
-        monitor->fail_attempt("boom on rank 1 alone");
-        self.wait_until_others_end();
-        return {};
-      },
-      kLongTimeout);
-  for (const int rank : {0, 2}) {
-    CAPTURE(rank);
-    CHECK_THAT(seen[rank].error, ContainsText("boom on rank 1 alone") && ContainsText(kAborted));
-    CHECK(seen[rank].seconds < kBound);
-  }
-}
-
 namespace {
 
 /// How often each operation of a store was called.

@@ -20,8 +20,8 @@
 #include "comm/base/environment.h"
 #include "comm/group/backend_spec.h"
 #include "comm/monitor/call_records.h"
-#include "comm/monitor/failure_records.h"
 #include "comm/rendezvous/init_method.h"
+#include "ddp/wrapper/forward_count.h"
 #include "examples/common/cifar.h"
 #include "examples/common/idx.h"
 #include "launch/options.h"
@@ -137,9 +137,9 @@ void store_entries(std::string_view bytes) {
     const auto desync = compare_calls(store, CallHistory::Lane::kCpu, own);
     if (desync) require(!to_text(*desync).empty());
   });
-  record_attempt(store, {0, 1, "", std::string(bytes)});
-  std::vector<FailedAttempt> known;
-  only_errors([&] { read_attempts(store, known); });
+  record_failed_forward(store, 0, {0, 1, std::string(bytes)});
+  std::vector<FailedForward> known;
+  only_errors([&] { read_failed_forwards(store, 0, known); });
   require(known.size() == 1);
 }
 

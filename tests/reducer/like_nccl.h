@@ -3,9 +3,7 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/backends/shm/backend/fallback_backend.h"
+#include "ddp/wrapper/forward_count.h"
 #include "reducer/passes.h"
 #include "support/ranks.h"
 
@@ -80,17 +79,35 @@ inline ProcessGroup group_over(const c10::intrusive_ptr<LikeNccl>& backend, cons
   return group;
 }
 
+/// The part of a wrapper that counts forward passes.
+struct CountsForwards : PassCompanion {
+  explicit CountsForwards(std::shared_ptr<GroupMonitor> monitor) : count(std::move(monitor)) {}
+
+  void start(int) override {}
+  void finish(c10::function_ref<void(c10d::Work&)>) override {}
+  uint64_t forwards() const override { return count.since_restart(); }
+  void end() override { count.restart(); }
+
+  ForwardCount count;
+};
+
 /// Two parameters and the reducer of their gradients.
 struct Trainer {
   explicit Trainer(const Rank& self, ReducerOptions options = ReducerOptions().stats_every(0))
       : rank(self.rank),
         backend(like_nccl(self)),
-        reducer({{"a", a}, {"b", b}}, group_over(backend, self), options) {}
+        group(group_over(backend, self)),
+        monitor(monitor_of(group)),
+        companion(monitor),
+        reducer({{"a", a}, {"b", b}}, group, options, monitor) {
+    reducer.set_companion(companion);
+  }
 
   /// \return  the text of the error that it throws; "" for none.
   std::string step(bool skip_b = false) {
     a.mutable_grad().reset();
     b.mutable_grad().reset();
+    companion.count.begin();
     try {
       testing::reduced_backward(reducer, [&] {
         const auto loss = skip_b ? a.sum() : a.sum() + b.sum();
@@ -110,17 +127,16 @@ struct Trainer {
 
   /// A forward pass that throws.
   void fail_forward() {
-    reducer.prepare_for_forward();
-    try {
-      throw std::runtime_error("index 7 is out of bounds");
-    } catch (const std::exception&) {
-      reducer.forward_failed();
-    }
+    companion.count.begin();
+    companion.count.fail("forward threw on " + monitor->rank_text() + ": index 7 is out of bounds");
   }
 
   int rank;
   at::Tensor a = parameter(), b = parameter();
   c10::intrusive_ptr<LikeNccl> backend;
+  ProcessGroup group;
+  std::shared_ptr<GroupMonitor> monitor;
+  CountsForwards companion;
   Reducer reducer;
 };
 

@@ -12,12 +12,12 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
+#include <ddp/internal/shared_steps.h>
 #include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace ddp {
 
-class Attempts;
 class CallHistory;
 struct FlightRecord;
 class JobMonitor;
@@ -119,16 +119,19 @@ class GroupMonitor {
   /// \throws c10::DistBackendError  if the group is aborted.
   void check() const;
 
-  /// Counts a forward pass that this rank begins and that the other ranks begin as well.
-  void begin_attempt();
-  /// Ends an averaged backward pass. All ranks restart their count of attempts here, because they
-  /// may have had different numbers of forward passes before it (in a join).
-  void end_attempts();
-  /// Records that the current attempt threw. A rank that waits for this one fails, unless its own
-  /// attempt with that number failed as well: then all ranks may begin the next one.
-  void fail_attempt(const std::string& why) noexcept;
+  /// Lets `steps` end the late waits of this rank, and explain collectives that do not match, while
+  /// it exists.
+  ///
+  /// \return how many were added before: the same on every rank if the ranks add theirs in the same
+  ///         order.
+  int add_steps(const std::shared_ptr<SharedSteps>& steps);
+  /// Runs `call` with the group's store, on the thread that talks to it; not in a group of one.
+  void post(std::function<void(c10d::Store&)> call);
+
   /// Remembers an error that does not affect the other ranks, as the text of leave_by_exception().
   void note_error(const std::string& why) noexcept;
+  /// Forgets it, because the rank goes on.
+  void clear_error();
 
   /// Records that this rank throws, and that every other rank throws the same: none needs a message
   /// when this rank then leaves the group.
@@ -158,7 +161,7 @@ class GroupMonitor {
   struct Waiting {
     std::string group;  // the key of the group that the rank waits in
     std::string where;  // "": the rank is not waiting
-    uint64_t attempts = 0;
+    uint64_t steps = 0;
   };
 
   bool is_watching() const;
@@ -168,7 +171,9 @@ class GroupMonitor {
       const std::string& where) const;
   void report(const std::string& where);
   std::vector<Waiting> waiting_ranks();
-  std::string describe_uneven_forwards(const std::vector<Waiting>& waiting) const;
+  std::string describe_uneven_steps(const std::vector<Waiting>& waiting) const;
+  std::vector<std::shared_ptr<SharedSteps>> shared_steps() const;
+  uint64_t count_steps() const;
   std::string add_arrivals(const std::string& what, const std::string& where);
   std::string describe_gone_ranks(std::chrono::milliseconds at_most);
   std::string describe_silent_ranks() const;
@@ -176,10 +181,12 @@ class GroupMonitor {
   [[noreturn]] void throw_failed(const std::exception_ptr& cause, WaitPoint where);
   [[noreturn]] void throw_aborted(const std::string& why);
 
-  const std::shared_ptr<Attempts> attempts_;
   const uint64_t number_in_job_;
   const Setup setup_;  // without abort_backends, which the job owns: it may refer to the group
-  mutable std::mutex mutex_;  // guards the members below
+  const c10::intrusive_ptr<c10d::Store> store_;  // the group's part of the job's; may be null
+  mutable std::mutex mutex_;                     // guards the members below
+  std::vector<std::weak_ptr<SharedSteps>> steps_;
+  int steps_added_ = 0;
   std::string last_error_;
   bool last_error_is_agreed_ = false;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -34,9 +35,14 @@ class PassCompanion {
   virtual void start(int source) = 0;
   /// Waits for that data with `wait`, and stores it.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
+  /// How many steps this rank ran since the last reduced pass that every rank runs equally often:
+  /// ranks whose numbers differ (modulo 20) make the pass an error.
+  virtual uint64_t forwards() const { return 0; }
   /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
   /// none.
   virtual std::string error() { return {}; }
+  /// Called at the end of the pass, also of one that is an error on every rank.
+  virtual void end() {}
 };
 
 }  // namespace ddp

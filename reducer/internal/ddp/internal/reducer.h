@@ -61,9 +61,6 @@ struct ForwardOutcome {
   bool outputs_complete = false;
   /// The terms of the next backward pass; of several forwards before it, the last one's count.
   PassTerms terms = {};
-  /// Whether the pass counts when the ranks compare their numbers of forward passes, to detect a
-  /// rank that left out a backward. A pass in eval() mode does not.
-  bool training = true;
 };
 
 /// The reason why a parameter can no longer get a gradient; empty where it can.
@@ -118,9 +115,8 @@ class Reducer {
   /// ranks have agreed on their order. Does nothing inside a backward pass (a checkpoint that runs
   /// forward again).
   ///
-  /// \param training  as in ForwardOutcome.
   /// \throws c10::DistBackendError  when the group is aborted.
-  void prepare_for_forward(bool training = true);
+  void prepare_for_forward();
 
   /// Arms the reducer: the next backward pass is reduced. May be repeated before a backward pass.
   void prepare_for_backward(const ForwardOutcome& outcome = {});
@@ -129,12 +125,8 @@ class Reducer {
   /// pass that armed the reducer.
   void prepare_for_local_backward();
 
-  /// Called while the exception of this rank's forward is handled: ranks that wait for this rank's
-  /// gradients stop with an error. If the forward of every rank threw, all ranks may continue.
-  ///
-  /// \param training  as in ForwardOutcome. After an evaluation other ranks need not be waiting:
-  ///        they report it only if this rank ends because of it.
-  void forward_failed(bool training = true) noexcept;
+  /// Whether a reduced backward pass runs. If it throws, it ends the other ranks' waits.
+  bool is_reducing() const;
 
   /// Joins one reduced backward pass of the other ranks without one of its own: sends the gradients
   /// accumulated locally since the last reduced pass, and zeros for parameters without any.
