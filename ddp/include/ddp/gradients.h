@@ -1,6 +1,10 @@
 #pragma once
 
+#include <vector>
+
 #include <ddp/export.h>
+#include <ddp/process_group.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 namespace ddp {
@@ -30,7 +34,11 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 /// Scales the gradients that the optimizer steps on, so that their norm over all parameters of all
 /// its groups is at most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
 ///
-/// \param norm_type  above 0; infinity is the largest magnitude.
+/// Half and bfloat16 gradients are added up in float, and the norms of tensors in double. Scales
+/// with a factor of NaN or 0 where the norm is NaN or infinite, as torch's.
+///
+/// \param norm_type  above 0; infinity is the largest magnitude. Without stage 2 also 0, which
+///         counts the gradients, as LibTorch's.
 /// \return the norm before scaling.
 /// \throws c10::ValueError  for another norm_type.
 /// \throws c10::Error  for a ZeroRedundancyOptimizer with overlap, which has stepped already, and
@@ -39,6 +47,52 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 /// Collective: with stage 2, one all-reduce of a number. Blocks: host.
 DDP_API double clip_grad_norm_(
     torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2);
+
+/// The same for the gradients of some parameters, which may be cut over groups of ranks.
+///
+/// ```
+/// ddp::clip_grad_norm_(block->parameters(), 1.0, 2.0, {tensor_parallel});
+/// ```
+///
+/// \param parameters  those without a gradient are left out. None on a rank that holds no part.
+/// \param sharded_over  the groups over which the parameters are cut: each rank of such a group
+///         holds another part of each tensor, or other tensors. Empty: every rank holds the whole.
+/// \return the norm over all parts, the same on every rank that takes part.
+/// \throws c10::ValueError  for a norm_type below 0 (or 0 where sharded_over has groups), and for
+/// an
+///         empty group.
+///
+/// Collective: one all-reduce of a number over each group, in the order of `sharded_over`, on ranks
+///   without gradients, too. Blocks: host.
+DDP_API double clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2,
+    const std::vector<ProcessGroup>& sharded_over = {});
+/// The same for all parameters of a module.
+DDP_API double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, double norm_type = 2,
+    const std::vector<ProcessGroup>& sharded_over = {});
+
+/// Parameters that are cut over the same groups.
+struct ShardedParameters {
+  /// Those that this rank holds, whole or in part.
+  std::vector<at::Tensor> parameters;
+  /// As of clip_grad_norm_. Empty: every rank holds the whole tensors, which count once.
+  std::vector<ProcessGroup> sharded_over;
+};
+
+/// Clips the gradients of several sets of parameters by one norm over all of them.
+///
+/// ```
+/// ddp::clip_grad_norm_({{linear_weights, {tensor_parallel}}, {layer_norms, {}}}, 1.0);
+/// ```
+///
+/// \param sets  as many on every rank, with the same groups in the same order; a rank that holds
+///         nothing of a set passes no parameters.
+///
+/// Collective: one all-reduce over each group, of a number for each set that is cut over it, in the
+///   order in which the groups first appear.
+DDP_API double clip_grad_norm_(
+    const std::vector<ShardedParameters>& sets, double max_norm, double norm_type = 2);
 
 /// Clamps the gradients that the optimizer steps on to [-clip_value, clip_value].
 ///
