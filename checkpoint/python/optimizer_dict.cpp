@@ -3,15 +3,15 @@
 #include <cmath>
 #include <memory>
 #include <tuple>
-#include <typeinfo>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/optimizer_kinds.h>
 #include <ddp/internal/text.h>
 
-#include "python/optimizer_fields.h"
 #include "python/torch_file.h"
 
 namespace ddp {
@@ -19,29 +19,17 @@ namespace {
 
 namespace optim = torch::optim;
 
-template <typename Optimizer, typename Options, typename State>
-struct OptimizerKind {
-  using OptionsType = Options;
-  using StateType = State;
-};
-
-using AdamKind = OptimizerKind<optim::Adam, optim::AdamOptions, optim::AdamParamState>;
-using AdamWKind = OptimizerKind<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>;
-using SgdKind = OptimizerKind<optim::SGD, optim::SGDOptions, optim::SGDParamState>;
-using RmspropKind = OptimizerKind<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>;
-using AdagradKind = OptimizerKind<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>;
-
-// Calls `use` with the name and the kind of the optimizer; returns false for another class, also
-// for one that derives from these and may have more state.
+// Calls `use` with the kind of the optimizer; returns false for a class that Python's file has not.
 template <typename Use>
-bool with_kind(const optim::Optimizer& optimizer, Use use) {
-  const auto& type = typeid(optimizer);
-  if (type == typeid(optim::Adam)) return use("Adam", AdamKind()), true;
-  if (type == typeid(optim::AdamW)) return use("AdamW", AdamWKind()), true;
-  if (type == typeid(optim::SGD)) return use("SGD", SgdKind()), true;
-  if (type == typeid(optim::RMSprop)) return use("RMSprop", RmspropKind()), true;
-  if (type == typeid(optim::Adagrad)) return use("Adagrad", AdagradKind()), true;
-  return false;
+bool with_python_kind(const optim::Optimizer& optimizer, Use use) {
+  bool is_known = false;
+  with_kind(optimizer, [&](auto kind) {
+    if constexpr (decltype(kind)::kIsElementwise) {
+      use(kind);
+      is_known = true;
+    }
+  });
+  return is_known;
 }
 
 /// Writes fields into a dictionary.
@@ -158,7 +146,7 @@ c10::IValue write_optimizer(optim::Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups()) {
     auto options = make_dict();
     FieldWriter writer(options);
-    auto& own = static_cast<typename Kind::OptionsType&>(group.options());
+    auto& own = static_cast<typename Kind::Options&>(group.options());
     visit_options(writer, own);
     auto indices = make_list();
     for (const auto& parameter : group.params()) {
@@ -166,7 +154,7 @@ c10::IValue write_optimizer(optim::Optimizer& optimizer) {
       if (found != optimizer.state().end()) {
         auto fields = make_dict();
         FieldWriter state_writer(fields);
-        visit_state(state_writer, static_cast<typename Kind::StateType&>(*found->second), own);
+        visit_state(state_writer, static_cast<typename Kind::State&>(*found->second), own);
         state.insert(index, fields);
       }
       indices.push_back(index++);
@@ -229,17 +217,17 @@ using ParamStates = std::vector<std::pair<at::Tensor, std::shared_ptr<optim::Opt
 // without momentum.
 template <typename Kind>
 std::shared_ptr<optim::OptimizerParamState> read_state(
-    const c10::IValue* fields, const at::Tensor& parameter,
-    const typename Kind::OptionsType& options, const std::string& subject) {
-  constexpr bool is_made_with_optimizer = std::is_same_v<Kind, AdagradKind>;
+    const c10::IValue* fields, const at::Tensor& parameter, const typename Kind::Options& options,
+    const std::string& subject) {
+  constexpr bool is_made_with_optimizer = std::is_same_v<typename Kind::Optimizer, optim::Adagrad>;
   if (fields == nullptr && !is_made_with_optimizer) return nullptr;
   DDP_CHECK_VALUE(
       fields != nullptr && fields->isGenericDict(), subject, ": expected its state, got ",
       fields == nullptr ? "none" : fields->tagKind(), ". Save optimizer.state_dict().");
-  if constexpr (std::is_same_v<Kind, SgdKind>) {
+  if constexpr (std::is_same_v<typename Kind::Optimizer, optim::SGD>) {
     if (options.momentum() == 0) return nullptr;
   }
-  auto state = std::make_shared<typename Kind::StateType>();
+  auto state = std::make_shared<typename Kind::State>();
   FieldReader reader(*fields, subject);
   reader.set_parameter(parameter);
   visit_state(reader, *state, options);
@@ -257,7 +245,7 @@ PreparedLoad read_optimizer(
   ParamStates states;
   for (size_t g = 0; g < groups.size(); ++g) {
     options.push_back(groups[g].options().clone());
-    auto& own = static_cast<typename Kind::OptionsType&>(*options.back());
+    auto& own = static_cast<typename Kind::Options&>(*options.back());
     FieldReader reader(parts.groups[g], ddp::str(subject, ", group ", g));
     visit_options(reader, own);
     for (size_t p = 0; p < parts.indices[g].size(); ++p) {
@@ -285,23 +273,23 @@ PreparedLoad read_optimizer(
 
 std::optional<std::string> known_optimizer(const optim::Optimizer& optimizer) {
   std::optional<std::string> known;
-  with_kind(optimizer, [&](const char* name, auto) { known = name; });
+  with_python_kind(optimizer, [&](auto kind) { known = kind.name; });
   return known;
 }
 
 c10::IValue optimizer_dict(optim::Optimizer& optimizer) {
   c10::IValue dict;
-  with_kind(optimizer, [&](const char*, auto kind) {
-    dict = write_optimizer<decltype(kind)>(optimizer);
-  });
+  with_python_kind(
+      optimizer, [&](auto kind) { dict = write_optimizer<decltype(kind)>(optimizer); });
   return dict;
 }
 
 PreparedLoad prepare_optimizer(
     optim::Optimizer& optimizer, const c10::IValue& saved, const std::string& subject) {
   PreparedLoad load;
-  with_kind(optimizer, [&](const char* name, auto kind) {
-    load = read_optimizer<decltype(kind)>(optimizer, saved, ddp::str(subject, " (", name, ")"));
+  with_python_kind(optimizer, [&](auto kind) {
+    load =
+        read_optimizer<decltype(kind)>(optimizer, saved, ddp::str(subject, " (", kind.name, ")"));
   });
   return load;
 }

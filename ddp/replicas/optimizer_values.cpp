@@ -7,13 +7,8 @@
 #include <sstream>
 #include <unordered_map>
 
+#include <ddp/internal/optimizer_kinds.h>
 #include <ddp/internal/text.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
 namespace ddp {
@@ -46,50 +41,29 @@ Values serialized_values(const std::function<void(torch::serialize::OutputArchiv
   return values;
 }
 
-std::vector<at::Tensor> to_vector(const std::deque<at::Tensor>& tensors) {
-  return {tensors.begin(), tensors.end()};
-}
+/// Collects the values of a state.
+struct ValueCollector {
+  Values values;
 
-template <typename Moments>
-Values moments(const Moments& state) {
-  return {
-      {"step", state.step()},
-      {"exp_avg", state.exp_avg()},
-      {"exp_avg_sq", state.exp_avg_sq()},
-      {"max_exp_avg_sq", state.max_exp_avg_sq()}};
-}
+  void step(const char* name, int64_t value) { values.push_back({name, value}); }
+  void count(const char* name, int64_t value) { values.push_back({name, value}); }
+  void number(const char* name, double value) { values.push_back({name, value}); }
+  void tensor(const char* name, const at::Tensor& value, bool /*is_required*/) {
+    values.push_back({name, value});
+  }
+  void tensors(const char* name, const std::deque<at::Tensor>& value) {
+    values.push_back({name, std::vector<at::Tensor>(value.begin(), value.end())});
+  }
+};
 
 // Reads LibTorch's own states directly: without a copy, and since LBFGS's cannot be serialized
 // after a step.
-Values values_of(const optim::OptimizerParamState& state) {
-  if (const auto* s = dynamic_cast<const optim::SGDParamState*>(&state)) {
-    return {{"momentum_buffer", s->momentum_buffer()}};
-  }
-  if (const auto* s = dynamic_cast<const optim::AdamParamState*>(&state)) return moments(*s);
-  if (const auto* s = dynamic_cast<const optim::AdamWParamState*>(&state)) return moments(*s);
-  if (const auto* s = dynamic_cast<const optim::RMSpropParamState*>(&state)) {
-    return {
-        {"step", s->step()},
-        {"square_avg", s->square_avg()},
-        {"momentum_buffer", s->momentum_buffer()},
-        {"grad_avg", s->grad_avg()}};
-  }
-  if (const auto* s = dynamic_cast<const optim::AdagradParamState*>(&state)) {
-    return {{"step", s->step()}, {"sum", s->sum()}};
-  }
-  if (const auto* s = dynamic_cast<const optim::LBFGSParamState*>(&state)) {
-    return {
-        {"func_evals", s->func_evals()},
-        {"n_iter", s->n_iter()},
-        {"t", s->t()},
-        {"prev_loss", s->prev_loss()},
-        {"d", s->d()},
-        {"H_diag", s->H_diag()},
-        {"prev_flat_grad", s->prev_flat_grad()},
-        {"old_dirs", to_vector(s->old_dirs())},
-        {"old_stps", to_vector(s->old_stps())},
-        {"ro", to_vector(s->ro())}};
-  }
+Values values_of(optim::OptimizerParamState& state) {
+  ValueCollector fields;
+  const bool is_known = with_kind(state, [&](auto kind, auto& own) {
+    visit_state(fields, own, typename decltype(kind)::Options(/*lr=*/1));
+  });
+  if (is_known) return std::move(fields.values);
   return serialized_values([&](auto& out) { state.serialize(out); });
 }
 

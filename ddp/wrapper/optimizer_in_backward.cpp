@@ -6,8 +6,8 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/optimizer_kinds.h>
 #include <ddp/internal/value_sample.h>
-#include <torch/optim/lbfgs.h>
 
 namespace ddp {
 namespace {
@@ -41,7 +41,7 @@ OptimizerInBackward::OptimizerInBackward(
   constexpr const char* kSubject = "step_in_backward: ";
   DDP_CHECK_VALUE(optimizer_, kSubject, "expected an optimizer, got none.");
   DDP_CHECK_VALUE(
-      !dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()), kSubject,
+      is_elementwise(*optimizer_), kSubject,
       "expected an optimizer that updates each parameter on its own, got LBFGS. Call its step() "
       "instead, with a closure that returns the loss averaged over the ranks.");
   for (const auto& p : reduced) reduced_.insert(p.unsafeGetTensorImpl());

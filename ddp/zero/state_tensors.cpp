@@ -1,31 +1,33 @@
 #include "state_tensors.h"
 
+#include <utility>
+
 #include <c10/util/Exception.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
+#include <ddp/internal/optimizer_kinds.h>
 
 namespace ddp {
 namespace {
 
-template <typename Moments>
-StateParts parts_of_moments(Moments& state) {
-  return {{&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()}, &state.step()};
-}
+/// Collects the parts of a state.
+struct PartCollector {
+  StateParts parts;
+
+  void step(const char* /*name*/, int64_t& value) { parts.step = &value; }
+  void tensor(const char* /*name*/, at::Tensor& value, bool /*is_required*/) {
+    parts.tensors.push_back(&value);
+  }
+};
 
 }  // namespace
 
 StateParts parts_of(torch::optim::OptimizerParamState& state) {
-  namespace optim = torch::optim;
-  if (auto* s = dynamic_cast<optim::AdamParamState*>(&state)) return parts_of_moments(*s);
-  if (auto* s = dynamic_cast<optim::AdamWParamState*>(&state)) return parts_of_moments(*s);
-  if (auto* s = dynamic_cast<optim::SGDParamState*>(&state)) return {{&s->momentum_buffer()}};
-  if (auto* s = dynamic_cast<optim::AdagradParamState*>(&state)) return {{&s->sum()}, &s->step()};
-  auto* s = dynamic_cast<optim::RMSpropParamState*>(&state);
-  TORCH_INTERNAL_ASSERT(s);
-  return {{&s->square_avg(), &s->momentum_buffer(), &s->grad_avg()}, &s->step()};
+  PartCollector fields;
+  const bool is_known = with_kind(state, [&](auto kind, auto& own) {
+    using Kind = decltype(kind);
+    if constexpr (Kind::kIsElementwise) visit_state(fields, own, typename Kind::Options(/*lr=*/1));
+  });
+  TORCH_INTERNAL_ASSERT(is_known);
+  return std::move(fields.parts);
 }
 
 }  // namespace ddp

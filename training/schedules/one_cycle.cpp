@@ -1,35 +1,43 @@
 #include <cmath>
+#include <string_view>
+#include <tuple>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/optimizer_kinds.h>
 #include <ddp/lr_scheduler.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 namespace ddp {
 namespace {
 
-template <typename Options>
-bool set_beta1(torch::optim::OptimizerOptions& options, double value) {
-  auto* own = dynamic_cast<Options*>(&options);
-  if (own != nullptr) own->betas({value, std::get<1>(own->betas())});
-  return own != nullptr;
-}
+/// Sets an optimizer's momentum or beta1.
+struct MomentumSetter {
+  double momentum;
+  bool is_set = false;
 
-template <typename Options>
-bool set_momentum_of(torch::optim::OptimizerOptions& options, double value) {
-  auto* own = dynamic_cast<Options*>(&options);
-  if (own != nullptr) own->momentum(value);
-  return own != nullptr;
-}
+  void number(const char* name, double& value) {
+    if (name == std::string_view("momentum")) set(value);
+  }
+  void pair(const char* name, std::tuple<double, double>& value) {
+    if (name == std::string_view("betas")) set(std::get<0>(value));
+  }
+  void flag(const char* /*name*/, bool /*value*/) {}
+  void fixed(const char* /*name*/, bool /*value*/) {}
+  void choice(const char* /*name*/) {}
+
+ private:
+  void set(double& value) {
+    value = momentum;
+    is_set = true;
+  }
+};
 
 /// \return  whether the optimizer has a momentum.
 bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  using namespace torch::optim;
-  return set_momentum_of<SGDOptions>(options, value) ||
-         set_momentum_of<RMSpropOptions>(options, value) ||
-         set_beta1<AdamOptions>(options, value) || set_beta1<AdamWOptions>(options, value);
+  MomentumSetter setter{value};
+  with_kind(options, [&](auto kind, auto& own) {
+    if constexpr (decltype(kind)::kIsElementwise) visit_options(setter, own);
+  });
+  return setter.is_set;
 }
 
 void check_count(const char* what, const PerGroup& values, size_t groups) {
