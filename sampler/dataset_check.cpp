@@ -7,7 +7,6 @@
 
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
-#include <ddp/internal/group_monitor.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
@@ -67,15 +66,13 @@ std::string find_difference(const std::vector<std::vector<std::string>>& by_rank
 void check_dataset(
     const ShardCursor& cursor, const std::function<void(detail::ItemHash&)>& hash_first_items,
     size_t items, const ProcessGroup& group) {
-  const auto own = fields_of_rank(cursor, hash_first_items);
-  std::vector<std::vector<std::string>> by_rank;
-  for (const auto& words : gather_strings(packed(own), group, "comparing the ranks' data sets")) {
-    by_rank.push_back(unpacked(words));
-  }
-  const auto text = find_difference(by_rank, items);
-  if (!text.empty()) {
-    monitor_of(group)->throw_agreed(cursor.options().name + "::check_dataset: " + text);
-  }
+  const auto own = packed(fields_of_rank(cursor, hash_first_items));
+  agree(own, group, "comparing the ranks' data sets", [&](const std::vector<std::string>& texts) {
+    std::vector<std::vector<std::string>> by_rank;
+    for (const auto& words : texts) by_rank.push_back(unpacked(words));
+    const auto text = find_difference(by_rank, items);
+    return text.empty() ? "" : cursor.options().name + "::check_dataset: " + text;
+  });
 }
 
 void detail::ItemHash::add(const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 #include <ddp/checkpointer.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <exception>
 #include <utility>
@@ -50,13 +51,14 @@ std::string joined_steps(const std::vector<int64_t>& steps) {
   return steps.empty() ? "none" : joined_by(", ", steps);
 }
 
-/// Unpacks each rank's texts, and returns the texts of all ranks for each position.
-std::vector<std::vector<std::string>> texts_by_position(const std::vector<std::string>& ranks) {
-  std::vector<std::vector<std::string>> places;
+/// Unpacks each rank's `Count` texts, and returns the texts of all ranks for each position.
+template <size_t Count>
+std::array<std::vector<std::string>, Count> texts_by_position(
+    const std::vector<std::string>& ranks) {
+  std::array<std::vector<std::string>, Count> places;
   for (const auto& rank : ranks) {
     const auto texts = unpacked(rank);
-    places.resize(texts.size());
-    for (size_t place = 0; place < texts.size(); ++place) places[place].push_back(texts[place]);
+    for (size_t place = 0; place < Count; ++place) places[place].push_back(texts.at(place));
   }
   return places;
 }
@@ -120,21 +122,22 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
     check_is_newest(step);
     hidden = folder.begin(step);
   });
-  const auto gathered = texts_by_position(peers.gather(packed({call, hidden, problem}), doing));
-  if (const auto rank = first_different_rank(gathered[0])) {
-    discard(hidden);
-    peers.throw_agreed(ddp::str(
+  const auto problem_of_ranks = [&](const std::vector<std::string>& by_rank) {
+    const auto [calls, folders, problems] = texts_by_position<3>(by_rank);
+    const auto rank = first_different_rank(calls);
+    if (rank == 0) return describe_problems(problems, doing);
+    return ddp::str(
         "Checkpointer: expected every rank to save the same step and parts, but rank 0 saves ",
-        gathered[0].front(), " and rank ", rank, " ", gathered[0][rank],
-        ". Add the same parts and make the same calls on every rank."));
-  }
+        calls.front(), " and rank ", rank, " ", calls[rank],
+        ". Add the same parts and make the same calls on every rank.");
+  };
   try {
-    peers.throw_problems(gathered[2], doing);
+    const auto agreed = peers.agree(packed({call, hidden, problem}), doing, problem_of_ranks);
+    return unpacked(agreed.front())[1];
   } catch (...) {
     discard(hidden);
     throw;
   }
-  return gathered[1].front();
 }
 
 // A later checkpoint, of another run or from before a load, would count as the newest in
@@ -212,16 +215,18 @@ std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
   const auto problem = problem_of([&] { steps = folder.steps(); });
-  const auto gathered =
-      texts_by_position(peers.gather(packed({joined_steps(steps), folder.path(), problem}), doing));
-  peers.throw_problems(gathered[2], doing);
-  if (const auto rank = first_different_rank(gathered[0])) {
-    const auto seen_by = [&](size_t r) { return ddp::str(gathered[0][r], " in ", gathered[1][r]); };
-    peers.throw_agreed(ddp::str(
-        "Checkpointer: expected every rank to see the same checkpoints, but rank 0 sees ",
-        seen_by(0), " and rank ", rank, " of ", peers.size(), " sees ", seen_by(rank),
-        kShareRemedy));
-  }
+  peers.agree(
+      packed({joined_steps(steps), folder.path(), problem}), doing,
+      [&](const std::vector<std::string>& by_rank) {
+        const auto [seen, folders, problems] = texts_by_position<3>(by_rank);
+        auto text = describe_problems(problems, doing);
+        const auto rank = first_different_rank(seen);
+        if (!text.empty() || rank == 0) return text;
+        return ddp::str(
+            "Checkpointer: expected every rank to see the same checkpoints, but rank 0 sees ",
+            seen.front(), " in ", folders.front(), " and rank ", rank, " of ", peers.size(),
+            " sees ", seen[rank], " in ", folders[rank], kShareRemedy);
+      });
   return steps;
 }
 
@@ -236,12 +241,11 @@ void Checkpointer::Impl::load_parts(Reading reading, int64_t step) {
       load.apply();
     }
   });
-  const auto problems = peers.gather(problem, doing);
-  const bool is_agreed = std::all_of(
-      problems.begin(), problems.end(), [](const std::string& text) { return text.empty(); });
-  if (!is_agreed) {
+  try {
+    peers.agree(problem, doing);
+  } catch (...) {
     for (auto* load : tried) problem_of([&] { load->undo(); });
-    peers.throw_problems(problems, doing);
+    throw;
   }
   peers.agree(
       problem_of([&] {
@@ -261,25 +265,27 @@ void Checkpointer::Impl::load_parts(Reading reading, int64_t step) {
 bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
   const auto doing = ddp::str("loading step ", step);
   auto reading = read_checkpoint(folder.path_of(step), step, parts, peers.rank(), options.strict());
-  const auto gathered = texts_by_position(peers.gather(
+  damage->clear();
+  peers.agree(
       packed(
           {std::string(1, static_cast<char>(reading.verdict)), folder.path_of(step), reading.text}),
-      doing));
-  std::vector<std::string> problems;
-  damage->clear();
-  for (size_t rank = 0; rank < gathered[0].size(); ++rank) {
-    const auto verdict = static_cast<Reading::Verdict>(gathered[0][rank].front());
-    problems.push_back(verdict == Reading::Verdict::Refused ? gathered[2][rank] : "");
-    if (verdict == Reading::Verdict::Damaged && damage->empty()) *damage = gathered[2][rank];
-  }
-  peers.throw_problems(problems, doing);
+      doing, [&](const std::vector<std::string>& by_rank) {
+        const auto [verdicts, folders, texts] = texts_by_position<3>(by_rank);
+        std::vector<std::string> refusals;
+        for (size_t rank = 0; rank < verdicts.size(); ++rank) {
+          const auto verdict = static_cast<Reading::Verdict>(verdicts[rank].front());
+          refusals.push_back(verdict == Reading::Verdict::Refused ? texts[rank] : "");
+          if (verdict == Reading::Verdict::Damaged && damage->empty()) *damage = texts[rank];
+        }
+        auto text = describe_problems(refusals, doing);
+        const auto rank = first_different_rank(texts);
+        if (!text.empty() || !damage->empty() || rank == 0) return text;
+        return ddp::str(
+            "Checkpointer: expected every rank to see the same checkpoint of step ", step,
+            ", but rank 0 sees one in ", folders.front(), " and rank ", rank, " of ", peers.size(),
+            " another in ", folders[rank], kShareRemedy);
+      });
   if (!damage->empty()) return false;
-  if (const auto rank = first_different_rank(gathered[2])) {
-    peers.throw_agreed(ddp::str(
-        "Checkpointer: expected every rank to see the same checkpoint of step ", step,
-        ", but rank 0 sees one in ", gathered[1].front(), " and rank ", rank, " of ", peers.size(),
-        " another in ", gathered[1][rank], kShareRemedy));
-  }
   load_parts(std::move(reading), step);
   return true;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ddp/internal/gather_strings.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -13,28 +12,30 @@ CheckpointPeers::CheckpointPeers(ProcessGroup group)
 
 std::vector<std::string> CheckpointPeers::gather(
     const std::string& text, const std::string& doing) {
-  const auto where = [&] { return "Checkpointer: " + doing; };
-  std::vector<std::string> texts;
-  monitor_->check();
-  monitor_->abort_on_error(where, [&] {
-    texts = gather_strings(text, group_, [&](c10d::Work& work) { monitor_->wait(work, where); });
-  });
-  return texts;
+  return gather_strings(text, group_, "Checkpointer: " + doing, monitor_.get());
 }
 
-void CheckpointPeers::throw_problems(
-    const std::vector<std::string>& problems, const std::string& doing) {
+std::vector<std::string> CheckpointPeers::agree(
+    const std::string& text, const std::string& doing, ProblemOfRanks make_problem) {
+  return ddp::agree(text, group_, "Checkpointer: " + doing, make_problem, monitor_.get());
+}
+
+void CheckpointPeers::agree(const std::string& problem, const std::string& doing) {
+  agree(problem, doing, [&](const auto& by_rank) { return describe_problems(by_rank, doing); });
+}
+
+std::string describe_problems(const std::vector<std::string>& by_rank, const std::string& doing) {
   std::string text;
-  for (size_t rank = 0; rank < problems.size(); ++rank) {
-    const auto& problem = problems[rank];
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const auto& problem = by_rank[rank];
     // Keep a text that several ranks have only once, such as one about a file that all read.
-    const auto end = problems.begin() + static_cast<std::ptrdiff_t>(rank);
-    if (problem.empty() || std::find(problems.begin(), end, problem) != end) continue;
+    const auto end = by_rank.begin() + static_cast<std::ptrdiff_t>(rank);
+    if (problem.empty() || std::find(by_rank.begin(), end, problem) != end) continue;
     text += ddp::str(
         text.empty() ? "Checkpointer: " : "\n", doing, " failed on rank ", rank, " of ",
-        problems.size(), ": ", problem);
+        by_rank.size(), ": ", problem);
   }
-  if (!text.empty()) throw_agreed(text);
+  return text;
 }
 
 }  // namespace ddp

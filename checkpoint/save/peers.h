@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/process_group.h>
 
@@ -24,14 +25,13 @@ class CheckpointPeers {
   /// Collective: yes.
   std::vector<std::string> gather(const std::string& text, const std::string& doing);
 
-  /// Throws the same text, made of the ranks' problems, on every rank; does nothing where all are
-  /// "".
-  void throw_problems(const std::vector<std::string>& problems, const std::string& doing);
+  /// Gathers `text`, and throws what `make_problem` makes of all texts on every rank; returns them
+  /// where that is "".
+  std::vector<std::string> agree(
+      const std::string& text, const std::string& doing, ProblemOfRanks make_problem);
 
-  /// Gathers `problem` and throws if any rank has one. Collective: yes.
-  void agree(const std::string& problem, const std::string& doing) {
-    throw_problems(gather(problem, doing), doing);
-  }
+  /// Gathers `problem` and throws if any rank has one.
+  void agree(const std::string& problem, const std::string& doing);
 
   /// Throws `text`; every other rank throws it at the same time.
   [[noreturn]] void throw_agreed(const std::string& text) { monitor_->throw_agreed(text); }
@@ -40,5 +40,8 @@ class CheckpointPeers {
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
 };
+
+/// One text of the ranks' problems: "" where all are "".
+std::string describe_problems(const std::vector<std::string>& by_rank, const std::string& doing);
 
 }  // namespace ddp

@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 
 #include "group/monitored_group.h"
@@ -27,18 +28,6 @@ std::vector<at::Tensor> gather_equal(
 
 std::vector<std::string> all_gather_strings(const std::string& text, const GroupArg& group) {
   return gather_strings(text, group.get(), "all_gather_strings");
-}
-
-std::vector<std::string> gather_strings(
-    const std::string& text, const ProcessGroup& group, const char* where) {
-  const auto monitor = own_monitor_of(*group);
-  const auto wait_point = [where] { return std::string(where); };
-  if (!monitor) return gather_strings(text, group, [](c10d::Work& work) { work.wait(); });
-  std::vector<std::string> texts;
-  monitor->abort_on_error(wait_point, [&] {
-    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor->wait(work, wait_point); });
-  });
-  return texts;
 }
 
 std::vector<std::string> gather_strings(
@@ -64,6 +53,32 @@ std::vector<std::string> gather_strings(
         static_cast<size_t>(lengths[texts.size()]));
   }
   return texts;
+}
+
+std::vector<std::string> gather_strings(
+    const std::string& text, const ProcessGroup& group, const std::string& where,
+    GroupMonitor* monitor) {
+  const auto own = own_monitor_of(*group);
+  if (!monitor) monitor = own.get();
+  if (!monitor) return gather_strings(text, group, [](c10d::Work& work) { work.wait(); });
+  const auto wait_point = [&] { return where; };
+  std::vector<std::string> texts;
+  monitor->abort_on_error(wait_point, [&] {
+    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor->wait(work, wait_point); });
+  });
+  return texts;
+}
+
+std::vector<std::string> agree(
+    const std::string& text, const ProcessGroup& group, const std::string& where,
+    ProblemOfRanks make_problem, GroupMonitor* monitor) {
+  auto texts = gather_strings(text, group, where, monitor);
+  const auto problem = make_problem(texts);
+  if (problem.empty()) return texts;
+  const auto own = own_monitor_of(*group);
+  if (!monitor) monitor = own.get();
+  if (monitor) monitor->throw_agreed(problem);
+  throw readable_error<AgreedError>(DDP_HERE, problem);
 }
 
 }  // namespace ddp

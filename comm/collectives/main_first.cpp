@@ -5,12 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/text.h>
-
-#include "group/monitored_group.h"
 
 namespace ddp {
 namespace {
@@ -30,18 +27,22 @@ void throw_if_any_failed(
     const std::exception_ptr& own, const char* expected, const char* where,
     const ProcessGroup& group) {
   // The mark distinguishes an exception with an empty text from no exception.
-  const auto texts = gather_strings(own ? ddp::str('!', text_of(own)) : "", group, where);
-  const auto failed =
-      std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
-  if (failed == texts.end()) return;
-  const auto rank = failed - texts.begin();
-  if (const auto monitor = own_monitor_of(*group)) monitor->note_agreed_error();
-  if (rank == group->getRank()) std::rethrow_exception(own);
-  throw readable_error<AgreedError>(
-      DDP_HERE,
-      ddp::str(
+  const auto text = own ? ddp::str('!', text_of(own)) : "";
+  int failed = -1;
+  try {
+    agree(text, group, where, [&](const std::vector<std::string>& texts) -> std::string {
+      const auto found = std::find_if(
+          texts.begin(), texts.end(), [](const auto& of_rank) { return !of_rank.empty(); });
+      if (found == texts.end()) return "";
+      failed = static_cast<int>(found - texts.begin());
+      return ddp::str(
           "main_first: expected the function to return on ", expected,
-          ", got an exception on rank ", rank, " of ", texts.size(), ": ", failed->substr(1)));
+          ", got an exception on rank ", failed, " of ", texts.size(), ": ", found->substr(1));
+    });
+  } catch (const AgreedError&) {
+    if (failed == group->getRank()) std::rethrow_exception(own);
+    throw;
+  }
 }
 
 }  // namespace

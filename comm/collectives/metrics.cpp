@@ -14,7 +14,6 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
-#include "group/monitored_group.h"
 #include "group/monitored_work.h"
 
 namespace ddp {
@@ -84,16 +83,13 @@ std::string describe_keys(const char* call, const std::vector<MetricsRequest>& b
 }
 
 // Every rank calls this, because all of them have seen the same sums.
-[[noreturn]] void throw_disagreement(
-    const char* call, const MetricsRequest& request, const ProcessGroup& group) {
-  std::vector<MetricsRequest> by_rank;
-  for (const auto& text : gather_strings(request.encoded(), group, call)) {
-    by_rank.push_back(MetricsRequest::decoded(text));
-  }
-  auto problem = describe_subjects(call, by_rank);
-  if (problem.empty()) problem = describe_keys(call, by_rank);
-  if (const auto monitor = own_monitor_of(*group)) monitor->note_agreed_error();
-  throw readable_error<AgreedError>(DDP_HERE, problem);
+void check_requests(const char* call, const MetricsRequest& request, const ProcessGroup& group) {
+  agree(request.encoded(), group, call, [&](const std::vector<std::string>& texts) {
+    std::vector<MetricsRequest> by_rank;
+    for (const auto& text : texts) by_rank.push_back(MetricsRequest::decoded(text));
+    const auto problem = describe_subjects(call, by_rank);
+    return problem.empty() ? describe_keys(call, by_rank) : problem;
+  });
 }
 
 std::vector<double> all_reduced(
@@ -123,7 +119,7 @@ std::vector<double> summed(
   const bool agreed = std::all_of(message.begin(), message.begin() + kHashBits, [&](double bit) {
     return bit == 0 || bit == size;
   });
-  if (!agreed) throw_disagreement(call, request, group);
+  if (!agreed) check_requests(call, request, group);
 
   const auto first = message.begin() + kHashBits;
   std::vector<double> sums(first, first + static_cast<std::ptrdiff_t>(at_once));

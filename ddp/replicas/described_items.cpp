@@ -52,21 +52,6 @@ const DescribedItem* find(
 
 std::string quoted(const DescribedItem& item) { return item.kind + " \"" + item.name + '"'; }
 
-std::vector<std::string> gather(
-    const char* subject, const std::string& text, const ProcessGroup& group,
-    GroupMonitor& monitor) {
-  const auto where = [subject] {
-    return ddp::str(
-        "DistributedDataParallel: comparing the ranks' ", subject,
-        " (every rank has to construct and use its wrapper as the others do)");
-  };
-  std::vector<std::string> texts;
-  monitor.abort_on_error(where, [&] {
-    texts = gather_strings(text, group, [&](c10d::Work& work) { monitor.wait(work, where); });
-  });
-  return texts;
-}
-
 // Names the first rank that compares something else than rank 0; "" where all compare the same.
 std::string describe_different_calls(const std::vector<Description>& by_rank) {
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
@@ -149,20 +134,23 @@ std::vector<Description> gather_if_hashes_differ(
   } else {
     sent.insert(sent.end(), mine.begin(), mine.end());
   }
+  const auto where = ddp::str(
+      "DistributedDataParallel: comparing the ranks' ", subject,
+      " (every rank has to construct and use its wrapper as the others do)");
   const auto text = serialize(sent);
   const auto digest = ddp::str(text.size(), ":", fnv1a(text));
-  const auto digests = gather(subject, digest, group, monitor);
+  const auto digests = gather_strings(digest, group, where, &monitor);
   const bool equal = std::all_of(digests.begin(), digests.end(), [&](const std::string& other) {
     return other == digests.front();
   });
   if (equal && error) std::rethrow_exception(error);
   if (equal) return {};
   std::vector<Description> by_rank;
-  for (const auto& description : gather(subject, text, group, monitor)) {
-    by_rank.push_back(deserialize(description));
-  }
-  const auto differing = describe_different_calls(by_rank);
-  DDP_CHECK(differing.empty(), differing);
+  const auto make_problem = [&](const std::vector<std::string>& texts) {
+    for (const auto& description : texts) by_rank.push_back(deserialize(description));
+    return describe_different_calls(by_rank);
+  };
+  agree(text, group, where, make_problem, &monitor);
   for (auto& description : by_rank) description.erase(description.begin());
   const auto errors = describe_errors(by_rank);
   DDP_CHECK_VALUE(errors.empty(), errors);

@@ -92,7 +92,7 @@ Distance distance_between(const at::Tensor& own, const at::Tensor& first) {
 std::vector<Distance> distances(
     const at::Tensor& tensor, const ProcessGroup& group, GroupMonitor& monitor) {
   const auto where = [] { return std::string("comparing a tensor of the ranks' replicas"); };
-  std::vector<std::string> texts;
+  std::string mine;
   monitor.abort_on_error(where, [&] {
     const auto own = tensor.detach().cpu().contiguous();
     std::vector<at::Tensor> wire{own.view(-1).view(at::kByte).to(
@@ -101,13 +101,11 @@ std::vector<Distance> distances(
     options.rootRank = 0;
     monitor.wait(*group->broadcast(wire, options), where);
     const auto first = wire.front().cpu().view(own.scalar_type()).view_as(own);
-    const auto mine = distance_between(own, first);
-    texts = gather_strings(
-        ddp::str(mine.elements, ' ', describe(mine.largest)), group,
-        [&](c10d::Work& work) { monitor.wait(work, where); });
+    const auto distance = distance_between(own, first);
+    mine = ddp::str(distance.elements, ' ', describe(distance.largest));
   });
   std::vector<Distance> result;
-  for (const auto& text : texts) {
+  for (const auto& text : gather_strings(mine, group, where(), &monitor)) {
     auto& distance = result.emplace_back();
     const auto* const end = text.data() + text.size();
     const auto count = std::from_chars(text.data(), end, distance.elements);
