@@ -31,6 +31,11 @@ DistributedDataParallelBase::~DistributedDataParallelBase() {
 
 NoSyncGuard DistributedDataParallelBase::no_sync() { return NoSyncGuard(*state_->gradient_sync()); }
 
+void DistributedDataParallelBase::sync_outputs(
+    std::vector<at::Tensor> outputs, bool outputs_complete) {
+  state_->sync_in_backward(std::move(outputs), outputs_complete);
+}
+
 void DistributedDataParallelBase::count_samples(int64_t samples) { state_->count_samples(samples); }
 
 std::unique_ptr<JoinHook> DistributedDataParallelBase::join_hook(const JoinOptions& options) {

@@ -82,6 +82,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
     case Gradients::None:
       break;
     case Gradients::Local:
+      ++local_forwards_;
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
@@ -95,13 +96,57 @@ void State::forward_failed() noexcept {
   // After a failed evaluation no other rank waits for this one, and a reduced backward pass around
   // the forward pass reports the exception itself.
   if (!trains() || reducer_->is_reducing()) return;
+  note_exception("forward threw on ", /*others_wait=*/owner_.is_training());
+}
+
+void State::note_exception(const char* who_threw, bool others_wait) noexcept {
   try {
-    const auto why = ddp::str(
-        "forward threw on ", monitor_->rank_text(), ": ", text_of(std::current_exception()));
-    owner_.is_training() ? forwards_.fail(why) : monitor_->note_error(why);
+    const auto why =
+        ddp::str(who_threw, monitor_->rank_text(), ": ", text_of(std::current_exception()));
+    others_wait ? forwards_.fail(why) : monitor_->note_error(why);
   } catch (const std::exception&) {
     // Out of memory: the other ranks detect that this process ended, or run into their timeout.
   }
+}
+
+// Counts as a forward pass whose backward pass is averaged, although the passes that made `outputs`
+// did not: they ran inside no_sync(), where ranks may run as many as they like.
+void State::sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete) {
+  monitor_->check();
+  forwards_.begin();
+  try {
+    check_outputs_to_sync(outputs);
+    reducer_->prepare_for_forward();
+    check_frozen_parameters();
+    reducer_->prepare_for_backward(
+        {std::move(outputs), outputs_complete, terms_, /*only_through_outputs=*/true});
+  } catch (...) {
+    note_exception("sync_in_backward threw on ", /*others_wait=*/true);
+    throw;
+  }
+}
+
+void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const {
+  DDP_CHECK(
+      !torch::autograd::get_current_node(),
+      "sync_in_backward: expected to be called before a backward pass, got a call inside one on ",
+      monitor_->rank_text(), ". Call it right before backward().");
+  DDP_CHECK(
+      local_forwards_ > 0,
+      "sync_in_backward: expected outputs of forward passes inside no_sync(), got no such pass "
+      "since the last averaged backward pass on ",
+      monitor_->rank_text(), ". Run forward inside no_sync() first.");
+  const auto has_graph = [](const at::Tensor& t) { return t.defined() && t.grad_fn(); };
+  DDP_CHECK_VALUE(
+      std::any_of(outputs.begin(), outputs.end(), has_graph),
+      "sync_in_backward: expected an output that has a graph, got ", outputs.size(),
+      outputs.size() == 1 ? " tensor" : " tensors", " without one on ", monitor_->rank_text(),
+      ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
+}
+
+void State::end() {
+  forwards_.restart();
+  local_forwards_ = 0;
 }
 
 std::vector<at::Tensor> State::all_parameters() const {

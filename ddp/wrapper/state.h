@@ -40,6 +40,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void enter_forward() { precision_.begin_forward(); }
   void after_forward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void forward_failed() noexcept;
+  void sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete);
   void count_samples(int64_t samples);
   void sync_buffers(int source = 0);
   void refresh();
@@ -71,7 +72,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
   std::string error() override;
   uint64_t forwards() const override { return forwards_.since_restart(); }
-  void end() override { forwards_.restart(); }
+  void end() override;
 
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
@@ -116,6 +117,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void warn_of_stray_tensors();
   void check_frozen_parameters();
   std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
+  void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
+  void note_exception(const char* who_threw, bool others_wait) noexcept;
   Gradients gradients_of_forward() const;
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
   bool agrees_in_forward() const;
@@ -142,6 +145,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   double samples_of_forward_ = 0;                       // of the running forward pass
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;      // false inside no_sync()
+  int64_t local_forwards_ = 0;     // since the last averaged backward pass
   bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
   FirstPass first_pass_ = FirstPass::Pending;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace ddp {
@@ -27,6 +28,14 @@ std::vector<torch::autograd::Node*> ForwardOutputs::add(
     added.push_back(node.get());
   }
   return added;
+}
+
+bool ForwardOutputs::are_in_backward() const {
+  const auto* running = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return running && std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& node) {
+           const auto alive = node.lock();
+           return alive && running->count(alive.get()) > 0;
+         });
 }
 
 std::vector<NodePtr> ForwardOutputs::nodes() const {

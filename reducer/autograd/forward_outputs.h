@@ -27,6 +27,9 @@ class ForwardOutputs {
   /// false when some outputs are unknown, or are parameters.
   bool are_complete() const { return complete_; }
 
+  /// Whether the backward pass that the calling thread runs goes through one of the nodes.
+  bool are_in_backward() const;
+
   /// The nodes; empty when they are not complete, or one of them no longer exists.
   std::vector<NodePtr> nodes() const;
 

@@ -48,6 +48,8 @@ class UsagePolicy {
   void add_forward(const ForwardOutcome& outcome, bool alone, BackwardPass& pass);
   /// Whether every backward pass of this reducer's begins at an output that is known.
   bool outputs_are_known() const { return outputs_.are_complete(); }
+  /// Whether the backward pass that the calling thread runs goes through one of the outputs.
+  bool runs_through_outputs() const { return outputs_.are_in_backward(); }
 
   void mark_used(size_t parameter) { used_[parameter] = 1; }
   /// By parameter: it had a gradient since the last reduced pass.

@@ -247,13 +247,13 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   observers_.notify([&](PassObserver& o) { o.armed(buckets_.size()); });
   usage_->add_forward(outcome, alone, *pass_);
   hooks_.watch_outputs(outcome.outputs);
-  phase_ = Phase::Armed;
+  phase_ = outcome.only_through_outputs ? Phase::Selected : Phase::Armed;
 }
 
 void Reducer::Engine::prepare_for_local_backward() {
   if (phase_ == Phase::Reducing) return;
   refresh_hooks();
-  phase_ = Phase::Local;
+  if (phase_ != Phase::Selected) phase_ = Phase::Local;
 }
 
 // Called after the forward pass has made its part of the graph: from then on the accumulators of

@@ -72,6 +72,7 @@ class Reducer::Engine final : public AutogradEvents {
     Idle,      // before the first forward pass
     Local,     // gradients accumulate; hooks do nothing
     Armed,     // a forward asked for the next backward pass to be reduced
+    Selected,  // the next backward pass through the known outputs is reduced; others are local
     Done,      // that pass was reduced; a further backward pass would be reduced as well
     Reducing,  // between the first gradient and the end of a reduced backward pass
   };
@@ -103,6 +104,7 @@ class Reducer::Engine final : public AutogradEvents {
   bool runs_ahead() const { return status_.defers(); }
 
   // engine_backward.cpp: while autograd runs
+  bool belongs_to_reduced_pass() const;
   void begin_backward();
   void note_unaveraged_gradient(size_t parameter);
   void warn_unaveraged_step(size_t parameter) const;

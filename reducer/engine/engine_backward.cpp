@@ -21,14 +21,30 @@ void Reducer::Engine::on_output() {
   begin_backward();
 }
 
+bool Reducer::Engine::belongs_to_reduced_pass() const {
+  switch (phase_.load(std::memory_order_acquire)) {
+    case Phase::Armed:
+    case Phase::Reducing:
+      return true;
+    case Phase::Selected:
+      // A parameter of no module may get its gradient before the pass reaches an output.
+      return usage_->runs_through_outputs();
+    case Phase::Done:
+      // The reducer ignores gradients that do not come through outputs of its own forwards: another
+      // wrapper made them, or the module without its wrapper.
+      return !usage_->outputs_are_known();
+    case Phase::Idle:
+    case Phase::Local:
+      break;
+  }
+  return false;
+}
+
 void Reducer::Engine::on_gradient(size_t parameter, bool defined) {
   if (defined) usage_->mark_used(parameter);
-  const auto phase = phase_.load(std::memory_order_acquire);
-  // After a reduced pass, the reducer ignores gradients that do not come through outputs of its own
-  // forwards: another wrapper made them, or the module without its wrapper.
-  const bool further = phase == Phase::Done && !usage_->outputs_are_known();
-  if (phase != Phase::Armed && phase != Phase::Reducing && !further) {
-    if (phase != Phase::Local) note_unaveraged_gradient(parameter);
+  if (!belongs_to_reduced_pass()) {
+    const auto phase = phase_.load(std::memory_order_acquire);
+    if (phase == Phase::Idle || phase == Phase::Done) note_unaveraged_gradient(parameter);
     return;
   }
   begin_backward();

@@ -12,6 +12,7 @@
 
 #include <ATen/record_function.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/detail/forward_argument.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/export.h>
 #include <ddp/join.h>
@@ -111,8 +112,9 @@ struct DistributedDataParallelOptions {
 };
 
 /// While the guard exists, backward passes accumulate gradients on this rank only. The `forward`
-/// whose backward shall not communicate has to run inside. Guards may be nested; each restores the
-/// setting that it found. It must not outlive its model.
+/// whose backward shall not communicate has to run inside; `sync_in_backward()` averages the
+/// backward pass of one that did. Guards may be nested; each restores the setting that it found. It
+/// must not outlive its model.
 class [[nodiscard]] NoSyncGuard {
  public:
   /// Use `no_sync()`.
@@ -138,6 +140,42 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   /// model->forward(b).sum().backward();   // averages the gradients of a and b
   /// ```
   NoSyncGuard no_sync();
+
+  /// Averages the next backward pass that runs through `outputs`, which forward passes inside
+  /// no_sync() returned: for schedules in which a forward pass does not know yet whether its
+  /// backward pass is the last of the step, because others come in between (1F1B pipelines).
+  /// ```
+  /// std::vector<torch::Tensor> losses;
+  /// for (auto& batch : micro_batches) {
+  ///   auto guard = model->no_sync();
+  ///   losses.push_back(model->forward(batch).mean());
+  /// }
+  /// for (auto& loss : losses) {
+  ///   if (&loss == &losses.back()) model->sync_in_backward(loss);
+  ///   loss.backward();                              // the last one averages all gradients
+  /// }
+  /// ```
+  /// Everything of an averaged pass comes with that one reduction: gradients accumulated before,
+  /// rank 0's buffers, and with Reduction::SampleWeighted the samples of all forward passes whose
+  /// backward pass ran since the last averaged one. Backward passes that do not run through
+  /// `outputs` stay local. Forward passes outside no_sync() are averaged as ever.
+  ///
+  /// \param outputs  what `forward` returned, or what is computed from it (the loss): a tensor, or
+  ///         anything that holds some (`for_each_tensor`); at least one has a graph.
+  /// \throws c10::ValueError  where no tensor has a graph.
+  /// \throws c10::Error  where no forward pass ran inside no_sync() since the last averaged
+  ///         backward pass; inside a backward pass. Ranks that wait for this one then throw, too.
+  ///
+  /// Collective: no, but the backward pass is. Every rank has to call it as often: a call counts as
+  ///   a forward pass whose backward pass is averaged.
+  template <typename... Outputs>
+  void sync_in_backward(const Outputs&... outputs) {
+    std::vector<at::Tensor> tensors;
+    const TensorSink sink = [&](const at::Tensor& t) { tensors.push_back(t); };
+    bool complete = true;
+    ((complete = for_each_tensor(outputs, sink) && complete), ...);
+    sync_outputs(std::move(tensors), complete);
+  }
 
   /// Trains on this rank's own inputs in `body`, and when they are used up joins the other ranks'
   /// collectives until their inputs end: `ddp::join` for this model alone.
@@ -301,54 +339,10 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
  private:
   friend class ZeroRedundancyOptimizerBase;
 
+  void sync_outputs(std::vector<at::Tensor> outputs, bool outputs_complete);
+
   std::unique_ptr<State> state_;
 };
-
-namespace detail {
-
-/// Passes an argument to the module's `forward` with its value category: the argument itself, or,
-/// if it holds tensors, a copy on the module's device and in its precision.
-template <typename T>
-class ForwardArgument {
- public:
-  ForwardArgument(T argument, const InputPlacement& placement)
-      : argument_(static_cast<T>(argument)), placement_(placement) {}
-
-  const std::remove_reference_t<T>& value() const { return argument_; }
-
-  /// Call it once: it moves from rvalues.
-  T get() {
-    if constexpr (can_move<Value>) {
-      if (placement_.changes_inputs()) {
-        moved_ = placement_.placed(static_cast<const Value&>(argument_));
-        return static_cast<T>(*moved_);
-      }
-    }
-    return static_cast<T>(argument_);
-  }
-
- private:
-  using Value = std::decay_t<T>;
-  struct Nothing {};
-
-  T argument_;  // a reference
-  const InputPlacement& placement_;
-  std::conditional_t<can_move<Value>, std::optional<Value>, Nothing> moved_;
-};
-
-/// How many samples a batch has: the size of the first dimension of the first tensor among the
-/// arguments, or in a container that is the first argument.
-template <typename... Arguments>
-std::optional<int64_t> rows_of_first_tensor(const Arguments&... arguments) {
-  std::optional<int64_t> rows;
-  const TensorSink sink = [&](const at::Tensor& t) {
-    if (!rows && t.defined() && t.dim() > 0) rows = t.size(0);
-  };
-  (for_each_tensor(arguments, sink), ...);
-  return rows;
-}
-
-}  // namespace detail
 
 /// The module in a `DistributedDataParallel` holder; `->` gives access to it.
 template <typename M>

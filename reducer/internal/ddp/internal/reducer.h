@@ -61,6 +61,8 @@ struct ForwardOutcome {
   bool outputs_complete = false;
   /// The terms of the next backward pass; of several forwards before it, the last one's count.
   PassTerms terms = {};
+  /// Reduce only a backward pass through `outputs`: others before it accumulate locally.
+  bool only_through_outputs = false;
 };
 
 /// The reason why a parameter can no longer get a gradient; empty where it can.
