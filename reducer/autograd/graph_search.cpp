@@ -15,11 +15,7 @@ GraphSearch::GraphSearch(const std::vector<NodePtr>& accumulators)
 }
 
 const std::vector<char>& GraphSearch::reachable(const std::vector<Node*>& roots) {
-  if (has_last_shape(roots)) {
-    ++reused_;
-  } else {
-    search(roots);
-  }
+  if (!has_last_shape(roots)) search(roots);
   return reached_;
 }
 

@@ -31,21 +31,19 @@ class GraphSearch {
   /// 20 to 50 ns for another.
   const std::vector<char>& reachable(const std::vector<torch::autograd::Node*>& roots);
 
-  /// The number of searches whose graph had the last graph's shape; for tests and benchmarks.
-  uint64_t reused() const { return reused_; }
+  /// Whether the graph of `roots` has the shape of the last one that reachable() searched.
+  bool has_last_shape(const std::vector<torch::autograd::Node*>& roots);
 
  private:
   using Node = torch::autograd::Node;
   using Number = uint32_t;
 
-  bool has_last_shape(const std::vector<Node*>& roots);
   void search(const std::vector<Node*>& roots);
   Number number_of(Node* node);
   bool is_accumulator(const Node* node) const;
 
   ska::flat_hash_map<const Node*, size_t> parameter_of_;
   std::vector<char> reached_;
-  uint64_t reused_ = 0;
 
   // The last graph. Nodes are numbered breadth first; `leads_to_` holds, for each root and then for
   // each edge of node 0, 1, ..., the number of the node at its end.
