@@ -4,11 +4,8 @@
 
 namespace ddp {
 
-std::atomic<bool> pretends_to_capture{false};
-
 bool is_capturing(c10::Device device) {
-  if (device.is_cuda()) return is_capturing_on_cuda(device.index());
-  return pretends_to_capture;
+  return device.is_cuda() && is_capturing_on_cuda(device.index());
 }
 
 }  // namespace ddp

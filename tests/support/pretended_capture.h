@@ -1,13 +1,15 @@
-// Simulates graph capture where there is no GPU: the library's test flag says that it captures.
+// Simulates graph capture where there is no GPU, in programs that have pretended_capture.cpp.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 
-#include <ddp/internal/stream_capture.h>
-
 namespace ddp::testing {
+
+/// The result of is_capturing().
+inline std::atomic<bool> pretends_to_capture{false};
 
 /// A barrier of ranks without their group, which a test may have aborted.
 class RankBarrier {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <atomic>
-
 #include <c10/core/Device.h>
 
 namespace ddp {
@@ -12,8 +10,5 @@ namespace ddp {
 ///
 /// Cost: one call of the CUDA runtime on a GPU; nothing on the CPU.
 bool is_capturing(c10::Device device);
-
-/// The result of is_capturing() for the CPU: lets tests, which have no GPU, simulate a capture.
-extern std::atomic<bool> pretends_to_capture;
 
 }  // namespace ddp
