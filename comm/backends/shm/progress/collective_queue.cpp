@@ -54,34 +54,4 @@ void CollectiveQueue::abort(const std::string& why) {
   aborted_ = true;
 }
 
-bool CollectiveQueue::wait_if_empty() {
-  std::unique_lock lock(mutex_);
-  if (closed_ || !pending_.empty()) return false;
-  ++idle_threads_;
-  changed_.wait(lock, [this] { return closed_ || !pending_.empty(); });
-  --idle_threads_;
-  return true;
-}
-
-bool CollectiveQueue::is_closed() {
-  const std::lock_guard lock(mutex_);
-  return closed_;
-}
-
-void CollectiveQueue::wait_closed(std::chrono::milliseconds at_most) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, at_most, [this] { return closed_; });
-}
-
-void CollectiveQueue::wake_one() {
-  const std::lock_guard lock(mutex_);
-  if (idle_threads_ > 0) changed_.notify_one();
-}
-
-bool CollectiveQueue::close() {
-  const std::lock_guard lock(mutex_);
-  changed_.notify_all();
-  return !std::exchange(closed_, true);
-}
-
 }  // namespace ddp::backends::shm

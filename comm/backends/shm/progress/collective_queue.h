@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -83,30 +82,11 @@ class CollectiveQueue {
   void abort(const std::string& why);
   bool is_aborted() const { return aborted_; }
 
-  /// Waits while the queue is empty and open. For the threads that make progress while no other
-  /// thread waits.
-  ///
-  /// \return  whether it was empty.
-  bool wait_if_empty();
-  /// Waits until the queue is closed, for at most `at_most`.
-  void wait_closed(std::chrono::milliseconds at_most);
-  bool is_closed();
-  /// Wakes one thread in wait_if_empty().
-  void wake_one();
-
-  /// Releases all waiting threads. Pending collectives stay.
-  ///
-  /// \return  whether this was the first call.
-  bool close();
-
  private:
   std::mutex mutex_;  // guards all members except the atomics and reduced_
   std::deque<PendingPtr> pending_;
   size_t reduced_ = 0;  // of pending_, from the front; used by the thread that makes progress
   std::string abort_reason_;
-  bool closed_ = false;
-  int idle_threads_ = 0;
-  std::condition_variable changed_;
   std::atomic<bool> aborted_{false};  // whether abort_reason_ is set
   std::atomic<uint64_t> completed_{0};
 };

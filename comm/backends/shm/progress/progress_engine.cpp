@@ -1,7 +1,6 @@
 #include "progress_engine.h"
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -11,15 +10,6 @@
 #include "base/deadline.h"
 
 namespace ddp::backends::shm {
-namespace {
-
-// How long a waiting thread sleeps before it checks whether the other ranks still exist.
-constexpr std::chrono::milliseconds kCheckPeers{50};
-// How often the progress threads make progress while no thread waits.
-constexpr std::chrono::milliseconds kPollInterval{2};
-constexpr int kThreads = 2;
-
-}  // namespace
 
 std::string why_not_started(
     const char* name, int rank, int world_size, const std::exception& error) {
@@ -41,16 +31,9 @@ std::shared_ptr<ProgressEngine> ProgressEngine::make(
     std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout) {
   std::shared_ptr<ProgressEngine> engine(new ProgressEngine(
       PeerMonitor(rank, std::move(control), std::move(peers)), std::move(arena), timeout));
-  // The threads own the engine until close() ends them, because one of them may be in a callback
-  // that drops the last other reference.
-  try {
-    for (int i = 0; i < kThreads; ++i) {
-      engine->threads_.emplace_back([engine] { engine->run_progress_thread(); });
-    }
-  } catch (const std::system_error&) {
-    engine->close();
-    throw;
-  }
+  // The threads own the engine until close(), because one of them may be in a callback that drops
+  // the last other reference.
+  engine->threads_.add(engine);
   return engine;
 }
 
@@ -67,32 +50,26 @@ void ProgressEngine::fail(const std::string& why) {
 }
 
 void ProgressEngine::close() {
-  if (!owner_.is_this_one() || !queue_.close()) return;
+  if (!owner_.is_this_one() || closed_.exchange(true)) return;
   progress();  // completes collectives for which the other ranks have done their share
   {
     const std::lock_guard lock(progress_mutex_);
     abort_locked(kGroupDestroyed, Stopped::kDestroyed, "");
   }
   complete_aborted();
-  for (auto& thread : threads_) {
-    if (thread.get_id() == std::this_thread::get_id()) {
-      thread.detach();  // a callback closed the group: this thread ends when the callback returns
-    } else {
-      thread.join();
-    }
-  }
+  threads_.remove(*this);
 }
 
 uint64_t ProgressEngine::start(Call call) {
   const uint64_t number = announce(std::move(call), WhileFull::kProgress);
   progress();
-  if (queue_.completed() <= number) queue_.wake_one();
+  if (queue_.completed() <= number) threads_.wake_one();
   return number;
 }
 
 uint64_t ProgressEngine::announce(Call call) {
   const uint64_t number = announce(std::move(call), WhileFull::kSleep);
-  queue_.wake_one();
+  threads_.wake_one();
   return number;
 }
 
@@ -280,26 +257,11 @@ void ProgressEngine::complete_aborted() {
 
 void ProgressEngine::complete(PendingPtr pending) {
   if (!pending->call.on_complete) return;
+  const ProgressThreads::CallbackScope scope;
   try {
     pending->call.on_complete(pending->error);
   } catch (...) {
     warn_callback_threw();  // this thread may make progress for others
-  }
-}
-
-void ProgressEngine::run_progress_thread() {
-  int rounds = 0;
-  while (true) {
-    if (!queue_.wait_if_empty()) {
-      if (futures_ > 0) {
-        monitor_.doorbell().wait_until([this] { return can_progress(); }, kPollInterval);
-      } else {
-        queue_.wait_closed(kPollInterval);
-      }
-    }
-    if (queue_.is_closed()) return;
-    progress();
-    if (++rounds % (kCheckPeers / kPollInterval) == 0) check_peers();
   }
 }
 

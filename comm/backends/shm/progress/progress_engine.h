@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ddp/internal/owner_process.h>
@@ -15,6 +14,7 @@
 #include "../memory/arena.h"
 #include "collective_queue.h"
 #include "peer_monitor.h"
+#include "progress_threads.h"
 
 namespace ddp::backends::shm {
 
@@ -33,13 +33,16 @@ void warn_callback_threw() noexcept;
 /// rank.
 ///
 /// Every thread that starts a collective or waits for one makes progress: it does everything that
-/// the other ranks' states allow, for all pending collectives. Two progress threads do so every few
-/// milliseconds while no thread waits, so that a rank that is busy elsewhere does not delay the
-/// others for long. There are two because one may be in a callback that waits.
+/// the other ranks' states allow, for all pending collectives. The process's ProgressThreads do so
+/// every few milliseconds while no thread waits, so that a rank that is busy elsewhere does not
+/// delay the others for long.
 ///
 /// Thread safety: all members. Ranks may be processes or threads.
 class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
  public:
+  /// How long a waiting thread sleeps before it checks whether the other ranks still exist.
+  static constexpr std::chrono::milliseconds kCheckPeers{50};
+
   /// \param rank  of this process, in `peers`.
   /// \param control  the segment of a ControlBlock, the same for all ranks.
   /// \param peers  by rank of the host, this rank included.
@@ -71,6 +74,19 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// progress threads wait on the doorbell instead of looking every few milliseconds.
   void count_future(int change) { futures_ += change; }
 
+  bool has_futures() const { return futures_ > 0; }
+
+  /// Whether a collective that this rank has announced is not complete.
+  bool has_pending() const { return announced() > queue_.completed(); }
+
+  /// Waits on the doorbell until progress() may do something.
+  void wait_until_progress(std::chrono::milliseconds at_most) {
+    monitor_.doorbell().wait_until([this] { return can_progress(); }, at_most);
+  }
+
+  /// Aborts if a rank that the first pending collective needs has ended, or its timeout has passed.
+  void check_peers();
+
   /// Makes the progress that is possible now, and checks whether the other ranks still exist.
   void poll() {
     progress();
@@ -101,12 +117,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   PendingPtr try_complete(Pending& pending);
   void reduce(Pending& pending);
   bool check_agreement(Pending& pending);
-  void check_peers();
   void abort_locked(const Pending& pending, const PeerFailure& failure);
   void abort_locked(const std::string& why, Stopped how, const std::string& cause);
   void complete_aborted();
   static void complete(PendingPtr pending);
-  void run_progress_thread();
 
   PeerMonitor monitor_;
   const std::shared_ptr<Arena> arena_;
@@ -116,7 +130,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::mutex announce_mutex_;  // held by the one thread that announces
   std::mutex progress_mutex_;  // held by the one thread that makes progress
   CollectiveQueue queue_;
-  std::vector<std::thread> threads_;
+  std::atomic<bool> closed_{false};
+  ProgressThreads& threads_ = ProgressThreads::of_this_process();
 };
 
 }  // namespace ddp::backends::shm
