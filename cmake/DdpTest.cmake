@@ -29,7 +29,8 @@ endfunction()
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
 # COST: about how long it takes; CTest starts with the longest. Default: 1
 # PROCESSORS: half cores, because ranks wait most of the time, for each other and for timeouts: test.sh
-# gives CTest two jobs a core. 4 for tests that compile, train or measure on two cores. Default: 1
+# gives CTest two jobs a core. 3 for tests that compile or train on two cores, beside one that waits; 4 for
+# those that measure. Default: 1
 # PCH: C10D where no source includes torch/torch.h; see DdpPch.cmake. Default: TORCH.
 function(ddp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PCH" "")
