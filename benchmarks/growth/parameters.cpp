@@ -14,8 +14,8 @@
 #include <ddp/process_group.h>
 #include <CLI/CLI.hpp>
 
-#include "benchmarks/ddp_bench/engine.h"
-#include "benchmarks/ddp_bench/modes.h"
+#include "benchmarks/ddp_bench/engines/engine.h"
+#include "benchmarks/ddp_bench/engines/modes.h"
 #include "benchmarks/median.h"
 
 namespace {

@@ -20,8 +20,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <CLI/CLI.hpp>
 
-#include "benchmarks/ddp_bench/engine.h"
-#include "benchmarks/ddp_bench/modes.h"
+#include "benchmarks/ddp_bench/engines/engine.h"
+#include "benchmarks/ddp_bench/engines/modes.h"
 #include "benchmarks/median.h"
 
 namespace {

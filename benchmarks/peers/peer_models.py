@@ -1,6 +1,6 @@
 """The models of ddp_bench in Python: make_task() gives the same parameters and data, to the bit.
 
-Each class mirrors the one of benchmarks/ddp_bench/*.cpp, in the order of its parameters.
+Each class mirrors the one of benchmarks/ddp_bench/models/*.cpp, in the order of its parameters.
 """
 
 import math

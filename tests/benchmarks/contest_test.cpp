@@ -9,7 +9,7 @@
 #include <ddp/collectives.h>
 #include <torch/torch.h>
 
-#include "benchmarks/ddp_bench/modes.h"
+#include "benchmarks/ddp_bench/engines/modes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

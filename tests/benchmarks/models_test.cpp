@@ -1,4 +1,4 @@
-#include "benchmarks/ddp_bench/models.h"
+#include "benchmarks/ddp_bench/models/models.h"
 
 #include <cmath>
 #include <map>
