@@ -14,6 +14,8 @@ namespace ddp {
 namespace {
 
 constexpr int64_t kFormat = 1;
+constexpr int64_t kShardedFormat = 2;  // with an index
+constexpr std::string_view kIndexBegin = "\n  \"index\": ";
 constexpr std::string_view kSumBegin = "  \"crc32c\": \"";
 constexpr std::string_view kSumEnd = "\"\n}\n";
 constexpr size_t kSumDigits = 8;
@@ -104,25 +106,30 @@ const ManifestFile* Manifest::find(const std::string& name) const {
 
 std::string to_json(const Manifest& manifest) {
   std::string json = ddp::str(
-      "{\n  \"format\": ", kFormat, ",\n  \"step\": ", manifest.step,
-      ",\n  \"world_size\": ", manifest.world_size, ",\n  \"ddp\": \"", manifest.library_version,
-      "\",\n  \"libtorch\": \"", manifest.libtorch_version, "\",\n  \"files\": [\n");
+      "{\n  \"format\": ", manifest.index.empty() ? kFormat : kShardedFormat,
+      ",\n  \"step\": ", manifest.step, ",\n  \"world_size\": ", manifest.world_size,
+      ",\n  \"ddp\": \"", manifest.library_version, "\",\n  \"libtorch\": \"",
+      manifest.libtorch_version, "\",\n  \"files\": [\n");
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const auto& [name, sum] = manifest.files[i];
     json += ddp::str(
         "    {\"name\": \"", name, "\", \"bytes\": ", sum.bytes, ", \"crc32c\": \"",
         hexadecimal(sum.crc32c), i + 1 < manifest.files.size() ? "\"},\n" : "\"}\n");
   }
-  json += "  ],\n";
+  json += "  ],";
+  if (!manifest.index.empty()) json += ddp::str(kIndexBegin, index_to_json(manifest.index), ",");
+  json += "\n";
   return ddp::str(json, kSumBegin, hexadecimal(crc32c(0, json.data(), json.size())), kSumEnd);
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
-  ManifestLines lines(checked_lines(text, path), path);
+  const auto checked = checked_lines(text, path);
+  ManifestLines lines(checked, path);
   lines.next();  // "{"
   const auto format = lines.number("format");
   DDP_CHECK(
-      format == kFormat, path, ": expected format ", kFormat, " of checkpoints, got ", format,
+      format == kFormat || format == kShardedFormat, path, ": expected format ", kFormat, " or ",
+      kShardedFormat, " of checkpoints, got ", format,
       ". Load it with the version of ddp that saved it, or a later one.");
   Manifest manifest;
   manifest.step = lines.number("step");
@@ -132,6 +139,11 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
   lines.expect(manifest.step >= 0 && manifest.world_size >= 1, "world_size");
   lines.next();  // "files"
   while (lines.current() != "  ],") manifest.files.push_back(lines.file());
+  if (format == kShardedFormat) {
+    const auto begin = checked.find(kIndexBegin);
+    lines.expect(begin != std::string_view::npos, "index");
+    manifest.index = index_from_json(std::string(checked.substr(begin + kIndexBegin.size())));
+  }
   return manifest;
 }
 

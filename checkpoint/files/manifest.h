@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ddp/internal/file_io.h>
+#include "shards/shard_index.h"
 
 namespace ddp {
 
@@ -27,6 +29,7 @@ struct Manifest {
   std::string library_version;
   std::string libtorch_version;
   std::vector<ManifestFile> files;
+  std::map<std::string, ShardIndex> index = {};  // of the sharded parts
 
   /// Returns null when there is no such file.
   const ManifestFile* find(const std::string& name) const;
@@ -34,7 +37,8 @@ struct Manifest {
 
 inline constexpr const char* kManifestName = "manifest.json";
 
-/// JSON whose last line holds the CRC-32C of all lines before it.
+/// JSON whose last line holds the CRC-32C of all lines before it. Without sharded parts it has
+/// format 1, which knows none, so that programs of that format load it.
 std::string to_json(const Manifest& manifest);
 
 /// \param path  for the texts of errors.

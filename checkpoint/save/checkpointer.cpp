@@ -18,6 +18,7 @@
 #include "save/peers.h"
 #include "save/reading.h"
 #include "save/save_job.h"
+#include "save/sharded_parts.h"
 
 namespace ddp {
 namespace {
@@ -30,17 +31,20 @@ ProcessGroup group_of(const CheckpointerOptions& options) {
   return options.process_group() ? options.process_group() : default_group();
 }
 
-void check_name(const std::string& name, const std::vector<NamedPart>& parts) {
+void check_name(
+    const std::string& name, const std::vector<NamedPart>& parts, const ShardedParts& sharded) {
   const auto is_allowed = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   };
   DDP_CHECK_VALUE(
       !name.empty() && name.size() <= 100 && name.front() != '.' && name.rfind("rank-", 0) != 0 &&
+          name.find(kShardInfix) == std::string::npos &&
           std::all_of(name.begin(), name.end(), is_allowed),
       "Checkpointer::add: expected a name of 1 to 100 letters, digits, '.', '_' and '-' that does "
-      "not begin with '.' or \"rank-\", got \"",
+      "not begin with '.' or \"rank-\", nor have \".shard-\", got \"",
       name, "\". Choose another.");
   const auto is_taken =
+      sharded.contains(name) ||
       std::any_of(parts.begin(), parts.end(), [&](const NamedPart& p) { return p.name == name; });
   DDP_CHECK_VALUE(
       !is_taken, "Checkpointer::add: expected each name once, got \"", name,
@@ -86,13 +90,14 @@ struct Checkpointer::Impl {
   void check_is_newest(int64_t step) const;
   void discard(const std::string& hidden) const;
   void gather_parts() const;
-  SavePlan make_plan(int64_t step, const std::string& hidden) const;
+  SavePlan make_plan(int64_t step, const std::string& hidden);
 
   const CheckpointerOptions options;
   const ProcessGroup group;
   CheckpointFolder folder;
   CheckpointPeers peers;
   std::vector<NamedPart> parts;
+  ShardedParts sharded;
   std::unique_ptr<SaveJob> job;  // all ranks have one, or none has
   int64_t job_step = -1;
   int64_t last_step = -1;              // that was saved or loaded
@@ -115,15 +120,17 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
   const auto doing = ddp::str("saving step ", step);
   std::string call = ddp::str("step ", step, " of");
   for (const auto& named : parts) call += ddp::str(" \"", named.name, '"');
+  for (const auto& part : sharded.all()) call += ddp::str(" \"", part.name, "\" (sharded)");
   std::string hidden;
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
+    sharded.refresh();
     if (peers.rank() != 0) return;
     check_is_newest(step);
     hidden = folder.begin(step);
   });
   const auto problem_of_ranks = [&](const std::vector<std::string>& by_rank) {
-    const auto [calls, folders, problems] = texts_by_position<3>(by_rank);
+    const auto [calls, folders, problems, changes] = texts_by_position<4>(by_rank);
     const auto rank = first_different_rank(calls);
     if (rank == 0) return describe_problems(problems, doing);
     return ddp::str(
@@ -132,7 +139,11 @@ std::string Checkpointer::Impl::begin_save(int64_t step) {
         ". Add the same parts and make the same calls on every rank.");
   };
   try {
-    const auto agreed = peers.agree(packed({call, hidden, problem}), doing, problem_of_ranks);
+    const auto agreed =
+        peers.agree(packed({call, hidden, problem, sharded.change()}), doing, problem_of_ranks);
+    sharded.exchange(peers, texts_by_position<4>(agreed)[3], doing);
+    const auto misfit = problem_of([&] { sharded.index(); });
+    if (!misfit.empty()) peers.throw_agreed(misfit);
     return unpacked(agreed.front())[1];
   } catch (...) {
     discard(hidden);
@@ -167,7 +178,7 @@ void Checkpointer::Impl::gather_parts() const {
   }
 }
 
-SavePlan Checkpointer::Impl::make_plan(int64_t step, const std::string& hidden) const {
+SavePlan Checkpointer::Impl::make_plan(int64_t step, const std::string& hidden) {
   DDP_CHECK(
       kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
       folder.path_of(hidden), ", which rank 0 made, got nothing", kShareRemedy);
@@ -179,6 +190,12 @@ SavePlan Checkpointer::Impl::make_plan(int64_t step, const std::string& hidden) 
       plan.files.emplace_back(part_file(named.name), copy_to_host(named.part->state()));
     }
   }
+  for (const auto& part : sharded.all()) {
+    auto shards = copy_written_shards(part.shards);
+    if (shards.toGenericDict().empty()) continue;
+    plan.files.emplace_back(shard_file(part.name, plan.rank), std::move(shards));
+  }
+  if (plan.rank == 0) plan.index = sharded.index();
   plan.files.emplace_back(rank_file(plan.rank), copy_to_host(state_of_rank(parts)));
   return plan;
 }
@@ -195,6 +212,7 @@ void Checkpointer::Impl::save(int64_t step) {
     discard(hidden);
     throw;
   }
+  sharded.release();
   job = std::make_unique<SaveJob>(std::move(*plan));
   job_step = step;
   last_step = step;
@@ -214,11 +232,14 @@ bool Checkpointer::Impl::is_due(int64_t step) {
 std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
   const std::string doing = "listing the checkpoints";
   std::vector<int64_t> steps;
-  const auto problem = problem_of([&] { steps = folder.steps(); });
-  peers.agree(
-      packed({joined_steps(steps), folder.path(), problem}), doing,
+  const auto problem = problem_of([&] {
+    steps = folder.steps();
+    sharded.refresh();
+  });
+  const auto agreed = peers.agree(
+      packed({joined_steps(steps), folder.path(), problem, sharded.change()}), doing,
       [&](const std::vector<std::string>& by_rank) {
-        const auto [seen, folders, problems] = texts_by_position<3>(by_rank);
+        const auto [seen, folders, problems, changes] = texts_by_position<4>(by_rank);
         auto text = describe_problems(problems, doing);
         const auto rank = first_different_rank(seen);
         if (!text.empty() || rank == 0) return text;
@@ -227,6 +248,7 @@ std::vector<int64_t> Checkpointer::Impl::agreed_steps() {
             seen.front(), " in ", folders.front(), " and rank ", rank, " of ", peers.size(),
             " sees ", seen[rank], " in ", folders[rank], kShareRemedy);
       });
+  sharded.exchange(peers, texts_by_position<4>(agreed)[3], doing);
   return steps;
 }
 
@@ -264,7 +286,8 @@ void Checkpointer::Impl::load_parts(Reading reading, int64_t step) {
 // Returns false where a rank finds the checkpoint damaged, with the reason in `damage`.
 bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
   const auto doing = ddp::str("loading step ", step);
-  auto reading = read_checkpoint(folder.path_of(step), step, parts, peers.rank(), options.strict());
+  auto reading = read_checkpoint(
+      folder.path_of(step), step, parts, sharded.all(), peers.rank(), options.strict());
   damage->clear();
   peers.agree(
       packed(
@@ -287,6 +310,7 @@ bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
       });
   if (!damage->empty()) return false;
   load_parts(std::move(reading), step);
+  sharded.release();
   return true;
 }
 
@@ -317,8 +341,17 @@ Checkpointer::Checkpointer(Checkpointer&&) noexcept = default;
 
 Checkpointer& Checkpointer::add_part(
     const std::string& name, detail::CheckpointPartPtr part, bool is_per_rank) {
-  check_name(name, impl_->parts);
+  check_name(name, impl_->parts, impl_->sharded);
   impl_->parts.push_back({name, std::move(part), is_per_rank});
+  return *this;
+}
+
+Checkpointer& Checkpointer::add_sharded(const std::string& name, ShardsCallback shards) {
+  DDP_CHECK_VALUE(
+      shards != nullptr,
+      "Checkpointer::add_sharded: expected a callback, got an empty function. Pass one.");
+  check_name(name, impl_->parts, impl_->sharded);
+  impl_->sharded.add(name, std::move(shards));
   return *this;
 }
 

@@ -23,9 +23,12 @@ constexpr const char* kFileSuffix = ".pt";
 /// Reads the parts of a checkpoint that one rank loads.
 class CheckpointReader {
  public:
-  CheckpointReader(std::string folder, const std::vector<NamedPart>& parts, int rank, bool strict)
+  CheckpointReader(
+      std::string folder, const std::vector<NamedPart>& parts,
+      const std::vector<ShardedPart>& sharded, int rank, bool strict)
       : folder_(std::move(folder)),
         parts_(parts),
+        sharded_(sharded),
         rank_(rank),
         strict_(strict),
         manifest_(read_manifest(folder_)) {}
@@ -40,6 +43,10 @@ class CheckpointReader {
       const auto file = part_file(named.name);
       if (named.is_per_rank || manifest_.find(file) == nullptr) continue;
       loads_.push_back(named.part->prepare(read_file(file), {strict_, folder_ + "/" + file}));
+    }
+    for (const auto& part : sharded_) {
+      if (manifest_.index.count(part.name) == 0) continue;
+      loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
     }
     if (rank_ < manifest_.world_size) {
       read_own_file();
@@ -102,8 +109,12 @@ class CheckpointReader {
       if (!named.is_per_rank) wanted.push_back(part_file(named.name));
     }
     for (const auto& file : manifest_.files) {
-      if (file.name.rfind("rank-", 0) != 0) found.push_back(file.name);
+      const bool is_shard = file.name.find(kShardInfix) != std::string::npos;
+      if (file.name.rfind("rank-", 0) != 0 && !is_shard) found.push_back(file.name);
     }
+    const auto shard_files = [](const std::string& part) { return part + kShardInfix + "*.pt"; };
+    for (const auto& part : sharded_) wanted.push_back(shard_files(part.name));
+    for (const auto& part : manifest_.index) found.push_back(shard_files(part.first));
     compare("files", wanted, found);
   }
 
@@ -134,6 +145,7 @@ class CheckpointReader {
 
   const std::string folder_;
   const std::vector<NamedPart>& parts_;
+  const std::vector<ShardedPart>& sharded_;
   const int rank_;
   const bool strict_;
   const Manifest manifest_;
@@ -156,11 +168,11 @@ c10::IValue state_of_rank(const std::vector<NamedPart>& parts) {
 }
 
 Reading read_checkpoint(
-    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts, int rank,
-    bool strict) {
+    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts,
+    const std::vector<ShardedPart>& sharded, int rank, bool strict) {
   Reading reading;
   try {
-    CheckpointReader reader(folder, parts, rank, strict);
+    CheckpointReader reader(folder, parts, sharded, rank, strict);
     reading.loads = reader.read(step);
     reading.text = reader.contents();
   } catch (const DamagedCheckpoint& damage) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "parts/part.h"
+#include "shards/sharded_part.h"
 
 namespace ddp {
 
@@ -37,7 +38,7 @@ struct Reading {
 ///
 /// \param folder  the checkpoint's; `step` is the step in its name.
 Reading read_checkpoint(
-    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts, int rank,
-    bool strict);
+    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts,
+    const std::vector<ShardedPart>& sharded, int rank, bool strict);
 
 }  // namespace ddp

@@ -27,7 +27,7 @@ using std::chrono::seconds;
 // seconds that a file did not exist.
 constexpr seconds kVisibilityTimeout(30);
 constexpr milliseconds kPollInterval(5);
-constexpr size_t kMaxDoneBytes = 256;
+constexpr size_t kMaxDoneBytes = size_t{1} << 16;
 constexpr size_t kMaxFailureBytes = size_t{1} << 16;
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr int kPausePerWork = 20;
@@ -51,12 +51,21 @@ std::chrono::nanoseconds cpu_of_thread() {
   return seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
-FileSum parse_done(const std::string& text, const std::string& path) {
-  FileSum sum;
-  DDP_CHECK(
-      std::sscanf(text.c_str(), "%" SCNu64 " %" SCNx32, &sum.bytes, &sum.crc32c) == 2, path,
-      ": expected a size and a checksum, got something else. Check the file system.");
-  return sum;
+// Reads a line for each file: its size, its checksum and its name.
+std::vector<ManifestFile> parse_done(const std::string& text, const std::string& path) {
+  std::vector<ManifestFile> files;
+  InputText lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    FileSum sum;
+    char name[256] = {};
+    DDP_CHECK(
+        std::sscanf(line.c_str(), "%" SCNu64 " %" SCNx32 " %255s", &sum.bytes, &sum.crc32c, name) ==
+            3,
+        path, ": expected sizes, checksums and names, got something else. Check the file system.");
+    files.push_back({name, sum});
+  }
+  return files;
 }
 
 }  // namespace
@@ -111,8 +120,8 @@ std::string SaveJob::path_of(const std::string& file) const {
 void SaveJob::run() noexcept {
   lower_thread_priority();
   auto error = problem_of([&] { write_own_files(); });
-  plan_.files.clear();  // the copies of the state
   if (!error.empty() && plan_.rank > 0) problem_of([&] { write_failure_file(error); });
+  plan_.files.clear();  // the copies of the state
   files_error_ = error;
   set_milestone(&SaveJob::has_files_, error);
   if (plan_.rank == 0) {
@@ -131,8 +140,11 @@ void SaveJob::write_own_files() {
     written_.push_back({name, file.finish()});
   }
   if (plan_.rank == 0) return;
-  const auto& sum = written_.back().sum;
-  write_atomically(done_file(plan_.rank), ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), "\n"));
+  std::string done;
+  for (const auto& [name, sum] : written_) {
+    done += ddp::str(sum.bytes, " ", hexadecimal(sum.crc32c), " ", name, "\n");
+  }
+  write_atomically(done_file(plan_.rank), done);
 }
 
 // Writes to another name and renames, so that rank 0 sees the whole file or none.
@@ -143,7 +155,8 @@ void SaveJob::write_atomically(const std::string& file, const std::string& text)
 }
 
 void SaveJob::write_failure_file(const std::string& error) {
-  remove_path(path_of(rank_file(plan_.rank)));  // frees space for the failure file on a full disk
+  // Frees space for the failure file on a full disk.
+  for (const auto& file : plan_.files) remove_path(path_of(file.first));
   write_atomically(failure_file(plan_.rank), error);
 }
 
@@ -194,7 +207,9 @@ std::vector<ManifestFile> SaveJob::wait_for_files_of_others() {
       failures += ddp::str(" On rank ", rank, ": ", read_whole_file(failure, kMaxFailureBytes));
       continue;
     }
-    files.push_back({rank_file(rank), parse_done(read_whole_file(path, kMaxDoneBytes), path)});
+    for (auto& file : parse_done(read_whole_file(path, kMaxDoneBytes), path)) {
+      files.push_back(std::move(file));
+    }
     remove_path(path);
   }
   DDP_CHECK(failures.empty(), "step ", plan_.step, " was not saved.", failures);
@@ -208,6 +223,7 @@ void SaveJob::publish() {
   manifest.library_version = DDP_VERSION;
   manifest.libtorch_version = TORCH_VERSION;
   manifest.files = written_;
+  manifest.index = std::move(plan_.index);
   for (auto& file : wait_for_files_of_others()) manifest.files.push_back(std::move(file));
   write_whole_file(path_of(kManifestName), to_json(manifest));
   plan_.folder.publish(plan_.hidden, plan_.step);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "files/folder.h"
+#include "shards/shard_index.h"
 
 namespace ddp {
 
@@ -25,6 +27,7 @@ struct SavePlan {
   int64_t keep_last = 0;
   std::vector<int64_t> damaged_steps;                      // to be removed
   std::vector<std::pair<std::string, c10::IValue>> files;  // by name; tensors on the host
+  std::map<std::string, ShardIndex> index = {};            // of the sharded parts, on rank 0
 };
 
 /// Writes a rank's part of a checkpoint on a thread of its own. Rank 0's thread then polls the

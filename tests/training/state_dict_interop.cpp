@@ -95,6 +95,24 @@ void save_views(const std::string& to) {
   ddp::save_state_dict(values, to + "/values.pt");
 }
 
+// A tensor in three boxes, one of them with other strides, and a scalar.
+void save_shards(const std::string& to) {
+  const auto whole = torch::arange(24.0, torch::kFloat).view({4, 6});
+  const auto box = [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
+    return ddp::ShardedTensor{
+        "fc.weight", {4, 6}, {row, column}, whole.narrow(0, row, rows).narrow(1, column, columns)};
+  };
+  ddp::init_process_group();
+  ddp::Checkpointer checkpointer(to + "/shards");
+  checkpointer.add_sharded("model", [&] {
+    return std::vector<ddp::ShardedTensor>{
+        box(0, 0, 2, 6), box(2, 0, 2, 1), box(2, 1, 2, 5), {"step", {}, {}, torch::tensor(7)}};
+  });
+  checkpointer.save(3);
+  checkpointer.wait();
+  ddp::destroy_process_group();
+}
+
 void refuse(const std::string& from) {
   const auto expect_error = [&](const std::string& file, const std::string& text) {
     auto model = make_model();
@@ -122,6 +140,7 @@ int main(int argc, char** argv) {
   try {
     for (const auto& [name, make] : kOptimizers) resume(name, make, argv[1], argv[2]);
     save_views(argv[2]);
+    save_shards(argv[2]);
     refuse(argv[1]);
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';

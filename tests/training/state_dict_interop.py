@@ -1,5 +1,6 @@
 # Trains a small model and saves its state_dicts for state_dict_interop.cpp (save FOLDER), or
 # continues from those that it saved (load FOLDER): the losses must equal the other program's.
+import json
 import os
 import sys
 
@@ -71,7 +72,22 @@ def load(folder):
     assert torch.equal(values["view"], torch.arange(10.0)), values["view"]
     assert torch.equal(values["transposed"], torch.arange(6.0).view(2, 3).t()), values
     assert values["half"].dtype == torch.bfloat16, values["half"]
+    load_shards(f"{folder}/shards/step-00000003")
     assert os.path.getsize(f"{folder}/values.pt") < 20000, "a view came with its whole storage"
+
+
+# Puts the tensors of a sharded part together, by the index in the manifest.
+def load_shards(folder):
+    with open(f"{folder}/manifest.json") as text:
+        index = json.load(text)["index"]["model"]
+    whole = {}
+    for name, tensor in index.items():
+        whole[name] = torch.full(tensor["sizes"], -1, dtype=getattr(torch, tensor["dtype"]))
+        for file, key, offset, size in tensor["boxes"]:
+            box = torch.load(f"{folder}/{file}", weights_only=True)[key]
+            whole[name][tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))] = box
+    assert torch.equal(whole["fc.weight"], torch.arange(24.0).view(4, 6)), whole
+    assert torch.equal(whole["step"], torch.tensor(7)), whole
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include <ddp/detail/checkpoint_part.h>
 #include <ddp/export.h>
 #include <ddp/process_group.h>
+#include <ddp/sharded_tensor.h>
 #include <torch/arg.h>
 
 namespace ddp {
@@ -41,6 +42,7 @@ struct CheckpointerOptions {
 ///   manifest.json           step, world size, versions, and size and CRC-32C of each file
 ///   model.pt, ...           one for each part; rank 0 writes them
 ///   rank-0.pt, rank-1.pt    each rank's own: random numbers, parts of `add_per_rank`
+///   model.shard-00003.pt    rank 3's own boxes of a part of `add_sharded`: a dictionary of tensors
 ///
 /// A module's and an optimizer's file is Python's: `torch.load(file, weights_only=True)` is its
 /// `state_dict()` (see state_dict.h). All ranks see the same FOLDER, on one host or on a file
@@ -49,9 +51,9 @@ struct CheckpointerOptions {
 /// The states of the default generators (CPU and GPUs in use) of every rank are always saved.
 ///
 /// **Another number of ranks.** Parts that the ranks share, such as a sampler's position, load on
-/// any number of ranks. Rank r takes the random numbers and the own parts of the saved rank r. A
-/// rank that the saved run did not have seeds its generators from rank 0's seed, its number and the
-/// step, and leaves its own parts as they are.
+/// any number of ranks, and so do parts of `add_sharded`, cut in any way. Rank r takes the random
+/// numbers and the own parts of the saved rank r. A rank that the saved run did not have seeds its
+/// generators from rank 0's seed, its number and the step, and leaves its own parts as they are.
 ///
 /// **Errors.** One rank's error is every rank's: all throw the same text, before any state changes,
 /// and no finished checkpoint is touched. An error of a background write is thrown by the next call
@@ -111,6 +113,30 @@ class DDP_API Checkpointer {
   Checkpointer& add_per_rank(const std::string& name, T& part) {
     return add_part(name, detail::part_of(part), /*is_per_rank=*/true);
   }
+
+  /// Adds a part whose tensors are cut over the ranks, which loads on ranks that cut them in any
+  /// other way. Every rank writes its own boxes, to FOLDER/step-.../NAME.shard-00003.pt on rank 3,
+  /// and reads from these files the elements that it needs.
+  ///
+  /// \param name  as of add(); every rank adds it.
+  /// \param shards  called on every rank at the begin of each save and load: what this rank has of
+  ///        which tensors. At a save each element of a tensor must be in one box with replica 0. A
+  ///        load writes into `local`, outside of autograd, once all ranks can.
+  /// \throws c10::ValueError  as add(); an empty function.
+  ///
+  /// Cost: a save copies this rank's own boxes to host memory. The ranks exchange names, shapes and
+  /// boxes (all_gather_strings) in the first save or load, and when one's have changed. A load
+  /// takes host memory of this rank's boxes, and reads the files that have elements of them twice
+  /// at most, once for the checksum.
+  ///
+  /// Example:
+  /// ```
+  /// // Rows of a weight [1024, 512], one part a rank:
+  /// checkpointer.add_sharded("model", [&] {
+  ///   return std::vector<ddp::ShardedTensor>{{"weight", {1024, 512}, {rank * rows, 0}, weight}};
+  /// });
+  /// ```
+  Checkpointer& add_sharded(const std::string& name, ShardsCallback shards);
 
   /// Saves all parts under the number of a step, >= 0. Replaces a checkpoint of the same step, and
   /// removes the checkpoints that `load_latest` left out as damaged.

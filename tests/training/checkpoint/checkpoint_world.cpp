@@ -41,6 +41,11 @@ void run(const std::string& folder, int64_t steps) {
   ddp::Checkpointer checkpointer(folder, ddp::CheckpointerOptions().every_steps(3).keep_last(2));
   checkpointer.add("model", model).add("optimizer", optimizer).add("scheduler", scheduler);
   checkpointer.add("sampler", sampler);
+  // One row a rank of a tensor that is cut over the ranks.
+  auto row = torch::zeros({1, 5000});
+  checkpointer.add_sharded("rows", [&] {
+    return std::vector<ddp::ShardedTensor>{{"rows", {ddp::get_world_size(), 5000}, {rank, 0}, row}};
+  });
   const auto begun = checkpointer.load_latest().value_or(0);
   std::printf("pid %d begins after %lld\n", getpid(), static_cast<long long>(begun));
   std::fflush(stdout);
@@ -57,6 +62,7 @@ void run(const std::string& folder, int64_t steps) {
     (model->forward(x) - torch::randn({16, 16})).pow(2).mean().backward();
     optimizer.step();
     scheduler.step();
+    row.mul_(0.5).add_(x.sum() + rank);
     checkpointer.maybe_save(++step);
     std::printf("step %lld\n", static_cast<long long>(step));
     std::fflush(stdout);
@@ -64,6 +70,7 @@ void run(const std::string& folder, int64_t steps) {
   checkpointer.wait();
   auto values = net->parameters();
   for (const auto& buffer : net->buffers()) values.push_back(buffer);
+  values.push_back(row);
   values.push_back(torch::rand({1}));
   std::printf("end %016llx\n", static_cast<unsigned long long>(hash_of(values)));
   ddp::destroy_process_group();

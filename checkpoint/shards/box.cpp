@@ -1,0 +1,61 @@
+#include "shards/box.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include <ddp/internal/text.h>
+
+namespace ddp {
+
+int64_t elements_of(const std::vector<int64_t>& size) {
+  return std::accumulate(size.begin(), size.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::optional<ShardBox> intersection(const ShardBox& a, const ShardBox& b) {
+  ShardBox common;
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    const auto begin = std::max(a.offset[d], b.offset[d]);
+    const auto end = std::min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]);
+    if (begin >= end) return std::nullopt;
+    common.offset.push_back(begin);
+    common.size.push_back(end - begin);
+  }
+  return common;
+}
+
+std::vector<ElementRun> runs_of(const ShardBox& part, const ShardBox& whole) {
+  const size_t dims = whole.size.size();
+  std::vector<int64_t> strides(dims, 1);
+  for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * whole.size[d];
+  // A run spans the last dimensions of which `part` has all, and one more.
+  size_t first = dims;
+  int64_t count = 1;
+  while (first > 0) {
+    --first;
+    count *= part.size[first];
+    if (part.size[first] != whole.size[first]) break;
+  }
+  int64_t begin = 0;
+  for (size_t d = 0; d < dims; ++d) begin += (part.offset[d] - whole.offset[d]) * strides[d];
+  std::vector<ElementRun> runs{{begin, count}};
+  for (size_t d = 0; d < first; ++d) {
+    std::vector<ElementRun> finer;
+    for (const auto& run : runs) {
+      for (int64_t i = 0; i < part.size[d]; ++i)
+        finer.push_back({run.first + i * strides[d], count});
+    }
+    runs = std::move(finer);
+  }
+  return runs;
+}
+
+std::string box_text(const ShardBox& box) {
+  std::vector<std::string> ranges;
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    ranges.push_back(ddp::str(box.offset[d], ":", box.offset[d] + box.size[d]));
+  }
+  return ddp::str("[", joined_by(", ", ranges), "]");
+}
+
+}  // namespace ddp

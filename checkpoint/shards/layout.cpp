@@ -1,0 +1,120 @@
+#include "shards/layout.h"
+
+#include <utility>
+
+#include <c10/util/ArrayRef.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+namespace ddp {
+namespace {
+
+c10::IValue tuple_of(std::vector<c10::IValue> elements) {
+  return c10::ivalue::Tuple::create(std::move(elements));
+}
+
+c10::IValue tuple_of_numbers(const std::vector<int64_t>& numbers) {
+  return tuple_of({numbers.begin(), numbers.end()});
+}
+
+std::vector<int64_t> numbers_in(const c10::IValue& tuple) {
+  std::vector<int64_t> numbers;
+  for (const auto& element : tuple.toTupleRef().elements()) numbers.push_back(element.toInt());
+  return numbers;
+}
+
+bool is_within(const ShardedTensor& shard) {
+  const auto dims = shard.sizes.size();
+  if (shard.offset.size() != dims || static_cast<size_t>(shard.local.dim()) != dims) return false;
+  for (size_t d = 0; d < dims; ++d) {
+    const auto size = shard.local.size(static_cast<int64_t>(d));
+    if (shard.offset[d] < 0 || shard.offset[d] + size > shard.sizes[d]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string kind_text(const TensorKind& kind) {
+  return ddp::str(c10::IntArrayRef(kind.sizes), " ", kind.dtype);
+}
+
+std::vector<ShardLayout> layouts_of(
+    const std::string& part, const std::vector<ShardedTensor>& shards) {
+  std::vector<ShardLayout> layouts;
+  for (const auto& shard : shards) {
+    const auto& local = shard.local;
+    DDP_CHECK_VALUE(
+        !shard.name.empty() && shard.replica >= 0 && local.defined() &&
+            local.layout() == at::kStrided && !local.is_quantized(),
+        "Checkpointer::add_sharded: expected shards with a name, a dense tensor and a replica >= 0 "
+        "in part \"",
+        part, "\", got ", local.defined() ? "another" : "an undefined tensor", " under \"",
+        shard.name, "\" with replica ", shard.replica, ". Correct the callback.");
+    DDP_CHECK_VALUE(
+        is_within(shard), "Checkpointer::add_sharded: expected the shard of \"", shard.name,
+        "\" in part \"", part, "\" to lie within ", c10::IntArrayRef(shard.sizes), ", got ",
+        local.sizes(), " at ", c10::IntArrayRef(shard.offset), ". Correct the callback.");
+    layouts.push_back(
+        {shard.name,
+         {local.scalar_type(), shard.sizes},
+         {shard.offset, local.sizes().vec()},
+         shard.replica});
+  }
+  return layouts;
+}
+
+std::string to_text(const RankLayouts& layouts) {
+  std::vector<c10::IValue> parts;
+  for (const auto& [part, shards] : layouts) {
+    std::vector<c10::IValue> entries;
+    for (const auto& shard : shards) {
+      entries.push_back(tuple_of(
+          {shard.name, static_cast<int64_t>(shard.kind.dtype), tuple_of_numbers(shard.kind.sizes),
+           tuple_of_numbers(shard.box.offset), tuple_of_numbers(shard.box.size), shard.replica}));
+    }
+    parts.push_back(tuple_of({part, tuple_of(std::move(entries))}));
+  }
+  const auto bytes = torch::jit::pickle(tuple_of(std::move(parts)));
+  return {bytes.begin(), bytes.end()};
+}
+
+RankLayouts layouts_from(const std::string& text) {
+  RankLayouts layouts;
+  const auto value = torch::jit::unpickle(text.data(), text.size());
+  for (const auto& entry : value.toTupleRef().elements()) {
+    const auto named = entry.toTupleRef().elements().vec();
+    auto& shards = layouts[named[0].toStringRef()];
+    for (const auto& item : named[1].toTupleRef().elements()) {
+      const auto fields = item.toTupleRef().elements().vec();
+      shards.push_back(
+          {fields[0].toStringRef(),
+           {static_cast<at::ScalarType>(fields[1].toInt()), numbers_in(fields[2])},
+           {numbers_in(fields[3]), numbers_in(fields[4])},
+           fields[5].toInt()});
+    }
+  }
+  return layouts;
+}
+
+std::map<std::string, TensorKind> tensors_of(
+    const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {
+  std::map<std::string, TensorKind> tensors;
+  std::map<std::string, size_t> first_rank;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& shard : ranks[rank]) {
+      const auto& known = tensors.emplace(shard.name, shard.kind).first->second;
+      const auto first = first_rank.emplace(shard.name, rank).first->second;
+      DDP_CHECK_VALUE(
+          known.dtype == shard.kind.dtype && known.sizes == shard.kind.sizes,
+          "Checkpointer: expected ", shard.name, " in part \"", part,
+          "\" to have one shape and dtype, got ", kind_text(known), " on rank ", first, " and ",
+          kind_text(shard.kind), " on rank ", rank, " of ", ranks.size(),
+          ". Give different tensors different names.");
+    }
+  }
+  return tensors;
+}
+
+}  // namespace ddp

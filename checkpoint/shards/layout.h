@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ddp/sharded_tensor.h>
+
+#include "shards/box.h"
+
+namespace ddp {
+
+/// Dtype and shape of a whole tensor.
+struct TensorKind {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+};
+
+/// Writes "[4, 3] Float".
+std::string kind_text(const TensorKind& kind);
+
+/// A `ShardedTensor` without its elements, as the other ranks see it.
+struct ShardLayout {
+  std::string name;
+  TensorKind kind;
+  ShardBox box;
+  int64_t replica = 0;
+};
+
+/// What one rank has, by part.
+using RankLayouts = std::map<std::string, std::vector<ShardLayout>>;
+
+/// \throws c10::ValueError  a shard is not a dense tensor within its whole tensor.
+std::vector<ShardLayout> layouts_of(
+    const std::string& part, const std::vector<ShardedTensor>& shards);
+
+/// Texts for the other ranks, and back.
+std::string to_text(const RankLayouts& layouts);
+RankLayouts layouts_from(const std::string& text);
+
+/// Returns the tensors of a part that any rank has a shard of, by name.
+///
+/// \param ranks  the ranks' layouts of the part.
+/// \throws c10::ValueError  two ranks have another dtype or shape.
+std::map<std::string, TensorKind> tensors_of(
+    const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
+
+}  // namespace ddp

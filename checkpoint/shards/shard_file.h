@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <caffe2/serialize/file_adapter.h>
+
+#include "shards/layout.h"
+
+namespace ddp {
+
+/// A file with a dictionary of tensors, of which ranges of elements are read.
+class ShardFile {
+ public:
+  /// Reads the dictionary without the elements. \throws c10::Error  with the path; so does read().
+  explicit ShardFile(std::string path);
+
+  /// Reads the elements `part` of a tensor, which is itself the box `whole` of a larger one.
+  ///
+  /// \return a tensor of the shape of `part`.
+  at::Tensor read(
+      const std::string& key, at::ScalarType dtype, const ShardBox& whole, const ShardBox& part);
+
+ private:
+  const std::string path_;
+  std::shared_ptr<caffe2::serialize::FileAdapter> file_;
+  c10::IValue dict_;                                          // tensors without memory
+  std::unordered_map<const void*, size_t> begin_of_storage_;  // bytes from the front of the file
+};
+
+}  // namespace ddp

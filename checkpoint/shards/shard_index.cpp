@@ -1,0 +1,85 @@
+#include "shards/shard_index.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+namespace ddp {
+namespace {
+
+struct OwnedBox {
+  size_t rank = 0;
+  ShardBox box;
+};
+
+// Throws where two boxes share an element, or where an element is in none.
+void check_owners(
+    const std::string& name, const TensorKind& kind, const std::string& part,
+    const std::vector<OwnedBox>& owned) {
+  // Boxes are in the order of their offsets: one that begins after this one's rows shares none.
+  const auto is_past = [](const ShardBox& box, const ShardBox& other) {
+    return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
+  };
+  int64_t elements = 0;
+  for (size_t i = 0; i < owned.size(); ++i) {
+    elements += elements_of(owned[i].box.size);
+    for (size_t j = i + 1; j < owned.size() && !is_past(owned[i].box, owned[j].box); ++j) {
+      const auto common = intersection(owned[i].box, owned[j].box);
+      if (!common) continue;
+      const auto ranks = std::minmax(owned[i].rank, owned[j].rank);
+      DDP_CHECK_VALUE(
+          false, "Checkpointer: expected one owner of ", name, " ", box_text(*common),
+          " in part \"", part, "\", got ",
+          ranks.first == ranks.second ? ddp::str("rank ", ranks.first, " twice")
+                                      : ddp::str("ranks ", ranks.first, " and ", ranks.second),
+          ". Give different tensors different names, and all but one copy a replica number.");
+    }
+  }
+  DDP_CHECK_VALUE(
+      elements == elements_of(kind.sizes), "Checkpointer: expected an owner of every element of ",
+      name, " ", kind_text(kind), " in part \"", part, "\", got owners of ", elements, " of ",
+      elements_of(kind.sizes), ". Return the missing boxes on some rank, with replica 0.");
+}
+
+}  // namespace
+
+std::string shard_file(const std::string& part, int rank) {
+  char number[16];
+  std::snprintf(number, sizeof number, "%05d", rank);
+  return ddp::str(part, kShardInfix, number, ".pt");
+}
+
+std::string shard_key(const std::string& name, const ShardBox& box) {
+  return ddp::str(name, "/", joined_by(",", box.offset));
+}
+
+bool is_written(const ShardLayout& shard) {
+  return shard.replica == 0 && elements_of(shard.box.size) > 0;
+}
+
+ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {
+  std::map<std::string, std::vector<OwnedBox>> owners;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& shard : ranks[rank]) {
+      if (is_written(shard)) owners[shard.name].push_back({rank, shard.box});
+    }
+  }
+  ShardIndex index;
+  for (const auto& [name, kind] : tensors_of(part, ranks)) {
+    auto& owned = owners[name];
+    std::stable_sort(owned.begin(), owned.end(), [](const OwnedBox& a, const OwnedBox& b) {
+      return a.box.offset < b.box.offset;
+    });
+    check_owners(name, kind, part, owned);
+    auto& tensor = index[name];
+    tensor.kind = kind;
+    for (const auto& [rank, box] : owned) {
+      tensor.boxes.push_back({shard_file(part, static_cast<int>(rank)), shard_key(name, box), box});
+    }
+  }
+  return index;
+}
+
+}  // namespace ddp

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "shards/layout.h"
+
+namespace ddp {
+
+/// Where a checkpoint has a box of a tensor.
+struct IndexedBox {
+  std::string file;  // "model.shard-00003.pt"
+  std::string key;   // in the file's dictionary: "fc.weight/256,0"
+  ShardBox box;
+};
+
+struct IndexedTensor {
+  TensorKind kind;
+  std::vector<IndexedBox> boxes;  // each element is in one
+};
+
+/// The tensors of a sharded part, by name.
+using ShardIndex = std::map<std::string, IndexedTensor>;
+
+/// What the names of shard files have, and those of parts do not.
+inline constexpr const char* kShardInfix = ".shard-";
+
+/// Returns the file of a rank's shards.
+std::string shard_file(const std::string& part, int rank);
+
+/// Returns the key of a box in its file.
+std::string shard_key(const std::string& name, const ShardBox& box);
+
+/// Whether a save writes a shard.
+bool is_written(const ShardLayout& shard);
+
+/// Lists which rank writes which box. A pure function: all ranks make the same index.
+///
+/// \param ranks  the ranks' layouts of the part.
+/// \throws c10::ValueError  an element that no rank writes, or that two ranks do; and as
+///         tensors_of().
+ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
+
+/// Writes the indices of parts as JSON: {"PART": {"NAME": {"dtype": "float32", "sizes": [4],
+/// "boxes": [["FILE", "KEY", [0], [4]]]}}}
+std::string index_to_json(const std::map<std::string, ShardIndex>& parts);
+
+/// Reads it. \throws std::invalid_argument  the text has another form.
+std::map<std::string, ShardIndex> index_from_json(const std::string& json);
+
+}  // namespace ddp

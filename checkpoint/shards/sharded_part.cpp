@@ -1,0 +1,126 @@
+#include "shards/sharded_part.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
+
+#include "files/folder.h"
+#include "python/torch_file.h"
+#include "shards/shard_file.h"
+
+namespace ddp {
+namespace {
+
+/// A range that is read from a file into a tensor.
+struct ShardRead {
+  const IndexedBox* from = nullptr;
+  ShardBox box;     // of the whole tensor
+  at::Tensor into;  // a view
+};
+
+// Compares the program's tensors with the saved ones. Returns the differences that are no errors.
+std::string compare_tensors(
+    const ShardedPart& part, const ShardIndex& index, const std::string& subject, bool strict) {
+  std::vector<std::string> missing, additional;
+  std::string unlike;
+  for (const auto& [name, kind] : part.tensors) {
+    const auto found = index.find(name);
+    if (found == index.end()) {
+      missing.push_back(name);
+      continue;
+    }
+    const auto& saved = found->second.kind;
+    if (kind.sizes == saved.sizes && (!strict || kind.dtype == saved.dtype)) continue;
+    unlike += ddp::str(
+        unlike.empty() ? "" : "; ", '"', name, "\" is ", kind_text(kind), " in the program and ",
+        kind_text(saved), " in the checkpoint");
+  }
+  for (const auto& entry : index) {
+    if (part.tensors.count(entry.first) == 0) additional.push_back(entry.first);
+  }
+  DDP_CHECK_VALUE(
+      unlike.empty(), subject, ": expected the program's shapes and dtypes, but ", unlike,
+      ". Build the model as it was saved.");
+  std::string names;
+  if (!missing.empty()) names = "the checkpoint lacks the program's " + quoted_names(missing);
+  if (!additional.empty()) {
+    names += ddp::str(
+        names.empty() ? "" : "; ", "the program lacks the checkpoint's ", quoted_names(additional));
+  }
+  DDP_CHECK_VALUE(
+      !strict || names.empty(), subject, ": expected the program's names, but ", names,
+      ". Build the model as it was saved, or load it with strict(false).");
+  return names;
+}
+
+// Returns the view of a shard's elements that `box` names.
+at::Tensor view_of(
+    const at::Tensor& shard, const std::vector<int64_t>& offset, const ShardBox& box) {
+  auto view = shard;
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
+  }
+  return view;
+}
+
+}  // namespace
+
+c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
+  const c10::NoGradGuard no_grad;
+  auto dict = make_dict();
+  for (const auto& shard : shards) {
+    const ShardBox box{shard.offset, shard.local.sizes().vec()};
+    if (shard.replica != 0 || elements_of(box.size) == 0) continue;
+    // Row by row, whatever the strides: ranges of it are read.
+    auto copy = at::empty(box.size, shard.local.scalar_type());
+    copy.copy_(shard.local);
+    dict.insert(shard_key(shard.name, box), copy);
+  }
+  return dict;
+}
+
+PreparedLoad prepare_shards(
+    const ShardedPart& part, const Manifest& manifest, const std::string& folder, bool strict) {
+  const auto& index = manifest.index.at(part.name);
+  const auto subject = ddp::str(folder, ", part \"", part.name, '"');
+  PreparedLoad load;
+  if (auto names = compare_tensors(part, index, subject, strict); !names.empty()) {
+    load.notice = ddp::str(subject, ": ", names, ".");
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::map<std::string, std::vector<ShardRead>> reads;    // by file, so that one is open at a time
+  for (const auto& shard : part.shards) {
+    const auto saved = index.find(shard.name);
+    if (saved == index.end()) continue;
+    const ShardBox own{shard.offset, shard.local.sizes().vec()};
+    const auto staged = at::empty(own.size, saved->second.kind.dtype);
+    copies.emplace_back(shard.local, staged);
+    for (const auto& from : saved->second.boxes) {
+      auto box = intersection(own, from.box);
+      if (!box) continue;
+      const auto into = view_of(staged, own.offset, *box);
+      reads[from.file].push_back({&from, std::move(*box), into});
+    }
+  }
+  for (const auto& [name, ranges] : reads) {
+    const auto* known = manifest.find(name);
+    if (known == nullptr) {
+      throw DamagedCheckpoint(ddp::str(folder, " has no ", name, " in its ", kManifestName));
+    }
+    check_file(folder, *known);
+    ShardFile file(folder + "/" + name);
+    for (const auto& [from, box, into] : ranges) {
+      into.copy_(file.read(from->key, into.scalar_type(), from->box, box));
+    }
+  }
+  load.apply = [copies = std::move(copies)] {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [to, from] : copies) to.copy_(from);
+  };
+  return load;
+}
+
+}  // namespace ddp
