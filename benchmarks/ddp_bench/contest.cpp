@@ -9,8 +9,8 @@
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
 
+#include "benchmarks/ddp_bench/engines/message_sender.h"
 #include "fingerprint.h"
-#include "message_sender.h"
 #include "statistics.h"
 
 namespace ddp_bench {

@@ -7,7 +7,7 @@
 
 #include <ddp/process_group.h>
 
-#include "engine.h"
+#include "benchmarks/ddp_bench/engines/engine.h"
 #include "fingerprint.h"
 
 namespace ddp_bench {

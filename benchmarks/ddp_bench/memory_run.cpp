@@ -6,9 +6,9 @@
 #include <ATen/ops/tensor.h>
 #include <ddp/collectives.h>
 
+#include "benchmarks/ddp_bench/engines/modes.h"
 #include "examples/common/rank_device.h"
 #include "memory_sampler.h"
-#include "modes.h"
 #include "result.h"
 
 namespace ddp_bench {

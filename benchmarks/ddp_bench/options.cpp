@@ -9,8 +9,8 @@
 
 #include "examples/common/command_line.h"
 
-#include "models.h"
-#include "modes.h"
+#include "benchmarks/ddp_bench/engines/modes.h"
+#include "benchmarks/ddp_bench/models/models.h"
 
 namespace ddp_bench {
 namespace {

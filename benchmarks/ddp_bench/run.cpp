@@ -9,10 +9,10 @@
 #include <c10/util/Exception.h>
 #include <ddp/collectives.h>
 
+#include "benchmarks/ddp_bench/engines/modes.h"
 #include "contest.h"
 #include "examples/common/rank_device.h"
 #include "fingerprint.h"
-#include "modes.h"
 #include "result.h"
 #include "statistics.h"
 #include "timeline.h"

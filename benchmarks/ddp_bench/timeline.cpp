@@ -5,7 +5,7 @@
 
 #include <ddp/collectives.h>
 
-#include "ddp_engine.h"
+#include "benchmarks/ddp_bench/engines/ddp_engine.h"
 #include "result.h"
 
 namespace ddp_bench {

@@ -6,7 +6,7 @@
 
 #include <ddp/distributed_data_parallel.h>
 
-#include "models.h"
+#include "benchmarks/ddp_bench/models/models.h"
 
 namespace ddp_bench {
 

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/sgd.h>
 
-#include "models.h"
+#include "benchmarks/ddp_bench/models/models.h"
 
 namespace ddp_bench {
 

@@ -126,7 +126,8 @@ TEST_CASE("an index has an owner of each element, or the error names it", "[chec
       ranks[static_cast<size_t>(draw(random, 0, 2))].push_back(layout("w", whole.size, box));
     }
     int64_t elements = 0;
-    for (const auto& box : ddp::make_index("p", ranks).at("w").boxes) {
+    const auto index = ddp::make_index("p", ranks);
+    for (const auto& box : index.at("w").boxes) {
       elements += ddp::elements_of(box.box.size);
     }
     REQUIRE(elements == ddp::elements_of(whole.size));
@@ -195,6 +196,8 @@ TEST_CASE("layouts and indices are the same after a text", "[checkpoint][pure]")
   layouts["model"].front().kind.dtype = at::kBFloat16;
   ddp::Manifest manifest;
   manifest.step = 12;
+  manifest.library_version = "0.1.0";
+  manifest.libtorch_version = "2.11.0";
   manifest.index["model"] = ddp::make_index("model", {{}, layouts["model"]});
   manifest.index["empty"] = {};
   const auto json = ddp::to_json(manifest);
