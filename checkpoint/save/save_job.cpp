@@ -126,9 +126,23 @@ void SaveJob::run() noexcept {
   set_milestone(&SaveJob::has_files_, error);
   if (plan_.rank == 0) {
     if (error.empty()) error = problem_of([&] { publish(); });
-    if (!error.empty()) problem_of([&] { remove_path(plan_.folder.path_of(plan_.hidden)); });
+    if (!error.empty()) remove_hidden_folder();
   }
   set_milestone(&SaveJob::has_ended_, error);
+}
+
+// Another rank may write a file into the folder while this one removes it: then it is not empty.
+void SaveJob::remove_hidden_folder() {
+  constexpr int kMostTries = 100;
+  const auto path = plan_.folder.path_of(plan_.hidden);
+  bool is_gone = false;
+  for (int tries = 0; tries < kMostTries && !is_gone; ++tries) {
+    if (tries > 0) std::this_thread::sleep_for(kPollInterval);
+    problem_of([&] {
+      remove_path(path);
+      is_gone = kind_of_path(path) == PathKind::Nothing;
+    });
+  }
 }
 
 void SaveJob::write_own_files() {

@@ -63,6 +63,7 @@ class SaveJob {
 
  private:
   void run() noexcept;
+  void remove_hidden_folder();
   void write_own_files();
   void write_atomically(const std::string& file, const std::string& text);
   void write_failure_file(const std::string& error);
