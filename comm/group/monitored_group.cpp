@@ -43,6 +43,13 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   }
 }
 
+// An abort may run on another thread while the group is destroyed.
+std::function<void()> aborting(const ProcessGroup& group) {
+  return [weak = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)] {
+    if (const auto alive = weak.lock()) alive->abort();
+  };
+}
+
 }  // namespace
 
 void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
@@ -55,12 +62,7 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.job = recipe_.job;
   setup.job_ranks = recipe_.world_ranks;
   setup.key = key;
-  // An abort may run on another thread while the group is destroyed.
-  const c10::weak_intrusive_ptr<c10d::ProcessGroup> group(
-      ddp::ProcessGroup::unsafe_reclaim_from_nonowning(this));
-  setup.abort_backends = [group] {
-    if (const auto alive = group.lock()) alive->abort();
-  };
+  setup.abort_backends = aborting(ddp::ProcessGroup::unsafe_reclaim_from_nonowning(this));
   setup.has_streams = has_streams(*this);
   setup.calls = calls_;
   setup.group_name = getGroupName();
@@ -100,7 +102,7 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   setup.timeout = timeout_of(*group);
   setup.has_streams = has_streams(*group);
   setup.job = std::make_shared<JobMonitor>(std::move(job));
-  setup.abort_backends = [raw = group.get()] { raw->abort(); };
+  setup.abort_backends = aborting(group);
   return std::make_shared<GroupMonitor>(std::move(setup));
 }
 

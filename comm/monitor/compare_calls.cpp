@@ -37,6 +37,9 @@ JobMonitor::StoreQuery GroupMonitor::make_comparison(const std::string& where) c
   std::vector<std::pair<Lane, CallRecord>> records;
   for (const auto lane : CallHistory::kLanes) {
     own.list = setup_.calls->read(lane);
+    for (auto& call : own.list.calls) {
+      if (call.root >= 0) call.root = job_rank(call.root);
+    }
     if (!own.list.calls.empty()) records.emplace_back(lane, own);
   }
   const auto all_steps = shared_steps();

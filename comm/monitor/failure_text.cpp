@@ -53,6 +53,8 @@ std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
   try {
     const auto read_reports = [keys](c10d::Store& store) {
       std::vector<std::string> texts;
+      // Of a group of another maker, a rank may not have set its own yet.
+      if (!store.check(keys)) return texts;
       for (const auto& value : store.multiGet(keys)) texts.push_back(text_of_bytes(value));
       return texts;
     };

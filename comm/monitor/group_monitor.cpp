@@ -32,6 +32,10 @@ constexpr std::chrono::microseconds kPollEvery{50};
 
 constexpr const char* kAborted =
     ". The process group is aborted: end the job, or make a new process group and wrapper.";
+// In a group that was made of another one, which is aborted too.
+constexpr const char* kJobAborted =
+    ". All process groups of the job are aborted: end the job, or destroy them and call "
+    "init_process_group again.";
 
 /// Removes the full stop of a backend's sentence, because the text continues.
 std::string without_full_stop(std::string text) {
@@ -222,7 +226,7 @@ void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where
 void GroupMonitor::throw_aborted(const std::string& why) {
   fail(why);
   check();
-  DDP_CHECK_WITH(DistBackendError, false, why, kAborted);
+  DDP_CHECK_WITH(DistBackendError, false, why, kAborted);  // fail() did nothing
 }
 
 std::string GroupMonitor::fail(const std::string& why) noexcept {
@@ -241,7 +245,7 @@ FlightRecord GroupMonitor::flight_record() const {
 std::optional<std::string> GroupMonitor::aborted() const {
   const auto failure = setup_.job->failure();
   if (!failure) return std::nullopt;
-  return *failure + kAborted;
+  return *failure + (setup_.size == setup_.job->size() ? kAborted : kJobAborted);
 }
 
 void GroupMonitor::check() const {
@@ -249,24 +253,11 @@ void GroupMonitor::check() const {
   DDP_CHECK_WITH(DistBackendError, !why, *why);
 }
 
-void GroupMonitor::note_error(const std::string& why) noexcept {
-  try {
-    const std::lock_guard lock(mutex_);
-    last_error_ = why;
-  } catch (const std::exception&) {
-  }
-}
+void GroupMonitor::note_error(const std::string& why) noexcept { setup_.job->note_error(why); }
 
-void GroupMonitor::clear_error() {
-  const std::lock_guard lock(mutex_);
-  last_error_.clear();
-  last_error_is_agreed_ = false;
-}
+void GroupMonitor::clear_error() { setup_.job->clear_error(); }
 
-void GroupMonitor::note_agreed_error() {
-  const std::lock_guard lock(mutex_);
-  last_error_is_agreed_ = true;
-}
+void GroupMonitor::note_agreed_error() { setup_.job->note_agreed_error(job_ranks()); }
 
 void GroupMonitor::throw_agreed(const std::string& text) {
   note_agreed_error();
@@ -276,17 +267,13 @@ void GroupMonitor::throw_agreed(const std::string& text) {
 void GroupMonitor::leave_by_exception() noexcept {
   if (!is_watching()) return;
   try {
-    std::string why;
-    {
-      const std::lock_guard lock(mutex_);
-      if (last_error_is_agreed_) return;
-      why = last_error_;
-    }
-    if (why.empty()) {
+    auto why = setup_.job->reason_to_leave(job_ranks());
+    if (!why) return;
+    if (why->empty()) {
       why = ddp::str(
           "an exception in the program of ", rank_text(), " ended its part in the training");
     }
-    fail(why);
+    fail(*why);
   } catch (const std::exception&) {
   }
 }

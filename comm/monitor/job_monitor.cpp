@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <condition_variable>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/shared_steps.h>
 #include <ddp/internal/text.h>
@@ -36,7 +38,7 @@ void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_
   const auto running = std::make_shared<Running>();
   running->count = calls.size();
   for (auto& call : calls) {
-    std::thread([running, call = std::move(call)]() mutable {
+    const auto run = [running, call = std::move(call)]() mutable {
       try {
         call();
       } catch (const std::exception&) {
@@ -46,7 +48,12 @@ void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_
       const std::lock_guard lock(running->mutex);
       --running->count;
       running->ended.notify_all();
-    }).detach();
+    };
+    try {
+      std::thread(run).detach();
+    } catch (const std::system_error&) {
+      std::function<void()>(run)();  // there are no more threads
+    }
   }
   std::unique_lock lock(running->mutex);
   running->ended.wait_for(lock, at_most, [&] { return running->count == 0; });
@@ -174,9 +181,14 @@ std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, Sto
     if (is_new) answers_->requested_at = Clock::now();
   }
   if (is_new) {
+    auto failed = c10::make_scope_exit([&] {  // no thread can start
+      const std::lock_guard lock(answers_->mutex);
+      answers_->request_pending = false;
+    });
     executor().post([answers = answers_, rank = setup_.rank, steps = steps()](c10d::Store& store) {
       update(*answers, store, rank, steps);
     });
+    failed.release();
   }
   {
     std::unique_lock lock(answers_->mutex);
@@ -250,6 +262,35 @@ void JobMonitor::abort_groups() {
 std::optional<std::string> JobMonitor::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+void JobMonitor::note_error(const std::string& why) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    last_error_ = why;
+  } catch (const std::exception&) {
+  }
+}
+
+void JobMonitor::note_agreed_error(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  const std::lock_guard lock(mutex_);
+  agreed_by_ = std::move(ranks);
+}
+
+void JobMonitor::clear_error() {
+  const std::lock_guard lock(mutex_);
+  last_error_.clear();
+  agreed_by_.clear();
+}
+
+std::optional<std::string> JobMonitor::reason_to_leave(const std::vector<int>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  const auto agrees = [this](int rank) {
+    return std::binary_search(agreed_by_.begin(), agreed_by_.end(), rank);
+  };
+  if (std::all_of(ranks.begin(), ranks.end(), agrees)) return std::nullopt;
+  return last_error_;
 }
 
 void JobMonitor::wait_until_failure_is_read() noexcept {

@@ -109,6 +109,16 @@ class JobMonitor {
   std::string fail(std::string why) noexcept;
   /// Why the job has failed; empty if it has not.
   std::optional<std::string> failure() const;
+  /// Remembers an error of this rank, as the text of a failure if it leaves a group by an
+  /// exception.
+  void note_error(const std::string& why) noexcept;
+  /// Records that this rank throws, and that each of `ranks` throws the same.
+  void note_agreed_error(std::vector<int> ranks);
+  /// Forgets both, because the rank goes on.
+  void clear_error();
+  /// Why this rank fails if an exception drops its part in a group of `ranks`; may be "". Nothing
+  /// if each of them throws the same.
+  std::optional<std::string> reason_to_leave(const std::vector<int>& ranks) const;
   /// If the job has failed and its store ends with this process: waits until the other ranks have
   /// read why, or have ended, for at most two seconds. Does so once.
   void wait_until_failure_is_read() noexcept;
@@ -117,8 +127,6 @@ class JobMonitor {
   std::vector<int> find_gone(const std::vector<int>& ranks, std::chrono::milliseconds at_most);
   /// Those of `ranks` whose hosts do not answer.
   std::vector<int> find_silent(const std::vector<int>& ranks) const;
-  /// Whether the store's host was gone at the last probe.
-  bool host_is_gone() const { return host_is_gone_; }
   /// States that the store does not answer, and who hosts it; "" if it answers.
   std::string describe_silent_store() const;
   /// How long a failing rank waits for an answer of the store, whose host may be gone, or silent.
@@ -148,6 +156,8 @@ class JobMonitor {
   std::vector<Steps> steps_;
   uint64_t groups_made_ = 0;
   std::optional<std::string> failure_;
+  std::string last_error_;
+  std::vector<int> agreed_by_;     // ranks that throw the last error too; ascending
   bool failure_was_read_ = false;  // wait_until_failure_is_read() has waited
 };
 

@@ -35,7 +35,9 @@ std::vector<std::shared_ptr<SharedSteps>> GroupMonitor::shared_steps() const {
 uint64_t GroupMonitor::count_steps() const {
   uint64_t count = 0;
   for (const auto& steps : shared_steps()) count += steps->count();
-  return count;
+  // Steps whose owner was destroyed count on, so that the sum does not fall.
+  const std::lock_guard lock(mutex_);
+  return most_steps_ = std::max(most_steps_, count);
 }
 
 void GroupMonitor::post(std::function<void(c10d::Store&)> call) {

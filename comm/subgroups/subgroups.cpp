@@ -52,14 +52,14 @@ MonitoredGroup& made_here(const char* call, const ProcessGroup& parent) {
 template <typename Prepare>
 std::vector<std::string> exchange(
     const char* call, const ProcessGroup& parent, const Prepare& prepare) {
-  constexpr char kProblem = '!', kText = ' ';
+  const std::string problem_prefix = "!", text_prefix = ddp::str(call, "\n");
   std::exception_ptr own;
-  std::string text(1, kText);
+  std::string text;
   try {
-    text += prepare();
+    text = text_prefix + prepare();
   } catch (const std::exception& error) {
     own = std::current_exception();
-    text = kProblem + text_of(error);
+    text = problem_prefix + text_of(error);
   }
   auto texts = gather_strings(text, parent, call);
   const auto monitor = own_monitor_of(*parent);
@@ -68,13 +68,25 @@ std::vector<std::string> exchange(
     std::rethrow_exception(own);
   }
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank][0] == kProblem) {
+    auto& other = texts[rank];
+    if (other.rfind(problem_prefix, 0) == 0) {
       monitor->throw_agreed(
-          ddp::str(call, " on rank ", rank, " of ", texts.size(), ": ", texts[rank].substr(1)));
+          ddp::str(call, " on rank ", rank, " of ", texts.size(), ": ", other.substr(1)));
     }
-    texts[rank].erase(0, 1);
+    if (other.rfind(text_prefix, 0) != 0) {
+      monitor->throw_agreed(ddp::str(
+          call, ": expected all ranks to call it, but rank ", rank, " of ", texts.size(), " calls ",
+          other.substr(0, other.find('\n')), ". Make the same calls on every rank."));
+    }
+    other.erase(0, text_prefix.size());
   }
   return texts;
+}
+
+/// The ranks that wait in the exchange after connecting, for the parent's timeout, learn why a rank
+/// could not connect: its members stop trying before that.
+Deadline connecting_deadline(std::chrono::milliseconds timeout) {
+  return Deadline(timeout * 3 / 4);
 }
 
 /// Connects the members of each new group.
@@ -88,7 +100,7 @@ ProcessGroup connect_members(
   auto& group = made_here(call, parent);
   const auto key = group.next_subgroup_key() + suffix;
   ProcessGroup made;
-  exchange(call, parent, [&] {
+  const auto connect = [&] {
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
     if (own == ranks.end()) return "";
     auto recipe = group.recipe();
@@ -97,10 +109,16 @@ ProcessGroup connect_members(
       recipe.world_ranks.push_back(group.recipe().world_ranks[static_cast<size_t>(rank)]);
     }
     made = connect_group(
-        recipe, Deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
+        recipe, connecting_deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
         static_cast<int>(own - ranks.begin()), "group " + list_text(recipe.world_ranks), key);
     return "";
-  });
+  };
+  try {
+    exchange(call, parent, connect);
+  } catch (...) {
+    made.reset();  // here, where it does not count as left by an exception
+    throw;
+  }
   return made;
 }
 

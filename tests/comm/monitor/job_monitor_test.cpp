@@ -130,4 +130,59 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "an error that every rank throws leaves the job usable, whatever groups it unwinds",
+    "[comm][ranks][many][errors][monitor]") {
+  const auto errors = run_ranks<std::string>(4, [](const Rank& self) {
+    const auto error = error_of([&] {
+      const Grid grid(self);
+      new_group({self.rank}, self.group);  // other ranks on each rank
+    });
+    auto one = torch::ones({1});
+    all_reduce(one, c10d::ReduceOp::SUM, self.group);
+    TORCH_CHECK(one.item<float>() == 4);
+    return error;
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
+  }
+}
+
+TEST_CASE(
+    "an error of one group is no reason to stay in another",
+    "[comm][ranks][many][errors][monitor]") {
+  const auto seen = run_ranks<TimedError>(
+      4,
+      [](const Rank& self) {
+        const auto seen = timed_error_of([&] {
+          const Grid grid(self);
+          // Ranks 1 and 3 throw alike; ranks 0 and 2 wait for them in tp.
+          if (self.rank % 2 == 1) monitor_of(grid.dp)->throw_agreed("both disagree");
+          sum(grid.tp);
+        });
+        self.wait_until_others_end();
+        return seen;
+      },
+      kLongTimeout);
+  for (const int rank : {0, 2}) {
+    CAPTURE(rank);
+    CHECK_THAT(seen[rank].error, ContainsText("an exception in the program of rank"));
+    CHECK(seen[rank].seconds < kBound);
+  }
+}
+
+TEST_CASE("ranks that make groups by different calls throw", "[comm][ranks][errors][monitor]") {
+  const auto errors = run_ranks<std::string>(2, [](const Rank& self) {
+    return error_of([&] {
+      self.rank == 0 ? new_group({0, 1}, self.group) : split_group(0, 0, self.group);
+    });
+  });
+  CHECK_THAT(
+      errors[0], ContainsText("new_group: expected all ranks to call it, but rank 1 of 2 calls "
+                              "split_group. "));
+  CHECK_THAT(
+      errors[1], ContainsText("split_group: expected all ranks to call it, but rank 0 of 2 calls "
+                              "new_group. "));
+}
+
 }  // namespace ddp::job_monitor_test

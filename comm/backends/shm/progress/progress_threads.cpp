@@ -14,7 +14,7 @@ namespace {
 // How often the threads make progress while no thread waits.
 constexpr std::chrono::milliseconds kPollInterval{2};
 constexpr size_t kThreads = 2;
-constexpr int kRoundsPerCheck = ProgressEngine::kCheckPeers / kPollInterval;
+constexpr unsigned kRoundsPerCheck = ProgressEngine::kCheckPeers / kPollInterval;
 
 /// What a progress thread does now.
 struct ThisThread {
@@ -112,7 +112,7 @@ bool ProgressThreads::has_pending() const {
 void ProgressThreads::run(uint64_t generation, size_t place) {
   this_thread.owner = this;
   Lock lock(mutex_);
-  for (int round = 1; !must_end(generation); ++round) {
+  for (unsigned round = 1; !must_end(generation); ++round) {
     if (threads_.size() > kThreads + in_callbacks_) return detach_this_thread();
     wait_for_progress(lock, generation, place);
     const auto entries = entries_;
@@ -166,6 +166,7 @@ ProgressThreads::CallbackScope::CallbackScope() {
   auto& threads = *this_thread.owner;
   const std::lock_guard lock(threads.mutex_);
   ++threads.in_callbacks_;
+  if (threads.idle_ > 0) threads.changed_.notify_all();  // to make progress instead
   if (!threads.entries_.empty()) threads.try_start_threads(threads.in_callbacks_ + 1);
 }
 

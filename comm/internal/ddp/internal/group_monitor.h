@@ -153,7 +153,6 @@ class GroupMonitor {
   int size() const { return setup_.size; }
   /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])".
   std::string rank_text() const;
-  const std::shared_ptr<JobMonitor>& job() const { return setup_.job; }
 
  private:
   class LateWait;
@@ -187,8 +186,7 @@ class GroupMonitor {
   mutable std::mutex mutex_;                     // guards the members below
   std::vector<std::weak_ptr<SharedSteps>> steps_;
   int steps_added_ = 0;
-  std::string last_error_;
-  bool last_error_is_agreed_ = false;
+  mutable uint64_t most_steps_ = 0;  // that count_steps() has returned
 };
 
 /// Returns the monitor of a group that this library made, or a new one for any other group; all
