@@ -18,7 +18,6 @@ namespace {
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kSavingPrefix = ".saving-";
 constexpr const char* kRemovingPrefix = ".removing-";
-constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 bool begins_with(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/packed_texts.h>
@@ -202,6 +203,7 @@ SavePlan Checkpointer::Impl::make_plan(int64_t step, const std::string& hidden) 
 
 void Checkpointer::Impl::save(int64_t step) {
   finish_save();
+  const auto drop_shards = c10::make_scope_exit([this] { sharded.release(); });
   const auto hidden = begin_save(step);
   std::optional<SavePlan> plan;
   try {
@@ -212,7 +214,6 @@ void Checkpointer::Impl::save(int64_t step) {
     discard(hidden);
     throw;
   }
-  sharded.release();
   job = std::make_unique<SaveJob>(std::move(*plan));
   job_step = step;
   last_step = step;
@@ -310,7 +311,6 @@ bool Checkpointer::Impl::try_load(int64_t step, std::string* damage) {
       });
   if (!damage->empty()) return false;
   load_parts(std::move(reading), step);
-  sharded.release();
   return true;
 }
 
@@ -364,6 +364,7 @@ bool Checkpointer::maybe_save(int64_t step) {
 }
 
 std::optional<int64_t> Checkpointer::load_latest() {
+  const auto drop_shards = c10::make_scope_exit([this] { impl_->sharded.release(); });
   impl_->finish_save();
   const auto steps = impl_->agreed_steps();
   impl_->damaged_steps.clear();
@@ -382,6 +383,7 @@ std::optional<int64_t> Checkpointer::load_latest() {
 }
 
 void Checkpointer::load(int64_t step) {
+  const auto drop_shards = c10::make_scope_exit([this] { impl_->sharded.release(); });
   impl_->finish_save();
   const auto steps = impl_->agreed_steps();
   if (std::find(steps.begin(), steps.end(), step) == steps.end()) {

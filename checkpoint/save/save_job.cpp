@@ -27,7 +27,7 @@ using std::chrono::seconds;
 // seconds that a file did not exist.
 constexpr seconds kVisibilityTimeout(30);
 constexpr milliseconds kPollInterval(5);
-constexpr size_t kMaxDoneBytes = size_t{1} << 16;
+constexpr size_t kMaxDoneBytes = size_t{1} << 24;
 constexpr size_t kMaxFailureBytes = size_t{1} << 16;
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr int kPausePerWork = 20;
@@ -239,7 +239,11 @@ void SaveJob::publish() {
   manifest.files = written_;
   manifest.index = std::move(plan_.index);
   for (auto& file : wait_for_files_of_others()) manifest.files.push_back(std::move(file));
-  write_whole_file(path_of(kManifestName), to_json(manifest));
+  const auto json = to_json(manifest);
+  DDP_CHECK(
+      json.size() <= kMaxManifestBytes, "step ", plan_.step, " was not saved: its manifest has ",
+      json.size(), " bytes, more than ", kMaxManifestBytes, ". Add larger or fewer shards.");
+  write_whole_file(path_of(kManifestName), json);
   plan_.folder.publish(plan_.hidden, plan_.step);
   plan_.folder.remove_old(plan_.keep_last, plan_.step, plan_.damaged_steps);
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -82,6 +83,27 @@ c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
   return dict;
 }
 
+namespace {
+
+// A load that wrote into a temporary tensor of the callback would be lost without a word.
+void check_can_be_written(const ShardedTensor& shard, const std::string& subject) {
+  const auto& local = shard.local;
+  if (local.numel() == 0) return;
+  const bool is_temporary = local.use_count() == 1 && local.storage().use_count() == 1 &&
+                            local.storage().allocator() != nullptr;
+  DDP_CHECK_VALUE(
+      !is_temporary, subject,
+      ": expected tensors that a load can write into, got a temporary one "
+      "for ",
+      shard.name, ". Return the model's tensor, or a view of it.");
+  DDP_CHECK_VALUE(
+      at::has_internal_overlap(local) != at::MemOverlap::Yes && !local.is_inference(), subject,
+      ": expected tensors that a load can write into, got an expanded or an inference tensor for ",
+      shard.name, ". Return one with memory for each element.");
+}
+
+}  // namespace
+
 PreparedLoad prepare_shards(
     const ShardedPart& part, const Manifest& manifest, const std::string& folder, bool strict) {
   const auto& index = manifest.index.at(part.name);
@@ -95,6 +117,7 @@ PreparedLoad prepare_shards(
   for (const auto& shard : part.shards) {
     const auto saved = index.find(shard.name);
     if (saved == index.end()) continue;
+    check_can_be_written(shard, subject);
     const ShardBox own{shard.offset, shard.local.sizes().vec()};
     const auto staged = at::empty(own.size, saved->second.kind.dtype);
     copies.emplace_back(shard.local, staged);

@@ -1,6 +1,7 @@
 #include "wrapper/forward_count.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -68,6 +69,7 @@ class ForwardCount::Steps : public SharedSteps {
   }
 
   void read(c10d::Store& store) override {
+    if (wrapper < 0) return;
     std::unique_lock lock(mutex_);
     auto known = known_;
     lock.unlock();
@@ -79,10 +81,12 @@ class ForwardCount::Steps : public SharedSteps {
   std::optional<std::string> failure() const override {
     const std::lock_guard lock(mutex_);
     for (const auto& forward : known_) {
+      // An averaged pass has ended since, in which every rank took part.
+      const bool is_over = forward.number / kPassesPerRestart < number_ / kPassesPerRestart;
       const bool is_coming = forward.number > number_;
       const bool failed_here =
           std::find(failed_.begin(), failed_.end(), forward.number) != failed_.end();
-      if (!is_coming && !failed_here) return forward.why;
+      if (!is_over && !is_coming && !failed_here) return forward.why;
     }
     return std::nullopt;
   }
@@ -103,7 +107,7 @@ class ForwardCount::Steps : public SharedSteps {
     return number_;
   }
 
-  int wrapper = 0;  // its number in the group
+  std::atomic<int> wrapper{-1};  // its number in the group; -1: not known yet
 
  private:
   mutable std::mutex mutex_;          // guards the members below
@@ -130,7 +134,7 @@ void ForwardCount::fail(const std::string& why) noexcept {
   monitor_->note_error(why);
   try {
     const FailedForward forward{monitor_->rank(), steps_->fail(), why};
-    monitor_->post([wrapper = steps_->wrapper, forward](c10d::Store& store) {
+    monitor_->post([wrapper = steps_->wrapper.load(), forward](c10d::Store& store) {
       record_failed_forward(store, wrapper, forward);
     });
   } catch (const std::exception&) {

@@ -82,7 +82,6 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
     case Gradients::None:
       break;
     case Gradients::Local:
-      ++local_forwards_;
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
@@ -131,11 +130,6 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
       !torch::autograd::get_current_node(),
       "sync_in_backward: expected to be called before a backward pass, got a call inside one on ",
       monitor_->rank_text(), ". Call it right before backward().");
-  DDP_CHECK(
-      local_forwards_ > 0,
-      "sync_in_backward: expected outputs of forward passes inside no_sync(), got no such pass "
-      "since the last averaged backward pass on ",
-      monitor_->rank_text(), ". Run forward inside no_sync() first.");
   const auto has_graph = [](const at::Tensor& t) { return t.defined() && t.grad_fn(); };
   DDP_CHECK_VALUE(
       std::any_of(outputs.begin(), outputs.end(), has_graph),
@@ -144,10 +138,7 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
       ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
 }
 
-void State::end() {
-  forwards_.restart();
-  local_forwards_ = 0;
-}
+void State::end() { forwards_.restart(); }
 
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;

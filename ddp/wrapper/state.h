@@ -145,7 +145,6 @@ class DistributedDataParallelBase::State : public PassCompanion {
   double samples_of_forward_ = 0;                       // of the running forward pass
   std::optional<int64_t> samples_of_next_forward_;
   bool gradient_sync_ = true;      // false inside no_sync()
-  int64_t local_forwards_ = 0;     // since the last averaged backward pass
   bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
   FirstPass first_pass_ = FirstPass::Pending;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients

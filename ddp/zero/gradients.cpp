@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,9 +26,13 @@ ZeroRedundancyOptimizerBase* as_sharded(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
 }
 
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+using Seen = std::unordered_set<const void*>;
+
+/// Leaves out parameters that were seen before: a module lists tied ones several times.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, Seen& seen) {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   }
   return gradients;
@@ -35,9 +40,12 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 
 std::vector<at::Tensor> gradients_of(torch::optim::Optimizer& optimizer) {
   if (const auto* sharded = as_sharded(optimizer)) return sharded->gradients();
+  Seen seen;
   std::vector<at::Tensor> gradients;
   for (const auto& group : optimizer.param_groups()) {
-    for (auto& gradient : gradients_of(group.params())) gradients.push_back(std::move(gradient));
+    for (auto& gradient : gradients_of(group.params(), seen)) {
+      gradients.push_back(std::move(gradient));
+    }
   }
   return gradients;
 }
@@ -168,7 +176,8 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
 double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& sharded_over) {
-  return clip({{gradients_of(parameters), sharded_over}}, max_norm, norm_type);
+  Seen seen;
+  return clip({{gradients_of(parameters, seen), sharded_over}}, max_norm, norm_type);
 }
 
 double clip_grad_norm_(
@@ -179,9 +188,10 @@ double clip_grad_norm_(
 
 double clip_grad_norm_(
     const std::vector<ShardedParameters>& sets, double max_norm, double norm_type) {
+  Seen seen;
   std::vector<ShardedGradients> gradients;
   for (const auto& set : sets) {
-    gradients.push_back({gradients_of(set.parameters), set.sharded_over});
+    gradients.push_back({gradients_of(set.parameters, seen), set.sharded_over});
   }
   return clip(gradients, max_norm, norm_type);
 }

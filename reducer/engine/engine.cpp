@@ -240,7 +240,7 @@ void Reducer::Engine::prepare_for_forward() {
 void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   monitor_->check();
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
-  const bool alone = phase_ != Phase::Armed;
+  const bool alone = phase_ != Phase::Armed && phase_ != Phase::Selected;
   refresh_hooks();
   pass_->terms = outcome.terms;
   begin_pass(pass_->number());

@@ -17,7 +17,8 @@ struct ShardedTensor {
   std::vector<int64_t> sizes;
   /// Where `local` begins in it, by dimension: `offset[d] + local.size(d) <= sizes[d]`.
   std::vector<int64_t> offset;
-  /// This rank's elements, with as many dimensions; empty ones are allowed. A load writes into it.
+  /// This rank's elements, with as many dimensions; empty ones are allowed. A load writes into
+  /// it: return the tensor itself or a view of it, and not a copy.
   at::Tensor local;
   /// A save writes the boxes with 0, which must not overlap. Further copies of the same elements
   /// have other numbers: the coordinate in the axis over which they are replicated.

@@ -163,8 +163,7 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   /// \param outputs  what `forward` returned, or what is computed from it (the loss): a tensor, or
   ///         anything that holds some (`for_each_tensor`); at least one has a graph.
   /// \throws c10::ValueError  where no tensor has a graph.
-  /// \throws c10::Error  where no forward pass ran inside no_sync() since the last averaged
-  ///         backward pass; inside a backward pass. Ranks that wait for this one then throw, too.
+  /// \throws c10::Error  inside a backward pass. Ranks that wait for this one then throw, too.
   ///
   /// Collective: no, but the backward pass is. Every rank has to call it as often: a call counts as
   ///   a forward pass whose backward pass is averaged.

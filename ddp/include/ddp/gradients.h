@@ -54,13 +54,14 @@ DDP_API double clip_grad_norm_(
 /// ddp::clip_grad_norm_(block->parameters(), 1.0, 2.0, {tensor_parallel});
 /// ```
 ///
-/// \param parameters  those without a gradient are left out. None on a rank that holds no part.
+/// \param parameters  those without a gradient are left out, and tied ones count once. None on a
+///         rank that holds no part. Not those of a ZeroRedundancyOptimizer of stage 2, which have
+///         no gradients: pass the optimizer.
 /// \param sharded_over  the groups over which the parameters are cut: each rank of such a group
 ///         holds another part of each tensor, or other tensors. Empty: every rank holds the whole.
 /// \return the norm over all parts, the same on every rank that takes part.
 /// \throws c10::ValueError  for a norm_type below 0 (or 0 where sharded_over has groups), and for
-/// an
-///         empty group.
+///         an empty group.
 ///
 /// Collective: one all-reduce of a number over each group, in the order of `sharded_over`, on ranks
 ///   without gradients, too. Blocks: host.

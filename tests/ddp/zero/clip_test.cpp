@@ -135,6 +135,15 @@ TEST_CASE("parameters of one process are clipped as by LibTorch", "[clip][pure]"
   CHECK(largest_distance(parameters, gradients_of_all(expected)) < 1e-6);
 }
 
+TEST_CASE("tied parameters count once, and are scaled once", "[clip][pure]") {
+  const auto tied = parameter_of(torch::full({1}, 10.0, torch::kDouble));
+  CHECK(clip_grad_norm_({tied, tied}, 1.0) == 10);
+  CHECK(tied.grad().item<double>() == Approx(1));
+  tied.mutable_grad().fill_(10);
+  CHECK(clip_grad_norm_({{{tied}, {}}, {{tied}, {}}}, 1.0) == 10);
+  CHECK(tied.grad().item<double>() == Approx(1));
+}
+
 TEST_CASE("a module, and one set of parameters, are clipped by the same norm", "[clip][ranks]") {
   const auto norms = run_ranks<std::vector<double>>(2, [](const Rank& self) {
     torch::nn::Linear net(3, 1);
