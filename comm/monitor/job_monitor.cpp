@@ -52,7 +52,8 @@ void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_
     try {
       std::thread(run).detach();
     } catch (const std::system_error&) {
-      std::function<void()>(run)();  // there are no more threads
+      auto here = run;  // there are no more threads
+      here();
     }
   }
   std::unique_lock lock(running->mutex);

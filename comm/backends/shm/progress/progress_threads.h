@@ -63,7 +63,7 @@ class ProgressThreads {
   void detach_this_thread();
   void join(Lock lock);
 
-  const OwnerProcess owner_;
+  const OwnerProcess owner_{};
   std::mutex mutex_;                  // guards the members below
   std::condition_variable changed_;   // the threads wait on it
   std::condition_variable released_;  // remove() waits on it
