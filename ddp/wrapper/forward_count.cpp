@@ -81,8 +81,8 @@ class ForwardCount::Steps : public SharedSteps {
   std::optional<std::string> failure() const override {
     const std::lock_guard lock(mutex_);
     for (const auto& forward : known_) {
-      // An averaged pass has ended since, in which every rank took part.
-      const bool is_over = forward.number / kPassesPerRestart < number_ / kPassesPerRestart;
+      // Two averaged passes have ended since: this rank may be one ahead of a rank that threw.
+      const bool is_over = forward.number / kPassesPerRestart + 1 < number_ / kPassesPerRestart;
       const bool is_coming = forward.number > number_;
       const bool failed_here =
           std::find(failed_.begin(), failed_.end(), forward.number) != failed_.end();

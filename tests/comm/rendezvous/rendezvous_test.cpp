@@ -1,9 +1,13 @@
 #include "comm/rendezvous/rendezvous.h"
 
+#include <chrono>
 #include <fstream>
+#include <memory>
 #include <set>
+#include <thread>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -211,6 +215,19 @@ TEST_CASE("a taken port is an error on rank 0 that names it", "[comm][errors]") 
       rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(2)), environment),
       ContainsText("expected rank 0 to listen on port " + std::to_string(port.number())) &&
           ContainsText("choose another MASTER_PORT"));
+}
+
+TEST_CASE("rank 0 waits for a port that is about to be free", "[comm]") {
+  auto port = std::make_unique<TakenPort>();  // an earlier rank 0, which ends soon
+  auto environment = launched("0", "2");
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(port->number())};
+  std::thread earlier([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    port.reset();
+  });
+  const auto join = c10::make_scope_exit([&] { earlier.join(); });
+  const auto met = rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
+  CHECK(met.rank == 0);
 }
 
 TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors]") {
