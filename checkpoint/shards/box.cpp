@@ -1,19 +1,13 @@
 #include "shards/box.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 
 #include <ddp/internal/text.h>
 
 namespace ddp {
 
-int64_t elements_of(const std::vector<int64_t>& size) {
-  return std::accumulate(size.begin(), size.end(), int64_t{1}, std::multiplies<>());
-}
-
-std::optional<ShardBox> intersection(const ShardBox& a, const ShardBox& b) {
-  ShardBox common;
+std::optional<Box> intersection(const Box& a, const Box& b) {
+  Box common;
   for (size_t d = 0; d < a.size.size(); ++d) {
     const auto begin = std::max(a.offset[d], b.offset[d]);
     const auto end = std::min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]);
@@ -24,7 +18,7 @@ std::optional<ShardBox> intersection(const ShardBox& a, const ShardBox& b) {
   return common;
 }
 
-std::vector<ElementRun> runs_of(const ShardBox& part, const ShardBox& whole) {
+std::vector<ElementRun> runs_of(const Box& part, const Box& whole) {
   const size_t dims = whole.size.size();
   std::vector<int64_t> strides(dims, 1);
   for (size_t d = dims; d-- > 1;) strides[d - 1] = strides[d] * whole.size[d];
@@ -50,7 +44,7 @@ std::vector<ElementRun> runs_of(const ShardBox& part, const ShardBox& whole) {
   return runs;
 }
 
-std::string box_text(const ShardBox& box) {
+std::string box_text(const Box& box) {
   std::vector<std::string> ranges;
   for (size_t d = 0; d < box.size.size(); ++d) {
     ranges.push_back(ddp::str(box.offset[d], ":", box.offset[d] + box.size[d]));

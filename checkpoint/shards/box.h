@@ -5,18 +5,12 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/parameter_layout.h>
+
 namespace ddp {
 
-/// A range of elements in each dimension of a tensor. Without dimensions: the one element.
-struct ShardBox {
-  std::vector<int64_t> offset, size;
-};
-
-/// Counts the elements of a shape.
-int64_t elements_of(const std::vector<int64_t>& size);
-
 /// Returns the elements that two boxes of one tensor share; nothing where there are none.
-std::optional<ShardBox> intersection(const ShardBox& a, const ShardBox& b);
+std::optional<Box> intersection(const Box& a, const Box& b);
 
 /// Elements that follow each other in memory.
 struct ElementRun {
@@ -28,9 +22,9 @@ struct ElementRun {
 /// `part` that lies row by row.
 ///
 /// \param part  lies within `whole`, and has an element.
-std::vector<ElementRun> runs_of(const ShardBox& part, const ShardBox& whole);
+std::vector<ElementRun> runs_of(const Box& part, const Box& whole);
 
 /// Writes "[0:512, 16:32]".
-std::string box_text(const ShardBox& box);
+std::string box_text(const Box& box);
 
 }  // namespace ddp

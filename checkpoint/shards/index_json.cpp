@@ -1,31 +1,16 @@
 // The index of sharded parts as JSON.
 #include <charconv>
-#include <cstdio>
 #include <stdexcept>
 #include <string_view>
 
 #include <c10/core/ScalarType.h>
+#include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
 #include "shards/shard_index.h"
 
 namespace ddp {
 namespace {
-
-std::string json_text(const std::string& text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') json += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20) {
-      json += c;
-    } else {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      json += escape;
-    }
-  }
-  return json + '"';
-}
 
 std::string json_numbers(const std::vector<int64_t>& numbers) {
   return ddp::str("[", joined_by(", ", numbers), "]");

@@ -24,7 +24,7 @@ std::string kind_text(const TensorKind& kind);
 struct ShardLayout {
   std::string name;
   TensorKind kind;
-  ShardBox box;
+  Box box;
   int64_t replica = 0;
 };
 

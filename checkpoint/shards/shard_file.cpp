@@ -34,7 +34,7 @@ ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
 }
 
 at::Tensor ShardFile::read(
-    const std::string& key, at::ScalarType dtype, const ShardBox& whole, const ShardBox& part) {
+    const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part) {
   const auto* found = dict_.isGenericDict() ? find_in(dict_, key) : nullptr;
   DDP_CHECK(
       found != nullptr && found->isTensor() && found->toTensor().sizes() == whole.size &&

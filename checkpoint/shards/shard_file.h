@@ -21,8 +21,7 @@ class ShardFile {
   /// Reads the elements `part` of a tensor, which is itself the box `whole` of a larger one.
   ///
   /// \return a tensor of the shape of `part`.
-  at::Tensor read(
-      const std::string& key, at::ScalarType dtype, const ShardBox& whole, const ShardBox& part);
+  at::Tensor read(const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part);
 
  private:
   const std::string path_;

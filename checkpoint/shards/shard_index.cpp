@@ -11,7 +11,7 @@ namespace {
 
 struct OwnedBox {
   size_t rank = 0;
-  ShardBox box;
+  Box box;
 };
 
 // Throws where two boxes share an element, or where an element is in none.
@@ -19,12 +19,12 @@ void check_owners(
     const std::string& name, const TensorKind& kind, const std::string& part,
     const std::vector<OwnedBox>& owned) {
   // Boxes are in the order of their offsets: one that begins after this one's rows shares none.
-  const auto is_past = [](const ShardBox& box, const ShardBox& other) {
+  const auto is_past = [](const Box& box, const Box& other) {
     return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
   };
   int64_t elements = 0;
   for (size_t i = 0; i < owned.size(); ++i) {
-    elements += elements_of(owned[i].box.size);
+    elements += c10::multiply_integers(owned[i].box.size);
     for (size_t j = i + 1; j < owned.size() && !is_past(owned[i].box, owned[j].box); ++j) {
       const auto common = intersection(owned[i].box, owned[j].box);
       if (!common) continue;
@@ -38,9 +38,11 @@ void check_owners(
     }
   }
   DDP_CHECK_VALUE(
-      elements == elements_of(kind.sizes), "Checkpointer: expected an owner of every element of ",
-      name, " ", kind_text(kind), " in part \"", part, "\", got owners of ", elements, " of ",
-      elements_of(kind.sizes), ". Return the missing boxes on some rank, with replica 0.");
+      elements == c10::multiply_integers(kind.sizes),
+      "Checkpointer: expected an owner of every element of ", name, " ", kind_text(kind),
+      " in part \"", part, "\", got owners of ", elements, " of ",
+      c10::multiply_integers(kind.sizes),
+      ". Return the missing boxes on some rank, with replica 0.");
 }
 
 }  // namespace
@@ -51,12 +53,12 @@ std::string shard_file(const std::string& part, int rank) {
   return ddp::str(part, kShardInfix, number, ".pt");
 }
 
-std::string shard_key(const std::string& name, const ShardBox& box) {
+std::string shard_key(const std::string& name, const Box& box) {
   return ddp::str(name, "/", joined_by(",", box.offset));
 }
 
 bool is_written(const ShardLayout& shard) {
-  return shard.replica == 0 && elements_of(shard.box.size) > 0;
+  return shard.replica == 0 && c10::multiply_integers(shard.box.size) > 0;
 }
 
 ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {

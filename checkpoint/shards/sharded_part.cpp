@@ -18,7 +18,7 @@ namespace {
 /// A range that is read from a file into a tensor.
 struct ShardRead {
   const IndexedBox* from = nullptr;
-  ShardBox box;     // of the whole tensor
+  Box box;          // of the whole tensor
   at::Tensor into;  // a view
 };
 
@@ -58,8 +58,7 @@ std::string compare_tensors(
 }
 
 // Returns the view of a shard's elements that `box` names.
-at::Tensor view_of(
-    const at::Tensor& shard, const std::vector<int64_t>& offset, const ShardBox& box) {
+at::Tensor view_of(const at::Tensor& shard, const std::vector<int64_t>& offset, const Box& box) {
   auto view = shard;
   for (size_t d = 0; d < box.size.size(); ++d) {
     view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
@@ -73,8 +72,8 @@ c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
   const c10::NoGradGuard no_grad;
   auto dict = make_dict();
   for (const auto& shard : shards) {
-    const ShardBox box{shard.offset, shard.local.sizes().vec()};
-    if (shard.replica != 0 || elements_of(box.size) == 0) continue;
+    const Box box{shard.offset, shard.local.sizes().vec()};
+    if (shard.replica != 0 || c10::multiply_integers(box.size) == 0) continue;
     // Row by row, whatever the strides: ranges of it are read.
     auto copy = at::empty(box.size, shard.local.scalar_type());
     copy.copy_(shard.local);
@@ -118,7 +117,7 @@ PreparedLoad prepare_shards(
     const auto saved = index.find(shard.name);
     if (saved == index.end()) continue;
     check_can_be_written(shard, subject);
-    const ShardBox own{shard.offset, shard.local.sizes().vec()};
+    const Box own{shard.offset, shard.local.sizes().vec()};
     const auto staged = at::empty(own.size, saved->second.kind.dtype);
     copies.emplace_back(shard.local, staged);
     for (const auto& from : saved->second.boxes) {

@@ -10,6 +10,7 @@
 #include <ddp/flight_record.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/json_text.h>
 #include <ddp/internal/reduction_table.h>
 #include <ddp/internal/text.h>
 
@@ -24,26 +25,10 @@ const char* lane_name(size_t lane) {
   return CallHistory::kLanes[lane] == CallHistory::Lane::kCpu ? "cpu" : "device";
 }
 
-std::string quoted(const std::string& text) {
-  OutputText json;
-  json << '"' << std::hex << std::setfill('0');
-  for (const unsigned char c : text) {
-    if (c == '"' || c == '\\') {
-      json << '\\' << c;
-    } else if (c < 0x20) {
-      json << "\\u" << std::setw(4) << int{c};
-    } else {
-      json << c;
-    }
-  }
-  json << '"';
-  return json.str();
-}
-
 std::string call_json(const CallList& list, uint64_t number, const char* lane) {
   const auto& call = list.at(number);
   const auto text_or_null = [](bool is_there, const char* text) {
-    return is_there ? quoted(text) : std::string("null");
+    return is_there ? json_text(text) : std::string("null");
   };
   return ddp::str(
       "{\"number\": ", number, ", \"device\": \"", lane, "\", \"time_us\": ", list.time_us(number),
@@ -110,9 +95,9 @@ std::string to_json(const std::vector<FlightRecord>& records) {
   const char* separator = "\n";
   for (const auto& record : records) {
     json += ddp::str(
-        separator, "{\"name\": ", quoted(record.group), ", \"rank\": ", record.rank,
+        separator, "{\"name\": ", json_text(record.group), ", \"rank\": ", record.rank,
         ", \"size\": ", record.size,
-        ", \"failure\": ", record.failure ? quoted(*record.failure) : "null", ", \"calls\": [");
+        ", \"failure\": ", record.failure ? json_text(*record.failure) : "null", ", \"calls\": [");
     const char* before = "\n  ";
     for (size_t lane = 0; lane < record.lanes.size(); ++lane) {
       const auto& list = record.lanes[lane];

@@ -70,6 +70,16 @@ std::string address_in(const std::vector<uint8_t>& report) {
   return text.substr(0, text.find('\t'));
 }
 
+// Those of `ranks`, but for this one, whose state was found to be `state`.
+std::vector<int> others_in(
+    Liveness state, const std::vector<int>& ranks, const std::vector<Liveness>& found, int own) {
+  std::vector<int> others;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != own && found[i] == state) others.push_back(ranks[i]);
+  }
+  return others;
+}
+
 }  // namespace
 
 /// The latest answers of the store, shared with the store's thread.
@@ -318,34 +328,27 @@ void JobMonitor::wait_until_failure_is_read() noexcept {
   }
 }
 
+std::vector<Liveness> JobMonitor::probe_ranks(
+    const std::vector<int>& ranks, milliseconds at_most) const {
+  std::vector<std::string> addresses;
+  for (const int rank : ranks) addresses.push_back(setup_.addresses[static_cast<size_t>(rank)]);
+  return probe(addresses, at_most);
+}
+
 std::vector<int> JobMonitor::find_gone(const std::vector<int>& ranks, milliseconds at_most) {
   if (setup_.addresses.empty()) return {};
   setup_.liveness->drain();
-  std::vector<std::string> addresses;
-  for (const int rank : ranks) addresses.push_back(setup_.addresses[static_cast<size_t>(rank)]);
-  if (setup_.store_host >= 0) {
-    addresses.push_back(setup_.addresses[static_cast<size_t>(setup_.store_host)]);
-  }
-  const auto found = probe(addresses, at_most);
-  std::vector<int> gone;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] != setup_.rank && found[i] == Liveness::Gone) gone.push_back(ranks[i]);
-  }
-  host_is_gone_ =
-      setup_.store_host >= 0 && setup_.store_host != setup_.rank && found.back() == Liveness::Gone;
-  return gone;
+  const int host = setup_.store_host;
+  auto probed = ranks;
+  if (host >= 0) probed.push_back(host);
+  const auto found = probe_ranks(probed, at_most);
+  host_is_gone_ = host >= 0 && host != setup_.rank && found.back() == Liveness::Gone;
+  return others_in(Liveness::Gone, ranks, found, setup_.rank);
 }
 
 std::vector<int> JobMonitor::find_silent(const std::vector<int>& ranks) const {
   if (setup_.addresses.empty()) return {};
-  std::vector<std::string> addresses;
-  for (const int rank : ranks) addresses.push_back(setup_.addresses[static_cast<size_t>(rank)]);
-  const auto found = probe(addresses, kConnecting);
-  std::vector<int> silent;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] != setup_.rank && found[i] == Liveness::Silent) silent.push_back(ranks[i]);
-  }
-  return silent;
+  return others_in(Liveness::Silent, ranks, probe_ranks(ranks, kConnecting), setup_.rank);
 }
 
 std::string JobMonitor::describe_silent_store() const {

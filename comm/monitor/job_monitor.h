@@ -15,6 +15,7 @@
 
 namespace ddp {
 
+enum class Liveness;
 class LivenessSocket;
 class SharedSteps;
 class StoreExecutor;
@@ -142,6 +143,8 @@ class JobMonitor {
   static void update(
       Answers& answers, c10d::Store& store, int rank, const std::vector<Steps>& steps);
   std::vector<Steps> steps() const;
+  std::vector<Liveness> probe_ranks(
+      const std::vector<int>& ranks, std::chrono::milliseconds at_most) const;
   std::optional<std::string> failure_for_this_rank() const;
   std::string record(const std::string& why);
   void abort_groups();

@@ -61,25 +61,27 @@ std::vector<std::string> exchange(
     own = std::current_exception();
     text = problem_prefix + text_of(error);
   }
-  auto texts = gather_strings(text, parent, call);
-  const auto monitor = own_monitor_of(*parent);
-  if (own) {
-    monitor->note_agreed_error();
-    std::rethrow_exception(own);
+  std::vector<std::string> texts;
+  try {
+    texts = agree(text, parent, call, [&](const std::vector<std::string>& by_rank) -> std::string {
+      for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+        const auto& other = by_rank[rank];
+        if (other.rfind(problem_prefix, 0) == 0) {
+          return ddp::str(call, " on rank ", rank, " of ", by_rank.size(), ": ", other.substr(1));
+        }
+        if (other.rfind(text_prefix, 0) != 0) {
+          return ddp::str(
+              call, ": expected all ranks to call it, but rank ", rank, " of ", by_rank.size(),
+              " calls ", other.substr(0, other.find('\n')), ". Make the same calls on every rank.");
+        }
+      }
+      return "";
+    });
+  } catch (const AgreedError&) {
+    if (own) std::rethrow_exception(own);
+    throw;
   }
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    auto& other = texts[rank];
-    if (other.rfind(problem_prefix, 0) == 0) {
-      monitor->throw_agreed(
-          ddp::str(call, " on rank ", rank, " of ", texts.size(), ": ", other.substr(1)));
-    }
-    if (other.rfind(text_prefix, 0) != 0) {
-      monitor->throw_agreed(ddp::str(
-          call, ": expected all ranks to call it, but rank ", rank, " of ", texts.size(), " calls ",
-          other.substr(0, other.find('\n')), ". Make the same calls on every rank."));
-    }
-    other.erase(0, text_prefix.size());
-  }
+  for (auto& of_rank : texts) of_rank.erase(0, text_prefix.size());
   return texts;
 }
 

@@ -4,18 +4,10 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
+#include "wrapper/seen_tensors.h"
+
 namespace ddp {
 namespace {
-
-// Finds repeated tensors: a shared tensor has several names.
-class SeenTensors {
- public:
-  // Whether `t` is added for the first time.
-  bool add(const at::Tensor& t) { return seen_.insert(t.unsafeGetTensorImpl()).second; }
-
- private:
-  std::unordered_set<const void*> seen_;
-};
 
 bool has_sparse_gradients(const torch::nn::Module& owner) {
   if (const auto* embedding = owner.as<torch::nn::EmbeddingImpl>()) {

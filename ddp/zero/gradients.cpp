@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,6 +17,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/zero.h>
 
+#include "wrapper/seen_tensors.h"
+
 namespace ddp {
 namespace {
 
@@ -26,13 +27,11 @@ ZeroRedundancyOptimizerBase* as_sharded(torch::optim::Optimizer& optimizer) {
   return dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
 }
 
-using Seen = std::unordered_set<const void*>;
-
 /// Leaves out parameters that were seen before: a module lists tied ones several times.
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, Seen& seen) {
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, SeenTensors& seen) {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) {
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (!seen.add(parameter)) continue;
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   }
   return gradients;
@@ -40,7 +39,7 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters, 
 
 std::vector<at::Tensor> gradients_of(torch::optim::Optimizer& optimizer) {
   if (const auto* sharded = as_sharded(optimizer)) return sharded->gradients();
-  Seen seen;
+  SeenTensors seen;
   std::vector<at::Tensor> gradients;
   for (const auto& group : optimizer.param_groups()) {
     for (auto& gradient : gradients_of(group.params(), seen)) {
@@ -176,7 +175,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
 double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& sharded_over) {
-  Seen seen;
+  SeenTensors seen;
   return clip({{gradients_of(parameters, seen), sharded_over}}, max_norm, norm_type);
 }
 
@@ -188,7 +187,7 @@ double clip_grad_norm_(
 
 double clip_grad_norm_(
     const std::vector<ShardedParameters>& sets, double max_norm, double norm_type) {
-  Seen seen;
+  SeenTensors seen;
   std::vector<ShardedGradients> gradients;
   for (const auto& set : sets) {
     gradients.push_back({gradients_of(set.parameters, seen), set.sharded_over});

@@ -19,6 +19,7 @@ FOLDER_OF = {
     "export": "base",
     "gradient_memory": "backends",
     "hash": "base",
+    "json_text": "base",
     "owner_process": "base",
     "packed_texts": "base",
     "process_group_options": "base",

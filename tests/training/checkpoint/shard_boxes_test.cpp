@@ -17,7 +17,7 @@
 
 namespace {
 
-using ddp::ShardBox;
+using ddp::Box;
 using ddp::ShardLayout;
 using ddp::testing::error_of;
 
@@ -26,8 +26,8 @@ int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
 }
 
 // Cuts a box again and again along any dimension, anywhere.
-std::vector<ShardBox> random_cut(const ShardBox& whole, std::mt19937& random) {
-  std::vector<ShardBox> boxes{whole};
+std::vector<Box> random_cut(const Box& whole, std::mt19937& random) {
+  std::vector<Box> boxes{whole};
   for (auto cuts = draw(random, 0, 6); cuts > 0; --cuts) {
     auto& box = boxes[static_cast<size_t>(draw(random, 0, static_cast<int64_t>(boxes.size()) - 1))];
     const auto d = static_cast<size_t>(draw(random, 0, static_cast<int64_t>(box.size.size()) - 1));
@@ -41,8 +41,8 @@ std::vector<ShardBox> random_cut(const ShardBox& whole, std::mt19937& random) {
   return boxes;
 }
 
-ShardBox random_whole(std::mt19937& random) {
-  ShardBox whole;
+Box random_whole(std::mt19937& random) {
+  Box whole;
   for (auto dims = draw(random, 1, 4); dims > 0; --dims) {
     whole.offset.push_back(0);
     whole.size.push_back(draw(random, 1, 6));
@@ -50,11 +50,11 @@ ShardBox random_whole(std::mt19937& random) {
   return whole;
 }
 
-ShardLayout layout(const std::string& name, std::vector<int64_t> sizes, ShardBox box) {
+ShardLayout layout(const std::string& name, std::vector<int64_t> sizes, Box box) {
   return {name, {at::kFloat, std::move(sizes)}, std::move(box), /*replica=*/0};
 }
 
-at::Tensor view_of(const at::Tensor& tensor, const ShardBox& box) {
+at::Tensor view_of(const at::Tensor& tensor, const Box& box) {
   auto view = tensor;
   for (size_t d = 0; d < box.size.size(); ++d) {
     view = view.narrow(static_cast<int64_t>(d), box.offset[d], box.size[d]);
@@ -63,7 +63,7 @@ at::Tensor view_of(const at::Tensor& tensor, const ShardBox& box) {
 }
 
 // Reads `part` out of the elements of `whole`, which lie row by row, as a load does.
-at::Tensor read_runs(const at::Tensor& elements, const ShardBox& whole, const ShardBox& part) {
+at::Tensor read_runs(const at::Tensor& elements, const Box& whole, const Box& part) {
   std::vector<at::Tensor> pieces;
   for (const auto& run : ddp::runs_of(part, whole)) {
     pieces.push_back(elements.narrow(0, run.first, run.count));
@@ -80,7 +80,7 @@ TEST_CASE("boxes of random cuts: each element is saved once and loaded", "[check
     const auto whole = random_whole(random);
     const auto saved = random_cut(whole, random);
     const auto loaded = random_cut(whole, random);
-    const auto value = torch::arange(ddp::elements_of(whole.size)).view(whole.size);
+    const auto value = torch::arange(c10::multiply_integers(whole.size)).view(whole.size);
     const auto count = torch::zeros(whole.size, torch::kLong);
     for (const auto& box : saved) view_of(count, box).add_(1);
     INFO("seed " << seed << ", case " << i << ", " << ddp::box_text(whole));
@@ -103,7 +103,7 @@ TEST_CASE("boxes of random cuts: each element is saved once and loaded", "[check
 }
 
 TEST_CASE("runs are as long as the cut allows", "[checkpoint][pure]") {
-  const ShardBox whole{{0, 0, 0}, {4, 6, 5}};
+  const Box whole{{0, 0, 0}, {4, 6, 5}};
   CHECK(ddp::runs_of(whole, whole).size() == 1);
   CHECK(ddp::runs_of({{1, 0, 0}, {2, 6, 5}}, whole).size() == 1);
   CHECK(ddp::runs_of({{1, 2, 0}, {2, 3, 5}}, whole).size() == 2);
@@ -128,12 +128,12 @@ TEST_CASE("an index has an owner of each element, or the error names it", "[chec
     int64_t elements = 0;
     const auto index = ddp::make_index("p", ranks);
     for (const auto& box : index.at("w").boxes) {
-      elements += ddp::elements_of(box.box.size);
+      elements += c10::multiply_integers(box.box.size);
     }
-    REQUIRE(elements == ddp::elements_of(whole.size));
+    REQUIRE(elements == c10::multiply_integers(whole.size));
 
     // A part of the tensor again, on one more rank: two owners, or none where it replaces one.
-    ShardBox part = whole;
+    Box part = whole;
     part.offset[0] = whole.size[0] - 1;
     part.size[0] = 1;
     auto twice = ranks;

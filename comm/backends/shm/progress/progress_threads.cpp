@@ -58,7 +58,7 @@ void ProgressThreads::remove(const ProgressEngine& engine) {
   if (entries_.empty()) join(std::move(lock));
 }
 
-// A thread whose callback destroys the group may do more in the callback: nobody waits for it.
+// A callback that destroys its group may go on after that, so its thread is not joined.
 void ProgressThreads::detach_this_thread() {
   const auto own = std::find_if(threads_.begin(), threads_.end(), [](const auto& thread) {
     return thread.get_id() == std::this_thread::get_id();

@@ -10,7 +10,8 @@
 
 namespace ddp {
 
-/// A part of a tensor: indices [offset[d], offset[d] + size[d]) of each dimension d.
+/// A part of a tensor: indices [offset[d], offset[d] + size[d]) of each dimension d. Without
+/// dimensions: the one element.
 struct Box {
   std::vector<int64_t> offset, size;
 };
