@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -15,13 +14,27 @@
 namespace ddp {
 namespace {
 
-std::vector<at::Tensor> gather_equal(
-    const at::Tensor& mine, const ProcessGroup& group, WaitForWork wait) {
+// The length of a text travels with its first bytes: most texts are short, so one collective does.
+constexpr size_t kFirstBytes = 1016;
+
+// Every rank's `mine`, which has the same size on all.
+std::vector<std::string> gather_equal(
+    const std::string& mine, const ProcessGroup& group, WaitForWork wait) {
+  auto bytes = at::empty({static_cast<int64_t>(mine.size())}, at::kByte);
+  std::memcpy(bytes.data_ptr(), mine.data(), mine.size());
+  std::vector<at::Tensor> inputs{bytes.to(carrier_device(*group))};
   std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int rank = 0; rank < group->getSize(); ++rank) outputs[0].push_back(at::empty_like(mine));
-  std::vector<at::Tensor> inputs{mine};
+  for (int rank = 0; rank < group->getSize(); ++rank) {
+    outputs[0].push_back(at::empty_like(inputs[0]));
+  }
   wait(*group->allgather(outputs, inputs));
-  return outputs[0];
+
+  std::vector<std::string> gathered;
+  for (const auto& output : outputs[0]) {
+    const auto host = output.cpu();
+    gathered.emplace_back(static_cast<const char*>(host.const_data_ptr()), mine.size());
+  }
+  return gathered;
 }
 
 }  // namespace
@@ -33,24 +46,29 @@ std::vector<std::string> all_gather_strings(const std::string& text, const Group
 std::vector<std::string> gather_strings(
     const std::string& text, const ProcessGroup& group, WaitForWork wait) {
   if (group->getSize() == 1) return {text};
-  const auto device = carrier_device(*group);
 
-  std::vector<int64_t> lengths;
-  const auto mine = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
-  for (const auto& length : gather_equal(mine, group, wait)) {
-    lengths.push_back(length.item<int64_t>());
-  }
-
-  auto bytes = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  if (bytes.numel() == 0) return std::vector<std::string>(lengths.size());
+  uint64_t length = text.size();
+  std::string first(sizeof(length) + kFirstBytes, '\0');
+  std::memcpy(first.data(), &length, sizeof(length));
+  text.copy(first.data() + sizeof(length), kFirstBytes);
 
   std::vector<std::string> texts;
-  for (const auto& gathered : gather_equal(bytes.to(device), group, wait)) {
-    const auto host = gathered.cpu();
-    texts.emplace_back(
-        static_cast<const char*>(host.const_data_ptr()),
-        static_cast<size_t>(lengths[texts.size()]));
+  uint64_t longest = 0;
+  std::vector<uint64_t> lengths;
+  for (const auto& frame : gather_equal(first, group, wait)) {
+    std::memcpy(&length, frame.data(), sizeof(length));
+    lengths.push_back(length);
+    longest = std::max(longest, length);
+    texts.push_back(frame.substr(sizeof(length), length));
+  }
+  if (longest <= kFirstBytes) return texts;
+
+  auto rest = text.size() > kFirstBytes ? text.substr(kFirstBytes) : "";
+  rest.resize(longest - kFirstBytes);
+  const auto rests = gather_equal(rest, group, wait);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    texts[rank] += rests[rank];
+    texts[rank].resize(lengths[rank]);
   }
   return texts;
 }

@@ -200,7 +200,8 @@ DDP_API c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {})
 /// \return world-size strings, by rank; the same on all ranks.
 ///
 /// Blocks: host. Has no _async twin.
-/// Cost: two all-gathers; the second sends every rank the longest string of all, world-size times.
+/// Cost: an all-gather of 1 KiB, and if a string is longer than 1016 bytes, another one of what the
+/// longest string has beyond that.
 DDP_API std::vector<std::string> all_gather_strings(
     const std::string& text, const GroupArg& group = {});
 
