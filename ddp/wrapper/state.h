@@ -12,13 +12,12 @@
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
-#include "join/join_round.h"
 #include "precision/model_precision.h"
 #include "replicas/replica_check.h"
 #include "wrapper/forward_count.h"
 #include "wrapper/module_state.h"
 #include "wrapper/parameter_watch.h"
-#include "wrapper/sample_counter.h"
+#include "wrapper/pass_terms.h"
 #include "wrapper/shared_buffers.h"
 #include "wrapper/stray_tensors.h"
 
@@ -62,7 +61,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
 
   // For joins.
-  RankStatus local_status(bool active);
+  RankStatus local_status(bool active) { return terms_.local_status(active); }
   void join_pass();
   void end_join(bool is_last_joiner, const JoinOptions& options);
 
@@ -105,13 +104,10 @@ class DistributedDataParallelBase::State : public PassCompanion {
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
-  JoinRound agree_on_terms();
-  JoinRound gather_own_samples(const JoinRound& round, bool active);
   void compare_in_first_pass();
   void check_no_low_reduction(const char* what) const;
   void broadcast_model(int source);
-  PassTerms terms_in(const JoinRound& round) const;
-  void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
   void warn_of_new_parameters();
   void warn_of_stray_tensors();
@@ -121,7 +117,6 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void note_exception(const char* who_threw, bool others_wait) noexcept;
   Gradients gradients_of_forward() const;
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
-  bool agrees_in_forward() const;
 
   DistributedDataParallelBase& owner_;
   const std::shared_ptr<torch::nn::Module> wrapped_;
@@ -141,16 +136,12 @@ class DistributedDataParallelBase::State : public PassCompanion {
   StrayTensors strays_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
-  SampleCounter samples_;                               // since the last averaged backward pass
-  double samples_of_forward_ = 0;                       // of the running forward pass
-  std::optional<int64_t> samples_of_next_forward_;
-  bool gradient_sync_ = true;      // false inside no_sync()
-  bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
+  bool gradient_sync_ = true;                           // false inside no_sync()
   FirstPass first_pass_ = FirstPass::Pending;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
-  PassTerms terms_;  // of the next backward pass
+  PassTermsAgreement terms_;
 };
 
 /// Stands in for the wrapper on a rank that has no input left while others do.

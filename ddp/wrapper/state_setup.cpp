@@ -129,7 +129,10 @@ State::State(
       ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
       precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every().value_or(0)),
-      strays_(wrapped_) {
+      strays_(wrapped_),
+      terms_(owner_, options_.reduction(), group_, monitor_, [this] {
+        return reducer_->clear_usage_of_zeroed_grads();
+      }) {
   auto parameters = agreed_parameters();
   hook_ = precision_.reduction_hook(group_);
   build_reducer(std::move(parameters));
@@ -185,7 +188,7 @@ void State::check_between_steps(const char* function) const {
 void State::rebuild() {
   build_reducer(agreed_parameters());
   forwards_.restart();
-  samples_.clear();
+  terms_.forget_samples();
 }
 
 void State::refresh() {
