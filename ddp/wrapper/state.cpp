@@ -1,13 +1,9 @@
-// The wrapper's work around each pass, on a rank with input or without (join).
+// The wrapper's work around each pass.
 #include "wrapper/state.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -17,7 +13,6 @@
 
 #include "join/join_context.h"
 #include "replicas/model_description.h"
-#include "zero/optimizer_state.h"
 
 namespace ddp {
 
@@ -190,34 +185,6 @@ void State::compare_in_first_pass() {
   // Only a hash is known here. The pass continues, and its end finds the parameter's name.
   first_pass_ = FirstPass::Different;
 }
-
-void State::join_pass() {
-  const auto terms = terms_.of_joined_pass();
-  terms_.forget_samples();
-  compare_in_first_pass();
-  reducer_->join_backward(terms);
-}
-
-void State::end_join(bool is_last_joiner, const JoinOptions& options) {
-  const auto round = all_reduce_status({is_last_joiner}, group_, device(), *monitor_);
-  broadcast_model(round.last_active());
-  for (auto* optimizer : options.optimizers()) {
-    broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
-  }
-  const bool uneven = round.active() < round.size();
-  const bool all_step = optimizer_ || sharded_optimizers_ > 0;
-  if (uneven && options.optimizers().empty() && !all_step) {
-    TORCH_WARN_ONCE(
-        "join: some ranks had less input than others, so their optimizers took fewer steps. The "
-        "models are equal now; momentum, moments and step counts of optimizers are not, and the "
-        "models will drift apart. Pass JoinOptions().optimizers({&optimizer}), or use "
-        "step_in_backward().");
-  }
-}
-
-void ModelJoinHook::main_hook() { state_.join_pass(); }
-
-void ModelJoinHook::post_hook(bool is_last_joiner) { state_.end_join(is_last_joiner, options_); }
 
 void State::count_samples_of_forward(std::optional<int64_t> samples) {
   try {

@@ -61,9 +61,13 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
 
   // For joins.
-  RankStatus local_status(bool active) { return terms_.local_status(active); }
-  void join_pass();
-  void end_join(bool is_last_joiner, const JoinOptions& options);
+  PassTermsAgreement& terms() { return terms_; }
+  /// Throws where the ranks have different communication hooks in their first averaged pass.
+  void compare_in_first_pass();
+  /// Collective: yes. Blocks: host.
+  void broadcast_model(int source);
+  /// Whether optimizers step on ranks without input, too.
+  bool steps_without_input() const { return optimizer_ || sharded_optimizers_ > 0; }
 
   bool must_wait() override;
   void begin(PassTerms& terms) override;
@@ -76,7 +80,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
   GroupMonitor& monitor() const { return *monitor_; }
-  const Reducer& reducer() const { return *reducer_; }
+  Reducer& reducer() const { return *reducer_; }
   torch::nn::Module& wrapped() const { return *wrapped_; }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const detail::InputPlacement& input_placement() const { return input_placement_; }
@@ -104,9 +108,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
-  void compare_in_first_pass();
   void check_no_low_reduction(const char* what) const;
-  void broadcast_model(int source);
   void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
   void warn_of_new_parameters();
@@ -142,22 +144,6 @@ class DistributedDataParallelBase::State : public PassCompanion {
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
   PassTermsAgreement terms_;
-};
-
-/// Stands in for the wrapper on a rank that has no input left while others do.
-class ModelJoinHook : public JoinHook {
- public:
-  ModelJoinHook(DistributedDataParallelBase::State& state, const JoinOptions& options)
-      : state_(state), options_(options) {}
-
-  void main_hook() override;
-  void post_hook(bool is_last_joiner) override;
-  /// This rank's status at the begin of a round.
-  RankStatus local_status() { return state_.local_status(/*active=*/false); }
-
- private:
-  DistributedDataParallelBase::State& state_;
-  const JoinOptions options_;
 };
 
 }  // namespace ddp
