@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "join/join_context.h"
-#include "replicas/model_description.h"
 
 namespace ddp {
 
@@ -27,7 +26,7 @@ State::Gradients State::gradients_of_forward() const {
   };
   // With all parameters frozen (a GAN's discriminator in the generator's step), gradients only pass
   // through the module.
-  if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(frozen_))) {
+  if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(tensors_.frozen()))) {
     return Gradients::None;
   }
   return gradient_sync_ ? Gradients::Averaged : Gradients::Local;
@@ -44,7 +43,7 @@ void State::before_forward(std::optional<int64_t> samples) {
   samples = terms_.take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
-  warn_of_new_parameters();
+  watch_->warn_of_new(*monitor_);
   count_samples_of_forward(samples);
   terms_.begin_forward(gradients == Gradients::Averaged);
   if (gradients != Gradients::Averaged) return;
@@ -123,7 +122,7 @@ void State::end() { forwards_.restart(); }
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;
   for (const auto& p : reducer_->parameters()) tensors.push_back(p.tensor);
-  for (const auto& p : frozen_) tensors.push_back(p.tensor);
+  for (const auto& p : tensors_.frozen()) tensors.push_back(p.tensor);
   return tensors;
 }
 
@@ -137,7 +136,7 @@ bool State::must_wait() {
 void State::begin(PassTerms& terms) {
   terms_.begin_backward(terms);
   compare_in_first_pass();
-  warn_of_stray_tensors();
+  if (group_->getSize() > 1) strays_.warn_of_stepped(*monitor_);
   terms_.forget_samples();
 }
 
@@ -162,28 +161,14 @@ void State::sync_buffers(int source) {
   });
 }
 
-// Ranks with different communication hooks would hang. Models that were changed after they were
-// wrapped would keep different parameters.
+// Models that were changed after they were wrapped would keep different parameters.
 void State::compare_in_first_pass() {
-  if (first_pass_ != FirstPass::Pending) return;
-  first_pass_ = FirstPass::Equal;
-  const auto every = options_.check_replicas_every();
-  if (group_->getSize() == 1 || !(options_.init_sync() || every.value_or(0) > 0)) return;
-  const auto kind = hook_     ? c10::demangle(hook_.target_type().name())
-                    : shards_ ? "none, but sharded gradients"
-                              : "none";
-  Description mine{{"communication", "hook", kind}};
-  if (every != 0) {
-    const auto hash = hash_of(precision_.originals(all_parameters()));
-    mine.push_back({"hash", "parameters", std::to_string(hash)});
-  }
-  auto by_rank = gather_if_hashes_differ("communication hooks", mine, nullptr, group_, *monitor_);
-  if (by_rank.empty()) return;
-  for (auto& description : by_rank) description.resize(1);
-  const auto difference = describe_difference(by_rank);
-  DDP_CHECK(difference.empty(), difference);
-  // Only a hash is known here. The pass continues, and its end finds the parameter's name.
-  first_pass_ = FirstPass::Different;
+  replica_check_.compare_first(
+      [this]() -> std::string {
+        if (hook_) return c10::demangle(hook_.target_type().name());
+        return shards_ ? "none, but sharded gradients" : "none";
+      },
+      [this] { return precision_.originals(all_parameters()); }, group_, *monitor_);
 }
 
 void State::count_samples_of_forward(std::optional<int64_t> samples) {
@@ -202,35 +187,8 @@ void State::count_samples(int64_t samples) {
   terms_.set_samples_of_next_forward(samples);
 }
 
-void State::warn_of_new_parameters() {
-  const auto names = watch_->find_new();
-  if (names.empty()) return;
-  TORCH_WARN(
-      "DistributedDataParallel: expected the parameters that the module had when it was wrapped, "
-      "got ",
-      names.size(), " more on ", monitor_->rank_text(), " (", join_names(names),
-      "), whose gradients are not averaged. Call model->refresh() on every rank, and give them to "
-      "the optimizer.");
-}
-
-void State::warn_of_stray_tensors() {
-  if (group_->getSize() == 1) return;
-  const auto tensor = strays_.find_stepped();
-  if (tensor.empty()) return;
-  TORCH_WARN(
-      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
-      "tensor of no wrapped module, ",
-      tensor, ", on gradients of ", monitor_->rank_text(),
-      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
-      "wrapping, "
-      "unless the program averages it itself or each rank is to have its own.");
-}
-
 void State::check_frozen_parameters() {
-  std::vector<std::string> unfrozen;
-  for (const auto& p : frozen_) {
-    if (p.tensor.requires_grad()) unfrozen.push_back(p.name);
-  }
+  const auto unfrozen = tensors_.unfrozen();
   if (unfrozen.empty()) return;
   reducer_->report_problem(
       ddp::str(

@@ -5,21 +5,21 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
+#include "checks/forward_count.h"
+#include "checks/parameter_watch.h"
+#include "checks/stray_tensors.h"
 #include "precision/model_precision.h"
+#include "replicas/pass_replica_check.h"
 #include "replicas/replica_check.h"
-#include "wrapper/forward_count.h"
-#include "wrapper/module_state.h"
-#include "wrapper/parameter_watch.h"
+#include "wrapper/model_tensors.h"
 #include "wrapper/pass_terms.h"
 #include "wrapper/shared_buffers.h"
-#include "wrapper/stray_tensors.h"
 
 namespace ddp {
 
@@ -81,7 +81,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const ProcessGroup& group() const { return group_; }
   GroupMonitor& monitor() const { return *monitor_; }
   Reducer& reducer() const { return *reducer_; }
-  torch::nn::Module& wrapped() const { return *wrapped_; }
+  torch::nn::Module& wrapped() const { return *tensors_.module(); }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const detail::InputPlacement& input_placement() const { return input_placement_; }
   const ModelPrecision& precision() const { return precision_; }
@@ -90,19 +90,13 @@ class DistributedDataParallelBase::State : public PassCompanion {
  private:
   /// How the gradients of a forward pass are handled.
   enum class Gradients { None, Local, Averaged };
-  /// Whether the ranks' parameters were equal at the begin of the first averaged pass. Pending
-  /// until that comparison.
-  enum class FirstPass { Pending, Equal, Different };
 
   std::vector<NamedParameter> checked_parameters();
   std::vector<NamedParameter> agreed_parameters();
-  std::vector<NamedParameter> trained() const;
-  std::vector<StateTensor> whole_state() const;
   void rebuild();
   void build_reducer(std::vector<NamedParameter> parameters);
   void attach_optimizer(Reducer& reducer);
   void sync_initial_state(const std::exception_ptr& error);
-  std::vector<at::Tensor> state_tensors() const;
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
@@ -111,35 +105,28 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void check_no_low_reduction(const char* what) const;
   void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
-  void warn_of_new_parameters();
-  void warn_of_stray_tensors();
   void check_frozen_parameters();
-  std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;
   Gradients gradients_of_forward() const;
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
 
   DistributedDataParallelBase& owner_;
-  const std::shared_ptr<torch::nn::Module> wrapped_;
   const DistributedDataParallelOptions options_;
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
   ForwardCount forwards_;
-  const Names ignored_;
-  std::vector<at::Tensor> outside_;  // of also_average(): averaged, but of no module
+  ModelTensors tensors_;
   detail::InputPlacement input_placement_;
   ModelPrecision precision_;
   std::unique_ptr<Reducer> reducer_;
-  std::vector<NamedParameter> frozen_;  // required no gradient when the reducer was built
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
-  PeriodicReplicaCheck replica_check_;
+  PassReplicaCheck replica_check_;
   StrayTensors strays_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
   bool gradient_sync_ = true;                           // false inside no_sync()
-  FirstPass first_pass_ = FirstPass::Pending;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;

@@ -7,23 +7,26 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/group_monitor.h>
 #include <torch/nn/module.h>
 
 namespace ddp {
 
-/// Finds learnable tensors of no wrapped module (a policy's log_std) that an optimizer steps on
-/// each rank's own gradients: they get a gradient in an averaged backward pass that no reducer
-/// averages, and have another value in the next one.
+/// Warns of a learnable tensor of no wrapped module (a policy's log_std) that an optimizer steps on
+/// each rank's own gradients. Such a tensor
+///   - is a leaf of the graph of an averaged backward pass, so it gets a gradient there;
+///   - has a gradient that no reducer averages;
+///   - is no parameter of the module;
+///   - has another value in the next averaged backward pass.
 class StrayTensors {
  public:
   /// \param module  its parameters are no strays, averaged or not.
   explicit StrayTensors(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
 
-  /// Call it at the begin of each averaged backward pass, on the thread that runs it.
+  /// Call it at the begin of each averaged backward pass, on the thread that runs it. Warns once.
   ///
-  /// \return shape and dtype of the first tensor that was stepped, once; "" where none was.
   /// Cost: a walk over the nodes of the first few passes' graphs; then nothing.
-  std::string find_stepped();
+  void warn_of_stepped(const GroupMonitor& monitor);
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -32,6 +35,8 @@ class StrayTensors {
     uint64_t sample;  // of its value
   };
 
+  /// Shape and dtype of the first tensor that was stepped, once; "" where none was.
+  std::string find_stepped();
   void collect();
 
   const std::shared_ptr<torch::nn::Module> module_;

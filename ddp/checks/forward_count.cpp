@@ -1,4 +1,4 @@
-#include "wrapper/forward_count.h"
+#include "checks/forward_count.h"
 
 #include <algorithm>
 #include <atomic>

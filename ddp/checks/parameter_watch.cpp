@@ -1,6 +1,8 @@
-#include "wrapper/parameter_watch.h"
+#include "checks/parameter_watch.h"
 
 #include <utility>
+
+#include <ddp/internal/join_names.h>
 
 namespace ddp {
 namespace {
@@ -37,6 +39,17 @@ ParameterWatch::ParameterWatch(const torch::nn::Module& root, const Names& ignor
     : root_(root), ignored_(ignored) {
   collect(root_, tensors_);
   for (const auto& name : root_.named_parameters().keys()) known_.insert(name);
+}
+
+void ParameterWatch::warn_of_new(const GroupMonitor& monitor) {
+  const auto names = find_new();
+  if (names.empty()) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected the parameters that the module had when it was wrapped, "
+      "got ",
+      names.size(), " more on ", monitor.rank_text(), " (", join_names(names),
+      "), whose gradients are not averaged. Call model->refresh() on every rank, and give them to "
+      "the optimizer.");
 }
 
 std::vector<std::string> ParameterWatch::find_new() {

@@ -1,4 +1,4 @@
-#include "wrapper/stray_tensors.h"
+#include "checks/stray_tensors.h"
 
 #include <unordered_set>
 
@@ -15,6 +15,17 @@ namespace {
 constexpr int kPasses = 3;
 
 }  // namespace
+
+void StrayTensors::warn_of_stepped(const GroupMonitor& monitor) {
+  const auto tensor = find_stepped();
+  if (tensor.empty()) return;
+  TORCH_WARN(
+      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
+      "tensor of no wrapped module, ",
+      tensor, ", on gradients of ", monitor.rank_text(),
+      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
+      "wrapping, unless the program averages it itself or each rank is to have its own.");
+}
 
 std::string StrayTensors::find_stepped() {
   std::string found;

@@ -10,7 +10,7 @@
 
 #include "comm/plain_store.h"
 #include "comm/watched_store.h"
-#include "ddp/wrapper/forward_count.h"
+#include "ddp/checks/forward_count.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
