@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "checkpoint/save/sharded_parts.h"
+#include "checkpoint/checkpointer/sharded_parts.h"
 #include "support/warnings.h"
 #include "training/checkpointing.h"
 

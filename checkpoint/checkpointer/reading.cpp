@@ -1,4 +1,4 @@
-#include "save/reading.h"
+#include "checkpointer/reading.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,10 +8,10 @@
 #include <ddp/internal/text.h>
 
 #include <ddp/internal/random_state.h>
+#include "checkpointer/save_job.h"
 #include "files/crc32c.h"
 #include "files/folder.h"
 #include "python/torch_file.h"
-#include "save/save_job.h"
 
 namespace ddp {
 namespace {

@@ -62,6 +62,16 @@ class SaveJob {
   void cancel();
 
  private:
+  /// How far the thread is, in order.
+  enum class Progress { Writing, HasFiles, Ended };
+  /// What the owner asked for, in order: a later one stays.
+  enum class Request {
+    Background,     // training steps first
+    Prompt,         // the owner waits
+    OthersAreDone,  // and every rank's files are on the disk
+    Cancelled,
+  };
+
   void run() noexcept;
   void remove_hidden_folder();
   void write_own_files();
@@ -73,20 +83,18 @@ class SaveJob {
   bool wait_to_poll();
   void publish();
   std::string path_of(const std::string& file) const;
-  void set_milestone(bool SaveJob::*milestone, const std::string& error);
+  void set_progress(Progress progress, const std::string& error);
+  void raise(Request request);
 
   SavePlan plan_;
   std::vector<ManifestFile> written_;         // the thread's own
   std::chrono::nanoseconds cpu_at_pause_{0};  // the thread's own: CPU time used at the last pause
-  std::string files_error_;                   // the thread writes it before it sets has_files_
+  std::string files_error_;                   // the thread writes it before Progress::HasFiles
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  bool has_files_ = false;
-  bool has_ended_ = false;
-  bool is_cancelled_ = false;
-  bool is_awaited_ = false;
-  bool others_are_done_ = false;
+  Progress progress_ = Progress::Writing;
+  Request request_ = Request::Background;
   std::string error_;
 
   std::thread thread_;

@@ -1,4 +1,4 @@
-#include "save/peers.h"
+#include "checkpointer/peers.h"
 
 #include <algorithm>
 #include <utility>
@@ -36,6 +36,12 @@ std::string describe_problems(const std::vector<std::string>& by_rank, const std
         by_rank.size(), ": ", problem);
   }
   return text;
+}
+
+size_t first_different_rank(const std::vector<std::string>& by_rank) {
+  const auto is_other = [&](const std::string& text) { return text != by_rank.front(); };
+  const auto found = std::find_if(by_rank.begin(), by_rank.end(), is_other);
+  return found == by_rank.end() ? 0 : static_cast<size_t>(found - by_rank.begin());
 }
 
 }  // namespace ddp

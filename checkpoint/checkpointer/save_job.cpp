@@ -1,4 +1,4 @@
-#include "save/save_job.h"
+#include "checkpointer/save_job.h"
 
 #include <sys/resource.h>
 #include <time.h>
@@ -80,35 +80,35 @@ SaveJob::~SaveJob() {
 }
 
 std::string SaveJob::wait_for_files() {
+  raise(Request::Prompt);
   std::unique_lock lock(mutex_);
-  is_awaited_ = true;
-  changed_.notify_all();
-  changed_.wait(lock, [&] { return has_files_; });
+  changed_.wait(lock, [&] { return progress_ >= Progress::HasFiles; });
   return files_error_;
 }
 
 std::string SaveJob::wait_for_end() {
+  raise(Request::OthersAreDone);
   std::unique_lock lock(mutex_);
-  others_are_done_ = true;
-  changed_.notify_all();
-  changed_.wait(lock, [&] { return has_ended_; });
+  changed_.wait(lock, [&] { return progress_ == Progress::Ended; });
   return error_;
 }
 
 bool SaveJob::ends_within(milliseconds patience) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, patience, [&] { return has_ended_; });
+  return changed_.wait_for(lock, patience, [&] { return progress_ == Progress::Ended; });
 }
 
-void SaveJob::cancel() {
+void SaveJob::cancel() { raise(Request::Cancelled); }
+
+void SaveJob::raise(Request request) {
   const std::lock_guard lock(mutex_);
-  is_cancelled_ = true;
+  request_ = std::max(request_, request);
   changed_.notify_all();
 }
 
-void SaveJob::set_milestone(bool SaveJob::*milestone, const std::string& error) {
+void SaveJob::set_progress(Progress progress, const std::string& error) {
   const std::lock_guard lock(mutex_);
-  this->*milestone = true;
+  progress_ = progress;
   if (!error.empty()) error_ = error;
   changed_.notify_all();
 }
@@ -123,12 +123,12 @@ void SaveJob::run() noexcept {
   if (!error.empty() && plan_.rank > 0) problem_of([&] { write_failure_file(error); });
   plan_.files.clear();  // the copies of the state
   files_error_ = error;
-  set_milestone(&SaveJob::has_files_, error);
+  set_progress(Progress::HasFiles, error);
   if (plan_.rank == 0) {
     if (error.empty()) error = problem_of([&] { publish(); });
     if (!error.empty()) remove_hidden_folder();
   }
-  set_milestone(&SaveJob::has_ended_, error);
+  set_progress(Progress::Ended, error);
 }
 
 // Another rank may write a file into the folder while this one removes it: then it is not empty.
@@ -185,14 +185,14 @@ void SaveJob::pause_for_steps() {
   const auto work = cpu_of_thread() - cpu_at_pause_;
   if (work < milliseconds(1)) return;
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kPausePerWork * work, [&] { return is_awaited_ || is_cancelled_; });
+  changed_.wait_for(lock, kPausePerWork * work, [&] { return request_ != Request::Background; });
   cpu_at_pause_ = cpu_of_thread();
 }
 
 // Returns false where the save was cancelled.
 bool SaveJob::wait_to_poll() {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, kPollInterval, [&] { return is_cancelled_; });
+  return !changed_.wait_for(lock, kPollInterval, [&] { return request_ == Request::Cancelled; });
 }
 
 std::vector<ManifestFile> SaveJob::wait_for_files_of_others() {
@@ -211,7 +211,7 @@ std::vector<ManifestFile> SaveJob::wait_for_files_of_others() {
           " did not finish its part. Load an earlier step.");
       const std::lock_guard lock(mutex_);
       const auto now = std::chrono::steady_clock::now();
-      if (!others_are_done_) done_since = now;
+      if (request_ < Request::OthersAreDone) done_since = now;
       DDP_CHECK(
           now - done_since < kVisibilityTimeout, path, ": expected what rank ", rank,
           " wrote, got nothing. Name a folder that all ranks share.");

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/group_monitor.h>
+#include <ddp/internal/packed_texts.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -43,5 +45,23 @@ class CheckpointPeers {
 
 /// One text of the ranks' problems: "" where all are "".
 std::string describe_problems(const std::vector<std::string>& by_rank, const std::string& doing);
+
+/// Unpacks each rank's `Count` texts, and returns the texts of all ranks for each position.
+template <size_t Count>
+std::array<std::vector<std::string>, Count> texts_by_position(
+    const std::vector<std::string>& ranks) {
+  std::array<std::vector<std::string>, Count> places;
+  for (const auto& rank : ranks) {
+    const auto texts = unpacked(rank);
+    for (size_t place = 0; place < Count; ++place) places[place].push_back(texts.at(place));
+  }
+  return places;
+}
+
+/// Returns the first rank whose text differs from rank 0's; 0 for none.
+size_t first_different_rank(const std::vector<std::string>& by_rank);
+
+/// Ends the text of an error whose usual reason is that ranks see different folders.
+inline constexpr const char* kShareRemedy = ". Name a folder that all ranks share.";
 
 }  // namespace ddp

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "save/peers.h"
+#include "checkpointer/peers.h"
 #include "shards/sharded_part.h"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "save/sharded_parts.h"
+#include "checkpointer/sharded_parts.h"
 
 #include <algorithm>
 #include <utility>
