@@ -1,4 +1,4 @@
-#include "reducer/stats/bucket_tuning.h"
+#include "reducer/stats/bucket_cap_choice.h"
 
 #include <limits>
 

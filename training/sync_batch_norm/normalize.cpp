@@ -1,4 +1,4 @@
-#include "statistics.h"
+#include "normalize.h"
 
 #include <numeric>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "stats/bucket_tuning.h"
+#include "stats/bucket_cap_choice.h"
 
 #include <algorithm>
 
