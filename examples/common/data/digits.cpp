@@ -8,9 +8,9 @@
 #include <torch/utils.h>
 #include <CLI/CLI.hpp>
 
-#include "command_line.h"
+#include "../command_line.h"
+#include "../on_all_ranks.h"
 #include "idx.h"
-#include "on_all_ranks.h"
 
 namespace examples {
 
