@@ -8,7 +8,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/torch.h>
 
-#include "training/toy_device.h"
+#include "data/toy_device.h"
 
 #include "support/catch.h"
 

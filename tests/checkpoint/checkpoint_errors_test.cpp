@@ -1,6 +1,6 @@
 // Checkpoints that cannot be loaded, and folders that cannot be written to: every rank gets an
 // error that names file and cause, and no state changes.
-#include "training/checkpointing.h"
+#include "checkpoint/checkpointing.h"
 
 #include <unistd.h>
 
@@ -10,8 +10,8 @@
 
 #include "checkpoint/files/crc32c.h"
 #include "checkpoint/files/manifest.h"
+#include "checkpoint/small_disk.h"
 #include "support/warnings.h"
-#include "training/small_disk.h"
 
 #include "support/catch.h"
 

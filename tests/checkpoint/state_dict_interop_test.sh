@@ -12,7 +12,7 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/python" "$folder/cpp"
-script=$repository/tests/training/state_dict_interop.py
+script=$repository/tests/checkpoint/state_dict_interop.py
 "$python" -W ignore "$script" save "$folder/python"
 "$program" "$folder/python" "$folder/cpp"
 "$python" -W ignore "$script" load "$folder/cpp"

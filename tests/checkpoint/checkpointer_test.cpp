@@ -1,5 +1,5 @@
 // The contents of a checkpoint, and its files.
-#include "training/checkpointing.h"
+#include "checkpoint/checkpointing.h"
 
 #include <algorithm>
 #include <limits>

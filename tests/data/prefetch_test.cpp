@@ -14,7 +14,7 @@
 #include <ddp/sampler.h>
 #include <torch/torch.h>
 
-#include "training/threads.h"
+#include "data/threads.h"
 
 #include "support/catch.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "training/threads.h"
+#include "data/threads.h"
 
 #include "support/catch.h"
 

@@ -1,5 +1,5 @@
 // Folders of checkpoints that another program has changed, and saves after a failed one.
-#include "training/checkpointing.h"
+#include "checkpoint/checkpointing.h"
 
 #include <chrono>
 #include <cstdio>
@@ -9,8 +9,8 @@
 #include "checkpoint/python/torch_file.h"
 #include "support/warnings.h"
 
+#include "checkpoint/small_disk.h"
 #include "support/catch.h"
-#include "training/small_disk.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #include <random>
 
 #include "checkpoint/checkpointer/sharded_parts.h"
+#include "checkpoint/checkpointing.h"
 #include "support/warnings.h"
-#include "training/checkpointing.h"
 
 #include "support/catch.h"
 
