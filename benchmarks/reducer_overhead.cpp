@@ -143,6 +143,59 @@ class C10d : public Engine {
   std::shared_ptr<c10d::Logger> logger_;
 };
 
+using Engines = std::vector<std::unique_ptr<Engine>>;
+
+// "none" first: the others are compared with it.
+Engines make_engines(int blocks, const ddp::ProcessGroup& group) {
+  using Options = ddp::DistributedDataParallelOptions;
+  Engines engines;
+  const auto wrapped = [&](const char* name, const Options& options) {
+    engines.push_back(std::make_unique<Wrapped>(name, make_net(blocks), options));
+  };
+  engines.push_back(std::make_unique<Engine>("none", make_net(blocks)));
+  engines.push_back(std::make_unique<Hooked>("empty hooks", make_net(blocks)));
+  wrapped("ddp", Options());
+  wrapped("ddp, views", Options().gradient_as_bucket_view(true));
+  wrapped("ddp, unused", Options().find_unused_parameters(true));
+  wrapped("ddp, static", Options().static_graph(true));
+  engines.push_back(std::make_unique<C10d>("c10d", make_net(blocks), group, false));
+  engines.push_back(std::make_unique<C10d>("c10d, unused", make_net(blocks), group, true));
+  return engines;
+}
+
+// Milliseconds of a step, by engine and round.
+using Times = std::vector<std::vector<double>>;
+
+Times measure(Engines& engines, int rounds) {
+  Times times(engines.size());
+  constexpr int kWarmUp = 10;  // more steps than the rebuild takes
+  for (int round = -kWarmUp; round < rounds; ++round) {
+    for (size_t i = 0; i < engines.size(); ++i) {
+      // Every other round in the opposite order: an engine gains from the caches that the one
+      // before warmed, and so all gain alike.
+      const size_t e = round % 2 ? engines.size() - 1 - i : i;
+      const double ms = engines[e]->turn();
+      if (round >= 0) times[e].push_back(ms);
+    }
+  }
+  return times;
+}
+
+void print(const Engines& engines, const Times& times, int parameters) {
+  std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
+  for (size_t e = 0; e < engines.size(); ++e) {
+    // Differences within a round: the machine's speed drifts by more than the measured difference.
+    std::vector<double> above;
+    for (size_t round = 0; round < times[e].size(); ++round) {
+      above.push_back(times[e][round] - times[0][round]);
+    }
+    const double extra = benchmarks::median(std::move(above));
+    std::printf(
+        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), benchmarks::median(times[e]),
+        extra, extra * 1000 / parameters);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -163,47 +216,12 @@ int main(int argc, char** argv) {
                                                  .store(c10::make_intrusive<c10d::HashStore>())
                                                  .rank(0)
                                                  .world_size(1));
-  using Options = ddp::DistributedDataParallelOptions;
-  std::vector<std::unique_ptr<Engine>> engines;
-  const auto wrapped = [&](const char* name, const Options& options) {
-    engines.push_back(std::make_unique<Wrapped>(name, make_net(blocks), options));
-  };
-  engines.push_back(std::make_unique<Engine>("none", make_net(blocks)));
-  engines.push_back(std::make_unique<Hooked>("empty hooks", make_net(blocks)));
-  wrapped("ddp", Options());
-  wrapped("ddp, views", Options().gradient_as_bucket_view(true));
-  wrapped("ddp, unused", Options().find_unused_parameters(true));
-  wrapped("ddp, static", Options().static_graph(true));
-  engines.push_back(std::make_unique<C10d>("c10d", make_net(blocks), group, false));
-  engines.push_back(std::make_unique<C10d>("c10d, unused", make_net(blocks), group, true));
-
-  const auto skipped = [&](const auto& engine) {
+  auto engines = make_engines(blocks, group);
+  const auto is_skipped = [&](const auto& engine) {
     return !only.empty() && engine->name() != only && engine->name() != "none";
   };
-  engines.erase(std::remove_if(engines.begin(), engines.end(), skipped), engines.end());
-
-  std::vector<std::vector<double>> times(engines.size());
-  constexpr int kWarmUp = 10;  // more steps than the rebuild takes
-  for (int round = -kWarmUp; round < rounds; ++round) {
-    for (size_t i = 0; i < engines.size(); ++i) {
-      // Every other round in the opposite order: an engine gains from the caches that the one
-      // before warmed, and so all gain alike.
-      const size_t e = round % 2 ? engines.size() - 1 - i : i;
-      const double ms = engines[e]->turn();
-      if (round >= 0) times[e].push_back(ms);
-    }
-  }
-  const int parameters = 4 * blocks;
-  std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
-  for (size_t e = 0; e < engines.size(); ++e) {
-    // Differences within a round: the machine's speed drifts by more than the measured difference.
-    std::vector<double> above;
-    for (int round = 0; round < rounds; ++round) above.push_back(times[e][round] - times[0][round]);
-    const double extra = benchmarks::median(std::move(above));
-    std::printf(
-        "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), benchmarks::median(times[e]),
-        extra, extra * 1000 / parameters);
-  }
+  engines.erase(std::remove_if(engines.begin(), engines.end(), is_skipped), engines.end());
+  print(engines, measure(engines, rounds), /*parameters=*/4 * blocks);
   engines.clear();
   ddp::destroy_process_group();
   return 0;

@@ -27,6 +27,8 @@ class JoinContext {
 
   const JoinOptions& options() const { return options_; }
 
+  /// The join that `joinable` is in; null for none.
+  static JoinContext* of(const Joinable& joinable) { return joinable.join_context_; }
   /// Whether this thread runs the body of a join of `group` (null: of any group) that continues
   /// when ranks have no input left, so without throw_on_early_termination.
   static bool is_in_uneven_join(const ProcessGroup& group);

@@ -1,13 +1,11 @@
 #include "precision/low_precision_parameters.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -102,40 +100,11 @@ LowPrecisionParameters::LowPrecisionParameters(
   }
 }
 
-// A forward pass inside a backward pass (recomputation) belongs to the training thread, even on
-// autograd's thread. Between passes the optimizer may step, so another thread waits for a pause.
-void LowPrecisionParameters::check_thread(std::unique_lock<std::mutex>& lock) {
-  if (phase_ == Phase::Backward && torch::autograd::get_current_node()) return;
-  const bool is_first = phase_changes_ == 0;
-  if (phase_ != Phase::Backward && (is_first || is_training_thread())) return;
-  DDP_CHECK(
-      phase_ == Phase::Original && wait_for_pause(lock),
-      "MixedPrecision: expected forward on one thread, got it on two within half a second. Give "
-      "the thread that does not train a copy, model->snapshot().");
-}
-
-void LowPrecisionParameters::enter(Phase phase) {
-  phase_ = phase;
-  ++phase_changes_;
-  last_change_ = Clock::now();
-  changed_.notify_all();
-}
-
-// Waits until half a second has passed without the begin or end of a pass. Returns false if one
-// begins or ends before, or if one runs.
-bool LowPrecisionParameters::wait_for_pause(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::milliseconds kPause(500);
-  const auto changes = phase_changes_;
-  const auto is_disturbed = [this, changes] { return reads_allowed_ || phase_changes_ != changes; };
-  return !changed_.wait_until(lock, last_change_ + kPause, is_disturbed) &&
-         phase_ == Phase::Original;
-}
-
 void LowPrecisionParameters::begin_forward() {
   std::unique_lock<std::mutex> lock(mutex_);
-  check_thread(lock);
-  if (phase_ != Phase::Original) return;
-  training_thread_ = std::this_thread::get_id();
+  readers_.check_thread(lock);
+  if (readers_.phase() != Phase::Original) return;
+  readers_.set_training_thread();
   casts_.reset();
   auto casts = std::make_shared<Casts>();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -143,7 +112,7 @@ void LowPrecisionParameters::begin_forward() {
     if (casts->back().requires_grad()) hook_accumulator(i);
   }
   casts_ = std::move(casts);
-  enter(Phase::Forward);  // before, in case substitute() throws
+  readers_.enter(Phase::Forward);  // before, in case substitute() throws
   substitute(*casts_);
 }
 
@@ -158,7 +127,7 @@ void LowPrecisionParameters::hook_accumulator(size_t parameter) {
 
 void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ != Phase::Forward) return;
+  if (readers_.phase() != Phase::Forward) return;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     output.grad_fn()->add_pre_hook(std::make_unique<OutputHook>(weak_from_this(), casts_));
@@ -168,7 +137,7 @@ void LowPrecisionParameters::end_forward(const std::vector<at::Tensor>& outputs)
 
 void LowPrecisionParameters::abandon_forward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ != Phase::Forward || !is_training_thread()) return;
+  if (readers_.phase() != Phase::Forward || !readers_.is_training_thread()) return;
   restore_all();
 }
 
@@ -184,61 +153,25 @@ void LowPrecisionParameters::begin_backward(const CastsPtr& casts) {
       "MixedPrecision: expected a backward pass without create_graph, got one with it. Wrap the "
       "model without mixed_precision where second derivatives are needed, and use autocast.");
   std::unique_lock<std::mutex> lock(mutex_);
-  if (phase_ != Phase::Backward) {
-    enter(Phase::Backward);
+  if (readers_.phase() != Phase::Backward) {
+    readers_.enter(Phase::Backward);
     torch::autograd::Engine::get_default_engine().queue_callback(
         [end = std::make_shared<BackwardEnd>(weak_from_this())] { end->run(); });
-    let_others_read(lock);
+    readers_.let_others_read(lock);
   }
   substitute(*casts);
 }
 
-// At the beginning of a backward pass no optimizer steps, and no forward pass changes a buffer.
-void LowPrecisionParameters::let_others_read(std::unique_lock<std::mutex>& lock) {
-  if (waiting_ == 0) return;
-  reads_allowed_ = true;
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return waiting_ == 0; });
-  reads_allowed_ = false;
-}
-
 void LowPrecisionParameters::read(const std::function<void(const ValueOf&)>& read) {
-  constexpr std::chrono::milliseconds kLook(100);
-  const auto deadline = Clock::now() + std::chrono::minutes(10);
   const ValueOf value = [this](const at::Tensor& tensor) { return value_of(tensor); };
   std::unique_lock<std::mutex> lock(mutex_);
-  if (is_training_thread()) return read(value);
-  struct WaitingReader {
-    explicit WaitingReader(LowPrecisionParameters& all) : all(all) { ++all.waiting_; }
-    ~WaitingReader() {
-      --all.waiting_;
-      all.changed_.notify_all();
-    }
-    WaitingReader(const WaitingReader&) = delete;
-    WaitingReader& operator=(const WaitingReader&) = delete;
-    LowPrecisionParameters& all;
-  } const waiting(*this);
-  while (Clock::now() < deadline) {
-    const auto before = versions();
-    const bool is_paused = wait_for_pause(lock);
-    if (!reads_allowed_ && (!is_paused || versions() != before)) {
-      // A backward pass may take longer than a pause: wait for its end.
-      if (phase_ != Phase::Original) changed_.wait_for(lock, kLook);
-      continue;
-    }
-    const bool is_safe = reads_allowed_;
-    read(value);
-    if (is_safe || versions() == before) return;
-  }
-  DDP_CHECK(
-      false,
-      "MixedPrecision: expected a backward pass, or a pause of the optimizer, within ten minutes, "
-      "got none. Read parameters on the thread that trains.");
+  readers_.read(
+      lock, [this] { return versions(); }, [&] { read(value); });
 }
 
 bool LowPrecisionParameters::may_read_directly() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return is_training_thread();
+  return readers_.is_training_thread();
 }
 
 at::Tensor LowPrecisionParameters::value_of(const at::Tensor& tensor) const {
@@ -256,7 +189,7 @@ std::vector<int64_t> LowPrecisionParameters::versions() const {
 
 void LowPrecisionParameters::end_backward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Backward) restore_all();
+  if (readers_.phase() == Phase::Backward) restore_all();
 }
 
 void LowPrecisionParameters::substitute(const Casts& casts) {
@@ -281,7 +214,7 @@ void LowPrecisionParameters::restore(size_t parameter) noexcept {
 
 void LowPrecisionParameters::restore_all() noexcept {
   for (size_t i = 0; i < parameters_.size(); ++i) restore_one(i);
-  enter(Phase::Original);
+  readers_.enter(Phase::Original);
 }
 
 }  // namespace ddp

@@ -1,17 +1,16 @@
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+
+#include "precision/parameter_readers.h"
 
 namespace ddp {
 
@@ -40,26 +39,25 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   /// \param parameters  leaves, each once. Those that are not floating are not replaced.
   LowPrecisionParameters(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
 
-  /// Begins a forward pass. Does nothing inside a backward pass, where the casts are in place
+  /// Begins a forward pass. Where another thread ran the last one, waits until no pass has begun or
+  /// ended for half a second. Does nothing inside a backward pass, where the casts are in place
   /// already.
   ///
-  /// \throws c10::Error  if a pass of another thread runs, or one of it begins while this call
-  /// waits
-  ///         until half a second has passed since the last.
+  /// \throws c10::Error  a pass of another thread runs, or begins during that wait.
   void begin_forward();
   /// Ends a forward pass that returned `outputs`.
   void end_forward(const std::vector<at::Tensor>& outputs);
   /// Ends a forward pass that threw, or whose outputs have no graph.
   void abandon_forward() noexcept;
 
-  /// Calls `read` while no value changes, perhaps several times: the values of the last call are
-  /// all of one moment between two steps of the optimizer. From any thread.
+  /// Calls `read` with values of one moment between two steps of the optimizer. Calls it again
+  /// where a parameter changed during the call: the last call counts.
   ///
-  /// Blocks: on the training thread no; on another until a backward pass begins, whose thread waits
-  /// for the reader, or until no pass has begun and nothing has been written for half a second.
+  /// Threads: any. Blocks: on the training thread, no. On another thread, until
+  ///   - a backward pass begins, whose thread waits until `read` has returned; or
+  ///   - for half a second no pass has begun or ended, and no parameter was written.
   ///
-  /// \throws c10::Error  if parameters are written without pause for ten minutes, and no backward
-  ///         pass runs.
+  /// \throws c10::Error  neither happens within ten minutes.
   void read(const std::function<void(const ValueOf&)>& read);
   /// Whether this thread may read the parameters without read(): it ran the last forward pass, or
   /// constructed this object, if none has run.
@@ -76,15 +74,9 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   class GradientHook;
   class BackwardEnd;
 
-  enum class Phase { Original, Forward, Backward };
-  using Clock = std::chrono::steady_clock;
+  using Phase = ParameterReaders::Phase;
 
-  bool is_training_thread() const { return training_thread_ == std::this_thread::get_id(); }
-  void check_thread(std::unique_lock<std::mutex>& lock);
-  void enter(Phase phase);
-  bool wait_for_pause(std::unique_lock<std::mutex>& lock);
   void begin_backward(const CastsPtr& casts);
-  void let_others_read(std::unique_lock<std::mutex>& lock);
   at::Tensor value_of(const at::Tensor& tensor) const;
   std::vector<int64_t> versions() const;
   void end_backward() noexcept;
@@ -97,16 +89,9 @@ class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionP
   const std::vector<at::Tensor> parameters_;
   const at::ScalarType dtype_;
   std::vector<at::Tensor> originals_;  // by parameter; undefined where it is not replaced
-  Phase phase_ = Phase::Original;
-  uint64_t phase_changes_ = 0;
-  Clock::time_point last_change_{};
-  CastsPtr casts_;                                   // of the last forward pass
+  CastsPtr casts_;                     // of the last forward pass
   std::unordered_map<const void*, size_t> indices_;  // by TensorImpl
-  // Ran the last forward pass, or will run the first.
-  std::thread::id training_thread_ = std::this_thread::get_id();
-  int waiting_ = 0;             // threads in read()
-  bool reads_allowed_ = false;  // the training thread waits for the readers
-  std::condition_variable changed_;
+  ParameterReaders readers_;
   mutable std::mutex mutex_;  // protects the members above and replacing the parameters' data
 };
 

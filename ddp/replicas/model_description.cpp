@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kRemedy =
+constexpr const char* kBuildAlike =
     ". Build the model and its options from the same configuration on all ranks.";
 
 std::string describe(const StateTensor& state) {
@@ -73,7 +73,7 @@ std::string describe_difference(const std::vector<Description>& by_rank) {
     for (const size_t rank : different) text += ddp::str(" ", rank);
     text += ")";
   }
-  return text + kRemedy;
+  return text + kBuildAlike;
 }
 
 void check_same_on_all_ranks(

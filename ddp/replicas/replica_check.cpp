@@ -14,7 +14,6 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
-#include <ddp/internal/stream_capture.h>
 #include <ddp/internal/text.h>
 
 #include "replicas/optimizer_values.h"
@@ -236,33 +235,6 @@ std::string describe_replica_difference(
     if (!difference.empty()) text += (text.empty() ? "" : "; ") + difference;
   }
   return text;
-}
-
-void PeriodicReplicaCheck::start(
-    c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
-  if (every_ == 0 || group.getSize() == 1 || ++passes_ % every_ != 0) return;
-  const auto tensors = find();
-  DDP_CHECK(
-      !is_capturing(tensors.front().device()),
-      "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
-      "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
-  const auto hash = static_cast<int64_t>(hash_of(tensors));
-  // One all-reduce of the maximum finds both extremes: max(~hash) is ~min(hash).
-  extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
-  std::vector<at::Tensor> wire{extremes_};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  work_ = group.allreduce(wire, options);
-}
-
-bool PeriodicReplicaCheck::differs(GroupMonitor& monitor) {
-  const auto work = std::exchange(work_, {});
-  if (!work) return false;
-  const auto where = [] { return std::string("comparing a hash of the ranks' parameters"); };
-  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
-  const auto extremes = extremes_.cpu();
-  const auto* of_all = extremes.const_data_ptr<int64_t>();
-  return of_all[0] != ~of_all[1];
 }
 
 }  // namespace ddp

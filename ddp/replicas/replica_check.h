@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/FunctionRef.h>
 #include <ddp/internal/group_monitor.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -55,27 +54,5 @@ enum class Buffers {
 std::string describe_replica_difference(
     const std::vector<ReplicaValue>& values, Buffers buffers, const std::exception_ptr& error,
     const ProcessGroup& group, GroupMonitor& monitor);
-
-/// Compares a hash of tensors in every `every`-th pass, while the gradients are reduced.
-class PeriodicReplicaCheck {
- public:
-  explicit PeriodicReplicaCheck(int64_t every) : every_(every) {}
-
-  /// Call it once a pass, on every rank. In every `every`-th, starts to compare a hash of the
-  /// tensors that `find` returns.
-  ///
-  /// Collective: yes, in those passes. Blocks: no.
-  void start(c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group);
-
-  /// Whether the pass's hashes differ, the same on every rank; false in a pass without a
-  /// comparison.
-  bool differs(GroupMonitor& monitor);
-
- private:
-  const int64_t every_;  // 0: never
-  int64_t passes_ = 0;
-  at::Tensor extremes_;
-  c10::intrusive_ptr<c10d::Work> work_;
-};
 
 }  // namespace ddp

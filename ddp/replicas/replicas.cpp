@@ -1,7 +1,6 @@
 // Checks whether the ranks' models are still the same.
 #include <ddp/replicas.h>
 
-#include <algorithm>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
@@ -75,19 +74,16 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
 
 std::vector<ReplicaValue> State::values_to_check(
     const std::vector<torch::optim::Optimizer*>& optimizers) const {
-  auto state = whole_state();
-  if (!options_.broadcast_buffers()) {
-    const auto is_buffer = [](const StateTensor& s) { return !s.is_parameter; };
-    state.erase(std::remove_if(state.begin(), state.end(), is_buffer), state.end());
-  }
-  auto known = wrapped_->parameters();
-  known.insert(known.end(), outside_.begin(), outside_.end());
+  auto state = tensors_.state(options_.broadcast_buffers());
+  auto known = wrapped().parameters();
+  known.insert(known.end(), tensors_.outside().begin(), tensors_.outside().end());
   OutsideTensors outside(known);
   std::vector<ReplicaValue> values;
   const auto add = [&](const torch::optim::Optimizer& optimizer) {
     outside.add(optimizer, state);
-    for (auto& value : replica_values(optimizer, *wrapped_, ignored_))
+    for (auto& value : replica_values(optimizer, wrapped(), tensors_.ignored())) {
       values.push_back(std::move(value));
+    }
   };
   if (optimizer_) add(*optimizer_);
   for (const auto* optimizer : optimizers) {
@@ -126,12 +122,15 @@ void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimize
 }
 
 std::string State::error() {
-  const bool differs = replica_check_.differs(*monitor_);
-  if (first_pass_ == FirstPass::Different) {
-    first_pass_ = FirstPass::Pending;  // the next pass compares again
-    return describe_drift({}, kExpectedEqualFirst);
+  switch (replica_check_.finish(*monitor_)) {
+    case PassReplicaCheck::Found::Nothing:
+      break;
+    case PassReplicaCheck::Found::InFirst:
+      return describe_drift({}, kExpectedEqualFirst);
+    case PassReplicaCheck::Found::Later:
+      return describe_drift({}, kExpectedEqual);
   }
-  return differs ? describe_drift({}, kExpectedEqual) : std::string();
+  return {};
 }
 
 }  // namespace ddp

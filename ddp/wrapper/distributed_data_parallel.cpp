@@ -8,6 +8,7 @@
 #include <ddp/internal/error_text.h>
 #include <torch/optim/lbfgs.h>
 
+#include "join/model_join_hook.h"
 #include "wrapper/snapshot.h"
 #include "wrapper/state.h"
 

@@ -45,8 +45,9 @@ std::vector<StateTensor> module_state(const torch::nn::Module& module, const Nam
 
 namespace {
 
-// Not in evaluation mode, where a batch normalization reads them in backward, nor by the buffers'
-// names: a module of the program's own may compute with buffers of these names.
+// Whether the buffers of `owner` are running statistics that backward does not read: those of a
+// batch normalization in training mode. In evaluation mode its backward reads them. The names of
+// buffers do not tell: a module of the program's own may compute with buffers of the same names.
 bool has_running_statistics(const torch::nn::Module& owner, size_t buffers) {
   if (buffers < 2 || !owner.is_training()) return false;
   return owner.as<torch::nn::BatchNorm2dImpl>() || owner.as<torch::nn::BatchNorm1dImpl>() ||

@@ -1,13 +1,9 @@
-// The wrapper's work around each pass, on a rank with input or without (join).
+// The wrapper's work around each pass.
 #include "wrapper/state.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -16,8 +12,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "join/join_context.h"
-#include "replicas/model_description.h"
-#include "zero/optimizer_state.h"
 
 namespace ddp {
 
@@ -32,7 +26,7 @@ State::Gradients State::gradients_of_forward() const {
   };
   // With all parameters frozen (a GAN's discriminator in the generator's step), gradients only pass
   // through the module.
-  if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(frozen_))) {
+  if (!c10::GradMode::is_enabled() || !(any(reducer_->parameters()) || any(tensors_.frozen()))) {
     return Gradients::None;
   }
   return gradient_sync_ ? Gradients::Averaged : Gradients::Local;
@@ -40,31 +34,18 @@ State::Gradients State::gradients_of_forward() const {
 
 bool State::is_in_join() const { return owner_.join_context() != nullptr; }
 
-bool State::agrees_in_forward() const {
-  const auto* join = owner_.join_context();
-  return join && join->options().throw_on_early_termination();
-}
-
 void State::before_forward(std::optional<int64_t> samples) {
   if (owner_.is_training()) {
     buffers_->expect_changes();
   } else if (c10::GradMode::is_enabled()) {
     buffers_->expect_reads();
   }
-  const auto counted = std::exchange(samples_of_next_forward_, {});
+  samples = terms_.take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
-  unlisted_in_join_ =
-      !owner_.join_context() && group_->getSize() > 1 && JoinContext::is_in_uneven_join(group_);
-  warn_of_new_parameters();
-  count_own_samples(counted, samples);
-  terms_ = {};
-  if (options_.reduction() == Reduction::Sum) terms_.scale = 1;
-  if (agrees_in_forward()) {
-    auto mine = local_status(/*active=*/true);
-    mine.reduces = gradients == Gradients::Averaged;
-    terms_ = terms_in(owner_.join_context()->begin_round(owner_, JoinPlace::Event::Forward, mine));
-  }
+  watch_->warn_of_new(*monitor_);
+  count_samples_of_forward(samples);
+  terms_.begin_forward(gradients == Gradients::Averaged);
   if (gradients != Gradients::Averaged) return;
   // A pass in eval() mode need not come on every rank. One inside a reduced backward pass (a
   // checkpoint that runs forward again) belongs to that.
@@ -75,9 +56,7 @@ void State::before_forward(std::optional<int64_t> samples) {
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   precision_.end_forward(outputs, outputs_complete);
-  if (samples_of_forward_ > 0) {
-    samples_.add_forward(std::exchange(samples_of_forward_, 0), outputs, outputs_complete);
-  }
+  terms_.end_forward(outputs, outputs_complete);
   switch (gradients_of_forward()) {
     case Gradients::None:
       break;
@@ -85,7 +64,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms_});
+      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms_.known()});
       break;
   }
 }
@@ -118,7 +97,7 @@ void State::sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_compl
     reducer_->prepare_for_forward();
     check_frozen_parameters();
     reducer_->prepare_for_backward(
-        {std::move(outputs), outputs_complete, terms_, /*only_through_outputs=*/true});
+        {std::move(outputs), outputs_complete, terms_.known(), /*only_through_outputs=*/true});
   } catch (...) {
     note_exception("sync_in_backward threw on ", /*others_wait=*/true);
     throw;
@@ -143,7 +122,7 @@ void State::end() { forwards_.restart(); }
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;
   for (const auto& p : reducer_->parameters()) tensors.push_back(p.tensor);
-  for (const auto& p : frozen_) tensors.push_back(p.tensor);
+  for (const auto& p : tensors_.frozen()) tensors.push_back(p.tensor);
   return tensors;
 }
 
@@ -154,31 +133,11 @@ bool State::must_wait() {
   return join && !join->take_turn(owner_);
 }
 
-// Runs at the begin of an averaged backward pass.
 void State::begin(PassTerms& terms) {
-  DDP_CHECK(
-      !unlisted_in_join_,
-      "join: expected every model that is trained in the body to join, got an averaged backward "
-      "pass of one that does not, for which ranks without input would not come, on ",
-      monitor_->rank_text(), ". List it as well.");
-  const bool weighted = options_.reduction() == Reduction::SampleWeighted;
-  auto* join = owner_.join_context();
-  DDP_CHECK(
-      !join || join->take_turn(owner_),
-      "join: expected the backward pass of one model after that of another, got one inside the "
-      "other on ",
-      monitor_->rank_text(), ". Run them one after the other.");
-  if (agrees_in_forward()) {
-    // A rank that left the pass out would answer with a collective of another size. The round finds
-    // it first, and names it.
-    join->begin_round(owner_, JoinPlace::Event::Backward, {});
-  } else if (join || weighted) {
-    samples_.begin_backward();
-    terms = terms_in(agree_on_terms());
-  }
+  terms_.begin_backward(terms);
   compare_in_first_pass();
-  warn_of_stray_tensors();
-  samples_.clear();
+  if (group_->getSize() > 1) strays_.warn_of_stepped(*monitor_);
+  terms_.forget_samples();
 }
 
 void State::start(int source) {
@@ -202,116 +161,19 @@ void State::sync_buffers(int source) {
   });
 }
 
-JoinRound State::agree_on_terms() {
-  const auto mine = local_status(/*active=*/true);
-  auto* join = owner_.join_context();
-  if (!join) return all_reduce_status(mine, group_, device(), *monitor_);
-  return gather_own_samples(
-      join->begin_round(owner_, JoinPlace::Event::Backward, mine), /*active=*/true);
-}
-
-// With several models, a rank without input learns only from the round which model the pass belongs
-// to, so its own samples of that model are not in the round. A second all-reduce exchanges them.
-JoinRound State::gather_own_samples(const JoinRound& round, bool active) {
-  const bool weighted = options_.reduction() == Reduction::SampleWeighted;
-  if (!weighted || !owner_.join_context()->has_several()) return round;
-  return all_reduce_status(local_status(active), group_, device(), *monitor_);
-}
-
-// Ranks with different communication hooks would hang. Models that were changed after they were
-// wrapped would keep different parameters.
+// Models that were changed after they were wrapped would keep different parameters.
 void State::compare_in_first_pass() {
-  if (first_pass_ != FirstPass::Pending) return;
-  first_pass_ = FirstPass::Equal;
-  const auto every = options_.check_replicas_every();
-  if (group_->getSize() == 1 || !(options_.init_sync() || every.value_or(0) > 0)) return;
-  const auto kind = hook_     ? c10::demangle(hook_.target_type().name())
-                    : shards_ ? "none, but sharded gradients"
-                              : "none";
-  Description mine{{"communication", "hook", kind}};
-  if (every != 0) {
-    const auto hash = hash_of(precision_.originals(all_parameters()));
-    mine.push_back({"hash", "parameters", std::to_string(hash)});
-  }
-  auto by_rank = gather_if_hashes_differ("communication hooks", mine, nullptr, group_, *monitor_);
-  if (by_rank.empty()) return;
-  for (auto& description : by_rank) description.resize(1);
-  const auto difference = describe_difference(by_rank);
-  DDP_CHECK(difference.empty(), difference);
-  // Only a hash is known here. The pass continues, and its end finds the parameter's name.
-  first_pass_ = FirstPass::Different;
+  replica_check_.compare_first(
+      [this]() -> std::string {
+        if (hook_) return c10::demangle(hook_.target_type().name());
+        return shards_ ? "none, but sharded gradients" : "none";
+      },
+      [this] { return precision_.originals(all_parameters()); }, group_, *monitor_);
 }
 
-RankStatus State::local_status(bool active) {
-  // Samples whose gradients zero_grad() discarded have no weight in the next average.
-  if (!active && reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
-  RankStatus status;
-  status.active = active;
-  status.samples = samples_.counted();
-  return status;
-}
-
-PassTerms State::terms_in(const JoinRound& round) const {
-  PassTerms terms;
-  const auto* join = owner_.join_context();
-  if (join) terms.source = round.last_active();
-  switch (options_.reduction()) {
-    case Reduction::Mean:
-      if (join && !join->options().divide_by_initial_world_size()) {
-        terms.scale = 1.0 / round.active();
-      }
-      break;
-    case Reduction::Sum:
-      terms.scale = 1;
-      break;
-    case Reduction::SampleWeighted:
-      terms.scale = round.samples() > 0 ? samples_.counted() / round.samples() : 0;
-      break;
-  }
-  return terms;
-}
-
-void State::join_pass() {
-  const auto terms = terms_in(gather_own_samples(owner_.join_context()->round(), /*active=*/false));
-  samples_.clear();
-  compare_in_first_pass();
-  reducer_->join_backward(terms);
-}
-
-void State::end_join(bool is_last_joiner, const JoinOptions& options) {
-  const auto round = all_reduce_status({is_last_joiner}, group_, device(), *monitor_);
-  broadcast_model(round.last_active());
-  for (auto* optimizer : options.optimizers()) {
-    broadcast_optimizer(*optimizer, round.last_active(), group_, *monitor_);
-  }
-  const bool uneven = round.active() < round.size();
-  const bool all_step = optimizer_ || sharded_optimizers_ > 0;
-  if (uneven && options.optimizers().empty() && !all_step) {
-    TORCH_WARN_ONCE(
-        "join: some ranks had less input than others, so their optimizers took fewer steps. The "
-        "models are equal now; momentum, moments and step counts of optimizers are not, and the "
-        "models will drift apart. Pass JoinOptions().optimizers({&optimizer}), or use "
-        "step_in_backward().");
-  }
-}
-
-void ModelJoinHook::main_hook() { state_.join_pass(); }
-
-void ModelJoinHook::post_hook(bool is_last_joiner) { state_.end_join(is_last_joiner, options_); }
-
-void State::count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found) {
-  if (options_.reduction() != Reduction::SampleWeighted) return;
+void State::count_samples_of_forward(std::optional<int64_t> samples) {
   try {
-    // Samples whose gradients zero_grad() discarded have no weight in the next average.
-    if (reducer_->clear_usage_of_zeroed_grads()) samples_.clear();
-    DDP_CHECK_VALUE(
-        counted || found,
-        "DistributedDataParallel: expected a tensor among forward's arguments, whose first "
-        "dimension counts the samples for Reduction::SampleWeighted, got none. Say how many there "
-        "are with count_samples() before forward.");
-    const auto samples = static_cast<double>(counted ? *counted : *found);
-    // With early termination the ranks exchange their samples in forward, so they count at once.
-    agrees_in_forward() ? samples_.add(samples) : void(samples_of_forward_ = samples);
+    terms_.count_forward(samples);
   } catch (...) {
     forward_failed();
     throw;
@@ -322,38 +184,11 @@ void State::count_samples(int64_t samples) {
   DDP_CHECK_VALUE(
       samples >= 0, "count_samples: expected a number of samples >= 0, got ", samples,
       ". Pass the samples of the coming forward pass.");
-  samples_of_next_forward_ = samples;
-}
-
-void State::warn_of_new_parameters() {
-  const auto names = watch_->find_new();
-  if (names.empty()) return;
-  TORCH_WARN(
-      "DistributedDataParallel: expected the parameters that the module had when it was wrapped, "
-      "got ",
-      names.size(), " more on ", monitor_->rank_text(), " (", join_names(names),
-      "), whose gradients are not averaged. Call model->refresh() on every rank, and give them to "
-      "the optimizer.");
-}
-
-void State::warn_of_stray_tensors() {
-  if (group_->getSize() == 1) return;
-  const auto tensor = strays_.find_stepped();
-  if (tensor.empty()) return;
-  TORCH_WARN(
-      "DistributedDataParallel: expected an optimizer to step what is averaged, got a step of a "
-      "tensor of no wrapped module, ",
-      tensor, ", on gradients of ", monitor_->rank_text(),
-      " alone, so the ranks' values drift apart. Call model->also_average({tensor}) after "
-      "wrapping, "
-      "unless the program averages it itself or each rank is to have its own.");
+  terms_.set_samples_of_next_forward(samples);
 }
 
 void State::check_frozen_parameters() {
-  std::vector<std::string> unfrozen;
-  for (const auto& p : frozen_) {
-    if (p.tensor.requires_grad()) unfrozen.push_back(p.name);
-  }
+  const auto unfrozen = tensors_.unfrozen();
   if (unfrozen.empty()) return;
   reducer_->report_problem(
       ddp::str(

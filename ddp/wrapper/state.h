@@ -5,22 +5,21 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/reducer.h>
 
-#include "join/join_round.h"
+#include "checks/forward_count.h"
+#include "checks/parameter_watch.h"
+#include "checks/stray_tensors.h"
 #include "precision/model_precision.h"
+#include "replicas/pass_replica_check.h"
 #include "replicas/replica_check.h"
-#include "wrapper/forward_count.h"
-#include "wrapper/module_state.h"
-#include "wrapper/parameter_watch.h"
-#include "wrapper/sample_counter.h"
+#include "wrapper/model_tensors.h"
+#include "wrapper/pass_terms.h"
 #include "wrapper/shared_buffers.h"
-#include "wrapper/stray_tensors.h"
 
 namespace ddp {
 
@@ -62,9 +61,13 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
 
   // For joins.
-  RankStatus local_status(bool active);
-  void join_pass();
-  void end_join(bool is_last_joiner, const JoinOptions& options);
+  PassTermsAgreement& terms() { return terms_; }
+  /// Throws where the ranks have different communication hooks in their first averaged pass.
+  void compare_in_first_pass();
+  /// Collective: yes. Blocks: host.
+  void broadcast_model(int source);
+  /// Whether optimizers step on ranks without input, too.
+  bool steps_without_input() const { return optimizer_ || sharded_optimizers_ > 0; }
 
   bool must_wait() override;
   void begin(PassTerms& terms) override;
@@ -77,8 +80,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   const DistributedDataParallelOptions& options() const { return options_; }
   const ProcessGroup& group() const { return group_; }
   GroupMonitor& monitor() const { return *monitor_; }
-  const Reducer& reducer() const { return *reducer_; }
-  torch::nn::Module& wrapped() const { return *wrapped_; }
+  Reducer& reducer() const { return *reducer_; }
+  torch::nn::Module& wrapped() const { return *tensors_.module(); }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
   const detail::InputPlacement& input_placement() const { return input_placement_; }
   const ModelPrecision& precision() const { return precision_; }
@@ -87,86 +90,47 @@ class DistributedDataParallelBase::State : public PassCompanion {
  private:
   /// How the gradients of a forward pass are handled.
   enum class Gradients { None, Local, Averaged };
-  /// Whether the ranks' parameters were equal at the begin of the first averaged pass. Pending
-  /// until that comparison.
-  enum class FirstPass { Pending, Equal, Different };
 
   std::vector<NamedParameter> checked_parameters();
   std::vector<NamedParameter> agreed_parameters();
-  std::vector<NamedParameter> trained() const;
-  std::vector<StateTensor> whole_state() const;
   void rebuild();
   void build_reducer(std::vector<NamedParameter> parameters);
   void attach_optimizer(Reducer& reducer);
   void sync_initial_state(const std::exception_ptr& error);
-  std::vector<at::Tensor> state_tensors() const;
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
   std::string describe_drift(
       const std::vector<torch::optim::Optimizer*>& optimizers, const char* expectation) const;
-  JoinRound agree_on_terms();
-  JoinRound gather_own_samples(const JoinRound& round, bool active);
-  void compare_in_first_pass();
   void check_no_low_reduction(const char* what) const;
-  void broadcast_model(int source);
-  PassTerms terms_in(const JoinRound& round) const;
-  void count_own_samples(std::optional<int64_t> counted, std::optional<int64_t> found);
+  void count_samples_of_forward(std::optional<int64_t> samples);
   std::vector<at::Tensor> all_parameters() const;
-  void warn_of_new_parameters();
-  void warn_of_stray_tensors();
   void check_frozen_parameters();
-  std::vector<MissingGradient> explain_missing(const std::vector<size_t>& parameters) const;
   void check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const;
   void note_exception(const char* who_threw, bool others_wait) noexcept;
   Gradients gradients_of_forward() const;
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
-  bool agrees_in_forward() const;
 
   DistributedDataParallelBase& owner_;
-  const std::shared_ptr<torch::nn::Module> wrapped_;
   const DistributedDataParallelOptions options_;
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
   ForwardCount forwards_;
-  const Names ignored_;
-  std::vector<at::Tensor> outside_;  // of also_average(): averaged, but of no module
+  ModelTensors tensors_;
   detail::InputPlacement input_placement_;
   ModelPrecision precision_;
   std::unique_ptr<Reducer> reducer_;
-  std::vector<NamedParameter> frozen_;  // required no gradient when the reducer was built
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<SharedBuffers> buffers_;
-  PeriodicReplicaCheck replica_check_;
+  PassReplicaCheck replica_check_;
   StrayTensors strays_;
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
-  SampleCounter samples_;                               // since the last averaged backward pass
-  double samples_of_forward_ = 0;                       // of the running forward pass
-  std::optional<int64_t> samples_of_next_forward_;
-  bool gradient_sync_ = true;      // false inside no_sync()
-  bool unlisted_in_join_ = false;  // the last forward ran in an uneven join without this model
-  FirstPass first_pass_ = FirstPass::Pending;
+  bool gradient_sync_ = true;                           // false inside no_sync()
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
-  PassTerms terms_;  // of the next backward pass
-};
-
-/// Stands in for the wrapper on a rank that has no input left while others do.
-class ModelJoinHook : public JoinHook {
- public:
-  ModelJoinHook(DistributedDataParallelBase::State& state, const JoinOptions& options)
-      : state_(state), options_(options) {}
-
-  void main_hook() override;
-  void post_hook(bool is_last_joiner) override;
-  /// This rank's status at the begin of a round.
-  RankStatus local_status() { return state_.local_status(/*active=*/false); }
-
- private:
-  DistributedDataParallelBase::State& state_;
-  const JoinOptions options_;
+  PassTermsAgreement terms_;
 };
 
 }  // namespace ddp

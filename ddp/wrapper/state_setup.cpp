@@ -1,12 +1,11 @@
 // Construction of a wrapper: checks, the comparison with other ranks, and setters of its parts.
-#include <algorithm>
-#include <unordered_set>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
+#include "checks/model_checks.h"
 #include "replicas/model_description.h"
 #include "wrapper/optimizer_in_backward.h"
 #include "wrapper/state.h"
@@ -17,91 +16,6 @@ namespace ddp {
 using State = DistributedDataParallelBase::State;
 
 namespace {
-
-std::string outside_name(size_t i) { return ddp::str("also_average[", i, "]"); }
-
-void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
-  for (const auto& name : names) {
-    DDP_CHECK_VALUE(
-        parameters.contains(name) || buffers.contains(name),
-        "DistributedDataParallelOptions: expected parameters_to_ignore to name parameters or "
-        "buffers of the module, got \"",
-        name,
-        "\". Use the full names of module->named_parameters(), without a leading \"module.\".");
-  }
-}
-
-// The parameters have to be on one type of device, and the group needs a backend for it.
-void check_devices(const std::vector<NamedParameter>& parameters, const ProcessGroup& group) {
-  const auto& first = parameters.front();
-  for (const auto& p : parameters) {
-    DDP_CHECK_VALUE(
-        p.tensor.device().type() == first.tensor.device().type(),
-        "DistributedDataParallel: expected all parameters on one type of device, got \"",
-        first.name, "\" on ", first.tensor.device(), " and \"", p.name, "\" on ", p.tensor.device(),
-        ". Move the module before wrapping it.");
-  }
-  const auto type = first.tensor.device().type();
-  const auto devices = group->getDeviceTypes();
-  DDP_CHECK_VALUE(
-      devices.empty() || std::any_of(
-                             devices.begin(), devices.end(),
-                             [&](const c10::Device& d) { return d.type() == type; }),
-      "DistributedDataParallel: expected a process group with a backend for ", type,
-      ", where the parameters are, got one for ", joined_by(", ", devices),
-      ". Choose the backend in ProcessGroupOptions, or move the module.");
-}
-
-// Rank 0's values are sent as raw bytes, so each tensor needs a dense storage of plain numbers.
-void check_layouts(const std::vector<StateTensor>& state) {
-  for (const auto& s : state) {
-    DDP_CHECK_VALUE(
-        s.tensor.layout() == at::kStrided && !s.tensor.is_quantized(),
-        "DistributedDataParallel: expected dense parameters and buffers of plain numbers, got ",
-        s.is_parameter ? "parameter" : "buffer", " \"", s.name, "\" of layout ", s.tensor.layout(),
-        " and dtype ", s.tensor.scalar_type(),
-        ". Make it dense, or put its name into parameters_to_ignore.");
-  }
-}
-
-std::optional<c10::Device> checked_input_device(
-    const std::vector<c10::Device>& device_ids, const std::vector<NamedParameter>& parameters) {
-  if (device_ids.empty()) return {};
-  DDP_CHECK_VALUE(
-      device_ids.size() == 1,
-      "DistributedDataParallelOptions: expected at most one device in "
-      "device_ids, got ",
-      device_ids.size(), ". Run one rank per device.");
-  for (const auto& p : parameters) {
-    DDP_CHECK_VALUE(
-        !device_ids.front().is_cpu() && p.tensor.device() == device_ids.front(),
-        "DistributedDataParallelOptions: expected device_ids only for a module on that one "
-        "accelerator, got ",
-        device_ids.front(), " while \"", p.name, "\" is on ", p.tensor.device(),
-        ". Move the module there, or leave device_ids empty.");
-  }
-  return device_ids.front();
-}
-
-// Checks the arguments of also_average().
-void check_outside(const std::vector<at::Tensor>& tensors, const torch::nn::Module& module) {
-  std::unordered_set<const void*> seen;
-  for (const auto& p : module.parameters()) seen.insert(p.unsafeGetTensorImpl());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& t = tensors[i];
-    DDP_CHECK_VALUE(
-        t.defined() && t.is_leaf() && t.requires_grad(),
-        "also_average: expected leaves that require a gradient, got at ", i,
-        t.defined() ? " one that is none, or requires none. " : " an undefined tensor. ",
-        "Make it with requires_grad, and give the optimizer the same tensor.");
-    DDP_CHECK_VALUE(
-        seen.insert(t.unsafeGetTensorImpl()).second,
-        "also_average: expected tensors of no module, each once, got at ", i,
-        " one that is a parameter of the model, or comes twice. Leave it out.");
-  }
-}
 
 ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
   const bool tunes = options.bucket_cap_mb() == kTuneBucketCap;
@@ -121,15 +35,17 @@ State::State(
     DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
     const DistributedDataParallelOptions& options)
     : owner_(owner),
-      wrapped_(std::move(module)),
       options_(options),
       group_(options.process_group() ? options.process_group() : default_group()),
       monitor_(monitor_of(group_)),
       forwards_(monitor_),
-      ignored_(options.parameters_to_ignore().begin(), options.parameters_to_ignore().end()),
+      tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
-      replica_check_(options.check_replicas_every().value_or(0)),
-      strays_(wrapped_) {
+      replica_check_(options.check_replicas_every(), options.init_sync()),
+      strays_(tensors_.module()),
+      terms_(owner_, options.reduction(), group_, monitor_, [this] {
+        return reducer_->clear_usage_of_zeroed_grads();
+      }) {
   auto parameters = agreed_parameters();
   hook_ = precision_.reduction_hook(group_);
   build_reducer(std::move(parameters));
@@ -156,19 +72,21 @@ std::vector<NamedParameter> State::agreed_parameters() {
 void State::build_reducer(std::vector<NamedParameter> parameters) {
   auto reducer =
       std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
-  reducer->explain_missing([this](const auto& missing) { return explain_missing(missing); });
+  reducer->explain_missing([this](const auto& missing) {
+    return tensors_.explain_missing(reducer_->parameters(), missing);
+  });
   reducer->set_companion(*this);
   if (hook_) reducer->register_comm_hook(hook_);
   if (optimizer_) attach_optimizer(*reducer);
   reducer_ = std::move(reducer);
   ++generation_;
   shards_.reset();
-  first_pass_ = FirstPass::Pending;
-  frozen_ = frozen_parameters(*wrapped_, ignored_);
+  replica_check_.restart();
+  tensors_.remember_frozen();
   const bool shares_buffers = options_.broadcast_buffers() && group_->getSize() > 1;
-  buffers_ = std::make_unique<SharedBuffers>(*wrapped_, ignored_, shares_buffers);
-  watch_ = std::make_unique<ParameterWatch>(*wrapped_, ignored_);
-  precision_.apply_to(module_state(*wrapped_, ignored_));
+  buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares_buffers);
+  watch_ = std::make_unique<ParameterWatch>(wrapped(), tensors_.ignored());
+  precision_.apply_to(module_state(wrapped(), tensors_.ignored()));
 }
 
 void State::check_between_steps(const char* function) const {
@@ -185,7 +103,7 @@ void State::check_between_steps(const char* function) const {
 void State::rebuild() {
   build_reducer(agreed_parameters());
   forwards_.restart();
-  samples_.clear();
+  terms_.forget_samples();
 }
 
 void State::refresh() {
@@ -195,43 +113,26 @@ void State::refresh() {
 
 void State::also_average(const std::vector<at::Tensor>& tensors) {
   check_between_steps("also_average");
-  const auto before = outside_;
-  outside_.insert(outside_.end(), tensors.begin(), tensors.end());
+  const auto before = tensors_.outside();
+  auto all = before;
+  all.insert(all.end(), tensors.begin(), tensors.end());
+  tensors_.set_outside(std::move(all));
   try {
     rebuild();
   } catch (...) {
-    outside_ = before;
+    tensors_.set_outside(before);
     throw;
   }
 }
 
 void State::zero_grad(bool set_to_none) {
-  wrapped_->zero_grad(set_to_none);
-  for (const auto& tensor : outside_) {
-    at::Tensor& grad = tensor.mutable_grad();
-    if (!grad.defined()) continue;
-    set_to_none ? grad.reset() : void(grad = grad.detach().zero_());
-  }
+  tensors_.zero_grad(set_to_none);
   if (shards_) release(*shards_);
-}
-
-std::vector<NamedParameter> State::trained() const {
-  auto parameters = trained_parameters(*wrapped_, ignored_);
-  for (size_t i = 0; i < outside_.size(); ++i) {
-    parameters.push_back({outside_name(i), outside_[i], false, /*is_outside=*/true});
-  }
-  return parameters;
-}
-
-std::vector<StateTensor> State::whole_state() const {
-  auto state = module_state(*wrapped_, ignored_);
-  for (size_t i = 0; i < outside_.size(); ++i) state.push_back({outside_name(i), outside_[i]});
-  return state;
 }
 
 std::vector<NamedParameter> State::checked_parameters() {
   DDP_CHECK_VALUE(
-      wrapped_,
+      tensors_.module(),
       "DistributedDataParallel: expected a module, got an empty holder. Construct it first.");
   DDP_CHECK_VALUE(
       options_.stats_every() >= 0,
@@ -242,15 +143,15 @@ std::vector<NamedParameter> State::checked_parameters() {
       "DistributedDataParallel: expected a number of steps, or 0 for none, for "
       "check_replicas_every, got ",
       options_.check_replicas_every().value_or(0), ".");
-  check_names_to_ignore(*wrapped_, options_.parameters_to_ignore());
-  check_outside(outside_, *wrapped_);
-  auto parameters = trained();
+  check_names_to_ignore(wrapped(), options_.parameters_to_ignore());
+  check_outside(tensors_.outside(), wrapped());
+  auto parameters = tensors_.trained();
   DDP_CHECK_VALUE(
       !parameters.empty(),
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
   check_devices(parameters, group_);
-  check_layouts(module_state(*wrapped_, ignored_));
+  check_layouts(module_state(wrapped(), tensors_.ignored()));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
   input_placement_ = {
       checked_input_device(options_.device_ids(), parameters), precision_.input_dtype()};
@@ -261,8 +162,8 @@ void State::sync_initial_state(const std::exception_ptr& error) {
   std::vector<StateTensor> state;
   std::vector<NamedParameter> parameters;
   if (!error) {
-    state = whole_state();
-    parameters = trained();
+    state = tensors_.state();
+    parameters = tensors_.trained();
   }
   // Compares first: a broadcast between different models would fail in the transport.
   check_same_on_all_ranks(
@@ -270,20 +171,14 @@ void State::sync_initial_state(const std::exception_ptr& error) {
   broadcast_model(/*source=*/0);
 }
 
-std::vector<at::Tensor> State::state_tensors() const {
-  std::vector<at::Tensor> tensors;
-  for (const auto& s : whole_state()) {
-    if (s.is_parameter || options_.broadcast_buffers()) tensors.push_back(s.tensor);
-  }
-  return tensors;
-}
-
 void State::broadcast_model(int source) {
   const auto where = [source] { return ddp::str("getting the model of rank ", source); };
   monitor_->abort_on_error(where, [&] {
     // In parts, since each message is a copy: one message would need the model's size once more.
     constexpr size_t kPartBytes = size_t{32} << 20;
-    for (const auto& part : torch::utils::take_tensors(state_tensors(), kPartBytes)) {
+    std::vector<at::Tensor> tensors;
+    for (auto& s : tensors_.state(options_.broadcast_buffers())) tensors.push_back(s.tensor);
+    for (const auto& part : torch::utils::take_tensors(tensors, kPartBytes)) {
       TensorBroadcast broadcast(Arrival::InPlace);
       broadcast.start(part.tensors, source, *group_);
       broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); }, overwrite);
@@ -343,24 +238,6 @@ void State::register_comm_hook(CommHook hook) {
       "gradients become, got another one. Leave reduction out and do it in the hook.");
   reducer_->register_comm_hook(hook);
   hook_ = std::move(hook);
-}
-
-std::vector<MissingGradient> State::explain_missing(const std::vector<size_t>& parameters) const {
-  const std::string remedy = "Call model->refresh() on every rank.";
-  const auto now = wrapped_->named_parameters();
-  std::vector<MissingGradient> reasons;
-  for (const size_t parameter : parameters) {
-    const auto& known = reducer_->parameters()[parameter];
-    const auto* tensor = now.find(known.name);
-    auto& reason = reasons.emplace_back();
-    if (known.is_outside) continue;
-    if (!tensor || !tensor->is_same(known.tensor)) {
-      reason = {"replaced in the module after it was wrapped", remedy};
-    } else if (!tensor->requires_grad()) {
-      reason = {"frozen after the module was wrapped", remedy};
-    }
-  }
-  return reasons;
 }
 
 }  // namespace ddp

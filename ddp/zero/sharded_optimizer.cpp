@@ -1,9 +1,9 @@
-#include "sharded_optimizer.h"
+#include "zero/sharded_optimizer.h"
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 
-#include "state_tensors.h"
+#include "zero/state_tensors.h"
 
 namespace ddp {
 namespace {

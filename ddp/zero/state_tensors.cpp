@@ -1,4 +1,4 @@
-#include "state_tensors.h"
+#include "zero/state_tensors.h"
 
 #include <utility>
 

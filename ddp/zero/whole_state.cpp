@@ -6,8 +6,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 
-#include "sharded_optimizer.h"
-#include "state_tensors.h"
+#include "zero/sharded_optimizer.h"
+#include "zero/state_tensors.h"
 
 namespace ddp {
 namespace {

@@ -1,24 +1,19 @@
 #include <ddp/zero.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/GradMode.h>
-#include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/check.h>
 
-#include "sharded_optimizer.h"
 #include "wrapper/state.h"
+#include "zero/partition.h"
+#include "zero/sharded_optimizer.h"
 
 namespace ddp {
 namespace {
-
-// Gathered in one call; a backend may need a copy of that size.
-constexpr int64_t kChunkBytes = int64_t{2} << 20;
 
 using State = DistributedDataParallelBase::State;
 
@@ -75,8 +70,12 @@ class ZeroRedundancyOptimizerBase::Impl {
     check_parameters(owner.param_groups(), state());
     auto group = options_.process_group() ? options_.process_group() : state().group();
     if (options_.stage() == 2) shards_ = state().shard_gradients();
+    // With stage 2 one chunk per bucket, in the order in which the averages are ready.
+    const auto& reducer = state().reducer();
+    auto parameters = shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
+                              : chunks_of_groups(owner.param_groups(), reducer.parameters());
     optimizer_ = std::make_unique<ShardedOptimizer>(
-        std::move(group), chunks(), owner.param_groups(), owner.defaults(), kind_);
+        std::move(group), std::move(parameters), owner.param_groups(), owner.defaults(), kind_);
     auto& chunks = optimizer_->chunks();
     for (size_t c = 0; c < chunks.size(); ++c) {
       if (shards_) chunks[c].shard = &(*shards_)[c];
@@ -170,32 +169,6 @@ class ZeroRedundancyOptimizerBase::Impl {
     size_t chunk;
     size_t slot;
   };
-
-  std::vector<std::vector<at::Tensor>> chunks() const {
-    auto parameters = state().reducer().parameters();
-    // With stage 2 one chunk per bucket, in the order in which the averages are ready.
-    auto plan = state().reducer().bucket_indices();
-    if (!shards_) {
-      std::unordered_set<const void*> stepped;
-      for (const auto& group : owner_.param_groups()) {
-        for (const auto& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
-      }
-      const auto is_other = [&](const NamedParameter& p) {
-        return stepped.count(p.tensor.unsafeGetTensorImpl()) == 0;
-      };
-      parameters.erase(
-          std::remove_if(parameters.begin(), parameters.end(), is_other), parameters.end());
-      std::vector<size_t> reversed(parameters.size());  // the usual order of gradients
-      std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
-      plan = plan_buckets(extents_of(parameters), {kChunkBytes}, reversed).buckets;
-    }
-    std::vector<std::vector<at::Tensor>> chunks;
-    for (const auto& indices : plan) {
-      auto& chunk = chunks.emplace_back();
-      for (const auto index : indices) chunk.push_back(parameters[index].tensor);
-    }
-    return chunks;
-  }
 
   void check() const {
     DDP_CHECK(

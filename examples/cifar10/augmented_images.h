@@ -9,7 +9,7 @@
 
 #include <torch/data/datasets/base.h>
 
-#include "../common/image_dataset.h"
+#include "../common/data/image_dataset.h"
 
 namespace cifar10 {
 

@@ -9,7 +9,7 @@
 #include <torch/utils.h>
 
 #include "../common/checkpoints.h"
-#include "../common/cifar.h"
+#include "../common/data/cifar.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
 #include "../common/rank_device.h"

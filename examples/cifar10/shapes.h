@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../common/data_file.h"
+#include "../common/data/data_file.h"
 
 namespace cifar10 {
 

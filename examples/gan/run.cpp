@@ -11,7 +11,7 @@
 #include <ddp/process_group.h>
 #include <torch/utils.h>
 
-#include "../common/idx.h"
+#include "../common/data/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
 #include "../common/rank_device.h"

@@ -10,7 +10,7 @@
 #include <torch/data/dataloader.h>
 #include <torch/optim/adam.h>
 
-#include "../common/image_dataset.h"
+#include "../common/data/image_dataset.h"
 #include "networks.h"
 #include "options.h"
 

@@ -4,7 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "../common/command_line.h"
-#include "../common/digits.h"
+#include "../common/data/digits.h"
 #include "../common/program.h"
 
 namespace {

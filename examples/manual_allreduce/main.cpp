@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "../common/command_line.h"
-#include "../common/digits.h"
+#include "../common/data/digits.h"
 #include "../common/program.h"
 
 namespace {

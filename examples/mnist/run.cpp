@@ -17,7 +17,7 @@
 #include <torch/utils.h>
 
 #include "../common/checkpoints.h"
-#include "../common/idx.h"
+#include "../common/data/idx.h"
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
 #include "../common/rank_device.h"

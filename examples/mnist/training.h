@@ -4,7 +4,7 @@
 #include <torch/data/example.h>
 #include <torch/optim/optimizer.h>
 
-#include "../common/image_dataset.h"
+#include "../common/data/image_dataset.h"
 #include "../common/tally.h"
 #include "net.h"
 

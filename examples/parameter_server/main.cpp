@@ -31,8 +31,8 @@
 #include <thread>
 
 #include "../common/command_line.h"
+#include "../common/data/digits.h"
 #include "../common/default_group.h"
-#include "../common/digits.h"
 
 namespace {
 

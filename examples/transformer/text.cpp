@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include "../common/data_file.h"
+#include "../common/data/data_file.h"
 
 namespace transformer {
 namespace {

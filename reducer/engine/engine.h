@@ -48,7 +48,7 @@ class Reducer::Engine final : public AutogradEvents {
   void prepare_for_forward();
   void prepare_for_backward(const ForwardOutcome& outcome);
   void prepare_for_local_backward();
-  void join_backward(const PassTerms& terms);
+  void join_backward(const PassTerms& terms);  // engine_join.cpp
   void register_comm_hook(CommHook hook);
   std::shared_ptr<GradientShards> shard_gradients();
   void on_bucket_reduced(OnBucketReduced act);

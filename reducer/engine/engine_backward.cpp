@@ -161,19 +161,6 @@ void Reducer::Engine::on_backward_failed(int64_t pass, const std::exception_ptr&
   }
 }
 
-void Reducer::Engine::join_backward(const PassTerms& terms) {
-  monitor_->check();
-  const at::NoGradGuard no_grad;
-  if (schedule_.rebuild_is_due()) rebuild_buckets();
-  begin_pass(pass_->number());
-  pass_->joined = true;
-  pass_->forwards = 1;
-  pass_->terms = terms;
-  phase_ = Phase::Reducing;
-  launch_rest();
-  finish_pass();
-}
-
 // Used by a rank with a backward pass of its own and by one that joins: both send the same
 // collectives.
 void Reducer::Engine::launch_rest() {

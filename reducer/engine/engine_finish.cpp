@@ -18,8 +18,9 @@
 namespace ddp {
 namespace {
 
-// Ranks with input have no gradient for a parameter that no rank used, while this rank, which has
-// joined, still has the gradient of its own last pass: it must not be reported as reduced.
+// The parameters of `bucket` without those that no rank used in this pass. A rank that joined the
+// pass still has the gradients of its own last pass for these, and on_bucket_reduced() must not
+// step them: the ranks with input do not.
 std::vector<at::Tensor> used_parameters(const Bucket& bucket, const std::vector<char>& unused) {
   std::vector<at::Tensor> used;
   for (size_t slot = 0; slot < bucket.indices().size(); ++slot) {

@@ -14,9 +14,9 @@
 namespace ddp {
 namespace {
 
-// The number of tensors on the storage of `grad` that autograd drops before it reads the storage
-// again: while the hooks of a parameter run, the gradient with which it called them, and the base
-// of which that gradient is a view.
+// For the test of use_count() in can_send_in_place(): how many tensors besides `grad` keep its
+// storage alive now and are gone before anything reads it again. While autograd calls a parameter's
+// hooks, these are the gradient that it passes to them, and the base of which that one is a view.
 size_t references_autograd_drops(const at::Tensor& grad) {
   const auto* incoming = incoming_gradient();
   // The incoming gradient may be a sparse one, without storage, whose bucket had to be launched

@@ -8,7 +8,7 @@
 #include <ddp/process_group.h>
 
 #include "pass/pass_observer.h"
-#include "stats/bucket_tuning.h"
+#include "stats/bucket_cap_choice.h"
 
 namespace ddp {
 

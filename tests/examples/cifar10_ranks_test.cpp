@@ -5,7 +5,7 @@
 
 #include "examples/cifar10/shapes.h"
 #include "examples/cifar10/training.h"
-#include "examples/common/cifar.h"
+#include "examples/common/data/cifar.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

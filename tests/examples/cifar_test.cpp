@@ -1,4 +1,4 @@
-#include "examples/common/cifar.h"
+#include "examples/common/data/cifar.h"
 
 #include <sys/stat.h>
 
@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include "examples/common/image_dataset.h"
+#include "examples/common/data/image_dataset.h"
 #include "support/error_of.h"
 #include "support/temporary_folder.h"
 

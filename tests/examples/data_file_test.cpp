@@ -1,4 +1,4 @@
-#include "examples/common/data_file.h"
+#include "examples/common/data/data_file.h"
 
 #include <string>
 

@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include "examples/common/idx.h"
+#include "examples/common/data/idx.h"
 #include "examples/mnist/training.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "examples/common/idx.h"
+#include "examples/common/data/idx.h"
 #include "examples/gan/frechet_distance.h"
 #include "examples/gan/picture.h"
 #include "examples/gan/training.h"

@@ -1,4 +1,4 @@
-#include "examples/common/idx.h"
+#include "examples/common/data/idx.h"
 
 #include <cstdint>
 #include <string>

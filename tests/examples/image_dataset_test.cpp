@@ -1,4 +1,4 @@
-#include "examples/common/image_dataset.h"
+#include "examples/common/data/image_dataset.h"
 
 #include <cmath>
 #include <vector>

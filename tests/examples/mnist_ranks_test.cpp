@@ -4,8 +4,8 @@
 #include <ddp/sampler.h>
 #include <torch/torch.h>
 
-#include "examples/common/idx.h"
-#include "examples/common/image_dataset.h"
+#include "examples/common/data/idx.h"
+#include "examples/common/data/image_dataset.h"
 #include "examples/mnist/training.h"
 #include "support/ranks.h"
 

@@ -21,9 +21,9 @@
 #include "comm/group/backend_spec.h"
 #include "comm/monitor/call_records.h"
 #include "comm/rendezvous/init_method.h"
-#include "ddp/wrapper/forward_count.h"
-#include "examples/common/cifar.h"
-#include "examples/common/idx.h"
+#include "ddp/checks/forward_count.h"
+#include "examples/common/data/cifar.h"
+#include "examples/common/data/idx.h"
 #include "launch/options.h"
 
 namespace ddp::fuzz {

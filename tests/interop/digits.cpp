@@ -9,7 +9,7 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
-#include "examples/common/idx.h"
+#include "examples/common/data/idx.h"
 
 namespace {
 

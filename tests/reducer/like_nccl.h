@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/backends/shm/backend/fallback_backend.h"
-#include "ddp/wrapper/forward_count.h"
+#include "ddp/checks/forward_count.h"
 #include "reducer/passes.h"
 #include "support/ranks.h"
 

@@ -6,7 +6,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include "statistics.h"
+#include "normalize.h"
 
 namespace ddp {
 namespace {

@@ -35,8 +35,9 @@ class PassCompanion {
   virtual void start(int source) = 0;
   /// Waits for that data with `wait`, and stores it.
   virtual void finish(c10::function_ref<void(c10d::Work&)> wait) = 0;
-  /// How many steps this rank ran since the last reduced pass that every rank runs equally often:
-  /// ranks whose numbers differ (modulo 20) make the pass an error.
+  /// The number of training forward passes that this rank has begun since the last reduced pass.
+  /// Every rank has to begin as many: where the ranks' numbers differ modulo 20, the pass is an
+  /// error on all of them.
   virtual uint64_t forwards() const { return 0; }
   /// Called after finish(): the error that the pass throws, the same text on every rank; "" for
   /// none.

@@ -172,13 +172,17 @@ class Reducer {
   /// Called with a bucket's parameters, and whether it is the last bucket.
   using OnBucketReduced = std::function<void(const std::vector<at::Tensor>& parameters, bool last)>;
 
-  /// Calls `act` for a bucket once its gradients are final, while later buckets may still be
-  /// reduced; where a pass may skip parameters (find_unused_parameters, static_graph), and while
-  /// the cap is tuned, after all buckets are reduced.
-  /// If it throws, that backward pass throws its exception, on this rank alone. A pass that fails
-  /// may have called it for all buckets but the last: for the same ones on every rank. Where the
-  /// host runs ahead (NCCL) it was called for all of them, and may have been called for the next
-  /// pass's.
+  /// Calls `act` once for each bucket of a reduced pass, in launch order, when its gradients are
+  /// final:
+  ///   - while later buckets may still be reduced;
+  ///   - after all buckets are reduced, where a pass may skip parameters (find_unused_parameters,
+  ///     static_graph), and while the cap is tuned.
+  ///
+  /// In a pass that ends with an error of every rank, `act` was called for the same buckets on each:
+  ///   - for all but the last, or for none;
+  ///   - where the host runs ahead (NCCL), for all, and perhaps for those of the next pass.
+  ///
+  /// If `act` throws, that backward pass throws its exception, on this rank alone.
   ///
   /// \throws c10::Error  when there is one already.
   void on_bucket_reduced(OnBucketReduced act);

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/checkpointer.h>
+
+#include "checkpointer/peers.h"
+#include "checkpointer/reading.h"
+#include "checkpointer/sharded_parts.h"
+#include "files/folder.h"
+
+namespace ddp {
+
+/// What a Checkpointer saves and loads, where, and with which ranks.
+struct CheckpointedRun {
+  CheckpointedRun(std::string path, const CheckpointerOptions& given)
+      : options(given),
+        group(given.process_group() ? given.process_group() : default_group()),
+        folder(std::move(path)),
+        peers(group) {}
+
+  const CheckpointerOptions options;
+  const ProcessGroup group;
+  CheckpointFolder folder;
+  CheckpointPeers peers;
+  std::vector<NamedPart> parts;
+  ShardedParts sharded;
+};
+
+}  // namespace ddp

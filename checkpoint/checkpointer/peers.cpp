@@ -1,0 +1,47 @@
+#include "checkpointer/peers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ddp/internal/text.h>
+
+namespace ddp {
+
+CheckpointPeers::CheckpointPeers(ProcessGroup group)
+    : group_(std::move(group)), monitor_(monitor_of(group_)) {}
+
+std::vector<std::string> CheckpointPeers::gather(
+    const std::string& text, const std::string& doing) {
+  return gather_strings(text, group_, "Checkpointer: " + doing, monitor_.get());
+}
+
+std::vector<std::string> CheckpointPeers::agree(
+    const std::string& text, const std::string& doing, ProblemOfRanks make_problem) {
+  return ddp::agree(text, group_, "Checkpointer: " + doing, make_problem, monitor_.get());
+}
+
+void CheckpointPeers::agree(const std::string& problem, const std::string& doing) {
+  agree(problem, doing, [&](const auto& by_rank) { return describe_problems(by_rank, doing); });
+}
+
+std::string describe_problems(const std::vector<std::string>& by_rank, const std::string& doing) {
+  std::string text;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const auto& problem = by_rank[rank];
+    // Keep a text that several ranks have only once, such as one about a file that all read.
+    const auto end = by_rank.begin() + static_cast<std::ptrdiff_t>(rank);
+    if (problem.empty() || std::find(by_rank.begin(), end, problem) != end) continue;
+    text += ddp::str(
+        text.empty() ? "Checkpointer: " : "\n", doing, " failed on rank ", rank, " of ",
+        by_rank.size(), ": ", problem);
+  }
+  return text;
+}
+
+size_t first_different_rank(const std::vector<std::string>& by_rank) {
+  const auto is_other = [&](const std::string& text) { return text != by_rank.front(); };
+  const auto found = std::find_if(by_rank.begin(), by_rank.end(), is_other);
+  return found == by_rank.end() ? 0 : static_cast<size_t>(found - by_rank.begin());
+}
+
+}  // namespace ddp

@@ -1,0 +1,188 @@
+#include "checkpointer/reading.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+
+#include <ddp/internal/random_state.h>
+#include "checkpointer/save_job.h"
+#include "files/crc32c.h"
+#include "files/folder.h"
+#include "python/torch_file.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kRandom = "random";
+constexpr const char* kParts = "parts";
+constexpr const char* kFileSuffix = ".pt";
+
+/// Reads the parts of a checkpoint that one rank loads.
+class CheckpointReader {
+ public:
+  CheckpointReader(
+      std::string folder, const std::vector<NamedPart>& parts,
+      const std::vector<ShardedPart>& sharded, int rank, bool strict)
+      : folder_(std::move(folder)),
+        parts_(parts),
+        sharded_(sharded),
+        rank_(rank),
+        strict_(strict),
+        manifest_(read_manifest(folder_)) {}
+
+  std::vector<PreparedLoad> read(int64_t step) {
+    DDP_CHECK(
+        manifest_.step == step, folder_, ": expected the checkpoint of step ", step,
+        ", as its name says, got that of step ", manifest_.step,
+        ". Give it its name back, or move it elsewhere.");
+    compare_names();
+    for (const auto& named : parts_) {
+      const auto file = part_file(named.name);
+      if (named.is_per_rank || manifest_.find(file) == nullptr) continue;
+      loads_.push_back(named.part->prepare(read_file(file), {strict_, folder_ + "/" + file}));
+    }
+    for (const auto& part : sharded_) {
+      if (manifest_.index.count(part.name) == 0) continue;
+      loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
+    }
+    if (rank_ < manifest_.world_size) {
+      read_own_file();
+    } else {
+      // The saved run had no such rank: this rank draws numbers of its own from now on.
+      const auto first = read_file(rank_file(0));
+      loads_.push_back(prepare_new_random_state(
+          entry(first, kRandom), rank_, manifest_.step, subject_of(rank_file(0))));
+    }
+    return std::move(loads_);
+  }
+
+  /// Names the contents: equal for the same checkpoint, however many ranks read it.
+  std::string contents() const {
+    const auto json = to_json(manifest_);
+    return hexadecimal(crc32c(0, json.data(), json.size()));
+  }
+
+ private:
+  std::string subject_of(const std::string& file) const { return folder_ + "/" + file; }
+
+  c10::IValue read_file(const std::string& file) const {
+    const auto* known = manifest_.find(file);
+    if (known == nullptr) {
+      throw DamagedCheckpoint(ddp::str(folder_, " has no ", file, " in its ", kManifestName));
+    }
+    check_file(folder_, *known);
+    return read_torch_file(folder_ + "/" + file);
+  }
+
+  c10::IValue entry(const c10::IValue& dict, const char* key) const {
+    const auto* value = dict.isGenericDict() ? find_in(dict, key) : nullptr;
+    DDP_CHECK(
+        value != nullptr, folder_, ": expected \"", key,
+        "\" in the file of a rank, got none. Load another checkpoint.");
+    return *value;
+  }
+
+  void read_own_file() {
+    const auto file = rank_file(rank_);
+    const auto own = read_file(file);
+    loads_.push_back(prepare_random_state(entry(own, kRandom), subject_of(file)));
+    const auto saved = entry(own, kParts);
+    std::vector<std::string> wanted, found;
+    for (const auto& named : parts_) {
+      if (!named.is_per_rank) continue;
+      wanted.push_back(named.name);
+      const auto* state = find_in(saved, named.name);
+      if (state == nullptr) continue;
+      const auto subject = ddp::str(subject_of(file), ", \"", named.name, '"');
+      loads_.push_back(named.part->prepare(*state, {strict_, subject}));
+    }
+    for (const auto& item : saved.toGenericDict()) found.push_back(item.key().toStringRef());
+    compare("parts of each rank", wanted, found);
+  }
+
+  void compare_names() {
+    std::vector<std::string> wanted, found;
+    for (const auto& named : parts_) {
+      if (!named.is_per_rank) wanted.push_back(part_file(named.name));
+    }
+    for (const auto& file : manifest_.files) {
+      const bool is_shard = file.name.find(kShardInfix) != std::string::npos;
+      if (file.name.rfind("rank-", 0) != 0 && !is_shard) found.push_back(file.name);
+    }
+    const auto shard_files = [](const std::string& part) { return part + kShardInfix + "*.pt"; };
+    for (const auto& part : sharded_) wanted.push_back(shard_files(part.name));
+    for (const auto& part : manifest_.index) found.push_back(shard_files(part.first));
+    compare("files", wanted, found);
+  }
+
+  void compare(
+      const char* what, const std::vector<std::string>& wanted,
+      const std::vector<std::string>& found) {
+    const auto without = [](std::vector<std::string> all, const std::vector<std::string>& some) {
+      const auto is_in_some = [&](const std::string& name) {
+        return std::find(some.begin(), some.end(), name) != some.end();
+      };
+      all.erase(std::remove_if(all.begin(), all.end(), is_in_some), all.end());
+      return all;
+    };
+    const auto missing = without(wanted, found);
+    const auto additional = without(found, wanted);
+    if (missing.empty() && additional.empty()) return;
+    std::string text;
+    if (!missing.empty()) text = "it lacks " + quoted_names(missing);
+    if (!additional.empty()) {
+      text +=
+          ddp::str(text.empty() ? "" : ", and ", "it has ", quoted_names(additional), " besides");
+    }
+    DDP_CHECK(
+        !strict_, folder_, ": expected the ", what, " of the parts that were added, but ", text,
+        ". Add the parts that were saved, or load with strict(false).");
+    loads_.push_back({[] {}, nullptr, ddp::str(folder_, ": ", text, ".")});
+  }
+
+  const std::string folder_;
+  const std::vector<NamedPart>& parts_;
+  const std::vector<ShardedPart>& sharded_;
+  const int rank_;
+  const bool strict_;
+  const Manifest manifest_;
+  std::vector<PreparedLoad> loads_;
+};
+
+}  // namespace
+
+std::string part_file(const std::string& name) { return name + kFileSuffix; }
+
+c10::IValue state_of_rank(const std::vector<NamedPart>& parts) {
+  auto own = make_dict();
+  for (const auto& named : parts) {
+    if (named.is_per_rank) own.insert(named.name, named.part->state());
+  }
+  auto dict = make_dict();
+  dict.insert(kRandom, random_state());
+  dict.insert(kParts, own);
+  return dict;
+}
+
+Reading read_checkpoint(
+    const std::string& folder, int64_t step, const std::vector<NamedPart>& parts,
+    const std::vector<ShardedPart>& sharded, int rank, bool strict) {
+  Reading reading;
+  try {
+    CheckpointReader reader(folder, parts, sharded, rank, strict);
+    reading.loads = reader.read(step);
+    reading.text = reader.contents();
+  } catch (const DamagedCheckpoint& damage) {
+    reading.verdict = Reading::Verdict::Damaged;
+    reading.text = damage.what();
+  } catch (const std::exception& error) {
+    reading.verdict = Reading::Verdict::Refused;
+    reading.text = text_of(error);
+  }
+  return reading;
+}
+
+}  // namespace ddp

@@ -1,0 +1,163 @@
+#include "checkpointer/saving.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/file_io.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/text.h>
+
+#include "python/torch_file.h"
+
+namespace ddp {
+
+using std::chrono::steady_clock;
+
+Saving::~Saving() {
+  if (!job_) return;
+  constexpr std::chrono::seconds kLong(60);
+  constexpr std::chrono::seconds kShort(2);
+  job_->wait_for_files();
+  const bool ended = job_->ends_within(std::uncaught_exceptions() > 0 ? kShort : kLong);
+  if (!ended) job_->cancel();
+  const auto error = job_->wait_for_end();
+  if (!error.empty()) TORCH_WARN("Checkpointer: ", error, " Call wait() to have it thrown.");
+}
+
+void Saving::finish() {
+  if (!job_) return;
+  const auto ended = std::exchange(job_, nullptr);
+  const auto doing = ddp::str("saving step ", job_step_);
+  run_.peers.agree(ended->wait_for_files(), doing);
+  run_.peers.agree(ended->wait_for_end(), doing);
+  damaged_steps_.clear();  // a save that fails may not have removed them
+}
+
+// Makes, on rank 0, the folder that all ranks write to. Returns its name.
+std::string Saving::begin(int64_t step) {
+  auto& sharded = run_.sharded;
+  const auto doing = ddp::str("saving step ", step);
+  std::string call = ddp::str("step ", step, " of");
+  for (const auto& named : run_.parts) call += ddp::str(" \"", named.name, '"');
+  for (const auto& part : sharded.all()) call += ddp::str(" \"", part.name, "\" (sharded)");
+  std::string hidden;
+  const auto problem = problem_of([&] {
+    DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
+    sharded.refresh();
+    if (run_.peers.rank() != 0) return;
+    check_is_newest(step);
+    hidden = run_.folder.begin(step);
+  });
+  const auto problem_of_ranks = [&](const std::vector<std::string>& by_rank) {
+    const auto [calls, folders, problems, changes] = texts_by_position<4>(by_rank);
+    const auto rank = first_different_rank(calls);
+    if (rank == 0) return describe_problems(problems, doing);
+    return ddp::str(
+        "Checkpointer: expected every rank to save the same step and parts, but rank 0 saves ",
+        calls.front(), " and rank ", rank, " ", calls[rank],
+        ". Add the same parts and make the same calls on every rank.");
+  };
+  try {
+    const auto agreed = run_.peers.agree(
+        packed({call, hidden, problem, sharded.change()}), doing, problem_of_ranks);
+    sharded.exchange(run_.peers, texts_by_position<4>(agreed)[3], doing);
+    const auto misfit = problem_of([&] { sharded.index(); });
+    if (!misfit.empty()) run_.peers.throw_agreed(misfit);
+    return unpacked(agreed.front())[1];
+  } catch (...) {
+    discard(hidden);
+    throw;
+  }
+}
+
+// A later checkpoint, of another run or from before a load, would count as the newest in
+// load_latest().
+void Saving::check_is_newest(int64_t step) const {
+  auto steps = run_.folder.finished_steps();
+  const auto is_damaged = [&](int64_t s) {
+    return std::find(damaged_steps_.begin(), damaged_steps_.end(), s) != damaged_steps_.end();
+  };
+  steps.erase(std::remove_if(steps.begin(), steps.end(), is_damaged), steps.end());
+  DDP_CHECK_VALUE(
+      steps.empty() || steps.back() <= step, run_.folder.path(),
+      ": expected no checkpoint after step ", step, ", got one of step ", steps.back(),
+      ". Load it before, remove those that are not wanted, or name another folder.");
+}
+
+// Removes the folder that rank 0 made for a save that failed to begin.
+void Saving::discard(const std::string& hidden) const {
+  if (run_.peers.rank() != 0 || hidden.empty()) return;
+  problem_of([&] { remove_path(run_.folder.path_of(hidden)); });
+}
+
+// Gathers parts that are divided among ranks. A failed connection fails on all of them.
+void Saving::gather_parts() const {
+  for (const auto& named : run_.parts) {
+    if (!named.is_per_rank) named.part->gather(run_.group);
+  }
+}
+
+SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
+  const auto& folder = run_.folder;
+  DDP_CHECK(
+      kind_of_path(folder.path_of(hidden)) == PathKind::Folder, "expected to find ",
+      folder.path_of(hidden), ", which rank 0 made, got nothing", kShareRemedy);
+  SavePlan plan{
+      folder,         hidden, step, run_.peers.rank(), run_.peers.size(), run_.options.keep_last(),
+      damaged_steps_, {}};
+  if (plan.rank == 0) {
+    for (const auto& named : run_.parts) {
+      if (named.is_per_rank) continue;
+      plan.files.emplace_back(part_file(named.name), copy_to_host(named.part->state()));
+    }
+  }
+  for (const auto& part : run_.sharded.all()) {
+    auto shards = copy_written_shards(part.shards);
+    if (shards.toGenericDict().empty()) continue;
+    plan.files.emplace_back(shard_file(part.name, plan.rank), std::move(shards));
+  }
+  if (plan.rank == 0) plan.index = run_.sharded.index();
+  plan.files.emplace_back(rank_file(plan.rank), copy_to_host(state_of_rank(run_.parts)));
+  return plan;
+}
+
+void Saving::save(int64_t step) {
+  finish();
+  const auto drop_shards = c10::make_scope_exit([this] { run_.sharded.release(); });
+  const auto hidden = begin(step);
+  std::optional<SavePlan> plan;
+  try {
+    gather_parts();
+    const auto problem = problem_of([&] { plan = make_plan(step, hidden); });
+    run_.peers.agree(problem, ddp::str("saving step ", step));
+  } catch (...) {
+    discard(hidden);
+    throw;
+  }
+  job_ = std::make_unique<SaveJob>(std::move(*plan));
+  job_step_ = step;
+  continue_from(step);
+  if (!run_.options.background()) finish();
+}
+
+void Saving::continue_from(int64_t step) {
+  last_step_ = step;
+  last_time_ = steady_clock::now();
+}
+
+bool Saving::is_due(int64_t step) {
+  const auto& options = run_.options;
+  if (step <= 0 || step == last_step_) return false;
+  if (options.every_steps() > 0 && step % options.every_steps() == 0) return true;
+  if (options.every().count() <= 0) return false;
+  const bool is_over = steady_clock::now() - last_time_ >= options.every();
+  return run_.peers.gather(is_over ? "1" : "", "asking rank 0 for the time").front() == "1";
+}
+
+}  // namespace ddp

@@ -1,0 +1,145 @@
+#include "checks/forward_count.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <ddp/internal/text.h>
+
+namespace ddp {
+namespace {
+
+// Passes are numbered by averaged pass, and within it; between two restarts there are fewer passes
+// than this.
+constexpr uint64_t kPassesPerRestart = uint64_t{1} << 20;
+
+// Keys of the store, for the wrapper with number W. Ranks record passes at the same time and in any
+// order, so each entry has a key of its own: one key for all would lose concurrent writes.
+//   forwards/W/first/N  how many ranks have recorded that pass N threw, or are about to
+//   forwards/W          the length of the list, including entries that are about to be set
+//   forwards/W/I        entry I, from 1
+std::string length_key(int wrapper) { return ddp::str("forwards/", wrapper); }
+
+std::string entry_key(int wrapper, int64_t entry) {
+  return ddp::str(length_key(wrapper), "/", entry);
+}
+
+FailedForward parse_failed_forward(const std::string& text) {
+  FailedForward forward;
+  InputText fields(text);
+  fields >> forward.rank >> forward.number;
+  fields.get();  // a space
+  std::getline(fields, forward.why, '\0');
+  return forward;
+}
+
+}  // namespace
+
+void record_failed_forward(c10d::Store& store, int wrapper, const FailedForward& forward) {
+  if (store.add(ddp::str(length_key(wrapper), "/first/", forward.number), 1) > 1) return;
+  store.set(
+      entry_key(wrapper, store.add(length_key(wrapper), 1)),
+      ddp::str(forward.rank, " ", forward.number, " ", forward.why));
+}
+
+void read_failed_forwards(c10d::Store& store, int wrapper, std::vector<FailedForward>& known) {
+  if (!store.check({length_key(wrapper)})) return;
+  const auto length = store.add(length_key(wrapper), 0);
+  for (auto entry = static_cast<int64_t>(known.size()) + 1; entry <= length; ++entry) {
+    if (!store.check({entry_key(wrapper, entry)})) return;  // about to be set
+    known.push_back(parse_failed_forward(store.get_to_str(entry_key(wrapper, entry))));
+  }
+}
+
+/// The part of a ForwardCount that the group's monitor and the store's thread use.
+class ForwardCount::Steps : public SharedSteps {
+ public:
+  uint64_t count() const override {
+    const std::lock_guard lock(mutex_);
+    return number_;
+  }
+
+  std::string explain(const std::string& more, const std::string& fewer) const override {
+    return ddp::str(
+        more, " began a training forward pass that ", fewer,
+        " did not. Every rank has to train on as many batches, or in join(): ");
+  }
+
+  void read(c10d::Store& store) override {
+    if (wrapper < 0) return;
+    std::unique_lock lock(mutex_);
+    auto known = known_;
+    lock.unlock();
+    read_failed_forwards(store, wrapper, known);
+    lock.lock();
+    known_ = std::move(known);
+  }
+
+  std::optional<std::string> failure() const override {
+    const std::lock_guard lock(mutex_);
+    for (const auto& forward : known_) {
+      // Two averaged passes have ended since: this rank may be one ahead of a rank that threw.
+      const bool is_over = forward.number / kPassesPerRestart + 1 < number_ / kPassesPerRestart;
+      const bool is_coming = forward.number > number_;
+      const bool failed_here =
+          std::find(failed_.begin(), failed_.end(), forward.number) != failed_.end();
+      if (!is_over && !is_coming && !failed_here) return forward.why;
+    }
+    return std::nullopt;
+  }
+
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    ++number_;
+  }
+
+  void restart() {
+    const std::lock_guard lock(mutex_);
+    number_ = (number_ / kPassesPerRestart + 1) * kPassesPerRestart;
+  }
+
+  uint64_t fail() {
+    const std::lock_guard lock(mutex_);
+    failed_.push_back(number_);
+    return number_;
+  }
+
+  std::atomic<int> wrapper{-1};  // its number in the group; -1: not known yet
+
+ private:
+  mutable std::mutex mutex_;          // guards the members below
+  uint64_t number_ = 0;               // of the current pass
+  std::vector<uint64_t> failed_;      // the passes that threw on this rank
+  std::vector<FailedForward> known_;  // the list in the store, as far as it was read
+};
+
+ForwardCount::ForwardCount(std::shared_ptr<GroupMonitor> monitor)
+    : monitor_(std::move(monitor)), steps_(std::make_shared<Steps>()) {
+  steps_->wrapper = monitor_->add_steps(steps_);
+}
+
+void ForwardCount::begin() {
+  steps_->begin();
+  monitor_->clear_error();
+}
+
+void ForwardCount::restart() { steps_->restart(); }
+
+uint64_t ForwardCount::since_restart() const { return steps_->count() % kPassesPerRestart; }
+
+void ForwardCount::fail(const std::string& why) noexcept {
+  monitor_->note_error(why);
+  try {
+    const FailedForward forward{monitor_->rank(), steps_->fail(), why};
+    monitor_->post([wrapper = steps_->wrapper.load(), forward](c10d::Store& store) {
+      record_failed_forward(store, wrapper, forward);
+    });
+  } catch (const std::exception&) {
+    // Out of memory: other ranks find this rank gone, or wait for their timeout.
+  }
+}
+
+}  // namespace ddp

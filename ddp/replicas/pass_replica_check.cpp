@@ -1,0 +1,68 @@
+#include "replicas/pass_replica_check.h"
+
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/stream_capture.h>
+
+#include "replicas/model_description.h"
+#include "replicas/replica_check.h"
+
+namespace ddp {
+
+void PassReplicaCheck::compare_first(
+    c10::function_ref<std::string()> describe_hook,
+    c10::function_ref<std::vector<at::Tensor>()> find, const ProcessGroup& group,
+    GroupMonitor& monitor) {
+  if (first_ != First::Pending) return;
+  first_ = First::Equal;
+  if (group->getSize() == 1 || !(init_sync_ || every_.value_or(0) > 0)) return;
+  Description mine{{"communication", "hook", describe_hook()}};
+  if (every_ != 0) mine.push_back({"hash", "parameters", std::to_string(hash_of(find()))});
+  auto by_rank = gather_if_hashes_differ("communication hooks", mine, nullptr, group, monitor);
+  if (by_rank.empty()) return;
+  for (auto& description : by_rank) description.resize(1);
+  const auto difference = describe_difference(by_rank);
+  DDP_CHECK(difference.empty(), difference);
+  // Only a hash is known here. The pass continues, and its end finds the parameter's name.
+  first_ = First::Different;
+}
+
+void PassReplicaCheck::start(
+    c10::function_ref<std::vector<at::Tensor>()> find, c10d::ProcessGroup& group) {
+  if (every_.value_or(0) == 0 || group.getSize() == 1 || ++passes_ % *every_ != 0) return;
+  const auto tensors = find();
+  DDP_CHECK(
+      !is_capturing(tensors.front().device()),
+      "DistributedDataParallel: expected a graph to be captured in a step without a replica check, "
+      "got one in which check_replicas_every has it. Leave that out, and call check_replicas().");
+  const auto hash = static_cast<int64_t>(hash_of(tensors));
+  // One all-reduce of the maximum finds both extremes: max(~hash) is ~min(hash).
+  extremes_ = at::tensor({hash, ~hash}).to(tensors.front().device());
+  std::vector<at::Tensor> wire{extremes_};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  work_ = group.allreduce(wire, options);
+}
+
+bool PassReplicaCheck::hashes_differ(GroupMonitor& monitor) {
+  const auto work = std::exchange(work_, {});
+  if (!work) return false;
+  const auto where = [] { return std::string("comparing a hash of the ranks' parameters"); };
+  monitor.abort_on_error(where, [&] { monitor.wait(*work, where); });
+  const auto extremes = extremes_.cpu();
+  const auto* of_all = extremes.const_data_ptr<int64_t>();
+  return of_all[0] != ~of_all[1];
+}
+
+PassReplicaCheck::Found PassReplicaCheck::finish(GroupMonitor& monitor) {
+  const bool differ = hashes_differ(monitor);
+  if (first_ == First::Different) {
+    first_ = First::Pending;
+    return Found::InFirst;
+  }
+  return differ ? Found::Later : Found::Nothing;
+}
+
+}  // namespace ddp
