@@ -1,0 +1,23 @@
+// Random numbers beside those of the default generators.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// The generator of a group's own numbers on a device, which exists as long as the group.
+///
+/// \param seed  of a new one.
+///
+/// Threads: any.
+at::Generator random_stream_of(const ProcessGroup& group, c10::Device device, uint64_t seed);
+
+/// All such generators, whose states a repeated call restores as it restores the default ones'.
+std::vector<at::Generator> random_streams();
+
+}  // namespace ddp
