@@ -8,6 +8,8 @@
 namespace ddp {
 namespace {
 
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
 struct RandomStream {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   c10::Device device;
@@ -22,7 +24,7 @@ class RandomStreams {
     return *streams;
   }
 
-  at::Generator find_or_make(const ProcessGroup& group, c10::Device device, uint64_t seed) {
+  at::Generator find_or_make(const GroupPtr& group, c10::Device device, uint64_t seed) {
     const std::lock_guard lock(mutex_);
     forget_those_of_ended_groups();
     const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const auto& stream) {
@@ -58,7 +60,7 @@ class RandomStreams {
 
 }  // namespace
 
-at::Generator random_stream_of(const ProcessGroup& group, c10::Device device, uint64_t seed) {
+at::Generator random_stream_of(const GroupPtr& group, c10::Device device, uint64_t seed) {
   return RandomStreams::of_process().find_or_make(group, device, seed);
 }
 

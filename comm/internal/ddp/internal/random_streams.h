@@ -6,7 +6,7 @@
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
-#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddp {
 
@@ -15,7 +15,8 @@ namespace ddp {
 /// \param seed  of a new one.
 ///
 /// Threads: any.
-at::Generator random_stream_of(const ProcessGroup& group, c10::Device device, uint64_t seed);
+at::Generator random_stream_of(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device, uint64_t seed);
 
 /// All such generators, whose states a repeated call restores as it restores the default ones'.
 std::vector<at::Generator> random_streams();
