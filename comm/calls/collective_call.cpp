@@ -10,8 +10,9 @@
 namespace ddp {
 namespace {
 
-constexpr std::array kKinds{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
-                            "reduce",     "gather",    "scatter",    "all_to_all"};
+constexpr std::array kKinds{
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
+    "reduce",     "gather",    "scatter",    "all_to_all",     "differentiable call"};
 
 }  // namespace
 
@@ -59,6 +60,9 @@ std::string to_text(const CollectiveCall& call) {
   // The hash of the sizes is shown, because it may be all that differs.
   if (call.tensors > 1) {
     text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
+  }
+  if (call.kind == CollectiveKind::kDifferentiable) {
+    return text + (call.root == 1 ? " that requires a gradient" : " that requires no gradient");
   }
   if (call.root >= 0) {
     const bool sends =

@@ -19,7 +19,10 @@ enum class CollectiveKind : uint8_t {
   kReduce,
   kGather,
   kScatter,
-  kAllToAll
+  kAllToAll,
+  /// No collective: a call whose backward pass is one, if its tensor requires a gradient (`root` is
+  /// 1, else 0).
+  kDifferentiable
 };
 
 /// The properties that all ranks of a group must call alike. Ranks whose calls differ wait for each

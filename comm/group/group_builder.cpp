@@ -13,6 +13,7 @@
 
 #include "backends/gpu_assignment.h"
 #include "backends/registry.h"
+#include "backends/single_rank_backend.h"
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
@@ -117,13 +118,17 @@ ProcessGroup connect_group(
     const std::string& name, const std::string& key) {
   const int size = static_cast<int>(recipe.world_ranks.size());
   const auto group = MonitoredGroup::make(store, rank, size);
+  // A world of one has the backend that its user chose.
+  const bool is_subgroup_of_one = size == 1 && recipe.job->size() > 1;
   std::map<std::string, BackendPtr> made;
   // c10d uses it for calls without a tensor: as in Python, the backend of the GPUs if there is one.
   std::string default_backend;
   for (const auto& [device, backend] : recipe.backends) {
     const auto& description = *backends::find(backend);
     auto& instance = made[backend];
-    if (!instance) {
+    if (!instance && is_subgroup_of_one) {
+      instance = backends::make_single_rank_backend(backend, recipe.timeout);
+    } else if (!instance) {
       instance = description.make(
           // The deadline limits connecting; NCCL connects, and uses the store, in the first
           // collective.

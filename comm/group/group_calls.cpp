@@ -2,6 +2,7 @@
 #include <exception>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/differentiable_call.h>
 
 #include "group/monitored_group.h"
 
@@ -41,6 +42,20 @@ WorkPtr MonitoredGroup::start_described(
     calls_->remove_latest(lane, number);
     throw;
   }
+}
+
+void MonitoredGroup::record(const CollectiveCall& call, c10::DeviceType device) {
+  if (getSize() > 1) calls_->add(CallHistory::lane_of(device), call);
+}
+
+void record_differentiable_call(
+    const ProcessGroup& group, const at::Tensor& tensor, bool requires_gradient) {
+  auto* own = dynamic_cast<MonitoredGroup*>(group.get());
+  if (own == nullptr) return;
+  const int root = requires_gradient ? 1 : 0;
+  own->record(
+      describe_call(CollectiveKind::kDifferentiable, tensor, /*reduction=*/-1, root),
+      tensor.device().type());
 }
 
 WorkPtr MonitoredGroup::DDP_GROUP_ALL_GATHER_SINGLE(

@@ -66,6 +66,7 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.has_streams = has_streams(*this);
   setup.calls = calls_;
   setup.group_name = getGroupName();
+  setup.coordinate = recipe_.coordinate;
   monitor_ = std::make_shared<GroupMonitor>(std::move(setup));
   add_to_flight_record(monitor_);
 }

@@ -46,6 +46,9 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   /// The key of the next group that all ranks of this group make together.
   std::string next_subgroup_key() { return ddp::str(key_, '/', ++subgroups_made_); }
 
+  /// Adds a call that starts no collective to the history that the ranks compare.
+  void record(const CollectiveCall& call, c10::DeviceType device);
+
   void shutdown() override;
   void abort() override;
   void release_resources() override;

@@ -78,6 +78,7 @@ int GroupMonitor::job_rank(int rank) const {
 std::string GroupMonitor::rank_text() const {
   const auto& job = *setup_.job;
   const auto in_job = ddp::str("rank ", job.rank(), " of ", job.size());
+  if (!setup_.coordinate.empty()) return ddp::str(in_job, " (", setup_.coordinate, ")");
   if (setup_.size == job.size()) return in_job;
   return ddp::str(in_job, " (rank ", setup_.rank, " of ", setup_.group_name, ")");
 }

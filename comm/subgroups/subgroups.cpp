@@ -1,4 +1,5 @@
-// Groups of some ranks of a group that exists.
+#include "subgroups/subgroups.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -37,6 +38,14 @@ void check_ranks(const std::vector<int>& sorted, const c10d::ProcessGroup& paren
   }
 }
 
+/// The ranks that wait in the exchange after connecting, for the parent's timeout, learn why a rank
+/// could not connect: its members stop trying before that.
+Deadline connecting_deadline(std::chrono::milliseconds timeout) {
+  return Deadline(timeout * 3 / 4);
+}
+
+}  // namespace
+
 MonitoredGroup& made_here(const char* call, const ProcessGroup& parent) {
   auto* group = dynamic_cast<MonitoredGroup*>(parent.get());
   DDP_CHECK(
@@ -46,12 +55,8 @@ MonitoredGroup& made_here(const char* call, const ProcessGroup& parent) {
   return *group;
 }
 
-/// Exchanges a text with all ranks of the parent.
-///
-/// \param prepare  makes this rank's text. If it throws on a rank, all ranks throw.
-template <typename Prepare>
-std::vector<std::string> exchange(
-    const char* call, const ProcessGroup& parent, const Prepare& prepare) {
+std::vector<std::string> exchange_texts(
+    const char* call, const ProcessGroup& parent, c10::function_ref<std::string()> prepare) {
   const std::string problem_prefix = "!", text_prefix = ddp::str(call, "\n");
   std::exception_ptr own;
   std::string text;
@@ -85,46 +90,49 @@ std::vector<std::string> exchange(
   return texts;
 }
 
-/// The ranks that wait in the exchange after connecting, for the parent's timeout, learn why a rank
-/// could not connect: its members stop trying before that.
-Deadline connecting_deadline(std::chrono::milliseconds timeout) {
-  return Deadline(timeout * 3 / 4);
+void exchange_equal_texts(
+    const char* call, const ProcessGroup& parent, c10::function_ref<std::string()> prepare) {
+  const auto texts = exchange_texts(call, parent, prepare);
+  const auto other = std::find_if_not(
+      texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; });
+  if (other == texts.end()) return;
+  own_monitor_of(*parent)->throw_agreed(ddp::str(
+      call, ": expected all ranks to call it alike, but rank 0 calls it with ", texts[0],
+      " and rank ", other - texts.begin(), " with ", *other, ". Give every rank the same."));
 }
 
-/// Connects the members of each new group.
-///
-/// \param ranks  the members' ranks in the parent, in the new group's order.
-/// \param suffix  of the group's keys; differs between groups that are made together.
-/// \return an empty group if this rank is not among `ranks`.
-ProcessGroup connect_members(
-    const char* call, const ProcessGroup& parent, const std::vector<int>& ranks,
-    const std::string& suffix) {
-  auto& group = made_here(call, parent);
-  const auto key = group.next_subgroup_key() + suffix;
-  ProcessGroup made;
-  const auto connect = [&] {
+std::vector<ProcessGroup> connect_subgroups(
+    const char* call, const ProcessGroup& parent, const std::vector<Subgroup>& groups) {
+  auto& parent_group = made_here(call, parent);
+  const auto key_of_all = parent_group.next_subgroup_key();
+  std::vector<ProcessGroup> made(groups.size());
+  const auto connect = [&](const Subgroup& group) -> ProcessGroup {
+    const auto& ranks = group.ranks;
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
-    if (own == ranks.end()) return "";
-    auto recipe = group.recipe();
+    if (own == ranks.end()) return {};
+    auto recipe = parent_group.recipe();
+    recipe.coordinate = group.coordinate;
     recipe.world_ranks.clear();
     for (const int rank : ranks) {
-      recipe.world_ranks.push_back(group.recipe().world_ranks[static_cast<size_t>(rank)]);
+      recipe.world_ranks.push_back(parent_group.recipe().world_ranks[static_cast<size_t>(rank)]);
     }
-    made = connect_group(
+    const auto key = key_of_all + group.key;
+    return connect_group(
         recipe, connecting_deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
-        static_cast<int>(own - ranks.begin()), "group " + list_text(recipe.world_ranks), key);
-    return "";
+        static_cast<int>(own - ranks.begin()), group.kind + " " + list_text(recipe.world_ranks),
+        key);
   };
   try {
-    exchange(call, parent, connect);
+    exchange_texts(call, parent, [&] {
+      std::transform(groups.begin(), groups.end(), made.begin(), connect);
+      return "";
+    });
   } catch (...) {
-    made.reset();  // here, where it does not count as left by an exception
+    made.clear();  // here, where they do not count as left by an exception
     throw;
   }
   return made;
 }
-
-}  // namespace
 
 ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent_arg) {
   constexpr const char* kCall = "new_group";
@@ -132,25 +140,18 @@ ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent_arg
   made_here(kCall, parent);
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
-  const auto lists = exchange(kCall, parent, [&] {
+  exchange_equal_texts(kCall, parent, [&] {
     check_ranks(sorted, *parent);
     return list_text(sorted);
   });
-  const auto other = std::find_if_not(
-      lists.begin(), lists.end(), [&](const auto& list) { return list == lists[0]; });
-  if (other != lists.end()) {
-    own_monitor_of(*parent)->throw_agreed(ddp::str(
-        kCall, ": expected all ranks to call it alike, but rank 0 calls it with ", lists[0],
-        " and rank ", other - lists.begin(), " with ", *other, ". Give every rank the same."));
-  }
-  return connect_members(kCall, parent, sorted, "");
+  return connect_subgroups(kCall, parent, {{sorted, ""}})[0];
 }
 
 ProcessGroup split_group(int color, int key, const GroupArg& parent_arg) {
   constexpr const char* kCall = "split_group";
   const auto parent = parent_arg.get();
   made_here(kCall, parent);
-  const auto given = exchange(kCall, parent, [&] {
+  const auto given = exchange_texts(kCall, parent, [&] {
     DDP_CHECK_VALUE(
         color >= -1, "split_group: expected a color of at least -1, got ", color, " ",
         on_rank_text(*parent), ". Give ranks of one group the same number, and -1 for no group.");
@@ -165,7 +166,7 @@ ProcessGroup split_group(int color, int key, const GroupArg& parent_arg) {
   std::sort(members.begin(), members.end());
   std::vector<int> ranks;
   for (const auto& [_, rank] : members) ranks.push_back(rank);
-  return connect_members(kCall, parent, ranks, ddp::str('.', color));
+  return connect_subgroups(kCall, parent, {{ranks, ddp::str('.', color)}})[0];
 }
 
 }  // namespace ddp

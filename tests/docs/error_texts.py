@@ -2,7 +2,8 @@
 
 import re
 
-ROOMS = ("comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
+ROOMS = (
+    "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch")
 SUFFIXES = (".h", ".cpp", ".cu")
 
 TOKEN = re.compile(

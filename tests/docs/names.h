@@ -33,6 +33,10 @@ extern at::Tensor a, b, x, y, batch_loss, grad_norm;
 extern double correct, samples;
 Data open_or_download(const char* folder);
 
+// Models that are cut.
+extern ddp::ProcessGroup tp, cp;
+extern torch::nn::LayerNorm norm;
+
 // GANs.
 extern Net generator_net, judge_net;
 extern torch::optim::Adam generator_optimizer, judge_optimizer;

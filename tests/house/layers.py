@@ -5,7 +5,8 @@ import pathlib
 import re
 
 MOST_FILES = 25  # beside each other in a folder
-ROOMS = ("comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "launch")
+ROOMS = (
+    "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch")
 
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {
@@ -15,6 +16,7 @@ FOLDER_OF = {
     "carrier_device": "device",
     "check": "base",
     "collectives_with_group": "collectives",
+    "differentiable_call": "group",
     "error_text": "base",
     "export": "base",
     "gradient_memory": "backends",
@@ -23,6 +25,7 @@ FOLDER_OF = {
     "owner_process": "base",
     "packed_texts": "base",
     "process_group_options": "base",
+    "random_streams": "base",
     "rank_text": "base",
     "text": "base",
 }

@@ -1,9 +1,12 @@
 #include "call_context.h"
 
+#include <algorithm>
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
 #include <ddp/internal/random_state.h>
+#include <ddp/internal/random_streams.h>
 
 namespace ddp {
 
@@ -22,21 +25,32 @@ std::vector<std::pair<c10::DeviceType, at::ScalarType>> enabled_autocast() {
 }  // namespace
 
 CallContext::CallContext(const std::vector<c10::Device>& devices, bool with_random_numbers)
-    : autocast_(enabled_autocast()) {
-  const auto note = [&](const c10::Device& device) {
-    const auto& generator = at::globalContext().defaultGenerator(device);
+    : with_random_numbers_(with_random_numbers), autocast_(enabled_autocast()) {
+  if (!with_random_numbers) return;
+  const auto note = [&](const at::Generator& generator) {
     generators_.emplace_back(generator, generator_state(generator));
   };
-  if (with_random_numbers) {
-    note(at::kCPU);
-    for (const auto& device : devices) note(device);
-  }
+  note(at::globalContext().defaultGenerator(at::kCPU));
+  for (const auto& device : devices) note(at::globalContext().defaultGenerator(device));
+  for (const auto& stream : random_streams()) note(stream);
+}
+
+bool CallContext::has_noted(const at::Generator& generator) const {
+  return std::any_of(generators_.begin(), generators_.end(), [&](const auto& noted) {
+    return noted.first == generator;
+  });
 }
 
 CallContext::Restored::Restored(const CallContext& context) {
   for (const auto& [generator, state] : context.generators_) {
     generators_before_.emplace_back(generator, generator_state(generator));
     set_generator_state(generator, state);
+  }
+  for (auto stream : random_streams()) {
+    if (!context.with_random_numbers_ || context.has_noted(stream)) continue;
+    // The call made it, so that it began with its seed.
+    generators_before_.emplace_back(stream, generator_state(stream));
+    stream.set_current_seed(stream.current_seed());
   }
   const auto enter = [&](c10::DeviceType device, const AutocastOptions& options) {
     // A cached cast would have the graph of this scope; where backward is called within an autocast

@@ -34,6 +34,9 @@ class CallContext {
   };
 
  private:
+  bool has_noted(const at::Generator& generator) const;
+
+  bool with_random_numbers_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::vector<std::pair<c10::DeviceType, at::ScalarType>> autocast_;  // where it is enabled
 };

@@ -161,7 +161,6 @@ DDP_API void hierarchical_all_reduce(
 /// Sends each rank some rows of `input`, and receives rows of `output` from each.
 /// \param output_splits, input_splits  how many rows come from each rank and go to it, by rank;
 ///        empty: the same number for each. Sizes of the other dimensions are the same on all ranks.
-///        empty: as many for each. Sizes of the other dimensions are the same on all ranks.
 DDP_API void all_to_all_single(
     at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits = {},
     const std::vector<int64_t>& input_splits = {}, const GroupArg& group = {});

@@ -79,6 +79,8 @@ class GroupMonitor {
     /// The collectives that this rank calls in the group; empty: its calls are not compared.
     std::shared_ptr<const CallHistory> calls = {};
     std::string group_name = {};
+    std::string coordinate =
+        {};  // of this rank in a mesh: "dp 1, tp 0"; "" if the group is no axis
     /// Whether one of the group's backends waits on streams.
     bool has_streams = false;
   };
@@ -151,7 +153,8 @@ class GroupMonitor {
 
   int rank() const { return setup_.rank; }
   int size() const { return setup_.size; }
-  /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])".
+  /// "rank 1 of 3"; in a part of the job "rank 5 of 8 (rank 1 of group [4, 5])"; in an axis of a
+  /// mesh "rank 5 of 8 (dp 1, tp 0)".
   std::string rank_text() const;
 
  private:

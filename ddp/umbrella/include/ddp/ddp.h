@@ -22,8 +22,11 @@
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/context_parallel.h>
+#include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/flight_record.h>
+#include <ddp/functional.h>
 #include <ddp/grad_scaler.h>
 #include <ddp/gradients.h>
 #include <ddp/join.h>
@@ -33,6 +36,8 @@
 #include <ddp/metrics.h>
 #include <ddp/model_averager.h>
 #include <ddp/output_tensors.h>
+#include <ddp/parallel_attention.h>
+#include <ddp/parallel_linear.h>
 #include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>
@@ -42,7 +47,9 @@
 #include <ddp/sampler.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
+#include <ddp/tensor_parallel_rng.h>
 #include <ddp/top_k.h>
 #include <ddp/version.h>
+#include <ddp/vocab_parallel.h>
 #include <ddp/weighted_sampler.h>
 #include <ddp/zero.h>

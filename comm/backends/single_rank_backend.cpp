@@ -1,0 +1,139 @@
+#include "backends/single_rank_backend.h"
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <ddp/internal/c10d_names.h>
+#include <ddp/internal/check.h>
+
+namespace ddp::backends {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using c10d::OpType;
+
+/// A collective that was over when it began. What it queued on a device lies on the current stream.
+class CompletedWork : public c10d::Work {
+ public:
+  CompletedWork(OpType type, Tensors outputs)
+      : c10d::Work(/*rank=*/0, type), outputs_(std::move(outputs)) {
+    std::vector<c10::Device> devices;
+    if (!outputs_.empty() && !outputs_[0].device().is_cpu()) {
+      devices.push_back(outputs_[0].device());
+    }
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
+    future_->markCompleted(c10::IValue(outputs_));
+    finish();
+  }
+  Tensors result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  Tensors outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class SingleRankBackend : public c10d::Backend {
+ public:
+  SingleRankBackend(std::string name, std::chrono::milliseconds timeout)
+      : c10d::Backend(/*rank=*/0, /*size=*/1),
+        name_(std::move(name)),
+        options_(c10::make_intrusive<Options>(name_, timeout)) {}
+
+  const std::string getBackendName() const override { return name_; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return 0; }
+  void shutdown() override {}
+  void abort() override {}
+
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& /*o*/) override {
+    return done(OpType::BROADCAST, t);
+  }
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& /*o*/) override {
+    return done(OpType::ALLREDUCE, t);
+  }
+  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& /*o*/) override {
+    return done(OpType::_ALLREDUCE_SPARSE, t);
+  }
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& /*o*/) override {
+    return done(OpType::ALLREDUCE_COALESCED, t);
+  }
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& /*o*/) override {
+    return done(OpType::REDUCE, t);
+  }
+  WorkPtr allgather(TensorLists& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
+    return copy_lists(OpType::ALLGATHER, to, from);
+  }
+  WorkPtr DDP_ALL_GATHER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& /*o*/) override {
+    return copy(OpType::_ALLGATHER_BASE, to, from);
+  }
+  WorkPtr gather(TensorLists& to, Tensors& from, const c10d::GatherOptions& /*o*/) override {
+    return copy_lists(OpType::GATHER, to, from);
+  }
+  WorkPtr scatter(Tensors& to, TensorLists& from, const c10d::ScatterOptions& /*o*/) override {
+    return copy_lists(OpType::SCATTER, to, from);
+  }
+  WorkPtr reduce_scatter(
+      Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& /*o*/) override {
+    return copy_lists(OpType::REDUCE_SCATTER, to, from);
+  }
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
+      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& /*o*/) override {
+    return copy(OpType::_REDUCE_SCATTER_BASE, to, from);
+  }
+  WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& /*o*/) override {
+    to.at(0).copy_(from.at(0));
+    return done(OpType::ALLTOALL, to);
+  }
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
+      at::Tensor& to, at::Tensor& from, std::vector<int64_t>& /*to_splits*/,
+      std::vector<int64_t>& /*from_splits*/, const c10d::AllToAllOptions& /*o*/) override {
+    return copy(OpType::ALLTOALL_BASE, to, from);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& /*o*/) override { return done(OpType::BARRIER, {}); }
+  WorkPtr send(Tensors& /*t*/, int dst, int /*tag*/) override { refuse("send", dst); }
+  WorkPtr recv(Tensors& /*t*/, int src, int /*tag*/) override { refuse("recv", src); }
+  WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv", -1); }
+
+ private:
+  static WorkPtr done(OpType type, Tensors outputs) {
+    return c10::make_intrusive<CompletedWork>(type, std::move(outputs));
+  }
+  static WorkPtr copy(OpType type, at::Tensor& to, const at::Tensor& from) {
+    to.copy_(from.view_as(to));
+    return done(type, {to});
+  }
+  static WorkPtr copy_lists(OpType type, TensorLists& to, const Tensors& from) {
+    to.at(0).at(0).copy_(from.at(0));
+    return done(type, to[0]);
+  }
+  static WorkPtr copy_lists(OpType type, Tensors& to, const TensorLists& from) {
+    to.at(0).copy_(from.at(0).at(0));
+    return done(type, to);
+  }
+  [[noreturn]] static void refuse(const char* call, int peer) {
+    throw readable_error<c10::ValueError>(
+        DDP_HERE, ddp::str(
+                      call, ": expected another rank of the group, got rank ", peer,
+                      " in a group of one rank. Copy the tensor."));
+  }
+
+  const std::string name_;
+  const c10::intrusive_ptr<Options> options_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_single_rank_backend(
+    const std::string& name, std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<SingleRankBackend>(name, timeout);
+}
+
+}  // namespace ddp::backends

@@ -1,0 +1,24 @@
+// Random numbers beside those of the default generators.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace ddp {
+
+/// The generator of a group's own numbers on a device, which exists as long as the group.
+///
+/// \param seed  of a new one.
+///
+/// Threads: any.
+at::Generator random_stream_of(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::Device device, uint64_t seed);
+
+/// All such generators, whose states a repeated call restores as it restores the default ones'.
+std::vector<at::Generator> random_streams();
+
+}  // namespace ddp

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <ddp/process_group.h>
+#include <torch/custom_class.h>
+
+namespace ddp::functional {
+
+/// One exchange between the ranks of a group.
+struct Exchange : torch::CustomClassHolder {
+  enum class Kind { kCopy, kSum, kTakePart, kJoin, kJoinToBeSummed, kReduceScatter, kAllToAll };
+
+  Exchange(
+      Kind kind, ProcessGroup group, int64_t dim = 0, std::vector<int64_t> input_splits = {},
+      std::vector<int64_t> output_splits = {});
+
+  /// What the gradient of the result goes through.
+  c10::intrusive_ptr<Exchange> backward() const;
+  /// The result for `t`, without autograd.
+  at::Tensor run(const at::Tensor& t) const;
+
+  Kind kind;
+  ProcessGroup group;
+  int64_t dim;  // at least 0
+  std::vector<int64_t> input_splits, output_splits;
+};
+
+/// Runs an exchange as a node of autograd.
+at::Tensor apply_exchange(const at::Tensor& t, const c10::intrusive_ptr<Exchange>& exchange);
+
+}  // namespace ddp::functional

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+
+#include <ddp/export.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// While it exists, the default generators draw numbers of their own on each rank of a group.
+///
+/// For dropout between a ColumnParallelLinear and a RowParallelLinear, where each rank has other
+/// features. Outside of it all ranks of the group draw the same numbers, as dropout needs where
+/// they have the same features:
+///
+///     auto h = up->forward(x);
+///     {
+///       ddp::TensorParallelRng own(tp);
+///       h = torch::dropout(h, 0.1, is_training());
+///     }
+///     return down->forward(h);
+///
+/// The numbers of a group go on where the last guard over it left them. Its first one seeds them
+/// from the default generator's seed, 2718 and the rank. checkpoint() repeats them.
+///
+/// Of the CPU, and of the current CUDA device. Not nested over two groups.
+///
+/// Threads: the generators belong to the process.
+/// Source: Megatron-LM, core/tensor_parallel/random.py.
+class DDP_API [[nodiscard]] TensorParallelRng {
+ public:
+  explicit TensorParallelRng(const GroupArg& group = {});
+  ~TensorParallelRng();
+  TensorParallelRng(const TensorParallelRng&) = delete;
+  TensorParallelRng& operator=(const TensorParallelRng&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,49 @@
+#include "tensor/cut.h"
+
+#include <ATen/ATen.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/rank_text.h>
+#include <ddp/internal/text.h>
+
+namespace ddp {
+
+ProcessGroup group_of_layer(const ProcessGroup& given) { return given ? given : default_group(); }
+
+void check_divides(
+    const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,
+    const c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      size > 0 && size % parts == 0, layer, ": expected ", option, " to be a multiple of ", divisor,
+      " = ", parts, ", got ", size, " ", on_rank_text(group),
+      ". Pad the layer, or use fewer ranks.");
+}
+
+at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group) {
+  const auto parts = whole.unflatten(0, {partitions, group.getSize(), -1});
+  return parts.select(1, group.getRank()).flatten(0, 1).clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor own_columns(const at::Tensor& whole, const c10d::ProcessGroup& group) {
+  const int64_t columns = whole.size(1) / group.getSize();
+  return whole.narrow(1, group.getRank() * columns, columns).clone(at::MemoryFormat::Contiguous);
+}
+
+void check_drawn_alike(const char* layer, const at::Tensor& whole, const ProcessGroup& group) {
+  if (group->getSize() == 1) return;
+  const auto bytes = whole.detach().contiguous().cpu();
+  const auto hash = std::to_string(hash_of_bytes(bytes.const_data_ptr(), bytes.nbytes()));
+  agree(hash, group, layer, [&](const std::vector<std::string>& by_rank) -> std::string {
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      if (by_rank[rank] == by_rank[0]) continue;
+      return ddp::str(
+          layer, ": expected the same random numbers on all ranks of the group, but rank ", rank,
+          " of ", by_rank.size(), " drew other values for [", joined_by(", ", whole.sizes()),
+          "] than rank 0. Call torch::manual_seed() with one seed on all of them before.");
+    }
+    return "";
+  });
+}
+
+}  // namespace ddp

@@ -1,0 +1,30 @@
+// How layers that are cut over a group get this rank's part of their parameters.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// The options' group, or the default group.
+ProcessGroup group_of_layer(const ProcessGroup& given);
+
+/// \throws c10::ValueError  unless `size` is a multiple of `parts`, which the text calls `divisor`.
+void check_divides(
+    const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,
+    const c10d::ProcessGroup& group);
+
+/// This rank's rows of `whole`: of each of `partitions` equal blocks of rows its part.
+at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group);
+/// This rank's columns of a matrix.
+at::Tensor own_columns(const at::Tensor& whole, const c10d::ProcessGroup& group);
+
+/// \throws c10::Error  on every rank, unless the ranks drew the same values for `whole`.
+///
+/// Collective: yes. Blocks: host. Cost: a hash of the values, and an all-gather of a text.
+void check_drawn_alike(const char* layer, const at::Tensor& whole, const ProcessGroup& group);
+
+}  // namespace ddp

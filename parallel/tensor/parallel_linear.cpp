@@ -1,0 +1,170 @@
+#include <ddp/parallel_linear.h>
+
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/functional.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/rank_text.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tensor/cut.h"
+#include "tensor/gathered_linear.h"
+#include "tensor/replicated_partial.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kColumn = "ColumnParallelLinear";
+constexpr const char* kRow = "RowParallelLinear";
+
+/// The values that torch::nn::Linear draws, the same on all ranks.
+torch::nn::Linear draw_linear(
+    const char* layer, int64_t in, int64_t out, bool bias, const ProcessGroup& group) {
+  torch::nn::Linear whole(torch::nn::LinearOptions(in, out).bias(bias));
+  check_drawn_alike(layer, whole->weight, group);
+  return whole;
+}
+
+void check_input(
+    const char* layer, const at::Tensor& input, int64_t features, const c10d::ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      input.dim() > 0 && input.size(-1) == features, layer, ": expected an input [..., ", features,
+      "], got ", input.sizes(), " ", on_rank_text(group),
+      ". Pass what the layer before returns, of as many features.");
+}
+
+/// [..., W * P * n], where rank r's part is P blocks of n, as [..., P * W * n] in the whole's
+/// order.
+at::Tensor gather_features(const at::Tensor& part, int64_t partitions, const ProcessGroup& group) {
+  const auto blocks = part.unflatten(-1, {partitions, -1});
+  return functional::gather_from_region(blocks, group, -1).flatten(-2, -1);
+}
+
+}  // namespace
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(const ColumnParallelLinearOptions& given)
+    : options(given) {
+  reset();
+}
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(
+    const ColumnParallelLinearOptions& given, const at::Tensor& whole_weight,
+    const at::Tensor& whole_bias)
+    : options(given) {
+  check_options();
+  cut(whole_weight, whole_bias);
+  reset();
+}
+
+void ColumnParallelLinearImpl::check_options() {
+  options.process_group(group_of_layer(options.process_group()));
+  const auto& group = *options.process_group();
+  check_divides(kColumn, "in_features", options.in_features(), 1, "1", group);
+  check_divides(kColumn, "partitions", options.partitions(), 1, "1", group);
+  check_divides(
+      kColumn, "out_features", options.out_features(), options.partitions() * group.getSize(),
+      "partitions * ranks", group);
+}
+
+void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
+  const c10::NoGradGuard no_grad;
+  const auto& group = *options.process_group();
+  weight = own_rows(whole_weight, options.partitions(), group);
+  if (options.bias()) bias = own_rows(whole_bias, options.partitions(), group);
+}
+
+// A clone has the values of what it was made of, and only gets memory of its own.
+void ColumnParallelLinearImpl::reset() {
+  if (!weight.defined()) {
+    check_options();
+    const auto whole = draw_linear(
+        kColumn, options.in_features(), options.out_features(), options.bias(),
+        options.process_group());
+    cut(whole->weight, whole->bias);
+  }
+  weight = register_parameter("weight", weight.detach().clone());
+  const auto own_bias = bias.defined() ? bias.detach().clone() : bias;
+  bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
+}
+
+void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "ddp::ColumnParallelLinear(in_features=" << options.in_features()
+         << ", out_features=" << options.out_features()
+         << ", ranks=" << options.process_group()->getSize() << ")";
+}
+
+at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
+  const auto& group = options.process_group();
+  check_input(kColumn, input, options.in_features(), *group);
+  const auto output = options.sequence_parallel()
+                          ? gathered_linear(input, weight, bias, group)
+                          : at::linear(functional::copy_to_region(input, group), weight, bias);
+  if (!options.gather_output()) return output;
+  return gather_features(output, options.partitions(), group);
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelLinearOptions& given)
+    : options(given) {
+  reset();
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(
+    const RowParallelLinearOptions& given, const at::Tensor& whole_weight,
+    const at::Tensor& whole_bias)
+    : options(given) {
+  check_options();
+  cut(whole_weight, whole_bias);
+  reset();
+}
+
+void RowParallelLinearImpl::check_options() {
+  options.process_group(group_of_layer(options.process_group()));
+  const auto& group = *options.process_group();
+  check_divides(kRow, "out_features", options.out_features(), 1, "1", group);
+  check_divides(kRow, "in_features", options.in_features(), group.getSize(), "ranks", group);
+}
+
+void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
+  const c10::NoGradGuard no_grad;
+  weight = own_columns(whole_weight, *options.process_group());
+  if (options.bias()) bias = whole_bias;
+}
+
+void RowParallelLinearImpl::reset() {
+  if (!weight.defined()) {
+    check_options();
+    const auto whole = draw_linear(
+        kRow, options.in_features(), options.out_features(), options.bias(),
+        options.process_group());
+    cut(whole->weight, whole->bias);
+  }
+  weight = register_parameter("weight", weight.detach().clone());
+  const auto own_bias = bias.defined() ? bias.detach().clone() : bias;
+  bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
+  // Each rank adds it to its part of the sequence.
+  if (bias.defined() && options.sequence_parallel()) {
+    sum_gradient_over(bias, options.process_group());
+  }
+}
+
+void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
+  stream << "ddp::RowParallelLinear(in_features=" << options.in_features()
+         << ", out_features=" << options.out_features()
+         << ", ranks=" << options.process_group()->getSize() << ")";
+}
+
+at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
+  const auto& group = options.process_group();
+  const int64_t features = options.input_is_parallel() ? weight.size(1) : options.in_features();
+  check_input(kRow, input, features, *group);
+  const auto own =
+      options.input_is_parallel() ? input : functional::scatter_to_region(input, group);
+  const auto part = at::linear(own, weight);
+  const auto output = options.sequence_parallel() ? functional::reduce_scatter(part, 0, group)
+                                                  : functional::reduce_from_region(part, group);
+  return bias.defined() ? output + bias : output;
+}
+
+}  // namespace ddp

@@ -1,0 +1,62 @@
+#include <ddp/tensor_parallel_rng.h>
+
+#include <mutex>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/random_streams.h>
+
+namespace ddp {
+namespace {
+
+constexpr uint64_t kSeedOffset = 2718;  // Megatron-LM's
+
+std::vector<c10::Device> devices_in_use() {
+  std::vector<c10::Device> devices{c10::Device(at::kCPU)};
+  if (at::globalContext().hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) {
+    devices.push_back(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
+  }
+  return devices;
+}
+
+void swap_states(at::Generator one, at::Generator other) {
+  const std::scoped_lock lock(one.mutex(), other.mutex());
+  const auto state = one.get_state();
+  one.set_state(other.get_state());
+  other.set_state(state);
+}
+
+}  // namespace
+
+struct TensorParallelRng::Impl {
+  explicit Impl(const ProcessGroup& group) {
+    for (const auto& device : devices_in_use()) {
+      const auto& generator = at::globalContext().defaultGenerator(device);
+      const auto seed =
+          generator.current_seed() + kSeedOffset + static_cast<uint64_t>(group->getRank());
+      swapped.push_back({generator, random_stream_of(group, device, seed)});
+    }
+    swap();
+  }
+  ~Impl() { swap(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void swap() const {
+    for (const auto& [generator, stream] : swapped) swap_states(generator, stream);
+  }
+
+  struct Pair {
+    at::Generator generator, stream;
+  };
+  std::vector<Pair> swapped;
+};
+
+TensorParallelRng::TensorParallelRng(const GroupArg& group)
+    : impl_(std::make_unique<Impl>(group.get())) {}
+
+TensorParallelRng::~TensorParallelRng() = default;
+
+}  // namespace ddp

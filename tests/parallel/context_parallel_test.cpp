@@ -1,0 +1,168 @@
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+
+#include "parallel/context/block_attention.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using Catch::Matchers::Contains;
+using ddp::ProcessGroup;
+using ddp::testing::error_of;
+using ddp::testing::Rank;
+using ddp::testing::run_ranks;
+using torch::Tensor;
+namespace functional = ddp::functional;
+
+namespace {
+
+Tensor drawn(std::vector<int64_t> sizes, uint64_t seed, at::ScalarType dtype = torch::kDouble) {
+  return torch::randn(
+             sizes, at::make_generator<at::CPUGeneratorImpl>(seed),
+             torch::TensorOptions(torch::kDouble))
+      .to(dtype);
+}
+
+double gap(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined() || a.sizes() != b.sizes()) return 1e300;
+  return (a - b).abs().max().item<double>();
+}
+
+using Attention = Tensor (*)(
+    const Tensor&, const Tensor&, const Tensor&, const ddp::GroupArg&, bool, std::optional<double>);
+
+}  // namespace
+
+TEST_CASE("a sequence is cut into an early and a late piece a rank", "[parallel][context][ranks]") {
+  const auto positions = run_ranks<std::vector<int64_t>>(3, [](const Rank& self) {
+    const auto own = functional::context_positions(12, self.group);
+    return std::vector<int64_t>(own.data_ptr<int64_t>(), own.data_ptr<int64_t>() + own.numel());
+  });
+  CHECK(positions[0] == std::vector<int64_t>{0, 1, 10, 11});
+  CHECK(positions[1] == std::vector<int64_t>{2, 3, 8, 9});
+  CHECK(positions[2] == std::vector<int64_t>{4, 5, 6, 7});
+
+  const auto errors = run_ranks<double>(3, [](const Rank& self) {
+    const auto x = drawn({2, 12, 3}, 1).requires_grad_();
+    const auto part = functional::context_shard(x, 1, self.group);
+    const auto expected = x.index_select(1, functional::context_positions(12, self.group));
+    const auto whole = functional::context_gather(part * 2, -2, self.group);
+    (whole * drawn({2, 12, 3}, 2)).sum().backward();
+    return std::max(
+        {gap(part, expected), gap(whole, x * 2), gap(x.grad(), drawn({2, 12, 3}, 2) * 2)});
+  });
+  for (const double error : errors) CHECK(error == 0);
+}
+
+TEST_CASE(
+    "attention over a cut sequence is attention over the whole", "[parallel][context][ranks]") {
+  const int ranks = GENERATE(1, 2, 3, 4);
+  const bool causal = GENERATE(false, true);
+  const auto scale = GENERATE(std::optional<double>(), std::optional<double>(0.3));
+  const auto attention = GENERATE(
+      static_cast<Attention>(functional::ring_attention),
+      static_cast<Attention>(functional::all_to_all_attention));
+  const std::vector<int64_t> sizes{2, 12, 24, 5};
+  std::vector<Tensor> whole;
+  for (uint64_t seed : {1, 2, 3}) whole.push_back(drawn(sizes, seed).requires_grad_());
+  const auto weights = drawn(sizes, 4);
+  const auto output =
+      at::scaled_dot_product_attention(whole[0], whole[1], whole[2], {}, 0, causal, scale);
+  (output * weights).sum().backward();
+
+  const auto errors = run_ranks<std::vector<double>>(ranks, [&](const Rank& self) {
+    const auto cut = [&](const Tensor& t) {
+      return functional::context_shard(t.detach(), 2, self.group).clone();
+    };
+    std::vector<Tensor> own;
+    for (const auto& tensor : whole) own.push_back(cut(tensor).requires_grad_());
+    const auto part = attention(own[0], own[1], own[2], self.group, causal, scale);
+    (part * cut(weights)).sum().backward();
+    std::vector<double> all{gap(part, cut(output))};
+    for (size_t i = 0; i < own.size(); ++i) all.push_back(gap(own[i].grad(), cut(whole[i].grad())));
+    return all;
+  });
+  for (const auto& by_rank : errors) {
+    for (const double error : by_rank) CHECK(error < 1e-10);
+  }
+}
+
+TEST_CASE("attention over a cut sequence works in bfloat16", "[parallel][context][ranks]") {
+  const std::vector<int64_t> sizes{1, 2, 16, 8};
+  const auto q = drawn(sizes, 1, torch::kBFloat16), k = drawn(sizes, 2, torch::kBFloat16),
+             v = drawn(sizes, 3, torch::kBFloat16);
+  const auto expected = at::scaled_dot_product_attention(
+      q.to(torch::kDouble), k.to(torch::kDouble), v.to(torch::kDouble), {}, 0, true);
+  const auto errors = run_ranks<double>(2, [&](const Rank& self) {
+    const auto cut = [&](const Tensor& t) { return functional::context_shard(t, 2, self.group); };
+    const auto own_q = cut(q).clone().requires_grad_();
+    const auto part = functional::ring_attention(own_q, cut(k), cut(v), self.group, true);
+    part.sum().backward();
+    if (part.scalar_type() != torch::kBFloat16 || own_q.grad().scalar_type() != torch::kBFloat16) {
+      return 1e300;
+    }
+    return gap(part.to(torch::kDouble), cut(expected));
+  });
+  for (const double error : errors) CHECK(error < 0.03);
+}
+
+TEST_CASE("attention by matrix products is the kernel's", "[parallel][context]") {
+  const bool causal = GENERATE(false, true);
+  const int64_t keys = causal ? 700 : 300;  // more queries than exist at a time
+  const auto q = drawn({1, 2, 700, 4}, 1), k = drawn({1, 2, keys, 4}, 2),
+             v = drawn({1, 2, keys, 4}, 3);
+  const functional::BlockOptions options{causal, 0.4};
+  const auto kernel = functional::attend(q, k, v, options);
+  const auto products = functional::attend_by_products(q, k, v, options);
+  CHECK(gap(kernel.output, products.output) < 1e-12);
+  CHECK(gap(kernel.log_sum, products.log_sum) < 1e-12);
+  const auto gradient = drawn({1, 2, 700, 4}, 4);
+  const auto of_kernel = functional::attend_backward(gradient, q, k, v, kernel, options);
+  const auto of_products =
+      functional::attend_by_products_backward(gradient, q, k, v, kernel, options);
+  CHECK(gap(of_kernel.q, of_products.q) < 1e-12);
+  CHECK(gap(of_kernel.k, of_products.k) < 1e-11);
+  CHECK(gap(of_kernel.v, of_products.v) < 1e-11);
+}
+
+TEST_CASE(
+    "attention over a cut sequence refuses what does not fit",
+    "[parallel][context][ranks][errors]") {
+  const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    const auto of = [&](const std::function<void()>& call) { return error_of<c10::Error>(call); };
+    const auto& g = self.group;
+    const auto t = torch::zeros({1, 3, 4, 2});
+    const auto again = [&] {
+      const auto q = torch::ones({1, 2, 4, 2}).requires_grad_();
+      const auto gradient = torch::autograd::grad(
+          {functional::ring_attention(q, q, q, g).pow(2).sum()}, {q}, {}, true, true);
+    };
+    return std::vector<std::string>{
+        of([&] { functional::context_shard(torch::zeros({6}), 0, g); }),
+        of([&] { functional::context_positions(10, g); }),
+        of([&] { functional::context_shard(torch::zeros({8}), 1, g); }),
+        of([&] {
+          functional::ring_attention(t, t, torch::zeros({1, 3, 5, 2}), g);
+        }),
+        of([&] { functional::all_to_all_attention(t, t, t, g); }),
+        of([&] {
+          functional::ring_attention(
+              t.narrow(2, 0, 3), t.narrow(2, 0, 3), t.narrow(2, 0, 3), g, true);
+        }),
+        of(again)};
+  });
+  const std::vector<std::string> texts{
+      "context_shard: expected a length that is a multiple of 4, got 6",
+      "context_positions: expected a length that is a multiple of 4, got 10",
+      "context_shard: expected a dimension of the tensor, got 1",
+      "got [1, 3, 4, 2], [1, 3, 4, 2] and [1, 3, 5, 2]",
+      "expected heads that are a multiple of the group's 2 ranks, got [1, 3, 4, 2]",
+      "expected an even number of positions",
+      "ring_attention: expected a backward pass without create_graph"};
+  for (const auto& by_rank : errors) {
+    for (size_t i = 0; i < texts.size(); ++i) CHECK_THAT(by_rank[i], Contains(texts[i]));
+  }
+}
