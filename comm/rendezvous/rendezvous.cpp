@@ -15,10 +15,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/executor.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/loopback_listener.h"
 #include "rendezvous/wait_for_listener.h"
-#include "store/bounded_call.h"
 #include "store/shared_file_store.h"
 
 namespace ddp {

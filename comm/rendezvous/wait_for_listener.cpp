@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "store/bounded_call.h"
+#include "base/executor.h"
 
 namespace ddp {
 namespace {

@@ -8,8 +8,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/base/executor.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "comm/store/bounded_call.h"
 #include "comm/taken_port.h"
 #include "support/temporary_folder.h"
 
