@@ -47,18 +47,18 @@ Address loopback_address(const std::string& host, int port) {
 
 }  // namespace
 
-std::optional<OwnedDescriptor> listen_on_loopback(const std::string& host, int port) {
+Fd listen_on_loopback(const std::string& host, int port) {
   const auto address = loopback_address(host, port);
-  if (address.length == 0) return std::nullopt;
-  OwnedDescriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket.get() < 0) return std::nullopt;
+  if (address.length == 0) return {};
+  Fd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket) return {};
   const int on = 1;
   // As TCPStore does: for a port that ddprun has reserved, and for a restart.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const auto* name = reinterpret_cast<const sockaddr*>(&address.storage);
   // listen() fails if another socket with SO_REUSEADDR listens already.
-  if (::bind(socket.get(), name, address.length) != 0) return std::nullopt;
-  if (::listen(socket.get(), SOMAXCONN) != 0) return std::nullopt;
+  if (::bind(socket.get(), name, address.length) != 0) return {};
+  if (::listen(socket.get(), SOMAXCONN) != 0) return {};
   return socket;
 }
 

@@ -103,7 +103,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
   options.isServer = true;
   auto listener = listen_on_loopback(address.host, address.port);
-  if (listener) options.masterListenFd = listener->release();
+  if (listener) options.masterListenFd = listener.release();
   return c10::make_intrusive<c10d::TCPStore>(address.host, options);
 }
 

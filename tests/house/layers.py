@@ -17,6 +17,7 @@ FOLDER_OF = {
     "collectives_with_group": "collectives",
     "error_text": "base",
     "export": "base",
+    "fd": "base",
     "gradient_memory": "backends",
     "hash": "base",
     "json_text": "base",
