@@ -60,8 +60,8 @@ Fd open_path(const std::string& path, int flags, const char* verb) {
 size_t read_block(const Fd& file, void* data, size_t size, const std::string& path) {
   size_t done = 0;
   while (done < size) {
-    const ssize_t count = read(file.get(), static_cast<char*>(data) + done, size - done);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(read(file.get(), static_cast<char*>(data) + done, size - done));
     check_system(count >= 0, "read", path);
     if (count == 0) break;
     done += static_cast<size_t>(count);
@@ -77,8 +77,8 @@ OutputFile::OutputFile(std::string path)
 void OutputFile::write(const void* data, size_t size) {
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
-    const ssize_t count = ::write(file_.get(), bytes, std::min(size, kBlockBytes));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(::write(file_.get(), bytes, std::min(size, kBlockBytes)));
     check_system(count >= 0, "write", path_);
     sum_.crc32c = crc32c(sum_.crc32c, bytes, static_cast<size_t>(count));
     sum_.bytes += static_cast<uint64_t>(count);

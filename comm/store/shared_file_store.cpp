@@ -34,9 +34,8 @@ bool is_at(int fd, const std::string& path) {
 Fd lock_shared(const std::string& path) {
   for (;;) {
     auto file = open_or_create(path);
-    while (::flock(file.get(), LOCK_SH) != 0) {
-      DDP_CHECK(errno == EINTR, "locking ", path, ": ", std::strerror(errno));
-    }
+    const bool locked = TEMP_FAILURE_RETRY(::flock(file.get(), LOCK_SH)) == 0;
+    DDP_CHECK(locked, "locking ", path, ": ", std::strerror(errno));
     // Otherwise its last user has removed the file after it was opened.
     if (is_at(file.get(), path)) return file;
   }
