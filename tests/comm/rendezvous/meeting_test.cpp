@@ -10,7 +10,7 @@
 
 #include "comm/base/executor.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "comm/taken_port.h"
+#include "support/taken_port.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"
@@ -54,7 +54,7 @@ std::vector<std::string> meet_all(
 }
 
 std::string free_address() {
-  const int port = TakenPort().number();
+  const int port = ddp::testing::free_port();
   return "tcp://127.0.0.1:" + std::to_string(port);
 }
 
