@@ -1,5 +1,7 @@
 #include "comm/store/bounded_store.h"
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -37,8 +39,8 @@ class FreezableStore : public c10d::HashStore {
     }
     thawed_.notify_all();
   }
-  /// The thread of the latest check().
-  std::thread::id thread() {
+  /// The thread of the latest check(); a later thread has another number.
+  pid_t thread() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return thread_;
   }
@@ -51,7 +53,7 @@ class FreezableStore : public c10d::HashStore {
     wait_for_thaw();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      thread_ = std::this_thread::get_id();
+      thread_ = gettid();
     }
     return HashStore::check(keys);
   }
@@ -65,7 +67,7 @@ class FreezableStore : public c10d::HashStore {
   std::mutex mutex_;
   std::condition_variable thawed_;
   bool is_frozen_ = false;
-  std::thread::id thread_;
+  pid_t thread_ = 0;
 };
 
 struct Frozen {
@@ -138,7 +140,7 @@ TEST_CASE("operations use one thread, unless they run at the same time", "[comm]
     return frozen.store->thread();
   };
   const auto thread = use(*frozen.bounded);
-  CHECK(thread != std::this_thread::get_id());
+  CHECK(thread != gettid());
   CHECK(use(*frozen.bounded) == thread);
   CHECK(use(*frozen.bounded->with_prefix("a")->with_deadline(Deadline(20s))) == thread);
   CHECK_THROWS_AS(frozen.bounded->wait({"none"}, 10ms), c10::Error);
