@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include <ddp/internal/json_text.h>
+
 namespace ddp_bench {
 namespace {
 
@@ -16,7 +18,7 @@ std::string number(double value, const char* format) {
 std::string milliseconds(double value) { return number(value, "%.4f"); }
 
 std::string field(const std::string& name, const std::string& value) {
-  return json_string(name) + ":" + value;
+  return ddp::json_text(name) + ":" + value;
 }
 
 std::string share(double value) { return number(value, "%.5f"); }
@@ -34,26 +36,11 @@ std::string ratio_fields(const std::string& name, const PairedRatio& ratio) {
 
 }  // namespace
 
-std::string json_string(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      quoted += escaped;
-      continue;
-    }
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return quoted + '"';
-}
-
 std::string to_json(const Result& r) {
   std::string line = "{";
   line +=
-      field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) + "," +
-      field("backend", json_string(r.backend)) + "," + field("world", std::to_string(r.world)) +
+      field("model", ddp::json_text(r.model)) + "," + field("mode", ddp::json_text(r.mode)) + "," +
+      field("backend", ddp::json_text(r.backend)) + "," + field("world", std::to_string(r.world)) +
       "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
       "," + field("step_ms", milliseconds(r.step_ms)) + "," +
       field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
@@ -67,10 +54,11 @@ std::string to_json(const Result& r) {
 }
 
 std::string to_json(const MemoryResult& r) {
-  return "{" + field("model", json_string(r.model)) + "," + field("mode", json_string(r.mode)) +
-         "," + field("backend", json_string(r.backend)) + "," +
-         field("world", std::to_string(r.world)) + "," + field("bytes", std::to_string(r.bytes)) +
-         "," + field("peak_bytes", std::to_string(r.peak.own())) + "," +
+  return "{" + field("model", ddp::json_text(r.model)) + "," +
+         field("mode", ddp::json_text(r.mode)) + "," + field("backend", ddp::json_text(r.backend)) +
+         "," + field("world", std::to_string(r.world)) + "," +
+         field("bytes", std::to_string(r.bytes)) + "," +
+         field("peak_bytes", std::to_string(r.peak.own())) + "," +
          field("anonymous_bytes", std::to_string(r.peak.anonymous)) + "," +
          field("shared_bytes", std::to_string(r.peak.shared)) + "," +
          field("file_bytes", std::to_string(r.peak.file)) + "}";

@@ -49,7 +49,4 @@ struct MemoryResult {
 std::string to_json(const Result& result);
 std::string to_json(const MemoryResult& result);
 
-/// A JSON string, quotes included.
-std::string json_string(const std::string& text);
-
 }  // namespace ddp_bench

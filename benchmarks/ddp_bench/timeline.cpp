@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ddp/collectives.h>
+#include <ddp/internal/json_text.h>
 
 #include "benchmarks/ddp_bench/engines/ddp_engine.h"
 #include "result.h"
@@ -16,8 +17,8 @@ std::string span_json(const Span& span) {
   std::snprintf(
       numbers, sizeof numbers, "\"start_ms\":%.4f,\"end_ms\":%.4f,\"bytes\":%lld", span.start_ms,
       span.end_ms, static_cast<long long>(span.bytes));
-  return "{\"track\":" + json_string(span.track) + ",\"name\":" + json_string(span.name) + "," +
-         numbers + "}";
+  return "{\"track\":" + ddp::json_text(span.track) + ",\"name\":" + ddp::json_text(span.name) +
+         "," + numbers + "}";
 }
 
 std::string joined(const std::vector<std::string>& items) {
@@ -55,7 +56,7 @@ std::string timeline_json(
     const std::string& model, const std::vector<Span>& spans, const ddp::ProcessGroup& group) {
   std::vector<std::string> mine;
   for (const auto& span : spans) mine.push_back(span_json(span));
-  return "{\"model\":" + json_string(model) +
+  return "{\"model\":" + ddp::json_text(model) +
          ",\"mode\":\"ddp\",\"world\":" + std::to_string(group->getSize()) +
          ",\"ranks\":" + joined(ddp::all_gather_strings(joined(mine), group)) + "}";
 }

@@ -50,29 +50,18 @@ void check_system(bool succeeded, const char* verb, const std::string& path) {
   if (!succeeded) throw_system(verb, path, errno);
 }
 
-/// An open file or folder.
-class Descriptor {
- public:
-  Descriptor(const std::string& path, int flags, const char* verb)
-      : number_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    check_system(number_ >= 0, verb, path);
-  }
-  ~Descriptor() { close(number_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
+Fd open_path(const std::string& path, int flags, const char* verb) {
+  Fd opened(open(path.c_str(), flags | O_CLOEXEC, 0666));
+  check_system(bool(opened), verb, path);
+  return opened;
+}
 
 // Reads at most `size` bytes; fewer only at the end of the file.
-size_t read_block(int descriptor, void* data, size_t size, const std::string& path) {
+size_t read_block(const Fd& file, void* data, size_t size, const std::string& path) {
   size_t done = 0;
   while (done < size) {
-    const ssize_t count = read(descriptor, static_cast<char*>(data) + done, size - done);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(read(file.get(), static_cast<char*>(data) + done, size - done));
     check_system(count >= 0, "read", path);
     if (count == 0) break;
     done += static_cast<size_t>(count);
@@ -82,20 +71,14 @@ size_t read_block(int descriptor, void* data, size_t size, const std::string& pa
 
 }  // namespace
 
-OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  check_system(descriptor_ >= 0, "create", path_);
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
+OutputFile::OutputFile(std::string path)
+    : path_(std::move(path)), file_(open_path(path_, O_WRONLY | O_CREAT | O_TRUNC, "create")) {}
 
 void OutputFile::write(const void* data, size_t size) {
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
-    const ssize_t count = ::write(descriptor_, bytes, std::min(size, kBlockBytes));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(::write(file_.get(), bytes, std::min(size, kBlockBytes)));
     check_system(count >= 0, "write", path_);
     sum_.crc32c = crc32c(sum_.crc32c, bytes, static_cast<size_t>(count));
     sum_.bytes += static_cast<uint64_t>(count);
@@ -105,8 +88,8 @@ void OutputFile::write(const void* data, size_t size) {
 }
 
 FileSum OutputFile::finish() {
-  check_system(fsync(descriptor_) == 0, "write", path_);
-  check_system(close(std::exchange(descriptor_, -1)) == 0, "write", path_);
+  check_system(fsync(file_.get()) == 0, "write", path_);
+  check_system(file_.reset(), "write", path_);
   return sum_;
 }
 
@@ -117,10 +100,10 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes) {
 }
 
 std::string read_whole_file(const std::string& path, size_t max_bytes) {
-  const Descriptor file(path, O_RDONLY, "open");
+  const auto file = open_path(path, O_RDONLY, "open");
   std::string bytes;
   std::vector<char> block(kBlockBytes);
-  while (const size_t count = read_block(file.number(), block.data(), block.size(), path)) {
+  while (const size_t count = read_block(file, block.data(), block.size(), path)) {
     bytes.append(block.data(), count);
     DDP_CHECK(
         bytes.size() <= max_bytes, path, ": expected at most ", max_bytes,
@@ -130,10 +113,10 @@ std::string read_whole_file(const std::string& path, size_t max_bytes) {
 }
 
 FileSum sum_of_file(const std::string& path) {
-  const Descriptor file(path, O_RDONLY, "open");
+  const auto file = open_path(path, O_RDONLY, "open");
   std::vector<char> block(kBlockBytes);
   FileSum sum;
-  while (const size_t count = read_block(file.number(), block.data(), block.size(), path)) {
+  while (const size_t count = read_block(file, block.data(), block.size(), path)) {
     sum.bytes += count;
     sum.crc32c = crc32c(sum.crc32c, block.data(), count);
   }
@@ -178,9 +161,9 @@ void make_folders(const std::string& path) {
 }
 
 void sync_folder(const std::string& path) {
-  const Descriptor folder(path, O_RDONLY | O_DIRECTORY, "open");
+  const auto folder = open_path(path, O_RDONLY | O_DIRECTORY, "open");
   // Some file systems do not support this call for folders.
-  check_system(fsync(folder.number()) == 0 || errno == EINVAL, "write", path);
+  check_system(fsync(folder.get()) == 0 || errno == EINVAL, "write", path);
 }
 
 void rename_path(const std::string& from, const std::string& to) {

@@ -5,7 +5,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +12,10 @@
 #include <memory>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/fd.h>
 #include <ddp/internal/text.h>
+
+#include "base/socket_address.h"
 
 namespace ddp {
 namespace {
@@ -33,15 +35,6 @@ Owned<ifaddrs> interfaces() {
   return {list, freeifaddrs};
 }
 
-bool is_loopback(const sockaddr* address) {
-  if (address->sa_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address);
-    return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-  }
-  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address);
-  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
-}
-
 std::string to_text(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST];
   if (getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
@@ -51,14 +44,12 @@ std::string to_text(const sockaddr* address, socklen_t length) {
 // Returns the address that this host would send from to reach `peer`: connecting a datagram socket
 // consults the routing table and sends nothing. Empty if there is no route.
 std::string local_address_towards(const addrinfo& peer) {
-  const int fd = socket(peer.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return "";
+  const Fd socket(::socket(peer.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   auto* address = reinterpret_cast<sockaddr*>(&local);
-  const bool found =
-      connect(fd, peer.ai_addr, peer.ai_addrlen) == 0 && getsockname(fd, address, &length) == 0;
-  close(fd);
+  const bool found = socket && ::connect(socket.get(), peer.ai_addr, peer.ai_addrlen) == 0 &&
+                     ::getsockname(socket.get(), address, &length) == 0;
   return found ? to_text(address, length) : "";
 }
 
@@ -104,12 +95,6 @@ std::string address_towards(const std::string& host) {
   return local;
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 std::string names_of_interfaces() {
   std::vector<std::string> names;
   const auto list = interfaces();
@@ -117,7 +102,7 @@ std::string names_of_interfaces() {
     const std::string name = entry->ifa_name;
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
-  return joined(names);
+  return joined_by(", ", names);
 }
 
 std::vector<std::string> parse_interfaces(const Setting& setting) {
@@ -136,7 +121,8 @@ std::vector<std::string> parse_interfaces(const Setting& setting) {
 }  // namespace
 
 std::string to_string(const GlooDevices& devices) {
-  return devices.interfaces.empty() ? devices.address : "interfaces " + joined(devices.interfaces);
+  return devices.interfaces.empty() ? devices.address
+                                    : "interfaces " + joined_by(", ", devices.interfaces);
 }
 
 GlooDevices choose_gloo_devices(const Environment& environment, const std::string& host) {

@@ -9,9 +9,9 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/executor.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
-#include "store/store_executor.h"
 
 namespace ddp {
 namespace {
@@ -83,14 +83,13 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   job.size = group->getSize();
   if (job.size > 1 && group->getStore()) {
     const auto prefix = ddp::str("ddp/monitor/", group->getGroupName(), "/");
-    const auto join = [prefix, rank = job.rank, all = group->getStore()](c10d::Store& store) {
-      const auto count = store.add(ddp::str(prefix, "made/", rank), 1);
+    const auto join = [prefix, rank = job.rank, store = group->getStore()]() -> AnyStore {
+      const auto count = store->add(ddp::str(prefix, "made/", rank), 1);
       const auto report = ddp::str(prefix, count, "/", JobMonitor::report_key(rank));
-      store.set(report, std::vector<uint8_t>{'\t'});
-      return c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, count), clone_of(all));
+      store->set(report, std::vector<uint8_t>{'\t'});
+      return c10::make_intrusive<c10d::PrefixStore>(ddp::str(prefix, count), clone_of(store));
     };
-    const auto joined =
-        StoreExecutor(group->getStore()).ask<AnyStore>(join, group->getStore()->getTimeout());
+    const auto joined = bounded_call(join, Deadline::in(group->getStore()->getTimeout()));
     DDP_CHECK_WITH(
         DistStoreError, joined, "process group: expected the store to answer within ",
         group->getStore()->getTimeout().count(), " ms, got no answer on rank ", job.rank, " of ",

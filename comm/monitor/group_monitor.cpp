@@ -258,10 +258,8 @@ void GroupMonitor::note_error(const std::string& why) noexcept { setup_.job->not
 
 void GroupMonitor::clear_error() { setup_.job->clear_error(); }
 
-void GroupMonitor::note_agreed_error() { setup_.job->note_agreed_error(job_ranks()); }
-
 void GroupMonitor::throw_agreed(const std::string& text) {
-  note_agreed_error();
+  setup_.job->note_agreed_error(job_ranks());
   throw readable_error<AgreedError>(DDP_HERE, text);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -12,6 +13,8 @@
 #include <ddp/internal/shared_steps.h>
 #include <ddp/internal/text.h>
 
+#include "base/deadline.h"
+#include "base/executor.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
 #include "monitor/liveness_socket.h"
@@ -30,34 +33,18 @@ constexpr milliseconds kConnecting{1500};
 
 // Calls all of `calls` at the same time. After `at_most`, their threads continue alone.
 void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_most) {
-  struct Running {
-    std::mutex mutex;
-    std::condition_variable ended;
-    size_t count = 0;
-  };
-  const auto running = std::make_shared<Running>();
-  running->count = calls.size();
+  std::deque<Executor> threads;
   for (auto& call : calls) {
-    const auto run = [running, call = std::move(call)]() mutable {
-      try {
-        call();
-      } catch (const std::exception&) {
-        // A backend of the user's own threw. Why the job failed matters more.
-      }
-      call = nullptr;  // before the caller continues
-      const std::lock_guard lock(running->mutex);
-      --running->count;
-      running->ended.notify_all();
-    };
+    // A backend of the user's own may throw. Why the job failed matters more.
+    const auto run = [call = std::move(call)] { problem_of(call); };
     try {
-      std::thread(run).detach();
+      threads.emplace_back().push(run);
     } catch (const std::system_error&) {
-      auto here = run;  // there are no more threads
-      here();
+      run();  // there are no more threads
     }
   }
-  std::unique_lock lock(running->mutex);
-  running->ended.wait_for(lock, at_most, [&] { return running->count == 0; });
+  const Deadline deadline(at_most);
+  for (auto& thread : threads) thread.close(deadline.left());
 }
 
 std::vector<uint8_t> report_of(const std::string& address) {

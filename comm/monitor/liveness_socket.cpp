@@ -3,7 +3,6 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,24 +16,10 @@
 
 #include <ddp/internal/text.h>
 
-#include "base/deadline.h"
+#include "base/socket_address.h"
 
 namespace ddp {
 namespace {
-
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-
-SocketAddress copy_of(const sockaddr* address, socklen_t length) {
-  SocketAddress copy;
-  std::memcpy(&copy.storage, address, length);
-  copy.length = length;
-  return copy;
-}
 
 // Whether other hosts can use the address: a link-local one refers to another interface there.
 bool is_usable(const sockaddr* address) {
@@ -54,21 +39,10 @@ SocketAddress address_of_interface(const std::string& name) {
       continue;
     }
     const bool is_v4 = entry->ifa_addr->sa_family == AF_INET;
-    if (is_v4) return copy_of(entry->ifa_addr, sizeof(sockaddr_in));
-    if (found.length == 0) found = copy_of(entry->ifa_addr, sizeof(sockaddr_in6));
+    if (is_v4) return {entry->ifa_addr, sizeof(sockaddr_in)};
+    if (found.length == 0) found = {entry->ifa_addr, sizeof(sockaddr_in6)};
   }
   return found;
-}
-
-// Parses numbers only, so that no name is looked up. Length 0 if they are malformed.
-SocketAddress parse_address(const std::string& host, const std::string& port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-  return copy_of(found->ai_addr, static_cast<socklen_t>(found->ai_addrlen));
 }
 
 std::string to_text(const SocketAddress& address) {
@@ -78,10 +52,6 @@ std::string to_text(const SocketAddress& address) {
       address.get(), address.length, host, sizeof host, port, sizeof port,
       NI_NUMERICHOST | NI_NUMERICSERV);
   return status == 0 ? std::string(host) + ' ' + port : "";
-}
-
-int make_socket(int family) {
-  return socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
 Liveness liveness_of(int error) {
@@ -115,6 +85,7 @@ class ForkClosedDescriptors {
         [] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
         [] {
           for (const int descriptor : all().open_) close(descriptor);
+          all().open_.clear();
           all().mutex_.unlock();
         });
   }
@@ -129,71 +100,39 @@ LivenessSocket::LivenessSocket(const GlooDevices& devices) {
   auto address = devices.interfaces.empty() ? parse_address(devices.address, "0")
                                             : address_of_interface(devices.interfaces.front());
   if (address.length == 0) return;
-  descriptor_ = make_socket(address.storage.ss_family);
-  if (descriptor_ < 0) return;
-  ForkClosedDescriptors::all().add(descriptor_);
+  socket_ = Fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket_) return;
+  const int fd = socket_.get();
+  ForkClosedDescriptors::all().add(fd);
   const bool listens =
-      bind(descriptor_, address.get(), address.length) == 0 &&
-      listen(descriptor_, SOMAXCONN) == 0 &&
-      getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0;
+      ::bind(fd, address.get(), address.length) == 0 && ::listen(fd, SOMAXCONN) == 0 &&
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0;
   if (listens) address_ = to_text(address);
 }
 
 LivenessSocket::~LivenessSocket() {
-  if (descriptor_ < 0 || !owner_.is_this_one()) return;
-  ForkClosedDescriptors::all().remove(descriptor_);
-  close(descriptor_);
+  if (!owner_.is_this_one()) {
+    socket_.release();  // the fork has closed it
+  } else if (socket_) {
+    ForkClosedDescriptors::all().remove(socket_.get());
+  }
 }
 
 void LivenessSocket::drain() const {
-  while (descriptor_ >= 0) {
-    const int connection = accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (connection < 0) return;
-    close(connection);
+  while (Fd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC))) {
   }
 }
 
 std::vector<Liveness> probe(
     const std::vector<std::string>& addresses, std::chrono::milliseconds at_most) {
-  std::vector<Liveness> found(addresses.size(), Liveness::Unknown);
-  std::vector<pollfd> waiting(addresses.size(), pollfd{-1, POLLOUT, 0});  // poll skips -1
-  for (size_t i = 0; i < addresses.size(); ++i) {
+  std::vector<SocketAddress> parsed;
+  for (const auto& address : addresses) {
     std::string host, port;
-    if (!(InputText(addresses[i]) >> host >> port)) continue;
-    const auto address = parse_address(host, port);
-    if (address.length == 0) continue;
-    const int fd = make_socket(address.storage.ss_family);
-    if (fd < 0) continue;
-    const int error = connect(fd, address.get(), address.length) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      waiting[i].fd = fd;
-    } else {
-      found[i] = liveness_of(error);
-      close(fd);
-    }
+    const bool is_whole = bool(InputText(address) >> host >> port);
+    parsed.push_back(is_whole ? parse_address(host, port) : SocketAddress());
   }
-  const Deadline deadline(at_most);
-  const auto pending = [&] {
-    return std::any_of(waiting.begin(), waiting.end(), [](const auto& w) { return w.fd >= 0; });
-  };
-  while (pending() && !deadline.passed()) {
-    poll(waiting.data(), waiting.size(), static_cast<int>(deadline.left().count()));
-    for (size_t i = 0; i < waiting.size(); ++i) {
-      if (waiting[i].fd < 0 || waiting[i].revents == 0) continue;
-      int error = 0;
-      socklen_t length = sizeof error;
-      if (getsockopt(waiting[i].fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0) {
-        found[i] = liveness_of(error);
-      }
-      close(waiting[i].fd);
-      waiting[i].fd = -1;
-    }
-  }
-  for (size_t i = 0; i < waiting.size(); ++i) {
-    if (waiting[i].fd < 0) continue;
-    found[i] = Liveness::Silent;
-    close(waiting[i].fd);
-  }
+  std::vector<Liveness> found;
+  for (const int error : errors_of_connecting(parsed, at_most)) found.push_back(liveness_of(error));
   return found;
 }
 

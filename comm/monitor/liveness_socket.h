@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/fd.h>
 #include <ddp/internal/owner_process.h>
 
 #include "base/network_interface.h"
@@ -30,7 +31,7 @@ class LivenessSocket {
 
  private:
   const OwnerProcess owner_;
-  int descriptor_ = -1;
+  Fd socket_;
   std::string address_;
 };
 

@@ -1,9 +1,8 @@
 #pragma once
 
-#include <optional>
 #include <string>
 
-#include "base/owned_descriptor.h"
+#include <ddp/internal/fd.h>
 
 namespace ddp {
 
@@ -15,8 +14,9 @@ namespace ddp {
 ///         127.x.y.z, ::1. A host's own name may resolve to 127.0.1.1 on the host itself, and to
 ///         another address elsewhere.
 /// \param port  1 to 65535.
-/// \return  nothing if the host is not a loopback address, or the port is taken: then TCPStore's
+/// \return  an empty one if the host is not a loopback address, or the port is taken: then
+/// TCPStore's
 ///         own attempt reports why, or finds the store that this process already has there.
-std::optional<OwnedDescriptor> listen_on_loopback(const std::string& host, int port);
+Fd listen_on_loopback(const std::string& host, int port);
 
 }  // namespace ddp

@@ -15,10 +15,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/executor.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/loopback_listener.h"
 #include "rendezvous/wait_for_listener.h"
-#include "store/bounded_call.h"
 #include "store/shared_file_store.h"
 
 namespace ddp {
@@ -103,7 +103,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 StorePtr open_server_once(const StoreAddress& address, c10d::TCPStoreOptions options) {
   options.isServer = true;
   auto listener = listen_on_loopback(address.host, address.port);
-  if (listener) options.masterListenFd = listener->release();
+  if (listener) options.masterListenFd = listener.release();
   return c10::make_intrusive<c10d::TCPStore>(address.host, options);
 }
 

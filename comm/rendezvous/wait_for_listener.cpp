@@ -1,18 +1,16 @@
 #include "rendezvous/wait_for_listener.h"
 
 #include <netdb.h>
-#include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "store/bounded_call.h"
+#include "base/executor.h"
+#include "base/socket_address.h"
 
 namespace ddp {
 namespace {
@@ -22,23 +20,6 @@ constexpr auto kBetweenAttempts = std::chrono::milliseconds(50);
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 // The least time for a lookup, for an attempt shortly before the deadline.
 constexpr auto kLeastForLookup = std::chrono::milliseconds(500);
-
-std::string text_of(int error) { return std::strerror(error); }
-
-// Connects and closes the connection at once; returns the error, or "".
-std::string try_address(const addrinfo& address, std::chrono::milliseconds timeout) {
-  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return text_of(errno);
-  int error = connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd waiting{fd, POLLOUT, 0};
-    const bool answered = poll(&waiting, 1, static_cast<int>(timeout.count())) > 0;
-    socklen_t length = sizeof error;
-    if (!answered || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
-  }
-  close(fd);
-  return error == 0 ? "" : text_of(error);
-}
 
 using Resolved = std::pair<Addresses, int>;
 
@@ -61,12 +42,13 @@ Resolved look_up(const std::string& host, int port, const Deadline& deadline) {
 std::string try_host(const std::string& host, int port, const Deadline& deadline) {
   const auto [addresses, status] = look_up(host, port, deadline);
   if (status != 0) return gai_strerror(status);
-  std::string error;
+  int error = 0;
   for (const auto* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    error = try_address(*address, deadline.left());
-    if (error.empty()) break;
+    const SocketAddress one(address->ai_addr, address->ai_addrlen);
+    error = errors_of_connecting({one}, deadline.left()).front();
+    if (error == 0) return "";
   }
-  return error;
+  return std::strerror(error);
 }
 
 // Whether the next attempt may succeed although this one failed.

@@ -1,6 +1,7 @@
 #include "store/bounded_store.h"
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -9,7 +10,7 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "store/bounded_call.h"
+#include "base/executor.h"
 
 namespace ddp {
 namespace {
@@ -26,7 +27,7 @@ std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-/// Whether the store's host answers. Shared by all views of one store.
+/// Whether the store's host answers, and a thread that asks it. Shared by all views of one store.
 class BoundedStore::HostState {
  public:
   using TimePoint = Deadline::Clock::time_point;
@@ -48,80 +49,36 @@ class BoundedStore::HostState {
     abandoned_ = operation;
   }
 
+  /// The idle thread, or a new one.
+  std::unique_ptr<Executor> take_thread() {
+    std::unique_ptr<Executor> idle;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      idle = std::move(idle_);
+    }
+    return idle && idle->has_thread() ? std::move(idle) : std::make_unique<Executor>();
+  }
+
+  /// \param thread  null if it was abandoned.
+  void give_back(std::unique_ptr<Executor> thread) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (thread) idle_.swap(thread);
+  }
+
  private:
   const std::string name_;
-  std::mutex mutex_;
+  std::mutex mutex_;               // guards the members below
   std::weak_ptr<void> abandoned_;  // the latest abandoned operation
   TimePoint since_;
-};
-
-/// The operations of one `run`: begun by the run's thread, checked by the thread that waits for it.
-class BoundedStore::Session {
- public:
-  using TimePoint = Deadline::Clock::time_point;
-
-  /// Records an operation that must be answered by `due`.
-  ///
-  /// \return  false if the operation needs a thread of its own: the run is over, or another thread
-  ///         of the run has an operation pending.
-  /// \throws SilentStoreError  if the run was abandoned.
-  bool begin(const char* name, TimePoint due) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (is_abandoned_) {
-      throw readable_error<SilentStoreError>(DDP_HERE, "its run was abandoned");
-    }
-    if (is_over_ || name_ != nullptr) return false;
-    name_ = name;
-    since_ = Deadline::Clock::now();
-    due_ = due;
-    return true;
-  }
-
-  void end() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    name_ = nullptr;
-  }
-
-  /// The operation that was not answered, and its start. Valid once `next_check` returned nothing.
-  std::pair<const char*, TimePoint> unanswered() const { return unanswered_; }
-
-  void close() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    is_over_ = true;
-  }
-
-  /// When to check again; nothing if an operation was not answered in time.
-  std::optional<TimePoint> next_check() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto now = Deadline::Clock::now();
-    is_abandoned_ = name_ != nullptr && now > due_;
-    if (!is_abandoned_) return now + kCheckInterval;
-    unanswered_ = {name_, since_};
-    return std::nullopt;
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kCheckInterval{200};
-
-  std::mutex mutex_;
-  const char* name_ = nullptr;  // of the pending operation; null: none
-  TimePoint since_;
-  TimePoint due_;
-  std::pair<const char*, TimePoint> unanswered_;  // used only by the waiting thread
-  bool is_over_ = false;
-  bool is_abandoned_ = false;
+  std::unique_ptr<Executor> idle_;  // may be null
 };
 
 BoundedStore::BoundedStore(StorePtr store, const std::string& host)
     : BoundedStore(std::move(store), std::make_shared<HostState>(host), std::nullopt) {}
 
 BoundedStore::BoundedStore(
-    StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline,
-    std::shared_ptr<Session> session)
-    : store_(std::move(store)),
-      host_(std::move(host)),
-      deadline_(deadline),
-      session_(std::move(session)) {}
+    StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline)
+    : store_(std::move(store)), host_(std::move(host)), deadline_(deadline) {}
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::with_prefix(const std::string& prefix) const {
   return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
@@ -130,7 +87,7 @@ c10::intrusive_ptr<BoundedStore> BoundedStore::with_prefix(const std::string& pr
 
 c10::intrusive_ptr<BoundedStore> BoundedStore::with_deadline(const Deadline& deadline) const {
   return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
-      new BoundedStore(store_, host_, deadline, session_));
+      new BoundedStore(store_, host_, deadline));
 }
 
 c10::intrusive_ptr<BoundedStore> bounded(const BoundedStore::StorePtr& store) {
@@ -157,48 +114,27 @@ void BoundedStore::throw_silent(const char* name, Deadline::Clock::time_point si
           "). Look whether its process or its host is stopped, swaps, or lost its network"));
 }
 
-template <typename Call, typename Until>
-auto BoundedStore::call_in_time(
-    const char* name, Call call, const Until& until, const Unanswered& unanswered) const {
-  if (const auto since = host_->silent_since()) throw_silent(name, *since);
-  auto alive = std::make_shared<char>();
-  const std::weak_ptr<void> pending = alive;
-  auto result = bounded_call(
-      [call = std::move(call), alive = std::move(alive)]() mutable { return call(); }, until);
-  if (!result) {
-    const auto [operation, since] = unanswered();
-    host_->record_abandoned(pending, since);
-    throw_silent(operation, since);
-  }
-  return std::move(*result);
-}
-
-void BoundedStore::run(std::function<void(const StorePtr& store)> work) const {
-  const auto session = std::make_shared<Session>();
-  const auto close = c10::make_scope_exit([&] { session->close(); });
-  const auto store =
-      StorePtr::unsafe_steal_from_new(new BoundedStore(store_, host_, deadline_, session));
-  call_in_time(
-      "run",
-      [work = std::move(work), store] {
-        work(store);
-        return true;
-      },
-      [&] { return session->next_check(); }, [&] { return session->unanswered(); });
-}
-
 template <typename Operation>
 auto BoundedStore::run_operation(const char* name, Milliseconds patience, Operation operation) {
   if (deadline_) patience = std::min(patience, deadline_->left());
+  if (const auto since = host_->silent_since()) throw_silent(name, *since);
   const auto start = Deadline::Clock::now();
-  const auto due = Deadline::in(patience) + kStoreGrace;
-  if (session_ && session_->begin(name, due)) {
-    const auto end = c10::make_scope_exit([&] { session_->end(); });
-    return operation(*store_);
+  auto alive = std::make_shared<char>();
+  const std::weak_ptr<void> pending = alive;
+  auto thread = host_->take_thread();
+  const auto give_back = c10::make_scope_exit([&] { host_->give_back(std::move(thread)); });
+  auto result = thread->ask(
+      [store = store_, operation = std::move(operation), alive = std::move(alive)] {
+        return operation(*store);
+      },
+      Deadline::in(patience) + kStoreGrace);
+  if (!result) {
+    host_->record_abandoned(pending, start);
+    thread->close(Milliseconds(0));
+    thread = nullptr;
+    throw_silent(name, start);
   }
-  return call_in_time(
-      name, [store = store_, operation = std::move(operation)] { return operation(*store); }, due,
-      [&] { return std::make_pair(name, start); });
+  return std::move(*result);
 }
 
 template <typename Operation>

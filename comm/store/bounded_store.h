@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,14 +21,15 @@ class SilentStoreError : public c10::DistStoreError {
 /// A store whose operations end in bounded time, whatever happens to the process that hosts it.
 ///
 /// c10d's TCPStore receives without a limit: if the hosting process is frozen, every operation
-/// blocks for ever. Here each operation runs as a `bounded_call`, or many in one, by `run`. The
-/// limit of an operation is the store's timeout (for `wait`: its argument), or the time left until
-/// a deadline, plus one second for the answer. An operation without an answer throws
-/// SilentStoreError. While it has none, later operations throw at once, because a TCPStore serves
-/// one at a time. The store works again once the answer has arrived.
+/// blocks for ever. Here the store's thread runs an operation, while the caller waits. The limit of
+/// an operation is the store's timeout (for `wait`: its argument), or the time left until a
+/// deadline, plus one second for the answer. An operation without an answer throws
+/// SilentStoreError, and its thread is abandoned. While it has none, later operations throw at
+/// once, because a TCPStore serves one at a time. The store works again once the answer has
+/// arrived.
 ///
-/// Threads: as safe as the wrapped store.
-/// Cost: one thread start per operation, about 60 us; in `run` one for all operations.
+/// Threads: as safe as the wrapped store. Operations at the same time have a thread each.
+/// Cost: two switches of threads per operation, about 10 us.
 class BoundedStore : public c10d::Store {
  public:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -49,14 +49,6 @@ class BoundedStore : public c10d::Store {
 
   /// The wrapped store, whose operations may block for ever: for a thread that may be abandoned.
   const StorePtr& unbounded() const { return store_; }
-
-  /// Runs `work`, with the same store, on a thread of its own, and waits for it. That thread makes
-  /// the store's operations itself. If one gets no answer, the work is abandoned, and its next
-  /// operation throws. The work may keep the store: after `run` each operation has its own thread.
-  ///
-  /// \param work  owns all that it uses, as in `bounded_call`.
-  /// \throws  the exception of `work`. SilentStoreError if it was abandoned.
-  void run(std::function<void(const StorePtr& store)> work) const;
 
   c10::intrusive_ptr<c10d::Store> clone() override;
   void set(const std::string& key, const Bytes& value) override;
@@ -83,20 +75,10 @@ class BoundedStore : public c10d::Store {
 
  private:
   class HostState;
-  class Session;
 
-  BoundedStore(
-      StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline,
-      std::shared_ptr<Session> session = nullptr);
+  BoundedStore(StorePtr store, std::shared_ptr<HostState> host, std::optional<Deadline> deadline);
 
   [[noreturn]] void throw_silent(const char* name, Deadline::Clock::time_point since) const;
-
-  /// The operation that had no answer, and its start.
-  using Unanswered = std::function<std::pair<const char*, Deadline::Clock::time_point>()>;
-  /// `bounded_call`, which records an abandoned operation in host_.
-  template <typename Call, typename Until>
-  auto call_in_time(
-      const char* name, Call call, const Until& until, const Unanswered& unanswered) const;
 
   /// Runs `operation`, which returns a value, on the store.
   template <typename Operation>
@@ -110,7 +92,6 @@ class BoundedStore : public c10d::Store {
   const StorePtr store_;
   const std::shared_ptr<HostState> host_;  // shared by all views of one store
   const std::optional<Deadline> deadline_;
-  const std::shared_ptr<Session> session_;  // of the `run` that made this view; may be null
 };
 
 /// Wraps the store, unless it is a BoundedStore already. A prefix around a BoundedStore keeps the

@@ -18,9 +18,9 @@ constexpr int kAnyNumberOfWorkers = -1;
 
 std::string users_of(const std::string& path) { return path + ".users"; }
 
-OwnedDescriptor open_or_create(const std::string& path) {
-  OwnedDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  DDP_CHECK(file.get() >= 0, path, ": ", std::strerror(errno));
+Fd open_or_create(const std::string& path) {
+  Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  DDP_CHECK(file, path, ": ", std::strerror(errno));
   return file;
 }
 
@@ -31,12 +31,11 @@ bool is_at(int fd, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-OwnedDescriptor lock_shared(const std::string& path) {
+Fd lock_shared(const std::string& path) {
   for (;;) {
     auto file = open_or_create(path);
-    while (::flock(file.get(), LOCK_SH) != 0) {
-      DDP_CHECK(errno == EINTR, "locking ", path, ": ", std::strerror(errno));
-    }
+    const bool locked = TEMP_FAILURE_RETRY(::flock(file.get(), LOCK_SH)) == 0;
+    DDP_CHECK(locked, "locking ", path, ": ", std::strerror(errno));
     // Otherwise its last user has removed the file after it was opened.
     if (is_at(file.get(), path)) return file;
   }

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "base/owned_descriptor.h"
+#include <ddp/internal/fd.h>
 
 namespace ddp {
 
@@ -24,7 +24,7 @@ class FileUse {
 
  private:
   const std::string path_;
-  const OwnedDescriptor users_;
+  const Fd users_;
 };
 
 /// A FileStore that groups may use one after the other, without a pause, or at the same time.

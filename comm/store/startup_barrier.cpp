@@ -288,17 +288,11 @@ std::string run_startup_barrier(
     DDP_CHECK(problem.empty(), problem);
     return random_name();
   }
-  const auto name = std::make_shared<std::string>();
+  auto in_time = barrier;
+  in_time.store = bounded(barrier.store)->with_deadline(barrier.deadline);
   try {
     const auto by_name = problem.empty() ? problem : subject_of(barrier) + problem;
-    bounded(barrier.store)
-        ->with_deadline(barrier.deadline)
-        ->run([barrier, claim, by_name, name](const auto& store) {
-          auto on_this_store = barrier;
-          on_this_store.store = store;
-          *name = BarrierParticipant(on_this_store, claim, by_name).run();
-        });
-    return *name;
+    return BarrierParticipant(in_time, claim, by_name).run();
   } catch (const SilentStoreError& error) {
     throw readable_error<c10::Error>(
         DDP_HERE, ddp::str(subject_of(barrier), error.what_without_backtrace(), "."));

@@ -112,7 +112,7 @@ torch::optim::OptimizerParamState* ShardedOptimizer::state_of(const at::Tensor& 
 size_t ShardedOptimizer::state_bytes() const {
   size_t bytes = 0;
   for (const auto& [key, state] : optimizer_->state()) {
-    for (const auto* tensor : parts_of(*state).tensors) {
+    for (const auto* tensor : state_parts(*state).tensors) {
       if (tensor->defined()) bytes += tensor->nbytes();
     }
   }

@@ -20,7 +20,7 @@ struct PartCollector {
 
 }  // namespace
 
-StateParts parts_of(torch::optim::OptimizerParamState& state) {
+StateParts state_parts(torch::optim::OptimizerParamState& state) {
   PartCollector fields;
   const bool is_known = with_kind(state, [&](auto kind, auto& own) {
     using Kind = decltype(kind);

@@ -16,6 +16,6 @@ struct StateParts {
 };
 
 /// For the states of Adagrad, Adam, AdamW, RMSprop and SGD.
-StateParts parts_of(torch::optim::OptimizerParamState& state);
+StateParts state_parts(torch::optim::OptimizerParamState& state);
 
 }  // namespace ddp

@@ -24,7 +24,7 @@ constexpr int64_t kTensors = 2;
 at::Tensor ShardedOptimizer::gather_state_table() const {
   int64_t rows = 0;
   for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.flat.parameters().size());
-  const auto tensors = static_cast<int64_t>(parts_of(*kind_.make_state()).tensors.size());
+  const auto tensors = static_cast<int64_t>(state_parts(*kind_.make_state()).tensors.size());
   auto table = at::zeros({rows, kTensors + tensors}, at::kLong);
   auto cells = table.accessor<int64_t, 2>();
   int64_t first = 0;
@@ -33,7 +33,7 @@ at::Tensor ShardedOptimizer::gather_state_table() const {
       auto* state = state_of(chunk.values[i]);
       if (!state) continue;
       const auto row = first + static_cast<int64_t>(chunk.pieces[i].slot);
-      const auto parts = parts_of(*state);
+      const auto parts = state_parts(*state);
       cells[row][kHasState] = 1;
       if (parts.step) cells[row][kStep] = *parts.step;
       for (int64_t t = 0; t < tensors; ++t) {
@@ -53,7 +53,7 @@ at::Tensor ShardedOptimizer::gather_state(const ShardChunk& chunk, size_t part) 
   for (size_t i = 0; i < chunk.pieces.size(); ++i) {
     auto* state = state_of(chunk.values[i]);
     if (!state) continue;
-    const auto* tensor = parts_of(*state).tensors[part];
+    const auto* tensor = state_parts(*state).tensors[part];
     const auto& piece = chunk.pieces[i];
     if (tensor->defined()) own.narrow(0, piece.at, piece.numel).copy_(*tensor);
   }
@@ -75,7 +75,7 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
       auto& state = states.emplace_back();
       if (!whole || !cells[first + slot][kHasState]) continue;
       state = kind_.make_state();
-      if (auto* step = parts_of(*state).step) *step = cells[first + slot][kStep];
+      if (auto* step = state_parts(*state).step) *step = cells[first + slot][kStep];
     }
     for (size_t t = 0; t < tensors; ++t) {
       const auto column = kTensors + static_cast<int64_t>(t);
@@ -87,7 +87,7 @@ void ShardedOptimizer::collect_state(torch::optim::Optimizer* whole) const {
         if (!cells[first + slot][column]) continue;
         const auto i = static_cast<size_t>(slot);
         const auto& p = chunk.flat.parameters()[i];
-        *parts_of(*states[i]).tensors[t] =
+        *state_parts(*states[i]).tensors[t] =
             alias(all, chunk.flat.layout().offsets[i], p.sizes(), gradient_strides(p)).clone();
       }
     }
@@ -112,7 +112,7 @@ void ShardedOptimizer::load_state(const torch::optim::Optimizer& whole) {
       const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
       if (found == whole.state().end()) continue;
       auto state = found->second->clone();
-      for (auto* tensor : parts_of(*state).tensors) {
+      for (auto* tensor : state_parts(*state).tensors) {
         if (!tensor->defined()) continue;
         DDP_CHECK_VALUE(
             tensor->sizes() == parameter.sizes(),

@@ -1,7 +1,6 @@
 #include "launch/hosts/line_socket.h"
 
 #include <cerrno>
-#include <cstdint>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +10,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+
+#include "launch/hosts/reserved_port.h"
 
 namespace ddp::launch {
 namespace {
@@ -70,25 +71,8 @@ LineSocket connect_to(const std::string& host, int port) {
 }
 
 Fd listen_on(int port) {
-  for (const int family : {AF_INET6, AF_INET}) {
-    Fd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd) continue;
-    sockaddr_storage any = {};
-    any.ss_family = static_cast<sa_family_t>(family);
-    socklen_t length = sizeof(sockaddr_in);
-    set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (family == AF_INET6) {
-      set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-      reinterpret_cast<sockaddr_in6&>(any).sin6_port = htons(static_cast<uint16_t>(port));
-      length = sizeof(sockaddr_in6);
-    } else {
-      reinterpret_cast<sockaddr_in&>(any).sin_port = htons(static_cast<uint16_t>(port));
-    }
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), length) == 0 &&
-        ::listen(fd.get(), kBacklog) == 0) {
-      return fd;
-    }
-  }
+  Fd fd = bind_to_port(port);
+  if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
   throw std::system_error(
       errno, std::generic_category(), "cannot listen on port " + std::to_string(port));
 }

@@ -1,6 +1,7 @@
 #include "launch/hosts/reserved_port.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 
 #include <netinet/in.h>
@@ -8,26 +9,6 @@
 
 namespace ddp::launch {
 namespace {
-
-/// Binds a fresh socket to any free port of all addresses of `family`; empty when it cannot.
-Fd bind_any_port(int family) {
-  Fd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) return {};
-  const int on = 1;
-  const int off = 0;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-
-  // All zeros is "any address, any port" in both families.
-  sockaddr_storage any = {};
-  any.ss_family = static_cast<sa_family_t>(family);
-  socklen_t length = sizeof(sockaddr_in);
-  if (family == AF_INET6) {
-    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    length = sizeof(sockaddr_in6);
-  }
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), length) != 0) return {};
-  return fd;
-}
 
 int port_of(const Fd& fd) {
   sockaddr_storage address = {};
@@ -42,8 +23,29 @@ int port_of(const Fd& fd) {
 
 }  // namespace
 
-ReservedPort::ReservedPort() : socket_(bind_any_port(AF_INET6)) {
-  if (!socket_) socket_ = bind_any_port(AF_INET);
+Fd bind_to_port(int port) {
+  const int on = 1;
+  const int off = 0;
+  for (const int family : {AF_INET6, AF_INET}) {
+    Fd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) continue;
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    // All zeros is "any address" in both families.
+    sockaddr_storage any = {};
+    any.ss_family = static_cast<sa_family_t>(family);
+    socklen_t length = sizeof(sockaddr_in);
+    reinterpret_cast<sockaddr_in&>(any).sin_port = htons(static_cast<uint16_t>(port));
+    if (family == AF_INET6) {
+      ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+      reinterpret_cast<sockaddr_in6&>(any).sin6_port = htons(static_cast<uint16_t>(port));
+      length = sizeof(sockaddr_in6);
+    }
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&any), length) == 0) return fd;
+  }
+  return {};
+}
+
+ReservedPort::ReservedPort() : socket_(bind_to_port(0)) {
   if (!socket_) {
     throw std::system_error(errno, std::generic_category(), "cannot reserve a TCP port");
   }

@@ -4,6 +4,10 @@
 
 namespace ddp::launch {
 
+/// Binds a fresh socket, with SO_REUSEADDR, to `port` of all addresses: [::], IPv4 included, or
+/// without IPv6 0.0.0.0. 0: to any free port. Empty if it cannot, with errno.
+Fd bind_to_port(int port);
+
 /// A TCP port that the kernel gives to no other process while this lives, and on which rank 0 can
 /// listen.
 ///
@@ -12,8 +16,7 @@ namespace ddp::launch {
 /// SO_REUSEADDR, as c10d's TCPStore does (its libuv server and the older one). So the port cannot
 /// be lost between choosing it and listening on it.
 ///
-/// It is bound to [::], IPv4 included, as TCPStore binds: the reservation then holds on every
-/// address of the host. Without IPv6 it is 0.0.0.0.
+/// It is bound as TCPStore binds: the reservation holds on every address of the host.
 class ReservedPort {
  public:
   /// \throws std::system_error  when no port is free.

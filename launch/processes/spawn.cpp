@@ -75,10 +75,7 @@ pid_t spawn(
   }
   exec_error.write.reset();
   int error = 0;
-  ssize_t got;
-  do {
-    got = ::read(exec_error.read.get(), &error, sizeof(error));
-  } while (got < 0 && errno == EINTR);
+  const ssize_t got = TEMP_FAILURE_RETRY(::read(exec_error.read.get(), &error, sizeof(error)));
   if (got != sizeof(error)) return pid;
   ::waitpid(pid, nullptr, 0);
   throw CannotExecute(command.front(), error);

@@ -55,7 +55,3 @@ TEST_CASE("a value without a number is null", "[benchmarks][pure]") {
   CHECK_THAT(to_json(result), ContainsText("\"bucket_cap_mb\":null,"));
   CHECK_THAT(to_json(result), ContainsText("\"checksum\":null}"));
 }
-
-TEST_CASE("JSON strings are escaped", "[benchmarks][pure]") {
-  CHECK(ddp_bench::json_string("a\"b\\c\nd") == R"("a\"b\\c\u000ad")");
-}

@@ -98,7 +98,8 @@ int main(int argc, char** argv) try {
   const int rank = number_of("RANK");
   const bool is_victim = rank == std::atoi(argv[2]);
   const auto timeout = what == "pause" ? 2s : 20s;
-  const auto backend = argc == 4 ? on_this_host(argv[3], timeout) : on_hosts(argv[3], argv[4]);
+  const std::string hosts = argc == 4 ? "" : argv[4];
+  const auto backend = hosts.empty() ? on_this_host(argv[3], timeout) : on_hosts(argv[3], hosts);
   start_sum(backend)->wait();
   if (what == "wait") {
     print_shared_memory();

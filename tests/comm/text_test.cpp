@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <c10/util/StringUtil.h>
+#include <ddp/internal/json_text.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
@@ -62,3 +63,7 @@ TEST_CASE("packed texts are unpacked unchanged", "[text][pure]") {
 
 }  // namespace
 }  // namespace ddp
+
+TEST_CASE("JSON strings are escaped", "[comm][pure]") {
+  CHECK(ddp::json_text("a\"b\\c\nd") == R"("a\"b\\c\u000ad")");
+}

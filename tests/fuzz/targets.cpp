@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <c10/util/Exception.h>
+#include <ddp/internal/fd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "checkpoint/files/crc32c.h"
@@ -47,17 +48,14 @@ void only_errors(const Body& body) {
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view bytes) : fd_(::memfd_create("fuzz", 0)) {
-    require(fd_ >= 0);
-    require(::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    require(bool(fd_));
+    require(::write(fd_.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   }
-  ~MemoryFile() { ::close(fd_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
 
-  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_.get()); }
 
  private:
-  int fd_;
+  Fd fd_;
 };
 
 void idx(std::string_view bytes) {

@@ -19,6 +19,7 @@ FOLDER_OF = {
     "differentiable_call": "group",
     "error_text": "base",
     "export": "base",
+    "fd": "base",
     "gradient_memory": "backends",
     "hash": "base",
     "json_text": "base",

@@ -9,7 +9,7 @@
 #include "launch/fd.h"
 #include "support/catch.h"
 
-using ddp::launch::Fd;
+using ddp::Fd;
 using ddp::launch::make_pipe;
 using ddp::launch::Output;
 using ddp::launch::Pipe;

@@ -9,7 +9,7 @@
 
 #include "support/catch.h"
 
-using ddp::launch::Fd;
+using ddp::Fd;
 using ddp::launch::ReservedPort;
 
 namespace {

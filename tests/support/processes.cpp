@@ -13,6 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -26,34 +27,37 @@
 namespace ddp::testing {
 namespace {
 
-void make_pipe(int (&ends)[2]) {
+struct Pipe {
+  Fd read;
+  Fd write;
+};
+
+Pipe make_pipe() {
+  int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  return {Fd(ends[0]), Fd(ends[1])};
 }
 
-void set_columns(int fd, int columns) {
+void set_columns(const Fd& fd, int columns) {
   winsize size{};
   size.ws_row = 25;
   size.ws_col = static_cast<unsigned short>(columns);
-  ::ioctl(fd, TIOCSWINSZ, &size);
+  ::ioctl(fd.get(), TIOCSWINSZ, &size);
 }
 
 /// Makes a terminal that does not change the bytes written to it.
-void make_terminal(int (&ends)[2], int columns) {
-  ends[0] = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  if (ends[0] < 0 || ::grantpt(ends[0]) != 0 || ::unlockpt(ends[0]) != 0) {
+Pipe make_terminal(int columns) {
+  Fd read(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!read || ::grantpt(read.get()) != 0 || ::unlockpt(read.get()) != 0) {
     throw std::runtime_error("no pseudo-terminal");
   }
-  ends[1] = ::open(::ptsname(ends[0]), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  Fd write(::open(::ptsname(read.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
   termios attributes{};
-  ::tcgetattr(ends[1], &attributes);
+  ::tcgetattr(write.get(), &attributes);
   ::cfmakeraw(&attributes);
-  ::tcsetattr(ends[1], TCSANOW, &attributes);
-  set_columns(ends[0], columns);
-}
-
-void close_fd(int& fd) {
-  if (fd >= 0) ::close(fd);
-  fd = -1;
+  ::tcsetattr(write.get(), TCSANOW, &attributes);
+  set_columns(read, columns);
+  return {std::move(read), std::move(write)};
 }
 
 std::string new_mark() {
@@ -123,12 +127,10 @@ void kill_all(const std::string& mark) {
 
 Process::Process(const std::vector<std::string>& command, const ProcessOptions& options)
     : mark_(new_mark()), timeout_(options.timeout) {
-  int in[2];
-  int out[2];
-  int err[2];
-  make_pipe(in);
-  options.terminal_columns > 0 ? make_terminal(out, options.terminal_columns) : make_pipe(out);
-  make_pipe(err);
+  const int columns = options.terminal_columns;
+  Pipe in = make_pipe();
+  Pipe out = columns > 0 ? make_terminal(columns) : make_pipe();
+  Pipe err = make_pipe();
   std::vector<char*> arguments;
   for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
@@ -138,9 +140,9 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
   if (pid_ == 0) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // in case the test itself is killed
-    ::dup2(in[0], STDIN_FILENO);
-    ::dup2(out[1], STDOUT_FILENO);
-    ::dup2(options.join_streams ? out[1] : err[1], STDERR_FILENO);
+    ::dup2(in.read.get(), STDIN_FILENO);
+    ::dup2(out.write.get(), STDOUT_FILENO);
+    ::dup2(options.join_streams ? STDOUT_FILENO : err.write.get(), STDERR_FILENO);
     // The caller may ignore signals, as a script's background jobs do.
     for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_DFL);
     for (const int signal : options.ignored_signals) ::signal(signal, SIG_IGN);
@@ -152,18 +154,16 @@ Process::Process(const std::vector<std::string>& command, const ProcessOptions& 
     ::execvp(arguments[0], arguments.data());
     ::_exit(127);
   }
-  for (int fd : {in[0], out[1], err[1]}) ::close(fd);
   // Short enough for the pipe to take at once.
-  const ssize_t written = ::write(in[1], options.input.data(), options.input.size());
-  ::close(in[1]);
-  out_ = out[0];
-  err_ = err[0];
+  const ssize_t written = ::write(in.write.get(), options.input.data(), options.input.size());
+  out_ = std::move(out.read);
+  err_ = std::move(err.read);
   if (written != static_cast<ssize_t>(options.input.size())) fail("cannot write its input");
 }
 
 Process::~Process() {
-  close_fd(out_);
-  close_fd(err_);
+  out_.reset();
+  err_.reset();
   if (!reaped_) ::kill(pid_, SIGKILL);  // it may have died before it carried the mark
   kill_all(mark_);
   if (!reaped_) ::waitpid(pid_, nullptr, 0);
@@ -177,22 +177,23 @@ void Process::fail(const std::string& what) {
 
 /// Reads the next bytes; returns false when both streams have ended.
 bool Process::read_some(Clock::time_point deadline) {
-  pollfd fds[] = {{out_, POLLIN, 0}, {err_, POLLIN, 0}};  // poll skips negative descriptors
-  if (out_ < 0 && err_ < 0) return false;
+  pollfd fds[] = {
+      {out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};  // poll skips negative descriptors
+  if (!out_ && !err_) return false;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   if (left.count() <= 0 || ::poll(fds, 2, static_cast<int>(left.count())) == 0) {
     fail("still running after the time it had: " + names_of(processes_with(mark_)));
   }
   static char buffer[1 << 16];
   if (fds[0].revents != 0) {
-    const ssize_t got = ::read(out_, buffer, sizeof(buffer));
+    const ssize_t got = ::read(out_.get(), buffer, sizeof(buffer));
     if (got > 0) ended_.out.append(buffer, got);
-    if (got <= 0) close_fd(out_);
+    if (got <= 0) out_.reset();
   }
   if (fds[1].revents != 0) {
-    const ssize_t got = ::read(err_, buffer, sizeof(buffer));
+    const ssize_t got = ::read(err_.get(), buffer, sizeof(buffer));
     if (got > 0) ended_.err.append(buffer, got);
-    if (got <= 0) close_fd(err_);
+    if (got <= 0) err_.reset();
   }
   return true;
 }
@@ -218,7 +219,7 @@ void Process::resize_terminal(int columns) const {
   send(SIGWINCH);
 }
 
-void Process::stop_reading() { close_fd(out_); }
+void Process::stop_reading() { out_.reset(); }
 
 Ended Process::wait() {
   const auto deadline = Clock::now() + timeout_;

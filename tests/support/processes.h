@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/fd.h>
 #include <sys/types.h>
 
 namespace ddp::testing {
@@ -77,8 +78,8 @@ class Process {
   const std::chrono::milliseconds timeout_;
   pid_t pid_ = -1;
   bool reaped_ = false;
-  int out_ = -1;
-  int err_ = -1;
+  Fd out_;
+  Fd err_;
   Ended ended_;
 };
 

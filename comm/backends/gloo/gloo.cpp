@@ -303,21 +303,19 @@ BackendPtr connect(const Setup& setup) {
 }  // namespace
 
 BackendPtr make_gloo(const Setup& setup) {
-  const auto gloo = std::make_shared<BackendPtr>();
+  BackendPtr gloo;
   const auto problem = problem_of([&] {
-    // Abandoned if the store does not answer.
-    bounded(setup.store)->run([gloo, own = setup](const auto& store) mutable {
-      own.store = store;
-      *gloo = connect(own);
-    });
+    auto in_time = setup;
+    in_time.store = bounded(setup.store);
+    gloo = connect(in_time);
   });
   DDP_CHECK(
-      *gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
+      gloo, "Gloo: expected rank ", setup.rank, " of ", setup.world_size,
       " to connect to the others over ", to_string(setup.gloo_devices), " within ",
       setup.connect_by.timeout().count(),
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
-  return *gloo;
+  return gloo;
 }
 
 namespace {

@@ -1,11 +1,5 @@
 // Ranks that are processes, one of which fails: the others name it in bounded time, also if it
 // hosts the store, and end.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <deque>
 #include <regex>
@@ -14,6 +8,7 @@
 
 #include "support/processes.h"
 #include "support/temporary_folder.h"
+#include "support/world.h"
 
 #include "support/catch.h"
 
@@ -21,8 +16,8 @@ using namespace std::chrono_literals;
 using ddp::testing::Ended;
 using ddp::testing::lines_of;
 using ddp::testing::numbers_after;
-using ddp::testing::Process;
 using ddp::testing::ProcessOptions;
+using ddp::testing::World;
 
 namespace {
 
@@ -45,44 +40,21 @@ struct Scene {
   }
 };
 
-// Returns a port that is free now. Another program may take it before its use, which is rare.
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE(bind(fd, generic, length) == 0);
-  REQUIRE(getsockname(fd, generic, &length) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
-/// Ranks without a launcher, because a launcher would end them. Rank 0 hosts the store.
-class World {
+/// All ranks of a scene, started at once.
+class Ranks : public World {
  public:
-  explicit World(const Scene& scene, int size = kSize) : scene_(scene) {
-    const auto port = std::to_string(free_port());
-    for (int rank = 0; rank < size; ++rank) {
-      const auto number = std::to_string(rank);
-      ProcessOptions options;
-      options.timeout = 90s;
-      options.environment = {"RANK=" + number,       "WORLD_SIZE=" + std::to_string(size),
-                             "LOCAL_RANK=" + number, "MASTER_ADDR=127.0.0.1",
-                             "MASTER_PORT=" + port,  "OMP_NUM_THREADS=1"};
-      ranks_.emplace_back(scene.command(), options);
-    }
+  explicit Ranks(const Scene& scene, int size = kSize)
+      : World(scene.command(), size, 90s), scene_(scene) {
+    start_all();
   }
 
   const Scene& scene() const { return scene_; }
-  Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
 
   std::string output_of_survivors() { return output_of_all_but(scene_.victim); }
 
   std::string output_of_all_but(int victim) {
     std::string output;
-    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
       if (rank == victim) continue;
       const auto end = this->rank(rank).wait();
       CAPTURE(rank, end.out, end.err);
@@ -94,7 +66,6 @@ class World {
 
  private:
   const Scene scene_;
-  std::deque<Process> ranks_;
 };
 
 // Runs the scene under ddprun, which signals the survivors to end and gives them a grace period.
@@ -108,7 +79,7 @@ std::string output_under_ddprun(const Scene& scene) {
 }
 
 std::string output_of(const Scene& scene, bool launched) {
-  return launched ? output_under_ddprun(scene) : World(scene).output_of_survivors();
+  return launched ? output_under_ddprun(scene) : Ranks(scene).output_of_survivors();
 }
 
 /// Checks that both survivors' errors match `words` and came within `at_most` ms, and that both
@@ -164,7 +135,7 @@ TEST_CASE("a rank that exits without an error is named by all others", "[comm][p
 
 TEST_CASE("a rank that dies inside main_first is named by all others", "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
-  std::deque<World> worlds;  // at the same time, because their ranks wait and do not compute
+  std::deque<Ranks> worlds;  // at the same time, because their ranks wait and do not compute
   for (const int victim : {0, 1}) worlds.emplace_back(Scene{"kill", "main_first", victim, backend});
   for (auto& world : worlds) {
     CAPTURE(backend, world.scene().victim);
@@ -178,7 +149,7 @@ TEST_CASE(
     "if the rank that hosts the store is stopped, the others do not wait for ever",
     "[comm][process][errors]") {
   const std::string backend = GENERATE("gloo", "shm");
-  std::deque<World> worlds;  // at the same time, because their ranks wait and do not compute
+  std::deque<Ranks> worlds;  // at the same time, because their ranks wait and do not compute
   for (const char* place : {"forward", "backward", "between", "join"}) {
     worlds.emplace_back(Scene{"stop", place, 0, backend, 10});
   }
@@ -195,7 +166,7 @@ TEST_CASE(
 
 TEST_CASE("ranks make their group repeatedly at one address", "[comm][process]") {
   const ddp::testing::TemporaryFolder folder;
-  std::deque<World> worlds;  // at the same time
+  std::deque<Ranks> worlds;  // at the same time
   worlds.emplace_back(Scene{"again", "none", -1, "gloo", 30, "env://"}, 2);
   worlds.emplace_back(Scene{"again", "forward", 0, "gloo", 30, "file://" + folder.file("meet")}, 2);
   worlds.emplace_back(Scene{"again", "forward", 1, "shm", 30, "tcp://"}, 4);
@@ -210,7 +181,7 @@ TEST_CASE(
     "ranks that continue without a lost rank keep no descriptor or thread of it",
     "[comm][process][errors]") {
   constexpr int kTimes = 6;
-  std::deque<World> worlds;  // at the same time
+  std::deque<Ranks> worlds;  // at the same time
   worlds.emplace_back(Scene{"lose", std::to_string(kTimes), 0, "gloo", 600}, 2);
   worlds.emplace_back(Scene{"lose", std::to_string(kTimes), 2, "shm", 600}, 2);
   for (auto& world : worlds) {

@@ -8,9 +8,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/base/executor.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "comm/store/bounded_call.h"
-#include "comm/taken_port.h"
+#include "support/taken_port.h"
 #include "support/temporary_folder.h"
 
 #include "support/catch.h"
@@ -54,7 +54,7 @@ std::vector<std::string> meet_all(
 }
 
 std::string free_address() {
-  const int port = TakenPort().number();
+  const int port = ddp::testing::free_port();
   return "tcp://127.0.0.1:" + std::to_string(port);
 }
 

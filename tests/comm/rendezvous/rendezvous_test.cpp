@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/rendezvous/wait_for_listener.h"
-#include "comm/taken_port.h"
 #include "support/listening.h"
+#include "support/taken_port.h"
 
 #include "support/catch.h"
 
@@ -182,7 +182,7 @@ TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm]")
   if (address == kLoopback6 && !std::ifstream("/proc/net/if_inet6").good()) return;
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", host};
-  const int port = TakenPort().number();
+  const int port = ddp::testing::free_port();
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto options = ProcessGroupOptions().timeout(std::chrono::seconds(20));
   const auto met = rendezvous(options, environment);
@@ -198,7 +198,7 @@ TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm]")
 TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[comm]") {
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", "0.0.0.0"};
-  const int port = TakenPort().number();
+  const int port = ddp::testing::free_port();
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto met = rendezvous(ProcessGroupOptions().timeout(std::chrono::seconds(20)), environment);
   const auto addresses = addresses_listening_on(port);
@@ -232,7 +232,7 @@ TEST_CASE("rank 0 waits for a port that is about to be free", "[comm]") {
 
 TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors]") {
   // The port was taken and is released, so nothing listens there.
-  const int port = TakenPort().number();
+  const int port = ddp::testing::free_port();
   auto environment = launched("1", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port)};
   const auto start = std::chrono::steady_clock::now();
@@ -248,7 +248,7 @@ TEST_CASE(
   const auto rank = GENERATE("0", "1");
   auto environment = launched(rank, "2");
   environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
-  environment.master_port = Setting{"MASTER_PORT", std::to_string(TakenPort().number())};
+  environment.master_port = Setting{"MASTER_PORT", std::to_string(ddp::testing::free_port())};
   const auto start = std::chrono::steady_clock::now();
   CHECK_THROWS_WITH(
       rendezvous(ProcessGroupOptions().timeout(std::chrono::milliseconds(300)), environment),

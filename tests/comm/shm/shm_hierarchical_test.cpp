@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <ddp/internal/error_text.h>
 
-#include "comm/backends/shm/backend/executor.h"
 #include "support/error_of.h"
 #include "support/hosts.h"
 #include "support/ranks.h"
@@ -368,40 +367,4 @@ TEST_CASE("collectives that Gloo carries fail with the group over hosts", "[shm]
     CHECK_THAT(then[rank], ContainsText("its connections were closed on rank "));
     CHECK(took[rank] < 5);
   }
-}
-
-TEST_CASE("an executor runs all pushed jobs in order before it ends", "[shm][pure]") {
-  std::string order;
-  {
-    ddp::backends::shm::Executor<char> executor([&](char job) {
-      if (job == 'a') std::this_thread::sleep_for(20ms);
-      order += job;
-    });
-    for (const char job : {'a', 'b', 'c'}) executor.push(job);
-  }
-  CHECK(order == "abc");
-}
-
-TEST_CASE("an executor that is closed accepts no jobs", "[shm][pure]") {
-  std::atomic<int> done = 0;
-  ddp::backends::shm::Executor<int> executor([&](int) { ++done; });
-  CHECK(executor.push(1));
-  executor.close();
-  CHECK_FALSE(executor.push(2));
-  CHECK(done == 1);
-}
-
-TEST_CASE("a job may destroy its executor", "[shm][pure]") {
-  std::promise<void> done;
-  std::unique_ptr<ddp::backends::shm::Executor<int>> executor;
-  std::promise<void> made;
-  executor = std::make_unique<ddp::backends::shm::Executor<int>>([&](int) {
-    made.get_future().wait();
-    executor.reset();
-    done.set_value();
-  });
-  made.set_value();
-  executor->push(1);
-  done.get_future().wait();
-  CHECK(executor == nullptr);
 }

@@ -1,10 +1,7 @@
 // Ranks that are processes, one of which ends or stops. Without a launcher, which would end them.
 #include <glob.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include <deque>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -12,12 +9,15 @@
 #include <vector>
 
 #include "support/processes.h"
+#include "support/temporary_folder.h"
+#include "support/world.h"
 
 #include "support/catch.h"
 
 using ddp::testing::numbers_after;
 using ddp::testing::Process;
-using ddp::testing::ProcessOptions;
+using ddp::testing::TemporaryFolder;
+using ddp::testing::World;
 
 namespace {
 
@@ -25,24 +25,14 @@ namespace {
 class FailingWorld {
  public:
   /// \param hosts  empty: the library determines that they are on one host.
-  FailingWorld(const char* what, int victim, int size, const std::string& hosts = "") {
-    const int descriptor = mkstemp(file_.data());
-    REQUIRE(descriptor >= 0);
-    close(descriptor);
-    unlink(file_.c_str());  // because the ranks create it
-    std::vector<std::string> command{FAILING_WORLD_PROGRAM, what, std::to_string(victim), file_};
-    if (!hosts.empty()) command.push_back(hosts);
-    for (int rank = 0; rank < size; ++rank) {
-      const auto text = std::to_string(rank);
-      ProcessOptions options;
-      options.environment = {
-          "RANK=" + text, "WORLD_SIZE=" + std::to_string(size), "LOCAL_RANK=" + text};
-      ranks_.emplace_back(command, options);
-    }
+  FailingWorld(const char* what, int victim, int size, const std::string& hosts = "")
+      : world_(
+            {FAILING_WORLD_PROGRAM, what, std::to_string(victim), folder_.file("meet"), hosts},
+            size) {
+    world_.start_all();
   }
-  ~FailingWorld() { unlink(file_.c_str()); }
 
-  Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+  Process& rank(int rank) { return world_.rank(rank); }
 
   std::string name(int rank) {
     return "rank " + std::to_string(rank) + " (process " + std::to_string(this->rank(rank).pid()) +
@@ -50,8 +40,8 @@ class FailingWorld {
   }
 
  private:
-  std::string file_ = "/tmp/ddp-shm-XXXXXX";
-  std::deque<Process> ranks_;
+  const TemporaryFolder folder_;
+  World world_;
 };
 
 // Identifies the file that a line of /proc/PID/maps maps.

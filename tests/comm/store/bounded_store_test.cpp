@@ -1,10 +1,11 @@
 #include "comm/store/bounded_store.h"
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <future>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,12 +13,10 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/store/bounded_call.h"
 #include "comm/store/startup_barrier.h"
 
 #include "support/catch.h"
 
-using ddp::bounded_call;
 using ddp::BoundedStore;
 using ddp::Deadline;
 using ddp::SilentStoreError;
@@ -40,6 +39,11 @@ class FreezableStore : public c10d::HashStore {
     }
     thawed_.notify_all();
   }
+  /// The thread of the latest check(); a later thread has another number.
+  pid_t thread() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return thread_;
+  }
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     wait_for_thaw();
@@ -47,6 +51,10 @@ class FreezableStore : public c10d::HashStore {
   }
   bool check(const std::vector<std::string>& keys) override {
     wait_for_thaw();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      thread_ = gettid();
+    }
     return HashStore::check(keys);
   }
 
@@ -59,6 +67,7 @@ class FreezableStore : public c10d::HashStore {
   std::mutex mutex_;
   std::condition_variable thawed_;
   bool is_frozen_ = false;
+  pid_t thread_ = 0;
 };
 
 struct Frozen {
@@ -84,40 +93,6 @@ bool answers(c10d::Store& store) {
 }
 
 }  // namespace
-
-TEST_CASE("a bounded call returns and throws like the call itself", "[comm][pure]") {
-  const auto soon = Clock::now() + 20s;
-  CHECK(bounded_call([] { return 3; }, soon) == 3);
-  const auto refuse = []() -> int { TORCH_CHECK_VALUE(false, "no"); };
-  CHECK_THROWS_AS(bounded_call(refuse, soon), c10::ValueError);
-}
-
-TEST_CASE("a bounded call has released its captures when it returns", "[comm][pure]") {
-  const auto lent = std::make_shared<int>(3);
-  CHECK(bounded_call([lent] { return *lent; }, Clock::now() + 20s) == 3);
-  CHECK(lent.use_count() == 1);
-  const auto refuse = [lent]() -> int { TORCH_CHECK_VALUE(false, "no"); };
-  CHECK_THROWS(bounded_call(std::move(refuse), Clock::now() + 20s));
-  CHECK(lent.use_count() == 2);  // `refuse`, which was const and so copied
-}
-
-TEST_CASE("a bounded call that does not end is abandoned", "[comm][pure]") {
-  std::promise<void> release;
-  std::promise<void> ended;
-  auto end = ended.get_future();
-  auto state = std::make_shared<std::pair<std::shared_future<void>, std::promise<void>>>(
-      release.get_future().share(), std::move(ended));
-  const auto result = bounded_call(
-      [state = std::move(state)] {
-        state->first.wait();
-        state->second.set_value();
-        return 3;
-      },
-      Clock::now() + 50ms);
-  CHECK_FALSE(result.has_value());
-  release.set_value();
-  CHECK(end.wait_for(20s) == std::future_status::ready);
-}
 
 TEST_CASE("a bounded store behaves like the wrapped store while that answers", "[comm][pure]") {
   const Frozen frozen;
@@ -158,61 +133,33 @@ TEST_CASE("a store that does not answer is an error that names its host", "[comm
   CHECK_FALSE(frozen.bounded->check({"key"}));
 }
 
-TEST_CASE("all operations of a run use one thread", "[comm][pure]") {
+TEST_CASE("operations use one thread, unless they run at the same time", "[comm][pure]") {
   const Frozen frozen;
-  c10::intrusive_ptr<c10d::Store> kept;
-  std::set<std::thread::id> threads;
-  frozen.bounded->run([&](const auto& store) {
-    threads.insert(std::this_thread::get_id());
-    store->set("key", std::vector<uint8_t>{});
-    store->wait({"key"}, 20s);
-    kept = store;
-  });
-  CHECK(threads.count(std::this_thread::get_id()) == 0);
-  CHECK(kept->check({"key"}));
-  CHECK_THROWS_AS(
-      frozen.bounded->run([](const auto&) { TORCH_CHECK_VALUE(false, "no"); }), c10::ValueError);
+  const auto use = [&](c10d::Store& store) {
+    store.check({"key"});
+    return frozen.store->thread();
+  };
+  const auto thread = use(*frozen.bounded);
+  CHECK(thread != gettid());
+  CHECK(use(*frozen.bounded) == thread);
+  CHECK(use(*frozen.bounded->with_prefix("a")->with_deadline(Deadline(20s))) == thread);
+  CHECK_THROWS_AS(frozen.bounded->wait({"none"}, 10ms), c10::Error);
+  CHECK(use(*frozen.bounded) == thread);
+
+  auto waits = std::async(std::launch::async, [&] { frozen.bounded->wait({"key"}, 20s); });
+  frozen.bounded->set("key", std::vector<uint8_t>{});  // although the other operation waits
+  waits.get();
 }
 
-TEST_CASE("a run whose operation is not answered is abandoned", "[comm][errors]") {
+TEST_CASE("an operation that is not answered costs the store its thread", "[comm][errors]") {
   Frozen frozen;
-  frozen.store->setTimeout(100ms);
+  frozen.bounded->check({"key"});
+  const auto thread = frozen.store->thread();
   frozen.store->freeze();
-  std::promise<std::string> went_on;
-  auto end = went_on.get_future();
-  const auto shared = std::make_shared<std::promise<std::string>>(std::move(went_on));
-  const auto took = time_of([&] {
-    CHECK_THROWS_WITH(
-        frozen.bounded->run([shared](const auto& store) {
-          store->check({"key"});  // answered late
-          try {
-            store->set("visible", std::vector<uint8_t>{});
-            shared->set_value("set");
-          } catch (const SilentStoreError&) {
-            shared->set_value("refused");
-          }
-        }),
-        ContainsText("which rank 0 hosts, did not answer for ") && ContainsText(" ms (check)"));
-  });
-  CHECK(took < 10s);
-  CHECK_THROWS_AS(frozen.bounded->run([](const auto&) {}), SilentStoreError);
+  CHECK_FALSE(answers(*frozen.bounded->with_deadline(Deadline(50ms))));
   frozen.store->thaw();
-  CHECK(end.get() == "refused");
-  CHECK_FALSE(frozen.store->check({"visible"}));
-}
-
-TEST_CASE("a run that waits for something other than the store is not abandoned", "[comm]") {
-  Frozen frozen;
-  frozen.store->setTimeout(1ms);
-  bool is_done = false;
-  // Longer than the limit of an operation.
-  const auto time = 1ms + 1s + 300ms;
-  frozen.bounded->run([&](const auto& store) {
-    store->check({"key"});
-    std::this_thread::sleep_for(time);
-    is_done = !store->check({"key"});
-  });
-  CHECK(is_done);
+  while (!answers(*frozen.bounded)) std::this_thread::yield();
+  CHECK(frozen.store->thread() != thread);
 }
 
 TEST_CASE("a deadline ends an operation before the store's timeout", "[comm][errors]") {

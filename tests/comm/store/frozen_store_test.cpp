@@ -1,19 +1,14 @@
 // Ranks that are processes. Rank 0, which hosts the store, is stopped.
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <deque>
 #include <string>
 
 #include "support/processes.h"
+#include "support/world.h"
 
 #include "support/catch.h"
 
 using ddp::testing::Ended;
 using ddp::testing::numbers_after;
-using ddp::testing::Process;
-using ddp::testing::ProcessOptions;
+using ddp::testing::World;
 
 namespace {
 
@@ -21,43 +16,13 @@ constexpr int kTimeoutMs = 4000;  // as in frozen_world.cpp
 // Time for the second of an answer, and for the steps after a failure.
 constexpr int kMoreMs = 5000;
 
-/// A port of this host that nothing listens on.
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE(bind(fd, generic, length) == 0);
-  REQUIRE(getsockname(fd, generic, &length) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
 /// A world of three ranks, started one by one.
-class FrozenWorld {
- public:
-  explicit FrozenWorld(const char* what) : what_(what) {}
-
-  Process& start(int rank) {
-    const auto text = std::to_string(rank);
-    ProcessOptions options;
-    options.environment = {"RANK=" + text, "WORLD_SIZE=3", "LOCAL_RANK=" + text};
-    return ranks_.emplace_back(
-        std::vector<std::string>{FROZEN_WORLD_PROGRAM, what_, port_}, options);
-  }
-
-  Process& rank(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+struct FrozenWorld : World {
+  explicit FrozenWorld(const char* what) : World({FROZEN_WORLD_PROGRAM, what}, 3) {}
 
   std::string store() const {
-    return "the store, which rank 0 hosts at 127.0.0.1 port " + port_ + ", did not answer for ";
+    return "the store, which rank 0 hosts at 127.0.0.1 port " + port() + ", did not answer for ";
   }
-
- private:
-  const std::string what_;
-  const std::string port_ = std::to_string(free_port());
-  std::deque<Process> ranks_;
 };
 
 void check_ended_in_time(const Ended& end) {
@@ -99,7 +64,7 @@ TEST_CASE(
       {{"new_group", "new_group failed on rank ", "; the store, which rank 0 hosts, has not answ"},
        {"barrier", "monitored_barrier on rank ", ": the store, which rank 0 hosts at 127.0.0.1"}}));
   FrozenWorld world(what);
-  for (int rank = 0; rank < 3; ++rank) world.start(rank);
+  world.start_all();
   for (const int rank : {1, 2}) {
     const auto end = world.rank(rank).wait();
     check_ended_in_time(end);
@@ -111,7 +76,7 @@ TEST_CASE(
 
 TEST_CASE("ranks end although rank 0 is frozen", "[process]") {
   FrozenWorld world("destroy");
-  for (int rank = 0; rank < 3; ++rank) world.start(rank);
+  world.start_all();
   for (const int rank : {1, 2}) {
     const auto end = world.rank(rank).wait();
     check_ended_in_time(end);

@@ -1,11 +1,12 @@
-// One rank, RANK of WORLD_SIZE, of a world whose rank 0, which hosts the store, stops itself; the
-// others print the resulting error, and after how many milliseconds it was thrown.
+// One rank, RANK of WORLD_SIZE, at MASTER_PORT, of a world whose rank 0, which hosts the store,
+// stops itself; the others print the resulting error, and after how many milliseconds it was
+// thrown.
 //
-// frozen_world before PORT       rank 0 stops before any other rank has connected
-// frozen_world init PORT         ... in the middle of init_process_group
-// frozen_world new_group PORT    ... before the others call new_group
-// frozen_world barrier PORT      ... before the others call monitored_barrier
-// frozen_world destroy PORT      ... before the others call destroy_process_group
+// frozen_world before       rank 0 stops before any other rank has connected
+// frozen_world init         ... in the middle of init_process_group
+// frozen_world new_group    ... before the others call new_group
+// frozen_world barrier      ... before the others call monitored_barrier
+// frozen_world destroy      ... before the others call destroy_process_group
 #include <unistd.h>
 
 #include <chrono>
@@ -86,9 +87,9 @@ void print_failure(const std::function<void()>& body) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  TORCH_CHECK(argc == 3, "expected what to do and a port");
+  TORCH_CHECK(argc == 2, "expected what to do");
   const std::string what = argv[1];
-  const auto* port = argv[2];
+  const auto* port = std::getenv("MASTER_PORT");
   if (what == "before") {
     if (rank() != 0) {
       print_failure([&] { init(port); });

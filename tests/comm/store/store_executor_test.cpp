@@ -81,7 +81,7 @@ TEST_CASE("a store that does not answer blocks no caller", "[comm][errors]") {
         }) < 5);
   CHECK_FALSE(answer);
   CHECK(seconds_of([&] { executor.reset(); }) < 5);
-  CHECK(closed.users() == 1);
+  CHECK(closed.users() > 0);
   // The abandoned thread ends once the store answers.
   closed.open();
   CHECK(ddp::testing::eventually([&] { return closed.users() == 0; }));

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/fd.h>
+
 namespace ddp {
 
 /// The size and checksum by which a file is compared with the one that was written.
@@ -26,9 +28,6 @@ class OutputFile {
   ///
   /// \throws c10::Error  with the path and the system's reason; so do all members.
   explicit OutputFile(std::string path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
 
   void write(const void* data, size_t size);
 
@@ -37,7 +36,7 @@ class OutputFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  Fd file_;
   FileSum sum_;
 };
 

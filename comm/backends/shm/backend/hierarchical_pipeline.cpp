@@ -21,11 +21,6 @@ std::chrono::milliseconds wait_for_leader(std::chrono::milliseconds timeout) {
   return kWaitsOfLeader * std::min(timeout, timeout.max() / kWaitsOfLeader);
 }
 
-template <typename Job>
-void push(Executor<Job>& executor, Job job) {
-  DDP_CHECK_WITH(DistBackendError, executor.push(std::move(job)), kGroupDestroyed);
-}
-
 }  // namespace
 
 std::shared_ptr<HierarchicalPipeline> HierarchicalPipeline::make(
@@ -33,7 +28,10 @@ std::shared_ptr<HierarchicalPipeline> HierarchicalPipeline::make(
     c10::intrusive_ptr<c10d::Backend> gloo) {
   std::shared_ptr<HierarchicalPipeline> pipeline(
       new HierarchicalPipeline(world_size, std::move(host), std::move(leaders), std::move(gloo)));
-  if (pipeline->host_.is_led_by_this_rank()) pipeline->start_executors();
+  if (pipeline->host_.is_led_by_this_rank()) {
+    pipeline->reducer_ = std::make_unique<Executor>();
+    pipeline->broadcaster_ = std::make_unique<Executor>();
+  }
   return pipeline;
 }
 
@@ -46,18 +44,13 @@ HierarchicalPipeline::HierarchicalPipeline(
       gloo_(std::move(gloo)) {}
 
 // The pipeline owns the executors, so their threads hold it weakly.
-void HierarchicalPipeline::start_executors() {
-  const auto weak = weak_from_this();
-  reducer_ = std::make_unique<Executor<OperationPtr>>([weak](const auto& operation) {
+template <typename Step>
+void HierarchicalPipeline::push(Executor& executor, const OperationPtr& operation, Step step) {
+  const bool pushed = executor.push([weak = weak_from_this(), operation, step = std::move(step)] {
     const auto self = weak.lock();
-    self ? self->inter_reduce(operation)
-         : operation->work->complete(backend_error(kGroupDestroyed));
+    self ? step(*self) : operation->work->complete(backend_error(kGroupDestroyed));
   });
-  broadcaster_ = std::make_unique<Executor<BetweenHosts>>([weak](const auto& between) {
-    const auto self = weak.lock();
-    self ? self->broadcast_when_reduced(between)
-         : between.operation->work->complete(backend_error(kGroupDestroyed));
-  });
+  DDP_CHECK_WITH(DistBackendError, pushed, kGroupDestroyed);
 }
 
 void HierarchicalPipeline::set_timeout(std::chrono::milliseconds timeout) {
@@ -71,7 +64,7 @@ void HierarchicalPipeline::start(const OperationPtr& operation) {
   try {
     intra_reduce(operation);
     if (reducer_) {
-      push(*reducer_, operation);
+      push(*reducer_, operation, [operation](auto& self) { self.inter_reduce(operation); });
     } else {
       intra_broadcast(operation);
     }
@@ -150,18 +143,21 @@ void HierarchicalPipeline::inter_reduce(const OperationPtr& operation) {
     const auto reduction =
         std::make_shared<OrderedReduction>(*leaders_, operation->memory, options);
     between_hosts([&](const auto& wait) { reduction->combine(wait); });
-    push(*broadcaster_, {operation, reduction});
+    push(*broadcaster_, operation, [operation, reduction](auto& self) {
+      self.broadcast_when_reduced(operation, *reduction);
+    });
   } catch (...) {
     complete(operation, std::current_exception());
   }
 }
 
-void HierarchicalPipeline::broadcast_when_reduced(const BetweenHosts& between) {
+void HierarchicalPipeline::broadcast_when_reduced(
+    const OperationPtr& operation, OrderedReduction& reduction) {
   try {
-    between_hosts([&](const auto& wait) { between.reduction->finish(wait); });
-    intra_broadcast(between.operation);
+    between_hosts([&](const auto& wait) { reduction.finish(wait); });
+    intra_broadcast(operation);
   } catch (...) {
-    complete(between.operation, std::current_exception());
+    complete(operation, std::current_exception());
   }
 }
 

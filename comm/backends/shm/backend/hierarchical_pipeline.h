@@ -15,7 +15,7 @@
 
 #include "../memory/arena.h"
 #include "../progress/progress_engine.h"
-#include "executor.h"
+#include "base/executor.h"
 #include "ordered_reduction.h"
 #include "shm_work.h"
 
@@ -80,21 +80,16 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   void close();
 
  private:
-  /// An operation whose second stage is pending.
-  struct BetweenHosts {
-    OperationPtr operation;
-    std::shared_ptr<OrderedReduction> reduction;
-  };
-
   HierarchicalPipeline(
       int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
       c10::intrusive_ptr<c10d::Backend> gloo);
-  void start_executors();
+  template <typename Step>
+  void push(Executor& executor, const OperationPtr& operation, Step step);
 
   void intra_reduce(const OperationPtr& operation);
   void inter_reduce(const OperationPtr& operation);
   void wait_for_intra_reduce(HierarchicalOperation& operation) const;
-  void broadcast_when_reduced(const BetweenHosts& between);
+  void broadcast_when_reduced(const OperationPtr& operation, OrderedReduction& reduction);
   void intra_broadcast(const OperationPtr& operation);
   void complete(const OperationPtr& operation, const std::exception_ptr& error);
 
@@ -111,8 +106,8 @@ class HierarchicalPipeline : public std::enable_shared_from_this<HierarchicalPip
   std::atomic<bool> closed_{false};
   std::atomic<int> pending_{0};  // operations
   // On leaders only.
-  std::unique_ptr<Executor<BetweenHosts>> broadcaster_;
-  std::unique_ptr<Executor<OperationPtr>> reducer_;
+  std::unique_ptr<Executor> broadcaster_;
+  std::unique_ptr<Executor> reducer_;
 };
 
 }  // namespace ddp::backends::shm

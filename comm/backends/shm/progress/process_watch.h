@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <ddp/internal/fd.h>
+
 namespace ddp::backends::shm {
 
 /// Detects the end of another process, by a pidfd.
@@ -12,16 +14,13 @@ class ProcessWatch {
   /// \throws c10::Error  if there is no such process, or the kernel does not allow watching it:
   ///         before Linux 5.3, or in some containers.
   explicit ProcessWatch(pid_t pid);
-  ~ProcessWatch();
-  ProcessWatch(const ProcessWatch&) = delete;
-  ProcessWatch& operator=(const ProcessWatch&) = delete;
 
   pid_t pid() const { return pid_; }
   bool has_ended() const;
 
  private:
   pid_t pid_;
-  int descriptor_ = -1;  // of the process; readable once it has ended
+  Fd process_;  // readable once it has ended
 };
 
 }  // namespace ddp::backends::shm

@@ -135,10 +135,8 @@ class GroupMonitor {
   /// Forgets it, because the rank goes on.
   void clear_error();
 
-  /// Records that this rank throws, and that every other rank throws the same: none needs a message
-  /// when this rank then leaves the group.
-  void note_agreed_error();
-  /// Throws `text`, which every rank throws at this call.
+  /// Throws `text`, which every rank throws at this call: none needs a message when this rank then
+  /// leaves the group.
   [[noreturn]] void throw_agreed(const std::string& text);
 
   /// Fails the group, because this rank drops it while an exception unwinds the stack.

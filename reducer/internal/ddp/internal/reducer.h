@@ -178,7 +178,8 @@ class Reducer {
   ///   - after all buckets are reduced, where a pass may skip parameters (find_unused_parameters,
   ///     static_graph), and while the cap is tuned.
   ///
-  /// In a pass that ends with an error of every rank, `act` was called for the same buckets on each:
+  /// In a pass that ends with an error of every rank, `act` was called for the same buckets on
+  /// each:
   ///   - for all but the last, or for none;
   ///   - where the host runs ahead (NCCL), for all, and perhaps for those of the next pass.
   ///
