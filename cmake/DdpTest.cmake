@@ -6,18 +6,21 @@ if(NOT Catch2_FOUND)
     "installs it; -DDDP_BUILD_TESTS=OFF does without.")
 endif()
 
-# ddp_add_world(<name> <source> [PCH <C10D or TORCH>]): a program without Catch2 that tests start as
-# several ranks. PCH: as of ddp_add_test.
+# ddp_add_world(<name> <source> [LIBS <targets>...]): a program without Catch2 that tests start as several
+# ranks, as ${DDP_WORLDS}/<name>. All worlds are one program (tests/worlds), for each that includes LibTorch's
+# headers takes 5 to 15 s to compile, and <name> is a link to it. The source defines `int main(int argc,
+# char** argv)` in namespace <name>, as it does all its names, and has no static objects that do something
+# in another world.
+set(DDP_WORLDS ${PROJECT_BINARY_DIR}/bin)
 function(ddp_add_world name source)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "PCH" "")
-  if(NOT arg_PCH)
-    set(arg_PCH TORCH)
-  endif()
-  add_executable(${name} ${source})
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ddp::ddp ddp_internal ddp_warnings)
-  ddp_compile_fast(${name})
-  ddp_use_pch(${name} ${arg_PCH})
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "LIBS")
+  set_property(GLOBAL APPEND PROPERTY DDP_WORLDS ${name})
+  set_property(GLOBAL APPEND PROPERTY DDP_WORLD_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+  set_property(GLOBAL APPEND PROPERTY DDP_WORLD_LIBS ${arg_LIBS})
+  add_custom_command(OUTPUT ${DDP_WORLDS}/${name}
+    COMMAND ${CMAKE_COMMAND} -E create_symlink test_worlds ${DDP_WORLDS}/${name}
+    DEPENDS test_worlds COMMENT "Linking to test_worlds: ${name}" VERBATIM)
+  add_custom_target(${name} ALL DEPENDS ${DDP_WORLDS}/${name})
 endfunction()
 
 # ddp_add_test(<name> SOURCES <files>... [LIBS <targets>...] [LABELS <labels>...]

@@ -17,7 +17,7 @@ should have nothing else to do; --quick takes minutes.
   --models A,B,...    of ddp_bench; default: all, with --quick all but transformer
   --passes N          processes of each kind and model, for all modes and again for each sweep of
                       bucket sizes; default: 4 and 2, with --quick 2 and 2
-  --bin FOLDER        with ddprun, ddp_bench and reducer_overhead; builds nothing then
+  --bin FOLDER        with ddprun, ddp_bench and costs; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
   --results FOLDER    for what is measured; default: build/release/bench, with --quick
                       build/release/bench_quick
@@ -63,14 +63,14 @@ else
 fi
 [[ $passes =~ ^[1-9][0-9]*$ ]] || fail "--passes: expected a number from 1 on, got '$passes'"
 if [[ -z $bin ]]; then
-  "$root/scripts/build.sh" ddprun ddp_bench reducer_overhead
+  "$root/scripts/build.sh" ddprun ddp_bench costs
   bin=$root/build/release/bin
 fi
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
 [[ -n $python ]] || echo "bench: no Python with torch, so there will be no peers in the results" >&2
-for program in ddprun ddp_bench reducer_overhead; do
+for program in ddprun ddp_bench costs; do
   [[ -x $bin/$program ]] || fail "expected $program in $bin"
 done
 export OMP_NUM_THREADS=1
@@ -151,7 +151,7 @@ for ((pass = 1; pass <= passes; ++pass)); do
     take_turns steps "$model" "$pass" "$all" "$all_python"
   done
   echo "bench: overhead, pass $pass"
-  "$bin/reducer_overhead" >"$results/overhead/$pass.txt"
+  "$bin/costs" reducer >"$results/overhead/$pass.txt"
 done
 for model in "${memory_models[@]}"; do
   [[ " ${models[*]} " == *" $model "* ]] || continue

@@ -22,7 +22,7 @@ half an hour on two cores, which should have nothing else to do; --quick takes t
                         model        when gradients are ready, for the model on paper
   --rates A,B,...     of links, in Gbit/s; default: 0.1,1,10, with --quick 1
   --models A,B,...    of links, of mlp and resnet18; default: both, with --quick mlp
-  --bin FOLDER        with ddprun, ddp_bench, init_time and the growth_ programs; builds nothing then
+  --bin FOLDER        with ddprun, ddp_bench and costs; builds nothing then
   --python PROGRAM    with torch, for setup; default: the one of scripts/python_with_torch.sh, ""
                       for no peer
   --results FOLDER    for what is measured; a section replaces its own there. Default:
@@ -104,17 +104,17 @@ start_section() { # NAME
   mkdir -p "$results/$1"
 }
 
-collectives_programs=(ddprun growth_all_reduce)
+collectives_programs=(ddprun costs)
 measure_collectives() {
   local folder=$results/collectives seconds=1 size=4096 most=268435456 step=4 sizes=()
   [[ $quick == no ]] || { seconds=0.05 most=4194304 step=32; }
   for (( ; size <= most; size *= step)); do sizes+=("$size"); done
   local list
   list=$(IFS=, && echo "${sizes[*]}")
-  run "$folder/shm.jsonl" 2 growth_all_reduce --backend shm --sizes "$list" --seconds "$seconds"
-  run "$folder/gloo.jsonl" 2 growth_all_reduce --backend gloo --no-copies --sizes "$list" \
+  run "$folder/shm.jsonl" 2 costs all_reduce --backend shm --sizes "$list" --seconds "$seconds"
+  run "$folder/gloo.jsonl" 2 costs all_reduce --backend gloo --no-copies --sizes "$list" \
     --seconds "$seconds"
-  if [[ ! -x $bin/growth_mpi_all_reduce ]] || ! command -v mpirun >/dev/null; then
+  if [[ ! -x $bin/mpi_all_reduce ]] || ! command -v mpirun >/dev/null; then
     say "no Open MPI (Debian's libopenmpi-dev and openmpi-bin), so it is left out"
     return
   fi
@@ -122,15 +122,15 @@ measure_collectives() {
   (($(id -u) != 0)) || as_root=(--allow-run-as-root)
   say "collectives/openmpi.jsonl"
   mpirun --version | sed -n 's/^mpirun (\(.*\)) \(.*\)/\1 \2/p' >"$folder/openmpi.txt"
-  mpirun "${as_root[@]}" -n 2 --oversubscribe "$bin/growth_mpi_all_reduce" "$seconds" \
+  mpirun "${as_root[@]}" -n 2 --oversubscribe "$bin/mpi_all_reduce" "$seconds" \
     "${sizes[@]}" >"$folder/openmpi.jsonl"
 }
 
-parameters_programs=(ddprun growth_parameters)
+parameters_programs=(ddprun costs)
 measure_parameters() {
   local counts=10,30,100,300,1000,3000,10000 steps=40000
   [[ $quick == no ]] || counts=10,100,400 steps=2000
-  run "$results/parameters/steps.jsonl" 2 growth_parameters --counts "$counts" --steps "$steps"
+  run "$results/parameters/steps.jsonl" 2 costs parameters --counts "$counts" --steps "$steps"
 }
 
 ranks_programs=(ddprun ddp_bench)
@@ -151,7 +151,7 @@ measure_ranks() {
   done
 }
 
-setup_programs=(init_time)
+setup_programs=(costs)
 measure_setup() {
   local with_peer=2,4,8,16 alone=32,64 runs=3
   [[ $quick == no ]] || with_peer=2,4 alone=8 runs=1
@@ -166,7 +166,7 @@ measure_setup() {
   "${setup[@]}" --ranks "$alone" --python "" >"$results/setup/many.jsonl"
 }
 
-links_programs=(ddp_bench growth_all_reduce)
+links_programs=(ddp_bench costs)
 measure_links() {
   local options=(--short --models "$models" --bin "$bin" --results "$results") list
   [[ $quick == no ]] || options+=(--quick)
@@ -174,12 +174,12 @@ measure_links() {
   "$root/scripts/bench_link.sh" "${options[@]}" "${list[@]}"
 }
 
-model_programs=(ddprun growth_profile)
+model_programs=(ddprun costs)
 measure_model() {
   local models=(mlp resnet18 transformer) steps=9 model
   [[ $quick == no ]] || { models=(mlp) steps=3; }
   for model in "${models[@]}"; do
-    run "$results/model/$model.json" 2 growth_profile --model "$model" --steps "$steps"
+    run "$results/model/$model.json" 2 costs profile --model "$model" --steps "$steps"
   done
 }
 

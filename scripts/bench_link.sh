@@ -73,12 +73,12 @@ if [[ -z $bin ]]; then
   if [[ $hooks == yes ]]; then
     "$root/scripts/build.sh" micro
   else
-    "$root/scripts/build.sh" ddp_bench growth_all_reduce
+    "$root/scripts/build.sh" ddp_bench costs
   fi
   bin=$root/build/release/bin
 fi
 [[ -x $bin/ddp_bench || $hooks == yes ]] || fail "expected ddp_bench in $bin"
-[[ -x $bin/growth_all_reduce || $short == no ]] || fail "expected growth_all_reduce in $bin"
+[[ -x $bin/costs || $short == no ]] || fail "expected costs in $bin"
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
@@ -227,7 +227,7 @@ measure_all_reduce() { # FOLDER
   say "${1##*/}, the all-reduce alone"
   mkdir -p "$1/all_reduce"
   run_ranks "$1/all_reduce/gloo.jsonl" \
-    "$bin/growth_all_reduce" --backend gloo --no-copies --sizes "$sizes"
+    "$bin/costs" all_reduce --backend gloo --no-copies --sizes "$sizes"
 }
 
 IFS=, read -ra models <<<"$models"

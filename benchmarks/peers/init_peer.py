@@ -1,4 +1,4 @@
-"""Python's counterpart of ../init_time.cpp: the same lines in, the same lines out."""
+"""Python's counterpart of ../costs/init_time.cpp: the same lines in, the same lines out."""
 
 import datetime
 import sys

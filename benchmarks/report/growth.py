@@ -16,7 +16,7 @@ import svg
 import tables
 from growth_page import Page, link_folders, read, read_lines
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "growth"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "costs"))
 import cost_model
 
 FOREWORD = """# How cost grows

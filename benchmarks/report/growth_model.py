@@ -9,7 +9,7 @@ import svg
 import tables
 from growth_page import link_folders, read_lines
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "growth"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "costs"))
 import cost_model
 
 RATES = (25, 100, 400)
@@ -26,7 +26,7 @@ LARGE = {
 
 FORMULAS = """## On paper
 
-A model in `growth/cost_model.py`, whose constants are fitted to the figures above. A message of n
+A model in `costs/cost_model.py`, whose constants are fitted to the figures above. A message of n
 bytes takes alpha + beta n seconds. An all-reduce over p ranks, each on a host of its own, takes
 
 | | seconds | |
@@ -42,7 +42,7 @@ themselves, h. Bucket b leaves when its last gradient is ready and the bucket be
     start(b) = max(ready(b), end(b - 1))        end(b) = start(b) + T(bytes(b), p)
     step     = max(end of backward, end(last)) + optimizer + h * (bytes under way during backward)
 
-ready(b) comes from `growth_profile`, which notes when each gradient of a step without communication
+ready(b) comes from `costs profile`, which notes when each gradient of a step without communication
 is there, scaled to `none` of the process compared with; buckets are the library's (a bucket closes
 once it has its cap). h counts twice, because a byte that a core sends, receives and adds up while it
 should compute delays that computation. alpha is fitted to messages of 4 KiB, which pass in the burst of

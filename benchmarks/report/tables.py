@@ -17,7 +17,7 @@ LINK_TARGETS = {"resnet18": ("compute_ms", 1.12), "mlp": ("alone_ms", 1.05)}
 # Limit of ddp_tuned's step, over that of the best bucket size of a sweep.
 TUNED_TARGET = 1.03
 FEWEST_SIZES = 3  # of a sweep whose best size is used as a reference
-# Limits of the time that engines of reducer_overhead add to a step, as shares of c10d's.
+# Limits of the time that engines of `costs reducer` add to a step, as shares of c10d's.
 OVERHEAD_TARGETS = {"ddp": 0.08, "ddp, unused": 0.15}
 # Limit of the memory of modes above `none`, as a multiple of the gradients' bytes.
 MEMORY_TARGET = 1.1
@@ -248,7 +248,7 @@ def memory_table(lines, model):
 
 
 def overhead_table(folder):
-    """A table of the output of reducer_overhead, a file for each process."""
+    """A table of the output of `costs reducer`, a file for each process."""
     steps, above = {}, {}  # by engine, in ms, a value for each process
     for path in sorted(pathlib.Path(folder).glob("*.txt")):
         for line in path.read_text().splitlines()[1:]:

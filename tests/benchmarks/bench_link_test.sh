@@ -57,11 +57,11 @@ $results"
 done
 
 # As bench_growth.sh calls it: the fewest modes, and only the all-reduce.
-cat >"$work/bin/growth_all_reduce" <<'END'
+cat >"$work/bin/costs" <<'END'
 #!/usr/bin/env bash
 echo "rank $RANK of $WORLD_SIZE: $*"
 END
-chmod +x "$work/bin/growth_all_reduce"
+chmod +x "$work/bin/costs"
 : >"$CALLS"
 rm "$work/out/RESULTS.md"
 link --short
@@ -72,7 +72,7 @@ calls=$(sed 's/ --iters.*//' "$CALLS" | sort | uniq -c | tr -s ' ')
 [[ $calls == " 2 --backend gloo --model mlp --modes none,ddp --sweep 1,10,25
  2 --backend gloo --model mlp --modes none,ddp_tuned" ]] || fail "--short ran
 $calls"
-[[ $(cat "$work/results/link_1/all_reduce/gloo.jsonl") == "rank 0 of 2: --backend gloo "* ]] ||
+[[ $(cat "$work/results/link_1/all_reduce/gloo.jsonl") == "rank 0 of 2: all_reduce --backend gloo "* ]] ||
   fail "--short: no all-reduce alone"
 [[ ! -e $work/out/RESULTS.md ]] || fail "--short: expected no RESULTS.md"
 

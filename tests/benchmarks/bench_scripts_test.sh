@@ -14,8 +14,9 @@ stand_in() { # FILE, with the script on standard input
 mkdir "$work/bin"
 cp "$root/tests/benchmarks/bench_stand_in.sh" "$work/bin/ddprun"
 stand_in "$work/bin/ddp_bench" </dev/null
-stand_in "$work/bin/reducer_overhead" <<'END'
+stand_in "$work/bin/costs" <<'END'
 #!/usr/bin/env bash
+[[ $* == reducer ]] || exit 1
 echo "engine            step ms   above none us / parameter"
 echo "ddp, unused        20.000        0.880          1.100"
 echo "c10d, unused       24.000        4.400          5.500"

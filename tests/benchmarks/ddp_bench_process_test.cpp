@@ -181,9 +181,9 @@ TEST_CASE("memory is measured with one mode in the processes", "[benchmarks][pro
 }
 
 // The table of RESULTS.md comes from these lines (benchmarks/report/tables.py).
-TEST_CASE("reducer_overhead prints a line for each engine", "[benchmarks][process]") {
+TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]") {
   const auto ended =
-      ddp::testing::run({REDUCER_OVERHEAD_PROGRAM, "--blocks", "2", "--rounds", "3"}, kTwoMinutes);
+      ddp::testing::run({COSTS_PROGRAM, "reducer", "--blocks", "2", "--rounds", "3"}, kTwoMinutes);
   INFO(ended.out << ended.err);
   CHECK(ended.code == 0);
   const auto lines = ddp::testing::lines_of(ended.out);

@@ -1,4 +1,4 @@
-"""Checks benchmarks/growth/cost_model.py against values computed by hand, and the page made from it.
+"""Checks benchmarks/costs/cost_model.py against values computed by hand, and the page made from it.
 
 usage: growth_model_test.py <the repository>
 """
@@ -12,7 +12,7 @@ import unittest
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(sys.argv.pop(1))
-sys.path += [str(ROOT / "benchmarks/growth"), str(ROOT / "benchmarks/report")]
+sys.path += [str(ROOT / "benchmarks/costs"), str(ROOT / "benchmarks/report")]
 
 import cost_model
 import growth

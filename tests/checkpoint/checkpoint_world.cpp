@@ -12,6 +12,8 @@
 
 #include "support/foreign_locale.h"
 
+namespace ddp_checkpoint_world {
+
 namespace {
 
 // FNV-1a over the bytes in memory order.
@@ -88,3 +90,5 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
+
+}  // namespace ddp_checkpoint_world

@@ -12,6 +12,8 @@
 
 #include "support/error_of.h"
 
+namespace ddp_state_dict_interop {
+
 namespace {
 
 namespace optim = torch::optim;
@@ -28,13 +30,15 @@ MakeOptimizer maker(Options options) {
 }
 
 // Other options than Python's, so that the file's have to replace them.
-const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers{
-    {"Adam", maker<optim::Adam>(optim::AdamOptions(0.5))},
-    {"AdamW", maker<optim::AdamW>(optim::AdamWOptions(0.5))},
-    {"SGD", maker<optim::SGD>(optim::SGDOptions(0.5))},
-    {"PlainSGD", maker<optim::SGD>(optim::SGDOptions(0.5).momentum(0.9))},
-    {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions(0.5))},
-    {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions(0.5))}};
+std::vector<std::pair<std::string, MakeOptimizer>> optimizers() {
+  return {
+      {"Adam", maker<optim::Adam>(optim::AdamOptions(0.5))},
+      {"AdamW", maker<optim::AdamW>(optim::AdamWOptions(0.5))},
+      {"SGD", maker<optim::SGD>(optim::SGDOptions(0.5))},
+      {"PlainSGD", maker<optim::SGD>(optim::SGDOptions(0.5).momentum(0.9))},
+      {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions(0.5))},
+      {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions(0.5))}};
+}
 
 torch::nn::Sequential make_model() {
   return torch::nn::Sequential(
@@ -138,7 +142,7 @@ void refuse(const std::string& from) {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   try {
-    for (const auto& [name, make] : kOptimizers) resume(name, make, argv[1], argv[2]);
+    for (const auto& [name, make] : optimizers()) resume(name, make, argv[1], argv[2]);
     save_views(argv[2]);
     save_shards(argv[2]);
     refuse(argv[1]);
@@ -148,3 +152,5 @@ int main(int argc, char** argv) {
   }
   return failures == 0 ? 0 : 1;
 }
+
+}  // namespace ddp_state_dict_interop

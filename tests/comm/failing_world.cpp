@@ -36,6 +36,8 @@
 
 #include "support/hosts.h"
 
+namespace comm_failing_world {
+
 using namespace std::chrono_literals;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
@@ -132,3 +134,5 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "failing_world: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace comm_failing_world

@@ -26,6 +26,8 @@
 
 #include "support/foreign_locale.h"
 
+namespace comm_world {
+
 using c10d::ReduceOp;
 
 namespace {
@@ -141,3 +143,5 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "world: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace comm_world

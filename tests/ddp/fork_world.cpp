@@ -13,11 +13,15 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+namespace ddp_fork_world {
+
 namespace {
 
-// Static objects are destroyed last, also after the library's thread-local objects.
+// Static objects are destroyed last, also after the library's thread-local objects. Other worlds of
+// the program do not arm this one.
 struct MakesTensorsAtExit {
   ~MakesTensorsAtExit() {
+    if (!is_armed) return;
     // Overwrites freed memory, and keeps it allocated.
     for (int i = 0; i < 1024; ++i) {
       kept[i] = std::malloc(16 << (i % 4));
@@ -25,6 +29,7 @@ struct MakesTensorsAtExit {
     }
     for (int i = 0; i < 64; ++i) (void)torch::ones({1024 * (i + 1)});
   }
+  bool is_armed = false;
   void* kept[1024];
 } at_exit;
 
@@ -90,6 +95,7 @@ void train(int64_t width, bool as_views) {
 }  // namespace
 
 int main(int /*argc*/, char** argv) try {
+  at_exit.is_armed = true;
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend(argv[1]).timeout(std::chrono::seconds(30)));
   for (const int64_t width : {1, 65536}) {  // a gradient in a bucket, and one without
@@ -108,3 +114,5 @@ int main(int /*argc*/, char** argv) try {
   std::fprintf(stderr, "fork_world: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace ddp_fork_world

@@ -1,10 +1,13 @@
 // One rank of the run that mixed_precision.py compares. Arguments: PARAM_DTYPE REDUCE_DTYPE FOLDER
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include <ddp/ddp.h>
 #include <ddp/state_dict.h>
 #include <torch/torch.h>
+
+namespace ddp_mixed_precision_rank {
 
 namespace {
 
@@ -33,7 +36,7 @@ at::ScalarType dtype_of(const std::string& name) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int /*argc*/, char** argv) {
   torch::set_num_threads(1);
   ddp::init_process_group(ddp::ProcessGroupOptions().backend("gloo"));
   const std::string folder = argv[3];
@@ -62,4 +65,7 @@ int main(int, char** argv) {
   }
   if (ddp::get_rank() == 0) ddp::save_state_dict(*net, folder + "/ours.pt");
   ddp::destroy_process_group();
+  return EXIT_SUCCESS;
 }
+
+}  // namespace ddp_mixed_precision_rank

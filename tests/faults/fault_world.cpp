@@ -35,6 +35,8 @@
 #include <ddp/internal/error_text.h>
 #include <torch/torch.h>
 
+namespace fault_world {
+
 using namespace std::chrono_literals;
 
 namespace {
@@ -230,3 +232,5 @@ int main(int argc, char** argv) {
   print_event("left");
   return text.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
+
+}  // namespace fault_world

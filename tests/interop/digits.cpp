@@ -1,5 +1,6 @@
 // A line-by-line port of digits.py. FOLDER
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,6 +11,8 @@
 #include <torch/torch.h>
 
 #include "examples/common/data/idx.h"
+
+namespace ddp_interop_digits {
 
 namespace {
 
@@ -141,11 +144,14 @@ void train(
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int /*argc*/, char** argv) {
   torch::set_num_threads(1);
   ddp::init_process_group();
   train(argv[1], "sgd", sgd);
   train(argv[1], "adam, drop_last", adam, {/*drop_last=*/true});
   train(argv[1], "sgd, 2 passes a step", sgd, {/*drop_last=*/false, /*accumulate=*/2});
   ddp::destroy_process_group();
+  return EXIT_SUCCESS;
 }
+
+}  // namespace ddp_interop_digits

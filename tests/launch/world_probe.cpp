@@ -8,7 +8,9 @@
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
 
-int main() try {
+namespace world_probe {
+
+int main(int /*argc*/, char** /*argv*/) try {
   ddp::init_process_group(
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(60)));
   auto sum = at::full({1}, static_cast<double>(ddp::get_rank()));
@@ -22,3 +24,5 @@ int main() try {
   std::fprintf(stderr, "world_probe: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace world_probe

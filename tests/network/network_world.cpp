@@ -19,6 +19,8 @@
 #include <ddp/process_group.h>
 #include <torch/torch.h>
 
+namespace network_world {
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -110,3 +112,5 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "network_world: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace network_world

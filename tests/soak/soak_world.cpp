@@ -25,6 +25,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+namespace soak_world {
+
 namespace {
 
 using Model = ddp::DistributedDataParallel<std::shared_ptr<struct Net>>;
@@ -231,3 +233,5 @@ int main(int argc, char** argv) {
     return 2;
   }
 }
+
+}  // namespace soak_world

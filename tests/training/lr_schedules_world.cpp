@@ -12,6 +12,8 @@
 #include <ddp/lr_scheduler.h>
 #include <torch/torch.h>
 
+namespace ddp_lr_schedules_world {
+
 namespace {
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
@@ -181,7 +183,7 @@ void resume(const Case& one, Optimizer& optimizer, Schedules& schedules) {
 
 }  // namespace
 
-int main() {
+int main(int /*argc*/, char** /*argv*/) {
   constexpr int kSteps = 200;
   for (const auto& one : cases()) {
     auto optimizer = one.make_optimizer();
@@ -199,3 +201,5 @@ int main() {
   }
   return 0;
 }
+
+}  // namespace ddp_lr_schedules_world

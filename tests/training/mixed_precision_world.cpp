@@ -1,6 +1,7 @@
 // Prints the values that mixed_precision.py compares: scales and steps of a GradScaler that is
 // reloaded from its archive now and then, and the losses of a network under an AutocastGuard.
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -11,6 +12,8 @@
 #include <ddp/grad_scaler.h>
 #include <ddp/state_dict.h>
 #include <torch/torch.h>
+
+namespace ddp_mixed_precision_world {
 
 namespace {
 
@@ -126,4 +129,7 @@ int main(int argc, char** argv) {
     const auto dtype = arguments.at(1) == "float16" ? at::kHalf : at::kBFloat16;
     print_losses(dtype, arguments.at(2) == "1", arguments.at(3));
   }
+  return EXIT_SUCCESS;
 }
+
+}  // namespace ddp_mixed_precision_world

@@ -43,6 +43,8 @@
 #include <ddp/main_first.h>
 #include <torch/torch.h>
 
+namespace comm_monitored_world {
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -227,3 +229,5 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "monitored_world: %s\n", error.what());
   return EXIT_FAILURE;
 }
+
+}  // namespace comm_monitored_world

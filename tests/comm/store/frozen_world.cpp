@@ -24,6 +24,8 @@
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+namespace comm_frozen_world {
+
 using namespace std::chrono_literals;
 
 namespace {
@@ -115,3 +117,5 @@ int main(int argc, char** argv) try {
   std::fprintf(stderr, "frozen_world: %s\n", ddp::text_of(error).c_str());
   return EXIT_FAILURE;
 }
+
+}  // namespace comm_frozen_world

@@ -17,6 +17,8 @@
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+namespace ddp_cuda_world {
+
 namespace {
 
 using Net = torch::nn::Sequential;
@@ -305,3 +307,5 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+
+}  // namespace ddp_cuda_world

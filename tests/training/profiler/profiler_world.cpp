@@ -19,6 +19,8 @@
 #include "training/profiler/key_averages.h"
 #include "training/profiler/recording.h"
 
+namespace ddp_profiler_world {
+
 namespace {
 
 using namespace ddp::profiling;
@@ -160,3 +162,5 @@ int main(int argc, char** argv) {
   if (what == "elsewhere") destroy_elsewhere();
   return what.empty() ? 1 : 0;
 }
+
+}  // namespace ddp_profiler_world

@@ -1,53 +1,50 @@
 // Measures when each gradient of a model is ready, in a step that sends nothing: `ddprun -n 2
-// growth_profile --model mlp`. The cost model (cost_model.py) adds communication to it.
+// costs profile --model mlp`. The cost model (cost_model.py) adds communication to it.
 #include <malloc.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <CLI/CLI.hpp>
 
 #include "benchmarks/ddp_bench/engines/engine.h"
 #include "benchmarks/ddp_bench/engines/modes.h"
 #include "benchmarks/median.h"
 
+#include "costs.h"
+
 namespace {
 
-using ddp_bench::Clock;
 namespace autograd = torch::autograd;
 
-constexpr int kWarmup = 3;
+constexpr int kUntimed = 3;  // steps
 
 /// Records when autograd has accumulated a gradient.
 class ReadyHook : public autograd::FunctionPostHook {
  public:
-  explicit ReadyHook(Clock::time_point& ready) : ready_(ready) {}
+  explicit ReadyHook(ddp_bench::Clock::time_point& ready) : ready_(ready) {}
   autograd::variable_list operator()(
       const autograd::variable_list& outputs, const autograd::variable_list& /*inputs*/) override {
-    ready_ = Clock::now();
+    ready_ = ddp_bench::Clock::now();
     return outputs;
   }
 
  private:
-  Clock::time_point& ready_;
+  ddp_bench::Clock::time_point& ready_;
 };
 
-class Profile {
+class ReadyProfile {
  public:
-  Profile(const std::string& model, const ddp::ProcessGroup& group)
+  ReadyProfile(const std::string& model, const ddp::ProcessGroup& group)
       : group_(group),
         task_(ddp_bench::make_task(model, /*seed=*/1, group->getRank())),
         parameters_(task_.net->parameters()),
@@ -95,7 +92,7 @@ class Profile {
   ddp::ProcessGroup group_;
   ddp_bench::Task task_;
   std::vector<at::Tensor> parameters_;
-  std::vector<Clock::time_point> ready_;
+  std::vector<ddp_bench::Clock::time_point> ready_;
   std::vector<std::vector<double>> ready_ms_;
   std::vector<double> forward_ms_;
   std::vector<double> step_ms_;
@@ -105,31 +102,26 @@ class Profile {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  CLI::App app("When each gradient of a model is ready. Run it with ddprun.");
-  std::string model = "mlp";
-  int steps = 15;
-  app.add_option("--model", model, "of ddp_bench")->capture_default_str();
-  app.add_option("--steps", steps, "that are timed")
+void costs::add_profile(CLI::App& app) {
+  auto* command = app.add_subcommand("profile", "When each gradient of a model is ready.");
+  static std::string model = "mlp";
+  static int steps = 15;
+  command->add_option("--model", model, "of ddp_bench")->capture_default_str();
+  command->add_option("--steps", steps, "that are timed")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-
-  // As ddp_bench: every step frees and allocates gradients, and page faults would take longer than
-  // the measured work.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, -1);
-  at::set_num_threads(1);
-  const auto group = ddp::init_process_group();
-  {
-    Profile profile(model, group);
-    for (int i = -kWarmup; i < steps; ++i) profile.step(/*counts=*/i >= 0);
-    if (group->getRank() == 0) profile.print(model);
-  }
-  ddp::barrier();
-  ddp::destroy_process_group();
-  return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "growth_profile: %s\n", error.what());
-  return EXIT_FAILURE;
+  command->callback([] {
+    // As ddp_bench: every step frees and allocates gradients, and page faults would take longer
+    // than the measured work.
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, -1);
+    const auto group = ddp::init_process_group();
+    {
+      ReadyProfile profile(model, group);
+      for (int i = -kUntimed; i < steps; ++i) profile.step(/*counts=*/i >= 0);
+      if (group->getRank() == 0) profile.print(model);
+    }
+    ddp::barrier();
+    ddp::destroy_process_group();
+  });
 }

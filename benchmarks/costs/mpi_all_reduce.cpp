@@ -1,5 +1,5 @@
-// Times MPI_Allreduce as growth_all_reduce times the library's: `mpirun -n 2 growth_mpi_all_reduce
-// SECONDS BYTES...`. Built where CMake finds an MPI.
+// Times MPI_Allreduce as `costs all_reduce` times the library's: `mpirun -n 2
+// mpi_all_reduce SECONDS BYTES...`. Built where CMake finds an MPI.
 #include <mpi.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace {
 
 int fail(const char* why) {
-  std::fprintf(stderr, "growth_mpi_all_reduce: %s\n", why);
+  std::fprintf(stderr, "mpi_all_reduce: %s\n", why);
   return EXIT_FAILURE;
 }
 
@@ -41,11 +41,11 @@ bool measure(const World& world, double seconds, int64_t bytes) {
   std::fill(values.begin(), values.end(), 0.0F);  // sums of other values would grow
   const auto operation = [&] { sum_in_place(values); };
   operation();
-  double us = growth::microseconds_of(operation);
+  double us = costs::microseconds_of(operation);
   MPI_Bcast(&us, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
   MPI_Barrier(MPI_COMM_WORLD);
-  const auto times = growth::repeat(growth::repetitions_for(seconds, us), operation);
-  if (world.rank == 0) growth::print_line("openmpi", world.size, bytes, times);
+  const auto times = costs::repeat(costs::repetitions_for(seconds, us), operation);
+  if (world.rank == 0) costs::print_line("openmpi", world.size, bytes, times);
   MPI_Barrier(MPI_COMM_WORLD);
   return true;
 }

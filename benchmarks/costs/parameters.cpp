@@ -1,27 +1,25 @@
 // Measures the cost of a step above a step without communication, by the number of parameters: all
-// are tiny, so only the work for each parameter grows. `ddprun -n 2 growth_parameters`.
+// are tiny, so only the work for each parameter grows. `ddprun -n 2 costs parameters`.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
-#include <CLI/CLI.hpp>
 
 #include "benchmarks/ddp_bench/engines/engine.h"
 #include "benchmarks/ddp_bench/engines/modes.h"
 #include "benchmarks/median.h"
 
+#include "costs.h"
+
 namespace {
 
 constexpr int kElements = 16;  // of a parameter
-constexpr int kWarmup = 6;     // more steps than the rebuild of the buckets takes
+constexpr int kRebuild = 6;    // more steps than the rebuild of the buckets takes
 
 /// y = x * w_1 * w_2 * ...
 class Factors : public ddp_bench::Net {
@@ -57,13 +55,13 @@ double step_us(ddp_bench::Engine& engine) {
   return 1000 * ddp_bench::milliseconds(times.start, times.backward);
 }
 
-void measure(int count, int rounds, const std::vector<std::string>& modes) {
+void measure_parameters(int count, int rounds, const std::vector<std::string>& modes) {
   const auto group = ddp::default_group();
   std::vector<std::unique_ptr<ddp_bench::Engine>> engines;
   for (const auto& mode : modes) {
     const auto options = ddp::DistributedDataParallelOptions().process_group(group);
     engines.push_back(ddp_bench::make_engine(mode, make_task(count), options));
-    for (int i = 0; i < kWarmup; ++i) engines.back()->step();
+    for (int i = 0; i < kRebuild; ++i) engines.back()->step();
   }
   std::vector<std::vector<double>> times(engines.size());
   for (int round = 0; round < rounds; ++round) {
@@ -93,28 +91,23 @@ void measure(int count, int rounds, const std::vector<std::string>& modes) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  CLI::App app("What a step costs by the number of parameters. Run it with ddprun.");
-  std::vector<int> counts = {10, 100, 1000, 10000};
-  double steps = 4e4;
-  app.add_option("--counts", counts, "of parameters")
+void costs::add_parameters(CLI::App& app) {
+  auto* command = app.add_subcommand("parameters", "A step by the number of parameters.");
+  static std::vector<int> counts = {10, 100, 1000, 10000};
+  static double steps = 4e4;
+  command->add_option("--counts", counts, "of parameters")
       ->delimiter(',')
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  app.add_option("--steps", steps, "parameters x steps of each mode, but 7 to 1000 steps")
+  command->add_option("--steps", steps, "parameters x steps of each mode, but 7 to 1000 steps")
       ->check(CLI::Range(1.0, 1e9))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
-  ddp::init_process_group();
-  for (const int count : counts) {
-    const int rounds = static_cast<int>(std::clamp(steps / count, 7.0, 1000.0));
-    measure(count, rounds, {"none", "c10d", "ddp"});
-  }
-  ddp::destroy_process_group();
-  return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "growth_parameters: %s\n", error.what());
-  return EXIT_FAILURE;
+  command->callback([] {
+    ddp::init_process_group();
+    for (const int count : counts) {
+      const int rounds = static_cast<int>(std::clamp(steps / count, 7.0, 1000.0));
+      measure_parameters(count, rounds, {"none", "c10d", "ddp"});
+    }
+    ddp::destroy_process_group();
+  });
 }

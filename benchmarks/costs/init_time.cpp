@@ -1,5 +1,5 @@
-// Times the setup of a world, repeatedly; this program is one rank. init_time.py starts all ranks
-// and each run; Python's counterpart is peers/init_peer.py.
+// Times the setup of a world, repeatedly: `costs init_time` is one rank. init_time.py starts all
+// ranks and each run; Python's counterpart is peers/init_peer.py.
 //
 // For each line on standard input, a backend and a port, it makes the default group at that port of
 // this host, passes a barrier, wraps a model and passes another barrier, prints the seconds until
@@ -12,21 +12,21 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <iostream>
 #include <string>
 
+#include "costs.h"
+
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
 double time_init(const std::string& backend, const std::string& port) {
-  const auto start = Clock::now();
+  const auto start = steady_clock::now();
   ddp::init_process_group(ddp::ProcessGroupOptions()
                               .backend(backend == "default" ? "" : backend)
                               .init_method("tcp://127.0.0.1:" + port)
@@ -44,7 +44,7 @@ torch::nn::Sequential make_net() {
 
 /// Seconds to wrap the model: broadcasts rank 0's parameters, and compares the models of all ranks.
 double time_wrap(const torch::nn::Sequential& net) {
-  const auto start = Clock::now();
+  const auto start = steady_clock::now();
   const ddp::DistributedDataParallel<torch::nn::Sequential> model(net);
   ddp::barrier();
   return seconds_since(start);
@@ -55,9 +55,7 @@ void say(const char* text) {
   std::fflush(stdout);
 }
 
-}  // namespace
-
-int main() try {
+void serve_runs() {
   say("ready");
   for (std::string backend, port; std::cin >> backend >> port;) {
     const auto net = make_net();
@@ -69,8 +67,12 @@ int main() try {
     ddp::destroy_process_group();
     say("ready");
   }
-  return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "init_time: %s\n", error.what());
-  return EXIT_FAILURE;
+}
+
+}  // namespace
+
+void costs::add_init_time(CLI::App& app) {
+  app.add_subcommand(
+         "init_time", "Making a group and wrapping a model, as init_time.py asks for it.")
+      ->callback(serve_runs);
 }

@@ -4,26 +4,33 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include <ddp/ddp.h>
-#include <torch/torch.h>
-#include <CLI/CLI.hpp>
+#include <ddp/distributed_data_parallel.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "median.h"
+#include "benchmarks/median.h"
+
+#include "costs.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::steady_clock;
 
 // 200 blocks of Linear(32, 32) and LayerNorm(32): 800 parameters.
-torch::nn::Sequential make_net(int blocks) {
+torch::nn::Sequential make_blocks(int blocks) {
   torch::nn::Sequential net;
   for (int i = 0; i < blocks; ++i) {
     net->push_back(torch::nn::Linear(32, 32));
@@ -59,10 +66,10 @@ class Engine {
   // One step without an optimizer; milliseconds.
   double step() {
     for (const auto& p : net_->parameters()) p.mutable_grad().reset();
-    const auto start = Clock::now();
+    const auto start = steady_clock::now();
     const auto loss = forward(x_).sum();
     loss.backward();
-    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    return std::chrono::duration<double, std::milli>(steady_clock::now() - start).count();
   }
 
   std::string name_;
@@ -143,31 +150,27 @@ class C10d : public Engine {
   std::shared_ptr<c10d::Logger> logger_;
 };
 
-using Engines = std::vector<std::unique_ptr<Engine>>;
-
-// "none" first: the others are compared with it.
-Engines make_engines(int blocks, const ddp::ProcessGroup& group) {
+std::vector<std::unique_ptr<Engine>> make_engines(int blocks, const ddp::ProcessGroup& group) {
   using Options = ddp::DistributedDataParallelOptions;
-  Engines engines;
+  std::vector<std::unique_ptr<Engine>> engines;
   const auto wrapped = [&](const char* name, const Options& options) {
-    engines.push_back(std::make_unique<Wrapped>(name, make_net(blocks), options));
+    engines.push_back(std::make_unique<Wrapped>(name, make_blocks(blocks), options));
   };
-  engines.push_back(std::make_unique<Engine>("none", make_net(blocks)));
-  engines.push_back(std::make_unique<Hooked>("empty hooks", make_net(blocks)));
+  engines.push_back(std::make_unique<Engine>("none", make_blocks(blocks)));
+  engines.push_back(std::make_unique<Hooked>("empty hooks", make_blocks(blocks)));
   wrapped("ddp", Options());
   wrapped("ddp, views", Options().gradient_as_bucket_view(true));
   wrapped("ddp, unused", Options().find_unused_parameters(true));
   wrapped("ddp, static", Options().static_graph(true));
-  engines.push_back(std::make_unique<C10d>("c10d", make_net(blocks), group, false));
-  engines.push_back(std::make_unique<C10d>("c10d, unused", make_net(blocks), group, true));
+  engines.push_back(std::make_unique<C10d>("c10d", make_blocks(blocks), group, false));
+  engines.push_back(std::make_unique<C10d>("c10d, unused", make_blocks(blocks), group, true));
   return engines;
 }
 
-// Milliseconds of a step, by engine and round.
-using Times = std::vector<std::vector<double>>;
-
-Times measure(Engines& engines, int rounds) {
-  Times times(engines.size());
+/// The times of each engine's turns, in milliseconds.
+std::vector<std::vector<double>> time_in_turns(
+    const std::vector<std::unique_ptr<Engine>>& engines, int rounds) {
+  std::vector<std::vector<double>> times(engines.size());
   constexpr int kWarmUp = 10;  // more steps than the rebuild takes
   for (int round = -kWarmUp; round < rounds; ++round) {
     for (size_t i = 0; i < engines.size(); ++i) {
@@ -181,14 +184,14 @@ Times measure(Engines& engines, int rounds) {
   return times;
 }
 
-void print(const Engines& engines, const Times& times, int parameters) {
+void print_table(
+    const std::vector<std::unique_ptr<Engine>>& engines,
+    const std::vector<std::vector<double>>& times, int parameters) {
   std::printf("%-14s %10s %12s %14s\n", "engine", "step ms", "above none", "us / parameter");
   for (size_t e = 0; e < engines.size(); ++e) {
     // Differences within a round: the machine's speed drifts by more than the measured difference.
     std::vector<double> above;
-    for (size_t round = 0; round < times[e].size(); ++round) {
-      above.push_back(times[e][round] - times[0][round]);
-    }
+    for (size_t r = 0; r < times[e].size(); ++r) above.push_back(times[e][r] - times[0][r]);
     const double extra = benchmarks::median(std::move(above));
     std::printf(
         "%-14s %10.3f %12.3f %14.3f\n", engines[e]->name().c_str(), benchmarks::median(times[e]),
@@ -196,33 +199,34 @@ void print(const Engines& engines, const Times& times, int parameters) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  int blocks = 200;
-  int rounds = 100;
-  std::string only;
-  CLI::App app("Time of a training step that the reducer adds, without communication.");
-  app.add_option("--blocks", blocks, "Blocks of four small parameters")
-      ->check(CLI::Range(1, 10000));
-  app.add_option("--rounds", rounds, "Turns of each engine, of four steps that count")
-      ->check(CLI::Range(3, 1000000));
-  app.add_option("--only", only, "Run this engine alone beside none, for a profile");
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
+void measure_engines(int blocks, int rounds, const std::string& only) {
   const auto group = ddp::init_process_group(ddp::ProcessGroupOptions()
                                                  .backend("gloo")
                                                  .store(c10::make_intrusive<c10d::HashStore>())
                                                  .rank(0)
                                                  .world_size(1));
   auto engines = make_engines(blocks, group);
-  const auto is_skipped = [&](const auto& engine) {
+  const auto skipped = [&](const auto& engine) {
     return !only.empty() && engine->name() != only && engine->name() != "none";
   };
-  engines.erase(std::remove_if(engines.begin(), engines.end(), is_skipped), engines.end());
-  print(engines, measure(engines, rounds), /*parameters=*/4 * blocks);
+  engines.erase(std::remove_if(engines.begin(), engines.end(), skipped), engines.end());
+  print_table(engines, time_in_turns(engines, rounds), 4 * blocks);
   engines.clear();
   ddp::destroy_process_group();
-  return 0;
+}
+
+}  // namespace
+
+void costs::add_reducer(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "reducer", "What the reducer adds to a step of one rank, without communication.");
+  static int blocks = 200;
+  static int rounds = 100;
+  static std::string only;
+  command->add_option("--blocks", blocks, "Blocks of four small parameters")
+      ->check(CLI::Range(1, 10000));
+  command->add_option("--rounds", rounds, "Turns of each engine, of four steps that count")
+      ->check(CLI::Range(3, 1000000));
+  command->add_option("--only", only, "Run this engine alone beside none, for a profile");
+  command->callback([] { measure_engines(blocks, rounds, only); });
 }

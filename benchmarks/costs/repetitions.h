@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace growth {
+namespace costs {
 
 /// Times of one operation, in microseconds.
 struct Times {
@@ -50,4 +50,4 @@ inline void print_line(const std::string& what, int ranks, int64_t bytes, const 
   std::fflush(stdout);
 }
 
-}  // namespace growth
+}  // namespace costs

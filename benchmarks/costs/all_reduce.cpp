@@ -1,26 +1,23 @@
-// Times an all-reduce of each size, beside memcpy: `ddprun -n 2 growth_all_reduce`.
+// Times an all-reduce of each size, beside memcpy: `ddprun -n 2 costs all_reduce`.
 //
 // Rank 0 prints a line of JSON for each size: the all-reduce of a tensor in ordinary memory, over
 // shm also of one in memory of the backend, as buckets are, and memcpy on all ranks at the same
 // time.
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
-#include <CLI/CLI.hpp>
 
+#include "costs.h"
 #include "repetitions.h"
 
 namespace {
 
-struct Settings {
+struct SweepSettings {
   std::string backend;
   std::vector<int64_t> sizes = {4096, 65536, 1048576, 16777216};
   double seconds = 0.3;
@@ -29,7 +26,7 @@ struct Settings {
 
 class Sweep {
  public:
-  explicit Sweep(const Settings& settings)
+  explicit Sweep(const SweepSettings& settings)
       : settings_(settings), group_(ddp::default_group()), rank_(group_->getRank()) {}
 
   void run(int64_t bytes) const {
@@ -63,13 +60,13 @@ class Sweep {
   void time(const std::string& what, size_t bytes, const std::function<void()>& operation) const {
     operation();
     ddp::barrier(group_);
-    auto us = at::full({1}, growth::microseconds_of(operation), at::kDouble);
+    auto us = at::full({1}, costs::microseconds_of(operation), at::kDouble);
     ddp::broadcast(us, 0, group_);
-    const int repetitions = growth::repetitions_for(settings_.seconds, us.item<double>());
+    const int repetitions = costs::repetitions_for(settings_.seconds, us.item<double>());
     ddp::barrier(group_);
-    const auto times = growth::repeat(repetitions, operation);
+    const auto times = costs::repeat(repetitions, operation);
     if (rank_ == 0) {
-      growth::print_line(what, group_->getSize(), static_cast<int64_t>(bytes), times);
+      costs::print_line(what, group_->getSize(), static_cast<int64_t>(bytes), times);
     }
     ddp::barrier(group_);
   }
@@ -80,41 +77,36 @@ class Sweep {
     ddp::all_reduce(tensor, c10d::ReduceOp::SUM, group_);
     const double expected = size * (size + 1) / 2.0;
     TORCH_CHECK(
-        tensor.eq(expected).all().item<bool>(), "growth_all_reduce: expected the sum ", expected,
+        tensor.eq(expected).all().item<bool>(), "costs all_reduce: expected the sum ", expected,
         " in every element, got others on rank ", rank_, " of ", size, ".");
   }
 
-  const Settings& settings_;
+  const SweepSettings& settings_;
   ddp::ProcessGroup group_;
   int rank_;
 };
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  CLI::App app("Times an all-reduce of each size, beside memcpy. Run it with ddprun.");
-  Settings settings;
-  app.add_option("--backend", settings.backend, "gloo, shm, ...; empty: the library's choice");
-  app.add_option("--sizes", settings.sizes, "bytes, multiples of 4")
+void costs::add_all_reduce(CLI::App& app) {
+  auto* command = app.add_subcommand("all_reduce", "An all-reduce of each size, beside memcpy.");
+  static SweepSettings settings;
+  command->add_option("--backend", settings.backend, "gloo, shm, ...; empty: the library's choice");
+  command->add_option("--sizes", settings.sizes, "bytes, multiples of 4")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{4}, int64_t{1} << 40))
       ->capture_default_str();
-  app.add_option("--seconds", settings.seconds, "about how long to repeat each")
+  command->add_option("--seconds", settings.seconds, "about how long to repeat each")
       ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
-  app.add_flag("!--no-copies", settings.copies, "leave memcpy out");
-  CLI11_PARSE(app, argc, argv);
-
-  at::set_num_threads(1);
-  ddp::init_process_group(ddp::ProcessGroupOptions().backend(settings.backend));
-  {
-    const Sweep sweep(settings);
-    for (const int64_t bytes : settings.sizes) sweep.run(bytes);
-  }
-  ddp::barrier();
-  ddp::destroy_process_group();
-  return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "growth_all_reduce: %s\n", error.what());
-  return EXIT_FAILURE;
+  command->add_flag("!--no-copies", settings.copies, "leave memcpy out");
+  command->callback([] {
+    ddp::init_process_group(ddp::ProcessGroupOptions().backend(settings.backend));
+    {
+      const Sweep sweep(settings);
+      for (const int64_t bytes : settings.sizes) sweep.run(bytes);
+    }
+    ddp::barrier();
+    ddp::destroy_process_group();
+  });
 }
