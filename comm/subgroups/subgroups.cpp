@@ -112,7 +112,8 @@ ProcessGroup connect_members(
     }
     made = connect_group(
         recipe, connecting_deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
-        static_cast<int>(own - ranks.begin()), "group " + list_text(recipe.world_ranks), key);
+        static_cast<int>(own - ranks.begin()), "group " + list_text(recipe.world_ranks), key,
+        parent);
     return "";
   };
   try {

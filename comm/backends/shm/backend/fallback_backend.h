@@ -13,6 +13,7 @@
 
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
+#include "host_memory.h"
 #include "work/exchange_flat.h"
 
 namespace ddp::backends::shm {
@@ -25,18 +26,21 @@ class FallbackBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// \param arena  this rank's; empty: the backend allocates no tensors.
   FallbackBackend(
-      int rank, int world_size, std::shared_ptr<Arena> arena,
+      int rank, int world_size, std::shared_ptr<HostMemory> memory,
       c10::intrusive_ptr<c10d::Backend> gloo)
-      : c10d::Backend(rank, world_size), arena_(std::move(arena)), gloo_(std::move(gloo)) {}
+      : c10d::Backend(rank, world_size),
+        arena_(memory->arena()),
+        memory_(std::move(memory)),
+        gloo_(std::move(gloo)) {}
 
   const std::string getBackendName() const override { return "shm"; }
-  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return arena_ != nullptr; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override {
     return allocate_tensor(size, options, *arena_);
   }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  const std::shared_ptr<HostMemory>& host_memory() const { return memory_; }
   /// GradientMemory::least_bytes() of the arena.
   virtual size_t least_in_place() const { return SIZE_MAX; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
@@ -140,6 +144,7 @@ class FallbackBackend : public c10d::Backend {
     return *gloo_;
   }
 
+  const std::shared_ptr<HostMemory> memory_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
   std::atomic<bool> used_gloo_{false};
 };

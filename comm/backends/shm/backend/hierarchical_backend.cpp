@@ -12,9 +12,10 @@
 namespace ddp::backends::shm {
 
 HierarchicalBackend::HierarchicalBackend(
-    int rank, int world_size, Host host, c10::intrusive_ptr<c10d::Backend> leaders,
-    c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
-    : FallbackBackend(rank, world_size, host.arena, gloo),
+    int rank, int world_size, std::shared_ptr<HostMemory> memory, Host host,
+    c10::intrusive_ptr<c10d::Backend> leaders, c10::intrusive_ptr<c10d::Backend> gloo,
+    std::chrono::milliseconds timeout)
+    : FallbackBackend(rank, world_size, std::move(memory), gloo),
       pipeline_(HierarchicalPipeline::make(
           world_size, std::move(host), std::move(leaders), std::move(gloo))),
       latest_(WorkPtr()) {

@@ -29,9 +29,9 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists
 }  // namespace
 
 ShmBackend::ShmBackend(
-    int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<ProgressEngine> engine,
-    c10::intrusive_ptr<c10d::Backend> gloo)
-    : FallbackBackend(rank, world_size, std::move(arena), std::move(gloo)),
+    int rank, int world_size, std::shared_ptr<HostMemory> memory,
+    std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo)
+    : FallbackBackend(rank, world_size, std::move(memory), std::move(gloo)),
       engine_(std::move(engine)) {}
 
 ShmBackend::~ShmBackend() { engine_->close(); }
@@ -118,10 +118,10 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
 ShmBackend::WorkPtr ShmBackend::reduce_all(
     const Tensors& tensors, const c10d::AllreduceOptions& options) {
   return abort_on_error("all_reduce", [&] {
-    // The callbacks keep the tensors alive until all ranks have written to them.
     const auto shared = std::make_shared<SharedTensors>(tensors, *arena_, rank_, size_);
     Call call;
     call.timeout = options.timeout;
+    call.memory = shared;
     call.descriptor = shared->descriptor();
     call.descriptor.reduction = options.reduceOp.op_;
     call.reduce_step = [shared, type = tensors[0].scalar_type(),
@@ -151,14 +151,13 @@ ShmBackend::WorkPtr ShmBackend::broadcast_from(
   call.timeout = options.timeout;
   // No rank reads the memory of a rank that receives, so its tensor need not be shared.
   const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
+  if (root == rank_) call.keep(memory);
   call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
   call.descriptor.root = root;
   if (root != rank_) {
     call.reduce_step = [tensor, root](const auto& buffers) {
       assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
     };
-  } else {
-    call.copy_out = [memory] {};  // keeps the memory alive until all ranks have read it
   }
   return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
 }
@@ -168,6 +167,7 @@ ShmBackend::WorkPtr ShmBackend::gather_into(
   const auto memory = shared(input, *arena_);
   Call call;
   call.timeout = timeout;
+  call.keep(memory);
   call.descriptor = describe(Kind::kAllGather, memory, *arena_);
   call.reduce_step = [outputs, memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
@@ -219,6 +219,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_into(
     const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
   Call call;
   call.timeout = options.timeout;
+  call.keep(memory);
   call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
   const auto result =
@@ -230,7 +231,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_into(
     auto* whole = bytes_of(result) - begin * result.element_size();
     reduce_elements(result.scalar_type(), op, as_sources(buffers), {whole}, begin, begin + numel);
   };
-  call.copy_out = [output, result, memory] { assign(output, result); };
+  call.copy_out = [output, result] { assign(output, result); };
   return start(std::move(call), OpType::REDUCE_SCATTER, "shm:reduce_scatter", {output});
 }
 
@@ -273,11 +274,11 @@ ShmBackend::WorkPtr ShmBackend::DDP_REDUCE_SCATTER_SINGLE(
 ShmBackend::WorkPtr ShmBackend::exchange(
     Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout) {
   return abort_on_error("all_to_all", [&] {
-    // The callbacks keep the tensors alive until all ranks have read them.
     const auto exchanged =
         std::make_shared<ExchangedTensors>(std::move(outputs), inputs, *arena_, rank_);
     Call call;
     call.timeout = timeout;
+    call.memory = exchanged;
     call.descriptor = exchanged->descriptor();
     call.check_agreement = [exchanged](const auto& buffers) {
       return exchanged->compare_tables(buffers);

@@ -24,7 +24,7 @@ namespace ddp::backends::shm {
 class ShmBackend : public FallbackBackend {
  public:
   ShmBackend(
-      int rank, int world_size, std::shared_ptr<Arena> arena,
+      int rank, int world_size, std::shared_ptr<HostMemory> memory,
       std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
   ~ShmBackend() override;
 

@@ -8,11 +8,8 @@
 
 namespace ddp::backends::shm {
 
-PeerMonitor::PeerMonitor(int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers)
-    : rank_(rank),
-      control_memory_(std::move(control)),
-      control_(reinterpret_cast<ControlBlock*>(control_memory_->data())),
-      peers_(std::move(peers)) {}
+PeerMonitor::PeerMonitor(int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers)
+    : rank_(rank), control_(std::move(control)), peers_(std::move(peers)) {}
 
 uint64_t PeerMonitor::minimum(Counter counter) const {
   uint64_t minimum = UINT64_MAX;
