@@ -13,7 +13,8 @@
 namespace ddp::backends::shm {
 
 /// Collectives of CPU tensors through memory that the ranks of one host map together. Gloo carries
-/// the rest: point-to-point and rooted collectives, and the reductions of other dtypes.
+/// the rest: point-to-point, lists of several tensors, sparse tensors and the reductions of other
+/// dtypes.
 ///
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
 /// A tensor from `allocateTensor` is reduced in place. Any other tensor is copied in and out,
@@ -39,9 +40,14 @@ class ShmBackend : public FallbackBackend {
   WorkPtr allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(
       std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr DDP_ALL_GATHER_SINGLE(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr reduce_scatter(
@@ -59,6 +65,11 @@ class ShmBackend : public FallbackBackend {
  private:
   WorkPtr reduce_all(const Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
+  WorkPtr reduce_to(int root, const Tensor& tensor, const c10d::ReduceOptions& options);
+  WorkPtr scatter_from(
+      int root, const Tensor& output, const Tensors& inputs, const c10d::ScatterOptions& options);
+  WorkPtr gather_to(
+      int root, Tensors outputs, const Tensor& input, const c10d::GatherOptions& options);
   WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_into(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);

@@ -1,6 +1,7 @@
 #include "peer_monitor.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
@@ -71,8 +72,13 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   call.tensors = d.tensors;
   call.sizes = d.sizes;
   call.numel = d.numel;
-  if (d.kind == Kind::kBroadcast) call.root = peers_[static_cast<size_t>(d.root)].rank;
-  if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
+  const auto is_any_of = [&](std::initializer_list<Kind> kinds) {
+    return std::find(kinds.begin(), kinds.end(), d.kind) != kinds.end();
+  };
+  if (is_any_of({Kind::kBroadcast, Kind::kReduce, Kind::kGather, Kind::kScatter})) {
+    call.root = peers_[static_cast<size_t>(d.root)].rank;
+  }
+  if (is_any_of({Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce})) {
     call.reduction = static_cast<int8_t>(d.reduction);
   }
   return ddp::to_text(call);

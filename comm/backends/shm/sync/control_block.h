@@ -24,7 +24,7 @@ struct Descriptor {
   Carrier carrier = Carrier::kMemory;
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
-  int32_t root = 0;       // of a broadcast
+  int32_t root = 0;       // of a broadcast, reduce, gather or scatter
   uint32_t tensors = 1;   // how many tensors hold the elements
   uint64_t sizes = 0;     // a hash of the tensors' sizes, if there may be several
   uint64_t numel = 0;     // of the whole tensor, of which each rank holds a share or all
