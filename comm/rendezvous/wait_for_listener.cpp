@@ -23,12 +23,12 @@ constexpr auto kFirstPause = std::chrono::milliseconds(1);
 // The least time for a lookup, for an attempt shortly before the deadline.
 constexpr auto kLeastForLookup = std::chrono::milliseconds(500);
 
-std::string text_of(int error) { return std::strerror(error); }
+std::string errno_text(int error) { return std::strerror(error); }
 
 // Connects and closes the connection at once; returns the error, or "".
 std::string try_address(const addrinfo& address, std::chrono::milliseconds timeout) {
   const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return text_of(errno);
+  if (fd < 0) return errno_text(errno);
   int error = connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     pollfd waiting{fd, POLLOUT, 0};
@@ -37,7 +37,7 @@ std::string try_address(const addrinfo& address, std::chrono::milliseconds timeo
     if (!answered || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
   }
   close(fd);
-  return error == 0 ? "" : text_of(error);
+  return error == 0 ? "" : errno_text(error);
 }
 
 using Resolved = std::pair<Addresses, int>;
