@@ -115,7 +115,7 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
 
 ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline, const StorePtr& store, int rank,
-    const std::string& name, const std::string& key) {
+    const std::string& name, const std::string& key, const ProcessGroup& parent) {
   const int size = static_cast<int>(recipe.world_ranks.size());
   const auto group = MonitoredGroup::make(store, rank, size);
   // A world of one has the backend that its user chose.
@@ -139,9 +139,11 @@ ProcessGroup connect_group(
            recipe.timeout,
            deadline,
            name,
+           key,
            {recipe.world_ranks.begin(), recipe.world_ranks.end()},
            recipe.gloo_devices,
-           recipe.backends_required});
+           recipe.backends_required,
+           parent ? parent->getBackend(c10::Device(device).type()) : nullptr});
     }
     group->setBackend(
         c10::Device(device).type(),

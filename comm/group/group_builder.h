@@ -18,10 +18,11 @@ ProcessGroup build_group(const ProcessGroupOptions& options);
 ///
 /// \param store  of this group alone.
 /// \param key  of the group; differs between the groups of a job.
+/// \param parent  the group that this one is made of; null if there is none.
 ProcessGroup connect_group(
     const GroupRecipe& recipe, const Deadline& deadline,
     const c10::intrusive_ptr<BoundedStore>& store, int rank, const std::string& name,
-    const std::string& key);
+    const std::string& key, const ProcessGroup& parent = {});
 
 /// The backend that carries the group's tensors of that device: "shm", "gloo", "nccl".
 ///

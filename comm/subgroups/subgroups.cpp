@@ -120,7 +120,7 @@ std::vector<ProcessGroup> connect_subgroups(
     return connect_group(
         recipe, connecting_deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
         static_cast<int>(own - ranks.begin()), group.kind + " " + list_text(recipe.world_ranks),
-        key);
+        key, parent);
   };
   try {
     exchange_texts(call, parent, [&] {

@@ -66,7 +66,7 @@ std::string error_with(const std::string& host, const std::string& memory) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("host/1", host);
   store->set("memory/1", memory);
-  store->set("mapped/1", "=");
+  store->set("state/1", "=");
   return ddp::testing::error_of<c10::Error>([&] {
     shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0});
   });
@@ -92,10 +92,11 @@ TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][err
   const auto [memory, got] = GENERATE(table<std::string, std::string>({
       {"=", "\"\""},
       {"=1 2 3", "\"1 2 3\""},
-      {"=1 2 -1 -1 4096 7 8", "\"1 2 -1 -1 4096 7 8\""},
-      {"=0 2 -1 -1 4096 7", "\"0 2 -1 -1 4096 7\""},
-      {"=1 2 -1 -1 4095 7", "\"1 2 -1 -1 4095 7\""},
-      {"=1 2 -1 -1 -4096 7", "\"1 2 -1 -1 -4096 7\""},
+      {"=1 2 4096 7 8", "\"1 2 4096 7 8\""},
+      {"=0 2 4096 7", "\"0 2 4096 7\""},
+      {"=1 -2 4096 7", "\"1 -2 4096 7\""},
+      {"=1 2 4095 7", "\"1 2 4095 7\""},
+      {"=1 2 -4096 7", "\"1 2 -4096 7\""},
       {"", "\"\""},
       {"else", "\"else\""},
   }));

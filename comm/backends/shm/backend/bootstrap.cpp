@@ -1,17 +1,14 @@
 #include "bootstrap.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
-#include <random>
-#include <utility>
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/hash.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -20,20 +17,13 @@
 #include "backends/gloo/gloo.h"
 #include "bootstrap_round.h"
 #include "hierarchical_backend.h"
+#include "host_memory.h"
 #include "reduce.h"
 #include "shm_backend.h"
+#include "store/bounded_store.h"
 
 namespace ddp::backends::shm {
 namespace {
-
-/// Where the other ranks of a host find a rank's memory.
-struct MemoryLocation {
-  pid_t pid = 0;
-  int arena_fd = -1;
-  int control_fds[2] = {-1, -1};  // set by the host's leader only
-  size_t bytes = 0;               // of the arena
-  uint64_t token = 0;             // random; stored after the arena, to tell it from another job's
-};
 
 /// The assignment of ranks to hosts.
 struct Hosts {
@@ -43,14 +33,10 @@ struct Hosts {
 
   int local_size() const { return static_cast<int>(locals.size()); }
   bool leads() const { return local_rank == 0; }
+  bool are_several() const { return leaders.size() > 1; }
+  /// How many control blocks a host needs: one for each engine.
+  size_t controls() const { return are_several() ? 2 : 1; }
 };
-
-constexpr size_t kPage = 4096;
-// The token's page, after the arena.
-constexpr size_t kTokenPage = kPage;
-// Each rank maps the arenas of all ranks of its host. An address has 47 bits, which must suffice
-// for many groups.
-constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
 
 std::string namespace_of(const char* kind) {
   struct stat info {};
@@ -67,38 +53,29 @@ std::string name_of_host() {
   return ddp::str(boot, "/", namespace_of("pid"), "/", namespace_of("net"));
 }
 
-// As much as the host's memory: untouched pages take none.
-size_t arena_bytes(int ranks) {
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
-  return std::min(host, kBytesOfAllRanks / static_cast<size_t>(ranks)) / kPage * kPage;
+std::string to_text(const ArenaLocation& location) {
+  return ddp::str(location.pid, ' ', location.fd, ' ', location.bytes, ' ', location.token);
 }
 
-uint64_t random_token() {
-  std::random_device random;
-  return static_cast<uint64_t>(random()) << 32 | random();
-}
+bool is_whole(InputText& text) { return text && text.peek() == InputText::traits_type::eof(); }
 
-std::string to_text(const MemoryLocation& location) {
-  return ddp::str(
-      location.pid, ' ', location.arena_fd, ' ', location.control_fds[0], ' ',
-      location.control_fds[1], ' ', location.bytes, ' ', location.token);
-}
-
-std::vector<MemoryLocation> parse_locations(const Round& round) {
-  std::vector<MemoryLocation> locations(round.entries.size());
+std::vector<ArenaLocation> parse_locations(const Round& round) {
+  std::vector<ArenaLocation> locations(round.entries.size());
   for (size_t rank = 0; rank < locations.size(); ++rank) {
     auto& location = locations[rank];
     InputText text(round.entries[rank]);
-    text >> location.pid >> location.arena_fd >> location.control_fds[0] >>
-        location.control_fds[1] >> location.bytes >> location.token;
-    const bool is_whole = text && text.peek() == InputText::traits_type::eof();
-    const bool is_valid = location.pid > 0 && location.arena_fd >= 0 && location.bytes > 0 &&
-                          location.bytes <= kBytesOfAllRanks && location.bytes % kPage == 0;
-    if (is_whole && is_valid) continue;
+    text >> location.pid >> location.fd >> location.bytes >> location.token;
+    if (is_whole(text) && location.is_valid()) continue;
     throw_malformed(round, rank, "a process id and where its memory is");
   }
   return locations;
+}
+
+/// The names of the hosts of the group's ranks.
+std::vector<std::string> hosts_of(const Setup& setup, const HostMemory& memory) {
+  std::vector<std::string> names;
+  for (const auto rank : setup.global_ranks) names.push_back(memory.hosts()[rank]);
+  return names;
 }
 
 Hosts find_hosts(const std::vector<std::string>& names, int rank) {
@@ -113,56 +90,68 @@ Hosts find_hosts(const std::vector<std::string>& names, int rank) {
   return hosts;
 }
 
-struct Memory {
-  std::shared_ptr<Segment> own;
-  std::vector<std::shared_ptr<Segment>> controls;  // one, or over several hosts two
-};
-
-std::shared_ptr<Segment> make_control(int ranks) {
-  auto segment = Segment::make(ControlBlock::bytes_for(ranks));
-  auto* control = new (segment->data()) ControlBlock;
-  for (int rank = 0; rank < ranks; ++rank) new (&control->of(rank)) RankState;
-  return segment;
+/// Why the hosts' ranks share no memory; empty if those of a host do.
+std::string why_no_hosts(const Hosts& hosts, const Setup& setup) {
+  const bool apart =
+      hosts.are_several() && static_cast<int>(hosts.leaders.size()) == setup.world_size;
+  return apart ? "no two ranks are on one host and in one container" : "";
 }
 
-MemoryLocation make_memory(const Hosts& hosts, size_t controls, size_t bytes, Memory& memory) {
-  MemoryLocation location;
-  location.pid = ::getpid();
-  location.bytes = bytes > 0 ? bytes : arena_bytes(hosts.local_size());
-  location.token = random_token();
-  memory.own = Segment::make(location.bytes + kTokenPage);
-  std::memcpy(memory.own->data() + location.bytes, &location.token, sizeof(location.token));
-  location.arena_fd = memory.own->fd();
-  for (size_t i = 0; hosts.leads() && i < controls; ++i) {
-    memory.controls.push_back(make_control(hosts.local_size()));
-    location.control_fds[i] = memory.controls.back()->fd();
-  }
-  return location;
+/// What the group that this one is made of shares with it; no memory if there is none.
+JobResources job_of_parent(const Setup& setup) {
+  const auto* parent = dynamic_cast<const FallbackBackend*>(setup.parent.get());
+  return parent ? parent->job() : JobResources();
 }
 
-std::vector<Peer> map_memory(
-    const Hosts& hosts, size_t controls, Memory& memory,
-    const std::vector<MemoryLocation>& locations) {
-  const auto& leader = locations[static_cast<size_t>(hosts.locals[0])];
-  for (size_t i = memory.controls.size(); i < controls; ++i) {
-    memory.controls.push_back(Segment::open(
-        leader.pid, leader.control_fds[i], ControlBlock::bytes_for(hosts.local_size())));
+/// Makes this rank's memory, and finds that of the others, which is not mapped yet.
+///
+/// \return  null with the reason in `why_not`, if no memory can be shared.
+std::shared_ptr<HostMemory> make_memory(
+    const Setup& setup, const BootstrapOptions& options, std::vector<ArenaLocation>& locations,
+    std::string& why_not) {
+  const auto named =
+      share(setup, "host", [&] { return options.host.empty() ? name_of_host() : options.host; });
+  why_not = named.problem;
+  if (why_not.empty()) why_not = why_no_hosts(find_hosts(named.entries, setup.rank), setup);
+  if (!why_not.empty()) return nullptr;
+  std::shared_ptr<HostMemory> memory;
+  const auto made = share(setup, "memory", [&] {
+    memory = std::make_shared<HostMemory>(named.entries, setup.rank, options.arena_bytes);
+    return to_text(memory->location());
+  });
+  why_not = made.problem;
+  if (!why_not.empty()) return nullptr;
+  locations = parse_locations(made);
+  return memory;
+}
+
+using Controls = std::vector<std::shared_ptr<ControlBlock>>;
+
+/// Opens the blocks that the leader of this host reserved.
+Controls open_controls(
+    HostMemory& memory, const Setup& setup, const Hosts& hosts, const Round& round) {
+  const auto leader = static_cast<size_t>(hosts.locals[0]);
+  InputText text(round.entries[leader]);
+  Controls controls;
+  for (size_t i = 0; i < hosts.controls(); ++i) {
+    size_t offset = 0;
+    text >> offset;
+    if (!text) break;
+    controls.push_back(memory.open_control(
+        static_cast<int>(setup.global_ranks[leader]), offset, hosts.local_size()));
   }
-  std::vector<Peer> peers;
-  for (const int rank : hosts.locals) {
-    const auto& location = locations[static_cast<size_t>(rank)];
-    const bool own = rank == hosts.locals[static_cast<size_t>(hosts.local_rank)];
-    peers.push_back(
-        {rank, std::make_shared<ProcessWatch>(location.pid),
-         own ? memory.own
-             : Segment::open(location.pid, location.arena_fd, location.bytes + kTokenPage)});
-    uint64_t token = 0;
-    std::memcpy(&token, peers.back().memory->data() + location.bytes, sizeof(token));
-    DDP_CHECK(
-        token == location.token, "expected the memory of rank ", rank, " in process ", location.pid,
-        ", but found another's: it is on another host, or has ended");
+  const bool all = controls.size() == hosts.controls() &&
+                   std::count(controls.begin(), controls.end(), nullptr) == 0;
+  if (!all || !is_whole(text)) throw_malformed(round, leader, "where its host's state is");
+  return controls;
+}
+
+std::string reserve_controls(HostMemory& memory, const Hosts& hosts) {
+  std::vector<size_t> offsets;
+  while (offsets.size() < hosts.controls()) {
+    offsets.push_back(memory.reserve_control(hosts.local_size()));
   }
-  return peers;
+  return joined_by(" ", offsets);
 }
 
 Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
@@ -186,68 +175,108 @@ void log_choice(const Setup& setup, const BootstrapResult& shared) {
             << "\" for CPU tensors" << (shared.backend ? "." : ", for " + shared.why_not + ".");
 }
 
+std::shared_ptr<GlooOnDemand> connect_on_demand(Setup setup) {
+  setup.parent = nullptr;
+  return std::make_shared<GlooOnDemand>([setup = std::move(setup)] {
+    auto own = setup;
+    own.connect_by = Deadline(setup.timeout);
+    own.store = bounded(setup.store)->with_deadline(own.connect_by);
+    return make_gloo(own);
+  });
+}
+
+MessageGroupPtr make_message_group(
+    const Setup& setup, const std::shared_ptr<ProgressEngine>& engine) {
+  auto group = std::make_shared<MessageGroup>();
+  group->key = fnv1a(setup.key) | 1;
+  group->gloo_ranks.assign(setup.global_ranks.begin(), setup.global_ranks.end());
+  group->rank = setup.rank;
+  group->timeout = setup.timeout;
+  const std::weak_ptr<ProgressEngine> weak = engine;
+  group->why_ended = [weak]() -> std::string {
+    const auto running = weak.lock();
+    return running ? running->why_ended() : kGroupDestroyed;
+  };
+  group->why_left = [weak](int rank) -> std::string {
+    const auto running = weak.lock();
+    return running ? running->why_left(rank) : "";
+  };
+  group->fail = [weak](const std::string& why) {
+    if (const auto running = weak.lock()) running->fail(why);
+  };
+  return group;
+}
+
+std::vector<Peer> peers_of(const HostMemory& memory, const Setup& setup, const Hosts& hosts) {
+  std::vector<Peer> peers;
+  for (const int rank : hosts.locals) {
+    peers.push_back(memory.peer(static_cast<int>(setup.global_ranks[static_cast<size_t>(rank)])));
+    peers.back().rank = rank;
+  }
+  return peers;
+}
+
 BackendPtr make_backend(
-    const Setup& setup, const Hosts& hosts, const Memory& memory, const std::vector<Peer>& peers,
-    size_t arena_bytes, const BackendPtr& gloo, const BackendPtr& leaders) {
-  const auto arena = std::make_shared<Arena>(memory.own, arena_bytes);
+    const Setup& setup, const Hosts& hosts, const JobResources& job, const Controls& controls,
+    const BackendPtr& gloo, const BackendPtr& leaders) {
+  const auto& arena = job.memory->arena();
   const auto engine_on = [&](size_t control) {
     return ProgressEngine::make(
-        hosts.local_rank, memory.controls[control], peers, arena, setup.timeout);
+        hosts.local_rank, controls[control], peers_of(*job.memory, setup, hosts), arena,
+        setup.timeout);
   };
-  if (memory.controls.size() == 1) {
-    return c10::make_intrusive<ShmBackend>(setup.rank, setup.world_size, arena, engine_on(0), gloo);
+  if (hosts.are_several()) {
+    return c10::make_intrusive<HierarchicalBackend>(
+        setup.rank, setup.world_size, setup.timeout, job,
+        Host{
+            arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(), hosts.leaders},
+        leaders, gloo);
   }
-  return c10::make_intrusive<HierarchicalBackend>(
-      setup.rank, setup.world_size,
-      Host{arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(), hosts.leaders},
-      leaders, gloo, setup.timeout);
+  const auto engine = engine_on(0);
+  return c10::make_intrusive<ShmBackend>(
+      setup.rank, setup.world_size, setup.timeout, job, engine,
+      gloo ? std::make_shared<GlooOnDemand>(gloo) : connect_on_demand(setup),
+      gloo ? nullptr : make_message_group(setup, engine));
 }
 
 }  // namespace
 
 BootstrapResult bootstrap(
     const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options) {
-  const auto named =
-      share(setup, "host", [&] { return options.host.empty() ? name_of_host() : options.host; });
-  if (!named.problem.empty()) return {nullptr, named.problem};
-  const auto hosts = find_hosts(named.entries, setup.rank);
-  const bool several = hosts.leaders.size() > 1;
-  if (several && static_cast<int>(hosts.leaders.size()) == setup.world_size) {
-    return {nullptr, "no two ranks are on one host and in one container"};
-  }
+  auto job = job_of_parent(setup);
+  const bool is_mapped = job.memory != nullptr;
+  std::vector<ArenaLocation> locations;
+  std::string why_not;
+  if (!is_mapped) job = {make_memory(setup, options, locations, why_not), gloo};
+  if (!job.memory) return {nullptr, why_not};
+  const auto hosts = find_hosts(hosts_of(setup, *job.memory), setup.rank);
+  why_not = why_no_hosts(hosts, setup);
+  if (!why_not.empty()) return {nullptr, why_not};
 
-  const size_t controls = several ? 2 : 1;
-  Memory memory;
-  const auto made = share(setup, "memory", [&] {
-    return to_text(make_memory(hosts, controls, options.arena_bytes, memory));
+  const auto reserved = share(setup, "state", [&] {
+    if (!is_mapped) job.memory->map(locations);
+    return hosts.leads() ? reserve_controls(*job.memory, hosts) : "";
   });
-  if (!made.problem.empty()) return {nullptr, made.problem};
-  const auto locations = parse_locations(made);
+  if (!reserved.problem.empty()) return {nullptr, reserved.problem};
+  const auto controls = open_controls(*job.memory, setup, hosts, reserved);
+  if (!hosts.are_several()) return {make_backend(setup, hosts, job, controls, gloo, nullptr), ""};
 
-  std::vector<Peer> peers;
-  const auto mapped = share(setup, "mapped", [&] {
-    peers = map_memory(hosts, controls, memory, locations);
+  const auto of_all = gloo ? gloo : make_gloo(setup);
+  BackendPtr leaders;
+  const auto led = share(setup, "led", [&] {
+    if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
     return "";
   });
-  if (!mapped.problem.empty()) return {nullptr, mapped.problem};
-  BackendPtr leaders;
-  if (several) {
-    const auto led = share(setup, "led", [&] {
-      if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
-      return "";
-    });
-    if (!led.problem.empty()) return {nullptr, led.problem};
-  }
-
-  const auto bytes = locations[static_cast<size_t>(setup.rank)].bytes;
-  return {make_backend(setup, hosts, memory, peers, bytes, gloo, leaders), ""};
+  if (!led.problem.empty()) return {nullptr, led.problem};
+  return {make_backend(setup, hosts, job, controls, of_all, leaders), ""};
 }
 
 namespace {
 
 BackendPtr make_shm_or_gloo(const Setup& setup) {
-  auto gloo = make_gloo(setup);
-  if (setup.world_size == 1 && !setup.required) return gloo;
+  const bool is_connected = job_of_parent(setup).memory != nullptr;
+  const auto gloo = is_connected ? nullptr : make_gloo(setup);
+  if (gloo && setup.world_size == 1 && !setup.required) return gloo;
   const auto shared = bootstrap(setup, gloo, {});
   DDP_CHECK(
       shared.backend || !setup.required,
@@ -255,7 +284,8 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
   if (!setup.required) log_choice(setup, shared);
-  return shared.backend ? shared.backend : gloo;
+  if (shared.backend) return shared.backend;
+  return gloo ? gloo : make_gloo(setup);
 }
 
 }  // namespace
@@ -278,7 +308,7 @@ BackendDescription describe_shm() {
   };
   shm.gradient_memory = [](c10d::Backend& backend) -> std::shared_ptr<GradientMemory> {
     const auto* own = dynamic_cast<shm::FallbackBackend*>(&backend);
-    if (!own || !own->arena()) return nullptr;
+    if (!own) return nullptr;
     // A dtype that it averages can also be summed.
     return std::make_shared<shm::GradientArena>(
         own->arena(), own->least_in_place(),

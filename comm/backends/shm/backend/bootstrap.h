@@ -21,12 +21,18 @@ struct BootstrapOptions {
 /// Makes the backend over shared memory, if the ranks of a host can map each other's memory: a
 /// ShmBackend if all ranks are on one host, else a HierarchicalBackend.
 ///
-/// \param gloo  for the collectives that shared memory does not carry.
+/// A group that is made of a group over shared memory uses the memory of that group.
+///
+/// \param gloo  for the collectives that shared memory does not carry. Null, in a group that is
+/// made
+///        of a group over shared memory: it is connected when it is needed, which is now if there
+///        are several hosts.
 ///
 /// \throws c10::Error  on all ranks, if an entry of the store is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
-/// Cost: 3 rounds, 4 for several hosts; a round is 3 store operations per rank.
+/// Cost: 3 rounds, 1 in a group that is made of a group over shared memory; one more for several
+/// hosts. A round is 3 store operations per rank.
 BootstrapResult bootstrap(
     const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options);
 

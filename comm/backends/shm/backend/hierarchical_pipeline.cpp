@@ -108,6 +108,7 @@ void HierarchicalPipeline::intra_reduce(const OperationPtr& operation) {
   const auto& memory = operation->memory;
   Call call;
   call.timeout = operation->options.timeout;
+  call.keep(memory);
   call.descriptor = describe(operation->kind, memory, *host_.arena);
   call.descriptor.reduction = operation->options.reduceOp.op_;
   const auto numel = static_cast<size_t>(memory.numel());
@@ -167,6 +168,7 @@ void HierarchicalPipeline::intra_broadcast(const OperationPtr& operation) {
   const auto timeout = operation->options.timeout;
   Call call;
   call.timeout = leads ? timeout : wait_for_leader(timeout);
+  call.keep(operation->memory);
   call.descriptor = describe(Kind::kBroadcast, operation->memory, *host_.arena);
   if (leads) {
     call.copy_out = [operation] { assign(operation->tensor, operation->memory); };

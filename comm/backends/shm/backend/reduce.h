@@ -9,8 +9,8 @@
 
 namespace ddp::backends::shm {
 
-/// The reductions that `reduce_elements` supports. Gloo supports the same except AVG: it carries
-/// the reductions to one rank, and those between hosts.
+/// The reductions that `reduce_elements` supports. Gloo, which carries those between hosts,
+/// supports the same except AVG.
 const ReductionTable& reductions();
 bool can_reduce(at::ScalarType type, const c10d::ReduceOp& op);
 

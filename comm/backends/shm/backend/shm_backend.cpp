@@ -26,13 +26,26 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists
   return all;
 }
 
+/// Copies tensors of one size to the arena, one after the other.
+at::Tensor joined_in_arena(const std::vector<at::Tensor>& tensors, Arena& arena) {
+  const int64_t numel = tensors[0].numel();
+  const auto count = static_cast<int64_t>(tensors.size());
+  auto memory = arena.allocate(numel * count, tensors[0].scalar_type(), Arena::OnRelease::kKeep);
+  for (int64_t i = 0; i < count; ++i) {
+    assign(memory.narrow(0, i * numel, numel), flat(tensors[static_cast<size_t>(i)]));
+  }
+  return memory;
+}
+
 }  // namespace
 
 ShmBackend::ShmBackend(
-    int rank, int world_size, std::shared_ptr<Arena> arena, std::shared_ptr<ProgressEngine> engine,
-    c10::intrusive_ptr<c10d::Backend> gloo)
-    : FallbackBackend(rank, world_size, std::move(arena), std::move(gloo)),
-      engine_(std::move(engine)) {}
+    int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
+    std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooOnDemand> gloo,
+    MessageGroupPtr messages)
+    : FallbackBackend(rank, world_size, timeout, std::move(job), std::move(gloo)),
+      engine_(std::move(engine)),
+      messages_(std::move(messages)) {}
 
 ShmBackend::~ShmBackend() { engine_->close(); }
 
@@ -43,6 +56,7 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
   FallbackBackend::setTimeout(timeout);
   engine_->set_timeout(timeout);
+  if (messages_) messages_->timeout = timeout;
 }
 
 void ShmBackend::shutdown() {
@@ -53,6 +67,31 @@ void ShmBackend::shutdown() {
 void ShmBackend::abort() {
   engine_->fail(kGroupAborted);
   FallbackBackend::abort();
+}
+
+BackendPtr ShmBackend::connected() {
+  if (auto before = gloo()->if_connected()) return before;
+  auto made = gloo()->connect([this] {
+    const auto ended = engine_->why_ended();
+    return ended.empty() ? engine_->why_any_left() : ended;
+  });
+  made->setTimeout(timeout());
+  return made;
+}
+
+ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
+  return messages_ ? send_in_group(*job().gloo, messages_, tensors, dst, tag)
+                   : FallbackBackend::send(tensors, dst, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int src, int tag) {
+  return messages_ ? receive_in_group(*job().gloo, messages_, tensors, src, tag)
+                   : FallbackBackend::recv(tensors, src, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return messages_ ? receive_in_group(*job().gloo, messages_, tensors, std::nullopt, tag)
+                   : FallbackBackend::recvAnysource(tensors, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {
@@ -118,10 +157,10 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
 ShmBackend::WorkPtr ShmBackend::reduce_all(
     const Tensors& tensors, const c10d::AllreduceOptions& options) {
   return abort_on_error("all_reduce", [&] {
-    // The callbacks keep the tensors alive until all ranks have written to them.
     const auto shared = std::make_shared<SharedTensors>(tensors, *arena_, rank_, size_);
     Call call;
     call.timeout = options.timeout;
+    call.memory = shared;
     call.descriptor = shared->descriptor();
     call.descriptor.reduction = options.reduceOp.op_;
     call.reduce_step = [shared, type = tensors[0].scalar_type(),
@@ -151,16 +190,117 @@ ShmBackend::WorkPtr ShmBackend::broadcast_from(
   call.timeout = options.timeout;
   // No rank reads the memory of a rank that receives, so its tensor need not be shared.
   const auto memory = root == rank_ ? shared(tensor, *arena_) : tensor;
+  if (root == rank_) call.keep(memory);
   call.descriptor = describe(Kind::kBroadcast, memory, *arena_);
   call.descriptor.root = root;
   if (root != rank_) {
     call.reduce_step = [tensor, root](const auto& buffers) {
       assign(tensor, at_buffer(buffers[static_cast<size_t>(root)], tensor));
     };
-  } else {
-    call.copy_out = [memory] {};  // keeps the memory alive until all ranks have read it
   }
   return start(std::move(call), OpType::BROADCAST, "shm:broadcast", {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const auto root = static_cast<int>(options.rootRank);
+  if (tensors.size() != 1 || !is_plain(tensors[0]) || root < 0 || root >= size_ ||
+      !can_reduce(tensors[0].scalar_type(), options.reduceOp)) {
+    return fall_back({Kind::kReduce, OpType::REDUCE, tensors, tensors, options.timeout}, [&] {
+      return FallbackBackend::reduce(tensors, options);
+    });
+  }
+  return abort_on_error("reduce", [&] { return reduce_to(root, tensors[0], options); });
+}
+
+// Each rank reduces its share into the root's memory.
+ShmBackend::WorkPtr ShmBackend::reduce_to(
+    int root, const Tensor& tensor, const c10d::ReduceOptions& options) {
+  const auto memory = shared(tensor, *arena_);
+  Call call;
+  call.timeout = options.timeout;
+  call.keep(memory);
+  call.descriptor = describe(Kind::kReduce, memory, *arena_);
+  call.descriptor.root = root;
+  call.descriptor.reduction = options.reduceOp.op_;
+  const auto numel = static_cast<size_t>(memory.numel());
+  call.reduce_step = [=, type = memory.scalar_type(), op = options.reduceOp,
+                      begin = share_begin(numel, rank_, size_),
+                      end = share_begin(numel, rank_ + 1, size_)](const auto& buffers) {
+    reduce_elements(
+        type, op, as_sources(buffers), {buffers[static_cast<size_t>(root)]}, begin, end);
+  };
+  if (root == rank_) call.copy_out = [tensor, memory] { assign(tensor, memory); };
+  return start(std::move(call), OpType::REDUCE, "shm:reduce", {tensor});
+}
+
+ShmBackend::WorkPtr ShmBackend::gather(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const auto root = static_cast<int>(options.rootRank);
+  const bool has_outputs = outputs.size() == 1 && inputs.size() == 1 &&
+                           outputs[0].size() == static_cast<size_t>(size_) &&
+                           are_like(outputs[0], inputs[0]);
+  const bool ours = inputs.size() == 1 && is_plain(inputs[0]) && root >= 0 && root < size_ &&
+                    (root == rank_ ? has_outputs : outputs.empty());
+  if (!ours) {
+    return fall_back(
+        {Kind::kGather, OpType::GATHER, inputs, joined(outputs), options.timeout},
+        [&] { return FallbackBackend::gather(outputs, inputs, options); });
+  }
+  return abort_on_error(
+      "gather", [&] { return gather_to(root, joined(outputs), inputs[0], options); });
+}
+
+ShmBackend::WorkPtr ShmBackend::gather_to(
+    int root, Tensors outputs, const Tensor& input, const c10d::GatherOptions& options) {
+  // No rank reads the memory of the root.
+  const auto memory = root == rank_ ? input : shared(input, *arena_);
+  Call call;
+  call.timeout = options.timeout;
+  if (root != rank_) call.keep(memory);
+  call.descriptor = describe(Kind::kGather, memory, *arena_);
+  call.descriptor.root = root;
+  call.reduce_step = [outputs, input, root](const auto& buffers) {
+    for (size_t rank = 0; rank < outputs.size(); ++rank) {
+      const bool own = static_cast<int>(rank) == root;
+      assign(outputs[rank], own ? input : at_buffer(buffers[rank], input));
+    }
+  };
+  return start(std::move(call), OpType::GATHER, "shm:gather", std::move(outputs));
+}
+
+ShmBackend::WorkPtr ShmBackend::scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+  const auto root = static_cast<int>(options.rootRank);
+  const bool has_inputs = inputs.size() == 1 && outputs.size() == 1 &&
+                          inputs[0].size() == static_cast<size_t>(size_) &&
+                          are_like(inputs[0], outputs[0]);
+  const bool ours = outputs.size() == 1 && is_plain(outputs[0]) && root >= 0 && root < size_ &&
+                    (root == rank_ ? has_inputs : inputs.empty());
+  if (!ours) {
+    return fall_back({Kind::kScatter, OpType::SCATTER, outputs, outputs, options.timeout}, [&] {
+      return FallbackBackend::scatter(outputs, inputs, options);
+    });
+  }
+  return abort_on_error(
+      "scatter", [&] { return scatter_from(root, outputs[0], joined(inputs), options); });
+}
+
+ShmBackend::WorkPtr ShmBackend::scatter_from(
+    int root, const Tensor& output, const Tensors& inputs, const c10d::ScatterOptions& options) {
+  Call call;
+  call.timeout = options.timeout;
+  auto memory = output;  // of the root: what it sends to each rank
+  if (root == rank_) {
+    memory = joined_in_arena(inputs, *arena_);
+    call.keep(memory);
+  }
+  call.descriptor = describe(Kind::kScatter, memory, *arena_);
+  call.descriptor.root = root;
+  call.descriptor.numel = static_cast<uint64_t>(output.numel());
+  call.reduce_step = [output, root, offset = rank_ * output.nbytes()](const auto& buffers) {
+    assign(output, at_buffer(buffers[static_cast<size_t>(root)] + offset, output));
+  };
+  return start(std::move(call), OpType::SCATTER, "shm:scatter", {output});
 }
 
 ShmBackend::WorkPtr ShmBackend::gather_into(
@@ -168,6 +308,7 @@ ShmBackend::WorkPtr ShmBackend::gather_into(
   const auto memory = shared(input, *arena_);
   Call call;
   call.timeout = timeout;
+  call.keep(memory);
   call.descriptor = describe(Kind::kAllGather, memory, *arena_);
   call.reduce_step = [outputs, memory](const auto& buffers) {
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
@@ -219,6 +360,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_into(
     const Tensor& output, const Tensor& memory, const c10d::ReduceScatterOptions& options) {
   Call call;
   call.timeout = options.timeout;
+  call.keep(memory);
   call.descriptor = describe(Kind::kReduceScatter, memory, *arena_);
   call.descriptor.reduction = options.reduceOp.op_;
   const auto result =
@@ -230,7 +372,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_into(
     auto* whole = bytes_of(result) - begin * result.element_size();
     reduce_elements(result.scalar_type(), op, as_sources(buffers), {whole}, begin, begin + numel);
   };
-  call.copy_out = [output, result, memory] { assign(output, result); };
+  call.copy_out = [output, result] { assign(output, result); };
   return start(std::move(call), OpType::REDUCE_SCATTER, "shm:reduce_scatter", {output});
 }
 
@@ -246,13 +388,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(
         [&] { return FallbackBackend::reduce_scatter(outputs, inputs, options); });
   }
   return abort_on_error("reduce_scatter", [&] {
-    const int64_t numel = outputs[0].numel();
-    const auto memory =
-        arena_->allocate(numel * size_, outputs[0].scalar_type(), Arena::OnRelease::kKeep);
-    for (int rank = 0; rank < size_; ++rank) {
-      assign(memory.narrow(0, rank * numel, numel), flat(inputs[0][rank]));
-    }
-    return reduce_into(outputs[0], memory, options);
+    return reduce_into(outputs[0], joined_in_arena(inputs[0], *arena_), options);
   });
 }
 
@@ -273,11 +409,11 @@ ShmBackend::WorkPtr ShmBackend::DDP_REDUCE_SCATTER_SINGLE(
 ShmBackend::WorkPtr ShmBackend::exchange(
     Tensors outputs, const Tensors& inputs, Tensors results, std::chrono::milliseconds timeout) {
   return abort_on_error("all_to_all", [&] {
-    // The callbacks keep the tensors alive until all ranks have read them.
     const auto exchanged =
         std::make_shared<ExchangedTensors>(std::move(outputs), inputs, *arena_, rank_);
     Call call;
     call.timeout = timeout;
+    call.memory = exchanged;
     call.descriptor = exchanged->descriptor();
     call.check_agreement = [exchanged](const auto& buffers) {
       return exchanged->compare_tables(buffers);

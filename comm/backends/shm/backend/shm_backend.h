@@ -8,12 +8,14 @@
 
 #include "../memory/arena.h"
 #include "../progress/progress_engine.h"
+#include "backends/gloo/message_group.h"
 #include "fallback_backend.h"
 
 namespace ddp::backends::shm {
 
 /// Collectives of CPU tensors through memory that the ranks of one host map together. Gloo carries
-/// the rest: point-to-point and rooted collectives, and the reductions of other dtypes.
+/// the rest: point-to-point, lists of several tensors, sparse tensors and the reductions of other
+/// dtypes.
 ///
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
 /// A tensor from `allocateTensor` is reduced in place. Any other tensor is copied in and out,
@@ -23,9 +25,12 @@ namespace ddp::backends::shm {
 /// other ranks wait for the call. They get the reason at once.
 class ShmBackend : public FallbackBackend {
  public:
+  /// \param messages  whose messages take the connections of the job's Gloo; null: the group's own
+  ///        Gloo carries them.
   ShmBackend(
-      int rank, int world_size, std::shared_ptr<Arena> arena,
-      std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
+      int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
+      std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooOnDemand> gloo,
+      MessageGroupPtr messages);
   ~ShmBackend() override;
 
   /// Measured with 2 and 4 ranks: for 8 KiB, reducing in place is as fast as copying.
@@ -39,9 +44,14 @@ class ShmBackend : public FallbackBackend {
   WorkPtr allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(
       std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr DDP_ALL_GATHER_SINGLE(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr reduce_scatter(
@@ -54,11 +64,20 @@ class ShmBackend : public FallbackBackend {
       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  BackendPtr connected() override;
   WorkPtr reduce_all(const Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
+  WorkPtr reduce_to(int root, const Tensor& tensor, const c10d::ReduceOptions& options);
+  WorkPtr scatter_from(
+      int root, const Tensor& output, const Tensors& inputs, const c10d::ScatterOptions& options);
+  WorkPtr gather_to(
+      int root, Tensors outputs, const Tensor& input, const c10d::GatherOptions& options);
   WorkPtr gather_into(Tensors outputs, const Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr reduce_into(
       const Tensor& output, const Tensor& shared, const c10d::ReduceScatterOptions& options);
@@ -77,6 +96,7 @@ class ShmBackend : public FallbackBackend {
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
   const std::shared_ptr<ProgressEngine> engine_;
+  const MessageGroupPtr messages_;
 };
 
 }  // namespace ddp::backends::shm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <ATen/ops/from_blob.h>
 #include <ddp/internal/check.h>
@@ -20,9 +21,17 @@ Arena::Arena(std::shared_ptr<Segment> segment, size_t bytes) : segment_(std::mov
   free_[0] = bytes;
 }
 
+void Arena::keep(std::shared_ptr<const void> memory) {
+  if (!memory) return;
+  const std::lock_guard lock(mutex_);
+  if (!frozen_) kept_.push_back(std::move(memory));
+}
+
 void Arena::freeze() {
+  std::vector<std::shared_ptr<const void>> kept;  // dropped without the lock, which release() takes
   const std::lock_guard lock(mutex_);
   frozen_ = true;
+  kept.swap(kept_);
 }
 
 void Arena::discard_free() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -39,7 +40,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Returns the memory that no tensor uses to the kernel.
   void discard_free();
 
-  /// Stops reusing the memory of destroyed tensors: another rank may still write to it.
+  /// Owns `memory`, of this arena, until freeze(): another rank may still access it, so no tensor
+  /// gets it again.
+  void keep(std::shared_ptr<const void> memory);
+
+  /// Stops reusing the memory of destroyed tensors, and drops what keep() was given.
   void freeze();
 
   /// The offset of an address in the segment, in bytes.
@@ -53,6 +58,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<Segment> segment_;
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset to bytes; adjacent blocks are merged
+  std::vector<std::shared_ptr<const void>> kept_;
   bool frozen_ = false;
 };
 

@@ -10,7 +10,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "../sync/agreement.h"
 #include "../sync/control_block.h"
@@ -22,6 +25,9 @@ struct Call {
   using Buffers = std::vector<std::byte*>;
 
   Descriptor descriptor;
+  /// The owner of the memory that other ranks access. If the collective fails, it exists as long as
+  /// the groups that use the arena.
+  std::shared_ptr<const void> memory;
   /// Counts from the completion of the collective before this one. Negative: the group's timeout.
   std::chrono::milliseconds timeout{-1};
   /// Runs before the first reduce step. Empty: equal descriptors suffice, and there is one round.
@@ -35,6 +41,8 @@ struct Call {
   /// Runs last, with the error if the collective failed. It runs without a lock: it may start other
   /// collectives and wait for them.
   std::function<void(std::exception_ptr)> on_complete;
+
+  void keep(at::Tensor shared) { memory = std::make_shared<at::Tensor>(std::move(shared)); }
 };
 
 /// A collective that this rank has announced but not completed.
@@ -81,6 +89,7 @@ class CollectiveQueue {
   /// Fails the queue. The first reason is kept.
   void abort(const std::string& why);
   bool is_aborted() const { return aborted_; }
+  std::string abort_reason();
 
  private:
   std::mutex mutex_;  // guards all members except the atomics and reduced_

@@ -1,6 +1,7 @@
 #include "peer_monitor.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include <c10/core/ScalarType.h>
@@ -8,11 +9,8 @@
 
 namespace ddp::backends::shm {
 
-PeerMonitor::PeerMonitor(int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers)
-    : rank_(rank),
-      control_memory_(std::move(control)),
-      control_(reinterpret_cast<ControlBlock*>(control_memory_->data())),
-      peers_(std::move(peers)) {}
+PeerMonitor::PeerMonitor(int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers)
+    : rank_(rank), control_(std::move(control)), peers_(std::move(peers)) {}
 
 uint64_t PeerMonitor::minimum(Counter counter) const {
   uint64_t minimum = UINT64_MAX;
@@ -74,8 +72,13 @@ std::string PeerMonitor::to_text(const Descriptor& d) const {
   call.tensors = d.tensors;
   call.sizes = d.sizes;
   call.numel = d.numel;
-  if (d.kind == Kind::kBroadcast) call.root = peers_[static_cast<size_t>(d.root)].rank;
-  if (d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter) {
+  const auto is_any_of = [&](std::initializer_list<Kind> kinds) {
+    return std::find(kinds.begin(), kinds.end(), d.kind) != kinds.end();
+  };
+  if (is_any_of({Kind::kBroadcast, Kind::kReduce, Kind::kGather, Kind::kScatter})) {
+    call.root = peers_[static_cast<size_t>(d.root)].rank;
+  }
+  if (is_any_of({Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduce})) {
     call.reduction = static_cast<int8_t>(d.reduction);
   }
   return ddp::to_text(call);
@@ -96,26 +99,32 @@ bool PeerMonitor::has_peer_stopped(uint64_t number) const {
 PeerFailure PeerMonitor::find_failure(uint64_t number) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
-    const auto& peer = peers_[static_cast<size_t>(rank)];
-    const auto& state = state_of(rank);
-    const auto named = [&](const char* what) {
-      return ddp::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
-    };
-    if (has_stopped(rank, number)) {
-      if (state.stopped.load() == Stopped::kAborted) {
-        const auto cause = state.cause.read();
-        return {named("has aborted: ") + cause, cause};
-      }
-      const auto text = named("has left the process group");
-      return {text, text};
+    auto failure = failure_of(rank, number);
+    if (!failure.what.empty()) return failure;
+  }
+  return {};
+}
+
+PeerFailure PeerMonitor::failure_of(int rank, uint64_t number) const {
+  const auto& peer = peers_[static_cast<size_t>(rank)];
+  const auto& state = state_of(rank);
+  const auto named = [&](const char* what) {
+    return ddp::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
+  };
+  if (has_stopped(rank, number)) {
+    if (state.stopped.load() == Stopped::kAborted) {
+      const auto cause = state.cause.read();
+      return {named("has aborted: ") + cause, cause};
     }
-    // Checked in this order: the rank may have finished its reduce step before its process ended,
-    // and its memory is still mapped here.
-    if (peer.process->has_ended() && state.reduced.load() <= number &&
-        !has_stopped(rank, UINT64_MAX)) {
-      const auto text = named("has ended");
-      return {text, text};
-    }
+    const auto text = named("has left the process group");
+    return {text, text};
+  }
+  // Checked in this order: the rank may have finished its reduce step before its process ended, and
+  // its memory is still mapped here.
+  if (peer.process->has_ended() && state.reduced.load() <= number &&
+      !has_stopped(rank, UINT64_MAX)) {
+    const auto text = named("has ended");
+    return {text, text};
   }
   return {};
 }

@@ -33,9 +33,9 @@ struct PeerFailure {
 /// Thread safety: all members but stop().
 class PeerMonitor {
  public:
-  /// \param control  the segment of a ControlBlock, the same for all ranks.
+  /// \param control  the same for all ranks.
   /// \param peers  by rank of the host, this rank included.
-  PeerMonitor(int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers);
+  PeerMonitor(int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers);
 
   int size() const { return static_cast<int>(peers_.size()); }
   Doorbell& doorbell() const { return control_->doorbell; }
@@ -63,6 +63,8 @@ class PeerMonitor {
   bool has_peer_stopped(uint64_t number) const;
   /// The first rank that the collective needs and that cannot complete it any more.
   PeerFailure find_failure(uint64_t number) const;
+  /// Why that rank cannot complete the collective any more.
+  PeerFailure failure_of(int rank, uint64_t number) const;
   /// Names the ranks that the collective waits for, for a message.
   std::string describe_missing_ranks(uint64_t number) const;
 
@@ -80,8 +82,7 @@ class PeerMonitor {
   std::string ranks_at_or_below(Counter counter, uint64_t number) const;
 
   const int rank_;  // of this process, in peers_
-  const std::shared_ptr<Segment> control_memory_;
-  ControlBlock* const control_;
+  const std::shared_ptr<ControlBlock> control_;
   const std::vector<Peer> peers_;
 };
 

@@ -27,7 +27,7 @@ void warn_callback_threw() noexcept {
 }
 
 std::shared_ptr<ProgressEngine> ProgressEngine::make(
-    int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers,
+    int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers,
     std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout) {
   std::shared_ptr<ProgressEngine> engine(new ProgressEngine(
       PeerMonitor(rank, std::move(control), std::move(peers)), std::move(arena), timeout));
@@ -111,7 +111,7 @@ void ProgressEngine::progress() {
       if (!lock.owns_lock()) return;  // another thread makes progress
       completed = progress_locked();
     }
-    if (!completed) completed = queue_.pop_aborted();
+    if (!completed) completed = pop_aborted();
     if (!completed) return;
     complete(std::move(completed));
   }
@@ -125,7 +125,7 @@ bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
       const std::lock_guard lock(progress_mutex_);
       completed = progress_locked();
     }
-    if (!completed) completed = queue_.pop_aborted();
+    if (!completed) completed = pop_aborted();
     const bool more = completed != nullptr;
     if (completed) complete(std::move(completed));
     if (queue_.completed() > number) return true;
@@ -245,14 +245,20 @@ void ProgressEngine::abort_locked(const Pending& pending, const PeerFailure& fai
 }
 
 void ProgressEngine::abort_locked(const std::string& why, Stopped how, const std::string& cause) {
-  arena_->freeze();
   monitor_.stop(how, queue_.completed(), cause);
   queue_.abort(why);
   monitor_.doorbell().ring();
 }
 
+// Another rank may still be in its reduce step of a collective that failed here.
+PendingPtr ProgressEngine::pop_aborted() {
+  auto failed = queue_.pop_aborted();
+  if (failed) arena_->keep(std::move(failed->call.memory));
+  return failed;
+}
+
 void ProgressEngine::complete_aborted() {
-  while (auto failed = queue_.pop_aborted()) complete(std::move(failed));
+  while (auto failed = pop_aborted()) complete(std::move(failed));
 }
 
 void ProgressEngine::complete(PendingPtr pending) {

@@ -44,11 +44,11 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   static constexpr std::chrono::milliseconds kCheckPeers{50};
 
   /// \param rank  of this process, in `peers`.
-  /// \param control  the segment of a ControlBlock, the same for all ranks.
+  /// \param control  the same for all ranks.
   /// \param peers  by rank of the host, this rank included.
-  /// \param arena  this rank's; the engine freezes it when it aborts.
+  /// \param arena  this rank's; keeps the memory of collectives that fail.
   static std::shared_ptr<ProgressEngine> make(
-      int rank, std::shared_ptr<Segment> control, std::vector<Peer> peers,
+      int rank, std::shared_ptr<ControlBlock> control, std::vector<Peer> peers,
       std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout);
 
   /// Announces the collective and makes progress. Waits only if some rank is more than
@@ -103,6 +103,13 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
+  /// Why the engine failed or was closed; "" if it works.
+  std::string why_ended() { return queue_.abort_reason(); }
+  /// Why that rank takes part in nothing more; "" if it does.
+  std::string why_left(int rank) const { return monitor_.failure_of(rank, UINT64_MAX).what; }
+  /// The same for the first rank that does not.
+  std::string why_any_left() const { return monitor_.find_failure(UINT64_MAX).what; }
+
   /// How many collectives this rank has announced.
   uint64_t announced() const { return monitor_.own_state().announced.load(); }
 
@@ -119,6 +126,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   bool check_agreement(Pending& pending);
   void abort_locked(const Pending& pending, const PeerFailure& failure);
   void abort_locked(const std::string& why, Stopped how, const std::string& cause);
+  PendingPtr pop_aborted();
   void complete_aborted();
   static void complete(PendingPtr pending);
 

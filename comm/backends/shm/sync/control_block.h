@@ -1,4 +1,4 @@
-// The state that the ranks of a host write for each other: some kilobytes per rank, in one segment.
+// The state that the ranks of a host write for each other: some kilobytes per rank.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Descriptor {
   Carrier carrier = Carrier::kMemory;
   int32_t dtype = 0;      // at::ScalarType
   int32_t reduction = 0;  // c10d::ReduceOp::RedOpType
-  int32_t root = 0;       // of a broadcast
+  int32_t root = 0;       // of a broadcast, reduce, gather or scatter
   uint32_t tensors = 1;   // how many tensors hold the elements
   uint64_t sizes = 0;     // a hash of the tensors' sizes, if there may be several
   uint64_t numel = 0;     // of the whole tensor, of which each rank holds a share or all
@@ -73,9 +73,10 @@ struct alignas(64) RankState {
   std::array<Descriptor, kMostInFlight> descriptors;
 };
 
-/// The beginning of the segment. A RankState for each rank follows it.
+/// The beginning of the block. A RankState for each rank follows it.
 struct alignas(64) ControlBlock {
-  Doorbell doorbell;  // rings after each write to a RankState
+  Doorbell doorbell;               // rings after each write to a RankState
+  std::atomic<uint32_t> users{0};  // ranks that have not opened the block, or still have it open
 
   RankState& of(int rank) { return reinterpret_cast<RankState*>(this + 1)[rank]; }
   const RankState& of(int rank) const { return reinterpret_cast<const RankState*>(this + 1)[rank]; }

@@ -1,0 +1,320 @@
+// Groups that are made of a group over shared memory: they share what that group has.
+#include <dirent.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/c10d_names.h>
+
+#include "comm/backends/shm/backend/fallback_backend.h"
+#include "support/error_of.h"
+#include "support/hosts.h"
+#include "support/processes.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp::shm_groups_test {
+namespace {
+
+using c10d::ReduceOp;
+using testing::error_of;
+using testing::errors_of_ranks;
+using testing::Rank;
+using testing::RanksOptions;
+using testing::run_ranks;
+using testing::timed_error_of;
+using namespace std::chrono_literals;
+
+RanksOptions over_shm(std::chrono::milliseconds timeout = 20s) {
+  RanksOptions options;
+  options.backend = "shm";
+  options.collective_timeout = timeout;
+  return options;
+}
+
+backends::shm::FallbackBackend& backend_of(const ProcessGroup& group) {
+  const auto backend = group->getBackend(at::kCPU);
+  auto* shared = dynamic_cast<backends::shm::FallbackBackend*>(backend.get());
+  TORCH_CHECK(shared, "expected shared memory, got ", backend->getBackendName());
+  return *shared;
+}
+
+/// Sums the ranks of the world, and sends the first member's.
+void use(const ProcessGroup& group, int world_rank, const std::vector<int>& members) {
+  auto sum = at::full({1000}, world_rank);
+  all_reduce(sum, ReduceOp::SUM, group);
+  int expected = 0;
+  for (const int member : members) expected += member;
+  TORCH_CHECK(sum.eq(expected).all().item<bool>(), "wrong sum");
+  auto sent = at::full({10}, world_rank);
+  broadcast(sent, 0, group);
+  TORCH_CHECK(sent.eq(members[0]).all().item<bool>(), "wrong broadcast");
+}
+
+/// The resources of this process.
+struct Resources {
+  int mappings = 0;  // of memory that processes share
+  int descriptors = 0;
+  int threads = 0;
+
+  bool operator==(const Resources& other) const {
+    return mappings == other.mappings && descriptors == other.descriptors &&
+           threads == other.threads;
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const Resources& r) {
+  return out << r.mappings << " mappings, " << r.descriptors << " descriptors, " << r.threads
+             << " threads";
+}
+
+int count_entries(const char* folder) {
+  auto* const entries = opendir(folder);
+  int count = 0;
+  while (readdir(entries) != nullptr) ++count;
+  closedir(entries);
+  return count;
+}
+
+Resources resources() {
+  Resources found;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    found.mappings += line.find(" rw-s ") < line.size();
+  found.descriptors = count_entries("/proc/self/fd");
+  found.threads = count_entries("/proc/self/task");
+  return found;
+}
+
+/// The offset of a tensor of 1 MiB that is allocated now: larger if smaller blocks are in use.
+size_t free_from(const ProcessGroup& group) {
+  auto& backend = backend_of(group);
+  const auto tensor = backend.allocateTensor(1 << 20, at::dtype(at::kByte));
+  return *backend.arena()->offset_of(tensor);
+}
+
+}  // namespace
+
+TEST_CASE("further groups take no mappings, descriptors or threads", "[shm][ranks]") {
+  constexpr int kSize = 4;
+  Resources one, many;
+  run_ranks<int>(
+      kSize,
+      [&](const Rank& self) {
+        std::vector<ProcessGroup> groups;
+        const auto make_one = [&](size_t number) {
+          std::vector<int> members;
+          ProcessGroup group;
+          if (number % 2 == 0) {
+            for (int rank = 0; rank < kSize; ++rank) {
+              if (rank % 2 == self.rank % 2) members.push_back(rank);
+            }
+            group = split_group(self.rank % 2, 0, self.group);
+          } else {
+            members = number % 4 == 1 ? std::vector<int>{1, 2, 3} : std::vector<int>{0, 1, 2, 3};
+            group = new_group(members, self.group);
+          }
+          if (!group) return;
+          use(group, self.rank, members);
+          groups.push_back(group);
+        };
+        // Rank 0 measures while the others wait, in a barrier without threads of its own.
+        const auto measure = [&](Resources& into) {
+          barrier(self.group);
+          if (self.rank == 0) {
+            into = resources();
+            // The threads of calls of the store end a little later.
+            testing::eventually(
+                [&] {
+                  const auto now = resources();
+                  into.threads = std::min(into.threads, now.threads);
+                  into.descriptors = std::min(into.descriptors, now.descriptors);
+                  return now == one;
+                },
+                1s);
+          }
+          barrier(self.group);
+        };
+        make_one(0);
+        measure(one);
+        for (size_t number = 1; number <= 20; ++number) make_one(number);
+        measure(many);
+        return 0;
+      },
+      over_shm());
+  CHECK(many == one);
+}
+
+TEST_CASE("a group of one rank shares the memory too", "[shm][ranks]") {
+  const auto names = run_ranks<std::string>(
+      2,
+      [](const Rank& self) {
+        const auto own = split_group(self.rank, 0, self.group);
+        use(own, self.rank, {self.rank});
+        TORCH_CHECK(backend_of(own).arena() == backend_of(self.group).arena());
+        return own->getBackend(at::kCPU)->getBackendName();
+      },
+      over_shm());
+  CHECK(names == std::vector<std::string>(2, "shm"));
+}
+
+TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
+  const auto places = run_ranks<std::vector<size_t>>(
+      4,
+      [](const Rank& self) {
+        std::vector<size_t> places;
+        const auto world = [](int first) { return std::vector<int>{first, 3}; };
+        for (int round = 0; round < 20; ++round) {
+          std::vector<ProcessGroup> groups;
+          for (int number = 0; number < 10; ++number) {
+            groups.push_back(new_group(world(number % 3), self.group));
+            if (groups.back()) use(groups.back(), self.rank, world(number % 3));
+          }
+          // Each rank destroys them in an order of its own.
+          std::rotate(groups.begin(), groups.begin() + self.rank * 2, groups.end());
+          groups.clear();
+          barrier(self.group);
+          // A leader looks for blocks that are no longer used when it needs one.
+          split_group(self.rank, 0, self.group);
+          places.push_back(free_from(self.group));
+          barrier(self.group);
+        }
+        return places;
+      },
+      over_shm());
+  for (const auto& of_rank : places) {
+    CHECK(*std::max_element(of_rank.begin() + 1, of_rank.end()) <= of_rank[0]);
+  }
+}
+
+TEST_CASE("a tensor of one group's memory is reduced in place by another", "[shm][ranks]") {
+  const auto results = run_ranks<at::Tensor>(
+      3,
+      [](const Rank& self) {
+        const auto pair = new_group({1, 2}, self.group);
+        auto tensor = backend_of(self.group).allocateTensor(1000, at::dtype(at::kFloat));
+        tensor.fill_(self.rank);
+        if (pair) all_reduce(tensor, ReduceOp::SUM, pair);
+        all_reduce(tensor, ReduceOp::SUM, self.group);
+        return tensor.clone();
+      },
+      over_shm());
+  for (const auto& result : results) CHECK(result.eq(6).all().item<bool>());
+}
+
+TEST_CASE("groups outlive the group that they were made of", "[shm][ranks]") {
+  const auto errors = errors_of_ranks(
+      3,
+      [](const Rank& self) {
+        auto parent = make_process_group(ProcessGroupOptions()
+                                             .backend("shm")
+                                             .store(self.store)
+                                             .rank(self.rank)
+                                             .world_size(3)
+                                             .timeout(20s));
+        auto upper = new_group({1, 2}, parent);
+        auto own = upper ? new_group({1}, upper) : nullptr;
+        barrier(parent);
+        parent.reset();
+        for (int i = 0; i < 3; ++i) {
+          if (upper) use(upper, self.rank, {1, 2});
+        }
+        upper.reset();
+        if (own) use(own, self.rank, {self.rank});
+      },
+      over_shm());
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("a rank that leaves a group fails its members at once", "[shm][ranks][errors]") {
+  const auto results = run_ranks<testing::TimedError>(
+      3,
+      [](const Rank& self) {
+        auto pair = new_group({0, 2}, self.group);
+        testing::TimedError seen;
+        if (pair) use(pair, self.rank, {0, 2});
+        if (self.rank == 2) pair.reset();
+        if (self.rank == 0) {
+          std::vector<at::Tensor> tensors{at::ones(10)};
+          seen = timed_error_of([&] { pair->getBackend(at::kCPU)->allreduce(tensors)->wait(); });
+        }
+        use(self.group, self.rank, {0, 1, 2});  // it works on
+        return seen;
+      },
+      over_shm());
+  CHECK(results[0].seconds < 1);
+  CHECK_THAT(
+      results[0].error,
+      ContainsText("rank 1 (process ") && ContainsText("has left the process group"));
+}
+
+TEST_CASE("a group that is aborted alone leaves memory to the others", "[shm][ranks][errors]") {
+  constexpr int64_t kNumel = 1 << 20;
+  const auto results = run_ranks<std::vector<size_t>>(
+      2,
+      [&](const Rank& self) {
+        const auto pair = new_group({0, 1}, self.group);
+        auto& backend = backend_of(pair);
+        // Rank 0 waits for a sum that rank 1 does not join, and rank 1 could still write to its
+        // memory.
+        std::vector<at::Tensor> tensors{backend.allocateTensor(kNumel, at::dtype(at::kFloat))};
+        const auto arena = backend.arena();
+        const auto pending = *arena->offset_of(tensors[0]);
+        if (self.rank == 0) {
+          const auto work = backend.allreduce(tensors, {});
+          backend.abort();
+          TORCH_CHECK(!error_of([&] { work->wait(); }).empty());
+        }
+        tensors.clear();
+        barrier(self.group);
+        // The others use memory again, but not that.
+        std::set<size_t> places;
+        for (int i = 0; i < 10; ++i) {
+          const auto other = backend_of(self.group).allocateTensor(kNumel, at::dtype(at::kFloat));
+          places.insert(*arena->offset_of(other));
+          use(self.group, self.rank, {0, 1});
+        }
+        return std::vector<size_t>{places.size(), places.count(pending)};
+      },
+      over_shm());
+  CHECK(results[0] == std::vector<size_t>{1, 0});
+  CHECK(results[1] == std::vector<size_t>{1, 1});
+}
+
+TEST_CASE("groups over several hosts share the memory of each host", "[shm][hosts][ranks]") {
+  const auto [ranks, name] = GENERATE(table<std::vector<int>, std::string>(
+      {{{0, 1, 2, 3}, "several"}, {{1, 2, 3}, "several"}, {{2, 3}, "one"}, {{0, 2}, "apart"}}));
+  CAPTURE(ranks, name);
+  const auto errors = errors_of_ranks(4, [&, ranks = ranks, name = name](const Rank& self) {
+    const auto parent = testing::share_on_hosts(self.store, self.rank, "aabb", 20s, 20s);
+    TORCH_CHECK(parent.backend, parent.why_not);
+    if (std::count(ranks.begin(), ranks.end(), self.rank) == 0) return;
+    const auto child = testing::share_within(self.store, self.rank, ranks, parent.backend, 20s);
+    if (name == "apart") {
+      TORCH_CHECK(child.why_not.find("no two ranks are on one host") == 0, child.why_not);
+      return;
+    }
+    TORCH_CHECK(child.backend, child.why_not);
+    auto& backend = dynamic_cast<backends::shm::FallbackBackend&>(*child.backend);
+    auto& of_parent = dynamic_cast<backends::shm::FallbackBackend&>(*parent.backend);
+    TORCH_CHECK(backend.arena() == of_parent.arena());
+    int expected = 0;
+    for (const int rank : ranks) expected += rank;
+    for (int i = 0; i < 3; ++i) {
+      std::vector<at::Tensor> tensors{at::full({5000}, self.rank)};
+      child.backend->allreduce(tensors)->wait();
+      TORCH_CHECK(tensors[0].eq(expected).all().item<bool>());
+    }
+    child.backend->barrier()->wait();
+  });
+  CHECK(errors == std::vector<std::string>(4));
+}
+
+}  // namespace ddp::shm_groups_test
