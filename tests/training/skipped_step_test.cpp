@@ -21,10 +21,10 @@ using namespace ddp;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int kOverflow = 5;  // the step whose gradients are not finite
-constexpr int kSteps = 12;
+constexpr int kStepsInAll = 12;
 
 using Net = torch::nn::Sequential;
 using Model = DistributedDataParallel<Net>;
@@ -33,7 +33,7 @@ using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 /// An overflow in the gradient of one parameter, on rank 1.
 struct Overflow {
   size_t parameter = 0;
-  float value = kInf;
+  float value = kInfinity;
   bool is_everywhere = false;  // false: in one element
 };
 
@@ -83,7 +83,7 @@ End train(
     });
   }
   End end;
-  for (; step < kSteps; ++step) {
+  for (; step < kStepsInAll; ++step) {
     if (step == kOverflow && !overflow) continue;
     if (auto* sharded = dynamic_cast<ZeroRedundancyOptimizerBase*>(optimizer.get())) {
       sharded->zero_grad();
@@ -150,7 +150,8 @@ std::map<std::string, Memory> memories() {
 }  // namespace
 
 TEST_CASE("a skipped step leaves all kept state unchanged", "[skipped_step][ranks]") {
-  const std::vector<Overflow> overflows{{0}, {1}, {2, kNaN}, {2, kInf, /*is_everywhere=*/true}};
+  const std::vector<Overflow> overflows{
+      {0}, {1}, {2, kNaN}, {2, kInfinity, /*is_everywhere=*/true}};
   for (const auto& [name, memory] : memories()) {
     const auto ends = [&, memory = memory](const Overflow* overflow, std::optional<double> scale) {
       return run_ranks<End>(
@@ -181,7 +182,7 @@ TEST_CASE("the state that a hook saves after a skipped step is finite", "[skippe
     model->register_comm_hook(hook);
     for (int step = 0; step < 4; ++step) {
       const auto x = torch::ones({2, 8}) * (self.rank + 1);
-      (model->forward(x).sum() * (step == 3 && self.rank == 1 ? kInf : 1)).backward();
+      (model->forward(x).sum() * (step == 3 && self.rank == 1 ? kInfinity : 1)).backward();
     }
     torch::serialize::OutputArchive out;
     hook.save(out);
@@ -215,7 +216,7 @@ TEST_CASE("ranks that skip alone average in the same steps", "[skipped_step][loc
       optimizer.zero_grad();
       const auto x = torch::ones({2, 8}) * (self.rank + 1);
       const auto loss = model->forward(x).square().mean();
-      scaler.scale(step == kOverflow && self.rank == 1 ? loss * kInf : loss).backward();
+      scaler.scale(step == kOverflow && self.rank == 1 ? loss * kInfinity : loss).backward();
       end.steps += scaler.step(optimizer) ? '+' : '-';
       scaler.update();
       averager.average_parameters(net->parameters());
@@ -252,7 +253,7 @@ TEST_CASE("running statistics count a step that is skipped", "[skipped_step][ran
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
       const auto loss = model->forward(batch(step, self.rank)).square().sum();
-      scaler.scale(step == 2 && self.rank == 1 ? loss * kInf : loss).backward();
+      scaler.scale(step == 2 && self.rank == 1 ? loss * kInfinity : loss).backward();
       mine.steps += scaler.step(optimizer) ? '+' : '-';
       scaler.update();
     }
