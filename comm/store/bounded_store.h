@@ -29,7 +29,7 @@ class SilentStoreError : public c10::DistStoreError {
 /// arrived.
 ///
 /// Threads: as safe as the wrapped store. Operations at the same time have a thread each.
-/// Cost: two switches of threads per operation, about 10 us.
+/// Cost: two switches of threads per operation, a few us.
 class BoundedStore : public c10d::Store {
  public:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
