@@ -33,17 +33,18 @@ class FallbackBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+  /// \param job  without memory, the backend allocates no tensors.
   FallbackBackend(
       int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
       std::shared_ptr<GlooOnDemand> gloo)
       : c10d::Backend(rank, world_size),
-        arena_(job.memory->arena()),
+        arena_(job.memory ? job.memory->arena() : nullptr),
         options_(c10::make_intrusive<Options>("shm", timeout)),
         job_(std::move(job)),
         gloo_(std::move(gloo)) {}
 
   const std::string getBackendName() const override { return "shm"; }
-  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return arena_ != nullptr; }
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override {
     return allocate_tensor(size, options, *arena_);
   }
