@@ -24,7 +24,6 @@ struct Setup {
   std::chrono::milliseconds timeout{0};  // of its collectives
   Deadline connect_by{timeout};
   std::string group_name;
-  std::string key;                     // differs between the groups of a job
   std::vector<uint64_t> global_ranks;  // of the group's members, in group order
   GlooDevices gloo_devices;
   bool required = true;    // the user named the backend; else another one may replace it

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/c10d_names.h>
@@ -55,16 +56,19 @@ class SingleRankBackend : public c10d::Backend {
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& /*o*/) override {
     return done(OpType::BROADCAST, t);
   }
-  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& /*o*/) override {
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    check_reduction(o.reduceOp);
     return done(OpType::ALLREDUCE, t);
   }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& /*o*/) override {
     return done(OpType::_ALLREDUCE_SPARSE, t);
   }
-  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& /*o*/) override {
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
+    check_reduction(o.reduceOp);
     return done(OpType::ALLREDUCE_COALESCED, t);
   }
-  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& /*o*/) override {
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
+    check_reduction(o.reduceOp);
     return done(OpType::REDUCE, t);
   }
   WorkPtr allgather(TensorLists& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
@@ -74,6 +78,19 @@ class SingleRankBackend : public c10d::Backend {
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& /*o*/) override {
     return copy(OpType::_ALLGATHER_BASE, to, from);
   }
+  WorkPtr allgather_coalesced(
+      TensorLists& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
+    return copy_all(OpType::ALLGATHER_COALESCED, to.at(0), from);
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
+    return copy_all(OpType::ALLGATHER_COALESCED, to, from);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
+    check_reduction(o.reduceOp);
+    return copy_all(OpType::COALESCED, to, from);
+  }
   WorkPtr gather(TensorLists& to, Tensors& from, const c10d::GatherOptions& /*o*/) override {
     return copy_lists(OpType::GATHER, to, from);
   }
@@ -81,16 +98,17 @@ class SingleRankBackend : public c10d::Backend {
     return copy_lists(OpType::SCATTER, to, from);
   }
   WorkPtr reduce_scatter(
-      Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& /*o*/) override {
+      Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& o) override {
+    check_reduction(o.reduceOp);
     return copy_lists(OpType::REDUCE_SCATTER, to, from);
   }
   WorkPtr DDP_REDUCE_SCATTER_SINGLE(
-      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& /*o*/) override {
+      at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
+    check_reduction(o.reduceOp);
     return copy(OpType::_REDUCE_SCATTER_BASE, to, from);
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& /*o*/) override {
-    to.at(0).copy_(from.at(0));
-    return done(OpType::ALLTOALL, to);
+    return copy_all(OpType::ALLTOALL, to, from);
   }
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& /*to_splits*/,
@@ -98,6 +116,7 @@ class SingleRankBackend : public c10d::Backend {
     return copy(OpType::ALLTOALL_BASE, to, from);
   }
   WorkPtr barrier(const c10d::BarrierOptions& /*o*/) override { return done(OpType::BARRIER, {}); }
+  void monitoredBarrier(const c10d::BarrierOptions& /*o*/, bool /*wait_all_ranks*/) override {}
   WorkPtr send(Tensors& /*t*/, int dst, int /*tag*/) override { refuse("send", dst); }
   WorkPtr recv(Tensors& /*t*/, int src, int /*tag*/) override { refuse("recv", src); }
   WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv", -1); }
@@ -106,17 +125,24 @@ class SingleRankBackend : public c10d::Backend {
   static WorkPtr done(OpType type, Tensors outputs) {
     return c10::make_intrusive<CompletedWork>(type, std::move(outputs));
   }
-  static WorkPtr copy(OpType type, at::Tensor& to, const at::Tensor& from) {
-    to.copy_(from.view_as(to));
-    return done(type, {to});
+  static void check_reduction(const c10d::ReduceOp& op) {
+    DDP_CHECK_VALUE(
+        op.op_ != c10d::ReduceOp::PREMUL_SUM,
+        "a group of one rank: expected another reduction than PREMUL_SUM. Multiply the tensor.");
   }
-  static WorkPtr copy_lists(OpType type, TensorLists& to, const Tensors& from) {
-    to.at(0).at(0).copy_(from.at(0));
-    return done(type, to[0]);
-  }
-  static WorkPtr copy_lists(OpType type, Tensors& to, const TensorLists& from) {
-    to.at(0).copy_(from.at(0).at(0));
+  static WorkPtr copy_all(OpType type, const Tensors& to, const Tensors& from) {
+    const at::AutoDispatchBelowADInplaceOrView without_autograd;
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from.at(i).reshape(to[i].sizes()));
     return done(type, to);
+  }
+  static WorkPtr copy(OpType type, const at::Tensor& to, const at::Tensor& from) {
+    return copy_all(type, {to}, {from});
+  }
+  static WorkPtr copy_lists(OpType type, const TensorLists& to, const Tensors& from) {
+    return copy_all(type, to.at(0), from);
+  }
+  static WorkPtr copy_lists(OpType type, const Tensors& to, const TensorLists& from) {
+    return copy_all(type, to, from.at(0));
   }
   [[noreturn]] static void refuse(const char* call, int peer) {
     throw readable_error<c10::ValueError>(

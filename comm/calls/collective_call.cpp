@@ -62,7 +62,8 @@ std::string to_text(const CollectiveCall& call) {
     text += ddp::str(" in ", call.tensors, " tensors of sizes #", call.sizes % 10000);
   }
   if (call.kind == CollectiveKind::kDifferentiable) {
-    return text + (call.root == 1 ? " that requires a gradient" : " that requires no gradient");
+    return text +
+           (call.reduction == 1 ? " that requires a gradient" : " that requires no gradient");
   }
   if (call.root >= 0) {
     const bool sends =

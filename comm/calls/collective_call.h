@@ -20,8 +20,8 @@ enum class CollectiveKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  /// No collective: a call whose backward pass is one, if its tensor requires a gradient (`root` is
-  /// 1, else 0).
+  /// No collective: a call whose backward pass is one, if its tensor requires a gradient
+  /// (`reduction` is 1, else 0).
   kDifferentiable
 };
 

@@ -139,7 +139,6 @@ ProcessGroup connect_group(
            recipe.timeout,
            deadline,
            name,
-           key,
            {recipe.world_ranks.begin(), recipe.world_ranks.end()},
            recipe.gloo_devices,
            recipe.backends_required,

@@ -49,13 +49,13 @@ void MonitoredGroup::record(const CollectiveCall& call, c10::DeviceType device) 
 }
 
 void record_differentiable_call(
-    const ProcessGroup& group, const at::Tensor& tensor, bool requires_gradient) {
+    const ProcessGroup& group, const at::Tensor& tensor, bool requires_gradient,
+    bool has_equal_sizes) {
   auto* own = dynamic_cast<MonitoredGroup*>(group.get());
   if (own == nullptr) return;
-  const int root = requires_gradient ? 1 : 0;
-  own->record(
-      describe_call(CollectiveKind::kDifferentiable, tensor, /*reduction=*/-1, root),
-      tensor.device().type());
+  auto call = describe_call(CollectiveKind::kDifferentiable, tensor, requires_gradient ? 1 : 0);
+  if (!has_equal_sizes) call.numel = 0;
+  own->record(call, tensor.device().type());
 }
 
 WorkPtr MonitoredGroup::DDP_GROUP_ALL_GATHER_SINGLE(

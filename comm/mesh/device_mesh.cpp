@@ -34,6 +34,7 @@ struct DeviceMesh::Whole {
 namespace {
 
 constexpr const char* kInit = "init_device_mesh";
+constexpr const char* kFlatten = "DeviceMesh::flatten";
 
 void check_names(const MeshShape& shape, const std::string& place) {
   const auto& names = shape.names;
@@ -164,8 +165,9 @@ ProcessGroup DeviceMesh::flatten(const std::vector<std::string>& dims) const {
   if (axes.size() == whole_->shape.names.size()) return whole_->parent;
   const std::lock_guard lock(whole_->mutex);
   auto& made = whole_->flattened[axes];
-  if (!made) made = whole_->connect("DeviceMesh::flatten", {axes})[0];
-  return made;
+  if (made) return made;
+  exchange_equal_texts(kFlatten, whole_->parent, [&] { return joined_by(", ", dims); });
+  return made = whole_->connect(kFlatten, {axes})[0];
 }
 
 DeviceMesh init_device_mesh(

@@ -106,6 +106,7 @@ std::vector<ProcessGroup> connect_subgroups(
   auto& parent_group = made_here(call, parent);
   const auto key_of_all = parent_group.next_subgroup_key();
   std::vector<ProcessGroup> made(groups.size());
+  const auto deadline = connecting_deadline(parent_group.recipe().timeout);
   const auto connect = [&](const Subgroup& group) -> ProcessGroup {
     const auto& ranks = group.ranks;
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
@@ -118,7 +119,7 @@ std::vector<ProcessGroup> connect_subgroups(
     }
     const auto key = key_of_all + group.key;
     return connect_group(
-        recipe, connecting_deadline(recipe.timeout), bounded(parent->getStore())->with_prefix(key),
+        recipe, deadline, bounded(parent->getStore())->with_prefix(key),
         static_cast<int>(own - ranks.begin()), group.kind + " " + list_text(recipe.world_ranks),
         key, parent);
   };

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ddp/context_parallel.h>
 #include <ddp/functional.h>
 #include <ddp/internal/check.h>
@@ -26,11 +27,21 @@ at::Tensor to_sequence(const at::Tensor& t, const ProcessGroup& group) {
   return functional::all_to_all(sent, {}, {}, group).transpose(0, 1);
 }
 
+at::Tensor in_autocast_dtype(const at::Tensor& t) {
+  if (!t.defined() || !at::isFloatingType(t.scalar_type())) return t;
+  const auto device = t.device().type();
+  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device)
+             ? t.to(at::autocast::get_autocast_dtype(device))
+             : t;
+}
+
 }  // namespace
 
-void check_attention(
-    const char* call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const c10d::ProcessGroup& group) {
+AttentionArguments attention_arguments(
+    const char* call, const at::Tensor& given_q, const at::Tensor& given_k,
+    const at::Tensor& given_v, const c10d::ProcessGroup& group) {
+  const auto q = in_autocast_dtype(given_q), k = in_autocast_dtype(given_k),
+             v = in_autocast_dtype(given_v);
   const bool alike = q.defined() && k.defined() && v.defined() && q.dim() == 4 &&
                      k.sizes() == q.sizes() && v.sizes() == q.sizes() &&
                      k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() &&
@@ -43,6 +54,7 @@ void check_attention(
       ": expected q, k and v [N, heads, T / W, d] of one floating dtype and device, got ", shape(q),
       ", ", shape(k), " and ", shape(v), " ", on_rank_text(group),
       ". Repeat keys and values that several heads share.");
+  return {q, k, v};
 }
 
 at::Tensor whole_attention(
@@ -53,11 +65,11 @@ at::Tensor whole_attention(
 }
 
 at::Tensor all_to_all_attention(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const GroupArg& group_arg,
-    bool is_causal, std::optional<double> scale) {
+    const at::Tensor& given_q, const at::Tensor& given_k, const at::Tensor& given_v,
+    const GroupArg& group_arg, bool is_causal, std::optional<double> scale) {
   constexpr const char* kCall = "all_to_all_attention";
   const auto group = group_arg.get();
-  check_attention(kCall, q, k, v, *group);
+  const auto [q, k, v] = attention_arguments(kCall, given_q, given_k, given_v, *group);
   const int ranks = group->getSize();
   if (ranks == 1) return whole_attention(q, k, v, is_causal, scale);
   DDP_CHECK_VALUE(

@@ -7,9 +7,15 @@
 
 namespace ddp::functional {
 
+struct AttentionArguments {
+  at::Tensor q, k, v;
+};
+
+/// Under autocast in its dtype, as scaled_dot_product_attention() takes them.
+///
 /// \throws c10::ValueError  unless q, k and v are [N, heads, T / W, d], of one shape, dtype and
 ///         device.
-void check_attention(
+AttentionArguments attention_arguments(
     const char* call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const c10d::ProcessGroup& group);
 

@@ -18,7 +18,7 @@ struct BlockOutput {
   at::Tensor log_sum;  // [N, heads, queries], float32 or float64
 };
 
-/// \param q, k, v  [N, heads, queries or keys, d].
+/// \param q, k, v  [N, heads, queries or keys, d], on a CPU; the last dimension is contiguous.
 BlockOutput attend(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const BlockOptions& options);
 
@@ -30,13 +30,6 @@ struct BlockGradients {
 ///
 /// \param gradient, whole  of the output, and the output, to all keys.
 BlockGradients attend_backward(
-    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const BlockOutput& whole, const BlockOptions& options);
-
-/// The same by matrix products, some queries at a time, for devices without a kernel.
-BlockOutput attend_by_products(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const BlockOptions& options);
-BlockGradients attend_by_products_backward(
     const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const BlockOutput& whole, const BlockOptions& options);
 

@@ -162,7 +162,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
     const auto ring =
         c10::static_intrusive_pointer_cast<Ring>(context->saved_data[kRing].toCapsule());
     DDP_CHECK(
-        !(c10::GradMode::is_enabled() && gradients[0].requires_grad()),
+        !c10::GradMode::is_enabled(),
         "ring_attention: expected a backward pass without create_graph, got one with it ",
         on_rank_text(*ring->group), ". Use all_to_all_attention, which has second derivatives.");
     const auto saved = context->get_saved_variables();
@@ -176,10 +176,13 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
 }  // namespace
 
 at::Tensor ring_attention(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const GroupArg& group_arg,
-    bool is_causal, std::optional<double> scale) {
+    const at::Tensor& given_q, const at::Tensor& given_k, const at::Tensor& given_v,
+    const GroupArg& group_arg, bool is_causal, std::optional<double> scale) {
   const auto group = group_arg.get();
-  check_attention("ring_attention", q, k, v, *group);
+  const auto [q, k, v] = attention_arguments("ring_attention", given_q, given_k, given_v, *group);
+  DDP_CHECK_VALUE(
+      q.is_cpu(), "ring_attention: expected tensors of a CPU, got some on ", q.device(), " ",
+      on_rank_text(*group), ". Use all_to_all_attention.");
   if (group->getSize() == 1) return whole_attention(q, k, v, is_causal, scale);
   DDP_CHECK_VALUE(
       !is_causal || q.size(-2) % 2 == 0,
@@ -191,7 +194,7 @@ at::Tensor ring_attention(
   const bool makes_node =
       c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   record_differentiable_call(group, q, makes_node);
-  return RingAttention::apply(q, k, v, c10::make_intrusive<Ring>(group, options));
+  return RingAttention::apply(q.contiguous(), k, v, c10::make_intrusive<Ring>(group, options));
 }
 
 }  // namespace ddp::functional

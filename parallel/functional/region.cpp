@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/differentiable_call.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -29,16 +30,18 @@ at::Tensor take_part(const at::Tensor& t, int64_t dim, const ProcessGroup& group
 }
 
 at::Tensor join(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
-  // The first dimension of the result is that of the ranks, in whose order they lie in memory.
+  // The ranks' parts lie one after another, which is the order of the result if nothing comes
+  // before `dim`. That result must be no view, which autograd would not let the caller change.
+  const bool is_in_order = c10::multiply_integers(t.sizes().slice(0, dim)) == 1;
   auto sizes = t.sizes().vec();
-  if (dim == 0) {
-    sizes[0] *= group->getSize();
+  if (is_in_order) {
+    sizes[static_cast<size_t>(dim)] *= group->getSize();
   } else {
     sizes.insert(sizes.begin(), group->getSize());
   }
   auto parts = at::empty(sizes, t.options().memory_format(at::MemoryFormat::Contiguous));
   ddp::all_gather_into_tensor(parts, t.contiguous(), group);
-  return dim == 0 ? parts : parts.movedim(0, dim).flatten(dim, dim + 1);  // the latter copies
+  return is_in_order ? parts : parts.movedim(0, dim).flatten(dim, dim + 1);  // the latter copies
 }
 
 at::Tensor reduce_scatter_parts(const at::Tensor& t, int64_t dim, const ProcessGroup& group) {
@@ -131,7 +134,8 @@ at::Tensor Exchange::run(const at::Tensor& t) const {
 
 at::Tensor apply_exchange(const at::Tensor& t, const c10::intrusive_ptr<Exchange>& exchange) {
   const bool makes_node = t.requires_grad() && c10::GradMode::is_enabled();
-  record_differentiable_call(exchange->group, t, makes_node);
+  const bool has_equal_sizes = exchange->kind != Exchange::Kind::kAllToAll;
+  record_differentiable_call(exchange->group, t, makes_node, has_equal_sizes);
   return ExchangeNode::apply(t, exchange);
 }
 

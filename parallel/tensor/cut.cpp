@@ -20,6 +20,15 @@ void check_divides(
       ". Pad the layer, or use fewer ranks.");
 }
 
+void check_whole(
+    const char* layer, const char* name, const at::Tensor& whole, at::IntArrayRef sizes,
+    const c10d::ProcessGroup& group) {
+  const auto got = whole.defined() ? whole.sizes() : at::IntArrayRef();
+  DDP_CHECK_VALUE(
+      whole.defined() && got == sizes, layer, ": expected a whole ", name, " of sizes ", sizes,
+      ", got ", got, " ", on_rank_text(group), ". Give the values of the layer before it is cut.");
+}
+
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group) {
   const auto parts = whole.unflatten(0, {partitions, group.getSize(), -1});
   return parts.select(1, group.getRank()).flatten(0, 1).clone(at::MemoryFormat::Contiguous);

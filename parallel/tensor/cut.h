@@ -17,6 +17,11 @@ void check_divides(
     const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,
     const c10d::ProcessGroup& group);
 
+/// \throws c10::ValueError  unless `whole` has those sizes.
+void check_whole(
+    const char* layer, const char* name, const at::Tensor& whole, at::IntArrayRef sizes,
+    const c10d::ProcessGroup& group);
+
 /// This rank's rows of `whole`: of each of `partitions` equal blocks of rows its part.
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group);
 /// This rank's columns of a matrix.

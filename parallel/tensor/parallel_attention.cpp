@@ -47,6 +47,15 @@ void ParallelMultiheadAttentionImpl::check_options() {
 void ParallelMultiheadAttentionImpl::cut(const torch::nn::MultiheadAttention& whole) {
   const auto& group = options.process_group();
   const int64_t width = options.embed_dim();
+  const auto& given = whole->options;
+  DDP_CHECK_VALUE(
+      given.embed_dim() == width && given.num_heads() == options.num_heads() &&
+          given.kdim() == width && given.vdim() == width && !given.add_bias_kv() &&
+          !given.add_zero_attn(),
+      kAttention, ": expected a whole one of embed_dim ", width, " and num_heads ",
+      options.num_heads(), ", without kdim, vdim, add_bias_kv and add_zero_attn, got embed_dim ",
+      given.embed_dim(), " and num_heads ", given.num_heads(), " ", on_rank_text(*group),
+      ". Give one with these options.");
   in_proj = register_module(
       "in_proj", ColumnParallelLinear(
                      ColumnParallelLinearOptions(width, 3 * width)

@@ -71,6 +71,9 @@ void ColumnParallelLinearImpl::check_options() {
 void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
   const c10::NoGradGuard no_grad;
   const auto& group = *options.process_group();
+  check_whole(
+      kColumn, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
+  if (options.bias()) check_whole(kColumn, "bias", whole_bias, options.out_features(), group);
   weight = own_rows(whole_weight, options.partitions(), group);
   if (options.bias()) bias = own_rows(whole_bias, options.partitions(), group);
 }
@@ -128,7 +131,10 @@ void RowParallelLinearImpl::check_options() {
 
 void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
   const c10::NoGradGuard no_grad;
-  weight = own_columns(whole_weight, *options.process_group());
+  const auto& group = *options.process_group();
+  check_whole(kRow, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
+  if (options.bias()) check_whole(kRow, "bias", whole_bias, options.out_features(), group);
+  weight = own_columns(whole_weight, group);
   if (options.bias()) bias = whole_bias;
 }
 
@@ -164,7 +170,7 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
   const auto part = at::linear(own, weight);
   const auto output = options.sequence_parallel() ? functional::reduce_scatter(part, 0, group)
                                                   : functional::reduce_from_region(part, group);
-  return bias.defined() ? output + bias : output;
+  return bias.defined() ? output + bias.to(output.scalar_type()) : output;
 }
 
 }  // namespace ddp

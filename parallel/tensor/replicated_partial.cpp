@@ -41,7 +41,7 @@ class SumOverGroup : public torch::autograd::FunctionPreHook {
 }  // namespace
 
 void sum_gradient_over(const at::Tensor& parameter, const ProcessGroup& group) {
-  if (group->getSize() == 1 || !parameter.requires_grad()) return;
+  if (group->getSize() == 1) return;
   const auto& hooks = torch::autograd::impl::hooks(parameter);
   const bool is_marked = std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
     const auto* sum = dynamic_cast<const SumOverGroup*>(hook.get());

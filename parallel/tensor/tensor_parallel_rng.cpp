@@ -6,7 +6,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
+#include <ddp/internal/rank_text.h>
 
 namespace ddp {
 namespace {
@@ -28,10 +30,19 @@ void swap_states(at::Generator one, at::Generator other) {
   other.set_state(state);
 }
 
+// Whose numbers the default generators draw for this thread; null: their own.
+thread_local const c10d::ProcessGroup* active_group = nullptr;
+
 }  // namespace
 
 struct TensorParallelRng::Impl {
   explicit Impl(const ProcessGroup& group) {
+    DDP_CHECK(
+        active_group == nullptr || active_group == group.get(),
+        "TensorParallelRng: expected no guard of another group around it, got one ",
+        on_rank_text(*group), ". End that one before.");
+    if (active_group != nullptr) return;
+    active_group = group.get();
     for (const auto& device : devices_in_use()) {
       const auto& generator = at::globalContext().defaultGenerator(device);
       const auto seed =
@@ -40,7 +51,11 @@ struct TensorParallelRng::Impl {
     }
     swap();
   }
-  ~Impl() { swap(); }
+  ~Impl() {
+    if (swapped.empty()) return;
+    swap();
+    active_group = nullptr;
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 

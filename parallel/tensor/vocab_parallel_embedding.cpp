@@ -51,6 +51,8 @@ void VocabParallelEmbeddingImpl::check_options() {
 void VocabParallelEmbeddingImpl::cut(const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
   const auto& group = *options.process_group();
+  check_whole(
+      kVocabEmbedding, "weight", whole, {options.num_embeddings(), options.embedding_dim()}, group);
   const int64_t rows = (whole.size(0) + group.getSize() - 1) / group.getSize();
   const int64_t begin = std::min(group.getRank() * rows, whole.size(0));
   const int64_t own = std::min(rows, whole.size(0) - begin);

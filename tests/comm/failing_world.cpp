@@ -6,10 +6,6 @@
 //   resulting error, and after how many milliseconds it was thrown
 // failing_world exchange VICTIM FILE
 //   the same in an all-to-all of many rounds, of which VICTIM has finished the first ones
-// failing_world kill_in_group VICTIM FILE
-//   as kill, in a group of the first and the last rank; the others end before
-// failing_world kill_in_receive VICTIM FILE
-//   as kill_in_group; the first rank waits for a message of VICTIM
 // failing_world stop VICTIM FILE HOSTS
 //   VICTIM stops itself in the middle of an all-reduce that the last rank does not call; the others
 //   print as above
@@ -75,11 +71,6 @@ c10::intrusive_ptr<c10d::Work> start_exchange(const BackendPtr& backend) {
   return backend->DDP_ALL_TO_ALL_SINGLE(to, from, equal, equal);
 }
 
-c10::intrusive_ptr<c10d::Work> start_receive(const BackendPtr& backend) {
-  std::vector<at::Tensor> tensors{at::ones({1})};
-  return backend->recv(tensors, 1, 0);
-}
-
 int print_failure_of(c10::function_ref<c10::intrusive_ptr<c10d::Work>()> begin) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = ddp::problem_of([&] { begin()->wait(); });
@@ -87,17 +78,6 @@ int print_failure_of(c10::function_ref<c10::intrusive_ptr<c10d::Work>()> begin) 
   if (text.empty()) return EXIT_FAILURE;
   std::printf("after %.0f ms: %s\n", time.count(), text.c_str());
   return EXIT_SUCCESS;
-}
-
-/// Makes a group of the first and the last rank, in which the last one kills itself.
-int fail_in_group(bool receives) {
-  const int last = number_of("WORLD_SIZE") - 1;
-  const auto group = ddp::new_group({0, last});
-  if (!group) return EXIT_SUCCESS;
-  const auto backend = group->getBackend(at::kCPU);
-  start_sum(backend)->wait();
-  if (number_of("RANK") == last) std::raise(SIGKILL);
-  return print_failure_of([&] { return receives ? start_receive(backend) : start_sum(backend); });
 }
 
 void print_shared_memory() {
@@ -126,9 +106,6 @@ int main(int argc, char** argv) try {
   if (what == "wait") {
     print_shared_memory();
     std::this_thread::sleep_for(60s);
-  }
-  if (what == "kill_in_group" || what == "kill_in_receive") {
-    return fail_in_group(what == "kill_in_receive");
   }
   if (what == "exchange") {
     const auto exchange = start_exchange(backend);

@@ -3,7 +3,6 @@
 
 #include <ddp/ddp.h>
 
-#include "parallel/context/block_attention.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 
@@ -109,23 +108,25 @@ TEST_CASE("attention over a cut sequence works in bfloat16", "[parallel][context
   for (const double error : errors) CHECK(error < 0.03);
 }
 
-TEST_CASE("attention by matrix products is the kernel's", "[parallel][context]") {
-  const bool causal = GENERATE(false, true);
-  const int64_t keys = causal ? 700 : 300;  // more queries than exist at a time
-  const auto q = drawn({1, 2, 700, 4}, 1), k = drawn({1, 2, keys, 4}, 2),
-             v = drawn({1, 2, keys, 4}, 3);
-  const functional::BlockOptions options{causal, 0.4};
-  const auto kernel = functional::attend(q, k, v, options);
-  const auto products = functional::attend_by_products(q, k, v, options);
-  CHECK(gap(kernel.output, products.output) < 1e-12);
-  CHECK(gap(kernel.log_sum, products.log_sum) < 1e-12);
-  const auto gradient = drawn({1, 2, 700, 4}, 4);
-  const auto of_kernel = functional::attend_backward(gradient, q, k, v, kernel, options);
-  const auto of_products =
-      functional::attend_by_products_backward(gradient, q, k, v, kernel, options);
-  CHECK(gap(of_kernel.q, of_products.q) < 1e-12);
-  CHECK(gap(of_kernel.k, of_products.k) < 1e-11);
-  CHECK(gap(of_kernel.v, of_products.v) < 1e-11);
+TEST_CASE(
+    "attention over a cut sequence takes any layout and autocast", "[parallel][context][ranks]") {
+  const auto q = drawn({2, 4, 5, 16}, 1).transpose(-1, -2);  // [2, 4, 16, 5]
+  const auto k = drawn({2, 4, 16, 5}, 2), v = drawn({2, 4, 16, 5}, 3);
+  const auto expected = at::scaled_dot_product_attention(q, k, v, {}, 0, true);
+  const auto errors = run_ranks<double>(2, [&](const Rank& self) {
+    const auto cut = [&](const Tensor& t) { return t.chunk(2, 2)[static_cast<size_t>(self.rank)]; };
+    // Whole sequences in the order of the ranks: the first half, which is causal by itself.
+    const auto positions = functional::context_positions(16, self.group);
+    const auto own = [&](const Tensor& t) { return t.index_select(2, positions); };
+    const auto own_q = own(q).transpose(-1, -2).contiguous().transpose(-1, -2);
+    const auto part = functional::ring_attention(own_q, own(k), own(v), self.group, true);
+    const ddp::AutocastGuard autocast(at::kCPU, ddp::AutocastOptions(at::kBFloat16));
+    const auto low = functional::ring_attention(
+        cut(q).to(torch::kFloat), cut(k).to(torch::kFloat), cut(v).to(torch::kBFloat16),
+        self.group);
+    return low.scalar_type() == torch::kBFloat16 ? gap(part, own(expected)) : 1e300;
+  });
+  for (const double error : errors) CHECK(error < 1e-12);
 }
 
 TEST_CASE(
@@ -138,7 +139,7 @@ TEST_CASE(
     const auto again = [&] {
       const auto q = torch::ones({1, 2, 4, 2}).requires_grad_();
       const auto gradient = torch::autograd::grad(
-          {functional::ring_attention(q, q, q, g).pow(2).sum()}, {q}, {}, true, true);
+          {functional::ring_attention(q, q, q, g).sum()}, {q}, {}, true, true);
     };
     return std::vector<std::string>{
         of([&] { functional::context_shard(torch::zeros({6}), 0, g); }),

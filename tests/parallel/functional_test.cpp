@@ -259,19 +259,30 @@ TEST_CASE(
     "a gradient that one rank alone needs is an error that says so",
     "[parallel][functional][ranks][errors]") {
   const auto errors = errors_of_ranks(
-      2,
+      3,
       [](const Rank& self) {
-        const auto input = draw({4}, 1).requires_grad_(self.rank == 0);
+        const auto pair = ddp::new_group({1, 2}, self.group);
+        if (!pair) return self.wait_until_others_end();
+        const auto input = draw({4}, 1).requires_grad_(self.rank == 1);
         const auto weight = draw({4}, 2).requires_grad_();
-        (functional::copy_to_region(input, self.group) * weight).sum().backward();
-        ddp::barrier(self.group);
+        (functional::copy_to_region(input, pair) * weight).sum().backward();
+        ddp::barrier(pair);
       },
       ddp::testing::kLongTimeout);
-  for (const auto& error : errors) {
+  for (size_t rank : {1, 2}) {
     CHECK_THAT(
-        error, Contains("differentiable call of 4 x Double that requires a gradient") &&
-                   Contains("differentiable call of 4 x Double that requires no gradient"));
+        errors[rank], Contains("differentiable call of 4 x Double that requires a gradient") &&
+                          Contains("differentiable call of 4 x Double that requires no gradient"));
   }
+}
+
+TEST_CASE(
+    "parts behind a dimension of size 1 may be changed in place", "[parallel][functional][ranks]") {
+  const auto sums = run_ranks<double>(2, [](const Rank& self) {
+    const auto input = torch::full({1, 3}, -1.0, torch::kDouble).requires_grad_();
+    return functional::all_gather(input * 1, 1, self.group).relu_().sum().item<double>();
+  });
+  CHECK(sums == std::vector<double>{0, 0});
 }
 
 TEST_CASE(

@@ -52,9 +52,10 @@ inline backends::shm::BootstrapResult share_within(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::vector<int>& ranks,
     const backends::BackendPtr& parent, std::chrono::milliseconds timeout) {
   auto setup = setup_on_hosts(store, "within", rank, ranks, timeout);
-  setup.key = "within";
   setup.parent = parent;
-  return backends::shm::bootstrap(setup, {}, {});
+  auto gloo_setup = setup;
+  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("within/gloo", store);
+  return backends::shm::bootstrap(setup, backends::make_gloo(gloo_setup), {});
 }
 
 }  // namespace ddp::testing

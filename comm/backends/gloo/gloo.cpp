@@ -21,7 +21,6 @@
 
 #include "backends/gloo/gloo.h"
 #include "backends/gloo/message.h"
-#include "backends/gloo/message_group.h"
 #include "backends/gloo/point_to_point.h"
 #include "backends/registry.h"
 #include "backends/tags.h"
@@ -100,43 +99,34 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     return start(Kind::kBarrier, {}, [&] { return Base::barrier(o); });
   }
 
-  WorkPtr send(Tensors& t, int dst, int tag) override { return send_in({}, t, dst, tag); }
-  WorkPtr recv(Tensors& t, int src, int tag) override { return receive_in({}, t, src, tag); }
-  WorkPtr recvAnysource(Tensors& t, int tag) override {
-    return receive_in({}, t, std::nullopt, tag);
-  }
-
-  /// \param group  whose ranks `dst` is one of; null: Gloo's own.
-  WorkPtr send_in(const MessageGroupPtr& group, Tensors& t, int dst, int tag) {
-    check_in_use(group);
+  WorkPtr send(Tensors& t, int dst, int tag) override {
     check_message("send", t, tag);
     const auto tensor = t[0].cpu();
-    const auto key = key_of(group);
-    const int to = group ? group->gloo_ranks.at(static_cast<size_t>(dst)) : dst;
     return begin([&]() -> WorkPtr {
-      Tensors packet{make_packet(tensor, key, tag)};
-      const WorkPtr first = Base::send(packet, to, packet_tag(key, tag));
+      Tensors packet{make_packet(tensor)};
+      const WorkPtr first = Base::send(packet, dst, tag);
       WorkPtr second;
       if (!fits_in_packet(tensor)) {
         Tensors elements{tensor};
-        second = Base::send(elements, to, elements_tag(tensor, key, tag));
+        second = Base::send(elements, dst, elements_tag(tensor, tag));
       }
       const auto transfer = [first, second](const GlooPointToPoint::Wait& wait) {
         return wait(first) && (!second || wait(second));
       };
-      return point_to_point(first, transfer, group, dst);
+      return c10::make_intrusive<GlooPointToPoint>(first, transfer, options_->timeout);
     });
   }
-
-  /// \param src  the sender; unset: any rank.
-  WorkPtr receive_in(const MessageGroupPtr& group, Tensors& t, std::optional<int> src, int tag) {
-    check_in_use(group);
+  WorkPtr recv(Tensors& t, int src, int tag) override {
     check_message("recv", t, tag);
-    auto work = receive(group, t[0], src, tag);
+    return receive(t[0], src, tag);
+  }
+  WorkPtr recvAnysource(Tensors& t, int tag) override {
+    check_message("recv", t, tag);
+    auto work = receive(t[0], std::nullopt, tag);
     // The sender of a long message may wait until its elements are received, and the packet says
     // from whom. So a thread of its own receives both, because the caller may do something else
     // before it waits.
-    if (!src && !fits_in_packet(t[0])) work->start();
+    if (!fits_in_packet(t[0])) static_cast<GlooPointToPoint&>(*work).start();
     return work;
   }
 
@@ -247,76 +237,45 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
     }
   }
 
-  static void check_in_use(const MessageGroupPtr& group) {
-    const auto why = group ? group->why_ended() : "";
-    DDP_CHECK_WITH(
-        DistBackendError, why.empty(),
-        "Gloo: expected a working process group, but it ended on rank ", group->rank, " of ",
-        group->size(), ": ", why);
-  }
-
-  static uint64_t key_of(const MessageGroupPtr& group) { return group ? group->key : 0; }
-
-  c10::intrusive_ptr<GlooPointToPoint> point_to_point(
-      const WorkPtr& first, GlooPointToPoint::Transfer transfer, const MessageGroupPtr& group,
-      int peer) const {
-    if (group) {
-      return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), group, peer);
-    }
-    return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
-  }
-
-  c10::intrusive_ptr<GlooPointToPoint> receive(
-      const MessageGroupPtr& group, const at::Tensor& tensor, std::optional<int> src, int tag) {
+  // \param src  the sender; unset: any rank.
+  WorkPtr receive(const at::Tensor& tensor, std::optional<int> src, int tag) {
     auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
     const auto host =
         tensor.is_cpu() ? tensor : at::empty_like(tensor, tensor.options().device(at::kCPU));
-    const auto key = key_of(group);
-    const int from = src ? group ? group->gloo_ranks.at(static_cast<size_t>(*src)) : *src : -1;
-    c10::intrusive_ptr<GlooPointToPoint> started;
-    begin([&]() -> WorkPtr {
+    return begin([&]() -> WorkPtr {
       Tensors packet{empty_packet()};
-      const int wire_tag = packet_tag(key, tag);
-      const WorkPtr first =
-          src ? Base::recv(packet, from, wire_tag) : Base::recvAnysource(packet, wire_tag);
+      const WorkPtr first = src ? Base::recv(packet, *src, tag) : Base::recvAnysource(packet, tag);
       WorkPtr elements;
-      if (src && !fits_in_packet(tensor)) elements = receive_elements(host, from, key, tag);
-      auto transfer = [self, group, first, elements, packet = packet[0], host, tensor, key,
+      if (src && !fits_in_packet(tensor)) elements = receive_elements(host, *src, tag);
+      auto transfer = [self, first, elements, packet = packet[0], host, tensor,
                        tag](const GlooPointToPoint::Wait& wait) {
         if (!wait(first)) return false;
-        const int source = first->sourceRank();
-        self->check_received(packet, tensor, source, group, tag);
+        self->check_received(packet, tensor, first->sourceRank(), tag);
         if (fits_in_packet(tensor)) {
           copy_elements(packet, host);
         } else {
-          const auto second = elements ? elements : self->receive_elements(host, source, key, tag);
+          const auto second =
+              elements ? elements : self->receive_elements(host, first->sourceRank(), tag);
           if (!wait(second)) return false;
         }
         if (!tensor.is_cpu()) at::Tensor(tensor).copy_(host);
         return true;
       };
-      started = point_to_point(first, std::move(transfer), group, src.value_or(-1));
-      return started;
+      return c10::make_intrusive<GlooPointToPoint>(first, std::move(transfer), options_->timeout);
     });
-    return started;
   }
 
-  WorkPtr receive_elements(const at::Tensor& host, int source, uint64_t key, int tag) {
+  WorkPtr receive_elements(const at::Tensor& host, int source, int tag) {
     Tensors elements{host};
-    return begin([&] { return Base::recv(elements, source, elements_tag(host, key, tag)); });
+    return begin([&] { return Base::recv(elements, source, elements_tag(host, tag)); });
   }
 
   // After an error the two ranks no longer agree on what comes next, and a later message could
   // arrive in the memory of this receive. So the error ends the group.
-  void check_received(
-      const at::Tensor& packet, const at::Tensor& tensor, int source, const MessageGroupPtr& group,
-      int tag) {
-    const auto receive =
-        group ? Receive{tensor, group->rank_of(source), group->key, tag, group->rank, group->size()}
-              : Receive{tensor, source, 0, tag, rank_, size_};
-    const auto problem = problem_of_message(packet, receive);
+  void check_received(const at::Tensor& packet, const at::Tensor& tensor, int source, int tag) {
+    const auto problem = problem_of_message(packet, tensor, source, tag, rank_, size_);
     if (problem.empty()) return;
-    group ? group->fail(problem) : abort();
+    abort();
     DDP_CHECK(false, problem);
   }
 
@@ -357,18 +316,6 @@ BackendPtr make_gloo(const Setup& setup) {
       " ms, but it could not. If that is not the way to them, set GLOO_SOCKET_IFNAME. (", problem,
       ")");
   return gloo;
-}
-
-c10::intrusive_ptr<c10d::Work> send_in_group(
-    c10d::Backend& gloo, const MessageGroupPtr& group, std::vector<at::Tensor>& tensors, int dst,
-    int tag) {
-  return dynamic_cast<Gloo&>(gloo).send_in(group, tensors, dst, tag);
-}
-
-c10::intrusive_ptr<c10d::Work> receive_in_group(
-    c10d::Backend& gloo, const MessageGroupPtr& group, std::vector<at::Tensor>& tensors,
-    std::optional<int> src, int tag) {
-  return dynamic_cast<Gloo&>(gloo).receive_in(group, tensors, src, tag);
 }
 
 namespace {

@@ -19,27 +19,18 @@ namespace ddp::backends {
 /// posts the receive before the elements come.
 struct MessageHeader {
   int64_t numel = 0;
-  int64_t dtype = 0;   // at::ScalarType
-  uint64_t group = 0;  // MessageGroup::key; 0: the group that Gloo connects
-  int64_t tag = 0;
+  int64_t dtype = 0;  // at::ScalarType
 };
 
 /// Whether a tensor's elements fit into the packet. A copy of 64 KiB costs less than a second
 /// message.
 bool fits_in_packet(const at::Tensor& tensor);
 
-/// The tag of a packet.
-///
-/// \param group  as in the header.
-/// \param tag  the user's.
-int packet_tag(uint64_t group, int tag);
-
-/// The tag of a long message's elements. It differs for each dtype, size, tag and group of the
-/// message.
-int elements_tag(const at::Tensor& tensor, uint64_t group, int tag);
+/// The tag of a long message's elements. It differs for each dtype, size and tag of the message.
+int elements_tag(const at::Tensor& tensor, int tag);
 
 /// \param tensor  contiguous, on the CPU.
-at::Tensor make_packet(const at::Tensor& tensor, uint64_t group, int tag);
+at::Tensor make_packet(const at::Tensor& tensor);
 
 /// Allocates a buffer that is large enough for any packet.
 at::Tensor empty_packet();
@@ -50,17 +41,8 @@ void copy_elements(const at::Tensor& packet, const at::Tensor& tensor);
 /// \throws c10::ValueError  unless it is one dense, contiguous tensor, and the tag one for users.
 void check_message(const char* call, const std::vector<at::Tensor>& tensors, int tag);
 
-/// A receive, and who waits in it for whose message.
-struct Receive {
-  at::Tensor tensor;
-  int source = 0;
-  uint64_t group = 0;
-  int tag = 0;
-  int rank = 0;
-  int ranks = 1;  // of the group
-};
-
-/// An error with both descriptions; "" if the message fits.
-std::string problem_of_message(const at::Tensor& packet, const Receive& receive);
+/// An error with both descriptions; "" if the message fits `tensor`.
+std::string problem_of_message(
+    const at::Tensor& packet, const at::Tensor& tensor, int source, int tag, int rank, int ranks);
 
 }  // namespace ddp::backends

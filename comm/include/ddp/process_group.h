@@ -92,8 +92,7 @@ class DDP_API GroupArg {
 ///
 /// Collective: yes, over the parent, members or not. Blocks: host.
 /// Cost: two exchanges of texts in the parent, and connecting; split_group() makes many groups at a
-/// time. Over shared memory on one host no connection, thread or mapping: three requests to the
-/// store, and about 13 KiB of shared memory for each member.
+/// time.
 DDP_API ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent = {});
 
 /// Divides a group: ranks that give the same color make a group together, all groups at a time.

@@ -47,7 +47,7 @@ DDP_API at::Tensor context_positions(int64_t length, const GroupArg& group = {})
 ///        ranks.
 /// \param scale  of the scores; default 1 / sqrt(d).
 /// \return  [N, heads, T / W, d]: scaled_dot_product_attention() of the whole sequence, cut.
-/// \throws c10::ValueError  for other shapes.
+/// \throws c10::ValueError  for other shapes, and tensors of a GPU.
 ///
 /// Collective: yes, and backward. Blocks: host.
 /// Memory: O(T / W): beside inputs and output the keys and values of two other ranks, in backward

@@ -152,19 +152,6 @@ TEST_CASE("further groups take no mappings, descriptors or threads", "[shm][rank
   CHECK(many == one);
 }
 
-TEST_CASE("a group of one rank shares the memory too", "[shm][ranks]") {
-  const auto names = run_ranks<std::string>(
-      2,
-      [](const Rank& self) {
-        const auto own = split_group(self.rank, 0, self.group);
-        use(own, self.rank, {self.rank});
-        TORCH_CHECK(backend_of(own).arena() == backend_of(self.group).arena());
-        return own->getBackend(at::kCPU)->getBackendName();
-      },
-      over_shm());
-  CHECK(names == std::vector<std::string>(2, "shm"));
-}
-
 TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
   const auto places = run_ranks<std::vector<size_t>>(
       4,
@@ -181,8 +168,6 @@ TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
           std::rotate(groups.begin(), groups.begin() + self.rank * 2, groups.end());
           groups.clear();
           barrier(self.group);
-          // A leader looks for blocks that are no longer used when it needs one.
-          split_group(self.rank, 0, self.group);
           places.push_back(free_from(self.group));
           barrier(self.group);
         }
@@ -268,7 +253,7 @@ TEST_CASE("a group that is aborted alone leaves memory to the others", "[shm][ra
         const auto arena = backend.arena();
         const auto pending = *arena->offset_of(tensors[0]);
         if (self.rank == 0) {
-          const auto work = backend.allreduce(tensors, {});
+          const auto work = backend.allreduce(tensors, c10d::AllreduceOptions());
           backend.abort();
           TORCH_CHECK(!error_of([&] { work->wait(); }).empty());
         }

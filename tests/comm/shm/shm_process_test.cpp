@@ -87,25 +87,6 @@ TEST_CASE("all ranks name a killed rank within a second", "[shm][process][errors
   }
 }
 
-TEST_CASE("a killed rank ends the waits in a group of the world", "[shm][process][errors]") {
-  const bool receives = GENERATE(false, true);
-  FailingWorld world(receives ? "kill_in_receive" : "kill_in_group", 2, 3);
-  const auto end = world.rank(0).wait();
-  CAPTURE(receives, end.out, end.err);
-  CHECK(end.code == 0);
-  CHECK(numbers_after(end.out, "after ").at(0) < 1000);
-  if (receives) {
-    CHECK_THAT(end.out, ContainsText("by peer"));
-  } else {
-    const auto pid = std::to_string(world.rank(2).pid());
-    CHECK_THAT(
-        end.out, ContainsText("collective number 1 (all_reduce of 1 x Float, SUM) on rank 0: ") &&
-                     ContainsText("rank 1 (process " + pid + ") has ended"));
-  }
-  CHECK(world.rank(1).wait().code == 0);
-  CHECK(world.rank(2).wait().code == -9);
-}
-
 TEST_CASE(
     "all ranks name a rank that is killed in the middle of an all-to-all",
     "[shm][process][errors]") {

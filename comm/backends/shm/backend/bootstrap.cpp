@@ -8,7 +8,6 @@
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
-#include <ddp/internal/hash.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -20,7 +19,6 @@
 #include "host_memory.h"
 #include "reduce.h"
 #include "shm_backend.h"
-#include "store/bounded_store.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -97,15 +95,24 @@ std::string why_no_hosts(const Hosts& hosts, const Setup& setup) {
   return apart ? "no two ranks are on one host and in one container" : "";
 }
 
-/// What the group that this one is made of shares with it; no memory if there is none.
-JobResources job_of_parent(const Setup& setup) {
+/// The memory of the group that this one is made of; null if there is none.
+std::shared_ptr<HostMemory> memory_of_parent(const Setup& setup) {
   const auto* parent = dynamic_cast<const FallbackBackend*>(setup.parent.get());
-  return parent ? parent->job() : JobResources();
+  return parent ? parent->host_memory() : nullptr;
+}
+
+/// Values of the group's ranks, by their ranks in the job, which HostMemory counts by.
+template <typename T>
+std::vector<T> by_rank_of_job(const std::vector<T>& of_group, const Setup& setup) {
+  const auto& ranks = setup.global_ranks;
+  std::vector<T> all(*std::max_element(ranks.begin(), ranks.end()) + 1);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) all[ranks[rank]] = of_group[rank];
+  return all;
 }
 
 /// Makes this rank's memory, and finds that of the others, which is not mapped yet.
 ///
-/// \return  null with the reason in `why_not`, if no memory can be shared.
+/// \return  null with the reason in `why_not`.
 std::shared_ptr<HostMemory> make_memory(
     const Setup& setup, const BootstrapOptions& options, std::vector<ArenaLocation>& locations,
     std::string& why_not) {
@@ -116,12 +123,14 @@ std::shared_ptr<HostMemory> make_memory(
   if (!why_not.empty()) return nullptr;
   std::shared_ptr<HostMemory> memory;
   const auto made = share(setup, "memory", [&] {
-    memory = std::make_shared<HostMemory>(named.entries, setup.rank, options.arena_bytes);
+    const auto own = static_cast<int>(setup.global_ranks[static_cast<size_t>(setup.rank)]);
+    memory = std::make_shared<HostMemory>(
+        by_rank_of_job(named.entries, setup), own, options.arena_bytes);
     return to_text(memory->location());
   });
   why_not = made.problem;
   if (!why_not.empty()) return nullptr;
-  locations = parse_locations(made);
+  locations = by_rank_of_job(parse_locations(made), setup);
   return memory;
 }
 
@@ -175,108 +184,66 @@ void log_choice(const Setup& setup, const BootstrapResult& shared) {
             << "\" for CPU tensors" << (shared.backend ? "." : ", for " + shared.why_not + ".");
 }
 
-std::shared_ptr<GlooOnDemand> connect_on_demand(Setup setup) {
-  setup.parent = nullptr;
-  return std::make_shared<GlooOnDemand>([setup = std::move(setup)] {
-    auto own = setup;
-    own.connect_by = Deadline(setup.timeout);
-    own.store = bounded(setup.store)->with_deadline(own.connect_by);
-    return make_gloo(own);
-  });
-}
-
-MessageGroupPtr make_message_group(
-    const Setup& setup, const std::shared_ptr<ProgressEngine>& engine) {
-  auto group = std::make_shared<MessageGroup>();
-  group->key = fnv1a(setup.key) | 1;
-  group->gloo_ranks.assign(setup.global_ranks.begin(), setup.global_ranks.end());
-  group->rank = setup.rank;
-  group->timeout = setup.timeout;
-  const std::weak_ptr<ProgressEngine> weak = engine;
-  group->why_ended = [weak]() -> std::string {
-    const auto running = weak.lock();
-    return running ? running->why_ended() : kGroupDestroyed;
-  };
-  group->why_left = [weak](int rank) -> std::string {
-    const auto running = weak.lock();
-    return running ? running->why_left(rank) : "";
-  };
-  group->fail = [weak](const std::string& why) {
-    if (const auto running = weak.lock()) running->fail(why);
-  };
-  return group;
-}
-
-std::vector<Peer> peers_of(const HostMemory& memory, const Setup& setup, const Hosts& hosts) {
+BackendPtr make_backend(
+    const Setup& setup, const Hosts& hosts, const std::shared_ptr<HostMemory>& memory,
+    const Controls& controls, const BackendPtr& gloo, const BackendPtr& leaders) {
   std::vector<Peer> peers;
   for (const int rank : hosts.locals) {
-    peers.push_back(memory.peer(static_cast<int>(setup.global_ranks[static_cast<size_t>(rank)])));
+    peers.push_back(memory->peer(static_cast<int>(setup.global_ranks[static_cast<size_t>(rank)])));
     peers.back().rank = rank;
   }
-  return peers;
-}
-
-BackendPtr make_backend(
-    const Setup& setup, const Hosts& hosts, const JobResources& job, const Controls& controls,
-    const BackendPtr& gloo, const BackendPtr& leaders) {
-  const auto& arena = job.memory->arena();
   const auto engine_on = [&](size_t control) {
     return ProgressEngine::make(
-        hosts.local_rank, controls[control], peers_of(*job.memory, setup, hosts), arena,
-        setup.timeout);
+        hosts.local_rank, controls[control], peers, memory->arena(), setup.timeout);
   };
-  if (hosts.are_several()) {
-    return c10::make_intrusive<HierarchicalBackend>(
-        setup.rank, setup.world_size, setup.timeout, job,
-        Host{
-            arena, engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(), hosts.leaders},
-        leaders, gloo);
+  if (!hosts.are_several()) {
+    return c10::make_intrusive<ShmBackend>(
+        setup.rank, setup.world_size, memory, engine_on(0), gloo);
   }
-  const auto engine = engine_on(0);
-  return c10::make_intrusive<ShmBackend>(
-      setup.rank, setup.world_size, setup.timeout, job, engine,
-      gloo ? std::make_shared<GlooOnDemand>(gloo) : connect_on_demand(setup),
-      gloo ? nullptr : make_message_group(setup, engine));
+  return c10::make_intrusive<HierarchicalBackend>(
+      setup.rank, setup.world_size, memory,
+      Host{
+          memory->arena(), engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(),
+          hosts.leaders},
+      leaders, gloo, setup.timeout);
 }
 
 }  // namespace
 
 BootstrapResult bootstrap(
     const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options) {
-  auto job = job_of_parent(setup);
-  const bool is_mapped = job.memory != nullptr;
+  auto memory = memory_of_parent(setup);
+  const bool is_mapped = memory != nullptr;
   std::vector<ArenaLocation> locations;
   std::string why_not;
-  if (!is_mapped) job = {make_memory(setup, options, locations, why_not), gloo};
-  if (!job.memory) return {nullptr, why_not};
-  const auto hosts = find_hosts(hosts_of(setup, *job.memory), setup.rank);
+  if (!is_mapped) memory = make_memory(setup, options, locations, why_not);
+  if (!memory) return {nullptr, why_not};
+  const auto hosts = find_hosts(hosts_of(setup, *memory), setup.rank);
   why_not = why_no_hosts(hosts, setup);
   if (!why_not.empty()) return {nullptr, why_not};
 
   const auto reserved = share(setup, "state", [&] {
-    if (!is_mapped) job.memory->map(locations);
-    return hosts.leads() ? reserve_controls(*job.memory, hosts) : "";
+    if (!is_mapped) memory->map(locations);
+    return hosts.leads() ? reserve_controls(*memory, hosts) : "";
   });
   if (!reserved.problem.empty()) return {nullptr, reserved.problem};
-  const auto controls = open_controls(*job.memory, setup, hosts, reserved);
-  if (!hosts.are_several()) return {make_backend(setup, hosts, job, controls, gloo, nullptr), ""};
-
-  const auto of_all = gloo ? gloo : make_gloo(setup);
+  const auto controls = open_controls(*memory, setup, hosts, reserved);
   BackendPtr leaders;
-  const auto led = share(setup, "led", [&] {
-    if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
-    return "";
-  });
-  if (!led.problem.empty()) return {nullptr, led.problem};
-  return {make_backend(setup, hosts, job, controls, of_all, leaders), ""};
+  if (hosts.are_several()) {
+    const auto led = share(setup, "led", [&] {
+      if (hosts.leads()) leaders = make_gloo(setup_of_leaders(setup, hosts));
+      return "";
+    });
+    if (!led.problem.empty()) return {nullptr, led.problem};
+  }
+  return {make_backend(setup, hosts, memory, controls, gloo, leaders), ""};
 }
 
 namespace {
 
 BackendPtr make_shm_or_gloo(const Setup& setup) {
-  const bool is_connected = job_of_parent(setup).memory != nullptr;
-  const auto gloo = is_connected ? nullptr : make_gloo(setup);
-  if (gloo && setup.world_size == 1 && !setup.required) return gloo;
+  auto gloo = make_gloo(setup);
+  if (setup.world_size == 1 && !setup.required) return gloo;
   const auto shared = bootstrap(setup, gloo, {});
   DDP_CHECK(
       shared.backend || !setup.required,
@@ -284,8 +251,7 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
   if (!setup.required) log_choice(setup, shared);
-  if (shared.backend) return shared.backend;
-  return gloo ? gloo : make_gloo(setup);
+  return shared.backend ? shared.backend : gloo;
 }
 
 }  // namespace

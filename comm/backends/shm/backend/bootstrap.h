@@ -23,10 +23,7 @@ struct BootstrapOptions {
 ///
 /// A group that is made of a group over shared memory uses the memory of that group.
 ///
-/// \param gloo  for the collectives that shared memory does not carry. Null, in a group that is
-/// made
-///        of a group over shared memory: it is connected when it is needed, which is now if there
-///        are several hosts.
+/// \param gloo  for the collectives that shared memory does not carry.
 ///
 /// \throws c10::Error  on all ranks, if an entry of the store is malformed.
 ///

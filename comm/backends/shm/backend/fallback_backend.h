@@ -13,17 +13,10 @@
 
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
-#include "gloo_on_demand.h"
 #include "host_memory.h"
 #include "work/exchange_flat.h"
 
 namespace ddp::backends::shm {
-
-/// What the groups of a job share on a rank.
-struct JobResources {
-  std::shared_ptr<HostMemory> memory;
-  BackendPtr gloo;  // connects all ranks of the job
-};
 
 /// A backend that passes each call to Gloo, unless a derived class carries it itself. Allocates
 /// tensors in memory that the ranks of a host share.
@@ -33,14 +26,13 @@ class FallbackBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// \param job  without memory, the backend allocates no tensors.
+  /// \param memory  of this rank; null: the backend allocates no tensors.
   FallbackBackend(
-      int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
-      std::shared_ptr<GlooOnDemand> gloo)
+      int rank, int world_size, std::shared_ptr<HostMemory> memory,
+      c10::intrusive_ptr<c10d::Backend> gloo)
       : c10d::Backend(rank, world_size),
-        arena_(job.memory ? job.memory->arena() : nullptr),
-        options_(c10::make_intrusive<Options>("shm", timeout)),
-        job_(std::move(job)),
+        arena_(memory ? memory->arena() : nullptr),
+        memory_(std::move(memory)),
         gloo_(std::move(gloo)) {}
 
   const std::string getBackendName() const override { return "shm"; }
@@ -49,117 +41,97 @@ class FallbackBackend : public c10d::Backend {
     return allocate_tensor(size, options, *arena_);
   }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  const JobResources& job() const { return job_; }
+  const std::shared_ptr<HostMemory>& host_memory() const { return memory_; }
   /// GradientMemory::least_bytes() of the arena.
   virtual size_t least_in_place() const { return SIZE_MAX; }
-  c10::intrusive_ptr<Options> getBackendOptions() override {
-    const auto gloo = gloo_->if_connected();
-    return gloo ? gloo->getBackendOptions() : options_;
-  }
-  void setTimeout(std::chrono::milliseconds timeout) override {
-    options_->timeout = timeout;
-    if (const auto gloo = gloo_->if_connected()) gloo->setTimeout(timeout);
-  }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override {}  // they begin at 0
-  uint64_t getSequenceNumberForGroup() override {
-    const auto gloo = gloo_->if_connected();
-    return gloo ? gloo->getSequenceNumberForGroup() : 0;
-  }
-  bool supportsSplitting() const override { return true; }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  bool supportsSplitting() const override { return gloo_->supportsSplitting(); }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<Options>& o) override {
-    const auto gloo = connected();
-    return gloo->split(store, ranks, o == options_ ? gloo->getBackendOptions() : o);
+    return gloo_->split(store, ranks, o);
   }
   c10::intrusive_ptr<c10d::Backend> merge(
       const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& o,
       const int& rank, const int& size) override {
-    const auto gloo = connected();
-    return gloo->merge(store, o == options_ ? gloo->getBackendOptions() : o, rank, size);
+    return gloo_->merge(store, o, rank, size);
   }
-  void enableCollectivesTiming() override {
-    if (const auto gloo = gloo_->if_connected()) gloo->enableCollectivesTiming();
-  }
-  void shutdown() override {
-    if (const auto gloo = gloo_->if_connected()) gloo->shutdown();
-  }
+  void enableCollectivesTiming() override { gloo_->enableCollectivesTiming(); }
+  void shutdown() override { gloo_->shutdown(); }
   void abort() override { gloo_->abort(); }
 
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return collective()->broadcast(t, o);
+    return collective().broadcast(t, o);
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return collective()->allreduce(t, o);
+    return collective().allreduce(t, o);
   }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return collective()->allreduce_sparse(t, o);
+    return collective().allreduce_sparse(t, o);
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return collective()->allreduce_coalesced(t, o);
+    return collective().allreduce_coalesced(t, o);
   }
   WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
-    return collective()->reduce(t, o);
+    return collective().reduce(t, o);
   }
   WorkPtr allgather(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective()->allgather(to, from, o);
+    return collective().allgather(to, from, o);
   }
   WorkPtr DDP_ALL_GATHER_SINGLE(
       Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
-    return collective()->DDP_ALL_GATHER_SINGLE(to, from, o);
+    return collective().DDP_ALL_GATHER_SINGLE(to, from, o);
   }
   WorkPtr allgather_coalesced(
       std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective()->allgather_coalesced(to, from, o);
+    return collective().allgather_coalesced(to, from, o);
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective()->allgather_into_tensor_coalesced(to, from, o);
+    return collective().allgather_into_tensor_coalesced(to, from, o);
   }
   WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
-    return collective()->gather(to, from, o);
+    return collective().gather(to, from, o);
   }
   WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
-    return collective()->scatter(to, from, o);
+    return collective().scatter(to, from, o);
   }
   WorkPtr reduce_scatter(
       Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    return collective()->reduce_scatter(to, from, o);
+    return collective().reduce_scatter(to, from, o);
   }
   WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       Tensor& to, Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return collective()->DDP_REDUCE_SCATTER_SINGLE(to, from, o);
+    return collective().DDP_REDUCE_SCATTER_SINGLE(to, from, o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    return collective()->reduce_scatter_tensor_coalesced(to, from, o);
+    return collective().reduce_scatter_tensor_coalesced(to, from, o);
   }
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       Tensor& to, Tensor& from, std::vector<int64_t>& to_splits, std::vector<int64_t>& from_splits,
       const c10d::AllToAllOptions& o) override {
-    return collective()->DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
+    return collective().DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
     return exchange_flat(to, from, [&](auto& all_to, auto& all_from, auto& received, auto& sent) {
-      return collective()->DDP_ALL_TO_ALL_SINGLE(all_to, all_from, received, sent, o);
+      return collective().DDP_ALL_TO_ALL_SINGLE(all_to, all_from, received, sent, o);
     });
   }
-  WorkPtr send(Tensors& t, int dst, int tag) override { return connected()->send(t, dst, tag); }
-  WorkPtr recv(Tensors& t, int src, int tag) override { return connected()->recv(t, src, tag); }
-  WorkPtr recvAnysource(Tensors& t, int tag) override { return connected()->recvAnysource(t, tag); }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return connected()->barrier(o); }
+  WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
+  WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
+  WorkPtr recvAnysource(Tensors& t, int tag) override { return gloo_->recvAnysource(t, tag); }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override { return gloo_->barrier(o); }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
-    connected()->monitoredBarrier(o, wait_all_ranks);
+    gloo_->monitoredBarrier(o, wait_all_ranks);
   }
 
  protected:
-  /// Gloo, which a collective of all ranks connects if it is not connected.
-  virtual BackendPtr connected() {
-    return gloo_->connect([] { return ""; });
-  }
-  const std::shared_ptr<GlooOnDemand>& gloo() const { return gloo_; }
-  std::chrono::milliseconds timeout() const { return options_->timeout; }
+  const c10::intrusive_ptr<c10d::Backend>& gloo() const { return gloo_; }
 
   /// Whether Gloo has been given a collective since the last call. The same on all ranks if their
   /// calls match.
@@ -168,14 +140,13 @@ class FallbackBackend : public c10d::Backend {
   const std::shared_ptr<Arena> arena_;
 
  private:
-  BackendPtr collective() {
+  c10d::Backend& collective() {
     used_gloo_ = true;
-    return connected();
+    return *gloo_;
   }
 
-  const c10::intrusive_ptr<Options> options_;  // until Gloo, which has its own, is connected
-  const JobResources job_;
-  const std::shared_ptr<GlooOnDemand> gloo_;
+  const std::shared_ptr<HostMemory> memory_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
   std::atomic<bool> used_gloo_{false};
 };
 

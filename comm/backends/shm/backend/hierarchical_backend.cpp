@@ -12,11 +12,12 @@
 namespace ddp::backends::shm {
 
 HierarchicalBackend::HierarchicalBackend(
-    int rank, int world_size, std::chrono::milliseconds timeout, JobResources job, Host host,
-    BackendPtr leaders, const BackendPtr& gloo)
-    : FallbackBackend(
-          rank, world_size, timeout, std::move(job), std::make_shared<GlooOnDemand>(gloo)),
-      pipeline_(HierarchicalPipeline::make(world_size, std::move(host), std::move(leaders), gloo)),
+    int rank, int world_size, std::shared_ptr<HostMemory> memory, Host host,
+    c10::intrusive_ptr<c10d::Backend> leaders, c10::intrusive_ptr<c10d::Backend> gloo,
+    std::chrono::milliseconds timeout)
+    : FallbackBackend(rank, world_size, std::move(memory), gloo),
+      pipeline_(HierarchicalPipeline::make(
+          world_size, std::move(host), std::move(leaders), std::move(gloo))),
       latest_(WorkPtr()) {
   pipeline_->set_timeout(timeout);
 }

@@ -21,8 +21,9 @@ class HierarchicalBackend : public FallbackBackend {
  public:
   /// \param leaders  a backend of all hosts' leaders, on those alone; its ranks are the hosts.
   HierarchicalBackend(
-      int rank, int world_size, std::chrono::milliseconds timeout, JobResources job, Host host,
-      BackendPtr leaders, const BackendPtr& gloo);
+      int rank, int world_size, std::shared_ptr<HostMemory> memory, Host host,
+      c10::intrusive_ptr<c10d::Backend> leaders, c10::intrusive_ptr<c10d::Backend> gloo,
+      std::chrono::milliseconds timeout);
   ~HierarchicalBackend() override;
 
   /// Each tensor is an all-reduce of its own between hosts; from this size on its latency is small.

@@ -40,12 +40,10 @@ at::Tensor joined_in_arena(const std::vector<at::Tensor>& tensors, Arena& arena)
 }  // namespace
 
 ShmBackend::ShmBackend(
-    int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
-    std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooOnDemand> gloo,
-    MessageGroupPtr messages)
-    : FallbackBackend(rank, world_size, timeout, std::move(job), std::move(gloo)),
-      engine_(std::move(engine)),
-      messages_(std::move(messages)) {}
+    int rank, int world_size, std::shared_ptr<HostMemory> memory,
+    std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo)
+    : FallbackBackend(rank, world_size, std::move(memory), std::move(gloo)),
+      engine_(std::move(engine)) {}
 
 ShmBackend::~ShmBackend() { engine_->close(); }
 
@@ -56,7 +54,6 @@ uint64_t ShmBackend::getSequenceNumberForGroup() {
 void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
   FallbackBackend::setTimeout(timeout);
   engine_->set_timeout(timeout);
-  if (messages_) messages_->timeout = timeout;
 }
 
 void ShmBackend::shutdown() {
@@ -67,31 +64,6 @@ void ShmBackend::shutdown() {
 void ShmBackend::abort() {
   engine_->fail(kGroupAborted);
   FallbackBackend::abort();
-}
-
-BackendPtr ShmBackend::connected() {
-  if (auto before = gloo()->if_connected()) return before;
-  auto made = gloo()->connect([this] {
-    const auto ended = engine_->why_ended();
-    return ended.empty() ? engine_->why_any_left() : ended;
-  });
-  made->setTimeout(timeout());
-  return made;
-}
-
-ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
-  return messages_ ? send_in_group(*job().gloo, messages_, tensors, dst, tag)
-                   : FallbackBackend::send(tensors, dst, tag);
-}
-
-ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int src, int tag) {
-  return messages_ ? receive_in_group(*job().gloo, messages_, tensors, src, tag)
-                   : FallbackBackend::recv(tensors, src, tag);
-}
-
-ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
-  return messages_ ? receive_in_group(*job().gloo, messages_, tensors, std::nullopt, tag)
-                   : FallbackBackend::recvAnysource(tensors, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::start(Call call, OpType type, const char* title, Tensors outputs) {

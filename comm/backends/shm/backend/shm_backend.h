@@ -8,7 +8,6 @@
 
 #include "../memory/arena.h"
 #include "../progress/progress_engine.h"
-#include "backends/gloo/message_group.h"
 #include "fallback_backend.h"
 
 namespace ddp::backends::shm {
@@ -25,12 +24,9 @@ namespace ddp::backends::shm {
 /// other ranks wait for the call. They get the reason at once.
 class ShmBackend : public FallbackBackend {
  public:
-  /// \param messages  whose messages take the connections of the job's Gloo; null: the group's own
-  ///        Gloo carries them.
   ShmBackend(
-      int rank, int world_size, std::chrono::milliseconds timeout, JobResources job,
-      std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooOnDemand> gloo,
-      MessageGroupPtr messages);
+      int rank, int world_size, std::shared_ptr<HostMemory> memory,
+      std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
   ~ShmBackend() override;
 
   /// Measured with 2 and 4 ranks: for 8 KiB, reducing in place is as fast as copying.
@@ -64,13 +60,9 @@ class ShmBackend : public FallbackBackend {
       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
-  WorkPtr send(Tensors& tensors, int dst, int tag) override;
-  WorkPtr recv(Tensors& tensors, int src, int tag) override;
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  BackendPtr connected() override;
   WorkPtr reduce_all(const Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr broadcast_from(int root, const Tensor& tensor, const c10d::BroadcastOptions& options);
   WorkPtr reduce_to(int root, const Tensor& tensor, const c10d::ReduceOptions& options);
@@ -96,7 +88,6 @@ class ShmBackend : public FallbackBackend {
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 
   const std::shared_ptr<ProgressEngine> engine_;
-  const MessageGroupPtr messages_;
 };
 
 }  // namespace ddp::backends::shm

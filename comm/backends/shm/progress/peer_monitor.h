@@ -63,8 +63,6 @@ class PeerMonitor {
   bool has_peer_stopped(uint64_t number) const;
   /// The first rank that the collective needs and that cannot complete it any more.
   PeerFailure find_failure(uint64_t number) const;
-  /// Why that rank cannot complete the collective any more.
-  PeerFailure failure_of(int rank, uint64_t number) const;
   /// Names the ranks that the collective waits for, for a message.
   std::string describe_missing_ranks(uint64_t number) const;
 

@@ -103,13 +103,6 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// Why the engine failed or was closed; "" if it works.
-  std::string why_ended() { return queue_.abort_reason(); }
-  /// Why that rank takes part in nothing more; "" if it does.
-  std::string why_left(int rank) const { return monitor_.failure_of(rank, UINT64_MAX).what; }
-  /// The same for the first rank that does not.
-  std::string why_any_left() const { return monitor_.find_failure(UINT64_MAX).what; }
-
   /// How many collectives this rank has announced.
   uint64_t announced() const { return monitor_.own_state().announced.load(); }
 
