@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -93,17 +94,22 @@ void run_one(
   const bool two_hosts = backend == "two_hosts";
   // Gradients of all sizes take the path of large ones.
   const bool direct = backend == "shm_direct";
+  const bool within = backend == "shm_within";
   if (direct) DirectGradient::least_bytes = 1;
   const auto group = make_process_group(ProcessGroupOptions()
                                             .backend(
-                                                two_hosts ? "gloo"
-                                                : direct  ? "shm"
-                                                          : backend)
+                                                two_hosts          ? "gloo"
+                                                : direct || within ? "shm"
+                                                                   : backend)
                                             .store(store)
                                             .rank(rank)
                                             .world_size(size)
                                             .timeout(options.collective_timeout));
-  const Rank self{rank, size, group, store, [&finish] { finish.wait_for_others(); }};
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  const Rank self{rank, size, within ? new_group(all, group) : group, store, [&finish] {
+                    finish.wait_for_others();
+                  }};
   if (two_hosts && size > 2) put_on_two_hosts(self, options.collective_timeout);
   body(self);
 }

@@ -277,10 +277,8 @@ TEST_CASE("c10d's monitored barrier matches its messages", "[comm][ranks]") {
   const auto results = run_ranks<int>(2, [](const Rank& self) {
     // Each of these calls leaves another tag.
     for (int numel = 1; numel < 9; ++numel) {
-      const auto own = at::ones({numel});
-      std::vector<at::Tensor> outputs;
-      if (self.rank == 0) outputs = {own.clone(), own.clone()};
-      ddp::gather(outputs, own, 0, self.group);  // over Gloo, also in an shm group
+      std::vector<at::Tensor> two{at::ones({numel}), at::ones({numel})};
+      self.group->allreduce(two)->wait();  // over Gloo, also in an shm group
       self.group->monitoredBarrier(c10d::BarrierOptions());
     }
     return 1;

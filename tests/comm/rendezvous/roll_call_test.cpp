@@ -156,6 +156,7 @@ TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors]"
   const auto expected = "two processes claim rank " + std::to_string(ranks[0]) + ".";
   int how_many = 0;
   for (const auto& outcome : outcomes) {
+    UNSCOPED_INFO(outcome.error << " after " << outcome.took.count());
     if (outcome.error.find(expected) == std::string::npos) continue;
     ++how_many;
     CHECK_THAT(

@@ -8,6 +8,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/c10d_names.h>
 
+#include "comm/backends/shm/sync/control_block.h"
 #include "support/error_of.h"
 #include "support/hosts.h"
 #include "support/ranks.h"
@@ -55,8 +56,11 @@ at::Tensor letters_to(int rank, const std::vector<int64_t>& bytes) {
   return at::cat(parts);
 }
 
-/// A backend over the ranks' shared memory, with that many bytes per rank.
+/// A backend over the ranks' shared memory, with that many bytes per rank for tensors.
 c10::intrusive_ptr<c10d::Backend> backend_with_arena(const Rank& self, size_t bytes) {
+  // Rank 0 has the group's state, too.
+  const auto state = ddp::backends::shm::ControlBlock::bytes_for(self.size);
+  if (self.rank == 0) bytes += (state + kTableBytes - 1) / kTableBytes * kTableBytes;
   const std::string one_host(static_cast<size_t>(self.size), 'a');
   const auto shared =
       ddp::testing::share_on_hosts(self.store, self.rank, one_host, 30s, 30s, bytes);

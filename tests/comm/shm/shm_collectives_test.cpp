@@ -243,10 +243,10 @@ TEST_CASE("a barrier completes after the calls that Gloo carries", "[shm][ranks]
   const auto over = run_ranks<int>(
       2,
       [](const Rank& self) -> int {
-        auto t = at::ones({1 << 24});
+        std::vector<at::Tensor> two{at::ones({1 << 24}), at::ones({1 << 24})};
         int over = 0;
         for (int i = 0; i < 2; ++i) {
-          const auto work = ddp::reduce_async(t, 0, c10d::ReduceOp::SUM, self.group);
+          const auto work = backend_of(self)->allreduce(two);
           ddp::barrier(self.group);
           over += work->isCompleted() ? 1 : 0;
           ddp::barrier(self.group);

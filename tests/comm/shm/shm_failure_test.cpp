@@ -128,6 +128,23 @@ TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][erro
          auto from = at::ones(20), to = at::empty(10);
          return backend.DDP_REDUCE_SCATTER_SINGLE(to, from);
        }},
+      {"reduce of 10 x Float to rank 1, SUM",
+       [](Backend& backend) {
+         std::vector<at::Tensor> t{at::ones(10)};
+         return backend.reduce(t, c10d::ReduceOptions{c10d::ReduceOp::SUM, 1});
+       }},
+      {"gather of 10 x Float to rank 1",
+       [](Backend& backend) {
+         std::vector<at::Tensor> from{at::ones(10)};
+         std::vector<std::vector<at::Tensor>> to;
+         return backend.gather(to, from, c10d::GatherOptions{1});
+       }},
+      {"scatter of 10 x Float from rank 1",
+       [](Backend& backend) {
+         std::vector<at::Tensor> to{at::ones(10)};
+         std::vector<std::vector<at::Tensor>> from;
+         return backend.scatter(to, from, c10d::ScatterOptions{1});
+       }},
       {"all_to_all of Float",
        [](Backend& backend) {
          auto from = at::ones(10), to = at::empty(10);
@@ -141,7 +158,7 @@ TEST_CASE("shared memory carries each kind of collective, not Gloo", "[shm][erro
        }},
       {"barrier", [](Backend& backend) { return backend.barrier(); }},
   };
-  const auto index = static_cast<size_t>(GENERATE(range(0, 10)));
+  const auto index = static_cast<size_t>(GENERATE(range(0, 13)));
   const auto& name = kinds[index].first;
   CAPTURE(name);
   const auto errors = errors_of_ranks(
@@ -290,6 +307,9 @@ TEST_CASE("a rank that cannot start a collective fails the others at once", "[sh
        {"aaa", "broadcast"},
        {"aaa", "all_gather"},
        {"aaa", "all_gather_into"},
+       {"aaa", "reduce"},
+       {"aaa", "gather"},
+       {"aaa", "scatter"},
        {"aaa", "reduce_scatter"},
        {"aaa", "all_to_all"},
        {"aab", "all_reduce"}}));
@@ -305,6 +325,15 @@ TEST_CASE("a rank that cannot start a collective fails the others at once", "[sh
     if (kind == "all_gather") return backend.allgather(three, one);
     if (kind == "all_gather_into") return backend.DDP_ALL_GATHER_SINGLE(thirty, one[0]);
     if (kind == "all_to_all") return backend.alltoall(three[0], three[0]);
+    if (kind == "reduce") return backend.reduce(one, c10d::ReduceOptions());
+    if (kind == "gather") {  // whose root needs no memory
+      if (backend.getRank() != 0) three.clear();
+      return backend.gather(three, one, c10d::GatherOptions{0});
+    }
+    if (kind == "scatter") {  // whose root alone does
+      if (backend.getRank() != 1) three.clear();
+      return backend.scatter(one, three, c10d::ScatterOptions{1});
+    }
     return backend.reduce_scatter(one, three);
   };
   std::vector<double> waited(3);
