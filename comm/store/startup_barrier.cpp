@@ -158,12 +158,17 @@ class BarrierParticipant {
       decide(rival_);
       return true;
     }
-    if (is_rival || has(key("verdict"))) return false;
+    if (is_rival) return false;
+    // The verdict of a round of live processes is this rank's, too: another one may have found it
+    // while this rank entered.
+    if (has(key("verdict"))) return opened_since && !is_superseded();
     const auto difference = compare_claims();
     if (difference.empty()) return true;
     if (opened_since) decide(difference);
     return opened_since;
   }
+
+  bool is_superseded() { return barrier_.store->get_to_str(key("verdict")) == kSuperseded; }
 
   std::string two_processes() const {
     return ddp::str(
