@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "collectives/reduction_check.h"
 #include "work/composite_work.h"
 
 namespace ddp {
@@ -33,19 +34,6 @@ Wire message_wire_of(const at::Tensor& tensor, c10d::ProcessGroup& group);
 
 std::vector<at::Tensor> wire_tensors(const std::vector<Wire>& wires);
 std::vector<at::Tensor> caller_tensors(const std::vector<Wire>& wires);
-
-/// The reduction that is passed to the backend.
-struct WireReduction {
-  c10d::ReduceOp op;
-  at::ScalarType dtype;  // of the wires: reduced_as()
-  int divisor = 1;       // divides the result afterwards
-};
-
-/// \throws c10::ValueError  if the operation has no meaning for the tensor's dtype, or the backend
-///         does not support it.
-WireReduction wire_reduction(
-    const char* call, const c10d::ReduceOp& op, const at::Tensor& tensor,
-    c10d::ProcessGroup& group);
 
 /// For reductions: complex numbers as pairs of real numbers, others in the dtype of `reduction`.
 Wire reduction_wire_of(const at::Tensor& tensor, const WireReduction& reduction);
