@@ -10,6 +10,7 @@
 #include "memory_run.h"
 #include "options.h"
 #include "run.h"
+#include "tensor_parallel_run.h"
 
 namespace {
 
@@ -37,7 +38,9 @@ int measure(const ddp_bench::Options& options) {
   NoWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(
       ddp::get_rank() == 0 ? c10::WarningUtils::get_warning_handler() : &quiet);
-  const auto run = options.memory ? ddp_bench::run_memory : ddp_bench::run;
+  const auto run = options.tp       ? ddp_bench::run_tensor_parallel
+                   : options.memory ? ddp_bench::run_memory
+                                    : ddp_bench::run;
   run(options, ddp::default_group(), std::cout);
   return 0;
 }

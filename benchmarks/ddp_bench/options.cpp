@@ -63,11 +63,12 @@ std::vector<std::string> mode_names() {
 }
 
 void add_measurement(CLI::App& app, Options& options) {
-  app.add_option("--model", options.model, "mnist, mlp, small_params, resnet18 or transformer")
-      ->check(one_of(model_names()));
-  app.add_option("--modes", options.modes, "Ways to train, see below")
-      ->delimiter(',')
-      ->check(one_of(mode_names()));
+  auto* model =
+      app.add_option("--model", options.model, "mnist, mlp, small_params, resnet18 or transformer")
+          ->check(one_of(model_names()));
+  auto* modes = app.add_option("--modes", options.modes, "Ways to train, see below")
+                    ->delimiter(',')
+                    ->check(one_of(mode_names()));
   app.add_option("--iters", options.iters, "Steps of each mode in a round")
       ->check(within(1, 1000000));
   app.add_option("--rounds", options.rounds, "Turns of each mode, in opposite order every other")
@@ -80,9 +81,16 @@ void add_measurement(CLI::App& app, Options& options) {
   app.add_option(
       "--backend", options.backend,
       "gloo, nccl (trains on a GPU), ...; empty: the library's choice");
-  app.add_flag("--memory", options.memory, "Measure the peak memory of one mode instead of times");
-  app.add_option(
+  auto* memory = app.add_flag(
+      "--memory", options.memory, "Measure the peak memory of one mode instead of times");
+  auto* timeline = app.add_option(
       "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
+  app.add_flag(
+         "--tp", options.tp, "Time two linear layers on one rank and cut over all, and no modes")
+      ->excludes(model)
+      ->excludes(modes)
+      ->excludes(memory)
+      ->excludes(timeline);
 }
 
 // The command-line names of the wrapper's options.

@@ -30,6 +30,7 @@ struct Options {
   ddp::DistributedDataParallelOptions wrapper;  // without a group
   std::string timeline;                         // the file for a step's timeline; empty: none
   bool memory = false;                          // measure the memory of one mode, and no times
+  bool tp = false;                              // time linear layers that are cut, and no modes
 };
 
 using examples::UsageError;

@@ -15,7 +15,7 @@ std::string number(double value, const char* format) {
   return text;
 }
 
-std::string milliseconds(double value) { return number(value, "%.4f"); }
+std::string decimals(double value) { return number(value, "%.4f"); }
 
 std::string field(const std::string& name, const std::string& value) {
   return ddp::json_text(name) + ":" + value;
@@ -42,14 +42,13 @@ std::string to_json(const Result& r) {
       field("model", ddp::json_text(r.model)) + "," + field("mode", ddp::json_text(r.mode)) + "," +
       field("backend", ddp::json_text(r.backend)) + "," + field("world", std::to_string(r.world)) +
       "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
-      "," + field("step_ms", milliseconds(r.step_ms)) + "," +
-      field("step_ms_p10", milliseconds(r.step_ms_p10)) + "," +
-      field("step_ms_p90", milliseconds(r.step_ms_p90)) + "," + ratio_fields("ratio", r.ratio) +
-      "," + field("cpu_ms", milliseconds(r.cpu.ms)) + "," + ratio_fields("cpu_ratio", r.cpu.ratio) +
-      "," + field("compute_ms", milliseconds(r.compute_ms)) + "," +
-      field("comm_ms", milliseconds(r.comm_ms)) + "," + field("overlap", milliseconds(r.overlap)) +
-      "," + field("bytes", std::to_string(r.bytes)) + "," +
-      field("checksum", number(r.checksum, "%.17g")) + "}";
+      "," + field("step_ms", decimals(r.step_ms)) + "," +
+      field("step_ms_p10", decimals(r.step_ms_p10)) + "," +
+      field("step_ms_p90", decimals(r.step_ms_p90)) + "," + ratio_fields("ratio", r.ratio) + "," +
+      field("cpu_ms", decimals(r.cpu.ms)) + "," + ratio_fields("cpu_ratio", r.cpu.ratio) + "," +
+      field("compute_ms", decimals(r.compute_ms)) + "," + field("comm_ms", decimals(r.comm_ms)) +
+      "," + field("overlap", decimals(r.overlap)) + "," + field("bytes", std::to_string(r.bytes)) +
+      "," + field("checksum", number(r.checksum, "%.17g")) + "}";
   return line;
 }
 
@@ -62,6 +61,19 @@ std::string to_json(const MemoryResult& r) {
          field("anonymous_bytes", std::to_string(r.peak.anonymous)) + "," +
          field("shared_bytes", std::to_string(r.peak.shared)) + "," +
          field("file_bytes", std::to_string(r.peak.file)) + "}";
+}
+
+std::string to_json(const TensorParallelResult& r) {
+  auto line = "{" + field("model", ddp::json_text("linear_layers")) + "," +
+              field("mode", ddp::json_text(r.mode)) + "," +
+              field("backend", ddp::json_text(r.backend)) + "," +
+              field("world", std::to_string(r.world)) + "," + field("step_ms", decimals(r.step_ms));
+  if (r.speedup) {
+    line += "," + ratio_fields("speedup", *r.speedup) + "," +
+            field("messages_ms", decimals(r.messages_ms)) + "," +
+            field("messages_share", share(r.messages_ms / r.step_ms));
+  }
+  return line + "}";
 }
 
 }  // namespace ddp_bench

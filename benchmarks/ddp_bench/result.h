@@ -45,8 +45,19 @@ struct MemoryResult {
   Pss peak;           // mean of the ranks
 };
 
+/// The times of one way to run two linear layers, for --tp.
+struct TensorParallelResult {
+  std::string mode;
+  std::string backend;
+  int world = 1;
+  double step_ms = 0;
+  std::optional<PairedRatio> speedup = {};  // of cut layers: one rank's time over theirs
+  double messages_ms = 0;                   // of a step's messages alone
+};
+
 /// One line, without its end; the keys are the fields' names, in their order.
 std::string to_json(const Result& result);
 std::string to_json(const MemoryResult& result);
+std::string to_json(const TensorParallelResult& result);
 
 }  // namespace ddp_bench

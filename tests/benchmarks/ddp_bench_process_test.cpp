@@ -45,6 +45,11 @@ const Lines kMemoryFields = {"model",           "mode",         "backend",
                              "world",           "bytes",        "peak_bytes",
                              "anonymous_bytes", "shared_bytes", "file_bytes"};
 
+const Lines kOneRankFields = {"model", "mode", "backend", "world", "step_ms"};
+const Lines kTensorParallelFields = {
+    "model",       "mode",         "backend",           "world",       "step_ms",       "speedup",
+    "speedup_low", "speedup_high", "speedup_of_rounds", "messages_ms", "messages_share"};
+
 const auto kTwoMinutes = ddp::testing::within(std::chrono::minutes(2));
 
 JobEnded bench(Lines arguments) {
@@ -180,6 +185,25 @@ TEST_CASE("memory is measured with one mode in the processes", "[benchmarks][pro
   }
 }
 
+TEST_CASE("linear layers are timed on one rank and cut over all", "[benchmarks][process]") {
+  const auto job = bench({"--tp", "--warmup", "3"});
+  INFO(job.output);
+  CHECK(job.code == 0);  // both ended with the same parameters
+  CHECK(job.ranks[1].empty());
+  REQUIRE(job.ranks[0].size() == 2);
+  const auto one_rank = fields_of(job.ranks[0][0], kOneRankFields);
+  const auto cut = fields_of(job.ranks[0][1], kTensorParallelFields);
+  CHECK(one_rank.at("mode") == "\"one_rank\"");
+  CHECK(cut.at("mode") == "\"tensor_parallel\"");
+  CHECK(
+      value(cut, "speedup") ==
+      Approx(value(one_rank, "step_ms") / value(cut, "step_ms")).margin(1e-3));
+  CHECK(value(cut, "messages_ms") > 0);
+  CHECK(
+      value(cut, "messages_share") ==
+      Approx(value(cut, "messages_ms") / value(cut, "step_ms")).margin(1e-4));
+}
+
 // The table of RESULTS.md comes from these lines (benchmarks/report/tables.py).
 TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]") {
   const auto ended =
@@ -203,6 +227,7 @@ TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]"
 
 TEST_CASE("every rank reports an error in the command line", "[benchmarks][process][errors]") {
   const std::vector<std::pair<Lines, std::string>> wrong = {
+      {{"--tp", "--model", "mlp"}, "ddp_bench: --model excludes --tp"},
       {{"--model", "vgg"}, "ddp_bench: --model: expected one of mnist, mlp"},
       {{"--modes", "none,dpd"}, "ddp_bench: --modes: expected one of none, naive"},
       {{"--sweep", "1,zero"}, "ddp_bench: --sweep: expected MiB greater than 0, got 'zero'"}};

@@ -1,0 +1,213 @@
+#include "tensor_parallel_run.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <ddp/collectives.h>
+#include <ddp/functional.h>
+#include <ddp/parallel_linear.h>
+#include <torch/cuda.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include "benchmarks/ddp_bench/engines/engine.h"
+#include "benchmarks/ddp_bench/engines/message_sender.h"
+#include "examples/common/rank_device.h"
+#include "result.h"
+#include "statistics.h"
+
+namespace ddp_bench {
+namespace {
+
+constexpr int64_t kFeatures = 1024;
+constexpr int64_t kHidden = 4096;
+constexpr int64_t kRows = 512;
+constexpr double kLearningRate = 1e-3;
+
+struct Batch {
+  Batch(int64_t seed, c10::Device device) {
+    torch::manual_seed(static_cast<uint64_t>(seed));
+    input = at::randn({kRows, kFeatures}).to(device).requires_grad_();
+    target = at::randn({kRows, kFeatures}).to(device);
+  }
+
+  at::Tensor input;
+  at::Tensor target;
+};
+
+/// Two layers and their optimizer; the layers are whole or cut.
+template <typename First, typename Second>
+class Layers {
+ public:
+  Layers(Batch batch, First first, Second second)
+      : batch_(std::move(batch)), first_(std::move(first)), second_(std::move(second)) {
+    first_->to(batch_.input.device());
+    second_->to(batch_.input.device());
+    optimizer_ = std::make_unique<torch::optim::SGD>(parameters(), kLearningRate);
+  }
+
+  void step() {
+    optimizer_->zero_grad();
+    batch_.input.mutable_grad().reset();
+    const auto output = second_->forward(at::gelu(first_->forward(batch_.input)));
+    (output - batch_.target).square().sum(1).mean().backward();
+    optimizer_->step();
+    if (output.is_cuda()) torch::cuda::synchronize();
+  }
+
+  /// Weight and bias of the first layer, then of the second.
+  std::vector<at::Tensor> parameters() const {
+    auto all = first_->parameters();
+    for (const auto& parameter : second_->parameters()) all.push_back(parameter);
+    return all;
+  }
+
+ private:
+  Batch batch_;
+  First first_;
+  Second second_;
+  std::unique_ptr<torch::optim::SGD> optimizer_;
+};
+
+using WholeLayers = Layers<torch::nn::Linear, torch::nn::Linear>;
+using CutLayers = Layers<ddp::ColumnParallelLinear, ddp::RowParallelLinear>;
+
+class TensorParallelBenchmark {
+ public:
+  TensorParallelBenchmark(const Options& options, const ddp::ProcessGroup& group)
+      : options_(options),
+        group_(group),
+        device_(examples::rank_device(options.backend)),
+        sender_(group, device_) {
+    if (group->getRank() == 0) whole_ = make_whole();
+    cut_ = make_cut();
+  }
+
+  void run() {
+    take_turn(whole_ms_, options_.warmup, [&] { step_whole(); });
+    take_turn(cut_ms_, options_.warmup, [&] { cut_->step(); });
+    sender_.send(messages());
+    whole_ms_ = {};
+    cut_ms_ = {};
+    for (int round = 0; round < options_.rounds; ++round) {
+      const bool whole_first = round % 2 == 0;
+      if (whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
+      take_turn(cut_ms_, options_.iters, [&] { cut_->step(); });
+      if (!whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
+      for (int i = 0; i < options_.iters; ++i) messages_ms_.push_back(sender_.send(messages()));
+    }
+  }
+
+  std::vector<TensorParallelResult> results() const {
+    TensorParallelResult whole;
+    whole.mode = "one_rank";
+    whole.backend = group_->getBackend(device_.type())->getBackendName();
+    whole.world = group_->getSize();
+    auto cut = whole;
+    cut.mode = "tensor_parallel";
+    whole.step_ms = quantile(whole_ms_.of_steps, 0.5);
+    cut.step_ms = quantile(cut_ms_.of_steps, 0.5);
+    cut.speedup = paired_ratio(whole_ms_.of_rounds, cut_ms_.of_rounds);
+    cut.messages_ms = quantile(messages_ms_, 0.5);
+    return {whole, cut};
+  }
+
+  /// The largest difference between a parameter of the whole layers and of the cut ones, which
+  /// took the same steps. Collective.
+  double difference() const {
+    auto parameters = cut_->parameters();
+    for (size_t i = 0; i < 3; ++i) {  // the second bias is whole
+      const int64_t cut_dim = i == 2 ? 1 : 0;
+      parameters[i] = ddp::functional::gather_from_region(parameters[i].detach(), group_, cut_dim);
+    }
+    auto most = at::zeros({1}, at::dtype(at::kFloat).device(device_));
+    for (size_t i = 0; whole_ && i < parameters.size(); ++i) {
+      const auto other = whole_->parameters()[i].detach();
+      most = at::maximum(most, (parameters[i].detach() - other).abs().max());
+    }
+    ddp::broadcast(most, 0, group_);
+    return most.item<double>();
+  }
+
+ private:
+  struct Times {
+    std::vector<double> of_steps;
+    std::vector<double> of_rounds;  // the median of a round's steps
+  };
+
+  std::unique_ptr<WholeLayers> make_whole() const {
+    const Batch batch(options_.seed, device_);
+    const torch::nn::Linear first(kFeatures, kHidden);
+    return std::make_unique<WholeLayers>(batch, first, torch::nn::Linear(kHidden, kFeatures));
+  }
+
+  std::unique_ptr<CutLayers> make_cut() const {
+    const Batch batch(options_.seed, device_);
+    const auto first = ddp::ColumnParallelLinearOptions(kFeatures, kHidden).process_group(group_);
+    const auto second = ddp::RowParallelLinearOptions(kHidden, kFeatures).process_group(group_);
+    const ddp::ColumnParallelLinear first_layer(first);
+    return std::make_unique<CutLayers>(batch, first_layer, ddp::RowParallelLinear(second));
+  }
+
+  void step_whole() {
+    if (whole_) whole_->step();
+  }
+
+  /// The other ranks leave the machine to rank 0 while it trains alone.
+  void take_turn(Times& times, int steps, const std::function<void()>& step) {
+    std::vector<double> ms;
+    for (int i = 0; i < steps; ++i) {
+      ddp::barrier(group_);
+      const auto start = Clock::now();
+      step();
+      ms.push_back(milliseconds(start, Clock::now()));
+    }
+    ddp::barrier(group_);
+    times.of_rounds.push_back(quantile(ms, 0.5));
+    times.of_steps.insert(times.of_steps.end(), ms.begin(), ms.end());
+  }
+
+  /// The output's sum in forward, the input's gradient's in backward.
+  static Messages messages() {
+    return {{kRows * kFeatures, kRows * kFeatures}, /*one_by_one=*/true};
+  }
+
+  const Options& options_;
+  ddp::ProcessGroup group_;
+  c10::Device device_;
+  MessageSender sender_;
+  std::unique_ptr<WholeLayers> whole_;  // on rank 0
+  std::unique_ptr<CutLayers> cut_;
+  Times whole_ms_;
+  Times cut_ms_;
+  std::vector<double> messages_ms_;
+};
+
+}  // namespace
+
+void run_tensor_parallel(
+    const Options& options, const ddp::ProcessGroup& group, std::ostream& out) {
+  constexpr double kMostDifference = 1e-5;
+  at::set_num_threads(options.threads);
+  TensorParallelBenchmark benchmark(options, group);
+  benchmark.run();
+  if (group->getRank() == 0) {
+    for (const auto& result : benchmark.results()) out << to_json(result) << "\n";
+    out.flush();
+  }
+  const double difference = benchmark.difference();
+  TORCH_CHECK(
+      difference <= kMostDifference, "--tp: expected the parameters of one rank to ",
+      kMostDifference, ", got a difference of ", difference, " on rank ", group->getRank(), " of ",
+      group->getSize(), ".");
+}
+
+}  // namespace ddp_bench
