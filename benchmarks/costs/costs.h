@@ -7,6 +7,7 @@ namespace costs {
 
 /// Adds a subcommand with its options; parsing it runs the benchmark, which prints its results.
 void add_all_reduce(CLI::App& app);
+void add_groups(CLI::App& app);
 void add_init_time(CLI::App& app);
 void add_parameters(CLI::App& app);
 void add_profile(CLI::App& app);

@@ -225,6 +225,15 @@ TEST_CASE("costs reducer prints a line for each engine", "[benchmarks][process]"
                      "c10d", "c10d, unused"});
 }
 
+TEST_CASE("costs groups prints a line for each way that the ranks allow", "[benchmarks][process]") {
+  const auto job =
+      ddp::testing::run_job(2, {COSTS_PROGRAM, "groups", "--rounds", "1"}, kTwoMinutes);
+  INFO(job.output);
+  CHECK(job.code == 0);
+  REQUIRE(job.ranks[0].size() == 1);
+  CHECK_THAT(job.ranks[0][0], ContainsText("\"new_group of all ranks\", \"ranks\": 2"));
+}
+
 TEST_CASE("every rank reports an error in the command line", "[benchmarks][process][errors]") {
   const std::vector<std::pair<Lines, std::string>> wrong = {
       {{"--tp", "--model", "mlp"}, "ddp_bench: --model excludes --tp"},
