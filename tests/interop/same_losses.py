@@ -1,10 +1,10 @@
 # Compares a program in C++ with the one in Python that it ports, each on two separate processes:
-# the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT FOLDER
+# the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT ARGUMENTS...
 import subprocess
 import sys
 
 RANKS, TOLERANCE = 2, 1e-9
-ddprun, program, script, folder = sys.argv[1:]
+ddprun, program, script, *arguments = sys.argv[1:]
 
 
 def run(*command):
@@ -17,9 +17,9 @@ def run(*command):
     return {key: [float(number) for number in numbers.split()] for key, numbers in lines}
 
 
-ours = run(ddprun, "-n", RANKS, program, folder)
+ours = run(ddprun, "-n", RANKS, program, *arguments)
 torchrun = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone")
-pythons = run(*torchrun, "--nproc-per-node", RANKS, script, folder)
+pythons = run(*torchrun, "--nproc-per-node", RANKS, script, *arguments)
 
 if list(ours) != list(pythons):
     sys.exit(f"FAILED: expected lines for {list(pythons)}, got {list(ours)}")
@@ -32,9 +32,12 @@ for key, expected in pythons.items():
 names = {key.split(":")[0] for key in pythons}
 steps = {name: [v for k, v in pythons.items() if k.startswith(f"{name}: step")] for name in names}
 for name, losses in steps.items():
-    assert max(losses[-1]) < min(losses[0]) / 2, f"{name} did not learn: {losses}"
+    assert max(losses[-1]) < min(losses[0]) / 1.5, f"{name} did not learn: {losses}"
+    if f"{name}: buckets" not in pythons:
+        continue  # not data parallel
     assert all(a != b for a, b in losses), f"{name}: both ranks had the same samples"
     assert len(pythons[f"{name}: buckets"]) > 1, f"{name}: expected several buckets"
-assert len({losses[-1][0] for losses in steps.values()}) == len(names), f"expected different ways: {steps}"
+    others = [losses for other, losses in steps.items() if other != name]
+    assert all(losses[-1] != other[-1] for other in others), f"expected different ways: {steps}"
 worst = max(abs(a - b) for key in pythons for a, b in zip(ours[key], pythons[key]))
 print(f"{sum(map(len, steps.values()))} steps: at most {worst:.1e} from Python's")
