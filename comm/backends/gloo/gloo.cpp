@@ -273,7 +273,7 @@ class Gloo : public DescribedCollectives<ProcessGroupGloo> {
   // After an error the two ranks no longer agree on what comes next, and a later message could
   // arrive in the memory of this receive. So the error ends the group.
   void check_received(const at::Tensor& packet, const at::Tensor& tensor, int source, int tag) {
-    const auto problem = problem_of_message(packet, tensor, source, tag, rank_, size_);
+    const auto problem = problem_of_message(header_of(packet), tensor, source, tag, rank_, size_);
     if (problem.empty()) return;
     abort();
     DDP_CHECK(false, problem);

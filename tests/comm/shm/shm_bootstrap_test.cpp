@@ -80,7 +80,7 @@ TEST_CASE("a bootstrap makes the same number of requests per rank at any size", 
   CAPTURE(size, is_extended);
   const auto store = c10::make_intrusive<CountingStore>(is_extended);
   const auto errors = errors_of_ranks(size, [&](const Rank& self) {
-    const auto made = shm::bootstrap(setup_of(store, self.rank, self.size), {}, {"a", 1 << 16});
+    const auto made = shm::bootstrap(setup_of(store, self.rank, self.size), {}, {"a", 1 << 18});
     TORCH_CHECK(made.backend, made.why_not);
   });
   CHECK(errors == std::vector<std::string>(static_cast<size_t>(size)));

@@ -314,7 +314,7 @@ TEST_CASE("a rank that cannot start a collective fails the others at once", "[sh
        {"aaa", "all_to_all"},
        {"aab", "all_reduce"}}));
   CAPTURE(hosts, kind);
-  constexpr size_t kArena = 1 << 16;
+  constexpr size_t kArena = 1 << 18;
   const auto call = [&, kind = kind](c10d::Backend& backend) -> WorkPtr {
     std::vector<at::Tensor> one{at::ones(10)};
     std::vector<std::vector<at::Tensor>> three{{at::ones(10), at::ones(10), at::ones(10)}};

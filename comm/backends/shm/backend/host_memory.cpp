@@ -82,9 +82,7 @@ size_t HostMemory::reserve_control(int ranks) {
       OutOfMemoryError, block != nullptr, "shared memory: expected ", bytes,
       " bytes for the state of a group, but the ", location_.bytes, " of rank ", rank_,
       " are in use.");
-  auto* control = new (block) ControlBlock;
-  control->users = static_cast<uint32_t>(ranks);
-  for (int rank = 0; rank < ranks; ++rank) new (&control->of(rank)) RankState;
+  ControlBlock::make(block, ranks);
   return arena_->offset_at(block);
 }
 

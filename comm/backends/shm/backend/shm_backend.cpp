@@ -10,6 +10,8 @@
 #include "../memory/exchanged_tensors.h"
 #include "../memory/shared_tensors.h"
 #include "../memory/tensors.h"
+#include "backends/message_check.h"
+#include "message_work.h"
 #include "reduce.h"
 #include "shm_work.h"
 #include "work/composite_work.h"
@@ -423,6 +425,29 @@ ShmBackend::WorkPtr ShmBackend::alltoall(
     });
   }
   return exchange(outputs, inputs, outputs, options.timeout);
+}
+
+void ShmBackend::check_peer(const char* call, int rank) const {
+  DDP_CHECK_VALUE(
+      rank >= 0 && rank < size_, call, ": expected a rank of the group, 0 to ", size_ - 1, ", got ",
+      rank, " on rank ", rank_, ".");
+}
+
+ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int dst, int tag) {
+  check_message("send", tensors, tag);
+  check_peer("send", dst);
+  return MessageWork::send(engine_, tensors[0], dst, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int src, int tag) {
+  check_message("recv", tensors, tag);
+  check_peer("recv", src);
+  return MessageWork::receive(engine_, tensors[0], src, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  check_message("recv", tensors, tag);
+  return MessageWork::receive(engine_, tensors[0], Message::kAny, tag);
 }
 
 // Completes after the calls that Gloo carries, too, as Gloo's own barrier does.

@@ -12,8 +12,8 @@
 
 namespace ddp::backends::shm {
 
-/// Collectives of CPU tensors through memory that the ranks of one host map together. Gloo carries
-/// the rest: point-to-point, lists of several tensors, sparse tensors and the reductions of other
+/// Collectives and messages of CPU tensors through memory that the ranks of one host map together.
+/// Gloo carries the rest: lists of several tensors, sparse tensors and the reductions of other
 /// dtypes.
 ///
 /// Each element is summed in rank order, so the result does not depend on sizes, timing or the run.
@@ -60,6 +60,9 @@ class ShmBackend : public FallbackBackend {
       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(
       Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int dst, int tag) override;
+  WorkPtr recv(Tensors& tensors, int src, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
@@ -84,6 +87,7 @@ class ShmBackend : public FallbackBackend {
     std::chrono::milliseconds timeout;
   };
   WorkPtr fall_back(const GlooCall& given, c10::function_ref<WorkPtr()> start_gloo);
+  void check_peer(const char* call, int rank) const;
   WorkPtr abort_on_error(const char* name, c10::function_ref<WorkPtr()> start_collective);
   WorkPtr start(Call call, c10d::OpType type, const char* title, Tensors outputs);
 

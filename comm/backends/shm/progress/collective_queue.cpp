@@ -54,4 +54,9 @@ void CollectiveQueue::abort(const std::string& why) {
   aborted_ = true;
 }
 
+std::string CollectiveQueue::abort_reason() {
+  const std::lock_guard lock(mutex_);
+  return abort_reason_;
+}
+
 }  // namespace ddp::backends::shm

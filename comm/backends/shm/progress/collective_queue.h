@@ -89,6 +89,7 @@ class CollectiveQueue {
   /// Fails the queue. The first reason is kept.
   void abort(const std::string& why);
   bool is_aborted() const { return aborted_; }
+  std::string abort_reason();
 
  private:
   std::mutex mutex_;  // guards all members except the atomics and reduced_

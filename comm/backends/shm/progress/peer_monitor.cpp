@@ -96,29 +96,35 @@ bool PeerMonitor::has_peer_stopped(uint64_t number) const {
   return false;
 }
 
+PeerFailure PeerMonitor::failure_of(int rank, uint64_t number) const {
+  const auto& peer = peers_[static_cast<size_t>(rank)];
+  const auto& state = state_of(rank);
+  const auto named = [&](const char* what) {
+    return ddp::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
+  };
+  if (has_stopped(rank, number)) {
+    if (state.stopped.load() == Stopped::kAborted) {
+      const auto cause = state.cause.read();
+      return {named("has aborted: ") + cause, cause};
+    }
+    const auto text = named("has left the process group");
+    return {text, text};
+  }
+  // Checked in this order: the rank may have finished its reduce step before its process ended,
+  // and its memory is still mapped here.
+  if (peer.process->has_ended() && state.reduced.load() <= number &&
+      !has_stopped(rank, UINT64_MAX)) {
+    const auto text = named("has ended");
+    return {text, text};
+  }
+  return {};
+}
+
 PeerFailure PeerMonitor::find_failure(uint64_t number) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
-    const auto& peer = peers_[static_cast<size_t>(rank)];
-    const auto& state = state_of(rank);
-    const auto named = [&](const char* what) {
-      return ddp::str("rank ", peer.rank, " (process ", peer.process->pid(), ") ", what);
-    };
-    if (has_stopped(rank, number)) {
-      if (state.stopped.load() == Stopped::kAborted) {
-        const auto cause = state.cause.read();
-        return {named("has aborted: ") + cause, cause};
-      }
-      const auto text = named("has left the process group");
-      return {text, text};
-    }
-    // Checked in this order: the rank may have finished its reduce step before its process ended,
-    // and its memory is still mapped here.
-    if (peer.process->has_ended() && state.reduced.load() <= number &&
-        !has_stopped(rank, UINT64_MAX)) {
-      const auto text = named("has ended");
-      return {text, text};
-    }
+    auto failure = failure_of(rank, number);
+    if (!failure.what.empty()) return failure;
   }
   return {};
 }

@@ -40,8 +40,16 @@ class PeerMonitor {
   int size() const { return static_cast<int>(peers_.size()); }
   Doorbell& doorbell() const { return control_->doorbell; }
   RankState& own_state() const { return control_->of(rank_); }
-  /// This rank's number in the group.
-  int own_rank() const { return peers_[static_cast<size_t>(rank_)].rank; }
+  const ControlBlock& control() const { return *control_; }
+  /// This rank's place among the ranks of the host.
+  int own_place() const { return rank_; }
+  /// A rank's number in the group, by its place.
+  int rank_at(int place) const { return peers_[static_cast<size_t>(place)].rank; }
+  int own_rank() const { return rank_at(rank_); }
+  /// A rank's arena.
+  const std::byte* memory_of(int place) const {
+    return peers_[static_cast<size_t>(place)].memory->data();
+  }
 
   /// How many reduce steps every rank has done.
   uint64_t reduced_by_all() const { return minimum(&RankState::reduced); }
@@ -63,6 +71,10 @@ class PeerMonitor {
   bool has_peer_stopped(uint64_t number) const;
   /// The first rank that the collective needs and that cannot complete it any more.
   PeerFailure find_failure(uint64_t number) const;
+  /// Whether the rank has stopped.
+  bool has_stopped(int place) const { return has_stopped(place, UINT64_MAX); }
+  /// Why nothing more comes from the rank; empty: it may.
+  PeerFailure failure_of(int place) const { return failure_of(place, UINT64_MAX); }
   /// Names the ranks that the collective waits for, for a message.
   std::string describe_missing_ranks(uint64_t number) const;
 
@@ -76,6 +88,7 @@ class PeerMonitor {
   RankState& state_of(int rank) const { return control_->of(rank); }
   uint64_t minimum(Counter counter) const;
   bool has_stopped(int rank, uint64_t number) const;
+  PeerFailure failure_of(int rank, uint64_t number) const;
   const Descriptor& descriptor_of(int rank, uint64_t number) const;
   std::string ranks_at_or_below(Counter counter, uint64_t number) const;
 

@@ -39,7 +39,10 @@ std::shared_ptr<ProgressEngine> ProgressEngine::make(
 
 ProgressEngine::ProgressEngine(
     PeerMonitor monitor, std::shared_ptr<Arena> arena, std::chrono::milliseconds timeout)
-    : monitor_(std::move(monitor)), arena_(std::move(arena)), timeout_(timeout) {}
+    : monitor_(std::move(monitor)),
+      arena_(std::move(arena)),
+      timeout_(timeout),
+      mailbox_(monitor_, *arena_) {}
 
 void ProgressEngine::fail(const std::string& why) {
   {
@@ -102,8 +105,22 @@ uint64_t ProgressEngine::announce(Call call, WhileFull while_full) {
   return number;
 }
 
-// Completes the collectives one by one: the callback of one may wait for later ones.
+void ProgressEngine::send(Message message) {
+  mailbox_.send(std::move(message));
+  progress();
+  if (mailbox_.is_active()) threads_.wake_one();
+}
+
+void ProgressEngine::receive(Message message) {
+  mailbox_.receive(std::move(message));
+  progress();
+  if (mailbox_.is_active()) threads_.wake_one();
+}
+
+// Messages first: they need no other rank's progress. The collectives one by one: the callback of
+// one may wait for later ones.
 void ProgressEngine::progress() {
+  progress_messages(Mailbox::IfBusy::kReturn);
   while (true) {
     PendingPtr completed;
     {
@@ -118,8 +135,14 @@ void ProgressEngine::progress() {
 }
 
 bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
+  return wait_until([&] { return queue_.completed() > number; }, at_most);
+}
+
+bool ProgressEngine::wait_until(
+    c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most) {
   const auto end = Deadline::in(at_most);
   while (true) {
+    progress_messages(Mailbox::IfBusy::kWait);
     PendingPtr completed;
     {
       const std::lock_guard lock(progress_mutex_);
@@ -128,19 +151,38 @@ bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
     if (!completed) completed = pop_aborted();
     const bool more = completed != nullptr;
     if (completed) complete(std::move(completed));
-    if (queue_.completed() > number) return true;
+    if (is_over()) return true;
     if (more) continue;
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
     // In this order: the second condition sees what another thread completes between the two.
-    const auto condition = [&] { return can_progress() || queue_.completed() > number; };
+    const auto condition = [&] { return can_progress() || is_over(); };
     if (!monitor_.doorbell().wait_until(condition, std::min(left, kCheckPeers))) check_peers();
   }
 }
 
+void ProgressEngine::progress_messages(Mailbox::IfBusy if_busy) {
+  if (!mailbox_.is_active()) return;
+  const auto ends =
+      queue_.is_aborted() ? mailbox_.abort(queue_.abort_reason()) : mailbox_.progress(if_busy);
+  if (mailbox_.has_refused()) check_peers();  // ends the group, which its sender needs to know
+  call(ends);
+}
+
+void ProgressEngine::call(const Mailbox::Ends& ends) {
+  for (const auto& end : ends) {
+    const ProgressThreads::CallbackScope scope;
+    try {
+      end();
+    } catch (...) {
+      warn_callback_threw();
+    }
+  }
+}
+
 bool ProgressEngine::can_progress() const {
-  if (queue_.is_aborted()) return true;
+  if (queue_.is_aborted() || mailbox_.can_progress()) return true;
   const auto& own = monitor_.own_state();
   const uint64_t reduced = own.reduced.load();
   const uint64_t completed = queue_.completed();
@@ -223,18 +265,28 @@ void ProgressEngine::check_peers() {
   {
     const std::lock_guard lock(progress_mutex_);
     if (queue_.is_aborted()) return;
-    const auto* first = queue_.front();
-    if (first == nullptr) return;
-    auto failure = monitor_.find_failure(first->number);
-    if (failure.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
-      failure.what = ddp::str(
-          "timed out after ", first->timeout.count(), " ms, ",
-          monitor_.describe_missing_ranks(first->number));
-      failure.cause = ddp::str(failure.what, " on rank ", monitor_.own_rank());
-    }
-    if (!failure.what.empty()) abort_locked(*first, failure);
+    check_collective_locked();
+    check_messages_locked();
   }
   complete_aborted();
+}
+
+void ProgressEngine::check_collective_locked() {
+  const auto* first = queue_.front();
+  if (first == nullptr) return;
+  auto failure = monitor_.find_failure(first->number);
+  if (failure.what.empty() && std::chrono::steady_clock::now() > first->deadline) {
+    failure.what = ddp::str(
+        "timed out after ", first->timeout.count(), " ms, ",
+        monitor_.describe_missing_ranks(first->number));
+    failure.cause = ddp::str(failure.what, " on rank ", monitor_.own_rank());
+  }
+  if (!failure.what.empty()) abort_locked(*first, failure);
+}
+
+void ProgressEngine::check_messages_locked() {
+  const auto failure = mailbox_.find_failure();
+  if (!failure.what.empty()) abort_locked(failure.what, Stopped::kAborted, failure.cause);
 }
 
 void ProgressEngine::abort_locked(const Pending& pending, const PeerFailure& failure) {
@@ -258,6 +310,7 @@ PendingPtr ProgressEngine::pop_aborted() {
 }
 
 void ProgressEngine::complete_aborted() {
+  if (queue_.is_aborted()) call(mailbox_.abort(queue_.abort_reason()));
   while (auto failed = pop_aborted()) complete(std::move(failed));
 }
 

@@ -9,10 +9,12 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
 #include <ddp/internal/owner_process.h>
 
 #include "../memory/arena.h"
 #include "collective_queue.h"
+#include "mailbox.h"
 #include "peer_monitor.h"
 #include "progress_threads.h"
 
@@ -30,10 +32,10 @@ std::string why_not_started(
 void warn_callback_threw() noexcept;
 
 /// Completes collectives in the order in which this rank starts them, which is the same on every
-/// rank.
+/// rank, and messages between two ranks.
 ///
-/// Every thread that starts a collective or waits for one makes progress: it does everything that
-/// the other ranks' states allow, for all pending collectives. The process's ProgressThreads do so
+/// Every thread that starts one or waits for one makes progress: it does everything that the other
+/// ranks' states allow, for all that is pending. The process's ProgressThreads do so
 /// every few milliseconds while no thread waits, so that a rank that is busy elsewhere does not
 /// delay the others for long.
 ///
@@ -62,6 +64,12 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// waiting thread completes the collective.
   uint64_t announce(Call call);
 
+  /// Sends or receives a message.
+  ///
+  /// \throws c10::DistBackendError  after the engine aborted.
+  void send(Message message);
+  void receive(Message message);
+
   /// Makes the progress that is possible now.
   void progress();
 
@@ -69,6 +77,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   ///
   /// \return  whether it is, after at most `at_most`.
   bool wait(uint64_t number, std::chrono::milliseconds at_most);
+  /// The same until a message is over.
+  bool wait_until(c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most);
 
   /// Counts futures that a thread may wait for without this engine. While there are any, the
   /// progress threads wait on the doorbell instead of looking every few milliseconds.
@@ -76,15 +86,16 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   bool has_futures() const { return futures_ > 0; }
 
-  /// Whether a collective that this rank has announced is not complete.
-  bool has_pending() const { return announced() > queue_.completed(); }
+  /// Whether a collective that this rank has announced, or a message, is not over.
+  bool has_pending() const { return announced() > queue_.completed() || mailbox_.is_active(); }
 
   /// Waits on the doorbell until progress() may do something.
   void wait_until_progress(std::chrono::milliseconds at_most) {
     monitor_.doorbell().wait_until([this] { return can_progress(); }, at_most);
   }
 
-  /// Aborts if a rank that the first pending collective needs has ended, or its timeout has passed.
+  /// Aborts if a rank that the first pending collective or a message needs has ended, or its
+  /// timeout has passed.
   void check_peers();
 
   /// Makes the progress that is possible now, and checks whether the other ranks still exist.
@@ -105,6 +116,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   /// How many collectives this rank has announced.
   uint64_t announced() const { return monitor_.own_state().announced.load(); }
+  /// This rank's place among those of the host, and a rank's number in the group by its place.
+  int own_place() const { return monitor_.own_place(); }
+  int rank_at(int place) const { return monitor_.rank_at(place); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
   ProgressEngine(
@@ -122,6 +137,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   PendingPtr pop_aborted();
   void complete_aborted();
   static void complete(PendingPtr pending);
+  void progress_messages(Mailbox::IfBusy if_busy);
+  void check_collective_locked();
+  void check_messages_locked();
+  static void call(const Mailbox::Ends& ends);
 
   PeerMonitor monitor_;
   const std::shared_ptr<Arena> arena_;
@@ -131,6 +150,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::mutex announce_mutex_;  // held by the one thread that announces
   std::mutex progress_mutex_;  // held by the one thread that makes progress
   CollectiveQueue queue_;
+  Mailbox mailbox_;
   std::atomic<bool> closed_{false};
   ProgressThreads& threads_ = ProgressThreads::of_this_process();
 };

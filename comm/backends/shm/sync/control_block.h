@@ -1,14 +1,17 @@
-// The state that the ranks of a host write for each other: some kilobytes per rank.
+// The state that the ranks of a host write for each other: some kilobytes per rank, and per two
+// ranks that send each other messages.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 
 #include "calls/collective_call.h"
 #include "doorbell.h"
+#include "message_ring.h"
 
 namespace ddp::backends::shm {
 
@@ -73,15 +76,48 @@ struct alignas(64) RankState {
   std::array<Descriptor, kMostInFlight> descriptors;
 };
 
-/// The beginning of the block. A RankState for each rank follows it.
+/// The beginning of the block. After it come a RankState for each rank, and for each two ranks a
+/// flag and a ring of messages.
 struct alignas(64) ControlBlock {
-  Doorbell doorbell;               // rings after each write to a RankState
-  std::atomic<uint32_t> users{0};  // ranks that have not opened the block, or still have it open
+  explicit ControlBlock(int ranks) : users(static_cast<uint32_t>(ranks)), ranks(ranks) {}
 
-  RankState& of(int rank) { return reinterpret_cast<RankState*>(this + 1)[rank]; }
-  const RankState& of(int rank) const { return reinterpret_cast<const RankState*>(this + 1)[rank]; }
+  Doorbell doorbell;            // rings after each write to a RankState or a ring
+  std::atomic<uint32_t> users;  // ranks that have not opened the block, or still have it open
+  const int ranks;
+
+  RankState& of(int rank) const { return reinterpret_cast<RankState*>(end_of_this())[rank]; }
+  /// Whether the ring was made, which its sender does before the first message. Rings that no
+  /// message needs take no memory.
+  std::atomic<bool>& has_ring(int from, int to) const {
+    return reinterpret_cast<std::atomic<bool>*>(&of(ranks))[from * ranks + to];
+  }
+  MessageRing& ring(int from, int to) const {
+    auto* flags = reinterpret_cast<std::byte*>(&has_ring(0, 0));
+    return reinterpret_cast<MessageRing*>(flags + flag_bytes(ranks))[from * ranks + to];
+  }
+
+  /// Makes a block in that memory.
+  static ControlBlock* make(std::byte* memory, int ranks) {
+    auto* block = new (memory) ControlBlock(ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      new (&block->of(rank)) RankState;
+      for (int to = 0; to < ranks; ++to) new (&block->has_ring(rank, to)) std::atomic<bool>(false);
+    }
+    return block;
+  }
   static size_t bytes_for(int ranks) {
-    return sizeof(ControlBlock) + static_cast<size_t>(ranks) * sizeof(RankState);
+    const auto count = static_cast<size_t>(ranks);
+    return sizeof(ControlBlock) + count * sizeof(RankState) + flag_bytes(ranks) +
+           count * count * sizeof(MessageRing);
+  }
+
+ private:
+  static size_t flag_bytes(int ranks) {
+    const auto count = static_cast<size_t>(ranks);
+    return (count * count * sizeof(std::atomic<bool>) + 63) / 64 * 64;
+  }
+  std::byte* end_of_this() const {
+    return reinterpret_cast<std::byte*>(const_cast<ControlBlock*>(this + 1));
   }
 };
 

@@ -1,0 +1,26 @@
+// Checks of the messages that one rank sends to another.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp::backends {
+
+/// What a message holds: sent before or beside its elements, because transports compare nothing.
+struct MessageHeader {
+  int64_t numel = 0;
+  int64_t dtype = 0;  // at::ScalarType
+};
+
+/// \throws c10::ValueError  unless it is one dense, contiguous tensor, and the tag one for users.
+void check_message(const char* call, const std::vector<at::Tensor>& tensors, int tag);
+
+/// An error with both descriptions; "" if the message fits `tensor`.
+std::string problem_of_message(
+    const MessageHeader& header, const at::Tensor& tensor, int source, int tag, int rank,
+    int ranks);
+
+}  // namespace ddp::backends
