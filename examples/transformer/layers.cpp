@@ -31,40 +31,52 @@ at::Tensor causal_mask(int64_t size, const at::TensorOptions& options) {
   return at::full({size, size}, -std::numeric_limits<double>::infinity(), options).triu(1);
 }
 
-/// Attention over positions that are cut as well; nothing drops its weights.
-at::Tensor attend_in_ring(
-    ddp::ParallelMultiheadAttentionImpl& attention, const at::Tensor& x,
-    const ddp::ProcessGroup& cp) {
-  const int64_t head = attention.options.embed_dim() / attention.options.num_heads();
-  const auto heads = attention.in_proj
-                         ->forward(x)                   // [T, N, 3 * own heads * head]
-                         .unflatten(-1, {3, -1, head})  // [T, N, 3, own heads, head]
-                         .permute({2, 1, 3, 0, 4});     // [3, N, own heads, T, head]
+/// Attends over positions that are cut, and drops no weights.
+///
+/// \param projected  [T, N, 3 * width]: queries, keys and values of heads of so many features.
+at::Tensor attend_in_ring(const at::Tensor& projected, int64_t head, const ddp::ProcessGroup& cp) {
+  const auto heads = projected
+                         .unflatten(-1, {3, -1, head})  // [T, N, 3, heads, head]
+                         .permute({2, 1, 3, 0, 4});     // [3, N, heads, T, head]
   const auto seen =
       ddp::functional::ring_attention(heads[0], heads[1], heads[2], cp, /*is_causal=*/true);
-  return attention.out_proj->forward(seen.permute({2, 0, 1, 3}).flatten(2));
+  return seen.permute({2, 0, 1, 3}).flatten(2);  // [T, N, width]
+}
+
+Layer make_whole_attention(const Shape& shape, const Groups& groups) {
+  const nn::MultiheadAttention whole(
+      nn::MultiheadAttentionOptions(shape.width, shape.heads).dropout(shape.dropout));
+  const auto attention = whole.ptr();
+  if (groups.cp_size() > 1) {
+    const int64_t head = shape.width / shape.heads;
+    return {attention, [attention, head, cp = groups.cp](const at::Tensor& x) {
+              const auto projected =
+                  at::linear(x, attention->in_proj_weight, attention->in_proj_bias);
+              return attention->out_proj(attend_in_ring(projected, head, cp));
+            }};
+  }
+  return {attention, [attention](const at::Tensor& x) {
+            const auto mask = causal_mask(x.size(0), attention->in_proj_weight.options());
+            return std::get<0>(
+                attention->forward(x, x, x, /*key_padding_mask=*/{}, /*need_weights=*/false, mask));
+          }};
 }
 
 }  // namespace
 
 Layer make_attention(const Shape& shape, const Groups& groups) {
-  if (!groups.cuts()) {
-    const auto whole = nn::MultiheadAttention(
-        nn::MultiheadAttentionOptions(shape.width, shape.heads).dropout(shape.dropout));
-    return {whole.ptr(), [attention = whole.ptr()](const at::Tensor& x) {
-              const auto mask = causal_mask(x.size(0), attention->in_proj_weight.options());
-              return std::get<0>(attention->forward(
-                  x, x, x, /*key_padding_mask=*/{}, /*need_weights=*/false, mask));
-            }};
-  }
-  const ddp::ParallelMultiheadAttention attention(
+  if (groups.tp_size() == 1) return make_whole_attention(shape, groups);
+  const ddp::ParallelMultiheadAttention cut(
       ddp::ParallelMultiheadAttentionOptions(shape.width, shape.heads)
           .dropout(shape.dropout)
           .is_causal(true)
           .process_group(groups.tp));
-  if (groups.cp_size() == 1) return layer_of(attention);
-  return {attention.ptr(), [attention = attention.ptr(), cp = groups.cp](const at::Tensor& x) {
-            return attend_in_ring(*attention, x, cp);
+  if (groups.cp_size() == 1) return layer_of(cut);
+  const auto attention = cut.ptr();
+  const int64_t head = shape.width / shape.heads;
+  return {attention, [attention, head, cp = groups.cp](const at::Tensor& x) {
+            const auto projected = attention->in_proj->forward(x);
+            return attention->out_proj->forward(attend_in_ring(projected, head, cp));
           }};
 }
 

@@ -165,7 +165,7 @@ void Training::check_replicas() {
   for (const auto& p : parameters_by_cut(*model_->module()).whole) whole->append(p);
   TORCH_CHECK(
       ddp::replicas_equal(*whole, groups().tp),
-      "transformer: expected the same values on all ranks of what --tp does not cut, got others on "
+      "parameters: expected the same values on all ranks of what --tp does not cut, got others on "
       "some.");
 }
 

@@ -109,7 +109,8 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
   // Saved weights can be loaded as initial weights.
   const auto loaded = transformer_on_two_ranks(tiny(10), {"--load", weights});
-  CHECK(loaded.code == 0);
+  INFO(loaded.output);
+  REQUIRE(loaded.code == 0);
   CHECK(losses(loaded, "loss").front() < losses(expected, "loss").front());
 }
 
