@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <string>
 
 #include "../common/command_line.h"
 
@@ -30,7 +31,9 @@ void add_shape(CLI::App& app, Shape& shape) {
 void add_training(CLI::App& app, Options& options) {
   app.add_option("--steps", options.steps, "Steps of the optimizer")
       ->check(between<int64_t>(2, 1000000000));
-  app.add_option("--batch-size", options.batch_size, "Windows per rank and backward pass")
+  app.add_option(
+         "--batch-size", options.batch_size,
+         "Windows per rank and backward pass; with --tp or --cp, per ranks that share a model")
       ->check(between<size_t>(1, 1000000));
   app.add_option("--accumulate", options.accumulate, "Backward passes a step")
       ->check(between<int64_t>(1, 1000000));
@@ -50,6 +53,16 @@ void add_training(CLI::App& app, Options& options) {
   app.add_option(
       "--backend", options.backend,
       "gloo, shm (ranks of one host) or nccl (each rank on its own GPU); empty: the best there is");
+}
+
+void add_groups(CLI::App& app, Options& options) {
+  app.add_option("--tp", options.tp, "Ranks that share a model: each has a part of its layers")
+      ->check(between<int64_t>(1, 100000));
+  app.add_option(
+         "--cp", options.cp,
+         "Ranks that share windows: each has some of their positions, and drops no attention "
+         "weights")
+      ->check(between<int64_t>(1, 100000));
 }
 
 void add_files(CLI::App& app, Options& options) {
@@ -75,18 +88,47 @@ void add_sampling(CLI::App& app, Options& options) {
       ->check(kPositiveFinite);
 }
 
+void expect(bool holds, const std::string& rule, const std::string& got) {
+  if (holds) return;
+  throw UsageError(rule + ", got " + got + " (transformer --help lists the options)");
+}
+
 void check_together(const Options& options) {
+  using std::to_string;
   const auto& shape = options.shape;
-  if (shape.width % shape.heads != 0) {
-    throw UsageError(
-        "--heads: expected a divisor of --width " + std::to_string(shape.width) + ", got " +
-        std::to_string(shape.heads) + " (transformer --help lists the options)");
-  }
-  if (options.warmup >= options.steps) {
-    throw UsageError(
-        "--warmup: expected fewer than --steps " + std::to_string(options.steps) + ", got " +
-        std::to_string(options.warmup) + " (transformer --help lists the options)");
-  }
+  expect(
+      shape.width % shape.heads == 0,
+      "--heads: expected a divisor of --width " + to_string(shape.width), to_string(shape.heads));
+  expect(
+      options.warmup < options.steps,
+      "--warmup: expected fewer than --steps " + to_string(options.steps),
+      to_string(options.warmup));
+}
+
+void check_cut_layers(const Options& options) {
+  if (options.tp == 1) return;
+  const auto with_tp = " with --tp " + std::to_string(options.tp);
+  expect(
+      options.shape.heads % options.tp == 0,
+      "--heads: expected a multiple of --tp " + std::to_string(options.tp),
+      std::to_string(options.shape.heads));
+  // Gradients of stage 2 are parts of buckets: which of them count once over --tp is not known.
+  expect(options.zero < 2, "--zero: expected 0 or 1" + with_tp, std::to_string(options.zero));
+  // Each rank would write, and read, its part of the weights.
+  expect(options.checkpoint.empty(), "--checkpoint: expected none" + with_tp, options.checkpoint);
+  expect(options.load.empty(), "--load: expected none" + with_tp, options.load);
+  expect(options.save.empty(), "--save: expected none" + with_tp, options.save);
+}
+
+void check_cut_windows(const Options& options) {
+  if (options.cp == 1) return;
+  expect(
+      options.shape.context % (2 * options.cp) == 0,
+      "--context: expected a multiple of 2 * --cp = " + std::to_string(2 * options.cp),
+      std::to_string(options.shape.context));
+  expect(
+      options.backend.find("nccl") == std::string::npos,
+      "--backend: expected one for CPUs with --cp " + std::to_string(options.cp), options.backend);
 }
 
 }  // namespace
@@ -102,6 +144,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
       "--text", options.text, "File to learn from, in UTF-8; its last tenth is held out");
   add_shape(app, options.shape);
   add_training(app, options);
+  add_groups(app, options);
   add_files(app, options);
   add_sampling(app, options);
 
@@ -110,6 +153,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
     options.warmup = std::clamp<int64_t>(options.steps / 10, 1, options.warmup);
   }
   check_together(options);
+  check_cut_layers(options);
+  check_cut_windows(options);
   return options;
 }
 

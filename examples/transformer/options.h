@@ -25,13 +25,15 @@ struct Options {
   std::string text = TRANSFORMER_DEFAULT_TEXT;
   Shape shape;
   int64_t steps = 1000;
-  size_t batch_size = 16;  // windows per rank and backward pass
+  size_t batch_size = 16;  // windows per model and backward pass
   int64_t accumulate = 1;  // backward passes a step
   double lr = 0.003;
   int64_t warmup = 100;  // steps
   double clip = 1;
   bool amp = false;
-  int zero = 0;  // stage; 0: every rank has AdamW's whole state
+  int zero = 0;    // stage; 0: every rank has AdamW's whole state
+  int64_t tp = 1;  // ranks that have a part of each layer each
+  int64_t cp = 1;  // ranks that have a part of each window each
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   int64_t report_every = 100;

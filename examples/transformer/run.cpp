@@ -8,6 +8,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <ddp/collectives.h>
 #include <ddp/process_group.h>
 #include <ddp/state_dict.h>
 #include <torch/utils.h>
@@ -16,6 +17,7 @@
 #include "../common/output_file.h"
 #include "../common/rank_device.h"
 #include "../common/reporting.h"
+#include "groups.h"
 #include "sampling.h"
 #include "training.h"
 
@@ -30,12 +32,12 @@ struct Data {
   std::string prompt;
 };
 
-Data prepare(const Options& options) {
+Data prepare(const Options& options, const Groups& groups) {
   if (ddp::is_main() && !options.save.empty()) examples::check_can_write("--save", options.save);
   auto text = Text::read(options.text);
   auto windows = split(text, options.shape.context);
-  const auto ranks = static_cast<size_t>(ddp::get_world_size());
-  const auto share = (windows.train.size() + ranks - 1) / ranks;
+  const auto replicas = static_cast<size_t>(groups.replicas);
+  const auto share = (windows.train.size() + replicas - 1) / replicas;
   TORCH_CHECK_VALUE(
       options.batch_size <= share, "--batch-size: expected at most the ", share,
       " windows of the text that each rank has, got ", options.batch_size, ".");
@@ -45,25 +47,39 @@ Data prepare(const Options& options) {
   return {std::move(text), std::move(windows), std::move(prompt)};
 }
 
-LanguageModel make_model(const Options& options, const Text& text) {
-  torch::manual_seed(static_cast<uint64_t>(options.seed));
-  LanguageModel net(text.vocabulary(), options.shape);
-  if (!options.load.empty()) ddp::load_state_dict(*net, options.load);
-  net->to(examples::rank_device(options.backend));
-  // From here on the generator is only used by dropout, which every rank draws for itself.
-  torch::manual_seed(static_cast<uint64_t>(options.seed) + 1 + ddp::get_rank());
+/// Collective where layers are cut.
+LanguageModel make_model(const Options& options, const Groups& groups, const Text& text) {
+  const auto seed = static_cast<uint64_t>(options.seed);
+  torch::manual_seed(seed);
+  LanguageModel net(text.vocabulary(), options.shape, groups);
+  examples::on_all_ranks([&] {
+    if (!options.load.empty()) ddp::load_state_dict(*net, options.load);
+    net->to(examples::rank_device(options.backend));
+  });
+  // From here on the generator is only used by dropout, which every rank draws for itself. But the
+  // ranks of --tp draw alike, except within layers, where the next tp_size() seeds are theirs.
+  const auto first = static_cast<uint64_t>(groups.tp_size() * ddp::get_rank(groups.data));
+  torch::manual_seed(seed + 1 + first);
   return net;
 }
 
+std::string describe_ranks(const Groups& groups) {
+  const int ranks = ddp::get_world_size();
+  auto text = c10::str(ranks, ranks == 1 ? " rank" : " ranks");
+  if (!groups.cuts()) return text;
+  return c10::str(
+      text, " (dp ", groups.replicas, ", cp ", groups.cp_size(), ", tp ", groups.tp_size(), ")");
+}
+
 std::string describe(const Options& options, const Text& text, LanguageModel& net) {
+  const auto& groups = net->groups;
   int64_t parameters = 0;
   for (const auto& p : net->parameters()) parameters += p.numel();
-  const int ranks = ddp::get_world_size();
   return c10::str(
-      "training ", parameters, " parameters on ", text.size(), " characters, ", text.vocabulary(),
-      " different ones; ", ranks, ranks == 1 ? " rank, " : " ranks, ",
-      ranks * options.batch_size * options.accumulate, " windows of ", options.shape.context,
-      " a step");
+      "training ", parameters, groups.tp_size() == 1 ? " parameters on " : " parameters a rank on ",
+      text.size(), " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups),
+      ", ", groups.replicas * options.batch_size * options.accumulate, " windows of ",
+      options.shape.context, " a step");
 }
 
 /// Formats the line printed after some steps, which began at `start`.
@@ -85,14 +101,12 @@ std::string report(
 }  // namespace
 
 void run(const Options& options, examples::Progress& progress) {
+  const auto groups = make_groups(options);
   std::optional<Data> data;
-  std::optional<LanguageModel> net;
-  examples::on_all_ranks([&] {
-    data = prepare(options);
-    net = make_model(options, data->text);
-  });
-  progress.line(describe(options, data->text, *net));
-  Training training(options, *net, data->windows.train);
+  examples::on_all_ranks([&] { data = prepare(options, groups); });
+  auto net = make_model(options, groups, data->text);
+  progress.line(describe(options, data->text, net));
+  Training training(options, net, data->windows.train);
   training.begin(progress);
 
   auto start = Clock::now();
@@ -101,8 +115,8 @@ void run(const Options& options, examples::Progress& progress) {
     const int64_t step = training.steps_done();
     progress.step("step", step, options.steps);
     if (step % options.report_every == 0 || step == options.steps) {
-      const auto trained = sum_over_ranks(training.take_tally());
-      const auto held_out = sum_over_ranks(training.evaluate(data->windows.held_out));
+      const auto trained = sum_over_ranks(training.take_tally(), groups.data);
+      const auto held_out = sum_over_ranks(training.evaluate(data->windows.held_out), groups.data);
       progress.line(report(options, step, trained, held_out, start));
       start = Clock::now();
     }
@@ -110,15 +124,21 @@ void run(const Options& options, examples::Progress& progress) {
   }
 
   training.finish();
-  training.model()->check_replicas();
-  examples::report_equal_replicas(progress);
+  training.check_replicas();
+  if (groups.tp_size() == 1) {
+    examples::report_equal_replicas(progress);
+  } else {
+    progress.line("parameters: bitwise equal on all ranks that have the same");
+  }
   examples::on_all_ranks([&] {
-    if (!ddp::is_main()) return;
-    if (!options.save.empty()) ddp::save_state_dict(**net, options.save);
-    if (options.sample > 0) {
-      progress.line("sample: " + sample(*net, data->text, data->prompt, options));
-    }
+    if (ddp::is_main() && !options.save.empty()) ddp::save_state_dict(*net, options.save);
   });
+  if (options.sample == 0) return;
+  // All ranks that have a part of the first model.
+  if (groups.replica == 0) {
+    progress.line("sample: " + sample(net, data->text, data->prompt, options));
+  }
+  ddp::barrier();
 }
 
 }  // namespace transformer

@@ -7,7 +7,7 @@ namespace transformer {
 
 /// Trains, evaluates and samples on the default group. Collective.
 ///
-/// \throws c10::Error, examples::FailedElsewhere
+/// \throws UsageError, c10::Error, examples::FailedElsewhere
 void run(const Options& options, examples::Progress& progress);
 
 }  // namespace transformer

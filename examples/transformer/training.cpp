@@ -4,7 +4,11 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <ddp/autocast.h>
+#include <ddp/gradients.h>
+#include <ddp/replicas.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/optim/adamw.h>
 
 #include "../common/checkpoints.h"
@@ -12,25 +16,39 @@
 namespace transformer {
 namespace {
 
+/// What this rank has of the predictions for a batch.
 struct Prediction {
-  at::Tensor loss;  // mean over the characters
-  Tally tally;
+  at::Tensor logits;  // [n, vocabulary]; with --tp some of the vocabulary
+  at::Tensor target;  // [n]; with --cp some of the characters
+  at::Tensor loss;    // their mean
+
+  Tally tally() const {
+    return {loss.item<double>() * static_cast<double>(target.size(0)), 0, target.size(0)};
+  }
 };
 
-/// \param model  wrapped, or not.
+/// \param model  `net`, wrapped or not.
 template <typename M>
-Prediction predict(M& model, const Batch& batch, c10::Device device, bool amp) {
+Prediction predict(M& model, const LanguageModel& net, const Batch& batch, bool amp) {
+  const auto device = net->device();
   // bfloat16 has the range of float32: no GradScaler is needed.
   const ddp::AutocastGuard autocast(
       device.type(), ddp::AutocastOptions(at::kBFloat16).enabled(amp));
-  const auto target = batch.target.to(device).flatten();
+  const auto target = net->groups.own_positions(batch.target.to(device)).flatten();
   const auto logits = model->forward(batch.input.to(device)).flatten(0, 1);
-  const auto loss = at::cross_entropy_loss(logits, target);
-  const auto characters = target.size(0);
-  return {
-      loss,
-      {loss.template item<double>() * static_cast<double>(characters),
-       logits.argmax(1).eq(target).sum().template item<int64_t>(), characters}};
+  return {logits, target, cross_entropy(logits, target, net->vocabulary, net->groups)};
+}
+
+ddp::DistributedSamplerOptions sampler_options(const Options& options, const Groups& groups) {
+  return ddp::DistributedSamplerOptions()
+      .seed(options.seed)
+      .num_replicas(groups.replicas)
+      .rank(groups.replica);
+}
+
+ddp::DistributedDataParallelOptions wrapper_options(const Groups& groups) {
+  return ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true).process_group(
+      groups.data);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, Model& model) {
@@ -48,11 +66,11 @@ ddp::LinearLROptions warm_up(const Options& options) {
 
 }  // namespace
 
-Training::Training(const Options& options, LanguageModel net, Windows windows)
+Training::Training(const Options& options, const LanguageModel& net, Windows windows)
     : options_(options),
       windows_(std::move(windows)),
-      sampler_(windows_.size(), ddp::DistributedSamplerOptions().seed(options.seed)),
-      model_(std::move(net), ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true)),
+      sampler_(windows_.size(), sampler_options(options, net->groups)),
+      model_(net, wrapper_options(net->groups)),
       optimizer_(make_optimizer(options, model_)),
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
@@ -79,7 +97,7 @@ void Training::step() {
       backward(next_batch());
     }
   }
-  ddp::clip_grad_norm_(*optimizer_, options_.clip);
+  clip_gradients();
   optimizer_->step();
   schedule_.step();
   ++steps_done_;
@@ -97,20 +115,32 @@ Batch Training::next_batch() {
 }
 
 void Training::backward(const Batch& batch) {
-  const auto device = model_->module()->head->weight.device();
-  const auto prediction = predict(model_, batch, device, options_.amp);
+  const auto prediction = predict(model_, model_->module(), batch, options_.amp);
   (prediction.loss / options_.accumulate).backward();
-  tally_ += prediction.tally;
+  tally_ += prediction.tally();
+}
+
+void Training::clip_gradients() {
+  if (groups().tp_size() == 1) {
+    ddp::clip_grad_norm_(*optimizer_, options_.clip);
+    return;
+  }
+  const auto parameters = parameters_by_cut(*model_->module());
+  ddp::clip_grad_norm_({{parameters.cut, {groups().tp}}, {parameters.whole, {}}}, options_.clip);
 }
 
 Tally Training::evaluate(const Windows& windows) {
   const c10::NoGradGuard no_grad;
   auto& net = model_->module();
   net->eval();
-  ddp::DistributedEvalSampler sampler(windows.size());
+  ddp::DistributedEvalSampler sampler(
+      windows.size(), sampler_options(options_, groups()).shuffle(false));
   Tally total;
   while (const auto indices = sampler.next(std::max<size_t>(options_.batch_size, 16))) {
-    total += predict(net, windows.at(*indices), net->head->weight.device(), options_.amp).tally;
+    const auto prediction = predict(net, net, windows.at(*indices), options_.amp);
+    const auto logits = whole_vocabulary(prediction.logits, net->vocabulary, groups());
+    total += prediction.tally();
+    total.correct += logits.argmax(1).eq(prediction.target).sum().item<int64_t>();
   }
   return total;
 }
@@ -126,6 +156,17 @@ void Training::save_if_due() {
 
 void Training::finish() {
   if (checkpointer_) checkpointer_->wait();
+}
+
+void Training::check_replicas() {
+  model_->check_replicas();
+  if (groups().tp_size() == 1) return;
+  torch::nn::ParameterList whole;
+  for (const auto& p : parameters_by_cut(*model_->module()).whole) whole->append(p);
+  TORCH_CHECK(
+      ddp::replicas_equal(*whole, groups().tp),
+      "parameters: expected the same values on all ranks of what --tp does not cut, got others on "
+      "some.");
 }
 
 }  // namespace transformer

@@ -21,12 +21,12 @@ namespace transformer {
 using Model = ddp::DistributedDataParallel<LanguageModel>;
 using examples::Tally;
 
-/// The training state of one rank, on the default group.
+/// The training state of one rank.
 class Training {
  public:
   /// \param options  must outlive this object.
   /// \param windows  enough for a batch of every rank.
-  Training(const Options& options, LanguageModel net, Windows windows);
+  Training(const Options& options, const LanguageModel& net, Windows windows);
 
   /// One step of the optimizer, on the batches of `options.accumulate` backward passes.
   /// Collective: yes.
@@ -35,7 +35,8 @@ class Training {
   Tally take_tally() { return std::exchange(tally_, {}); }
   int64_t steps_done() const { return steps_done_; }
 
-  /// Tallies this rank's part of a text; together the ranks count each window once. Collective: no.
+  /// Tallies this rank's part of a text; together the ranks of the data group count each character
+  /// once. Collective: as the model's forward().
   Tally evaluate(const Windows& windows);
 
   /// With --resume, continues from the last checkpoint. Collective: yes.
@@ -46,13 +47,15 @@ class Training {
   void save_if_due();
   /// Returns once the last checkpoint is on the disk. Collective: yes.
   void finish();
-
-  Model& model() { return model_; }
+  /// Throws where ranks differ in parameters that are the same on both. Collective: yes.
+  void check_replicas();
 
  private:
   Batch next_batch();
   /// Computes this batch's part of the step's gradients.
   void backward(const Batch& batch);
+  void clip_gradients();
+  const Groups& groups() { return model_->module()->groups; }
 
   const Options& options_;
   const Windows windows_;

@@ -1,5 +1,6 @@
 """docs/migrating.md has a row for every argument and method of the installed torch's
-DistributedDataParallel. usage: migrating_test.py <the repository>
+DistributedDataParallel, and for every name of its tensor parallelism.
+usage: migrating_test.py <the repository>
 """
 
 import inspect
@@ -8,6 +9,7 @@ import re
 import sys
 
 import torch
+import torch.distributed.tensor.parallel
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -34,11 +36,16 @@ def main():
     methods = {re.sub(r"\W.*", "", name) for name in first_cells(page, "Methods and attributes")}
     public = [name for name in vars(DistributedDataParallel) if not name.startswith("_")]
     faults += [f"method {name}" for name in public if name not in methods]
-    assert len(signature) > 10 and len(public) > 5
+
+    cells = first_cells(page, "Meshes, tensor and context parallel")
+    words = {word for cell in cells for word in re.findall(r"\w+", cell)}
+    styles = [*torch.distributed.tensor.parallel.__all__, "context_parallel"]
+    faults += [f"torch.distributed.tensor: {name}" for name in styles if name not in words]
+    assert len(signature) > 10 and len(public) > 5 and len(styles) > 5
 
     if faults:
         sys.exit("docs/migrating.md: expected a row for each, got none:\n" + "\n".join(faults))
-    print(f"migrating.md: {len(signature) - 1} arguments, {len(public)} methods")
+    print(f"migrating.md: {len(signature) - 1} arguments, {len(public)} methods, {len(styles)} styles")
 
 
 main()

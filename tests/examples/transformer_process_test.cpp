@@ -1,6 +1,9 @@
 // Runs the transformer's example as a user starts it.
+#include <algorithm>
+#include <cmath>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/processes.h"
@@ -14,10 +17,14 @@ using ddp::testing::JobEnded;
 using ddp::testing::TemporaryFolder;
 using Lines = std::vector<std::string>;
 
-JobEnded transformer_on_two_ranks(Lines arguments, const Lines& more = {}) {
+JobEnded transformer_on(int ranks, Lines arguments, const Lines& more) {
   arguments.insert(arguments.begin(), TRANSFORMER_PROGRAM);
   arguments.insert(arguments.end(), more.begin(), more.end());
-  return ddp::testing::run_job(2, arguments, ddp::testing::within(std::chrono::minutes(2)));
+  return ddp::testing::run_job(ranks, arguments, ddp::testing::within(std::chrono::minutes(2)));
+}
+
+JobEnded transformer_on_two_ranks(const Lines& arguments, const Lines& more = {}) {
+  return transformer_on(2, arguments, more);
 }
 
 // Options of a model that trains in a moment.
@@ -68,7 +75,8 @@ TEST_CASE("the transformer learns the pages of this library", "[examples][proces
 
 TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") {
   const Lines more = GENERATE(
-      Lines{}, Lines{"--amp", "--accumulate", "2", "--checkpoint-activations", "--zero", "2"});
+      Lines{}, Lines{"--amp", "--accumulate", "2", "--checkpoint-activations", "--zero", "2"},
+      Lines{"--cp", "2", "--zero", "1"});
   const TemporaryFolder whole, killed;
   const auto weights = whole.file("weights.pt"), resumed_weights = killed.file("weights.pt");
   const auto train = [&](const TemporaryFolder& folder, const Lines& also) {
@@ -101,16 +109,117 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
   // Saved weights can be loaded as initial weights.
   const auto loaded = transformer_on_two_ranks(tiny(10), {"--load", weights});
-  CHECK(loaded.code == 0);
+  INFO(loaded.output);
+  REQUIRE(loaded.code == 0);
   CHECK(losses(loaded, "loss").front() < losses(expected, "loss").front());
 }
 
 TEST_CASE("a run is repeatable, with its dropout", "[examples][process]") {
-  const auto one = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
-  const auto other = transformer_on_two_ranks(tiny(10), {"--dropout", "0.3"});
-  CHECK(printed_lines(one) == printed_lines(other));
-  const auto none = transformer_on_two_ranks(tiny(10), {"--dropout", "0"});
-  CHECK(printed_lines(one) != printed_lines(none));
+  const auto more = GENERATE(Lines{}, Lines{"--tp", "2"}, Lines{"--cp", "2"});
+  const auto lines_with = [&](const char* dropout) {
+    auto arguments = tiny(10);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto job = transformer_on_two_ranks(arguments, {"--dropout", dropout});
+    INFO(job.output);
+    CHECK(job.code == 0);  // parameters that several ranks have are equal
+    return printed_lines(job);
+  };
+  const auto once = lines_with("0.3");
+  CHECK(once == lines_with("0.3"));
+  CHECK(once != lines_with("0"));
+}
+
+namespace {
+
+/// 4,000 characters, 27 different ones, which neither 2 nor 4 ranks divide.
+std::string letters_and_spaces() {
+  std::string text;
+  unsigned number = 1;
+  while (text.size() < 4000) {
+    number = number * 1103515245 + 12345;
+    const unsigned letter = number >> 16 & 31;
+    text += letter < 26 ? static_cast<char>('a' + letter) : ' ';
+  }
+  return text;
+}
+
+/// One process' run of 8 windows a step, and those of ranks that share them.
+class SharedRuns {
+ public:
+  /// \param more  options of all runs.
+  explicit SharedRuns(const Lines& more) {
+    // Gradients are longer than 0.1, each step's by another factor.
+    arguments_ = {"--text",         folder_.write("text", letters_and_spaces()),
+                  "--width",        "32",
+                  "--context",      "16",
+                  "--heads",        "4",
+                  "--layers",       "2",
+                  "--steps",        "20",
+                  "--warmup",       "5",
+                  "--lr",           "0.005",
+                  "--clip",         "0.1",
+                  "--report-every", "1",
+                  "--sample",       "40",
+                  "--dropout",      "0"};
+    arguments_.insert(arguments_.end(), more.begin(), more.end());
+    alone_ = transformer_on(1, arguments_, {"--batch-size", "8"});
+  }
+
+  /// \return the largest difference of a loss, in parts of it; infinity if the run failed.
+  double distance_of(int ranks, const Lines& share) {
+    shared_ = transformer_on(ranks, arguments_, share);
+    double most = 0;
+    for (const auto* name : {"loss", "held out"}) {
+      const auto expected = losses(alone_, name), got = losses(shared_, name);
+      if (shared_.code != 0 || expected.size() != 20 || got.size() != 20) return INFINITY;
+      for (size_t i = 0; i < got.size(); ++i) {
+        most = std::max(most, std::abs(got[i] - expected[i]) / expected[i]);
+      }
+    }
+    return most;
+  }
+
+  /// Whether the last one sampled what one process does.
+  bool samples_alike() const { return shared_.ranks[0].back() == alone_.ranks[0].back(); }
+  std::string output() const { return alone_.output + shared_.output; }
+
+ private:
+  const TemporaryFolder folder_;
+  Lines arguments_;
+  JobEnded alone_, shared_;
+};
+
+}  // namespace
+
+TEST_CASE("a transformer that ranks share has the losses of one process", "[examples][process]") {
+  const std::vector<std::pair<int, Lines>> shares = {
+      {2, {"--tp", "2", "--batch-size", "8"}},
+      {4, {"--tp", "2", "--batch-size", "4"}},
+      {2, {"--cp", "2", "--batch-size", "8"}},
+      {4, {"--cp", "2", "--tp", "2", "--batch-size", "8"}},
+      {4,
+       {"--tp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "1",
+        "--checkpoint-activations"}},
+      {4,
+       {"--cp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "2",
+        "--checkpoint-activations"}}};
+  SharedRuns runs({});
+  for (const auto& [ranks, share] : shares) {
+    CAPTURE(ranks, share);
+    const double distance = runs.distance_of(ranks, share);
+    INFO(runs.output());
+    CHECK(distance < 1.5e-5);  // the last of 5 printed digits is 0.3e-5
+    CHECK(runs.samples_alike());
+  }
+}
+
+TEST_CASE("a transformer that ranks share learns in bfloat16", "[examples][process]") {
+  SharedRuns runs({"--amp"});
+  for (const char* option : {"--tp", "--cp"}) {
+    const double distance = runs.distance_of(2, {option, "2", "--batch-size", "8"});
+    INFO(runs.output());
+    CHECK(distance < 5e-3);
+  }
 }
 
 TEST_CASE("the transformer reports bad input before it trains", "[examples][process][errors]") {
@@ -131,6 +240,9 @@ TEST_CASE("the transformer reports bad input before it trains", "[examples][proc
   refuses({"--text", folder.write("empty", "")}, 1, "empty: expected at least 650 characters");
   refuses({"--batch-size", "0"}, 2, "--batch-size: ");
   refuses({"--batch-size", "100000"}, 1, "--batch-size: expected at most the ");
+  refuses(
+      {"--tp", "4"}, 2,
+      "--tp, --cp: expected a product that divides the number of ranks, 2, got 4");
   refuses({"--heads", "5"}, 2, "--heads: expected a divisor of --width 128, got 5");
   refuses({"--no-such-option"}, 2, "--no-such-option");
   refuses({"--prompt", "\x01"}, 1, "--prompt: expected characters of ");

@@ -1,6 +1,7 @@
 // The text, the windows and the model of the transformer's example.
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -100,9 +101,9 @@ TEST_CASE(
 
 TEST_CASE("the transformer reports invalid input in one line", "[examples][errors]") {
   const std::vector<std::vector<const char*>> all = {
-      {"--heads", "3"},      {"--warmup", "1000"},     {"--batch-size", "0"},
-      {"--accumulate", "0"}, {"--zero", "3"},          {"--dropout", "1"},
-      {"--clip", "0"},       {"--temperature", "nan"}, {"--no-such-option"}};
+      {"--heads", "3"},     {"--warmup", "1000"}, {"--batch-size", "0"}, {"--accumulate", "0"},
+      {"--zero", "3"},      {"--dropout", "1"},   {"--clip", "0"},       {"--temperature", "nan"},
+      {"--no-such-option"}, {"--tp", "0"},        {"--cp", "0"}};
   for (const auto& arguments : all) {
     CAPTURE(arguments);
     const auto message = refused(arguments);
@@ -112,4 +113,21 @@ TEST_CASE("the transformer reports invalid input in one line", "[examples][error
   }
   CHECK_THAT(refused({"--heads", "3"}), ContainsText("expected a divisor of --width 128, got 3"));
   CHECK_THAT(refused({"--resume"}), ContainsText("--checkpoint"));
+}
+
+TEST_CASE("options that do not go with --tp or --cp are refused", "[examples][errors]") {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> all = {
+      {{"--tp", "3"}, "--heads: expected a multiple of --tp 3, got 4"},
+      {{"--tp", "2", "--zero", "2"}, "--zero: expected 0 or 1 with --tp 2, got 2"},
+      {{"--tp", "2", "--checkpoint", "c"}, "--checkpoint: expected none with --tp 2, got c"},
+      {{"--tp", "2", "--load", "a"}, "--load: expected none with --tp 2, got a"},
+      {{"--tp", "2", "--save", "b"}, "--save: expected none with --tp 2, got b"},
+      {{"--cp", "3"}, "--context: expected a multiple of 2 * --cp = 6, got 64"},
+      {{"--cp", "2", "--backend", "nccl"},
+       "--backend: expected one for CPUs with --cp 2, got nccl"}};
+  for (const auto& [arguments, text] : all) {
+    CHECK_THAT(refused(arguments), ContainsText(text));
+  }
+  CHECK(refused({"--tp", "2", "--zero", "1", "--amp", "--checkpoint-activations"}).empty());
+  CHECK(refused({"--cp", "2", "--zero", "2", "--checkpoint", "c", "--save", "b"}).empty());
 }

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+
+#include "options.h"
+
+namespace transformer {
+
+/// Which ranks have parts of one model or of one window, and which have copies. Made of nothing, it
+/// is that of a process that has all of both.
+struct Groups {
+  ddp::ProcessGroup tp;    // of the ranks that have a part of each layer each
+  ddp::ProcessGroup cp;    // of the ranks that have some positions of each window each
+  ddp::ProcessGroup data;  // of the ranks that have the same part of the layers: they average
+  int64_t replicas = 1;    // how many models there are; each sees other windows
+  int64_t replica = 0;     // which one this rank has, or has a part of
+
+  int64_t tp_size() const { return tp ? tp->getSize() : 1; }
+  int64_t cp_size() const { return cp ? cp->getSize() : 1; }
+  bool cuts() const { return tp_size() * cp_size() > 1; }
+
+  /// This rank's positions of windows [N, T].
+  at::Tensor own_positions(const at::Tensor& windows) const;
+  /// The places of this rank's positions in windows of such a length, int64.
+  at::Tensor places(int64_t length) const;
+};
+
+/// Lays the ranks of the default group out in a mesh, by --tp and --cp. Collective.
+///
+/// \throws UsageError  on every rank: the ranks cannot be divided like this.
+Groups make_groups(const Options& options);
+
+}  // namespace transformer

@@ -1,0 +1,145 @@
+#include "layers.h"
+
+#include <limits>
+#include <tuple>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <ddp/context_parallel.h>
+#include <ddp/functional.h>
+#include <ddp/parallel_attention.h>
+#include <ddp/parallel_linear.h>
+#include <ddp/vocab_parallel.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+namespace transformer {
+namespace {
+
+namespace nn = torch::nn;
+
+template <typename Holder>
+Layer layer_of(const Holder& holder) {
+  const auto module = holder.ptr();
+  return {module, [module](const at::Tensor& x) { return module->forward(x); }};
+}
+
+/// -inf above the diagonal: a position does not attend to later characters.
+at::Tensor causal_mask(int64_t size, const at::TensorOptions& options) {
+  return at::full({size, size}, -std::numeric_limits<double>::infinity(), options).triu(1);
+}
+
+/// Attends over positions that are cut, and drops no weights.
+///
+/// \param projected  [T, N, 3 * width]: queries, keys and values of heads of so many features.
+at::Tensor attend_in_ring(const at::Tensor& projected, int64_t head, const ddp::ProcessGroup& cp) {
+  const auto heads = projected
+                         .unflatten(-1, {3, -1, head})  // [T, N, 3, heads, head]
+                         .permute({2, 1, 3, 0, 4});     // [3, N, heads, T, head]
+  const auto seen =
+      ddp::functional::ring_attention(heads[0], heads[1], heads[2], cp, /*is_causal=*/true);
+  return seen.permute({2, 0, 1, 3}).flatten(2);  // [T, N, width]
+}
+
+Layer make_whole_attention(const Shape& shape, const Groups& groups) {
+  const nn::MultiheadAttention whole(
+      nn::MultiheadAttentionOptions(shape.width, shape.heads).dropout(shape.dropout));
+  const auto attention = whole.ptr();
+  if (groups.cp_size() > 1) {
+    const int64_t head = shape.width / shape.heads;
+    return {attention, [attention, head, cp = groups.cp](const at::Tensor& x) {
+              const auto projected =
+                  at::linear(x, attention->in_proj_weight, attention->in_proj_bias);
+              return attention->out_proj(attend_in_ring(projected, head, cp));
+            }};
+  }
+  return {attention, [attention](const at::Tensor& x) {
+            const auto mask = causal_mask(x.size(0), attention->in_proj_weight.options());
+            return std::get<0>(
+                attention->forward(x, x, x, /*key_padding_mask=*/{}, /*need_weights=*/false, mask));
+          }};
+}
+
+}  // namespace
+
+Layer make_attention(const Shape& shape, const Groups& groups) {
+  if (groups.tp_size() == 1) return make_whole_attention(shape, groups);
+  const ddp::ParallelMultiheadAttention cut(
+      ddp::ParallelMultiheadAttentionOptions(shape.width, shape.heads)
+          .dropout(shape.dropout)
+          .is_causal(true)
+          .process_group(groups.tp));
+  if (groups.cp_size() == 1) return layer_of(cut);
+  const auto attention = cut.ptr();
+  const int64_t head = shape.width / shape.heads;
+  return {attention, [attention, head, cp = groups.cp](const at::Tensor& x) {
+            const auto projected = attention->in_proj->forward(x);
+            return attention->out_proj->forward(attend_in_ring(projected, head, cp));
+          }};
+}
+
+Layer make_up(const Shape& shape, const Groups& groups) {
+  if (groups.tp_size() == 1) return layer_of(nn::Linear(shape.width, 4 * shape.width));
+  return layer_of(ddp::ColumnParallelLinear(
+      ddp::ColumnParallelLinearOptions(shape.width, 4 * shape.width).process_group(groups.tp)));
+}
+
+Layer make_down(const Shape& shape, const Groups& groups) {
+  if (groups.tp_size() == 1) return layer_of(nn::Linear(4 * shape.width, shape.width));
+  return layer_of(ddp::RowParallelLinear(
+      ddp::RowParallelLinearOptions(4 * shape.width, shape.width).process_group(groups.tp)));
+}
+
+Layer make_tokens(int64_t vocabulary, const Shape& shape, const Groups& groups) {
+  const nn::Embedding whole(vocabulary, shape.width);
+  nn::init::normal_(whole->weight, 0, 0.02);
+  if (groups.tp_size() == 1) return layer_of(whole);
+  return layer_of(ddp::VocabParallelEmbedding(
+      ddp::VocabParallelEmbeddingOptions(vocabulary, shape.width).process_group(groups.tp),
+      whole->weight));
+}
+
+Layer make_head(int64_t vocabulary, const Shape& shape, const Groups& groups) {
+  const nn::Linear whole(shape.width, vocabulary);
+  const int64_t ranks = groups.tp_size();
+  if (ranks == 1) return layer_of(whole);
+  const int64_t rows = (vocabulary + ranks - 1) / ranks * ranks;  // so that the ranks divide it
+  return layer_of(ddp::ColumnParallelLinear(
+      ddp::ColumnParallelLinearOptions(shape.width, rows).process_group(groups.tp),
+      at::constant_pad_nd(whole->weight, {0, 0, 0, rows - vocabulary}),
+      at::constant_pad_nd(whole->bias, {0, rows - vocabulary})));
+}
+
+at::Tensor cross_entropy(
+    const at::Tensor& logits, const at::Tensor& target, int64_t vocabulary, const Groups& groups) {
+  if (groups.tp_size() == 1) return at::cross_entropy_loss(logits, target);
+  return ddp::vocab_parallel_cross_entropy(
+      logits, target, groups.tp, ddp::VocabParallelCrossEntropyOptions().num_classes(vocabulary));
+}
+
+at::Tensor whole_vocabulary(const at::Tensor& logits, int64_t vocabulary, const Groups& groups) {
+  if (groups.tp_size() == 1) return logits;
+  return ddp::functional::gather_from_region(logits, groups.tp).narrow(-1, 0, vocabulary);
+}
+
+ParametersByCut parameters_by_cut(const nn::Module& module) {
+  std::unordered_set<at::TensorImpl*> cut;
+  for (const auto& part : module.modules()) {
+    if (const auto* column = part->as<ddp::ColumnParallelLinear>()) {
+      for (const auto& p : column->parameters()) cut.insert(p.unsafeGetTensorImpl());
+    } else if (const auto* row = part->as<ddp::RowParallelLinear>()) {
+      cut.insert(row->weight.unsafeGetTensorImpl());  // every rank has the whole bias
+    } else if (const auto* table = part->as<ddp::VocabParallelEmbedding>()) {
+      cut.insert(table->weight.unsafeGetTensorImpl());
+    }
+  }
+  ParametersByCut parameters;
+  for (const auto& p : module.parameters()) {
+    (cut.count(p.unsafeGetTensorImpl()) > 0 ? parameters.cut : parameters.whole).push_back(p);
+  }
+  return parameters;
+}
+
+}  // namespace transformer
