@@ -39,10 +39,8 @@ inline backends::shm::BootstrapResult share_on_hosts(
   std::iota(all.begin(), all.end(), 0);
   auto setup = setup_on_hosts(store, "hosts", rank, all, timeout);
   setup.connect_by = Deadline(connect_within);
-  auto gloo_setup = setup;
-  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("hosts/gloo", store);
   const auto host = hosts.substr(static_cast<size_t>(rank), 1);
-  return backends::shm::bootstrap(setup, backends::make_gloo(gloo_setup), {host, arena_bytes});
+  return backends::shm::bootstrap(setup, {host, arena_bytes});
 }
 
 /// Makes a group of some ranks of share_on_hosts(), on one of them.
@@ -53,9 +51,7 @@ inline backends::shm::BootstrapResult share_within(
     const backends::BackendPtr& parent, std::chrono::milliseconds timeout) {
   auto setup = setup_on_hosts(store, "within", rank, ranks, timeout);
   setup.parent = parent;
-  auto gloo_setup = setup;
-  gloo_setup.store = c10::make_intrusive<c10d::PrefixStore>("within/gloo", store);
-  return backends::shm::bootstrap(setup, backends::make_gloo(gloo_setup), {});
+  return backends::shm::bootstrap(setup, {});
 }
 
 }  // namespace ddp::testing

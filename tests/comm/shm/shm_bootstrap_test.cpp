@@ -68,7 +68,7 @@ std::string error_with(const std::string& host, const std::string& memory) {
   store->set("memory/1", memory);
   store->set("state/1", "=");
   return ddp::testing::error_of<c10::Error>([&] {
-    shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0});
+    shm::bootstrap(setup_of(store, 0, 2), {"a", 0});
   });
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("a bootstrap makes the same number of requests per rank at any size", 
   CAPTURE(size, is_extended);
   const auto store = c10::make_intrusive<CountingStore>(is_extended);
   const auto errors = errors_of_ranks(size, [&](const Rank& self) {
-    const auto made = shm::bootstrap(setup_of(store, self.rank, self.size), {}, {"a", 1 << 18});
+    const auto made = shm::bootstrap(setup_of(store, self.rank, self.size), {"a", 1 << 18});
     TORCH_CHECK(made.backend, made.why_not);
   });
   CHECK(errors == std::vector<std::string>(static_cast<size_t>(size)));
@@ -112,5 +112,5 @@ TEST_CASE("a malformed entry is an error that names it and its rank", "[shm][err
 TEST_CASE("the first problem of a rank is the reason on all ranks", "[shm][errors]") {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("host/1", "!no such host");
-  CHECK(shm::bootstrap(setup_of(store, 0, 2), {}, {"a", 0}).why_not == "rank 1: no such host");
+  CHECK(shm::bootstrap(setup_of(store, 0, 2), {"a", 0}).why_not == "rank 1: no such host");
 }

@@ -177,6 +177,12 @@ Setup setup_of_leaders(const Setup& setup, const Hosts& hosts) {
   return leaders;
 }
 
+Setup setup_of_gloo(const Setup& setup) {
+  auto gloo = setup;
+  gloo.store = c10::make_intrusive<c10d::PrefixStore>("gloo", setup.store);
+  return gloo;
+}
+
 // Logged because the choice of `backend("")` decides how fast the job is.
 void log_choice(const Setup& setup, const BootstrapResult& shared) {
   if (setup.global_ranks[static_cast<size_t>(setup.rank)] != 0) return;
@@ -186,7 +192,7 @@ void log_choice(const Setup& setup, const BootstrapResult& shared) {
 
 BackendPtr make_backend(
     const Setup& setup, const Hosts& hosts, const std::shared_ptr<HostMemory>& memory,
-    const Controls& controls, const BackendPtr& gloo, const BackendPtr& leaders) {
+    const Controls& controls, const BackendPtr& leaders) {
   std::vector<Peer> peers;
   for (const int rank : hosts.locals) {
     peers.push_back(memory->peer(static_cast<int>(setup.global_ranks[static_cast<size_t>(rank)])));
@@ -198,20 +204,20 @@ BackendPtr make_backend(
   };
   if (!hosts.are_several()) {
     return c10::make_intrusive<ShmBackend>(
-        setup.rank, setup.world_size, memory, engine_on(0), gloo);
+        setup.rank, setup.world_size, memory, engine_on(0),
+        std::make_shared<GlooCarrier>(setup_of_gloo(setup)));
   }
   return c10::make_intrusive<HierarchicalBackend>(
       setup.rank, setup.world_size, memory,
       Host{
           memory->arena(), engine_on(0), engine_on(1), hosts.local_rank, hosts.local_size(),
           hosts.leaders},
-      leaders, gloo, setup.timeout);
+      leaders, make_gloo(setup_of_gloo(setup)), setup.timeout);
 }
 
 }  // namespace
 
-BootstrapResult bootstrap(
-    const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options) {
+BootstrapResult bootstrap(const Setup& setup, const BootstrapOptions& options) {
   auto memory = memory_of_parent(setup);
   const bool is_mapped = memory != nullptr;
   std::vector<ArenaLocation> locations;
@@ -236,22 +242,21 @@ BootstrapResult bootstrap(
     });
     if (!led.problem.empty()) return {nullptr, led.problem};
   }
-  return {make_backend(setup, hosts, memory, controls, gloo, leaders), ""};
+  return {make_backend(setup, hosts, memory, controls, leaders), ""};
 }
 
 namespace {
 
 BackendPtr make_shm_or_gloo(const Setup& setup) {
-  auto gloo = make_gloo(setup);
-  if (setup.world_size == 1 && !setup.required) return gloo;
-  const auto shared = bootstrap(setup, gloo, {});
+  if (setup.world_size == 1 && !setup.required) return make_gloo(setup);
+  const auto shared = bootstrap(setup, {});
   DDP_CHECK(
       shared.backend || !setup.required,
       "backend shm: expected ranks of a host to map each other's memory, but ", shared.why_not,
       ". Start at least two of them on one host and in one container as one user, or use "
       "backend(\"gloo\").");
   if (!setup.required) log_choice(setup, shared);
-  return shared.backend ? shared.backend : gloo;
+  return shared.backend ? shared.backend : make_gloo(setup_of_gloo(setup));
 }
 
 }  // namespace

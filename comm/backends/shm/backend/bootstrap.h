@@ -23,14 +23,11 @@ struct BootstrapOptions {
 ///
 /// A group that is made of a group over shared memory uses the memory of that group.
 ///
-/// \param gloo  for the collectives that shared memory does not carry.
-///
 /// \throws c10::Error  on all ranks, if an entry of the store is malformed.
 ///
 /// Collective: yes. Blocks: host, until the deadline.
 /// Cost: 3 rounds, 1 in a group that is made of a group over shared memory; one more for several
 /// hosts. A round is 3 store operations per rank.
-BootstrapResult bootstrap(
-    const Setup& setup, const BackendPtr& gloo, const BootstrapOptions& options);
+BootstrapResult bootstrap(const Setup& setup, const BootstrapOptions& options);
 
 }  // namespace ddp::backends::shm

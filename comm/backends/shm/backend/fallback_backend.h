@@ -13,6 +13,7 @@
 
 #include "../memory/arena.h"
 #include "../memory/tensors.h"
+#include "gloo_carrier.h"
 #include "host_memory.h"
 #include "work/exchange_flat.h"
 
@@ -24,12 +25,13 @@ class FallbackBackend : public c10d::Backend {
  public:
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   /// \param memory  of this rank; null: the backend allocates no tensors.
   FallbackBackend(
       int rank, int world_size, std::shared_ptr<HostMemory> memory,
-      c10::intrusive_ptr<c10d::Backend> gloo)
+      std::shared_ptr<GlooCarrier> gloo)
       : c10d::Backend(rank, world_size),
         arena_(memory ? memory->arena() : nullptr),
         memory_(std::move(memory)),
@@ -44,94 +46,122 @@ class FallbackBackend : public c10d::Backend {
   const std::shared_ptr<HostMemory>& host_memory() const { return memory_; }
   /// GradientMemory::least_bytes() of the arena.
   virtual size_t least_in_place() const { return SIZE_MAX; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
-  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->options(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->set_timeout(timeout); }
   void setSequenceNumberForGroup() override {}  // they begin at 0
-  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
-  bool supportsSplitting() const override { return gloo_->supportsSplitting(); }
-  c10::intrusive_ptr<c10d::Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-      const c10::intrusive_ptr<Options>& o) override {
-    return gloo_->split(store, ranks, o);
-  }
-  c10::intrusive_ptr<c10d::Backend> merge(
-      const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& o,
-      const int& rank, const int& size) override {
-    return gloo_->merge(store, o, rank, size);
-  }
-  void enableCollectivesTiming() override { gloo_->enableCollectivesTiming(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->calls(); }
   void shutdown() override { gloo_->shutdown(); }
   void abort() override { gloo_->abort(); }
 
   WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
-    return collective().broadcast(t, o);
+    return by_gloo(OpType::BROADCAST, t, [=](auto& gloo) mutable { return gloo.broadcast(t, o); });
   }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return collective().allreduce(t, o);
+    return by_gloo(OpType::ALLREDUCE, t, [=](auto& gloo) mutable { return gloo.allreduce(t, o); });
   }
   WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
-    return collective().allreduce_sparse(t, o);
+    return by_gloo(OpType::_ALLREDUCE_SPARSE, t, [=](auto& gloo) mutable {
+      return gloo.allreduce_sparse(t, o);
+    });
   }
   WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
-    return collective().allreduce_coalesced(t, o);
+    return by_gloo(OpType::ALLREDUCE_COALESCED, t, [=](auto& gloo) mutable {
+      return gloo.allreduce_coalesced(t, o);
+    });
   }
   WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
-    return collective().reduce(t, o);
+    return by_gloo(OpType::REDUCE, t, [=](auto& gloo) mutable { return gloo.reduce(t, o); });
   }
-  WorkPtr allgather(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective().allgather(to, from, o);
+  WorkPtr allgather(TensorLists& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return by_gloo(OpType::ALLGATHER, first(to), [=](auto& gloo) mutable {
+      return gloo.allgather(to, from, o);
+    });
   }
   WorkPtr DDP_ALL_GATHER_SINGLE(
       Tensor& to, Tensor& from, const c10d::AllgatherOptions& o) override {
-    return collective().DDP_ALL_GATHER_SINGLE(to, from, o);
+    return by_gloo(OpType::_ALLGATHER_BASE, {to}, [=](auto& gloo) mutable {
+      return gloo.DDP_ALL_GATHER_SINGLE(to, from, o);
+    });
   }
   WorkPtr allgather_coalesced(
-      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective().allgather_coalesced(to, from, o);
+      TensorLists& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return by_gloo(OpType::ALLGATHER_COALESCED, first(to), [=](auto& gloo) mutable {
+      return gloo.allgather_coalesced(to, from, o);
+    });
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::AllgatherOptions& o) override {
-    return collective().allgather_into_tensor_coalesced(to, from, o);
+    return by_gloo(OpType::ALLGATHER_COALESCED, to, [=](auto& gloo) mutable {
+      return gloo.allgather_into_tensor_coalesced(to, from, o);
+    });
   }
-  WorkPtr gather(std::vector<Tensors>& to, Tensors& from, const c10d::GatherOptions& o) override {
-    return collective().gather(to, from, o);
+  WorkPtr gather(TensorLists& to, Tensors& from, const c10d::GatherOptions& o) override {
+    return by_gloo(
+        OpType::GATHER, first(to), [=](auto& gloo) mutable { return gloo.gather(to, from, o); });
   }
-  WorkPtr scatter(Tensors& to, std::vector<Tensors>& from, const c10d::ScatterOptions& o) override {
-    return collective().scatter(to, from, o);
+  WorkPtr scatter(Tensors& to, TensorLists& from, const c10d::ScatterOptions& o) override {
+    return by_gloo(
+        OpType::SCATTER, to, [=](auto& gloo) mutable { return gloo.scatter(to, from, o); });
   }
   WorkPtr reduce_scatter(
-      Tensors& to, std::vector<Tensors>& from, const c10d::ReduceScatterOptions& o) override {
-    return collective().reduce_scatter(to, from, o);
+      Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& o) override {
+    return by_gloo(OpType::REDUCE_SCATTER, to, [=](auto& gloo) mutable {
+      return gloo.reduce_scatter(to, from, o);
+    });
   }
   WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       Tensor& to, Tensor& from, const c10d::ReduceScatterOptions& o) override {
-    return collective().DDP_REDUCE_SCATTER_SINGLE(to, from, o);
+    return by_gloo(OpType::_REDUCE_SCATTER_BASE, {to}, [=](auto& gloo) mutable {
+      return gloo.DDP_REDUCE_SCATTER_SINGLE(to, from, o);
+    });
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& o) override {
-    return collective().reduce_scatter_tensor_coalesced(to, from, o);
+    return by_gloo(OpType::REDUCE_SCATTER, to, [=](auto& gloo) mutable {
+      return gloo.reduce_scatter_tensor_coalesced(to, from, o);
+    });
   }
   WorkPtr DDP_ALL_TO_ALL_SINGLE(
       Tensor& to, Tensor& from, std::vector<int64_t>& to_splits, std::vector<int64_t>& from_splits,
       const c10d::AllToAllOptions& o) override {
-    return collective().DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
+    return by_gloo(OpType::ALLTOALL_BASE, {to}, [=](auto& gloo) mutable {
+      return gloo.DDP_ALL_TO_ALL_SINGLE(to, from, to_splits, from_splits, o);
+    });
   }
   WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& o) override {
     return exchange_flat(to, from, [&](auto& all_to, auto& all_from, auto& received, auto& sent) {
-      return collective().DDP_ALL_TO_ALL_SINGLE(all_to, all_from, received, sent, o);
+      return FallbackBackend::DDP_ALL_TO_ALL_SINGLE(all_to, all_from, received, sent, o);
     });
   }
-  WorkPtr send(Tensors& t, int dst, int tag) override { return gloo_->send(t, dst, tag); }
-  WorkPtr recv(Tensors& t, int src, int tag) override { return gloo_->recv(t, src, tag); }
-  WorkPtr recvAnysource(Tensors& t, int tag) override { return gloo_->recvAnysource(t, tag); }
-  WorkPtr barrier(const c10d::BarrierOptions& o) override { return gloo_->barrier(o); }
+  // Not collectives that a later barrier has to wait for.
+  WorkPtr send(Tensors& t, int dst, int tag) override {
+    return gloo_->start(
+        OpType::SEND, t, [=](auto& gloo) mutable { return gloo.send(t, dst, tag); });
+  }
+  WorkPtr recv(Tensors& t, int src, int tag) override {
+    return gloo_->start(
+        OpType::RECV, t, [=](auto& gloo) mutable { return gloo.recv(t, src, tag); });
+  }
+  WorkPtr recvAnysource(Tensors& t, int tag) override {
+    return gloo_->start(
+        OpType::RECVANYSOURCE, t, [=](auto& gloo) mutable { return gloo.recvAnysource(t, tag); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override {
+    return gloo_->start(OpType::BARRIER, {}, [=](auto& gloo) { return gloo.barrier(o); });
+  }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
-    gloo_->monitoredBarrier(o, wait_all_ranks);
+    const auto work = gloo_->start(OpType::BARRIER, {}, [=](auto& gloo) {
+      gloo.monitoredBarrier(o, wait_all_ranks);
+      return WorkPtr();
+    });
+    if (work) work->wait();
   }
 
  protected:
-  const c10::intrusive_ptr<c10d::Backend>& gloo() const { return gloo_; }
+  using OpType = c10d::OpType;
+
+  GlooCarrier& gloo() const { return *gloo_; }
+  const std::shared_ptr<GlooCarrier>& shared_gloo() const { return gloo_; }
 
   /// Whether Gloo has been given a collective since the last call. The same on all ranks if their
   /// calls match.
@@ -140,13 +170,14 @@ class FallbackBackend : public c10d::Backend {
   const std::shared_ptr<Arena> arena_;
 
  private:
-  c10d::Backend& collective() {
+  WorkPtr by_gloo(OpType type, Tensors outputs, GlooCarrier::Call call) {
     used_gloo_ = true;
-    return *gloo_;
+    return gloo_->start(type, std::move(outputs), std::move(call));
   }
+  static Tensors first(const TensorLists& lists) { return lists.empty() ? Tensors() : lists[0]; }
 
   const std::shared_ptr<HostMemory> memory_;
-  c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::shared_ptr<GlooCarrier> gloo_;
   std::atomic<bool> used_gloo_{false};
 };
 

@@ -15,7 +15,7 @@ HierarchicalBackend::HierarchicalBackend(
     int rank, int world_size, std::shared_ptr<HostMemory> memory, Host host,
     c10::intrusive_ptr<c10d::Backend> leaders, c10::intrusive_ptr<c10d::Backend> gloo,
     std::chrono::milliseconds timeout)
-    : FallbackBackend(rank, world_size, std::move(memory), gloo),
+    : FallbackBackend(rank, world_size, std::move(memory), std::make_shared<GlooCarrier>(gloo)),
       pipeline_(HierarchicalPipeline::make(
           world_size, std::move(host), std::move(leaders), std::move(gloo))),
       latest_(WorkPtr()) {

@@ -43,7 +43,7 @@ at::Tensor joined_in_arena(const std::vector<at::Tensor>& tensors, Arena& arena)
 
 ShmBackend::ShmBackend(
     int rank, int world_size, std::shared_ptr<HostMemory> memory,
-    std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo)
+    std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooCarrier> gloo)
     : FallbackBackend(rank, world_size, std::move(memory), std::move(gloo)),
       engine_(std::move(engine)) {}
 
@@ -100,10 +100,11 @@ ShmBackend::WorkPtr ShmBackend::fall_back(
   auto announced = start(std::move(call), given.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
   const auto work = start_gloo();
-  announced->getFuture()->addCallback([gloo = gloo()](c10::ivalue::Future& announced_by_all) {
-    if (!announced_by_all.hasError()) return;
-    if (text_of(announced_by_all.exception_ptr()) != kGroupDestroyed) gloo->abort();
-  });
+  announced->getFuture()->addCallback(
+      [gloo = shared_gloo()](c10::ivalue::Future& announced_by_all) {
+        if (!announced_by_all.hasError()) return;
+        if (text_of(announced_by_all.exception_ptr()) != kGroupDestroyed) gloo->abort();
+      });
   return combine_works({announced, work}, given.results);
 }
 

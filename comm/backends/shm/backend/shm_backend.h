@@ -26,7 +26,7 @@ class ShmBackend : public FallbackBackend {
  public:
   ShmBackend(
       int rank, int world_size, std::shared_ptr<HostMemory> memory,
-      std::shared_ptr<ProgressEngine> engine, c10::intrusive_ptr<c10d::Backend> gloo);
+      std::shared_ptr<ProgressEngine> engine, std::shared_ptr<GlooCarrier> gloo);
   ~ShmBackend() override;
 
   /// Measured with 2 and 4 ranks: for 8 KiB, reducing in place is as fast as copying.
