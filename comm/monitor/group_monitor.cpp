@@ -243,7 +243,7 @@ std::string GroupMonitor::fail(const std::string& why) noexcept {
 }
 
 FlightRecord GroupMonitor::flight_record() const {
-  FlightRecord record{setup_.group_name, setup_.rank, setup_.size, {}, {}};
+  FlightRecord record{setup_.group_name, setup_.rank, setup_.size, setup_.coordinate};
   if (setup_.calls) {
     for (const auto lane : CallHistory::kLanes) record.lanes.push_back(setup_.calls->read(lane));
   }
