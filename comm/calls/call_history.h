@@ -1,8 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include <c10/core/DeviceType.h>
@@ -23,7 +27,8 @@ struct CallList {
   int64_t time_us(uint64_t number) const { return times_us.at(number - first); }
 };
 
-/// Keeps the collectives that a rank has started in a group, to compare them when a wait is late.
+/// Keeps the collectives that a rank has started in a group, to compare them when a wait is late,
+/// and to find ranks that wait for each other.
 ///
 /// Collectives of CPU tensors and of other tensors are numbered separately: different backends
 /// carry them, and threads of autograd may start them, so that their common order is not the same
@@ -42,12 +47,29 @@ class CallHistory {
     return device == c10::DeviceType::CPU ? Lane::kCpu : Lane::kDevice;
   }
 
+  struct Position {
+    Lane lane = Lane::kCpu;
+    uint64_t number = 0;
+    CollectiveCall call;
+  };
+  struct Progress {
+    std::array<uint64_t, kLanes.size()> counts{};  // of all calls, by lane
+    std::vector<std::thread::id> threads;          // that made those that are kept; each once
+  };
+
   /// \return  the call's number.
   uint64_t add(Lane lane, const CollectiveCall& call);
+  /// Remembers the handle of a call that has started, for find(). Does not use it.
+  void set_handle(Lane lane, uint64_t number, const void* handle) {
+    ring(lane).handles[number % Ring::kSlots].store(handle, std::memory_order_relaxed);
+  }
   /// Removes a call that could not be started, if it is the latest: no backend has counted it.
   void remove_latest(Lane lane, uint64_t number);
 
   CallList read(Lane lane) const;
+  /// Finds the call of a handle that exists; nothing if it is not kept.
+  std::optional<Position> find(const void* handle) const;
+  Progress progress() const;
 
  private:
   struct Ring {
@@ -55,10 +77,14 @@ class CallHistory {
     uint64_t count = 0;                          // call n lies at n % kSlots
     std::array<CollectiveCall, kSlots> calls;
     std::array<int64_t, kSlots> times_us{};
+    std::array<std::thread::id, kSlots> threads;
+    std::array<std::atomic<const void*>, kSlots> handles{};
+
+    uint64_t first_kept() const { return count - std::min<uint64_t>(count, kKept); }
   };
   Ring& ring(Lane lane) { return rings_[static_cast<size_t>(lane)]; }
 
-  mutable std::mutex mutex_;  // guards rings_
+  mutable std::mutex mutex_;  // guards rings_, but for the handles
   std::array<Ring, kLanes.size()> rings_;
 };
 

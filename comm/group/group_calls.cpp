@@ -37,7 +37,9 @@ WorkPtr MonitoredGroup::start_described(
   // Added before the start, which may run callbacks that start other collectives.
   const auto number = calls_->add(lane, call);
   try {
-    return start();
+    auto work = start();
+    calls_->set_handle(lane, number, work.get());
+    return work;
   } catch (...) {
     calls_->remove_latest(lane, number);
     throw;

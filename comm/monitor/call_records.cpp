@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <ddp/internal/text.h>
+
+#include "store/compare_set.h"
 
 namespace ddp {
 namespace {
@@ -56,22 +57,6 @@ std::optional<CallRecord> parse_record(const std::string& text) {
   return record;
 }
 
-// Sets `key` to `text` if its value is `expected` ("": unset). Returns its value after that.
-std::string replace(
-    c10d::Store& store, const std::string& key, const std::string& expected,
-    const std::string& text) {
-  try {
-    return store.compareSet(key, expected, text);
-  } catch (const c10::NotImplementedError&) {
-    // The store is of a class of the user's own: c10d's Store only has a stub. A value that another
-    // rank sets in between is lost, until that rank compares its calls again.
-    auto current = store.check({key}) ? store.get_to_str(key) : "";
-    if (current != expected) return current;
-    store.set(key, text);
-    return text;
-  }
-}
-
 std::optional<uint64_t> first_difference(const CallList& a, const CallList& b) {
   const auto end = std::min(a.end(), b.end());
   for (auto number = std::max(a.first, b.first); number < end; ++number) {
@@ -105,7 +90,7 @@ std::optional<Desync> compare_calls(
   const auto text = serialize(own);
   std::string expected;
   for (int tries = 0; tries < kMostTries; ++tries) {
-    const auto current = replace(store, key, expected, text);
+    const auto current = compare_set(store, key, expected, text);
     if (current == text) return std::nullopt;
     if (auto other = parse_record(current)) {
       if (const auto number = first_difference(other->list, own.list)) {

@@ -8,6 +8,7 @@
 #include <ddp/internal/text.h>
 
 #include "monitor/job_monitor.h"
+#include "monitor/late_waits.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -19,11 +20,6 @@ using namespace monitor;
 // write.
 constexpr milliseconds kReasonTimeout{3000};
 
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text_of_bytes(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
 }  // namespace
 
 std::vector<int> GroupMonitor::job_ranks() const {
@@ -32,48 +28,28 @@ std::vector<int> GroupMonitor::job_ranks() const {
   return ranks;
 }
 
-/// Reports where this rank waits, for the other ranks' texts. A report has the rank's address, the
-/// key of the group, the WaitPoint and the count of shared steps, with tabs between them.
-void GroupMonitor::report(const std::string& where) {
-  auto& job = *setup_.job;
-  if (!job.store()) return;
-  const auto text = ddp::str(job.address(), '\t', setup_.key, '\t', where, '\t', count_steps());
-  job.executor().post([key = JobMonitor::report_key(job.rank()), text](auto& store) {
-    store.set(key, bytes_of(text));
-  });
-}
-
 /// Reads the report of each rank of the group; empty if the store does not answer.
-std::vector<GroupMonitor::Waiting> GroupMonitor::waiting_ranks() {
+std::vector<RankReport> GroupMonitor::waiting_ranks() {
   auto& job = *setup_.job;
   if (!job.store()) return {};
   std::vector<std::string> keys;
   for (const int rank : job_ranks()) keys.push_back(JobMonitor::report_key(rank));
-  std::vector<std::string> reports;
   try {
     const auto read_reports = [keys](c10d::Store& store) {
-      std::vector<std::string> texts;
+      std::vector<RankReport> reports;
       // Of a group of another maker, a rank may not have set its own yet.
-      if (!store.check(keys)) return texts;
-      for (const auto& value : store.multiGet(keys)) texts.push_back(text_of_bytes(value));
-      return texts;
+      if (!store.check(keys)) return reports;
+      for (const auto& value : store.multiGet(keys)) {
+        reports.push_back(parse_report({value.begin(), value.end()}));
+      }
+      return reports;
     };
-    reports = job.executor()
-                  .ask<std::vector<std::string>>(read_reports, job.store_timeout())
-                  .value_or(reports);
+    const auto reports =
+        job.executor().ask<std::vector<RankReport>>(read_reports, job.store_timeout());
+    if (reports) return *reports;
   } catch (const std::exception&) {
   }
-  std::vector<Waiting> waiting;
-  for (const auto& text : reports) {
-    auto& place = waiting.emplace_back();
-    std::string address, steps;
-    InputText fields(text);
-    std::getline(fields, address, '\t');
-    std::getline(fields, place.group, '\t');
-    std::getline(fields, place.where, '\t');
-    if (std::getline(fields, steps)) place.steps = std::stoull(steps);
-  }
-  return waiting;
+  return {};
 }
 
 /// Appends to `what` which ranks wait where this one does, and where the other ranks wait.
@@ -129,7 +105,9 @@ std::string GroupMonitor::describe_silent_ranks() const {
 std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint where) {
   auto& job = *setup_.job;
   const auto end = Clock::now() + std::min(kReasonTimeout, setup_.timeout / 2);
-  report(where());  // for the other ranks' texts, if they find no reason either
+  // For the other ranks' texts, if they find no reason either.
+  begin_late_wait(where(), nullptr);
+  job.publish_waits();
   auto next_comparison = Clock::now();
   auto pause = kCheckInterval;
   while (true) {

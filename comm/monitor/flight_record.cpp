@@ -97,6 +97,7 @@ std::string to_json(const std::vector<FlightRecord>& records) {
     json += ddp::str(
         separator, "{\"name\": ", json_text(record.group), ", \"rank\": ", record.rank,
         ", \"size\": ", record.size,
+        ", \"coordinate\": ", record.coordinate.empty() ? "null" : json_text(record.coordinate),
         ", \"failure\": ", record.failure ? json_text(*record.failure) : "null", ", \"calls\": [");
     const char* before = "\n  ";
     for (size_t lane = 0; lane < record.lanes.size(); ++lane) {
@@ -116,7 +117,8 @@ std::string to_text(const std::vector<FlightRecord>& records) {
   std::string text;
   for (const auto& record : records) {
     text += ddp::str(
-        "process group \"", record.group, "\", rank ", record.rank, " of ", record.size, "\n");
+        "process group \"", record.group, "\", rank ", record.rank, " of ", record.size,
+        record.coordinate.empty() ? "" : ddp::str(" (", record.coordinate, ")"), "\n");
     if (record.failure) text += ddp::str("  failed: ", *record.failure, "\n");
     for (size_t lane = 0; lane < record.lanes.size(); ++lane) {
       const auto& list = record.lanes[lane];

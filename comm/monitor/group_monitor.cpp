@@ -12,6 +12,7 @@
 
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
+#include "monitor/late_waits.h"
 
 namespace ddp {
 namespace {
@@ -67,7 +68,9 @@ GroupMonitor::GroupMonitor(Setup setup)
       store_(
           setup_.job->store() ? c10::make_intrusive<c10d::PrefixStore>(
                                     ddp::str("group", setup_.key), setup_.job->store())
-                              : nullptr) {}
+                              : nullptr) {
+  if (setup_.calls && setup_.size > 1) setup_.job->late_waits().add_group(setup_.key, setup_.calls);
+}
 
 GroupMonitor::~GroupMonitor() { setup_.job->remove(number_in_job_); }
 
@@ -89,12 +92,14 @@ bool GroupMonitor::is_watching() const { return setup_.size > 1 && setup_.job->i
 /// A wait that has lasted longer than kWaitSlice.
 class GroupMonitor::LateWait {
  public:
-  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers)
-      : monitor_(monitor), where_(where), peers_(peers) {}
+  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work)
+      : monitor_(monitor), where_(where), peers_(peers), work_(work) {}
   ~LateWait() {
     if (!reported_ || monitor_.aborted()) return;  // other ranks may still read the report
+    auto& job = *monitor_.setup_.job;
+    job.late_waits().end(*reported_);
     try {
-      monitor_.report("");
+      job.publish_waits();
     } catch (const std::exception&) {
       // A thread cannot start: the report stays, and may appear in a later error's text.
     }
@@ -110,6 +115,7 @@ class GroupMonitor::LateWait {
     const auto waited = Clock::now() - begin_;
     const auto compare_in =
         waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
+    if (compare_in && !reported_) reported_ = monitor_.begin_late_wait(*compare_in, work_);
     auto comparison = compare_in ? monitor_.make_comparison(*compare_in) : nullptr;
     auto& job = *monitor_.setup_.job;
     if (const auto failure = job.request_failure(kAnswerTimeout, std::move(comparison))) {
@@ -122,7 +128,6 @@ class GroupMonitor::LateWait {
     }
     if (waited < next_probe_) return;
     next_probe_ *= 2;
-    if (!std::exchange(reported_, true)) monitor_.report(where_());
     if (peers_ == Peers::Some) return;
     const auto gone = monitor_.describe_gone_ranks(kProbeTimeout);
     if (gone.empty()) {
@@ -141,27 +146,30 @@ class GroupMonitor::LateWait {
   GroupMonitor& monitor_;
   WaitPoint where_;
   const Peers peers_;
+  const c10d::Work* const work_;
   const Clock::time_point begin_ = Clock::now() - kWaitSlice;
   milliseconds next_probe_ = kFirstReport;
-  bool reported_ = false;
-  std::string gone_;  // the result of the last probe
+  std::optional<uint64_t> reported_;  // the number in LateWaits
+  std::string gone_;                  // the result of the last probe
 };
 
 void GroupMonitor::wait_until(
-    c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers) {
+    c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers,
+    const c10d::Work* work) {
   if (wait(kWaitSlice)) return;
   if (!is_watching()) {
     while (!wait(kWaitSlice)) {
     }
     return;
   }
-  LateWait late(*this, where, peers);
+  LateWait late(*this, where, peers, work);
   do {
     late.check_group();
   } while (!wait(kWaitSlice));
 }
 
-void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers) {
+void GroupMonitor::poll(
+    c10::function_ref<bool()> is_over, WaitPoint where, Peers peers, const c10d::Work* work) {
   wait_until(
       [&](milliseconds at_most) {
         const auto end = Clock::now() + at_most;
@@ -171,13 +179,13 @@ void GroupMonitor::poll(c10::function_ref<bool()> is_over, WaitPoint where, Peer
         }
         return true;
       },
-      where, peers);
+      where, peers, work);
 }
 
 void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
   if (setup_.has_streams) {
     // NCCL's wait() with a limit aborts the communicator when the limit has passed.
-    poll([&] { return work.isCompleted(); }, where, peers);
+    poll([&] { return work.isCompleted(); }, where, peers, &work);
     return wait_on_stream(work, where);
   }
   // Some handles are complete only once a wait() has returned, and never if it throws. A wait()
@@ -194,7 +202,7 @@ void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
     }
     return succeeded || failure || work.isCompleted();
   };
-  wait_until(is_over, where, peers);
+  wait_until(is_over, where, peers, &work);
   if (failure) throw_failed(failure, where);
   if (!succeeded) wait_on_stream(work, where);
 }
@@ -235,7 +243,7 @@ std::string GroupMonitor::fail(const std::string& why) noexcept {
 }
 
 FlightRecord GroupMonitor::flight_record() const {
-  FlightRecord record{setup_.group_name, setup_.rank, setup_.size, {}, {}};
+  FlightRecord record{setup_.group_name, setup_.rank, setup_.size, setup_.coordinate};
   if (setup_.calls) {
     for (const auto lane : CallHistory::kLanes) record.lanes.push_back(setup_.calls->read(lane));
   }

@@ -17,6 +17,7 @@
 #include "base/executor.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
+#include "monitor/late_waits.h"
 #include "monitor/liveness_socket.h"
 #include "store/bounded_store.h"
 #include "store/store_executor.h"
@@ -45,16 +46,6 @@ void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_
   }
   const Deadline deadline(at_most);
   for (auto& thread : threads) thread.close(deadline.left());
-}
-
-std::vector<uint8_t> report_of(const std::string& address) {
-  const auto text = address + '\t';
-  return {text.begin(), text.end()};
-}
-
-std::string address_in(const std::vector<uint8_t>& report) {
-  const std::string text(report.begin(), report.end());
-  return text.substr(0, text.find('\t'));
 }
 
 // Those of `ranks`, but for this one, whose state was found to be `state`.
@@ -86,18 +77,20 @@ std::shared_ptr<JobMonitor> JobMonitor::connect(Setup setup, c10d::Store& bounde
   if (setup.size > 1) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) keys.push_back(report_key(rank));
-    bounded_store.set(
-        keys[static_cast<size_t>(setup.rank)],
-        report_of(setup.liveness ? setup.liveness->address() : ""));
+    RankReport own;
+    if (setup.liveness) own.address = setup.liveness->address();
+    bounded_store.set(keys[static_cast<size_t>(setup.rank)], to_text(own));
     for (const auto& report : bounded_store.multiGet(keys)) {
-      setup.addresses.push_back(address_in(report));
+      setup.addresses.push_back(parse_report({report.begin(), report.end()}).address);
     }
   }
   return std::make_shared<JobMonitor>(std::move(setup));
 }
 
 JobMonitor::JobMonitor(Setup setup)
-    : setup_(std::move(setup)), answers_(std::make_shared<Answers>()) {}
+    : setup_(std::move(setup)),
+      answers_(std::make_shared<Answers>()),
+      late_waits_(std::make_shared<LateWaits>(setup_.rank, setup_.size, address())) {}
 
 JobMonitor::~JobMonitor() = default;
 
@@ -109,6 +102,11 @@ StoreExecutor& JobMonitor::executor() {
   const std::lock_guard lock(mutex_);
   if (!executor_) executor_ = std::make_unique<StoreExecutor>(setup_.store);
   return *executor_;
+}
+
+void JobMonitor::publish_waits() {
+  if (!setup_.store) return;
+  executor().post([waits = late_waits_](c10d::Store& store) { waits->publish(store); });
 }
 
 uint64_t JobMonitor::add(std::function<void()> abort) {
@@ -175,6 +173,10 @@ std::optional<std::string> JobMonitor::request_failure(milliseconds at_most, Sto
   {
     const std::lock_guard lock(answers_->mutex);
     if (query) answers_->queries.push_back(std::move(query));
+    if (late_waits_->is_look_due()) {
+      answers_->queries.push_back(
+          [waits = late_waits_](auto& store) { return waits->look(store); });
+    }
     is_new = !answers_->failure && !std::exchange(answers_->request_pending, true);
     if (is_new) answers_->requested_at = Clock::now();
   }

@@ -16,6 +16,7 @@
 namespace ddp {
 
 enum class Liveness;
+class LateWaits;
 class LivenessSocket;
 class SharedSteps;
 class StoreExecutor;
@@ -60,7 +61,7 @@ class JobMonitor {
   using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
 
   /// The store key of a rank's report; set before any rank makes its monitor, so that one request
-  /// can read several reports. A report is an address, and what GroupMonitor adds.
+  /// can read several reports. The value is a RankReport.
   static std::string report_key(int rank);
 
   /// Exchanges the addresses of the ranks' LivenessSockets, and makes the monitor.
@@ -80,6 +81,9 @@ class JobMonitor {
   /// "" if the rank has no LivenessSocket.
   std::string address() const;
   StoreExecutor& executor();
+  LateWaits& late_waits() { return *late_waits_; }
+  /// Has the store's thread write this rank's report, if its late waits changed.
+  void publish_waits();
   /// Whether this is a rank of the job: a process that it forked is not.
   bool is_rank() const { return owner_.is_this_one(); }
 
@@ -95,7 +99,8 @@ class JobMonitor {
   void add_steps(const std::shared_ptr<SharedSteps>& steps, c10::intrusive_ptr<c10d::Store> store);
 
   /// Requests the job's failure from the store, unless a request is pending, and waits up to
-  /// `at_most` for the answer.
+  /// `at_most` for the answer. The request also looks for ranks that wait for each other, if a late
+  /// wait has begun.
   ///
   /// \param query  runs in this request, or in the next one; may be empty.
   /// \return the failure that concerns this rank, of the answers so far.
@@ -151,7 +156,8 @@ class JobMonitor {
 
   const Setup setup_;
   const OwnerProcess owner_;
-  const std::shared_ptr<Answers> answers_;  // shared with jobs that may outlive this
+  const std::shared_ptr<Answers> answers_;       // shared with jobs that may outlive this
+  const std::shared_ptr<LateWaits> late_waits_;  // the same
   std::atomic<bool> host_is_gone_{false};
   mutable std::mutex mutex_;  // guards the members below
   std::unique_ptr<StoreExecutor> executor_;

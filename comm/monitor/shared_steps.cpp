@@ -8,6 +8,7 @@
 #include <ddp/internal/rank_text.h>
 
 #include "monitor/job_monitor.h"
+#include "monitor/rank_report.h"
 #include "store/store_executor.h"
 
 namespace ddp {
@@ -48,8 +49,8 @@ void GroupMonitor::post(std::function<void(c10d::Store&)> call) {
 
 /// Names the waiting ranks that ran a step that others did not run: the likely cause if the ranks
 /// wait in different collectives. "" if all ran the same number.
-std::string GroupMonitor::describe_uneven_steps(const std::vector<Waiting>& waiting) const {
-  const auto waits_here = [this](const Waiting& rank) {
+std::string GroupMonitor::describe_uneven_steps(const std::vector<RankReport>& waiting) const {
+  const auto waits_here = [this](const RankReport& rank) {
     return !rank.where.empty() && rank.group == setup_.key;
   };
   std::optional<uint64_t> most, least;

@@ -8,6 +8,8 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "calls/work_parts.h"
+
 namespace ddp {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -18,7 +20,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// or in a callback of `getFuture()`. The step copies out of buffers that a backend needed in place
 /// of the caller's tensors, so the step must own them. On a device the step is queued on the
 /// current stream of the thread that runs it; the current streams of later callers wait for it.
-class CompositeWork : public c10d::Work {
+class CompositeWork : public c10d::Work, public WorkParts {
  public:
   /// \param parts  not empty.
   /// \param outputs  the tensors that `result()` returns.
@@ -33,6 +35,7 @@ class CompositeWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  const std::vector<WorkPtr>& parts() const override { return parts_; }
 
  private:
   void finish_once();

@@ -152,7 +152,7 @@ void Reducer::Engine::wait_for_bucket(size_t b) {
 
 void Reducer::Engine::wait_for(c10d::Work& work, WaitPoint where) {
   if (buckets_.on_cpu()) return monitor_->wait(work, where);
-  monitor_->poll([&] { return work.isCompleted(); }, where);
+  monitor_->poll([&] { return work.isCompleted(); }, where, Peers::All, &work);
   monitor_->wait_on_stream(work, where);
 }
 

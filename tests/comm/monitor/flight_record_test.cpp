@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ddp/collectives.h>
+#include <ddp/device_mesh.h>
 #include <ddp/flight_record.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
@@ -60,7 +61,8 @@ TEST_CASE("a flight record has the latest calls of each group", "[comm][ranks]")
                    "\"reduction\": \"SUM\", \"root\": null}") &&
           ContainsText("\"call\": \"broadcast\", \"dtype\": \"Float\", \"tensors\": 1, "
                        "\"numel\": 10, \"reduction\": null, \"root\": 1}") &&
-          ContainsText("{\"name\": \"default_pg\", \"rank\": 0, \"size\": 2, \"failure\": null"));
+          ContainsText("{\"name\": \"default_pg\", \"rank\": 0, \"size\": 2, "
+                       "\"coordinate\": null, \"failure\": null"));
 }
 
 TEST_CASE("a flight record has collectives that are called on the group itself", "[comm][ranks]") {
@@ -76,6 +78,27 @@ TEST_CASE("a flight record has collectives that are called on the group itself",
   CHECK_THAT(
       contents(folder.path() + "/record.txt"),
       ContainsText(" cpu 0 barrier\n") && ContainsText(" cpu 1 all_to_all of Float\n"));
+}
+
+TEST_CASE("a flight record has the rank's place in a mesh", "[comm][ranks]") {
+  const TemporaryFolder folder;
+  run_ranks<int>(2, [&](const Rank& self) {
+    const auto mesh = init_device_mesh({1, 2}, {"dp", "tp"}, self.group);
+    barrier(self.group);
+    if (self.rank == 0) {
+      dump_flight_record(folder.path() + "/record.txt");
+      dump_flight_record(folder.path() + "/record.json");
+    }
+    barrier(mesh.group("tp"));
+    return 0;
+  });
+  CHECK_THAT(
+      contents(folder.path() + "/record.txt"),
+      ContainsText("process group \"tp [0, 1]\", rank 1 of 2 (dp 0, tp 1)\n"));
+  CHECK_THAT(
+      contents(folder.path() + "/record.json"),
+      ContainsText("{\"name\": \"tp [0, 1]\", \"rank\": 1, \"size\": 2, "
+                   "\"coordinate\": \"dp 0, tp 1\", "));
 }
 
 TEST_CASE("a group that fails writes its flight record where asked", "[comm][ranks][errors]") {

@@ -394,17 +394,24 @@ TEST_CASE(
     "[comm][ranks][monitor]") {
   const int size = GENERATE(2, 8);
   const auto asked = asked_while_late(size, 3s);
+  int looking = 0;
   for (int rank = 0; rank < size - 1; ++rank) {
     CAPTURE(size, rank, to_text(asked[rank]));
     // Five checks of two requests each; a report after two seconds, and one that clears it; a
     // comparison of calls, and another request if the rank has called more than the ranks before
-    // it. A busy machine may add a check.
+    // it; twice, which rank looks for those that wait for each other, and once that it does not any
+    // more. A busy machine may add a check.
     CHECK(asked[rank].at("check") >= 8);
-    CHECK(total(asked[rank]) <= 16);
+    CHECK(total(asked[rank]) <= 21);
     CHECK(asked[rank].at("set") <= 2);
-    CHECK(asked[rank].at("compareSet") <= 2);
-    CHECK(asked[rank].size() == 3);
+    CHECK(asked[rank].at("compareSet") <= 5);
+    const int looks = asked[rank].count("multiGet") ? asked[rank].at("multiGet") : 0;
+    CHECK(looks <= 2);
+    looking += looks > 0 ? 1 : 0;
+    CHECK(asked[rank].size() == (looks > 0 ? 4 : 3));
   }
+  // One rank at a time.
+  CHECK((looking == 1 || looking == 2));
 }
 
 namespace {

@@ -21,6 +21,8 @@ namespace ddp {
 class CallHistory;
 struct FlightRecord;
 class JobMonitor;
+struct AwaitedCall;
+struct RankReport;
 
 /// Describes what a rank waits for, in the same words on every rank: "reducing bucket 3 of 5".
 /// Called only when the wait is late or fails.
@@ -55,6 +57,9 @@ class AgreedError : public c10::Error {
 /// or lasts two seconds, compares its calls with those of the ranks that did so before. A rank that
 /// has made fewer calls, all of them the same, matches every other rank.
 ///
+/// Ranks that wait for each other in different groups are found by the reports of their late waits
+/// (LateWaits).
+///
 /// A waiting thread makes no request to the store itself: the job's own thread does, and the
 /// waiting thread uses the answers that have arrived. If the process that hosts the store is
 /// stopped, waits end with their timeout, and the text names the rank that does not answer.
@@ -62,8 +67,9 @@ class AgreedError : public c10::Error {
 /// Texts name ranks by their number in the job.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
-/// each half second and, after two seconds, four for each doubling of the time; the same for any
-/// world size. Probes go to the peers and not to the store.
+/// each half second and, after two seconds, one a second, and four for each doubling of the time;
+/// the same for any world size, but for one waiting rank of the job, which reads the reports of all
+/// ranks once a second. Probes go to the peers and not to the store.
 /// Threads: all members, from any thread.
 class GroupMonitor {
  public:
@@ -100,12 +106,16 @@ class GroupMonitor {
   void wait_on_stream(c10d::Work& work, WaitPoint where);
 
   /// Waits on the host until `is_over`, by polling: the end of work on a device wakes no thread.
-  void poll(c10::function_ref<bool()> is_over, WaitPoint where, Peers peers = Peers::All);
+  ///
+  /// \param work  that has completed then, if it is the handle of a collective.
+  void poll(
+      c10::function_ref<bool()> is_over, WaitPoint where, Peers peers = Peers::All,
+      const c10d::Work* work = nullptr);
 
   /// Waits until `wait` returns true; `wait` itself blocks for at most the time that it is passed.
   void wait_until(
       c10::function_ref<bool(std::chrono::milliseconds)> wait, WaitPoint where,
-      Peers peers = Peers::All);
+      Peers peers = Peers::All, const c10d::Work* work = nullptr);
 
   /// Runs `step`, which other ranks run too: an exception of `step` is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
@@ -157,21 +167,16 @@ class GroupMonitor {
 
  private:
   class LateWait;
-  /// The contents of a rank's report.
-  struct Waiting {
-    std::string group;  // the key of the group that the rank waits in
-    std::string where;  // "": the rank is not waiting
-    uint64_t steps = 0;
-  };
 
   bool is_watching() const;
   int job_rank(int rank) const;
   std::vector<int> job_ranks() const;
   std::function<std::optional<std::string>(c10d::Store&)> make_comparison(
       const std::string& where) const;
-  void report(const std::string& where);
-  std::vector<Waiting> waiting_ranks();
-  std::string describe_uneven_steps(const std::vector<Waiting>& waiting) const;
+  uint64_t begin_late_wait(const std::string& where, const c10d::Work* work);
+  std::optional<AwaitedCall> awaited_call(const std::string& where, const c10d::Work* work) const;
+  std::vector<RankReport> waiting_ranks();
+  std::string describe_uneven_steps(const std::vector<RankReport>& waiting) const;
   std::vector<std::shared_ptr<SharedSteps>> shared_steps() const;
   uint64_t count_steps() const;
   std::string add_arrivals(const std::string& what, const std::string& where);
