@@ -3,12 +3,15 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backends/gloo/gloo.h"
 #include "base/executor.h"
@@ -37,6 +40,33 @@ class QueuedWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+/// A store whose waits end when a flag is set: ranks that connect wait in it for those that never
+/// come.
+class StoppableStore : public c10d::PrefixStore {
+ public:
+  StoppableStore(
+      const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<std::atomic<bool>> is_stopped)
+      : c10d::PrefixStore("", store), is_stopped_(std::move(is_stopped)) {}
+
+  using c10d::PrefixStore::wait;
+  void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    constexpr std::chrono::milliseconds kPoll{10};
+    const Deadline deadline(timeout);
+    while (!check(keys)) {
+      DDP_CHECK_WITH(DistStoreError, !*is_stopped_, "the group was aborted or destroyed");
+      DDP_CHECK_WITH(
+          DistStoreError, !deadline.passed(), "a rank did not connect within ", timeout.count(),
+          " ms");
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> is_stopped_;
+};
+
 }  // namespace
 
 /// Shared with the calls: one that connects may outlive the carrier.
@@ -52,7 +82,8 @@ struct GlooCarrier::OnDemand {
     }
     auto in_time = setup;
     // A connection of its own: calls of one wait for each other.
-    in_time.store = bounded(setup.store)->clone();
+    const auto own_connection = bounded(setup.store)->clone();
+    in_time.store = c10::make_intrusive<StoppableStore>(own_connection, is_aborted);
     in_time.connect_by = Deadline(setup.connect_by.timeout());
     auto made = make_gloo(in_time);
     const std::lock_guard lock(mutex);
@@ -62,7 +93,7 @@ struct GlooCarrier::OnDemand {
   }
   void check_usable() const {
     DDP_CHECK_WITH(
-        DistBackendError, !is_aborted,
+        DistBackendError, !*is_aborted,
         "shm: expected a working process group, but it was aborted or destroyed on rank ",
         setup.rank, ". Make a new group.");
   }
@@ -71,7 +102,7 @@ struct GlooCarrier::OnDemand {
     BackendPtr made;
     {
       const std::lock_guard lock(mutex);
-      is_aborted = true;
+      *is_aborted = true;
       made = gloo;
     }
     if (made) made->abort();
@@ -80,7 +111,7 @@ struct GlooCarrier::OnDemand {
   std::mutex mutex;  // guards the members below
   Setup setup;
   BackendPtr gloo;
-  bool is_aborted = false;
+  const std::shared_ptr<std::atomic<bool>> is_aborted = std::make_shared<std::atomic<bool>>(false);
   std::optional<Executor> executor;
 };
 
