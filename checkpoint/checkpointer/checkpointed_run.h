@@ -27,6 +27,7 @@ struct CheckpointedRun {
   CheckpointPeers peers;
   std::vector<NamedPart> parts;
   ShardedParts sharded;
+  std::vector<NamedPart> cut_models = {};  // added as parts; now sharded
 };
 
 }  // namespace ddp

@@ -11,6 +11,8 @@
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/cut_parts_of_run.h"
+
 namespace ddp {
 namespace {
 
@@ -24,6 +26,7 @@ std::vector<int64_t> agreed_steps(CheckpointedRun& run) {
   std::vector<int64_t> steps;
   const auto problem = problem_of([&] {
     steps = run.folder.steps();
+    divide_cut_parts(run);
     run.sharded.refresh();
   });
   const auto agreed = run.peers.agree(

@@ -1,6 +1,7 @@
 #include "checkpointer/reading.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <ddp/internal/check.h>
@@ -12,6 +13,7 @@
 #include "files/crc32c.h"
 #include "files/folder.h"
 #include "python/torch_file.h"
+#include "shards/shard_reader.h"
 
 namespace ddp {
 namespace {
@@ -42,10 +44,15 @@ class CheckpointReader {
     for (const auto& named : parts_) {
       const auto file = part_file(named.name);
       if (named.is_per_rank || manifest_.find(file) == nullptr) continue;
-      loads_.push_back(named.part->prepare(read_file(file), {strict_, folder_ + "/" + file}));
+      detail::LoadContext context{strict_, subject_of(file)};
+      std::optional<ShardReader> shards;
+      if (manifest_.index.count(named.name) > 0) {
+        context.shards = &shards.emplace(named.name, manifest_, folder_);
+      }
+      loads_.push_back(named.part->prepare(read_file(file), context));
     }
     for (const auto& part : sharded_) {
-      if (manifest_.index.count(part.name) == 0) continue;
+      if (part.is_read_elsewhere || manifest_.index.count(part.name) == 0) continue;
       loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
     }
     if (rank_ < manifest_.world_size) {

@@ -13,6 +13,7 @@
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
+#include "checkpointer/cut_parts_of_run.h"
 #include "python/torch_file.h"
 
 namespace ddp {
@@ -41,21 +42,21 @@ void Saving::finish() {
 
 // Makes, on rank 0, the folder that all ranks write to. Returns its name.
 std::string Saving::begin(int64_t step) {
-  auto& sharded = run_.sharded;
   const auto doing = ddp::str("saving step ", step);
+  const auto misfit = problem_of([&] { divide_cut_parts(run_); });
   std::string call = ddp::str("step ", step, " of");
   for (const auto& named : run_.parts) call += ddp::str(" \"", named.name, '"');
-  for (const auto& part : sharded.all()) call += ddp::str(" \"", part.name, "\" (sharded)");
+  for (const auto& part : run_.sharded.all()) call += ddp::str(" \"", part.name, "\" (sharded)");
   std::string hidden;
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(step >= 0, "save: expected a step >= 0, got ", step, ". Count from 0.");
-    sharded.refresh();
+    DDP_CHECK_VALUE(misfit.empty(), misfit);
     if (run_.peers.rank() != 0) return;
     check_is_newest(step);
     hidden = run_.folder.begin(step);
   });
   const auto problem_of_ranks = [&](const std::vector<std::string>& by_rank) {
-    const auto [calls, folders, problems, changes] = texts_by_position<4>(by_rank);
+    const auto [calls, folders, problems] = texts_by_position<3>(by_rank);
     const auto rank = first_different_rank(calls);
     if (rank == 0) return describe_problems(problems, doing);
     return ddp::str(
@@ -64,11 +65,7 @@ std::string Saving::begin(int64_t step) {
         ". Add the same parts and make the same calls on every rank.");
   };
   try {
-    const auto agreed = run_.peers.agree(
-        packed({call, hidden, problem, sharded.change()}), doing, problem_of_ranks);
-    sharded.exchange(run_.peers, texts_by_position<4>(agreed)[3], doing);
-    const auto misfit = problem_of([&] { sharded.index(); });
-    if (!misfit.empty()) run_.peers.throw_agreed(misfit);
+    const auto agreed = run_.peers.agree(packed({call, hidden, problem}), doing, problem_of_ranks);
     return unpacked(agreed.front())[1];
   } catch (...) {
     discard(hidden);
@@ -99,8 +96,25 @@ void Saving::discard(const std::string& hidden) const {
 // Gathers parts that are divided among ranks. A failed connection fails on all of them.
 void Saving::gather_parts() const {
   for (const auto& named : run_.parts) {
-    if (!named.is_per_rank) named.part->gather(run_.group);
+    if (!named.is_per_rank) {
+      named.part->gather(run_.group, detail::CheckpointPart::States::OfFirst);
+    }
   }
+}
+
+// Tells all ranks who writes which shard.
+void Saving::exchange_shards(int64_t step) {
+  auto& sharded = run_.sharded;
+  if (sharded.all().empty()) return;
+  const auto doing = ddp::str("saving step ", step);
+  const auto problem = problem_of([&] { sharded.refresh(); });
+  const auto agreed = run_.peers.agree(
+      packed({problem, sharded.change()}), doing, [&](const std::vector<std::string>& by_rank) {
+        return describe_problems(texts_by_position<2>(by_rank)[0], doing);
+      });
+  sharded.exchange(run_.peers, texts_by_position<2>(agreed)[1], doing);
+  const auto misfit = problem_of([&] { sharded.index(); });
+  if (!misfit.empty()) run_.peers.throw_agreed(misfit);
 }
 
 SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
@@ -134,6 +148,7 @@ void Saving::save(int64_t step) {
   std::optional<SavePlan> plan;
   try {
     gather_parts();
+    exchange_shards(step);
     const auto problem = problem_of([&] { plan = make_plan(step, hidden); });
     run_.peers.agree(problem, ddp::str("saving step ", step));
   } catch (...) {

@@ -41,6 +41,7 @@ class Saving {
   void check_is_newest(int64_t step) const;
   void discard(const std::string& hidden) const;
   void gather_parts() const;
+  void exchange_shards(int64_t step);
   SavePlan make_plan(int64_t step, const std::string& hidden);
 
   CheckpointedRun& run_;

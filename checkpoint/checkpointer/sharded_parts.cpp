@@ -18,7 +18,7 @@ void ShardedParts::refresh() {
   RankLayouts layouts;
   for (auto& part : parts_) {
     part.shards = part.callback();
-    layouts[part.name] = layouts_of(part.name, part.shards);
+    layouts[part.name] = shard_layouts_of(part.name, part.shards);
   }
   own_ = to_text(layouts);
 }
@@ -33,9 +33,16 @@ std::string ShardedParts::change() const {
 
 void ShardedParts::exchange(
     CheckpointPeers& peers, const std::vector<std::string>& changes, const std::string& doing) {
-  if (std::all_of(changes.begin(), changes.end(), [](const auto& text) { return text.empty(); })) {
-    return;
+  const auto is_changed = [](const std::string& text) { return !text.empty(); };
+  if (std::any_of(changes.begin(), changes.end(), is_changed)) gather(peers, doing);
+  for (auto& part : parts_) {
+    if (!part.has_copies) continue;
+    const auto& own = part.ranks[static_cast<size_t>(peers.rank())];
+    for (size_t i = 0; i < own.size(); ++i) part.shards[i].replica = own[i].replica;
   }
+}
+
+void ShardedParts::gather(CheckpointPeers& peers, const std::string& doing) {
   exchanged_.reset();
   index_.reset();
   std::vector<RankLayouts> ranks;
@@ -58,6 +65,7 @@ void ShardedParts::exchange(
     for (auto& part : parts_) {
       part.ranks.clear();
       for (auto& layouts : ranks) part.ranks.push_back(std::move(layouts[part.name]));
+      if (part.has_copies) number_copies(part.ranks);
       part.tensors = tensors_of(part.name, part.ranks);
     }
   });

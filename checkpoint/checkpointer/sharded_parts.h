@@ -14,9 +14,8 @@ namespace ddp {
 /// exchange that when it changes.
 class ShardedParts {
  public:
-  void add(const std::string& name, ShardsCallback callback) {
-    parts_.push_back({name, std::move(callback)});
-  }
+  void add(const std::string& name, ShardsCallback callback) { add({name, std::move(callback)}); }
+  void add(ShardedPart part) { parts_.push_back(std::move(part)); }
   const std::vector<ShardedPart>& all() const { return parts_; }
   bool contains(const std::string& name) const;
 
@@ -31,7 +30,7 @@ class ShardedParts {
   /// Returns a text that is not "" where this rank's layouts changed since the last exchange.
   std::string change() const;
 
-  /// Gathers the ranks' layouts where one of the ranks' change() is not "".
+  /// Gathers the ranks' layouts where one of the ranks' change() is not "", and numbers copies.
   ///
   /// \throws c10::Error  on every rank: the ranks add different parts, or tensors differ.
   void exchange(
@@ -42,6 +41,8 @@ class ShardedParts {
   const std::map<std::string, ShardIndex>& index();
 
  private:
+  void gather(CheckpointPeers& peers, const std::string& doing);
+
   std::vector<ShardedPart> parts_;
   std::string own_;                       // this rank's layouts
   std::optional<std::string> exchanged_;  // those that the other ranks know

@@ -5,15 +5,22 @@
 #include <ATen/core/ivalue.h>
 #include <ddp/detail/checkpoint_part.h>
 #include <ddp/process_group.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include <ddp/internal/prepared_load.h>
+
+namespace ddp {
+class ShardReader;
+}
 
 namespace ddp::detail {
 
 /// How a state is to be loaded.
 struct LoadContext {
   bool strict = true;
-  std::string subject;  // the file; the texts of errors begin with it
+  std::string subject;            // the file; the texts of errors begin with it
+  ShardReader* shards = nullptr;  // of the part's tensors that are cut; null for none
 };
 
 /// A named part of a checkpoint, whose state is saved and loaded.
@@ -24,11 +31,20 @@ class CheckpointPart {
   CheckpointPart& operator=(const CheckpointPart&) = delete;
   virtual ~CheckpointPart() = default;
 
+  /// The module, or the optimizer, whose state it is; null for another part.
+  virtual torch::nn::Module* module() { return nullptr; }
+  virtual torch::optim::Optimizer* optimizer() { return nullptr; }
+
+  /// Whether state() is an optimizer_dict().
+  virtual bool has_named_state() const { return false; }
+
+  /// The ranks on which state() is called.
+  enum class States { OfFirst, OfAll };
   /// Fetches from the other ranks what state() returns next. Called on every rank of a shared part,
-  /// before state() is called on rank 0.
+  /// before state().
   ///
   /// Collective: over `group`, where it does anything.
-  virtual void gather(const ProcessGroup& /*group*/) {}
+  virtual void gather(const ProcessGroup& /*group*/, States /*states*/) {}
 
   /// Returns the present state. Its tensors may be the live ones.
   virtual c10::IValue state() = 0;

@@ -24,6 +24,7 @@ class ModulePart : public CheckpointPart {
   ModulePart(torch::nn::Module& module, std::shared_ptr<torch::nn::Module> owner)
       : module_(module), owner_(std::move(owner)) {}
 
+  torch::nn::Module* module() override { return &module_; }
   c10::IValue state() override { return module_dict(module_); }
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
     return prepare_module(module_, saved, context.strict, context.subject);
@@ -38,6 +39,8 @@ class OptimizerPart : public CheckpointPart {
  public:
   explicit OptimizerPart(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
 
+  torch::optim::Optimizer* optimizer() override { return &optimizer_; }
+  bool has_named_state() const override { return true; }
   c10::IValue state() override { return optimizer_dict(optimizer_); }
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override {
     return prepare_optimizer(optimizer_, saved, context.subject);
@@ -53,9 +56,12 @@ class ShardedOptimizerPart : public CheckpointPart {
  public:
   explicit ShardedOptimizerPart(ZeroRedundancyOptimizerBase& optimizer) : optimizer_(optimizer) {}
 
-  void gather(const ProcessGroup& group) override {
+  torch::optim::Optimizer* optimizer() override { return &optimizer_; }
+  bool has_named_state() const override { return true; }
+  void gather(const ProcessGroup& group, States states) override {
     // Rank 0 of another group need not be rank 0 of this one.
-    consolidated_ = optimizer_.consolidated(group == optimizer_.process_group() ? 0 : -1);
+    const bool is_enough = states == States::OfFirst && group == optimizer_.process_group();
+    consolidated_ = optimizer_.consolidated(is_enough ? 0 : -1);
   }
 
   c10::IValue state() override {
@@ -112,6 +118,21 @@ class ArchivePart : public CheckpointPart {
   const std::function<void(torch::serialize::InputArchive&)> load_;
 };
 
+/// An optimizer whose state only its own save() and load() know.
+class OtherOptimizerPart : public ArchivePart {
+ public:
+  explicit OtherOptimizerPart(torch::optim::Optimizer& optimizer)
+      : ArchivePart(
+            [&](torch::serialize::OutputArchive& archive) { optimizer.save(archive); },
+            [&](torch::serialize::InputArchive& archive) { optimizer.load(archive); }),
+        optimizer_(optimizer) {}
+
+  torch::optim::Optimizer* optimizer() override { return &optimizer_; }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+};
+
 /// A plain value: how to get it, how to check a new one, and how to set it.
 class ValuePart : public CheckpointPart {
  public:
@@ -162,9 +183,7 @@ CheckpointPartPtr part_of_optimizer(torch::optim::Optimizer& optimizer) {
     return std::make_shared<ShardedOptimizerPart>(*sharded);
   }
   if (known_optimizer(optimizer)) return std::make_shared<OptimizerPart>(optimizer);
-  return part_of_archive(
-      [&optimizer](torch::serialize::OutputArchive& archive) { optimizer.save(archive); },
-      [&optimizer](torch::serialize::InputArchive& archive) { optimizer.load(archive); });
+  return std::make_shared<OtherOptimizerPart>(optimizer);
 }
 
 CheckpointPartPtr part_of_archive(

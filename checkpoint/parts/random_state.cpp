@@ -1,6 +1,8 @@
 #include <ddp/internal/random_state.h>
 
+#include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/random_streams.h>
 
 #include "parts/part.h"
 #include "python/torch_file.h"
@@ -19,6 +22,7 @@ namespace {
 constexpr const char* kCpu = "cpu";
 constexpr const char* kCuda = "cuda";
 constexpr const char* kSeed = "seed";
+constexpr const char* kStreams = "streams";
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
@@ -74,6 +78,9 @@ c10::IValue random_state() {
   auto gpus = make_dict();
   for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(cuda_generator(gpu)));
   dict.insert(kCuda, gpus);
+  auto streams = make_dict();
+  for (const auto& [name, state] : random_stream_states()) streams.insert(name, state);
+  dict.insert(kStreams, streams);
   return dict;
 }
 
@@ -90,9 +97,19 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
       }
     }
   }
+  std::map<std::string, at::Tensor> streams;
+  if (const auto* saved_streams = find_in(saved, kStreams)) {  // earlier checkpoints have none
+    for (const auto& entry : saved_streams->toGenericDict()) {
+      DDP_CHECK_VALUE(
+          entry.value().isTensor(), subject, ": expected the state of the random numbers of ",
+          entry.key(), ", got ", entry.value().tagKind(), ". Load another checkpoint.");
+      streams[entry.key().toStringRef()] = entry.value().toTensor();
+    }
+  }
   PreparedLoad load;
-  load.apply = [states = std::move(states)] {
+  load.apply = [states = std::move(states), streams = std::move(streams)] {
     for (const auto& [generator, state] : states) set_generator_state(generator, state);
+    set_random_stream_states(streams);
   };
   return load;
 }

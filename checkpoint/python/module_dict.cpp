@@ -18,11 +18,6 @@ namespace {
 
 constexpr const char* kWrapperPrefix = "module.";
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
-
 void collect_state(
     const torch::nn::Module& module, const std::string& prefix, std::vector<NamedTensor>& found) {
   const auto add = [&](const auto& items) {
@@ -35,16 +30,6 @@ void collect_state(
   for (const auto& child : module.named_children()) {
     collect_state(*child.value(), prefix + child.key() + ".", found);
   }
-}
-
-std::vector<NamedTensor> state_of(const torch::nn::Module& module) {
-  std::vector<NamedTensor> found;
-  if (dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr) {
-    collect_state(*module.children().front(), "", found);
-  } else {
-    collect_state(module, "", found);
-  }
-  return found;
 }
 
 bool begins_with_wrapper(const std::string& name) { return name.rfind(kWrapperPrefix, 0) == 0; }
@@ -124,22 +109,39 @@ std::string describe_names(const Comparison& result) {
 
 }  // namespace
 
-c10::IValue module_dict(const torch::nn::Module& module) {
-  const auto state = state_of(module);
+std::vector<NamedTensor> named_state(const torch::nn::Module& module) {
+  std::vector<NamedTensor> found;
+  if (dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr) {
+    collect_state(*module.children().front(), "", found);
+  } else {
+    collect_state(module, "", found);
+  }
+  return found;
+}
+
+std::vector<at::Tensor> values_to_save(
+    const torch::nn::Module& module, const std::vector<NamedTensor>& state) {
   std::vector<at::Tensor> values;
   for (const auto& named : state) values.push_back(named.tensor);
   if (const auto* wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module)) {
     values = wrapper->values_of(values);
   }
+  // Values only: with requires_grad, a copy would belong to a graph.
+  for (auto& value : values) value = value.detach();
+  return values;
+}
+
+c10::IValue module_dict(const torch::nn::Module& module) {
+  const auto state = named_state(module);
+  const auto values = values_to_save(module, state);
   auto dict = make_dict();
-  // Store values only: with requires_grad, a copy would belong to a graph.
-  for (size_t i = 0; i < state.size(); ++i) dict.insert(state[i].name, values[i].detach());
+  for (size_t i = 0; i < state.size(); ++i) dict.insert(state[i].name, values[i]);
   return dict;
 }
 
 PreparedLoad prepare_module(
     torch::nn::Module& module, const c10::IValue& saved, bool strict, const std::string& subject) {
-  const auto own = state_of(module);
+  const auto own = named_state(module);
   auto result = compare(own, names_in(saved, subject), saved, strict);
   const auto names = describe_names(result);
   DDP_CHECK_VALUE(

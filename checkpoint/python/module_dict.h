@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
@@ -9,9 +10,20 @@
 
 namespace ddp {
 
-/// Returns a module's parameters and buffers by name, as Python's `state_dict()`: a module's own
-/// come before its children's, and a shared one is under each of its names. For a
-/// DistributedDataParallel, returns those of the wrapped module.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// A module's parameters and buffers: its own come before its children's, and a shared one is under
+/// each of its names. For a DistributedDataParallel, those of the wrapped module.
+std::vector<NamedTensor> named_state(const torch::nn::Module& module);
+
+/// The values of a module's state that a save writes.
+std::vector<at::Tensor> values_to_save(
+    const torch::nn::Module& module, const std::vector<NamedTensor>& state);
+
+/// Returns a module's named_state() as Python's `state_dict()`.
 c10::IValue module_dict(const torch::nn::Module& module);
 
 /// Compares a `state_dict()` with a module. Leaves out a "module." before every name, as Python's

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <ddp/internal/parameter_layout.h>
+#include <ddp/parameter_layout.h>
 
 namespace ddp {
 

@@ -40,7 +40,7 @@ std::string kind_text(const TensorKind& kind) {
   return ddp::str(c10::IntArrayRef(kind.sizes), " ", kind.dtype);
 }
 
-std::vector<ShardLayout> layouts_of(
+std::vector<ShardLayout> shard_layouts_of(
     const std::string& part, const std::vector<ShardedTensor>& shards) {
   std::vector<ShardLayout> layouts;
   for (const auto& shard : shards) {

@@ -32,7 +32,7 @@ struct ShardLayout {
 using RankLayouts = std::map<std::string, std::vector<ShardLayout>>;
 
 /// \throws c10::ValueError  a shard is not a dense tensor within its whole tensor.
-std::vector<ShardLayout> layouts_of(
+std::vector<ShardLayout> shard_layouts_of(
     const std::string& part, const std::vector<ShardedTensor>& shards);
 
 /// Texts for the other ranks, and back.

@@ -1,5 +1,6 @@
 #include "shards/sharded_part.h"
 
+#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -8,19 +9,11 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
-#include "files/folder.h"
 #include "python/torch_file.h"
-#include "shards/shard_file.h"
+#include "shards/shard_reader.h"
 
 namespace ddp {
 namespace {
-
-/// A range that is read from a file into a tensor.
-struct ShardRead {
-  const IndexedBox* from = nullptr;
-  Box box;          // of the whole tensor
-  at::Tensor into;  // a view
-};
 
 // Compares the program's tensors with the saved ones. Returns the differences that are no errors.
 std::string compare_tensors(
@@ -57,16 +50,17 @@ std::string compare_tensors(
   return names;
 }
 
-// Returns the view of a shard's elements that `box` names.
-at::Tensor view_of(const at::Tensor& shard, const std::vector<int64_t>& offset, const Box& box) {
-  auto view = shard;
-  for (size_t d = 0; d < box.size.size(); ++d) {
-    view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
-  }
-  return view;
-}
-
 }  // namespace
+
+void number_copies(std::vector<std::vector<ShardLayout>>& ranks) {
+  using Place = std::tuple<std::string, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<Place, int64_t> copies;
+  for (auto& shards : ranks) {
+    for (auto& shard : shards) {
+      shard.replica = copies[{shard.name, shard.box.offset, shard.box.size}]++;
+    }
+  }
+}
 
 c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards) {
   const c10::NoGradGuard no_grad;
@@ -112,7 +106,7 @@ PreparedLoad prepare_shards(
     load.notice = ddp::str(subject, ": ", names, ".");
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
-  std::map<std::string, std::vector<ShardRead>> reads;    // by file, so that one is open at a time
+  ShardReader reader(part.name, manifest, folder);
   for (const auto& shard : part.shards) {
     const auto saved = index.find(shard.name);
     if (saved == index.end()) continue;
@@ -120,24 +114,9 @@ PreparedLoad prepare_shards(
     const Box own{shard.offset, shard.local.sizes().vec()};
     const auto staged = at::empty(own.size, saved->second.kind.dtype);
     copies.emplace_back(shard.local, staged);
-    for (const auto& from : saved->second.boxes) {
-      auto box = intersection(own, from.box);
-      if (!box) continue;
-      const auto into = view_of(staged, own.offset, *box);
-      reads[from.file].push_back({&from, std::move(*box), into});
-    }
+    reader.add(saved->second, own, staged);
   }
-  for (const auto& [name, ranges] : reads) {
-    const auto* known = manifest.find(name);
-    if (known == nullptr) {
-      throw DamagedCheckpoint(ddp::str(folder, " has no ", name, " in its ", kManifestName));
-    }
-    check_file(folder, *known);
-    ShardFile file(folder + "/" + name);
-    for (const auto& [from, box, into] : ranges) {
-      into.copy_(file.read(from->key, into.scalar_type(), from->box, box));
-    }
-  }
+  reader.read();
   load.apply = [copies = std::move(copies)] {
     const c10::NoGradGuard no_grad;
     for (const auto& [to, from] : copies) to.copy_(from);

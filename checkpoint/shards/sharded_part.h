@@ -17,10 +17,18 @@ namespace ddp {
 struct ShardedPart {
   std::string name;
   ShardsCallback callback;
+  /// Whether boxes that several ranks have are copies, of which the first rank's is written. Else
+  /// the callback tells copies by their replica number.
+  bool has_copies = false;
+  /// Whether another part, of the same name, reads them.
+  bool is_read_elsewhere = false;
   std::vector<ShardedTensor> shards = {};            // this rank's, from the callback's last call
   std::vector<std::vector<ShardLayout>> ranks = {};  // of the last exchange
   std::map<std::string, TensorKind> tensors = {};    // those that any rank has a shard of
 };
+
+/// Numbers equal boxes of several ranks, by rank, so that the first rank's is written.
+void number_copies(std::vector<std::vector<ShardLayout>>& ranks);
 
 /// Copies to host memory what this rank writes of a part, by key. Empty: nothing.
 c10::IValue copy_written_shards(const std::vector<ShardedTensor>& shards);

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include <ATen/Context.h>
+#include <ddp/internal/text.h>
 
 namespace ddp {
 namespace {
@@ -13,8 +14,24 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 struct RandomStream {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   c10::Device device;
+  std::string name;
   at::Generator generator;
 };
+
+std::string name_of_stream(const c10d::ProcessGroup& group, c10::Device device) {
+  return ddp::str(
+      group.getGroupName(), ", rank ", group.getRank(), " of ", group.getSize(), ", ", device);
+}
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state_of(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
 
 class RandomStreams {
  public:
@@ -33,8 +50,30 @@ class RandomStreams {
     if (found != streams_.end()) return found->generator;
     auto generator = at::globalContext().defaultGenerator(device).clone();
     generator.set_current_seed(seed);
-    streams_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), device, generator});
+    const auto name = name_of_stream(*group, device);
+    if (const auto loaded = loaded_.extract(name)) set_state_of(generator, loaded.mapped());
+    streams_.push_back(
+        {c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), device, name, generator});
     return generator;
+  }
+
+  std::map<std::string, at::Tensor> states() {
+    const std::lock_guard lock(mutex_);
+    forget_those_of_ended_groups();
+    auto states = loaded_;  // of streams that this run has not used yet
+    for (const auto& stream : streams_) states[stream.name] = state_of(stream.generator);
+    return states;
+  }
+
+  void set_states(const std::map<std::string, at::Tensor>& states) {
+    const std::lock_guard lock(mutex_);
+    forget_those_of_ended_groups();
+    loaded_ = states;
+    for (const auto& stream : streams_) {
+      if (const auto loaded = loaded_.extract(stream.name)) {
+        set_state_of(stream.generator, loaded.mapped());
+      }
+    }
   }
 
   std::vector<at::Generator> all() {
@@ -56,6 +95,7 @@ class RandomStreams {
 
   std::mutex mutex_;
   std::vector<RandomStream> streams_;
+  std::map<std::string, at::Tensor> loaded_;  // of streams that do not exist yet
 };
 
 }  // namespace
@@ -65,5 +105,13 @@ at::Generator random_stream_of(const GroupPtr& group, c10::Device device, uint64
 }
 
 std::vector<at::Generator> random_streams() { return RandomStreams::of_process().all(); }
+
+std::map<std::string, at::Tensor> random_stream_states() {
+  return RandomStreams::of_process().states();
+}
+
+void set_random_stream_states(const std::map<std::string, at::Tensor>& states) {
+  RandomStreams::of_process().set_states(states);
+}
 
 }  // namespace ddp

@@ -4,6 +4,8 @@
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
 namespace ddp {
@@ -49,6 +51,20 @@ void check_layouts(const std::vector<StateTensor>& state) {
         s.is_parameter ? "parameter" : "buffer", " \"", s.name, "\" of layout ", s.tensor.layout(),
         " and dtype ", s.tensor.scalar_type(),
         ". Make it dense, or put its name into parameters_to_ignore.");
+  }
+}
+
+void check_not_cut(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored,
+    const c10d::ProcessGroup& group) {
+  for (const auto& layout : layouts_of(module)) {
+    if (std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end()) continue;
+    DDP_CHECK_VALUE(
+        !is_cut_over(layout, group),
+        "DistributedDataParallel: expected a group whose ranks have the same parameters, got one "
+        "whose ranks have parts of \"",
+        layout.name, "\" ", on_rank_text(group),
+        ". Give process_group the ranks that have the same part: mesh.group(\"dp\").");
   }
 }
 

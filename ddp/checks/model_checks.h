@@ -23,6 +23,13 @@ void check_devices(const std::vector<NamedParameter>& parameters, const ProcessG
 /// Each tensor has a dense storage of plain numbers: rank 0's values are sent as raw bytes.
 void check_layouts(const std::vector<StateTensor>& state);
 
+/// The ranks of the group have the same elements of the module's parameters.
+///
+/// \param ignored  names of parameters that may differ.
+void check_not_cut(
+    const torch::nn::Module& module, const std::vector<std::string>& ignored,
+    const c10d::ProcessGroup& group);
+
 /// The tensors of also_average() are leaves that require a gradient, each once, and no parameters
 /// of the module.
 void check_outside(const std::vector<at::Tensor>& tensors, const torch::nn::Module& module);

@@ -1,9 +1,11 @@
 // Checks whether the ranks' models are still the same.
 #include <ddp/replicas.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/text.h>
 
 #include "replicas/replica_check.h"
@@ -56,6 +58,19 @@ class OutsideTensors {
   std::unordered_set<const void*> known_;
 };
 
+/// Parameters and buffers of which the ranks of the group have the same elements.
+std::vector<StateTensor> replicated_state(
+    const torch::nn::Module& module, const c10d::ProcessGroup& group) {
+  std::unordered_set<const void*> cut;
+  for (const auto& layout : layouts_of(module)) {
+    if (is_cut_over(layout, group)) cut.insert(layout.local.unsafeGetTensorImpl());
+  }
+  auto state = module_state(module, {});
+  const auto is_cut = [&](const auto& s) { return cut.count(s.tensor.unsafeGetTensorImpl()) > 0; };
+  state.erase(std::remove_if(state.begin(), state.end(), is_cut), state.end());
+  return state;
+}
+
 }  // namespace
 
 bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
@@ -65,7 +80,9 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
   Description mine;
   std::exception_ptr error;
   try {
-    for (const auto& value : replica_values(module_state(module, {}))) mine.push_back(value.item);
+    for (const auto& value : replica_values(replicated_state(module, *group.get()))) {
+      mine.push_back(value.item);
+    }
   } catch (const std::exception&) {
     error = std::current_exception();
   }

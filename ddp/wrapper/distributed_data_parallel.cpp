@@ -1,5 +1,6 @@
 #include <ddp/distributed_data_parallel.h>
 
+#include <algorithm>
 #include <exception>
 #include <unordered_map>
 #include <utility>
@@ -98,6 +99,16 @@ std::vector<at::Tensor> DistributedDataParallelBase::values_of(
     }
   });
   return values;
+}
+
+std::vector<ParameterLayout> DistributedDataParallelBase::layouts() {
+  auto layouts = layouts_of(state_->wrapped());
+  const auto& ignored = state_->options().parameters_to_ignore();
+  for (auto& layout : layouts) {
+    if (std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end()) continue;
+    layout.replicated_over.push_back(state_->group());
+  }
+  return layouts;
 }
 
 void DistributedDataParallelBase::save(torch::serialize::OutputArchive& archive) const {

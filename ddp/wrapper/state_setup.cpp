@@ -144,6 +144,7 @@ std::vector<NamedParameter> State::checked_parameters() {
       "check_replicas_every, got ",
       options_.check_replicas_every().value_or(0), ".");
   check_names_to_ignore(wrapped(), options_.parameters_to_ignore());
+  check_not_cut(wrapped(), options_.parameters_to_ignore(), *group_);
   check_outside(tensors_.outside(), wrapped());
   auto parameters = tensors_.trained();
   DDP_CHECK_VALUE(

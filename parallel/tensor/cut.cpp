@@ -1,7 +1,10 @@
 #include "tensor/cut.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
@@ -37,6 +40,40 @@ at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::Pro
 at::Tensor own_columns(const at::Tensor& whole, const c10d::ProcessGroup& group) {
   const int64_t columns = whole.size(1) / group.getSize();
   return whole.narrow(1, group.getRank() * columns, columns).clone(at::MemoryFormat::Contiguous);
+}
+
+ParameterLayout layout_of_rows(
+    std::string name, const at::Tensor& own, std::vector<int64_t> sizes, int64_t partitions,
+    const ProcessGroup& group) {
+  auto layout = whole_layout(std::move(name), own);
+  layout.boxes.clear();
+  const auto rows = own.size(0) / partitions;
+  for (int64_t p = 0; p < partitions; ++p) {
+    Box box{std::vector<int64_t>(sizes.size(), 0), own.sizes().vec()};
+    box.offset[0] = (p * group->getSize() + group->getRank()) * rows;
+    box.size[0] = rows;
+    layout.boxes.push_back(std::move(box));
+  }
+  layout.sizes = std::move(sizes);
+  layout.sharded_over = {group};
+  return layout;
+}
+
+ParameterLayout layout_of_columns(
+    std::string name, const at::Tensor& own, std::vector<int64_t> sizes,
+    const ProcessGroup& group) {
+  auto layout = whole_layout(std::move(name), own);
+  layout.boxes[0].offset[1] = group->getRank() * own.size(1);
+  layout.sizes = std::move(sizes);
+  layout.sharded_over = {group};
+  return layout;
+}
+
+ParameterLayout layout_of_replica(
+    std::string name, const at::Tensor& own, const ProcessGroup& group) {
+  auto layout = whole_layout(std::move(name), own);
+  layout.replicated_over = {group};
+  return layout;
 }
 
 void check_drawn_alike(const char* layer, const at::Tensor& whole, const ProcessGroup& group) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 
 namespace ddp {
@@ -26,6 +28,18 @@ void check_whole(
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group);
 /// This rank's columns of a matrix.
 at::Tensor own_columns(const at::Tensor& whole, const c10d::ProcessGroup& group);
+
+/// The layouts of own_rows(), of own_columns(), and of a parameter that all ranks of the group
+/// have.
+///
+/// \param sizes  of the whole.
+ParameterLayout layout_of_rows(
+    std::string name, const at::Tensor& own, std::vector<int64_t> sizes, int64_t partitions,
+    const ProcessGroup& group);
+ParameterLayout layout_of_columns(
+    std::string name, const at::Tensor& own, std::vector<int64_t> sizes, const ProcessGroup& group);
+ParameterLayout layout_of_replica(
+    std::string name, const at::Tensor& own, const ProcessGroup& group);
 
 /// \throws c10::Error  on every rank, unless the ranks drew the same values for `whole`.
 ///

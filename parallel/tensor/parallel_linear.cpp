@@ -92,6 +92,15 @@ void ColumnParallelLinearImpl::reset() {
   bias = register_parameter("bias", own_bias, /*requires_grad=*/options.bias());
 }
 
+std::vector<ParameterLayout> ColumnParallelLinearImpl::layouts() {
+  const auto& group = options.process_group();
+  const auto out = options.out_features(), partitions = options.partitions();
+  std::vector<ParameterLayout> layouts{
+      layout_of_rows("weight", weight, {out, options.in_features()}, partitions, group)};
+  if (bias.defined()) layouts.push_back(layout_of_rows("bias", bias, {out}, partitions, group));
+  return layouts;
+}
+
 void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "ddp::ColumnParallelLinear(in_features=" << options.in_features()
          << ", out_features=" << options.out_features()
@@ -153,6 +162,14 @@ void RowParallelLinearImpl::reset() {
   if (bias.defined() && options.sequence_parallel()) {
     sum_gradient_over(bias, options.process_group());
   }
+}
+
+std::vector<ParameterLayout> RowParallelLinearImpl::layouts() {
+  const auto& group = options.process_group();
+  std::vector<ParameterLayout> layouts{
+      layout_of_columns("weight", weight, {options.out_features(), options.in_features()}, group)};
+  if (bias.defined()) layouts.push_back(layout_of_replica("bias", bias, group));
+  return layouts;
 }
 
 void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {

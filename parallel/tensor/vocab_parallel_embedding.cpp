@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -14,6 +15,16 @@ namespace ddp {
 namespace {
 
 constexpr const char* kVocabEmbedding = "VocabParallelEmbedding";
+
+/// The tokens whose rows a rank has; the rest of its rows is padding.
+struct OwnTokens {
+  int64_t begin, count;
+};
+
+OwnTokens own_tokens(int64_t rows, int64_t tokens, const c10d::ProcessGroup& group) {
+  const auto begin = std::min(group.getRank() * rows, tokens);
+  return {begin, std::min(rows, tokens - begin)};
+}
 
 // On a GPU this would wait for it.
 void check_tokens(const at::Tensor& tokens, int64_t classes, const c10d::ProcessGroup& group) {
@@ -48,16 +59,25 @@ void VocabParallelEmbeddingImpl::check_options() {
   check_divides(kVocabEmbedding, "embedding_dim", options.embedding_dim(), 1, "1", group);
 }
 
+std::vector<ParameterLayout> VocabParallelEmbeddingImpl::layouts() {
+  const auto& group = options.process_group();
+  const auto own = own_tokens(weight.size(0), options.num_embeddings(), *group);
+  auto layout = layout_of_rows(
+      "weight", weight, {options.num_embeddings(), options.embedding_dim()}, 1, group);
+  layout.boxes[0].size[0] = own.count;
+  if (own.count == 0) layout.boxes.clear();
+  return {layout};
+}
+
 void VocabParallelEmbeddingImpl::cut(const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
   const auto& group = *options.process_group();
   check_whole(
       kVocabEmbedding, "weight", whole, {options.num_embeddings(), options.embedding_dim()}, group);
   const int64_t rows = (whole.size(0) + group.getSize() - 1) / group.getSize();
-  const int64_t begin = std::min(group.getRank() * rows, whole.size(0));
-  const int64_t own = std::min(rows, whole.size(0) - begin);
+  const auto own = own_tokens(rows, whole.size(0), group);
   weight = at::zeros({rows, whole.size(1)}, whole.options());
-  weight.narrow(0, 0, own).copy_(whole.narrow(0, begin, own));
+  weight.narrow(0, 0, own.count).copy_(whole.narrow(0, own.begin, own.count));
 }
 
 void VocabParallelEmbeddingImpl::reset() {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <ddp/internal/parameter_layout.h>
+#include <ddp/parameter_layout.h>
 
 namespace ddp::testing {
 

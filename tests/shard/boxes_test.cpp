@@ -1,4 +1,4 @@
-#include <ddp/internal/parameter_layout.h>
+#include <ddp/parameter_layout.h>
 
 #include <algorithm>
 #include <random>

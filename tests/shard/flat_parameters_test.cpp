@@ -6,7 +6,7 @@
 
 #include <ATen/ops/arange.h>
 #include <c10/util/accumulate.h>
-#include <ddp/internal/parameter_layout.h>
+#include <ddp/parameter_layout.h>
 
 #include "shard/box_elements.h"
 #include "support/ranks.h"

@@ -44,11 +44,18 @@ struct CheckpointerOptions {
 ///   rank-0.pt, rank-1.pt    each rank's own: random numbers, parts of `add_per_rank`
 ///   model.shard-00003.pt    rank 3's own boxes of a part of `add_sharded`: a dictionary of tensors
 ///
-/// A module's and an optimizer's file is Python's: `torch.load(file, weights_only=True)` is its
-/// `state_dict()` (see state_dict.h). All ranks see the same FOLDER, on one host or on a file
-/// system that they share; one run at a time writes to it.
+/// The file of a module or an optimizer without cut parameters is Python's: `torch.load(file,
+/// weights_only=True)` is its `state_dict()` (see state_dict.h). All ranks see the same FOLDER, on
+/// one host or on a file system that they share; one run at a time writes to it.
 ///
-/// The states of the default generators (CPU and GPUs in use) of every rank are always saved.
+/// The states of the default generators (CPU and GPUs in use) and of the numbers of a
+/// TensorParallelRng of every rank are always saved.
+///
+/// **Layers that are cut.** A model whose parameters are cut over ranks of process_group
+/// (layouts_of()) is saved whole, by name, as a part of `add_sharded`: each rank writes its own
+/// elements. So is the state of an optimizer of these parameters, which must be Adam, AdamW, SGD,
+/// RMSprop or Adagrad, or one of these in a ZeroRedundancyOptimizer, and added to the Checkpointer
+/// of its model. Both load on any number of ranks that cut the layers.
 ///
 /// **Another number of ranks.** Parts that the ranks share, such as a sampler's position, load on
 /// any number of ranks, and so do parts of `add_sharded`, cut in any way. Rank r takes the random
@@ -147,7 +154,8 @@ class DDP_API Checkpointer {
   ///         previous save failed.
   ///
   /// Collective: yes. Blocks: host, until the state is copied; with background false, until it is
-  ///   on the disk. Cost: a copy of the state in host memory, and four small gathers.
+  ///   on the disk. Cost: a copy of the state in host memory, and four small gathers; five
+  ///   with sharded parts.
   void save(int64_t step);
 
   /// Saves if the options say that it is time; never twice the same step, nor step 0.

@@ -19,6 +19,7 @@
 #include <ddp/mixed_precision.h>
 #include <ddp/move_tensors.h>
 #include <ddp/output_tensors.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <ddp/reduction_stats.h>
 #include <torch/arg.h>
@@ -56,7 +57,8 @@ enum class Reduction {
 ///     net, ddp::DistributedDataParallelOptions().bucket_cap_mb(10).gradient_as_bucket_view(true));
 /// ```
 struct DistributedDataParallelOptions {
-  /// The ranks to train with. Default: the default group
+  /// The ranks to train with. Where layers are cut over some of them, the axis of their replicas:
+  /// `mesh.group("dp")`. Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
   /// The one CUDA device of this rank's module. Arguments of `forward` are moved there: tensors,
   /// and copies of vectors, arrays, pairs, tuples, maps and optionals of them and of types with a
@@ -130,7 +132,9 @@ class [[nodiscard]] NoSyncGuard {
 };
 
 /// The part of a wrapper that does not depend on the wrapped type.
-class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joinable {
+class DDP_API DistributedDataParallelBase : public torch::nn::Module,
+                                            public Joinable,
+                                            public ShardedModule {
  public:
   ~DistributedDataParallelBase() override;
 
@@ -314,6 +318,9 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module, public Joi
   /// torch::nn::Module. Clears all gradients that are averaged, including those of also_average(),
   /// and this rank's parts if a ZeroRedundancyOptimizer of stage 2 divides the gradients.
   void zero_grad(bool set_to_none = true) override;
+
+  /// ShardedModule. The layouts of the wrapped module, replicated over the group.
+  std::vector<ParameterLayout> layouts() override;
 
   class State;
 

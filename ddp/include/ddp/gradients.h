@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include <ddp/device_mesh.h>
 #include <ddp/export.h>
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
@@ -33,6 +34,9 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 
 /// Scales the gradients that the optimizer steps on, so that their norm over all parameters of all
 /// its groups is at most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
+///
+/// Of parameters that are cut over ranks by their layers, each rank would see its own parts alone:
+/// pass the module.
 ///
 /// Half and bfloat16 gradients are added up in float, and the norms of tensors in double. Scales
 /// with a factor of NaN or 0 where the norm is NaN or infinite, as torch's.
@@ -68,10 +72,23 @@ DDP_API double clip_grad_norm_(
 DDP_API double clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2,
     const std::vector<ProcessGroup>& sharded_over = {});
-/// The same for all parameters of a module.
+/// The same for all parameters of a module, of which a layer that is cut, such as a
+/// ColumnParallelLinear, says how it is (layouts_of()): its parts are added up, and what all ranks
+/// have counts once.
+///
+/// \param sharded_over  further groups, over which all its parameters are cut.
 DDP_API double clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type = 2,
     const std::vector<ProcessGroup>& sharded_over = {});
+/// The same, and equal on all ranks of the mesh, whether or not their modules have layers that are
+/// cut over an axis.
+///
+/// \param norm_type  above 0.
+/// \throws c10::ValueError  also for a parameter that is cut over ranks outside of the mesh.
+///
+/// Collective: one all-reduce of a number over each axis with more than one rank, in their order.
+DDP_API double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, const DeviceMesh& mesh, double norm_type = 2);
 
 /// Parameters that are cut over the same groups.
 struct ShardedParameters {

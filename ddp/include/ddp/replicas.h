@@ -9,6 +9,8 @@ namespace ddp {
 /// Whether all ranks' parameters and buffers have the same names, shapes and bits: NaN equals
 /// itself, and 0 differs from -0.
 ///
+/// Parameters that are cut over ranks of the group (layouts_of()) are left out.
+///
 /// For any module, wrapped or not. The wrapped model's own `check_replicas()` also names the
 /// difference, and leaves out ignored parameters and buffers.
 ///

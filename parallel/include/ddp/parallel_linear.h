@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <ostream>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ddp/export.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -45,8 +47,10 @@ struct ColumnParallelLinearOptions {
 /// Collective: the constructor, forward where it gathers, and backward: an all-reduce of the
 /// input's gradient; with sequence_parallel an all-gather and a reduce-scatter. Each needs the same
 /// calls on all ranks of the group. Blocks: host. Memory: with sequence_parallel, backward gathers
-/// the input again. Source: Megatron-LM, core/tensor_parallel/layers.py.
-class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl> {
+/// the input again. torch::save() and save_state_dict() write this rank's part; a Checkpointer
+/// saves the whole. Source: Megatron-LM, core/tensor_parallel/layers.py.
+class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl>,
+                                         public ShardedModule {
  public:
   ColumnParallelLinearImpl(int64_t in_features, int64_t out_features)
       : ColumnParallelLinearImpl(ColumnParallelLinearOptions(in_features, out_features)) {}
@@ -62,6 +66,7 @@ class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParal
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
+  std::vector<ParameterLayout> layouts() override;
 
   ColumnParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features / W, in_features]
@@ -102,9 +107,10 @@ struct RowParallelLinearOptions {
 ///
 /// Collective: the constructor and forward: an all-reduce of the output; with sequence_parallel a
 /// reduce-scatter, and in backward an all-gather, and an all-reduce of the bias' gradient. Blocks:
-/// host.
+/// host. Saved as a ColumnParallelLinear.
 /// Source: Megatron-LM, core/tensor_parallel/layers.py.
-class DDP_API RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl> {
+class DDP_API RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>,
+                                      public ShardedModule {
  public:
   RowParallelLinearImpl(int64_t in_features, int64_t out_features)
       : RowParallelLinearImpl(RowParallelLinearOptions(in_features, out_features)) {}
@@ -117,6 +123,7 @@ class DDP_API RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLin
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
+  std::vector<ParameterLayout> layouts() override;
 
   RowParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features, in_features / W]

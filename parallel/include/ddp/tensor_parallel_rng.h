@@ -21,8 +21,9 @@ namespace ddp {
 ///     return down->forward(h);
 ///
 /// The numbers of a group go on where the last guard over it left them. Its first one seeds them
-/// from the default generator's seed, 2718 and the rank. checkpoint() repeats them. A Checkpointer
-/// does not save them: after a resume they begin with their seed.
+/// from the default generator's seed, 2718 and the rank. checkpoint() repeats them, and a
+/// Checkpointer saves them: they load into groups of the same ranks, and begin with their seed in
+/// others.
 ///
 /// Of the CPU, and of the current CUDA device. Within another guard of the same group it does
 /// nothing; within one of another group it is an error.

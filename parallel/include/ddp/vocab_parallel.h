@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <vector>
 
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ddp/export.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -46,9 +48,11 @@ struct VocabParallelEmbeddingOptions {
 /// \throws c10::ValueError  for another number, on CPUs.
 ///
 /// Collective: the constructor and forward: an all-reduce of the output, or with sequence_parallel
-/// a reduce-scatter and an all-gather in backward. Blocks: host. Source: Megatron-LM,
+/// a reduce-scatter and an all-gather in backward. Blocks: host. Saved as a ColumnParallelLinear,
+/// without padding by a Checkpointer. Source: Megatron-LM,
 /// core/tensor_parallel/layers.py.
-class DDP_API VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabParallelEmbeddingImpl> {
+class DDP_API VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabParallelEmbeddingImpl>,
+                                           public ShardedModule {
  public:
   VocabParallelEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim)
       : VocabParallelEmbeddingImpl(VocabParallelEmbeddingOptions(num_embeddings, embedding_dim)) {}
@@ -63,6 +67,7 @@ class DDP_API VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabPara
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
+  std::vector<ParameterLayout> layouts() override;
 
   VocabParallelEmbeddingOptions options;
   at::Tensor weight;  ///< [ceil(num_embeddings / W), embedding_dim]

@@ -38,6 +38,7 @@
 #include <ddp/output_tensors.h>
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>

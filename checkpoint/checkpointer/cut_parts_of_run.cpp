@@ -1,0 +1,104 @@
+#include "checkpointer/cut_parts_of_run.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/cut_parameters.h>
+
+#include "parts/cut_parts.h"
+
+namespace ddp {
+namespace {
+
+using detail::CutOptimizerPart;
+using detail::LayoutsByParameter;
+
+/// The layouts of all models of a run.
+LayoutsByParameter layouts_in(const CheckpointedRun& run) {
+  LayoutsByParameter layouts;
+  const auto add = [&](const std::vector<NamedPart>& parts) {
+    for (const auto& named : parts) {
+      const auto* module = named.is_per_rank ? nullptr : named.part->module();
+      if (module == nullptr) continue;
+      for (auto& layout : layouts_of(*module)) {
+        const auto* key = layout.local.unsafeGetTensorImpl();
+        layouts.emplace(key, std::move(layout));
+      }
+    }
+  };
+  add(run.parts);
+  add(run.cut_models);
+  return layouts;
+}
+
+bool is_cut(const torch::nn::Module& module, const c10d::ProcessGroup& group) {
+  const auto layouts = layouts_of(module);
+  return std::any_of(layouts.begin(), layouts.end(), [&](const ParameterLayout& layout) {
+    return is_cut_within(layout, group);
+  });
+}
+
+bool is_cut(
+    const torch::optim::Optimizer& optimizer, const LayoutsByParameter& layouts,
+    const c10d::ProcessGroup& group) {
+  for (const auto& parameters : optimizer.param_groups()) {
+    for (const auto& parameter : parameters.params()) {
+      const auto found = layouts.find(parameter.unsafeGetTensorImpl());
+      if (found != layouts.end() && is_cut_within(found->second, group)) return true;
+    }
+  }
+  return false;
+}
+
+ShardedPart sharded_part_of(const NamedPart& named) {
+  ShardedPart part{
+      named.name, [part = named.part] { return detail::shards_of_module(*part->module()); }};
+  part.has_copies = true;
+  return part;
+}
+
+ShardedPart sharded_part_of(const std::string& name, std::shared_ptr<CutOptimizerPart> optimizer) {
+  ShardedPart part{name, [optimizer = std::move(optimizer)] { return optimizer->take_shards(); }};
+  part.has_copies = true;
+  part.is_read_elsewhere = true;
+  return part;
+}
+
+}  // namespace
+
+void divide_cut_parts(CheckpointedRun& run) {
+  const auto is_cut_model = [&](const NamedPart& named) {
+    const auto* module = named.is_per_rank ? nullptr : named.part->module();
+    return module != nullptr && is_cut(*module, *run.group);
+  };
+  const auto first_cut =
+      std::stable_partition(run.parts.begin(), run.parts.end(), std::not_fn(is_cut_model));
+  for (auto named = first_cut; named != run.parts.end(); ++named) {
+    run.sharded.add(sharded_part_of(*named));
+    run.cut_models.push_back(*named);
+  }
+  run.parts.erase(first_cut, run.parts.end());
+  if (run.cut_models.empty()) return;
+
+  const auto layouts = layouts_in(run);
+  for (auto& named : run.parts) {
+    auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
+    if (optimizer == nullptr || run.sharded.contains(named.name)) continue;
+    if (!is_cut(*optimizer, layouts, *run.group)) continue;
+    DDP_CHECK_VALUE(
+        named.part->has_named_state(),
+        "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
+        "RMSprop and Adagrad for parameters that are cut over the ranks, got another optimizer for "
+        "\"",
+        named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
+    const auto part =
+        std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });
+    run.sharded.add(sharded_part_of(named.name, part));
+    named.part = part;
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,48 @@
+// Parts with parameters of which each rank has a part: a model with layers that are cut over a
+// group, and its optimizer.
+#pragma once
+
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ddp/parameter_layout.h>
+#include <ddp/sharded_tensor.h>
+
+#include "parts/part.h"
+
+namespace ddp::detail {
+
+/// By the parameters' TensorImpls.
+using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
+
+/// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
+std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
+
+/// An optimizer's part without the tensors of its state, in whose places are their names among the
+/// shards: "exp_avg/blocks.3.fc.weight".
+class CutOptimizerPart : public CheckpointPart {
+ public:
+  /// \param whole  writes and reads the state of this rank's parameters, as optimizer_dict().
+  /// \param layouts  of the parameters; those without one are whole.
+  CutOptimizerPart(CheckpointPartPtr whole, std::function<LayoutsByParameter()> layouts);
+
+  torch::optim::Optimizer* optimizer() override { return whole_->optimizer(); }
+  void gather(const ProcessGroup& group, States states) override;
+  c10::IValue state() override;
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override;
+
+  /// The tensors of the state that gather() took; nothing without one.
+  std::vector<ShardedTensor> take_shards();
+
+ private:
+  std::vector<ParameterLayout> layouts_in_order() const;
+
+  const CheckpointPartPtr whole_;
+  const std::function<LayoutsByParameter()> layouts_;
+  c10::IValue state_;                  // of the last gather()
+  std::vector<ShardedTensor> shards_;  // too
+};
+
+}  // namespace ddp::detail

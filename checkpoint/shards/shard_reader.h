@@ -1,0 +1,47 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "files/manifest.h"
+#include "shards/box.h"
+
+namespace ddp {
+
+/// Reads boxes of the tensors of a part from the files of a checkpoint that have them.
+class ShardReader {
+ public:
+  /// \param folder  the checkpoint's. \param manifest  outlives this, and has an index of the part.
+  ShardReader(const std::string& part, const Manifest& manifest, std::string folder);
+
+  /// The saved tensors, by name.
+  const ShardIndex& index() const { return index_; }
+
+  /// Puts down that read() fills `into` with the elements `box` of a saved tensor.
+  ///
+  /// \param into  of the shape of the box.
+  void add(const IndexedTensor& saved, const Box& box, const at::Tensor& into);
+
+  /// Opens each file once.
+  ///
+  /// \throws DamagedCheckpoint  a file differs from the manifest.
+  void read() const;
+
+ private:
+  /// A range that is read from a file into a tensor.
+  struct Range {
+    const IndexedBox* from = nullptr;
+    Box box;  // of the whole tensor
+    at::Tensor into;
+  };
+
+  const Manifest& manifest_;
+  const ShardIndex& index_;
+  const std::string folder_;
+  std::map<std::string, std::vector<Range>> by_file_;
+};
+
+}  // namespace ddp

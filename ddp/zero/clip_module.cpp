@@ -1,0 +1,122 @@
+// Clips the gradients of a module whose layers say how their parameters are cut.
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ddp/device_mesh.h>
+#include <ddp/gradients.h>
+#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/common_ranks.h>
+#include <ddp/internal/cut_parameters.h>
+#include <ddp/parameter_layout.h>
+
+#include "zero/gradient_norm.h"
+
+namespace ddp {
+namespace {
+
+using Groups = std::vector<ProcessGroup>;
+
+bool contains(const Groups& groups, const ProcessGroup& group) {
+  return std::find(groups.begin(), groups.end(), group) != groups.end();
+}
+
+/// Collects gradients by the groups over which they are cut.
+class SetsOfGradients {
+ public:
+  /// Adds a set, if an empty one, for the groups: ranks without a gradient take part, too.
+  void add(const ParameterLayout& layout, const Groups& groups) {
+    const auto is_alike = [&](const auto& set) { return set.sharded_over == groups; };
+    auto set = std::find_if(sets_.begin(), sets_.end(), is_alike);
+    if (set == sets_.end()) set = sets_.insert(set, {{}, groups});
+    const auto& gradient = layout.local.grad();
+    if (!gradient.defined()) return;
+    DDP_CHECK_VALUE(
+        !layout.partial, "clip_grad_norm_: expected complete gradients, got a part of a sum of ",
+        layout.name, ". Sum it over the ranks before.");
+    set->gradients.push_back(gradient);
+  }
+
+  const std::vector<ShardedGradients>& sets() const { return sets_; }
+
+ private:
+  std::vector<ShardedGradients> sets_;
+};
+
+/// The groups of a mesh's axes that have more than one rank.
+Groups axes_of(const DeviceMesh& mesh) {
+  Groups groups;
+  for (const auto& name : mesh.names()) {
+    if (mesh.size(name) > 1) groups.push_back(mesh.group(name));
+  }
+  return groups;
+}
+
+/// Those of the axes that cut a parameter.
+///
+/// \throws c10::ValueError  if it is cut over ranks that are not on the axes.
+Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
+  Groups cut;
+  for (const auto& axis : axes) {
+    if (is_cut_over(layout, *axis)) cut.push_back(axis);
+  }
+  for (const auto& parts : layout.sharded_over) {
+    int64_t ranks = 1;
+    for (const auto& axis : cut) ranks *= count_common_ranks(*parts, *axis).value_or(1);
+    DDP_CHECK_VALUE(
+        ranks == parts->getSize(), "clip_grad_norm_: expected a mesh of all ranks over which ",
+        layout.name, " is cut, got one with ", ranks, " of its ", parts->getSize(),
+        " parts. Pass the whole mesh.");
+  }
+  return cut;
+}
+
+}  // namespace
+
+double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, double norm_type,
+    const std::vector<ProcessGroup>& sharded_over) {
+  SetsOfGradients gradients;
+  for (const auto& layout : layouts_of(module)) {
+    Groups groups;
+    for (const auto& group : layout.sharded_over) {
+      if (group->getSize() > 1) groups.push_back(group);
+    }
+    for (const auto& group : sharded_over) {
+      if (!contains(groups, group)) groups.push_back(group);
+    }
+    gradients.add(layout, groups);
+  }
+  return clip_sets(gradients.sets(), max_norm, norm_type);
+}
+
+double clip_grad_norm_(
+    const torch::nn::Module& module, double max_norm, const DeviceMesh& mesh, double norm_type) {
+  DDP_CHECK_VALUE(
+      norm_type > 0, "clip_grad_norm_: expected a norm_type above 0 with a mesh, got ", norm_type,
+      ". 2 is usual.");
+  const at::NoGradGuard no_grad;
+  const auto axes = axes_of(mesh);
+  SetsOfGradients gradients;
+  for (const auto& layout : layouts_of(module)) gradients.add(layout, axes_that_cut(layout, axes));
+  // What all ranks of an axis have counts on its first rank.
+  std::vector<at::Tensor> counted;
+  for (const auto& set : gradients.sets()) {
+    const bool counts_here = std::all_of(axes.begin(), axes.end(), [&](const auto& axis) {
+      return axis->getRank() == 0 || contains(set.sharded_over, axis);
+    });
+    if (counts_here) {
+      counted.insert(counted.end(), set.gradients.begin(), set.gradients.end());
+    }
+  }
+  auto powers = sum_of_powers(counted, norm_type).view(1);
+  for (const auto& axis : axes) {
+    powers = reduce_powers(axis, powers.to(carrier_device(*axis)), norm_type);
+  }
+  const auto norm = norm_of(powers, norm_type);
+  scale_to_norm(gradients.sets(), norm, max_norm);
+  return norm;
+}
+
+}  // namespace ddp

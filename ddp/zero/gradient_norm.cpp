@@ -1,0 +1,115 @@
+#include "zero/gradient_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
+
+namespace ddp {
+namespace {
+
+/// MAX of a backend may drop a NaN, so the places of NaN are reduced beside the values.
+at::Tensor max_over(const ProcessGroup& group, const at::Tensor& values) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  auto message =
+      at::stack({values.nan_to_num(kInfinity, kInfinity), values.isnan().to(at::kDouble)});
+  all_reduce(message, c10d::ReduceOp::MAX, group);
+  return message[0].masked_fill(message[1] > 0, std::numeric_limits<double>::quiet_NaN());
+}
+
+/// Adds up, or takes the maximum of, the `totals` of those sets that are cut over `group`.
+void reduce_over(
+    const ProcessGroup& group, const std::vector<ShardedGradients>& sets, double norm_type,
+    std::vector<at::Tensor>& totals) {
+  std::vector<size_t> cut;
+  std::vector<at::Tensor> own;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const auto& groups = sets[i].sharded_over;
+    if (std::find(groups.begin(), groups.end(), group) == groups.end()) continue;
+    cut.push_back(i);
+    own.push_back(totals[i].to(carrier_device(*group)));
+  }
+  const auto values = reduce_powers(group, at::stack(own), norm_type);
+  for (size_t i = 0; i < cut.size(); ++i) totals[cut[i]] = values[static_cast<int64_t>(i)];
+}
+
+double total_norm(const std::vector<ShardedGradients>& sets, double norm_type) {
+  std::vector<ProcessGroup> groups;  // each once, in an order that is the same on all ranks
+  std::vector<at::Tensor> totals;
+  for (const auto& set : sets) {
+    totals.push_back(sum_of_powers(set.gradients, norm_type));
+    for (const auto& group : set.sharded_over) {
+      DDP_CHECK_VALUE(
+          group, "clip_grad_norm_: expected groups of this rank in sharded_over, got an empty one.",
+          " Leave out groups that the rank is not in.");
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+    }
+  }
+  for (const auto& group : groups) reduce_over(group, sets, norm_type, totals);
+  if (totals.empty()) return 0;
+  for (auto& total : totals) total = total.to(totals.front().device());
+  const auto all = at::stack(totals);
+  return norm_of(std::isinf(norm_type) ? all.max() : all.sum(), norm_type);
+}
+
+}  // namespace
+
+at::Tensor sum_of_powers(const std::vector<at::Tensor>& gradients, double norm_type) {
+  if (norm_type == 0) return at::full({}, static_cast<double>(gradients.size()), at::kDouble);
+  std::vector<at::Tensor> norms;
+  for (const auto& gradient : gradients) {
+    const auto values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+    if (values.numel() == 0) continue;  // a largest element does not exist
+    std::optional<at::ScalarType> sum_type;
+    if (at::isReducedFloatingType(values.scalar_type())) sum_type = at::kFloat;
+    const auto norm = at::linalg_vector_norm(values, norm_type, {}, false, sum_type);
+    norms.push_back(norm.to(norms.empty() ? norm.device() : norms.front().device(), at::kDouble));
+  }
+  if (norms.empty()) return at::zeros({}, at::kDouble);
+  const auto all = at::stack(norms);
+  return std::isinf(norm_type) ? all.max() : all.pow(norm_type).sum();
+}
+
+at::Tensor reduce_powers(const ProcessGroup& group, const at::Tensor& own, double norm_type) {
+  if (std::isinf(norm_type)) return max_over(group, own);
+  auto values = own.clone();
+  all_reduce(values, c10d::ReduceOp::SUM, group);
+  return values;
+}
+
+double norm_of(const at::Tensor& powers, double norm_type) {
+  const auto value = powers.item<double>();
+  return std::isinf(norm_type) || norm_type == 0 ? value : std::pow(value, 1 / norm_type);
+}
+
+void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, double max_norm) {
+  constexpr double kEpsilon = 1e-6;  // as in torch
+  const double scale = max_norm / (norm + kEpsilon);
+  if (scale >= 1) return;
+  for (const auto& set : sets) {
+    for (const auto& gradient : set.gradients) gradient.mul_(scale);
+  }
+}
+
+double clip_sets(const std::vector<ShardedGradients>& sets, double max_norm, double norm_type) {
+  const bool is_cut = std::any_of(
+      sets.begin(), sets.end(), [](const auto& set) { return !set.sharded_over.empty(); });
+  DDP_CHECK_VALUE(
+      norm_type > 0 || (norm_type == 0 && !is_cut), "clip_grad_norm_: expected a norm_type above 0",
+      is_cut ? " for parts of tensors" : "", ", got ", norm_type, ". 2 is usual.");
+  const at::NoGradGuard no_grad;
+  const auto norm = total_norm(sets, norm_type);
+  scale_to_norm(sets, norm, max_norm);
+  return norm;
+}
+
+}  // namespace ddp

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// Gradients that are cut over the same groups.
+struct ShardedGradients {
+  std::vector<at::Tensor> gradients;
+  std::vector<ProcessGroup> sharded_over;
+};
+
+/// This rank's sum of |element|^norm_type, or its largest |element|: one double.
+at::Tensor sum_of_powers(const std::vector<at::Tensor>& gradients, double norm_type);
+
+/// The same over the ranks of a group, of one or more such numbers.
+///
+/// Collective: one all-reduce.
+at::Tensor reduce_powers(const ProcessGroup& group, const at::Tensor& own, double norm_type);
+
+/// The norm of all, from their sum of powers.
+double norm_of(const at::Tensor& powers, double norm_type);
+
+/// Scales gradients of that norm, so that it is at most `max_norm`.
+void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, double max_norm);
+
+/// clip_grad_norm_() of sets whose gradients are no longer looked for.
+double clip_sets(const std::vector<ShardedGradients>& sets, double max_norm, double norm_type);
+
+}  // namespace ddp
