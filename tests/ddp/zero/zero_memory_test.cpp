@@ -18,7 +18,7 @@ using testing::Rank;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
-constexpr int kLayers = 160;
+constexpr int kLayers = 40;
 constexpr int64_t kWidth = 256;
 constexpr double kBytes = 4.0 * kLayers * kWidth * (kWidth + 1);  // bytes of all parameters
 constexpr double kBucketMb = 0.5;
