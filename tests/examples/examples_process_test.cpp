@@ -246,9 +246,6 @@ TEST_CASE("a killed mnist resumes and ends the same", "[examples][process]") {
     }));
     job.send(SIGKILL);
   }
-  const auto again = mnist_on_two_ranks(arguments(killed));
-  CHECK(again.code != 0);
-  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
   auto resume = arguments(killed);
   resume.push_back("--resume");
   const auto resumed = mnist_on_two_ranks(resume).ranks.front();

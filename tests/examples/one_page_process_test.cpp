@@ -156,12 +156,13 @@ TEST_CASE("the small examples report bad options", "[examples][process][errors]"
     CHECK(wrong.code == 2);
     CHECK_THAT(wrong.err, ContainsText(name + ": "));
     CHECK(ddp::testing::lines_of(wrong.err).size() == 1);
-    if (name == "ring_allreduce") {  // it has no data
-      const auto help = ddp::testing::run({program(name), "--help"}, kPagePatience);
-      CHECK(help.code == 0);
-      CHECK_THAT(help.out, ContainsText("--help"));
-      continue;
-    }
+  }
+  const auto help = ddp::testing::run({program("comm_hook"), "--help"}, kPagePatience);
+  CHECK(help.code == 0);
+  CHECK_THAT(help.out, ContainsText("--help"));
+  // The second starts ranks of its own.
+  for (const std::string name : {"zero", "parameter_server"}) {
+    CAPTURE(name);
     const auto data = ddp::testing::run({program(name), "--data", "/nowhere"}, kPagePatience);
     CHECK(data.code == 1);
     CHECK_THAT(data.err, ContainsText("/nowhere"));

@@ -97,9 +97,6 @@ TEST_CASE("a resumed transformer ends in the same bits", "[examples][process]") 
   CHECK(ddp::testing::run({"cmp", weights, resumed_weights}).code == 0);
 
   if (!more.empty()) return;
-  const auto again = train(killed, {});
-  CHECK(again.code == 1);
-  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
   // Saved weights can be loaded as initial weights.
   const auto loaded = transformer_on_two_ranks(tiny(10), {"--load", weights});
   CHECK(loaded.code == 0);
@@ -135,10 +132,7 @@ TEST_CASE("the transformer reports bad input before it trains", "[examples][proc
   refuses(
       {"--text", folder.write("short", "too short")}, 1,
       "short: expected at least 650 characters for --context 64");
-  refuses({"--text", folder.write("empty", "")}, 1, "empty: expected at least 650 characters");
-  refuses({"--batch-size", "0"}, 2, "--batch-size: ");
   refuses({"--batch-size", "100000"}, 1, "--batch-size: expected at most the ");
-  refuses({"--heads", "5"}, 2, "--heads: expected a divisor of --width 128, got 5");
   refuses({"--no-such-option"}, 2, "--no-such-option");
   refuses({"--prompt", "\x01"}, 1, "--prompt: expected characters of ");
   refuses({"--load", folder.write("torn.pt", "PK")}, 1, "torn.pt: expected");
