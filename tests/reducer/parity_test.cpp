@@ -365,7 +365,7 @@ TEST_CASE("gradients of random models equal c10d's and averages by hand", "[rank
   for (const auto& outcome : outcomes) {
     CAPTURE(size);
     CHECK(outcome.differences == std::vector<std::string>());
-    CHECK(outcome.compared_with_c10d >= 10);
+    CHECK(outcome.compared_with_c10d >= 5);
   }
 }
 

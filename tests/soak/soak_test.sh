@@ -9,7 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 soak() { # ARGUMENTS...
-  "$ddprun" -n 2 "$world" "$@" "$folder/$1.$3" 2>&1
+  "$ddprun" -n 2 "$world" "$@" "$(mktemp -d -p "$folder")" 2>&1
 }
 for what in "steps 1000 shm" "steps 600 gloo" "cycles 40 shm"; do
   # shellcheck disable=SC2086
