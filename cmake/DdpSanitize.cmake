@@ -1,6 +1,7 @@
 # DDP_SANITIZE=address,undefined or thread: instruments everything of this project (LibTorch
 # itself is prebuilt and is not), and DDP_TEST_ENVIRONMENT holds what the test runs then need.
-set(DDP_TEST_ENVIRONMENT "")
+# Threads of OpenMP would spin on the cores that other tests need.
+set(DDP_TEST_ENVIRONMENT OMP_WAIT_POLICY=passive)
 if(DDP_SANITIZE)
   # -g1 names files and lines in reports; full debug information makes files that include
   # torch/torch.h compile several times slower, and -O1 keeps the instrumented code usable.

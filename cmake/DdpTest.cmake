@@ -30,10 +30,10 @@ endfunction()
 # the repository's root: "reducer/buckets/bucket.h") and tests/support.
 # LABELS: pure, ranks, process, cuda, errors, slow. A program labelled cuda holds GPU cases only:
 # when it prints 'skipped: no CUDA device', CTest counts it as skipped.
-# COST: about how long it takes; CTest starts with the longest. Default: 1
-# PROCESSORS: half cores, because ranks wait most of the time, for each other and for timeouts: test.sh
-# gives CTest two jobs a core. 3 for tests that compile or train on two cores, beside one that waits; 4 for
-# those that measure. Default: 1
+# COST: about how long it takes, in seconds; CTest starts with the longest. Default: 1
+# PROCESSORS: quarter cores, of which test.sh gives CTest four a core, because ranks wait most of the time, for
+# each other and for timeouts. 1 for tests that wait; 2 for those that compute for half of their time; 3 for those
+# that keep a core busy, and 5 for two cores: beside them, others wait. Default: 1
 # PCH: C10D where no source includes torch/torch.h; see DdpPch.cmake. Default: TORCH.
 function(ddp_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PCH" "")
@@ -48,29 +48,35 @@ endfunction()
 
 # Runs cases of <test> once more, as <name>, with a variable in the environment.
 function(ddp_add_run name test cases variable)
+  cmake_parse_arguments(PARSE_ARGV 4 arg "" "COST;PROCESSORS" "")
   get_test_property(${test} LABELS labels)
   get_test_property(${test} TIMEOUT timeout)
-  get_test_property(${test} COST cost)
+  ddp_default_test_arguments()
   add_test(NAME ${name} COMMAND ${test} "${cases}")
   set_tests_properties(${name} PROPERTIES
-    LABELS "${labels}" TIMEOUT ${timeout} COST ${cost}
+    LABELS "${labels}" TIMEOUT ${timeout} COST ${arg_COST} PROCESSORS ${arg_PROCESSORS}
     ENVIRONMENT "${variable};${DDP_TEST_ENVIRONMENT}")
 endfunction()
 
-# ddp_also_over(<backend> <test> [<cases>]): runs the cases of <test>, whose ranks are threads, over
-# that backend (of tests/support/ranks.h) too; by default all that are not about Gloo.
+# ddp_also_over(<backend> <test> [<cases>] [COST <seconds>] [PROCESSORS <n>]): runs the cases of <test>,
+# whose ranks are threads, over that backend (of tests/support/ranks.h) too; by default all that are not
+# about Gloo. Not those tagged [once] or [pure], which make no ranks, or over a backend of their own.
 function(ddp_also_over backend test)
-  set(cases ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "COST;PROCESSORS" "")
+  set(cases ${arg_UNPARSED_ARGUMENTS})
   if(NOT cases)
     set(cases "~[gloo]")
   endif()
-  ddp_add_run(${test}_over_${backend} ${test} "${cases}" DDP_TEST_BACKEND=${backend})
+  string(REPLACE "," "~[once]~[pure]," cases "${cases}~[once]~[pure]")
+  ddp_default_test_arguments()
+  ddp_add_run(${test}_over_${backend} ${test} "${cases}" DDP_TEST_BACKEND=${backend}
+    COST ${arg_COST} PROCESSORS ${arg_PROCESSORS})
 endfunction()
 
-# ddp_also_in_locale(<test> <cases>): runs them as a program, too, that writes numbers for its users
-# (tests/support/foreign_locale.h).
+# ddp_also_in_locale(<test> <cases> [COST <seconds>] [PROCESSORS <n>]): runs them as a program, too, that
+# writes numbers for its users (tests/support/foreign_locale.h).
 function(ddp_also_in_locale test cases)
-  ddp_add_run(${test}_in_locale ${test} "${cases}" DDP_TEST_LOCALE=all)
+  ddp_add_run(${test}_in_locale ${test} "${cases}" DDP_TEST_LOCALE=all ${ARGN})
 endfunction()
 
 # What a test says of itself where it says nothing; see ddp_add_test.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, builds everything and runs every test, two at once a core: most of them wait. Arguments
+# Sets up, builds everything and runs every test, up to four at once a core: most of them wait. Arguments
 # go to ctest, for instance -R reducer; --torch VERSION before them tries another LibTorch, see
 # build.sh.
 set -euo pipefail
@@ -14,4 +14,4 @@ if [[ ${1-} == --torch ]]; then
 fi
 "$root/scripts/build.sh" "${version[@]}"
 exec ctest --test-dir "$build" --output-on-failure --no-label-summary \
-  --parallel $((2 * $(nproc))) "$@"
+  --parallel $((4 * $(nproc))) "$@"

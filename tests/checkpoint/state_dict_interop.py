@@ -1,7 +1,8 @@
-# Trains a small model and saves its state_dicts for state_dict_interop.cpp (save FOLDER), or
-# continues from those that it saved (load FOLDER): the losses must equal the other program's.
+# Python's state_dicts load in PROGRAM (state_dict_interop.cpp), its own load in Python, and training
+# continues with the same losses. state_dict_interop.py PROGRAM FOLDER
 import json
 import os
+import subprocess
 import sys
 
 import torch
@@ -91,4 +92,10 @@ def load_shards(folder):
 
 
 if __name__ == "__main__":
-    {"save": save, "load": load}[sys.argv[1]](sys.argv[2])
+    program, root = sys.argv[1:]
+    python, cpp = root + "/python", root + "/cpp"
+    os.mkdir(python)
+    os.mkdir(cpp)
+    save(python)
+    subprocess.run([program, python, cpp], check=True)
+    load(cpp)

@@ -48,7 +48,7 @@ using Answers = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("the local rank selects the GPU, unless there is only one", "[comm][pure]") {
+TEST_CASE("the local rank selects the GPU, unless there is only one", "[comm][pure][once]") {
   CHECK(choose_gpu(Setting{"LOCAL_RANK", "1"}, 4).device == 1);
   CHECK(choose_gpu(Setting{"SLURM_LOCALID", "3"}, 1).device == 0);
   CHECK(choose_gpu({}, 1).device == 0);
@@ -59,7 +59,7 @@ TEST_CASE("the local rank selects the GPU, unless there is only one", "[comm][pu
   CHECK_FALSE(choose_gpu(Setting{"LOCAL_RANK", "x"}, 0).device);
 }
 
-TEST_CASE("without a GPU for the local rank the reason names both", "[comm][pure][errors]") {
+TEST_CASE("without a GPU for the local rank the reason names both", "[comm][pure][errors][once]") {
   CHECK_THAT(choose_gpu({}, 0).why_not, ContainsText("sees none. Check nvidia-smi"));
   const auto gpu = choose_gpu(Setting{"LOCAL_RANK", "2"}, 2);
   CHECK_FALSE(gpu.device);
@@ -70,7 +70,7 @@ TEST_CASE("without a GPU for the local rank the reason names both", "[comm][pure
   CHECK_THROWS_AS(choose_gpu(Setting{"LOCAL_RANK", "x"}, 2), c10::ValueError);
 }
 
-TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]") {
+TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks][once]") {
   CHECK(ask_all({kFirst}, "") == Answers{"yes"});
   CHECK(ask_all({kFirst, kSecond, kElsewhere}, "") == Answers(3, "yes"));
   CHECK(ask_all({kUnknown, kUnknown}, "") == Answers(2, "yes"));
@@ -79,7 +79,8 @@ TEST_CASE("all ranks agree on whether each has a GPU of its own", "[comm][ranks]
   CHECK(ask_all({kFirst, kSecond}, "nccl") == Answers(2, "yes"));
 }
 
-TEST_CASE("if NCCL is required, all ranks name the rank that has no GPU", "[comm][ranks][errors]") {
+TEST_CASE(
+    "if NCCL is required, all ranks name the rank that has no GPU", "[comm][ranks][errors][once]") {
   auto answers = ask_all({kFirst, kNone, kSecond}, "nccl");
   CHECK(answers == Answers(3, answers[0]));
   CHECK(answers[0] == "test on rank 1 of 3: backend nccl: " + kNone.why_not + ".");

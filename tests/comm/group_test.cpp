@@ -66,7 +66,7 @@ std::vector<std::string> errors_of(const std::vector<ProcessGroupOptions>& ranks
 
 }  // namespace
 
-TEST_CASE("a forked process does not shut down or abort its parent's group", "[ranks]") {
+TEST_CASE("a forked process does not shut down or abort its parent's group", "[ranks][once]") {
   ddp::testing::Events events;
   const auto group = ddp::make_process_group(world_of_one());
   group->setBackend(
@@ -116,7 +116,7 @@ TEST_CASE("several groups can be made over one store", "[comm][ranks]") {
   for (const auto& result : results) CHECK(result.item<int>() == 18);
 }
 
-TEST_CASE("the default group can be made, destroyed and made again", "[comm]") {
+TEST_CASE("the default group can be made, destroyed and made again", "[comm][once]") {
   CHECK_FALSE(ddp::is_initialized());
   ddp::destroy_process_group();
   {
@@ -135,7 +135,8 @@ TEST_CASE("the default group can be made, destroyed and made again", "[comm]") {
 }
 
 TEST_CASE(
-    "using the default group without one is an error that says how to get one", "[comm][errors]") {
+    "using the default group without one is an error that says how to get one",
+    "[comm][errors][once]") {
   auto tensor = at::ones({1});
   CHECK_THROWS_WITH(
       ddp::all_reduce(tensor),
@@ -145,7 +146,7 @@ TEST_CASE(
   CHECK_THROWS_WITH(ddp::new_group({0}), ContainsText("expected a default group"));
 }
 
-TEST_CASE("a second init is an error", "[comm][errors]") {
+TEST_CASE("a second init is an error", "[comm][errors][once]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
       ddp::init_process_group(world_of_one()),
@@ -153,7 +154,7 @@ TEST_CASE("a second init is an error", "[comm][errors]") {
           ContainsText("destroy_process_group()"));
 }
 
-TEST_CASE("an empty group is an error and not the default group", "[comm][errors]") {
+TEST_CASE("an empty group is an error and not the default group", "[comm][errors][once]") {
   const DefaultGroup scope;
   auto tensor = at::ones({1});
   const ProcessGroup not_mine;
@@ -166,7 +167,7 @@ TEST_CASE("an empty group is an error and not the default group", "[comm][errors
   CHECK(ddp::all_gather_strings("text") == std::vector<std::string>{"text"});
 }
 
-TEST_CASE("a group argument accepts everything that converts to a ProcessGroup", "[comm]") {
+TEST_CASE("a group argument accepts everything that converts to a ProcessGroup", "[comm][once]") {
   struct Derived : c10d::ProcessGroup {
     using c10d::ProcessGroup::ProcessGroup;
   };
@@ -254,7 +255,7 @@ TEST_CASE("all ranks throw if one cannot split a group", "[comm][ranks][errors]"
   CHECK_THAT(errors[1], ContainsText("split_group on rank 0 of 2: ") && ContainsText(kText));
 }
 
-TEST_CASE("a group of another maker cannot be split", "[comm][errors]") {
+TEST_CASE("a group of another maker cannot be split", "[comm][errors][once]") {
   const auto foreign =
       c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 1);
   CHECK_THROWS_WITH(
@@ -273,7 +274,7 @@ TEST_CASE("a rank that does not come to a split fails all", "[comm][ranks][error
   for (int rank : {0, 1}) CHECK_THAT(errors[rank], ContainsText("rank 2 cannot go on"));
 }
 
-TEST_CASE("bad ranks for a new group are errors", "[comm][errors]") {
+TEST_CASE("bad ranks for a new group are errors", "[comm][errors][once]") {
   const DefaultGroup scope;
   CHECK_THROWS_WITH(
       ddp::new_group({}),
@@ -298,7 +299,8 @@ TEST_CASE("all ranks throw if they request different new groups", "[comm][ranks]
                      ContainsText("[0]") && ContainsText("[1]"));
 }
 
-TEST_CASE("every rank that arrived names the missing ranks of a world", "[comm][ranks][errors]") {
+TEST_CASE(
+    "every rank that arrived names the missing ranks of a world", "[comm][ranks][errors][once]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank = [&](int number) {
     return ProcessGroupOptions().backend("gloo").store(store).rank(number).world_size(4).timeout(
@@ -315,7 +317,7 @@ TEST_CASE("every rank that arrived names the missing ranks of a world", "[comm][
   }
 }
 
-TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors]") {
+TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][errors][once]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank = [&](int number, int size, const char* backend) {
     return ProcessGroupOptions()
@@ -336,7 +338,7 @@ TEST_CASE("all ranks throw if they disagree about the world", "[comm][ranks][err
 
 TEST_CASE(
     "a tensor on a device without a backend is an error that lists those with one",
-    "[comm][errors]") {
+    "[comm][errors][once]") {
   const auto group = ddp::make_process_group(world_of_one().backend("cpu:gloo"));
   auto tensor = at::ones({1}, at::kMeta);
   CHECK_THROWS_WITH(
@@ -345,7 +347,7 @@ TEST_CASE(
           "expected a tensor on a device the group has a backend for (cpu), got one on meta"));
 }
 
-TEST_CASE("the local rank is the launcher's, or 0 in a world of one", "[comm][errors]") {
+TEST_CASE("the local rank is the launcher's, or 0 in a world of one", "[comm][errors][once]") {
   ddp::Environment environment;
   CHECK(ddp::local_rank_of(environment, 1) == 0);
   CHECK_THROWS_WITH(
@@ -361,7 +363,8 @@ TEST_CASE("the local rank is the launcher's, or 0 in a world of one", "[comm][er
           "LOCAL_RANK: expected a whole number of at least 0, got \"x\". Correct it, or start"));
 }
 
-TEST_CASE("NCCL without a GPU, and MPI, are errors that name the alternatives", "[comm][errors]") {
+TEST_CASE(
+    "NCCL without a GPU, and MPI, are errors that name the alternatives", "[comm][errors][once]") {
   CHECK_THROWS_WITH(
       ddp::make_process_group(world_of_one().backend("mpi")),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
@@ -372,7 +375,7 @@ TEST_CASE("NCCL without a GPU, and MPI, are errors that name the alternatives", 
       ContainsText("backend nccl: " + why));
 }
 
-TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks]") {
+TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[comm][ranks][once]") {
   RanksOptions options;
   options.backend = "";
   const auto results = run_ranks<int>(
@@ -386,7 +389,7 @@ TEST_CASE("the default backend carries CPU tensors with GPUs and without", "[com
   CHECK(results == std::vector<int>{3, 3});
 }
 
-TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors]") {
+TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors][once]") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<ProcessGroupOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -401,7 +404,7 @@ TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors]
                      ContainsText(" of 2: backend mpi: LibTorch's binaries"));
 }
 
-TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm]") {
+TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm][once]") {
   ::signal(SIGPIPE, SIG_DFL);
   ddp::make_process_group(world_of_one());
   ::raise(SIGPIPE);
@@ -409,7 +412,7 @@ TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank"
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE));
 }
 
-TEST_CASE("a group keeps the program's own handler of broken pipes", "[comm]") {
+TEST_CASE("a group keeps the program's own handler of broken pipes", "[comm][once]") {
   ::signal(SIGPIPE, SIG_IGN);
   ddp::make_process_group(world_of_one());
   CHECK((::signal(SIGPIPE, SIG_DFL) == SIG_IGN));

@@ -136,7 +136,10 @@ int main(int argc, char** argv) try {
       ddp::ProcessGroupOptions().backend("gloo").timeout(std::chrono::seconds(30)));
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const bool first = restarts == nullptr || std::strcmp(restarts, "0") == 0;
-  if (what == "fail-once" && first && ddp::get_rank() == 1) return 3;
+  if (what == "fail-once" && first && ddp::get_rank() == 1) {
+    std::printf("rank 1 fails once\n");
+    return 3;
+  }
   check_world();
   return EXIT_SUCCESS;
 } catch (const std::exception& error) {

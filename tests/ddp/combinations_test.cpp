@@ -140,7 +140,8 @@ std::string check(const Combination& c, const Rank& self) {
 
 }  // namespace
 
-TEST_CASE("no_sync with any other option averages the accumulated gradients", "[ranks][ddp]") {
+TEST_CASE(
+    "no_sync with any other option averages the accumulated gradients", "[ranks][ddp][long]") {
   const auto seen = run_ranks<std::string>(2, [](const Rank& self) {
     for (const auto graph : {Graph::Whole, Graph::Unused, Graph::Static}) {
       for (int bits = 0; bits < 16; ++bits) {

@@ -125,7 +125,7 @@ std::vector<at::Tensor> train(
 
 }  // namespace
 
-TEST_CASE("torch::load into a wrapped model equals copying the values", "[ranks][ddp]") {
+TEST_CASE("torch::load into a wrapped model equals copying the values", "[ranks][ddp][long]") {
   const auto what = GENERATE(Loads::Whole, Loads::Wrapper, Loads::Child);
   const int at_step = GENERATE(0, 2);
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused");

@@ -152,7 +152,7 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 
 }  // namespace
 
-TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ranks][ddp]") {
+TEST_CASE("mixed precision equals copies in bfloat16 with float32 masters", "[ranks][ddp][long]") {
   const int size = GENERATE(1, 2, 3);
   const int variant = GENERATE(0, 1, 2, 3);
   CAPTURE(size, variant);

@@ -44,13 +44,13 @@ double accuracy(const Lines& lines) {
 }  // namespace
 
 TEST_CASE("cifar10 learns shapes on two ranks", "[examples][process]") {
-  const auto job = cifar10_on_two_ranks({"--epochs", "3"});
+  const auto job = cifar10_on_two_ranks({"--epochs", "1"});
   INFO(job.output);
   CHECK(job.code == 0);
   CHECK(job.ranks[1].empty());
   CHECK_THAT(job.output, ContainsText("training small on 5000 images, testing on 1000; 2 ranks"));
   CHECK_THAT(job.output, ContainsText("parameters: bitwise equal on 2 ranks"));
-  CHECK(accuracy(job.ranks[0]) > 30);  // 48.1 when it was measured; guessing gives 10
+  CHECK(accuracy(job.ranks[0]) > 20);  // 30.5 when it was measured; guessing gives 10
 }
 
 TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][process]") {
@@ -82,6 +82,7 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
   CHECK_THAT(resumed.output, ContainsText("resumed after epoch 2"));
   CHECK_THAT(resumed.output, ContainsText("epoch 3/3") && !ContainsText("epoch 2/3"));
   CHECK(resumed.ranks[0].back() == rank0.back());
+  if (!same_run.empty()) return;
   // Nothing is left to train, so the saved weights are tested.
   const auto tested = train({"--checkpoint", killed.path(), "--resume"});
   CHECK(accuracy(tested.ranks[0]) == accuracy(resumed.ranks[0]));
@@ -92,14 +93,20 @@ TEST_CASE("cifar10 keeps checkpoints, resumes, saves and traces", "[examples][pr
 
 TEST_CASE("cifar10 reports bad input before it trains", "[examples][process][errors]") {
   const TemporaryFolder folder;
-  const auto refuses = [&](const Lines& arguments, int code, const std::string& text) {
-    const auto job = cifar10_on_two_ranks(arguments);
-    INFO(job.output);
-    CHECK(job.code == code);
-    CHECK_THAT(job.output, ContainsText("cifar10: ") && ContainsText(text));
-    CHECK_THAT(job.output, !ContainsText("epoch ") && !ContainsText("frame #"));
+  const auto check = [&](const std::string& output, const std::string& text) {
+    INFO(output);
+    CHECK_THAT(output, ContainsText("cifar10: ") && ContainsText(text));
+    CHECK_THAT(output, !ContainsText("epoch ") && !ContainsText("frame #"));
   };
-  refuses({"--data", folder.path()}, 1, folder.file("data_batch_1.bin") + ": expected");
+  const auto job = cifar10_on_two_ranks({"--data", folder.path()});
+  CHECK(job.code == 1);
+  check(job.output, folder.file("data_batch_1.bin") + ": expected");
+  const auto refuses = [&](Lines arguments, int code, const std::string& text) {
+    arguments.insert(arguments.begin(), CIFAR10_PROGRAM);
+    const auto ended = ddp::testing::run(arguments);
+    CHECK(ended.code == code);
+    check(ended.out + ended.err, text);
+  };
   refuses({"--model", "large"}, 2, "--model: ");
   refuses({"--lr", "nan"}, 2, "--lr: ");
   refuses({"--save", folder.file("missing/state.pt")}, 1, "expected a folder to write to");

@@ -77,14 +77,27 @@ TEST_CASE("the defaults reach 97% on two ranks", "[examples][process]") {
   CHECK(correct_by_file(file) == correct);
 }
 
-TEST_CASE("mnist tunes bucket sizes, and writes a trace", "[examples][process]") {
+TEST_CASE(
+    "on a terminal mnist shows a bar; it tunes bucket sizes, and writes a trace",
+    "[examples][process]") {
   const TemporaryFolder folder;
   const auto file = folder.file("trace.json");
-  const auto job = mnist_on_two_ranks({"--epochs", "1", "--tune-bucket-cap", "--trace", file});
-  INFO(job.output);
-  CHECK(job.code == 0);
-  CHECK(count(job.ranks[0], "trace: " + file) == 1);
-  CHECK_THAT(job.output, ContainsText("; bucket_cap_mb tuned to "));
+  // Without prefixes, the lines are for the terminal alone.
+  auto command = ddp::testing::ddprun(
+      {"-n", "2", "--no-prefix", MNIST_PROGRAM, "--epochs", "1", "--tune-bucket-cap", "--trace",
+       file});
+  for (auto& word : command) word = "'" + word + "'";
+  std::string line;
+  for (const auto& word : command) line += word + " ";
+  // script runs it on a terminal of its own, and copies the terminal's output.
+  const auto ended =
+      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, kTwoMinutes);
+  INFO(ended.out);
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.out, ContainsText("\r\033[Kepoch 1/1 [##############################] 23/23"));
+  CHECK_THAT(ended.out, ContainsText("\r\033[Ktest accuracy: "));
+  CHECK_THAT(ended.out, ContainsText("; bucket_cap_mb tuned to "));
+  CHECK(count(ddp::testing::lines_of(ended.out), "trace: " + file) == 1);
   // Python checks that the trace is JSON.
   const auto names = ddp::testing::run(
       {"python3", "-c",
@@ -97,20 +110,6 @@ TEST_CASE("mnist tunes bucket sizes, and writes a trace", "[examples][process]")
       CHECK_THAT(names.out, ContainsText(std::string("(") + rank + ", '" + name + "')"));
     }
   }
-}
-
-TEST_CASE("a terminal shows the bar when lines have no prefixes", "[examples][process]") {
-  auto command = ddp::testing::ddprun({"-n", "2", "--no-prefix", MNIST_PROGRAM, "--epochs", "1"});
-  for (auto& word : command) word = "'" + word + "'";
-  std::string line;
-  for (const auto& word : command) line += word + " ";
-  // script runs it on a terminal of its own, and copies the terminal's output.
-  const auto ended =
-      ddp::testing::run({"script", "-q", "-e", "-c", line, "/dev/null"}, kTwoMinutes);
-  INFO(ended.out);
-  CHECK(ended.code == 0);
-  CHECK_THAT(ended.out, ContainsText("\r\033[Kepoch 1/1 [##############################] 23/23"));
-  CHECK_THAT(ended.out, ContainsText("\r\033[Ktest accuracy: "));
 }
 
 TEST_CASE("without a launcher mnist trains on one process", "[examples][process]") {
@@ -247,9 +246,6 @@ TEST_CASE("a killed mnist resumes and ends the same", "[examples][process]") {
     }));
     job.send(SIGKILL);
   }
-  const auto again = mnist_on_two_ranks(arguments(killed));
-  CHECK(again.code != 0);
-  CHECK_THAT(again.output, ContainsText("expected a folder without checkpoints"));
   auto resume = arguments(killed);
   resume.push_back("--resume");
   const auto resumed = mnist_on_two_ranks(resume).ranks.front();

@@ -45,13 +45,16 @@ TEST_CASE("a sharded optimizer trains, and continues on more ranks", "[examples]
     REQUIRE(job.code == 0);
     return job;
   };
-  const auto expected = epochs(2, whole, "2").ranks[0];
   epochs(2, parts, "1");
-  const auto resumed = epochs(2, parts, "2").ranks[0];
-  CHECK(resumed[0].find("epoch 2/2") == 0);
-  CHECK(resumed[0] == expected[1]);
+  if (stage == "1") {
+    const auto expected = epochs(2, whole, "2").ranks[0];
+    const auto resumed = epochs(2, parts, "2").ranks[0];
+    CHECK(resumed[0].find("epoch 2/2") == 0);
+    CHECK(resumed[0] == expected[1]);
+    return;
+  }
   const auto more = epochs(3, parts, "3");
-  CHECK(more.ranks[0][0].find("epoch 3/3") == 0);
+  CHECK(more.ranks[0][0].find("epoch 2/3") == 0);
   CHECK(accuracy(more.output) > 90);
   const auto bytes = numbers_after(more.output, "bytes; AdamW's state: ");
   const auto own = numbers_after(more.output, "of which rank 0 has ");
@@ -93,8 +96,9 @@ TEST_CASE("gradients averaged by hand and by the wrapper are equal", "[examples]
 }
 
 TEST_CASE("a ring by hand has the sums of the library", "[examples][process]") {
-  const int ranks = GENERATE(1, 2, 3);
-  const std::string elements = GENERATE("2", "1001");  // fewer than ranks; not divisible by ranks
+  // The last: fewer elements than ranks. The second: not divisible by ranks.
+  const auto [ranks, elements] =
+      GENERATE(table<int, std::string>({{1, "1001"}, {2, "1001"}, {3, "2"}}));
   const auto job = run_on(ranks, "ring_allreduce", {"--elements", elements, "--rounds", "2"});
   INFO(job.output);
   CHECK(job.code == 0);  // the program compares
@@ -148,14 +152,17 @@ TEST_CASE("the small examples report bad options", "[examples][process][errors]"
        {"comm_hook", "local_sgd", "manual_allreduce", "ring_allreduce", "uneven_inputs", "zero",
         "parameter_server"}) {
     CAPTURE(name);
-    const auto help = ddp::testing::run({program(name), "--help"}, kPagePatience);
-    CHECK(help.code == 0);
-    CHECK_THAT(help.out, ContainsText("--help"));
     const auto wrong = ddp::testing::run({program(name), "--backendd"}, kPagePatience);
     CHECK(wrong.code == 2);
     CHECK_THAT(wrong.err, ContainsText(name + ": "));
     CHECK(ddp::testing::lines_of(wrong.err).size() == 1);
-    if (name == "ring_allreduce") continue;
+  }
+  const auto help = ddp::testing::run({program("comm_hook"), "--help"}, kPagePatience);
+  CHECK(help.code == 0);
+  CHECK_THAT(help.out, ContainsText("--help"));
+  // The second starts ranks of its own.
+  for (const std::string name : {"zero", "parameter_server"}) {
+    CAPTURE(name);
     const auto data = ddp::testing::run({program(name), "--data", "/nowhere"}, kPagePatience);
     CHECK(data.code == 1);
     CHECK_THAT(data.err, ContainsText("/nowhere"));

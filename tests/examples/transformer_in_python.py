@@ -117,8 +117,8 @@ trained, expected = in_python()
 assert expected[-1] < expected[0] - 0.5, f"Python did not learn: {expected}"
 for name, arguments in {
     "plain": ["--batch-size", BATCH],
-    "2 passes a step": ["--batch-size", BATCH // 2, "--accumulate", 2],
-    "blocks computed twice": ["--batch-size", BATCH, "--checkpoint-activations"],
+    "2 passes a step, blocks computed twice": [
+        "--batch-size", BATCH // 2, "--accumulate", 2, "--checkpoint-activations"],
     "AdamW's state divided": ["--batch-size", BATCH, "--zero", 1],
     "gradients divided, 2 passes": ["--batch-size", BATCH // 2, "--accumulate", 2, "--zero", 2],
 }.items():

@@ -1,16 +1,19 @@
 # Compares a program in C++ with the one in Python that it ports, each on two separate processes:
-# the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM SCRIPT ARGUMENTS...
+# the same losses within 1e-9, in the same buckets. same_losses.py DDPRUN PROGRAM PYTHON SCRIPT
+# ARGUMENTS..., where PYTHON is scripts/python_with_torch.sh.
 import subprocess
 import sys
 
 RANKS, TOLERANCE = 2, 1e-9
-ddprun, program, script, *arguments = sys.argv[1:]
+ddprun, program, python, script, *arguments = sys.argv[1:]
 
 
 def run(*command):
     """The numbers in each line that rank 0 prints, by what is before them: "sgd: step 3"."""
     command = [str(word) for word in command]
     result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode == 77:
+        sys.exit("skipped: no Python has torch")
     if result.returncode != 0:
         sys.exit(f"FAILED: {command} ended with {result.returncode}: {result.stdout}{result.stderr}")
     lines = [line.removeprefix("[0] ").rsplit(": ", 1) for line in result.stdout.splitlines()]
@@ -18,8 +21,7 @@ def run(*command):
 
 
 ours = run(ddprun, "-n", RANKS, program, *arguments)
-torchrun = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone")
-pythons = run(*torchrun, "--nproc-per-node", RANKS, script, *arguments)
+pythons = run(ddprun, "-n", RANKS, python, script, *arguments)
 
 if list(ours) != list(pythons):
     sys.exit(f"FAILED: expected lines for {list(pythons)}, got {list(ours)}")

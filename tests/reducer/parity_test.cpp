@@ -14,9 +14,9 @@
 namespace ddp {
 namespace {
 
-using testing::random_cases;
 using testing::Rank;
 using testing::run_ranks;
+using testing::seeds;
 
 enum class Shape { Vector, Matrix, Transposed, ChannelsLast, Empty };
 
@@ -330,7 +330,7 @@ std::string difference(
 
 }  // namespace
 
-TEST_CASE("gradients of 360 random models equal c10d's and averages by hand", "[ranks][parity]") {
+TEST_CASE("gradients of random models equal c10d's and averages by hand", "[ranks][parity]") {
   const int size = GENERATE(1, 2, 3, 4);
   struct Outcome {
     std::vector<std::string> differences;
@@ -340,7 +340,8 @@ TEST_CASE("gradients of 360 random models equal c10d's and averages by hand", "[
       size,
       [&](const Rank& self) {
         Outcome outcome;
-        for (int seed = size; seed < size + 4 * random_cases(90); seed += 4) {
+        for (const int chosen : seeds(20)) {
+          const int seed = size + 4 * chosen;
           const auto recipe = draw(seed);
           const auto ours = train_ours(recipe, self, seed);
           const bool bitwise = size <= 2;
@@ -364,7 +365,7 @@ TEST_CASE("gradients of 360 random models equal c10d's and averages by hand", "[
   for (const auto& outcome : outcomes) {
     CAPTURE(size);
     CHECK(outcome.differences == std::vector<std::string>());
-    CHECK(outcome.compared_with_c10d >= random_cases(50));
+    CHECK(outcome.compared_with_c10d >= 5);
   }
 }
 

@@ -4,8 +4,8 @@
 //   soak_world steps N BACKEND FOLDER     N steps; checkpoints go to FOLDER
 //   soak_world cycles N BACKEND FOLDER    N times: init, wrap, train, save, destroy
 //
-// DDP_SOAK_TWIN in the environment leaks on purpose: "memory", "descriptor" or "mapping", a little
-// in each step or cycle.
+// DDP_SOAK_TWINS in the environment leaks on purpose, a little in each step or cycle: words of
+// "memory descriptor mapping".
 #include <dirent.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -67,14 +67,15 @@ Usage usage() {
 }
 
 void leak_if_asked() {
-  const char* twin = std::getenv("DDP_SOAK_TWIN");
-  const std::string what = twin ? twin : "";
-  if (what == "memory") {
+  const char* given = std::getenv("DDP_SOAK_TWINS");
+  const std::string twins = given ? given : "";
+  const auto leaks = [&](const char* what) { return twins.find(what) != std::string::npos; };
+  if (leaks("memory")) {
     auto* leaked = static_cast<volatile char*>(std::malloc(64 << 10));
     for (int i = 0; i < 64 << 10; i += 512) leaked[i] = 1;
   }
-  if (what == "descriptor") (void)!::open("/dev/null", O_RDONLY);
-  if (what == "mapping") {
+  if (leaks("descriptor")) (void)!::open("/dev/null", O_RDONLY);
+  if (leaks("mapping")) {
     // Alternates the protection, so that the kernel does not merge it with its neighbours.
     static int protection = PROT_READ;
     protection = protection == PROT_READ ? PROT_NONE : PROT_READ;

@@ -7,10 +7,6 @@ set -euo pipefail
 repository=$1
 script=$2
 shift 2
-if ! python=$("$repository/scripts/python_with_torch.sh" 2>/dev/null); then
-  echo "skipped: no Python has torch"
-  exit
-fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 arguments=()
@@ -18,4 +14,7 @@ for argument in "$@"; do
   [[ $argument != "{}" ]] || argument=$folder
   arguments+=("$argument")
 done
-OMP_NUM_THREADS=1 "$python" -W ignore "$script" "${arguments[@]}"
+status=0
+OMP_NUM_THREADS=1 "$repository/scripts/python_with_torch.sh" "$script" "${arguments[@]}" || status=$?
+[[ $status != 77 ]] || echo "skipped: no Python has torch"
+exit "$status"

@@ -38,9 +38,9 @@ struct RanksOptions {
 /// not run into this timeout.
 const RanksOptions kLongTimeout{std::chrono::seconds(50), std::chrono::seconds(55)};
 
-/// Returns how many random cases to try: all, or half where the tests also run over another backend
-/// (ddp_also_over in cmake/DdpTest.cmake).
-int random_cases(int all);
+/// Returns the seeds of `count` random cases. Each backend that the tests run over
+/// (ddp_also_over in cmake/DdpTest.cmake) has others.
+std::vector<int> seeds(int count);
 
 /// Runs `body` once per rank, each on its own thread, and returns the ranks' errors ("" for none)
 /// without their backtraces. For tests whose subject is the error.

@@ -181,7 +181,7 @@ assert "ProfilerStep*\t2" in ours and "forward\t2" in ours and len(ours) > 25, o
 lines = compare_tables("an MLP's step", run("record"))
 assert any("AddmmBackward0" in line for line in lines) and any("[memory]" in line for line in lines)
 seen = ""
-for seed in range(6):
+for seed in range(3):
     seen += "\n".join(compare_tables(f"events drawn with seed {seed}", draw_events(seed)))
 for part in ("Self CUDA %", "CUDA Mem", "Input Shapes", "ProfilerStep*", " GB", "kernel_a", "[OutOfMemory]", "..."):
     assert part in seen, part

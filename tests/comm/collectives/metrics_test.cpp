@@ -88,7 +88,7 @@ TEST_CASE("a map of any size is summed and averaged by its keys", "[comm][ranks]
   for (const auto& result : results) CHECK(result == std::vector<Metrics>{sums, means});
 }
 
-TEST_CASE("a map of metrics takes one collective", "[comm]") {
+TEST_CASE("a map of metrics takes one collective", "[comm][once]") {
   ddp::testing::Events events;
   const auto group = ddp::testing::group_over(c10::make_intrusive<AlikeBackend>(0, 3, events));
   CHECK(ddp::average(1.5, group) == 1.5);
@@ -100,7 +100,7 @@ TEST_CASE("a map of metrics takes one collective", "[comm]") {
   CHECK(events == ddp::testing::Events{"allreduce 256", "allreduce 8"});
 }
 
-TEST_CASE("metrics are sent on a device that the group has a backend for", "[comm]") {
+TEST_CASE("metrics are sent on a device that the group has a backend for", "[comm][once]") {
   ddp::testing::Events events;
   const auto backend = c10::make_intrusive<AlikeBackend>(0, 2, events);
   const auto store = c10::make_intrusive<c10d::HashStore>();

@@ -118,7 +118,7 @@ TEST_CASE("a group that fails writes its flight record where asked", "[comm][ran
   }
 }
 
-TEST_CASE("a flight record that cannot be written is an error", "[comm][errors]") {
+TEST_CASE("a flight record that cannot be written is an error", "[comm][errors][once]") {
   CHECK_THROWS_WITH(
       dump_flight_record("/nowhere/record.json"),
       ContainsText("dump_flight_record: expected to write \"/nowhere/record.json\", but cannot"));

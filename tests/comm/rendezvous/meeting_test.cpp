@@ -88,12 +88,12 @@ bool reopen_store(const std::string& url, int rank) {
 
 }  // namespace
 
-TEST_CASE("ranks connect at a port", "[comm][ranks]") {
+TEST_CASE("ranks connect at a port", "[comm][ranks][once]") {
   const auto outcomes = meet_all(free_address(), {0, 1, 2}, 3, 20s);
   CHECK(outcomes == std::vector<std::string>(3, "3"));
 }
 
-TEST_CASE("ranks connect at a port that rank 0 opens last", "[comm][ranks]") {
+TEST_CASE("ranks connect at a port that rank 0 opens last", "[comm][ranks][once]") {
   const auto url = free_address();
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 20s); });
   CHECK(early.wait_for(300ms) == std::future_status::timeout);
@@ -101,7 +101,7 @@ TEST_CASE("ranks connect at a port that rank 0 opens last", "[comm][ranks]") {
   CHECK(early.get() == std::vector<std::string>{"1"});
 }
 
-TEST_CASE("ranks connect through one file repeatedly", "[comm][ranks]") {
+TEST_CASE("ranks connect through one file repeatedly", "[comm][ranks][once]") {
   const TemporaryFolder folder;
   for (int round = 0; round < 3; ++round) {
     const auto outcomes = meet_all("file://" + folder.file("meet"), {0, 1, 2}, 3, 20s);
@@ -110,7 +110,7 @@ TEST_CASE("ranks connect through one file repeatedly", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("a group that leaves does not remove the file of the next one", "[comm][ranks]") {
+TEST_CASE("a group that leaves does not remove the file of the next one", "[comm][ranks][once]") {
   const TemporaryFolder folder;
   const auto url = "file://" + folder.file("meet");
   std::vector<std::future<std::optional<bool>>> futures;
@@ -125,7 +125,8 @@ TEST_CASE("a group that leaves does not remove the file of the next one", "[comm
   CHECK(names_in(folder.path()).empty());
 }
 
-TEST_CASE("a rank that finds an earlier group's store connects to the next one", "[comm][ranks]") {
+TEST_CASE(
+    "a rank that finds an earlier group's store connects to the next one", "[comm][ranks][once]") {
   const auto url = free_address();
   auto earlier = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1, 2}, 3, 20s); });
@@ -135,7 +136,7 @@ TEST_CASE("a rank that finds an earlier group's store connects to the next one",
   CHECK(early.get() == std::vector<std::string>(2, "3"));
 }
 
-TEST_CASE("a rank that finds no next store throws both errors", "[comm][ranks][errors]") {
+TEST_CASE("a rank that finds no next store throws both errors", "[comm][ranks][errors][once]") {
   const auto url = free_address();
   auto earlier = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 2s); });
@@ -149,7 +150,7 @@ TEST_CASE("a rank that finds no next store throws both errors", "[comm][ranks][e
 
 TEST_CASE(
     "a rank throws at once if the store ends after all ranks have arrived",
-    "[comm][ranks][errors]") {
+    "[comm][ranks][errors][once]") {
   const auto url = free_address();
   auto store = store_at(url);
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 2, 50s); });
@@ -166,7 +167,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "over a port every rank that arrived names the missing ones in time", "[comm][ranks][errors]") {
+    "over a port every rank that arrived names the missing ones in time",
+    "[comm][ranks][errors][once]") {
   const auto start = std::chrono::steady_clock::now();
   const auto outcomes = meet_all(free_address(), {0, 1}, 3, 1s);
   CHECK(std::chrono::steady_clock::now() - start < 2s);
@@ -177,7 +179,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("waiting for rank 0 and for the others shares one timeout", "[comm][ranks][errors]") {
+TEST_CASE(
+    "waiting for rank 0 and for the others shares one timeout", "[comm][ranks][errors][once]") {
   const auto url = free_address();
   const auto start = std::chrono::steady_clock::now();
   auto early = std::async(std::launch::async, [&] { return meet_all(url, {1}, 3, 2s); });
@@ -188,7 +191,8 @@ TEST_CASE("waiting for rank 0 and for the others shares one timeout", "[comm][ra
   CHECK_THAT(late.get().front(), ContainsText("but rank 2 did not come"));
 }
 
-TEST_CASE("in a file every rank that arrived names the missing ones", "[comm][ranks][errors]") {
+TEST_CASE(
+    "in a file every rank that arrived names the missing ones", "[comm][ranks][errors][once]") {
   const TemporaryFolder folder;
   const auto outcomes = meet_all("file://" + folder.file("meet"), {1, 2}, 3, 500ms);
   for (const auto& outcome : outcomes) CHECK_THAT(outcome, ContainsText("but rank 0 did not come"));

@@ -48,7 +48,7 @@ ProcessGroupOptions over_store() {
 
 TEST_CASE(
     "rank and world size come from the options before the URL before the environment",
-    "[comm][pure]") {
+    "[comm][pure][once]") {
   const auto environment = launched("1", "3");
   auto met = rendezvous(over_store(), environment);
   CHECK(met.rank == 1);
@@ -67,7 +67,7 @@ TEST_CASE(
   CHECK(met.world_size == 1);
 }
 
-TEST_CASE("a process without a launcher is a world of one", "[comm][pure]") {
+TEST_CASE("a process without a launcher is a world of one", "[comm][pure][once]") {
   Environment alone;
   alone.no_launcher = true;
   const auto met = rendezvous({}, alone);
@@ -88,7 +88,7 @@ TEST_CASE("a process without a launcher is a world of one", "[comm][pure]") {
       ContainsText("expected WORLD_SIZE in the environment"));
 }
 
-TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure][errors]") {
+TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure][errors][once]") {
   const auto message_of = [](const ProcessGroupOptions& options, const Environment& environment) {
     try {
       rendezvous(options, environment);
@@ -155,7 +155,8 @@ TEST_CASE("a bad setting is an error that names it and its value", "[comm][pure]
 }
 
 TEST_CASE(
-    "a restart over torchrun's store does not see the previous attempt's keys", "[comm][ranks]") {
+    "a restart over torchrun's store does not see the previous attempt's keys",
+    "[comm][ranks][once]") {
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -175,7 +176,7 @@ TEST_CASE(
   CHECK(meet("0").store->check({"claim"}));
 }
 
-TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm]") {
+TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm][once]") {
   const auto [host, address] = GENERATE(table<const char*, const char*>(
       {{"127.0.0.1", kLoopback4}, {"localhost", kLoopback4}, {"::1", kLoopback6}}));
   CAPTURE(host);
@@ -195,7 +196,7 @@ TEST_CASE("at a loopback address rank 0 listens on that address only", "[comm]")
   CHECK(rendezvous(options, environment).store->get_to_str("key") == "value");
 }
 
-TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[comm]") {
+TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[comm][once]") {
   auto environment = launched("0", "1");
   environment.master_addr = Setting{"MASTER_ADDR", "0.0.0.0"};
   const int port = ddp::testing::free_port();
@@ -207,7 +208,7 @@ TEST_CASE("at any other address rank 0 listens on all addresses of the host", "[
   CHECK(addresses.size() == 1);
 }
 
-TEST_CASE("a taken port is an error on rank 0 that names it", "[comm][errors]") {
+TEST_CASE("a taken port is an error on rank 0 that names it", "[comm][errors][once]") {
   const TakenPort port;
   auto environment = launched("0", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port.number())};
@@ -217,7 +218,7 @@ TEST_CASE("a taken port is an error on rank 0 that names it", "[comm][errors]") 
           ContainsText("choose another MASTER_PORT"));
 }
 
-TEST_CASE("rank 0 waits for a port that is about to be free", "[comm]") {
+TEST_CASE("rank 0 waits for a port that is about to be free", "[comm][once]") {
   auto port = std::make_unique<TakenPort>();  // an earlier rank 0, which ends soon
   auto environment = launched("0", "2");
   environment.master_port = Setting{"MASTER_PORT", std::to_string(port->number())};
@@ -230,7 +231,7 @@ TEST_CASE("rank 0 waits for a port that is about to be free", "[comm]") {
   CHECK(met.rank == 0);
 }
 
-TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors]") {
+TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][errors][once]") {
   // The port was taken and is released, so nothing listens there.
   const int port = ddp::testing::free_port();
   auto environment = launched("1", "2");
@@ -244,7 +245,8 @@ TEST_CASE("a missing rank 0 is an error that names its host and port", "[comm][e
 }
 
 TEST_CASE(
-    "a host that does not resolve is an error that names it, on rank 0 too", "[comm][errors]") {
+    "a host that does not resolve is an error that names it, on rank 0 too",
+    "[comm][errors][once]") {
   const auto rank = GENERATE("0", "1");
   auto environment = launched(rank, "2");
   environment.master_addr = Setting{"MASTER_ADDR", "no-such-host.invalid"};
@@ -258,7 +260,7 @@ TEST_CASE(
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
 }
 
-TEST_CASE("a host that does not resolve is an error before the deadline", "[comm][errors]") {
+TEST_CASE("a host that does not resolve is an error before the deadline", "[comm][errors][once]") {
   // No valid name has an empty label, so no name server is queried.
   const ddp::Deadline deadline(std::chrono::seconds(20));
   const auto start = std::chrono::steady_clock::now();
@@ -269,7 +271,7 @@ TEST_CASE("a host that does not resolve is an error before the deadline", "[comm
   CHECK(ddp::wait_for_address("127.0.0.1", deadline).empty());
 }
 
-TEST_CASE("a file that cannot be created is an error that names it", "[comm][errors]") {
+TEST_CASE("a file that cannot be created is an error that names it", "[comm][errors][once]") {
   const auto options = ProcessGroupOptions()
                            .init_method("file:///no/such/folder/meet")
                            .rank(0)

@@ -56,7 +56,7 @@ std::vector<Outcome> enter_all(
 
 }  // namespace
 
-TEST_CASE("each barrier gives all ranks the same fresh name", "[comm][ranks]") {
+TEST_CASE("each barrier gives all ranks the same fresh name", "[comm][ranks][once]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   std::string last;
   for (int round = 0; round < 5; ++round) {
@@ -71,7 +71,7 @@ TEST_CASE("each barrier gives all ranks the same fresh name", "[comm][ranks]") {
   }
 }
 
-TEST_CASE("a barrier can follow another one that slow ranks have not left", "[comm][ranks]") {
+TEST_CASE("a barrier can follow another one that slow ranks have not left", "[comm][ranks][once]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::future<std::vector<std::string>>> futures;
   for (int rank = 0; rank < 3; ++rank) {
@@ -89,7 +89,7 @@ TEST_CASE("a barrier can follow another one that slow ranks have not left", "[co
   CHECK(futures[2].get() == names);
 }
 
-TEST_CASE("every rank that arrived names the missing ones in time", "[comm][ranks][errors]") {
+TEST_CASE("every rank that arrived names the missing ones in time", "[comm][ranks][errors][once]") {
   const auto [present, missing] = GENERATE(table<std::vector<int>, std::string>({
       {{0, 1}, "but ranks 2, 3 did not come"},
       {{0}, "but ranks 1, 2, 3 did not come"},
@@ -107,13 +107,14 @@ TEST_CASE("every rank that arrived names the missing ones in time", "[comm][rank
   }
 }
 
-TEST_CASE("a barrier can be repeated after one that failed", "[comm][ranks]") {
+TEST_CASE("a barrier can be repeated after one that failed", "[comm][ranks][once]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   for (const auto& outcome : enter_all(store, {1}, 2, 100ms)) CHECK_FALSE(outcome.error.empty());
   for (const auto& outcome : enter_all(store, {0, 1}, 2, 10s)) CHECK(outcome.error.empty());
 }
 
-TEST_CASE("ranks that died in an open round do not count as their successors", "[comm][ranks]") {
+TEST_CASE(
+    "ranks that died in an open round do not count as their successors", "[comm][ranks][once]") {
   // The keys that a killed process leaves: rank 1 of 3 has arrived, and will not confirm.
   const Store store = c10::make_intrusive<c10d::HashStore>();
   store->set("open", std::string("stale"));
@@ -134,7 +135,7 @@ TEST_CASE("ranks that died in an open round do not count as their successors", "
   }
 }
 
-TEST_CASE("the claim of ranks that died does not fail the live ranks", "[comm][ranks]") {
+TEST_CASE("the claim of ranks that died does not fail the live ranks", "[comm][ranks][once]") {
   // The dead ranks were a world of another size, and rank 1 had not arrived.
   const Store store = c10::make_intrusive<c10d::HashStore>();
   store->set("open", std::string("stale"));
@@ -148,7 +149,7 @@ TEST_CASE("the claim of ranks that died does not fail the live ranks", "[comm][r
   CHECK(other.get().error.empty());
 }
 
-TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors]") {
+TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors][once]") {
   // No process waits for the timeout, whether the other ranks have arrived or not.
   const auto ranks =
       GENERATE(std::vector<int>{1, 1}, std::vector<int>{1, 1, 0}, std::vector<int>{0, 0, 0});
@@ -167,7 +168,7 @@ TEST_CASE("two processes with one rank both throw soon", "[comm][ranks][errors]"
   CHECK(how_many >= 2);
 }
 
-TEST_CASE("a process whose rank was taken in a later round throws", "[comm][ranks][errors]") {
+TEST_CASE("a process whose rank was taken in a later round throws", "[comm][ranks][errors][once]") {
   // The first process has entered a round when a second one with its rank opens the next round,
   // which succeeds before the first process checks.
   const Store store = c10::make_intrusive<c10d::HashStore>();
@@ -184,7 +185,8 @@ TEST_CASE("a process whose rank was taken in a later round throws", "[comm][rank
 }
 
 TEST_CASE(
-    "rank 0 waits until the others have read the verdict, for a limited time", "[comm][ranks]") {
+    "rank 0 waits until the others have read the verdict, for a limited time",
+    "[comm][ranks][once]") {
   const bool reads = GENERATE(true, false);
   const Store store = c10::make_intrusive<c10d::HashStore>();
   auto first = std::async(std::launch::async, [&] { return enter(store, 0, 3, 100ms); });
@@ -204,7 +206,8 @@ TEST_CASE(
   CHECK(outcome.took < 3s);
 }
 
-TEST_CASE("a rank gets the verdict of its round although the next one is already open", "[comm]") {
+TEST_CASE(
+    "a rank gets the verdict of its round although the next one is already open", "[comm][once]") {
   // In this store the other ranks end the round and open the next one at the moment when a rank
   // checks for a newer round.
   struct Interleaved : c10d::HashStore {
@@ -224,7 +227,7 @@ TEST_CASE("a rank gets the verdict of its round although the next one is already
   CHECK(outcome.name != "next");
 }
 
-TEST_CASE("ranks that do not agree all throw both claims", "[comm][ranks][errors]") {
+TEST_CASE("ranks that do not agree all throw both claims", "[comm][ranks][errors][once]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   auto other = std::async(std::launch::async, [&] { return enter(store, 0, 2, 10s, "apples"); });
   const auto mine = enter(store, 1, 2, 10s, "pears");
@@ -237,7 +240,8 @@ TEST_CASE("ranks that do not agree all throw both claims", "[comm][ranks][errors
 }
 
 TEST_CASE(
-    "the rank that opens a round need not be the first to claim in it", "[comm][ranks][errors]") {
+    "the rank that opens a round need not be the first to claim in it",
+    "[comm][ranks][errors][once]") {
   // In this store another rank's claim is set as soon as the first round is open.
   struct Overtaking : c10d::HashStore {
     using Bytes = std::vector<uint8_t>;
@@ -262,7 +266,8 @@ TEST_CASE(
   CHECK(mine.get().error == theirs.error);
 }
 
-TEST_CASE("all ranks throw the problem of one, once all have arrived", "[comm][ranks][errors]") {
+TEST_CASE(
+    "all ranks throw the problem of one, once all have arrived", "[comm][ranks][errors][once]") {
   const Store store = c10::make_intrusive<c10d::HashStore>();
   auto first =
       std::async(std::launch::async, [&] { return enter(store, 1, 2, 10s, "", "no GPU"); });
@@ -273,7 +278,8 @@ TEST_CASE("all ranks throw the problem of one, once all have arrived", "[comm][r
 }
 
 TEST_CASE(
-    "the problem of one rank is thrown even if another never arrives", "[comm][ranks][errors]") {
+    "the problem of one rank is thrown even if another never arrives",
+    "[comm][ranks][errors][once]") {
   const auto outcome = enter(c10::make_intrusive<c10d::HashStore>(), 1, 2, 200ms, "", "no GPU.");
   CHECK_THAT(
       outcome.error,
@@ -281,6 +287,6 @@ TEST_CASE(
           ContainsText("but rank 0 did not come"));
 }
 
-TEST_CASE("a barrier of one rank does not wait", "[comm]") {
+TEST_CASE("a barrier of one rank does not wait", "[comm][once]") {
   CHECK(enter(nullptr, 0, 1, 1ms).error.empty());
 }

@@ -68,7 +68,7 @@ int count_mappings(const std::string& file) {
 }  // namespace
 
 TEST_CASE("all ranks name a killed rank within a second", "[shm][process][errors]") {
-  const int victim = GENERATE(0, 1, 2);
+  const int victim = GENERATE(0, 1);
   FailingWorld world("kill", victim, 3);
   for (int rank = 0; rank < 3; ++rank) {
     const auto end = world.rank(rank).wait();
@@ -90,7 +90,7 @@ TEST_CASE("all ranks name a killed rank within a second", "[shm][process][errors
 TEST_CASE(
     "all ranks name a rank that is killed in the middle of an all-to-all",
     "[shm][process][errors]") {
-  const int victim = GENERATE(0, 2);
+  const int victim = 2;
   FailingWorld world("exchange", victim, 3);
   for (int rank = 0; rank < 3; ++rank) {
     const auto end = world.rank(rank).wait();
@@ -110,7 +110,7 @@ TEST_CASE(
 TEST_CASE(
     "a killed rank fails all hosts within a second, and is named on its own host",
     "[shm][hosts][process][errors]") {
-  const int victim = GENERATE(0, 1, 2, 3);
+  const int victim = GENERATE(0, 3);  // the leader of its host, and not
   const std::string hosts = "aabb";
   FailingWorld world("kill", victim, 4, hosts);
   for (int rank = 0; rank < 4; ++rank) {

@@ -122,7 +122,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a startup barrier takes as many operations in a large world", "[comm][ranks]") {
+TEST_CASE("a startup barrier takes as many operations in a large world", "[comm][ranks][once]") {
   constexpr int kSize = 64;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::future<Load>> ranks;

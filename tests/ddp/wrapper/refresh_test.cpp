@@ -130,7 +130,7 @@ TEST_CASE("tied, frozen and ignored parameters are not warned of", "[ranks][ddp]
   CHECK(counts[0] == 0);
 }
 
-TEST_CASE("refresh updates the wrapper after any change of parameters", "[ranks][ddp]") {
+TEST_CASE("refresh updates the wrapper after any change of parameters", "[ranks][ddp][long]") {
   const std::string change =
       GENERATE("added", "replaced", "frozen", "thawed", "to double", "grown", "shrunk", "nothing");
   const std::string mode = GENERATE("plain", "views", "static_graph", "find_unused");

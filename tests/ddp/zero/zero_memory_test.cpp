@@ -51,20 +51,19 @@ void train(const Rank& self, int stage, testing::PeakOfAllThreads& peak) {
 }  // namespace
 
 TEST_CASE("a sharded optimizer needs the memory of its part", "[zero][ranks][gloo]") {
-  const int stage = GENERATE(1, 2);
-  for (const int world : {2, 4}) {
-    // In float32 a parameter, its gradient and each of AdamW's two averages take four bytes.
-    const double whole = stage == 1 ? 2 : 1;
-    const double divided = stage == 1 ? 2 : 3;
-    const double bucket = stage == 1 ? 0 : kBucketMb * 1024 * 1024;
-    const double expected = whole * kBytes + divided * kBytes / world + bucket;
-    testing::PeakOfAllThreads peak;
-    testing::run_ranks<int>(world, [&](const Rank& self) { return train(self, stage, peak), 0; });
-    const auto part_of_expected = static_cast<double>(peak.bytes()) / world / expected;
-    CAPTURE(stage, world, expected / kBytes);
-    CHECK(part_of_expected < 1.03);
-    CHECK(part_of_expected > 0.97);  // less would mean that something is not counted
-  }
+  const auto [stage, world] = GENERATE(table<int, int>({{1, 2}, {2, 4}}));
+  // In float32 a parameter, its gradient and each of AdamW's two averages take four bytes.
+  const double whole = stage == 1 ? 2 : 1;
+  const double divided = stage == 1 ? 2 : 3;
+  const double bucket = stage == 1 ? 0 : kBucketMb * 1024 * 1024;
+  const double expected = whole * kBytes + divided * kBytes / world + bucket;
+  testing::PeakOfAllThreads peak;
+  testing::run_ranks<int>(
+      world, [&, stage = stage](const Rank& self) { return train(self, stage, peak), 0; });
+  const auto part_of_expected = static_cast<double>(peak.bytes()) / world / expected;
+  CAPTURE(stage, world, expected / kBytes);
+  CHECK(part_of_expected < 1.03);
+  CHECK(part_of_expected > 0.97);  // less would mean that something is not counted
 }
 
 }  // namespace ddp
