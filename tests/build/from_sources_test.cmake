@@ -14,9 +14,10 @@ function(use_sources from shared library)
 endfunction()
 
 use_sources(FETCH ON libddp.so)
+set(first "${built}")
 use_sources(SUBDIRECTORY OFF libddp.a)
-# Each takes minutes of a processor: what changes flags from one to the other should be seen.
-if(built MATCHES "Building CXX")
+# Compiling takes a minute: that flags differ from one to the other should be seen.
+if(NOT first MATCHES "Building CXX" OR built MATCHES "Building CXX")
   message(FATAL_ERROR "expected libddp.a of the objects of libddp.so, got:\n${built}")
 endif()
 

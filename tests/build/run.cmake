@@ -1,5 +1,5 @@
 # Helpers of the tests of this folder. The caller defines GENERATOR, CONFIG, CXX, CLANG (or ""),
-# LAUNCHER, SANITIZE, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of the test's own.
+# LAUNCHER, SANITIZE, BATCH, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of the test's own.
 
 function(try)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
