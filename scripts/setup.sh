@@ -14,8 +14,8 @@ Installs what building ddp needs, and does nothing where it is there already:
     CMake takes the variant that the last setup made ready.
 
   --cpu            the CPU variant even where a CUDA toolkit is
-  --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests of
-                   the packages), Open MPI (one test uses its mpirun) and Doxygen (scripts/docs.sh)
+  --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
+                   tests of the packages), Open MPI (one test uses its mpirun) and Doxygen (scripts/docs.sh)
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
 }

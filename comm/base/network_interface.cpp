@@ -35,7 +35,7 @@ Owned<ifaddrs> interfaces() {
   return {list, freeifaddrs};
 }
 
-std::string to_text(const sockaddr* address, socklen_t length) {
+std::string address_text(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST];
   if (getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
   return text;
@@ -50,7 +50,7 @@ std::string local_address_towards(const addrinfo& peer) {
   auto* address = reinterpret_cast<sockaddr*>(&local);
   const bool found = socket && ::connect(socket.get(), peer.ai_addr, peer.ai_addrlen) == 0 &&
                      ::getsockname(socket.get(), address, &length) == 0;
-  return found ? to_text(address, length) : "";
+  return found ? address_text(address, length) : "";
 }
 
 std::string first_non_loopback_address() {
@@ -58,7 +58,7 @@ std::string first_non_loopback_address() {
   for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     const bool usable = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
                         (entry->ifa_flags & IFF_UP) != 0 && !is_loopback(entry->ifa_addr);
-    if (usable) return to_text(entry->ifa_addr, sizeof(sockaddr_in));
+    if (usable) return address_text(entry->ifa_addr, sizeof(sockaddr_in));
   }
   return kLoopback;
 }
@@ -85,7 +85,7 @@ std::string address_towards(const std::string& host) {
     if (!is_loopback(peer->ai_addr)) {
       local = local_address_towards(*peer);
     } else {
-      local = is_loopback_name(host) ? to_text(peer->ai_addr, peer->ai_addrlen)
+      local = is_loopback_name(host) ? address_text(peer->ai_addr, peer->ai_addrlen)
                                      : first_non_loopback_address();
     }
   }

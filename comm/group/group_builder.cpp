@@ -27,7 +27,7 @@ namespace {
 constexpr auto kReportGrace = std::chrono::seconds(2);
 
 using backends::BackendPtr;
-using StorePtr = c10::intrusive_ptr<BoundedStore>;
+using BoundedStorePtr = c10::intrusive_ptr<BoundedStore>;
 
 // C++ programs print errors only, unless c10 reads TORCH_CPP_LOG_LEVEL.
 void initialize_logging() {
@@ -52,7 +52,7 @@ void ignore_broken_pipes() {
 
 // The startup barrier of all ranks, and the store that it runs in.
 struct StartupPoint {
-  StorePtr store;
+  BoundedStorePtr store;
   StartupBarrier barrier;
 };
 
@@ -65,8 +65,8 @@ StartupPoint make_startup_point(const Rendezvous& met, const Deadline& deadline)
 
 // Returns the same store over another connection if the store can be cloned. Done while the store's
 // host is there to answer.
-StorePtr open_another_connection(const StorePtr& store, const Deadline& deadline) {
-  StorePtr another;
+BoundedStorePtr open_another_connection(const BoundedStorePtr& store, const Deadline& deadline) {
+  BoundedStorePtr another;
   problem_of([&] { another = bounded(store->with_deadline(deadline)->clone()); });
   return another ? another : store;
 }
@@ -83,7 +83,7 @@ ProcessGroup connect_all(StartupBarrier barrier, const std::function<ProcessGrou
 }
 
 std::shared_ptr<JobMonitor> start_job_monitor(
-    const Rendezvous& met, const StorePtr& store, const GlooDevices& devices,
+    const Rendezvous& met, const BoundedStorePtr& store, const GlooDevices& devices,
     const Deadline& deadline) {
   JobMonitor::Setup setup;
   setup.rank = met.rank;
@@ -114,7 +114,7 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device) {
 }
 
 ProcessGroup connect_group(
-    const GroupRecipe& recipe, const Deadline& deadline, const StorePtr& store, int rank,
+    const GroupRecipe& recipe, const Deadline& deadline, const BoundedStorePtr& store, int rank,
     const std::string& name, const std::string& key, const ProcessGroup& parent) {
   const int size = static_cast<int>(recipe.world_ranks.size());
   const auto group = MonitoredGroup::make(store, rank, size);

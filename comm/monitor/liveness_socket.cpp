@@ -45,7 +45,7 @@ SocketAddress address_of_interface(const std::string& name) {
   return found;
 }
 
-std::string to_text(const SocketAddress& address) {
+std::string address_text(const SocketAddress& address) {
   char host[NI_MAXHOST] = "";
   char port[NI_MAXSERV] = "";
   const int status = getnameinfo(
@@ -107,7 +107,7 @@ LivenessSocket::LivenessSocket(const GlooDevices& devices) {
   const bool listens =
       ::bind(fd, address.get(), address.length) == 0 && ::listen(fd, SOMAXCONN) == 0 &&
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0;
-  if (listens) address_ = to_text(address);
+  if (listens) address_ = address_text(address);
 }
 
 LivenessSocket::~LivenessSocket() {

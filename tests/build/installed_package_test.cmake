@@ -56,15 +56,12 @@ if(status EQUAL 0 OR NOT words MATCHES "LibTorch: expected version 2\\.11 or new
 endif()
 
 set(ENV{CMAKE_PREFIX_PATH} "${prefix}:${torch_prefix}")
-# The oldest standard is compiled below (minimal), in shared_package and by the tests of the sources.
-list(GET standards -1 newest_standard)
-foreach(compiler IN ITEMS ${CXX} ${CLANG})
-  get_filename_component(name "${compiler}" NAME)
-  use_as_consumer("by ${name}" "${compiler}" ${newest_standard})
-  if(configured MATCHES "ddp was built with LibTorch")
-    message(FATAL_ERROR "expected the LibTorch that ddp was built with:\n${configured}")
-  endif()
-endforeach()
+# As the newest C++; as the oldest in shared_package and from_sources. By the compiler of the build the
+# examples are built below.
+use_as_consumer(consumer "${other_compiler}" ${newest_standard})
+if(configured MATCHES "ddp was built with LibTorch")
+  message(FATAL_ERROR "expected the LibTorch that ddp was built with:\n${configured}")
+endif()
 unset(ENV{CMAKE_PREFIX_PATH})
 
 run("${prefix}/bin/ddprun" --version)
@@ -76,7 +73,7 @@ if(EXISTS "${BUILD_DIR}/bin/ddp_bench")
 endif()
 
 run(${as_newcomer} ${CMAKE_COMMAND} -S "${prefix}/share/ddp/examples" -B "${WORK_DIR}/examples"
-  ${settings} "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}")
+  ${settings} -DCMAKE_CXX_STANDARD=${newest_standard} "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}")
 run(${CMAKE_COMMAND} --build "${WORK_DIR}/examples" --config "${CONFIG}" --target minimal)
 run("${prefix}/bin/ddprun" -n 2 "${WORK_DIR}/examples/bin/minimal")
 if(NOT output MATCHES "y = ")

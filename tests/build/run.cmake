@@ -1,5 +1,5 @@
 # Helpers of the tests of this folder. The caller defines GENERATOR, CONFIG, CXX, CLANG (or ""),
-# LAUNCHER, SANITIZE, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of the test's own.
+# LAUNCHER, SANITIZE, BATCH, TORCH_DIR, SOURCE_DIR, and a WORK_DIR of the test's own.
 
 function(try)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -31,21 +31,27 @@ set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}") # a list, which an argument 
 set(settings -G "${GENERATOR}" "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG"
   "-DCMAKE_CXX_COMPILER=${CXX}" ${sanitize})
 
+# Not the one of the build, where there are two.
+set(other_compiler ${CXX} ${CLANG})
+list(GET other_compiler -1 other_compiler)
+
 include("${TORCH_DIR}/TorchConfigVersion.cmake")
 set(standards 17 20)
 if(PACKAGE_VERSION VERSION_GREATER_EQUAL 2.14)
   set(standards 20) # LibTorch's headers compile as nothing older
 endif()
 list(GET standards 0 oldest_standard)
+list(GET standards -1 newest_standard)
 
 # use_as_consumer(<name> <compiler> <standard> <arguments>...): configures tests/consumer in
-# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks. Stores CMake's output
-# in `configured`.
+# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks. Stores what the two
+# steps print in `configured` and `built`.
 function(use_as_consumer name compiler standard)
   run(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/${name}"
     ${settings} "-DCMAKE_CXX_COMPILER=${compiler}" -DCMAKE_CXX_STANDARD=${standard} ${ARGN})
   set(configured "${output}" PARENT_SCOPE)
   run(${CMAKE_COMMAND} --build "${WORK_DIR}/${name}" --config "${CONFIG}")
+  set(built "${output}" PARENT_SCOPE)
   run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK_DIR}/${name}" -C "${CONFIG}" --output-on-failure)
   if(NOT output MATCHES "tests passed, 0 tests failed out of 2\n")
     message(FATAL_ERROR "${name}: expected its 2 tests to pass, got:\n${output}")
