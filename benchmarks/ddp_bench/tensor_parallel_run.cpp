@@ -29,14 +29,14 @@ namespace {
 
 constexpr int64_t kFeatures = 1024;
 constexpr int64_t kHidden = 4096;
-constexpr int64_t kRows = 512;
-constexpr double kLearningRate = 1e-3;
+constexpr int64_t kRowsOfLayers = 512;
+constexpr double kRateOfLayers = 1e-3;
 
-struct Batch {
-  Batch(int64_t seed, c10::Device device) {
+struct LinearBatch {
+  LinearBatch(int64_t seed, c10::Device device) {
     torch::manual_seed(static_cast<uint64_t>(seed));
-    input = at::randn({kRows, kFeatures}).to(device).requires_grad_();
-    target = at::randn({kRows, kFeatures}).to(device);
+    input = at::randn({kRowsOfLayers, kFeatures}).to(device).requires_grad_();
+    target = at::randn({kRowsOfLayers, kFeatures}).to(device);
   }
 
   at::Tensor input;
@@ -45,13 +45,13 @@ struct Batch {
 
 /// Two layers and their optimizer; the layers are whole or cut.
 template <typename First, typename Second>
-class Layers {
+class LinearLayers {
  public:
-  Layers(Batch batch, First first, Second second)
+  LinearLayers(LinearBatch batch, First first, Second second)
       : batch_(std::move(batch)), first_(std::move(first)), second_(std::move(second)) {
     first_->to(batch_.input.device());
     second_->to(batch_.input.device());
-    optimizer_ = std::make_unique<torch::optim::SGD>(parameters(), kLearningRate);
+    optimizer_ = std::make_unique<torch::optim::SGD>(parameters(), kRateOfLayers);
   }
 
   void step() {
@@ -71,14 +71,14 @@ class Layers {
   }
 
  private:
-  Batch batch_;
+  LinearBatch batch_;
   First first_;
   Second second_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
 };
 
-using WholeLayers = Layers<torch::nn::Linear, torch::nn::Linear>;
-using CutLayers = Layers<ddp::ColumnParallelLinear, ddp::RowParallelLinear>;
+using WholeLayers = LinearLayers<torch::nn::Linear, torch::nn::Linear>;
+using CutLayers = LinearLayers<ddp::ColumnParallelLinear, ddp::RowParallelLinear>;
 
 class TensorParallelBenchmark {
  public:
@@ -144,13 +144,13 @@ class TensorParallelBenchmark {
   };
 
   std::unique_ptr<WholeLayers> make_whole() const {
-    const Batch batch(options_.seed, device_);
+    const LinearBatch batch(options_.seed, device_);
     const torch::nn::Linear first(kFeatures, kHidden);
     return std::make_unique<WholeLayers>(batch, first, torch::nn::Linear(kHidden, kFeatures));
   }
 
   std::unique_ptr<CutLayers> make_cut() const {
-    const Batch batch(options_.seed, device_);
+    const LinearBatch batch(options_.seed, device_);
     const auto first = ddp::ColumnParallelLinearOptions(kFeatures, kHidden).process_group(group_);
     const auto second = ddp::RowParallelLinearOptions(kHidden, kFeatures).process_group(group_);
     const ddp::ColumnParallelLinear first_layer(first);
@@ -177,7 +177,7 @@ class TensorParallelBenchmark {
 
   /// The output's sum in forward, the input's gradient's in backward.
   static Messages messages() {
-    return {{kRows * kFeatures, kRows * kFeatures}, /*one_by_one=*/true};
+    return {{kRowsOfLayers * kFeatures, kRowsOfLayers * kFeatures}, /*one_by_one=*/true};
   }
 
   const Options& options_;
