@@ -48,7 +48,9 @@ class WatchedWork : public c10d::Work {
 class LikeNccl : public backends::shm::FallbackBackend {
  public:
   LikeNccl(int rank, int size, c10::intrusive_ptr<c10d::Backend> carrier)
-      : FallbackBackend(rank, size, /*memory=*/nullptr, std::move(carrier)) {}
+      : FallbackBackend(
+            rank, size, /*memory=*/nullptr,
+            std::make_shared<backends::shm::GlooCarrier>(std::move(carrier))) {}
   const std::string getBackendName() const override { return "nccl"; }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto sums = options;
