@@ -47,7 +47,7 @@ WorkPtr start_recv(const Rank& self, at::Tensor tensor, int from, int tag = 0) {
 
 TEST_CASE("more messages than the ring holds arrive in their order", "[shm]") {
   constexpr int kCount = 300;
-  const int64_t numel = GENERATE(kShort, kLong / 4);
+  const int64_t numel = GENERATE(int64_t{10}, int64_t{25'000});
   const bool tags_backwards =
       GENERATE(false, true);  // 50 tags, of which the last is received first
   CAPTURE(numel, tags_backwards);
