@@ -10,9 +10,11 @@ namespace ddp::backends {
 
 void check_message(const char* call, const std::vector<at::Tensor>& tensors, int tag) {
   DDP_CHECK_VALUE(
-      tensors.size() == 1 && tensors[0].layout() == at::kStrided && tensors[0].is_contiguous(),
+      tensors.size() == 1 && tensors[0].layout() == at::kStrided && tensors[0].is_contiguous() &&
+          !tensors[0].is_conj() && !tensors[0].is_neg(),
       call, ": expected one dense, contiguous tensor, got ", tensors.size(),
-      " tensor(s), or one that is not. Call contiguous() first.");
+      " tensor(s), or one that is not. Call contiguous() first, after resolve_conj() and "
+      "resolve_neg().");
   DDP_CHECK_VALUE(
       is_tag(tag), call, ": expected a tag of 0 to ", kMostTag, ", got ", tag,
       ". Give both sides the same one, such as 0.");

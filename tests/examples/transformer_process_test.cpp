@@ -244,7 +244,7 @@ TEST_CASE("the transformer reports bad input before it trains", "[examples][proc
   refuses({"--batch-size", "100000"}, 1, "--batch-size: expected at most the ");
   refuses(
       {"--tp", "4"}, 2,
-      "--tp, --cp: expected a product that divides the number of ranks, 2, got 4");
+      "--tp, --cp: expected a product that divides the number of ranks, 1, got 4 * 1");
   refuses({"--heads", "5"}, 2, "--heads: expected a divisor of --width 128, got 5");
   refuses({"--no-such-option"}, 2, "--no-such-option");
   refuses({"--prompt", "\x01"}, 1, "--prompt: expected characters of ");

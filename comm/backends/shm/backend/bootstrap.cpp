@@ -203,9 +203,16 @@ BackendPtr make_backend(
         hosts.local_rank, controls[control], peers, memory->arena(), setup.timeout);
   };
   if (!hosts.are_several()) {
+    const auto engine = engine_on(0);
+    const auto fail = [weak = std::weak_ptr<ProgressEngine>(engine),
+                       rank = setup.rank](const std::string& why) {
+      if (const auto alive = weak.lock()) {
+        alive->fail(ddp::str("shm: Gloo could not connect on rank ", rank, ": ", why));
+      }
+    };
     return c10::make_intrusive<ShmBackend>(
-        setup.rank, setup.world_size, memory, engine_on(0),
-        std::make_shared<GlooCarrier>(setup_of_gloo(setup)));
+        setup.rank, setup.world_size, memory, engine,
+        std::make_shared<GlooCarrier>(setup_of_gloo(setup), fail));
   }
   return c10::make_intrusive<HierarchicalBackend>(
       setup.rank, setup.world_size, memory,

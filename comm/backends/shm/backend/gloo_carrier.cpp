@@ -7,12 +7,14 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "../progress/progress_engine.h"
 #include "backends/gloo/gloo.h"
 #include "base/executor.h"
 #include "store/bounded_store.h"
@@ -20,7 +22,7 @@
 namespace ddp::backends::shm {
 namespace {
 
-/// The handle of a call on another thread.
+/// The handle of a call that another thread starts.
 class QueuedWork : public c10d::Work {
  public:
   QueuedWork(int rank, c10d::OpType type, std::vector<at::Tensor> outputs)
@@ -28,9 +30,13 @@ class QueuedWork : public c10d::Work {
         outputs_(std::move(outputs)),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
 
-  void end(const std::exception_ptr& error) {
+  void end(const std::exception_ptr& error) noexcept {
     finish(error);
-    error ? future_->setError(error) : future_->markCompleted(c10::IValue(outputs_));
+    try {
+      error ? future_->setError(error) : future_->markCompleted(c10::IValue(outputs_));
+    } catch (...) {
+      warn_callback_threw();
+    }
   }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -39,6 +45,23 @@ class QueuedWork : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
+
+/// Ends `work` with Gloo's: on Gloo's thread, because its callbacks may wait for a later call.
+void end_with(const c10::intrusive_ptr<QueuedWork>& work, const GlooCarrier::WorkPtr& of_gloo) {
+  if (!of_gloo) return work->end(nullptr);
+  of_gloo->getFuture()->addCallback([work](c10::ivalue::Future& done) {
+    work->end(done.hasError() ? done.exception_ptr() : nullptr);
+  });
+}
+
+/// The store itself if it cannot be cloned.
+c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return store->clone();
+  } catch (const std::exception&) {
+    return store;
+  }
+}
 
 /// A store whose waits end when a flag is set: ranks that connect wait in it for those that never
 /// come.
@@ -71,20 +94,27 @@ class StoppableStore : public c10d::PrefixStore {
 
 /// Shared with the calls: one that connects may outlive the carrier.
 struct GlooCarrier::OnDemand {
-  explicit OnDemand(Setup of_gloo) : setup(std::move(of_gloo)) {}
+  OnDemand(Setup of_gloo, OnFailure on_failure)
+      : setup(std::move(of_gloo)), on_failure(std::move(on_failure)) {
+    // Without the deadline of making the group, and the group that this one was made of.
+    setup.store = bounded(setup.store)->unbounded();
+    setup.parent = nullptr;
+  }
 
+  /// Called on the executor's thread.
+  ///
   /// \throws c10::DistBackendError  after abort().
   BackendPtr connect() {
+    Setup in_time;
     {
       const std::lock_guard lock(mutex);
       check_usable();
       if (gloo) return gloo;
+      in_time = setup;
     }
-    auto in_time = setup;
     // A connection of its own: calls of one wait for each other.
-    const auto own_connection = bounded(setup.store)->clone();
-    in_time.store = c10::make_intrusive<StoppableStore>(own_connection, is_aborted);
-    in_time.connect_by = Deadline(setup.connect_by.timeout());
+    in_time.store = c10::make_intrusive<StoppableStore>(clone_of(setup.store), is_aborted);
+    in_time.connect_by = Deadline(in_time.connect_by.timeout());
     auto made = make_gloo(in_time);
     const std::lock_guard lock(mutex);
     check_usable();
@@ -94,10 +124,10 @@ struct GlooCarrier::OnDemand {
   void check_usable() const {
     DDP_CHECK_WITH(
         DistBackendError, !*is_aborted,
-        "shm: expected a working process group, but it was aborted or destroyed on rank ",
+        "shm: expected a working process group, but it failed, was aborted or destroyed on rank ",
         setup.rank, ". Make a new group.");
   }
-  /// Ends the running call, and fails later ones.
+  /// Ends the running calls, and fails later ones.
   void abort() {
     BackendPtr made;
     {
@@ -107,20 +137,38 @@ struct GlooCarrier::OnDemand {
     }
     if (made) made->abort();
   }
+  /// Ranks that did not all connect may meet in different calls, so this ends the group.
+  void fail_to_connect(const std::exception_ptr& error) {
+    OnFailure tell;
+    {
+      const std::lock_guard lock(mutex);
+      if (gloo || *is_aborted) return;
+      tell = on_failure;
+    }
+    abort();
+    if (tell) tell(text_of(error));
+  }
 
   std::mutex mutex;  // guards the members below
   Setup setup;
+  OnFailure on_failure;
   BackendPtr gloo;
-  const std::shared_ptr<std::atomic<bool>> is_aborted = std::make_shared<std::atomic<bool>>(false);
   std::optional<Executor> executor;
+  const std::shared_ptr<std::atomic<bool>> is_aborted =
+      std::make_shared<std::atomic<bool>>(false);  // read without the mutex
 };
 
 GlooCarrier::GlooCarrier(BackendPtr gloo) : connected_(std::move(gloo)) {}
 
-GlooCarrier::GlooCarrier(const Setup& setup) : on_demand_(std::make_shared<OnDemand>(setup)) {}
+GlooCarrier::GlooCarrier(const Setup& setup, OnFailure on_failure)
+    : on_demand_(std::make_shared<OnDemand>(setup, std::move(on_failure))) {}
 
 GlooCarrier::~GlooCarrier() {
-  if (on_demand_) on_demand_->abort();
+  if (!on_demand_) return;
+  on_demand_->abort();
+  // A thread that connects sees that soon, but for a socket that does not answer.
+  constexpr std::chrono::seconds kPatience{1};
+  if (on_demand_->executor) on_demand_->executor->close(kPatience);
 }
 
 GlooCarrier::WorkPtr GlooCarrier::start(
@@ -129,16 +177,17 @@ GlooCarrier::WorkPtr GlooCarrier::start(
   if (connected_) return call(*connected_);
   auto& state = *on_demand_;
   const auto work = c10::make_intrusive<QueuedWork>(state.setup.rank, type, std::move(outputs));
-  const auto run = [work, call = std::move(call), own = on_demand_]() mutable {
-    std::exception_ptr error;
+  const auto run = [work, call = std::move(call), own = on_demand_,
+                    of_caller = at::ThreadLocalState()]() mutable {
+    const at::ThreadLocalStateGuard as_caller(of_caller);
     try {
-      const auto of_gloo = call(*own->connect());
-      if (of_gloo) of_gloo->wait();
+      end_with(work, call(*own->connect()));
     } catch (...) {
-      error = std::current_exception();
+      const auto error = std::current_exception();
+      own->fail_to_connect(error);
+      work->end(error);
     }
     call = nullptr;
-    work->end(error);
   };
   const std::lock_guard lock(state.mutex);
   state.check_usable();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +17,8 @@ namespace ddp::backends::shm {
 /// Gloo, for the calls that shared memory does not carry.
 ///
 /// On one host these are rare, and a Gloo that is connected has three threads and a socket to each
-/// rank. So there it connects in the first call, on a thread of its own, on which this call and
-/// later ones run one after the other: no caller waits for ranks that have not called yet.
+/// rank. So there it connects in the first call, on a thread of its own, which then starts this
+/// call and later ones in their order: no caller waits for ranks that have not called yet.
 ///
 /// Thread safety: all members. Calls have to be made in the same order on all ranks.
 class GlooCarrier {
@@ -25,11 +26,14 @@ class GlooCarrier {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   /// Owns what it uses. Returns null if it has already ended.
   using Call = std::function<WorkPtr(c10d::Backend&)>;
+  using OnFailure = std::function<void(const std::string&)>;
 
   /// \param gloo  connected.
   explicit GlooCarrier(BackendPtr gloo);
   /// Connects in the first call, from then on within the setup's time for that.
-  explicit GlooCarrier(const Setup& setup);
+  ///
+  /// \param on_failure  gets the reason if that fails; on another thread.
+  GlooCarrier(const Setup& setup, OnFailure on_failure);
   ~GlooCarrier();
   GlooCarrier(const GlooCarrier&) = delete;
   GlooCarrier& operator=(const GlooCarrier&) = delete;

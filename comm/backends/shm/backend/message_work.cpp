@@ -59,7 +59,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   // Without a limit here, the group's timeout fails the message.
   const auto at_most = timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout;
   DDP_CHECK_WITH(
-      DistBackendError, engine_->wait_until([this] { return has_ended_.load(); }, at_most),
+      DistBackendError, engine_->wait_for_message([this] { return has_ended_.load(); }, at_most),
       "shm: ", retrieveOpType() == OpType::SEND ? "send" : "recv", " with tag ", tag_,
       " timed out after the ", timeout.count(), " ms that wait() was given.");
   return Work::wait(timeout);

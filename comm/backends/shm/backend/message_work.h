@@ -11,7 +11,7 @@
 namespace ddp::backends::shm {
 
 /// The handle of a message over shared memory. A thread that waits on it or polls it makes
-/// progress. A message goes on if its handle is dropped.
+/// progress. A message goes on if its handle is dropped, or a wait() with a limit throws.
 class MessageWork : public c10d::Work {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

@@ -99,7 +99,7 @@ ShmBackend::WorkPtr ShmBackend::fall_back(
   }
   auto announced = start(std::move(call), given.type, "shm:announced", {});
   if (announced->isCompleted() && announced->exception()) return announced;
-  const auto work = start_gloo();
+  const auto work = abort_on_error("a collective through Gloo", start_gloo);
   announced->getFuture()->addCallback(
       [gloo = shared_gloo()](c10::ivalue::Future& announced_by_all) {
         if (!announced_by_all.hasError()) return;

@@ -121,6 +121,7 @@ void Mailbox::find_arrived() {
 }
 
 void Mailbox::take_arrived(Ends& ends) {
+  std::vector<bool> is_lost(static_cast<size_t>(monitor_.size()));  // and what came after it
   for (auto it = arrived_.begin(); it != arrived_.end() && refused_.empty();) {
     const auto& envelope = ring(it->from, rank_)->envelopes[it->number % kMostMessages];
     const auto fits = [&](const Posted& posted) {
@@ -129,7 +130,9 @@ void Mailbox::take_arrived(Ends& ends) {
              (wanted.peer == Message::kAny || wanted.peer == it->from);
     };
     const auto posted = std::find_if(posted_.begin(), posted_.end(), fits);
-    if (posted == posted_.end() || !take(*it, posted->message)) {
+    auto&& lost = is_lost[static_cast<size_t>(it->from)];
+    if (posted != posted_.end() && !lost) lost = !take(*it, posted->message);
+    if (posted == posted_.end() || lost) {
       ++it;
       continue;
     }
@@ -154,6 +157,7 @@ bool Mailbox::take(const Arrived& arrived, const Message& message) {
     std::memcpy(
         bytes_of(tensor), monitor_.memory_of(arrived.from) + envelope.offset, tensor.nbytes());
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // the copy before the look
   if (envelope.is_copy == 0 && monitor_.has_stopped(arrived.from)) return false;
   messages.taken_from[arrived.number % kMostMessages] = arrived.number + 1;
   ++messages.taken;
@@ -181,7 +185,7 @@ void Mailbox::advance_sends(Ends& ends) {
       ++it;
       continue;
     }
-    const auto& message = it->message;
+    auto& message = it->message;
     const bool is_taken = ring(rank_, message.peer)->has_taken(it->number);
     const bool is_short = message.tensor.nbytes() <= kMostBytesOfShort;
     if ((is_taken || is_short) && !std::exchange(it->has_ended, true)) {
@@ -209,9 +213,10 @@ bool Mailbox::put_into_ring(Sent& sent) {
   return true;
 }
 
-void Mailbox::end(const Message& message, const std::exception_ptr& error, int source, Ends& ends) {
+// Moves the callback out, because a message may stay here for its receiver.
+void Mailbox::end(Message& message, const std::exception_ptr& error, int source, Ends& ends) {
   --active_;
-  ends.push_back([on_end = message.on_end, error, source] { on_end(error, source); });
+  ends.push_back([on_end = std::move(message.on_end), error, source] { on_end(error, source); });
 }
 
 std::string Mailbox::failure_text(
@@ -242,8 +247,16 @@ std::string Mailbox::failure_text(
 
 PeerFailure Mailbox::find_failure() const {
   if (!is_active() && !has_refused()) return {};
-  const std::lock_guard lock(mutex_);
+  // A thread that copies a message looks again afterwards.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return {};
   if (!refused_.empty()) return {refused_, refused_};
+  auto failure = first_failure();
+  // In this order: what a rank did before it stopped is not lost.
+  return can_progress() ? PeerFailure() : failure;
+}
+
+PeerFailure Mailbox::first_failure() const {
   PeerFailure failure;
   for (const auto& posted : posted_) {
     failure.what = failure_text("recv", posted.message, posted.deadline, failure.cause);
@@ -266,9 +279,9 @@ Mailbox::Ends Mailbox::abort(const std::string& why) {
   for (auto& sent : sent_) {
     if (!sent.has_ended) end(sent.message, error, rank_, ends);
     // The receiver may still copy it.
-    arena_.keep(std::make_shared<at::Tensor>(std::move(sent.message.tensor)));
+    if (sent.is_in_ring) arena_.keep(std::make_shared<at::Tensor>(sent.message.tensor));
   }
-  for (const auto& posted : posted_) end(posted.message, error, rank_, ends);
+  for (auto& posted : posted_) end(posted.message, error, rank_, ends);
   sent_.clear();
   posted_.clear();
   arrived_.clear();

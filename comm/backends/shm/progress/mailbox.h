@@ -109,7 +109,8 @@ class Mailbox {
   std::exception_ptr refusal() const;
   void advance_sends(Ends& ends);
   bool put_into_ring(Sent& sent);
-  void end(const Message& message, const std::exception_ptr& error, int source, Ends& ends);
+  PeerFailure first_failure() const;
+  void end(Message& message, const std::exception_ptr& error, int source, Ends& ends);
   std::string failure_text(
       const char* call, const Message& message, Clock::time_point deadline,
       std::string& cause) const;
@@ -124,7 +125,7 @@ class Mailbox {
   mutable std::mutex mutex_;  // guards the members below
   std::deque<Sent> sent_;     // in the order of the calls
   std::deque<Posted> posted_;
-  std::deque<Arrived> arrived_;    // that fit none of posted_, in the order of each sender
+  std::deque<Arrived> arrived_;    // and not taken, in the order of each sender
   std::vector<uint64_t> numbers_;  // by rank, of this rank's next message to it
   std::string refused_;            // why a message that was taken does not fit
   std::string abort_reason_;

@@ -135,14 +135,20 @@ void ProgressEngine::progress() {
 }
 
 bool ProgressEngine::wait(uint64_t number, std::chrono::milliseconds at_most) {
-  return wait_until([&] { return queue_.completed() > number; }, at_most);
+  const auto is_over = [&] { return queue_.completed() > number; };
+  return wait_until(is_over, at_most, Mailbox::IfBusy::kReturn);
+}
+
+bool ProgressEngine::wait_for_message(
+    c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most) {
+  return wait_until(is_over, at_most, Mailbox::IfBusy::kWait);
 }
 
 bool ProgressEngine::wait_until(
-    c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most) {
+    c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most, Mailbox::IfBusy if_busy) {
   const auto end = Deadline::in(at_most);
   while (true) {
-    progress_messages(Mailbox::IfBusy::kWait);
+    progress_messages(if_busy);
     PendingPtr completed;
     {
       const std::lock_guard lock(progress_mutex_);
@@ -179,6 +185,8 @@ void ProgressEngine::call(const Mailbox::Ends& ends) {
       warn_callback_threw();
     }
   }
+  // A thread that waits for one of them has seen its counters before.
+  if (!ends.empty()) monitor_.doorbell().ring();
 }
 
 bool ProgressEngine::can_progress() const {

@@ -78,7 +78,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// \return  whether it is, after at most `at_most`.
   bool wait(uint64_t number, std::chrono::milliseconds at_most);
   /// The same until a message is over.
-  bool wait_until(c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most);
+  bool wait_for_message(c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most);
 
   /// Counts futures that a thread may wait for without this engine. While there are any, the
   /// progress threads wait on the doorbell instead of looking every few milliseconds.
@@ -140,7 +140,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void progress_messages(Mailbox::IfBusy if_busy);
   void check_collective_locked();
   void check_messages_locked();
-  static void call(const Mailbox::Ends& ends);
+  bool wait_until(
+      c10::function_ref<bool()> is_over, std::chrono::milliseconds at_most,
+      Mailbox::IfBusy if_busy);
+  void call(const Mailbox::Ends& ends);
 
   PeerMonitor monitor_;
   const std::shared_ptr<Arena> arena_;
