@@ -275,6 +275,31 @@ TEST_CASE("a future's callback may wait for collectives", "[shm][ranks]") {
   CHECK(results == std::vector<float>{60, 60});
 }
 
+TEST_CASE("so may the callback of a collective that Gloo carries, and throw", "[shm][ranks]") {
+  const auto results = run_ranks<float>(
+      2,
+      [](const Rank& self) {
+        const auto start_two = [&](std::vector<at::Tensor>& two) {
+          return self.group->allreduce(two);  // of a list, so through Gloo
+        };
+        std::vector<at::Tensor> first{at::ones(10), at::ones(10)}, second = first;
+        for (auto& tensor : second) tensor = tensor.clone();
+        std::promise<float> sum;
+        const auto work = start_two(first);
+        work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+          start_two(second)->wait();  // but no barrier: Gloo's waits for the work of this callback
+          sum.set_value(second[0].sum().item<float>());
+          throw std::runtime_error("boom");
+        });
+        work->wait();
+        auto sums = sum.get_future();
+        TORCH_CHECK(sums.wait_for(std::chrono::seconds(10)) == std::future_status::ready, "hangs");
+        return sums.get() + first[1].sum().item<float>();
+      },
+      over_shm());
+  CHECK(results == std::vector<float>{40, 40});
+}
+
 TEST_CASE("abort does not wait for callbacks", "[shm][ranks][errors]") {
   const auto errors = errors_of_ranks(
       2,

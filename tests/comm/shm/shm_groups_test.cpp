@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
@@ -57,18 +58,26 @@ void use(const ProcessGroup& group, int world_rank, const std::vector<int>& memb
   TORCH_CHECK(sent.eq(members[0]).all().item<bool>(), "wrong broadcast");
 }
 
-/// What this process has of shared memory.
+/// What this process has of the system.
 struct Resources {
   int mappings = 0;     // of memory that processes share
-  int descriptors = 0;  // of such memory, and of watched processes
+  int descriptors = 0;  // sockets, shared memory, watched processes
+  int threads = 0;
 
   bool operator==(const Resources& other) const {
-    return mappings == other.mappings && descriptors == other.descriptors;
+    return mappings == other.mappings && descriptors == other.descriptors &&
+           threads == other.threads;
   }
 };
 
 std::ostream& operator<<(std::ostream& out, const Resources& r) {
-  return out << r.mappings << " mappings, " << r.descriptors << " descriptors";
+  return out << r.mappings << " mappings, " << r.descriptors << " descriptors, " << r.threads
+             << " threads";
+}
+
+int entries_of(const char* folder) {
+  const std::filesystem::directory_iterator begin(folder), end;
+  return static_cast<int>(std::distance(begin, end));
 }
 
 Resources resources() {
@@ -76,12 +85,8 @@ Resources resources() {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);)
     found.mappings += line.find(" rw-s ") < line.size();
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code closed_meanwhile;
-    const auto target = std::filesystem::read_symlink(entry.path(), closed_meanwhile).string();
-    found.descriptors +=
-        target.find("memfd:ddp") < target.size() || target.find("pidfd") < target.size();
-  }
+  found.descriptors = entries_of("/proc/self/fd");
+  found.threads = entries_of("/proc/self/task");
   return found;
 }
 
@@ -94,7 +99,7 @@ size_t free_from(const ProcessGroup& group) {
 
 }  // namespace
 
-TEST_CASE("further groups map nothing and watch no processes", "[shm][ranks]") {
+TEST_CASE("further groups take no mappings, sockets and threads", "[shm][ranks]") {
   constexpr int kSize = 4;
   Resources one, many;
   run_ranks<int>(
@@ -124,8 +129,9 @@ TEST_CASE("further groups map nothing and watch no processes", "[shm][ranks]") {
           barrier(self.group);
         };
         make_one(0);
+        make_one(1);
         measure(one);
-        for (size_t number = 1; number <= 20; ++number) make_one(number);
+        for (size_t number = 2; number < 22; ++number) make_one(number);
         measure(many);
         return 0;
       },

@@ -102,6 +102,7 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
           // In memory that the other rank reads, and that may be overwritten.
           const auto in_place = backend->allocateTensor(kLong, at::dtype(at::kFloat)).fill_(6);
           const auto sent = start_send(self, in_place, 1, 1);
+          start_send(self, at::full({kLong}, 7.0), 1, 1);  // which is not the first with this tag
           backend->shutdown();
           own[1] = testing::error_of([&] { sent->wait(); });
           in_place.fill_(-1);
@@ -123,6 +124,24 @@ TEST_CASE("what a rank sent before it left arrives if it was copied", "[shm][err
   CHECK_THAT(errors[1][1], ContainsText("shm: recv, rank 0, tag 1, on rank 1: rank 0 (process "));
   CHECK_THAT(errors[1][1], ContainsText("has left the process group"));
   CHECK_THAT(errors[0][1], ContainsText("the process group was destroyed"));
+}
+
+TEST_CASE("a rank that leaves after its last message has not failed", "[shm]") {
+  const int64_t numel = GENERATE(kShort, kLong);
+  for (int round = 0; round < 20; ++round) {
+    const auto errors = errors_of_ranks(
+        2,
+        [&](const Rank& self) {
+          auto tensor = at::full({numel}, static_cast<double>(self.rank));
+          const auto work = self.rank == round % 2 ? start_send(self, tensor, 1 - self.rank)
+                                                   : start_recv(self, tensor, 1 - self.rank);
+          work->wait();
+          self.group->getBackend(at::kCPU)->shutdown();
+          self.wait_until_others_end();
+        },
+        over_shm());
+    CHECK(errors == std::vector<std::string>(2));
+  }
 }
 
 TEST_CASE("a message of any rank is an error once no rank is left", "[shm][errors]") {

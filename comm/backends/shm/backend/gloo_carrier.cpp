@@ -46,7 +46,7 @@ class QueuedWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Ends `work` with Gloo's: on Gloo's thread, because its callbacks may wait for a later call.
+/// Ends `work` with Gloo's.
 void end_with(const c10::intrusive_ptr<QueuedWork>& work, const GlooCarrier::WorkPtr& of_gloo) {
   if (!of_gloo) return work->end(nullptr);
   of_gloo->getFuture()->addCallback([work](c10::ivalue::Future& done) {
@@ -154,6 +154,7 @@ struct GlooCarrier::OnDemand {
   OnFailure on_failure;
   BackendPtr gloo;
   std::optional<Executor> executor;
+  std::atomic<int> queued{0};  // calls that the executor has not started; raised with the mutex
   const std::shared_ptr<std::atomic<bool>> is_aborted =
       std::make_shared<std::atomic<bool>>(false);  // read without the mutex
 };
@@ -177,21 +178,29 @@ GlooCarrier::WorkPtr GlooCarrier::start(
   if (connected_) return call(*connected_);
   auto& state = *on_demand_;
   const auto work = c10::make_intrusive<QueuedWork>(state.setup.rank, type, std::move(outputs));
-  const auto run = [work, call = std::move(call), own = on_demand_,
-                    of_caller = at::ThreadLocalState()]() mutable {
+  const auto run = [work, call, own = on_demand_, of_caller = at::ThreadLocalState()]() mutable {
     const at::ThreadLocalStateGuard as_caller(of_caller);
+    WorkPtr of_gloo;
+    std::exception_ptr error;
     try {
-      end_with(work, call(*own->connect()));
+      of_gloo = call(*own->connect());
     } catch (...) {
-      const auto error = std::current_exception();
+      error = std::current_exception();
       own->fail_to_connect(error);
-      work->end(error);
     }
     call = nullptr;
+    --own->queued;  // from here on calls need this thread no more, which callbacks may hold up
+    error ? work->end(error) : end_with(work, of_gloo);
   };
-  const std::lock_guard lock(state.mutex);
+  std::unique_lock lock(state.mutex);
   state.check_usable();
+  if (state.gloo && state.queued == 0) {
+    const auto gloo = state.gloo;
+    lock.unlock();
+    return call(*gloo);
+  }
   if (!state.executor) state.executor.emplace();
+  ++state.queued;
   state.executor->push(run);
   return work;
 }

@@ -17,8 +17,8 @@ namespace ddp::backends::shm {
 /// Gloo, for the calls that shared memory does not carry.
 ///
 /// On one host these are rare, and a Gloo that is connected has three threads and a socket to each
-/// rank. So there it connects in the first call, on a thread of its own, which then starts this
-/// call and later ones in their order: no caller waits for ranks that have not called yet.
+/// rank. So there it connects in the first call, on a thread of its own, which then starts the
+/// calls that were made meanwhile: no caller waits for ranks that have not called yet.
 ///
 /// Thread safety: all members. Calls have to be made in the same order on all ranks.
 class GlooCarrier {
