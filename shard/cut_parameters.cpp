@@ -70,6 +70,12 @@ bool is_cut_over(const ParameterLayout& layout, const c10d::ProcessGroup& group)
   });
 }
 
+bool is_in_parts(const ParameterLayout& layout) {
+  const auto& groups = layout.sharded_over;
+  return std::any_of(
+      groups.begin(), groups.end(), [](const ProcessGroup& parts) { return parts->getSize() > 1; });
+}
+
 bool is_cut_within(const ParameterLayout& layout, const c10d::ProcessGroup& group) {
   if (layout.sharded_over.empty()) return false;
   const auto& groups = layout.sharded_over;

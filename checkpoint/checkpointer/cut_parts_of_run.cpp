@@ -16,12 +16,12 @@ namespace {
 using detail::CutOptimizerPart;
 using detail::LayoutsByParameter;
 
-/// The layouts of all models of a run.
-LayoutsByParameter layouts_in(const CheckpointedRun& run) {
+/// The layouts of all models of a run that its ranks share, or of those that each rank has.
+LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = false) {
   LayoutsByParameter layouts;
   const auto add = [&](const std::vector<NamedPart>& parts) {
     for (const auto& named : parts) {
-      const auto* module = named.is_per_rank ? nullptr : named.part->module();
+      const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
       if (module == nullptr) continue;
       for (auto& layout : layouts_of(*module)) {
         const auto* key = layout.local.unsafeGetTensorImpl();
@@ -53,15 +53,52 @@ bool is_cut(
   return false;
 }
 
+bool is_whole(const LayoutsByParameter& layouts) {
+  return std::none_of(
+      layouts.begin(), layouts.end(), [](const auto& item) { return is_in_parts(item.second); });
+}
+
+bool is_whole(const torch::nn::Module& module) {
+  const auto layouts = layouts_of(module);
+  return std::none_of(layouts.begin(), layouts.end(), is_in_parts);
+}
+
+/// Throws for an optimizer of which rank 0's state would be saved for all, while each rank saves
+/// its own part of the model.
+void check_optimizers(const CheckpointedRun& run) {
+  const auto own = layouts_in(run, /*of_per_rank=*/true);
+  if (own.empty()) return;
+  const auto shared = layouts_in(run);
+  const auto is_cut_here = [&](const at::Tensor& parameter) {
+    const auto* key = parameter.unsafeGetTensorImpl();
+    const auto found = own.find(key);
+    return found != own.end() && shared.count(key) == 0 && is_cut_over(found->second, *run.group);
+  };
+  for (const auto& named : run.parts) {
+    auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
+    if (optimizer == nullptr) continue;
+    for (const auto& group : optimizer->param_groups()) {
+      DDP_CHECK_VALUE(
+          std::none_of(group.params().begin(), group.params().end(), is_cut_here),
+          "Checkpointer: expected \"", named.name,
+          "\", whose parameters are cut over the ranks, to be added as their model is, got add() "
+          "for it and add_per_rank() for the model. Add both by add().");
+    }
+  }
+}
+
 ShardedPart sharded_part_of(const NamedPart& named) {
   ShardedPart part{
       named.name, [part = named.part] { return detail::shards_of_module(*part->module()); }};
   part.has_copies = true;
+  if (is_whole(*named.part->module())) part.whole = named.part;
   return part;
 }
 
-ShardedPart sharded_part_of(const std::string& name, std::shared_ptr<CutOptimizerPart> optimizer) {
-  ShardedPart part{name, [optimizer = std::move(optimizer)] { return optimizer->take_shards(); }};
+ShardedPart sharded_part_of(
+    const std::string& name, const std::shared_ptr<CutOptimizerPart>& optimizer, bool is_whole) {
+  ShardedPart part{name, [optimizer] { return optimizer->take_shards(); }};
+  if (is_whole) part.whole = optimizer;
   part.has_copies = true;
   part.is_read_elsewhere = true;
   return part;
@@ -70,6 +107,7 @@ ShardedPart sharded_part_of(const std::string& name, std::shared_ptr<CutOptimize
 }  // namespace
 
 void divide_cut_parts(CheckpointedRun& run) {
+  check_optimizers(run);
   const auto is_cut_model = [&](const NamedPart& named) {
     const auto* module = named.is_per_rank ? nullptr : named.part->module();
     return module != nullptr && is_cut(*module, *run.group);
@@ -88,6 +126,8 @@ void divide_cut_parts(CheckpointedRun& run) {
     auto* optimizer = named.is_per_rank ? nullptr : named.part->optimizer();
     if (optimizer == nullptr || run.sharded.contains(named.name)) continue;
     if (!is_cut(*optimizer, layouts, *run.group)) continue;
+    // One rank's state is the whole one where no layer is in parts.
+    if (!named.part->has_named_state() && is_whole(layouts)) continue;
     DDP_CHECK_VALUE(
         named.part->has_named_state(),
         "Checkpointer: expected one of LibTorch's Adam, AdamW, SGD, "
@@ -96,7 +136,7 @@ void divide_cut_parts(CheckpointedRun& run) {
         named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
     const auto part =
         std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });
-    run.sharded.add(sharded_part_of(named.name, part));
+    run.sharded.add(sharded_part_of(named.name, part, is_whole(layouts)));
     named.part = part;
   }
 }

@@ -12,6 +12,7 @@
 #include "checkpointer/save_job.h"
 #include "files/crc32c.h"
 #include "files/folder.h"
+#include "parts/part.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
 
@@ -52,8 +53,12 @@ class CheckpointReader {
       loads_.push_back(named.part->prepare(read_file(file), context));
     }
     for (const auto& part : sharded_) {
-      if (part.is_read_elsewhere || manifest_.index.count(part.name) == 0) continue;
-      loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
+      if (part.is_read_elsewhere) continue;
+      if (manifest_.index.count(part.name) > 0) {
+        loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
+      } else if (part.has_copies) {
+        read_whole(part);
+      }
     }
     if (rank_ < manifest_.world_size) {
       read_own_file();
@@ -92,6 +97,24 @@ class CheckpointReader {
     return *value;
   }
 
+  /// Whether the checkpoint has a file with the whole part, and this rank can read it.
+  bool is_read_whole(const ShardedPart& part) const {
+    return part.whole && manifest_.index.count(part.name) == 0 &&
+           manifest_.find(part_file(part.name)) != nullptr;
+  }
+
+  /// Reads a model from a file of a run that did not divide it.
+  void read_whole(const ShardedPart& part) {
+    const auto file = part_file(part.name);
+    if (manifest_.find(file) == nullptr) return;
+    // Not left out without strict, either: the optimizer's state would meet other parameters.
+    DDP_CHECK(
+        part.whole, subject_of(file), ": expected shards of \"", part.name,
+        "\", which is cut over the ranks, got one file. Load it where its layers are whole, and "
+        "save it there.");
+    loads_.push_back(part.whole->prepare(read_file(file), {strict_, subject_of(file)}));
+  }
+
   void read_own_file() {
     const auto file = rank_file(rank_);
     const auto own = read_file(file);
@@ -120,7 +143,13 @@ class CheckpointReader {
       if (file.name.rfind("rank-", 0) != 0 && !is_shard) found.push_back(file.name);
     }
     const auto shard_files = [](const std::string& part) { return part + kShardInfix + "*.pt"; };
-    for (const auto& part : sharded_) wanted.push_back(shard_files(part.name));
+    for (const auto& part : sharded_) {
+      if (!is_read_whole(part)) {
+        wanted.push_back(shard_files(part.name));
+      } else if (!part.is_read_elsewhere) {
+        wanted.push_back(part_file(part.name));
+      }
+    }
     for (const auto& part : manifest_.index) found.push_back(shard_files(part.first));
     compare("files", wanted, found);
   }

@@ -104,29 +104,44 @@ std::vector<ParameterLayout> CutOptimizerPart::layouts_in_order() const {
 
 void CutOptimizerPart::gather(const ProcessGroup& group, States /*states*/) {
   whole_->gather(group, States::OfAll);
+  is_gathered_ = true;
+}
+
+// Not in gather(): no other rank hears of an error there.
+std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
+  std::vector<ShardedTensor> shards;
+  if (!std::exchange(is_gathered_, false)) return shards;
   const auto layouts = layouts_in_order();
-  shards_.clear();
   state_ = replace_in_state(
       whole_->state(),
       [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
         if (!value.isTensor() || field == kStep) return value;
         const auto& layout = layouts.at(index);
         const auto name = ddp::str(field.toStringRef(), "/", layout.name);
-        add_shards(name, layout, value.toTensor(), shards_);
+        add_shards(name, layout, value.toTensor(), shards);
         return name;
       });
+  return shards;
 }
 
 c10::IValue CutOptimizerPart::state() { return std::exchange(state_, {}); }
 
-std::vector<ShardedTensor> CutOptimizerPart::take_shards() { return std::exchange(shards_, {}); }
-
 PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadContext& context) {
   const bool has_state = saved.isGenericDict() && find_in(saved, kState) != nullptr &&
                          find_in(saved, kState)->isGenericDict();
-  if (!has_state || context.shards == nullptr) return whole_->prepare(saved, context);
-  auto& reader = *context.shards;
+  if (!has_state) return whole_->prepare(saved, context);
   const auto layouts = layouts_in_order();
+  if (context.shards == nullptr) {
+    for (const auto& layout : layouts) {
+      DDP_CHECK_VALUE(
+          !is_in_parts(layout) && layout.local.sizes() == layout.sizes, context.subject,
+          ": expected shards of the state of ", layout.name,
+          ", which is cut over the ranks, got a file without. Load it where its layers are whole, "
+          "and save it there.");
+    }
+    return whole_->prepare(saved, context);
+  }
+  auto& reader = *context.shards;
   const auto filled = replace_in_state(
       saved, [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
         if (!value.isString() || index >= layouts.size()) return value;

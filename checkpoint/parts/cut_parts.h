@@ -33,7 +33,8 @@ class CutOptimizerPart : public CheckpointPart {
   c10::IValue state() override;
   PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override;
 
-  /// The tensors of the state that gather() took; nothing without one.
+  /// The tensors of the state, after a gather(); nothing without one. The next state() has their
+  /// names.
   std::vector<ShardedTensor> take_shards();
 
  private:
@@ -41,8 +42,8 @@ class CutOptimizerPart : public CheckpointPart {
 
   const CheckpointPartPtr whole_;
   const std::function<LayoutsByParameter()> layouts_;
-  c10::IValue state_;                  // of the last gather()
-  std::vector<ShardedTensor> shards_;  // too
+  bool is_gathered_ = false;  // since the last take_shards()
+  c10::IValue state_;         // of the last take_shards()
 };
 
 }  // namespace ddp::detail

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <ddp/detail/checkpoint_part.h>
 #include <ddp/sharded_tensor.h>
 
 #include <ddp/internal/prepared_load.h>
@@ -22,6 +23,9 @@ struct ShardedPart {
   bool has_copies = false;
   /// Whether another part, of the same name, reads them.
   bool is_read_elsewhere = false;
+  /// Reads the part's own file, which has it whole, where the checkpoint has no shards of it. Null:
+  /// this rank has only some of the elements.
+  detail::CheckpointPartPtr whole = nullptr;
   std::vector<ShardedTensor> shards = {};            // this rank's, from the callback's last call
   std::vector<std::vector<ShardLayout>> ranks = {};  // of the last exchange
   std::map<std::string, TensorKind> tensors = {};    // those that any rank has a shard of

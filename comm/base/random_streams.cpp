@@ -50,7 +50,7 @@ class RandomStreams {
     if (found != streams_.end()) return found->generator;
     auto generator = at::globalContext().defaultGenerator(device).clone();
     generator.set_current_seed(seed);
-    const auto name = name_of_stream(*group, device);
+    const auto name = free_name(name_of_stream(*group, device));
     if (const auto loaded = loaded_.extract(name)) set_state_of(generator, loaded.mapped());
     streams_.push_back(
         {c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), device, name, generator});
@@ -85,6 +85,16 @@ class RandomStreams {
   }
 
  private:
+  /// Several groups may have the same ranks: those after the first get a number, by their use.
+  std::string free_name(const std::string& base) const {
+    auto name = base;
+    const auto is_its = [&](const RandomStream& stream) { return stream.name == name; };
+    for (int i = 2; std::any_of(streams_.begin(), streams_.end(), is_its); ++i) {
+      name = ddp::str(base, ", number ", i);
+    }
+    return name;
+  }
+
   void forget_those_of_ended_groups() {
     streams_.erase(
         std::remove_if(

@@ -18,8 +18,15 @@ namespace {
 
 using Groups = std::vector<ProcessGroup>;
 
+bool have_same_ranks(const ProcessGroup& a, const ProcessGroup& b) {
+  if (a == b || !a || !b || a->getSize() != b->getSize()) return a == b;
+  return count_common_ranks(*a, *b) == a->getSize();
+}
+
 bool contains(const Groups& groups, const ProcessGroup& group) {
-  return std::find(groups.begin(), groups.end(), group) != groups.end();
+  return std::any_of(groups.begin(), groups.end(), [&](const ProcessGroup& other) {
+    return have_same_ranks(other, group);
+  });
 }
 
 /// Collects gradients by the groups over which they are cut.
@@ -55,7 +62,8 @@ Groups axes_of(const DeviceMesh& mesh) {
 
 /// Those of the axes that cut a parameter.
 ///
-/// \throws c10::ValueError  if it is cut over ranks that are not on the axes.
+/// \throws c10::ValueError  if it is cut over ranks that are not on the axes, or over a part of
+/// one.
 Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
   Groups cut;
   for (const auto& axis : axes) {
@@ -63,7 +71,16 @@ Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
   }
   for (const auto& parts : layout.sharded_over) {
     int64_t ranks = 1;
-    for (const auto& axis : cut) ranks *= count_common_ranks(*parts, *axis).value_or(1);
+    for (const auto& axis : cut) {
+      const auto common = count_common_ranks(*parts, *axis).value_or(1);
+      // The other ranks of the axis have copies, which its sum would count.
+      DDP_CHECK_VALUE(
+          common == 1 || common == axis->getSize(),
+          "clip_grad_norm_: expected a mesh with an axis of the ranks over which ", layout.name,
+          " is cut, got one whose axis has ", common, " of them and ", axis->getSize() - common,
+          " others. Make that axis two.");
+      ranks *= common;
+    }
     DDP_CHECK_VALUE(
         ranks == parts->getSize(), "clip_grad_norm_: expected a mesh of all ranks over which ",
         layout.name, " is cut, got one with ", ranks, " of its ", parts->getSize(),
@@ -77,18 +94,19 @@ Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
 double clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type,
     const std::vector<ProcessGroup>& sharded_over) {
+  Groups over_all;
+  for (const auto& group : sharded_over) {
+    if (!contains(over_all, group)) over_all.push_back(group);
+  }
   SetsOfGradients gradients;
   for (const auto& layout : layouts_of(module)) {
     Groups groups;
     for (const auto& group : layout.sharded_over) {
-      if (group->getSize() > 1) groups.push_back(group);
-    }
-    for (const auto& group : sharded_over) {
-      if (!contains(groups, group)) groups.push_back(group);
+      if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
     }
     gradients.add(layout, groups);
   }
-  return clip_sets(gradients.sets(), max_norm, norm_type);
+  return clip_sets(gradients.sets(), max_norm, norm_type, over_all);
 }
 
 double clip_grad_norm_(

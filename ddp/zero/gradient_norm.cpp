@@ -42,23 +42,29 @@ void reduce_over(
   for (size_t i = 0; i < cut.size(); ++i) totals[cut[i]] = values[static_cast<int64_t>(i)];
 }
 
-double total_norm(const std::vector<ShardedGradients>& sets, double norm_type) {
+void check_group(const ProcessGroup& group) {
+  DDP_CHECK_VALUE(
+      group, "clip_grad_norm_: expected groups of this rank in sharded_over, got an empty one.",
+      " Leave out groups that the rank is not in.");
+}
+
+/// This rank's sum of powers, or largest element, of all sets: each with what the other ranks of
+/// its groups have.
+at::Tensor powers_of(const std::vector<ShardedGradients>& sets, double norm_type) {
   std::vector<ProcessGroup> groups;  // each once, in an order that is the same on all ranks
   std::vector<at::Tensor> totals;
   for (const auto& set : sets) {
     totals.push_back(sum_of_powers(set.gradients, norm_type));
     for (const auto& group : set.sharded_over) {
-      DDP_CHECK_VALUE(
-          group, "clip_grad_norm_: expected groups of this rank in sharded_over, got an empty one.",
-          " Leave out groups that the rank is not in.");
+      check_group(group);
       if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
     }
   }
   for (const auto& group : groups) reduce_over(group, sets, norm_type, totals);
-  if (totals.empty()) return 0;
+  if (totals.empty()) return at::zeros({}, at::kDouble);
   for (auto& total : totals) total = total.to(totals.front().device());
   const auto all = at::stack(totals);
-  return norm_of(std::isinf(norm_type) ? all.max() : all.sum(), norm_type);
+  return std::isinf(norm_type) ? all.max() : all.sum();
 }
 
 }  // namespace
@@ -100,14 +106,23 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
   }
 }
 
-double clip_sets(const std::vector<ShardedGradients>& sets, double max_norm, double norm_type) {
-  const bool is_cut = std::any_of(
-      sets.begin(), sets.end(), [](const auto& set) { return !set.sharded_over.empty(); });
+double clip_sets(
+    const std::vector<ShardedGradients>& sets, double max_norm, double norm_type,
+    const std::vector<ProcessGroup>& over_all) {
+  for (const auto& group : over_all) check_group(group);
+  const bool is_cut =
+      !over_all.empty() || std::any_of(sets.begin(), sets.end(), [](const auto& set) {
+        return !set.sharded_over.empty();
+      });
   DDP_CHECK_VALUE(
       norm_type > 0 || (norm_type == 0 && !is_cut), "clip_grad_norm_: expected a norm_type above 0",
       is_cut ? " for parts of tensors" : "", ", got ", norm_type, ". 2 is usual.");
   const at::NoGradGuard no_grad;
-  const auto norm = total_norm(sets, norm_type);
+  auto powers = powers_of(sets, norm_type).view(1);
+  for (const auto& group : over_all) {
+    powers = reduce_powers(group, powers.to(carrier_device(*group)), norm_type);
+  }
+  const auto norm = norm_of(powers, norm_type);
   scale_to_norm(sets, norm, max_norm);
   return norm;
 }

@@ -28,6 +28,12 @@ double norm_of(const at::Tensor& powers, double norm_type);
 void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, double max_norm);
 
 /// clip_grad_norm_() of sets whose gradients are no longer looked for.
-double clip_sets(const std::vector<ShardedGradients>& sets, double max_norm, double norm_type);
+///
+/// \param over_all  further groups, over which all sets are cut. Their ranks may have other sets.
+///
+/// Collective: over the sets' groups; then one all-reduce of a number over each of `over_all`.
+double clip_sets(
+    const std::vector<ShardedGradients>& sets, double max_norm, double norm_type,
+    const std::vector<ProcessGroup>& over_all = {});
 
 }  // namespace ddp

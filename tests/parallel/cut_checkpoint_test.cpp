@@ -99,6 +99,50 @@ std::vector<Values> save_and_go_on(const std::string& folder, Kind kind) {
   });
 }
 
+template <typename Layer>
+std::unique_ptr<torch::optim::SGD> step_of_ones(const Layer& layer) {
+  auto optimizer = std::make_unique<torch::optim::SGD>(
+      layer->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (auto& p : layer->parameters()) p.mutable_grad() = torch::ones_like(p);
+  optimizer->step();
+  return optimizer;
+}
+
+// A layer and its optimizer, saved by a run that cut nothing.
+torch::nn::Linear save_whole_layer(const std::string& folder) {
+  torch::nn::Linear layer(4, 4);
+  const auto optimizer = step_of_ones(layer);
+  run_ranks<int>(1, [&](const Rank& self) {
+    ddp::Checkpointer checkpointer(folder, options_of(self).background(false));
+    checkpointer.add("model", layer).add("optimizer", *optimizer);
+    checkpointer.save(1);
+    return 0;
+  });
+  return layer;
+}
+
+ddp::ColumnParallelLinear cut_layer(const ddp::ProcessGroup& group) {
+  return ddp::ColumnParallelLinear(
+      ddp::ColumnParallelLinearOptions(4, 4).process_group(group), torch::ones({4, 4}),
+      torch::ones({4}));
+}
+
+// Its layout is wrong on rank 1.
+struct WrongModule : torch::nn::Module, ddp::ShardedModule {
+  explicit WrongModule(ddp::ProcessGroup ranks)
+      : group(std::move(ranks)), weight(register_parameter("weight", torch::ones({2}))) {}
+
+  std::vector<ddp::ParameterLayout> layouts() override {
+    ddp::ParameterLayout layout{"weight", {5}, torch::kFloat, weight, {}, {group}, {}};
+    const int64_t rank = group->getRank();
+    layout.boxes = {{{2 * rank}, {2 + rank}}};
+    return {layout};
+  }
+
+  ddp::ProcessGroup group;
+  torch::Tensor weight;
+};
+
 // The whole values, from the ranks' parts.
 Values whole_values(const std::vector<CutModel>& models) {
   Values whole;
@@ -281,4 +325,105 @@ TEST_CASE("a group's own random numbers go on after a load", "[parallel][cut_che
     return draw(self);
   });
   CHECK(resumed[0].equal(expected[0]));
+}
+
+TEST_CASE("layers on one rank load a file of whole ones", "[parallel][cut_checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  const auto saved = save_whole_layer(folder.path());
+  const auto faults = run_ranks<std::string>(1, [&](const Rank& self) -> std::string {
+    const auto layer = cut_layer(self.group);
+    const auto optimizer = step_of_ones(layer);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    checkpointer.add("model", layer).add("optimizer", *optimizer);
+    if (checkpointer.load_latest() != 1) return "not loaded";
+    return torch::equal(layer->weight, saved->weight) ? "" : "other values";
+  });
+  CHECK(faults[0].empty());
+}
+
+TEST_CASE(
+    "a cut model is not left out of a whole file", "[parallel][cut_checkpoint][ranks][errors]") {
+  const TemporaryFolder folder;
+  save_whole_layer(folder.path());
+  const bool has_optimizer = GENERATE(false, true);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const auto layer = cut_layer(self.group);
+    const auto optimizer = step_of_ones(layer);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self).strict(false));
+    checkpointer.add("model", layer);
+    if (has_optimizer) checkpointer.add("optimizer", *optimizer);
+    checkpointer.load(1);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, Contains(
+                   has_optimizer ? "expected shards of the state of weight"
+                                 : "expected shards of \"model\", which is cut over the ranks"));
+  }
+}
+
+TEST_CASE("any optimizer is saved where nothing is cut", "[parallel][cut_checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  const auto steps = run_ranks<int64_t>(1, [&](const Rank& self) {
+    const auto layer = cut_layer(self.group);
+    torch::optim::LBFGS optimizer(layer->parameters());
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    checkpointer.add("model", layer).add("optimizer", optimizer);
+    checkpointer.save(1);
+    return checkpointer.load_latest().value_or(0);
+  });
+  CHECK(steps[0] == 1);
+}
+
+TEST_CASE(
+    "an optimizer of parts is added as its model", "[parallel][cut_checkpoint][ranks][errors]") {
+  const TemporaryFolder folder;
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const auto layer = cut_layer(self.group);
+    const auto optimizer = step_of_ones(layer);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    checkpointer.add_per_rank("model", layer).add("optimizer", *optimizer);
+    checkpointer.save(1);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, Contains("add_per_rank() for the model. Add both by add()"));
+  }
+}
+
+TEST_CASE(
+    "one rank's wrong layout is every rank's error", "[parallel][cut_checkpoint][ranks][errors]") {
+  const TemporaryFolder folder;
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const auto model = std::make_shared<WrongModule>(self.group);
+    const auto optimizer = step_of_ones(model);
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    checkpointer.add("optimizer", *optimizer).add("model", *model);
+    checkpointer.save(1);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, Contains("ParameterLayout: expected boxes of at most 2 elements"));
+  }
+}
+
+TEST_CASE(
+    "groups of the same ranks have their own random numbers", "[parallel][cut_checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  const auto faults = run_ranks<std::string>(1, [&](const Rank& self) -> std::string {
+    const auto one = ddp::split_group(0, 0, self.group);
+    const auto other = ddp::split_group(0, 0, self.group);
+    const auto draw = [](const ddp::ProcessGroup& group) {
+      const ddp::TensorParallelRng own(group);
+      return torch::rand({4});
+    };
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self).background(false));
+    draw(one);
+    draw(other);
+    draw(other);
+    checkpointer.save(1);
+    const auto next = draw(one), next_of_other = draw(other);
+    checkpointer.load(1);
+    if (!draw(one).equal(next)) return "the first group's";
+    return draw(other).equal(next_of_other) ? "" : "the second group's";
+  });
+  CHECK(faults[0].empty());
 }

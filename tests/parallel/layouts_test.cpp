@@ -200,3 +200,43 @@ TEST_CASE("clipping refuses a mesh that lacks an axis of the cut", "[parallel][l
         error, Contains("embedding.weight is cut, got one with 1 of its 2 parts. Pass the whole"));
   }
 }
+
+TEST_CASE("clipping refuses a cut over a part of an axis", "[parallel][layouts][ranks][errors]") {
+  const WholeModel whole;
+  const auto errors = run_ranks<std::string>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({4}, {"all"}, self.group);
+    const CutModel model(whole, ddp::split_group(self.rank / 2, 0, self.group));
+    return error_of<c10::ValueError>([&] { ddp::clip_grad_norm_(*model, 1.0, mesh); });
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, Contains("got one whose axis has 2 of them and 2 others"));
+  }
+}
+
+TEST_CASE("clipping adds up the stages of a pipeline", "[parallel][layouts][ranks]") {
+  const double norm_type = GENERATE(1.0, std::numeric_limits<double>::infinity());
+  const auto norms = run_ranks<double>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "tp"}, self.group);
+    // The second stage has layers that are cut, and others; the first has whole ones alone.
+    torch::nn::Sequential stage(torch::nn::Linear(4, 1));
+    if (mesh.rank("pp") == 1) {
+      stage->push_back(ddp::ColumnParallelLinear(
+          ddp::ColumnParallelLinearOptions(4, 2).process_group(mesh.group("tp")),
+          torch::ones({2, 4}), torch::ones({2})));
+    }
+    for (auto& p : stage->parameters()) p.mutable_grad() = torch::ones_like(p);
+    return ddp::clip_grad_norm_(*stage, 100.0, norm_type, {mesh.group("pp")});
+  });
+  CHECK(norms == std::vector<double>(4, norm_type == 1 ? 20.0 : 1.0));
+}
+
+TEST_CASE("clipping knows a group by its ranks", "[parallel][layouts][ranks]") {
+  const auto norms = run_ranks<double>(2, [&](const Rank& self) {
+    const ddp::ColumnParallelLinear layer(
+        ddp::ColumnParallelLinearOptions(4, 2).process_group(self.group), torch::ones({2, 4}),
+        torch::ones({2}));
+    for (auto& p : layer->parameters()) p.mutable_grad() = torch::ones_like(p);
+    return ddp::clip_grad_norm_(*layer, 100.0, 1.0, {ddp::split_group(0, 0, self.group)});
+  });
+  CHECK(norms == std::vector<double>(2, 10.0));
+}

@@ -107,7 +107,8 @@ class DDP_API Checkpointer {
   ///        ZeroRedundancyOptimizer is gathered on rank 0); a scheduler of LibTorch; a tensor, a
   ///        number or a string; an at::Generator; or anything with
   ///        `save(torch::serialize::OutputArchive&)` and `load(torch::serialize::InputArchive&)`,
-  ///        such as samplers. It must outlive this object.
+  ///        such as samplers. It must outlive this object. With an optimizer of parameters that are
+  ///        cut over the ranks, add their model, too: it knows how they are cut.
   /// \throws c10::ValueError  a name that is taken or cannot be a file's; an empty module.
   template <typename T>
   Checkpointer& add(const std::string& name, T& part) {

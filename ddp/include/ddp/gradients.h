@@ -76,7 +76,11 @@ DDP_API double clip_grad_norm_(
 /// ColumnParallelLinear, says how it is (layouts_of()): its parts are added up, and what all ranks
 /// have counts once.
 ///
-/// \param sharded_over  further groups, over which all its parameters are cut.
+/// \param sharded_over  further groups, over which all its parameters are cut. Their ranks may have
+///         different modules, or ones without parameters.
+///
+/// Collective: one all-reduce over each group that the layers are cut over; then one of a number
+///   over each group of `sharded_over`.
 DDP_API double clip_grad_norm_(
     const torch::nn::Module& module, double max_norm, double norm_type = 2,
     const std::vector<ProcessGroup>& sharded_over = {});
@@ -84,7 +88,8 @@ DDP_API double clip_grad_norm_(
 /// cut over an axis.
 ///
 /// \param norm_type  above 0.
-/// \throws c10::ValueError  also for a parameter that is cut over ranks outside of the mesh.
+/// \throws c10::ValueError  also for a parameter that is cut over ranks outside of the mesh, or
+///         over only some ranks of an axis.
 ///
 /// Collective: one all-reduce of a number over each axis with more than one rank, in their order.
 DDP_API double clip_grad_norm_(

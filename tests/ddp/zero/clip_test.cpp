@@ -161,6 +161,16 @@ TEST_CASE("a module, and one set of parameters, are clipped by the same norm", "
   }
 }
 
+TEST_CASE("a module without parameters takes part in clipping", "[clip][ranks]") {
+  const auto norms = run_ranks<double>(2, [](const Rank& self) {
+    torch::nn::Sequential net;
+    if (self.rank == 0) net->push_back(torch::nn::Linear(3, 1));
+    for (auto& p : net->parameters()) p.mutable_grad() = torch::ones_like(p);
+    return clip_grad_norm_(*net, 1e9, 1, {self.group});
+  });
+  CHECK(norms == std::vector<double>(2, 4.0));
+}
+
 TEST_CASE("ranks without gradients or elements take part in clipping", "[clip][ranks]") {
   const double norm_type = GENERATE(2.0, kInfiniteNorm);
   const auto norms = run_ranks<double>(3, [&](const Rank& self) {

@@ -17,6 +17,9 @@ ParameterLayout whole_layout(std::string name, const at::Tensor& parameter);
 /// jobs hide that.
 bool is_cut_over(const ParameterLayout& layout, const c10d::ProcessGroup& group);
 
+/// Whether this rank lacks elements of the parameter: it is cut over a group of several ranks.
+bool is_in_parts(const ParameterLayout& layout);
+
 /// Whether the ranks of the group have the parameter in parts that they know of: is_cut_over(), or
 /// it is declared as cut over groups that lie in this one, if only of one rank each. True for
 /// groups of other jobs.
