@@ -164,7 +164,12 @@ TEST_CASE("groups that are destroyed give their memory back", "[shm][ranks]") {
   for (const auto& of_rank : places) {
     // A block that the ranks left in another order is released by the next reservation.
     const auto half = of_rank.begin() + 10;
-    CHECK(*std::max_element(half, of_rank.end()) <= *std::max_element(of_rank.begin(), half));
+    // Ranks destroy at times of their own, so some blocks more may be in use now and then; a leaked
+    // control block a round would be ten.
+    constexpr size_t kSlack = 64 << 10;
+    CHECK(
+        *std::max_element(half, of_rank.end()) <=
+        *std::max_element(of_rank.begin(), half) + kSlack);
   }
 }
 
