@@ -107,7 +107,7 @@ void CutOptimizerPart::gather(const ProcessGroup& group, States /*states*/) {
   is_gathered_ = true;
 }
 
-// Not in gather(): no other rank hears of an error there.
+// Apart from gather(), because the other ranks are not told of an error there.
 std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
   std::vector<ShardedTensor> shards;
   if (!std::exchange(is_gathered_, false)) return shards;

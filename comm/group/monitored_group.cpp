@@ -12,6 +12,7 @@
 #include "base/executor.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
+#include "store/store_clone.h"
 
 namespace ddp {
 namespace {
@@ -24,15 +25,6 @@ bool has_streams(c10d::ProcessGroup& group) {
 }
 
 using AnyStore = c10::intrusive_ptr<c10d::Store>;
-
-// Returns the store itself if it cannot be cloned.
-AnyStore clone_of(const AnyStore& store) {
-  try {
-    return store->clone();
-  } catch (const std::exception&) {
-    return store;
-  }
-}
 
 // Returns c10d's default if the group's backend does not report a timeout.
 std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {

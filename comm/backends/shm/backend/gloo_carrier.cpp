@@ -14,10 +14,11 @@
 #include <ddp/internal/error_text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "../progress/progress_engine.h"
 #include "backends/gloo/gloo.h"
 #include "base/executor.h"
+#include "shm_work.h"
 #include "store/bounded_store.h"
+#include "store/store_clone.h"
 
 namespace ddp::backends::shm {
 namespace {
@@ -32,11 +33,7 @@ class QueuedWork : public c10d::Work {
 
   void end(const std::exception_ptr& error) noexcept {
     finish(error);
-    try {
-      error ? future_->setError(error) : future_->markCompleted(c10::IValue(outputs_));
-    } catch (...) {
-      warn_callback_threw();
-    }
+    complete_future(*future_, outputs_, error);
   }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -52,15 +49,6 @@ void end_with(const c10::intrusive_ptr<QueuedWork>& work, const GlooCarrier::Wor
   of_gloo->getFuture()->addCallback([work](c10::ivalue::Future& done) {
     work->end(done.hasError() ? done.exception_ptr() : nullptr);
   });
-}
-
-/// The store itself if it cannot be cloned.
-c10::intrusive_ptr<c10d::Store> clone_of(const c10::intrusive_ptr<c10d::Store>& store) {
-  try {
-    return store->clone();
-  } catch (const std::exception&) {
-    return store;
-  }
 }
 
 /// A store whose waits end when a flag is set: ranks that connect wait in it for those that never

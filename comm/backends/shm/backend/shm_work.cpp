@@ -18,6 +18,16 @@ constexpr std::chrono::milliseconds kPoll{20};
 
 }  // namespace
 
+void complete_future(
+    c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs,
+    const std::exception_ptr& error) noexcept {
+  try {
+    error ? future.setError(error) : future.markCompleted(c10::IValue(outputs));
+  } catch (...) {
+    warn_callback_threw();
+  }
+}
+
 ShmWork::ShmWork(
     Engines engines, int rank, c10d::OpType type, const char* title,
     std::vector<at::Tensor> outputs)
@@ -41,15 +51,7 @@ void ShmWork::complete(const std::exception_ptr& error) noexcept {
       for (const auto& engine : engines_) engine->count_future(-1);
     }
   }
-  try {
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(c10::IValue(outputs_));
-    }
-  } catch (...) {
-    warn_callback_threw();
-  }
+  complete_future(*future_, outputs_, error);
 }
 
 bool ShmWork::isCompleted() {

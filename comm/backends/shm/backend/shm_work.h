@@ -15,6 +15,11 @@ namespace ddp::backends::shm {
 /// The engines that a collective goes through, one after the other; stored without an allocation.
 using Engines = c10::SmallVector<std::shared_ptr<ProgressEngine>, 2>;
 
+/// Completes the future of a handle. Logs what callbacks on it throw.
+void complete_future(
+    c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs,
+    const std::exception_ptr& error) noexcept;
+
 /// The handle of a collective over shared memory. Every thread that waits on it or polls it makes
 /// progress in the collective's engines.
 class ShmWork : public c10d::Work {

@@ -219,9 +219,8 @@ void Mailbox::end(Message& message, const std::exception_ptr& error, int source,
   ends.push_back([on_end = std::move(message.on_end), error, source] { on_end(error, source); });
 }
 
-std::string Mailbox::failure_text(
-    const char* call, const Message& message, Clock::time_point deadline,
-    std::string& cause) const {
+PeerFailure Mailbox::failure_of(
+    const char* call, const Message& message, Clock::time_point deadline) const {
   const bool any = message.peer == Message::kAny;
   const auto what =
       any ? ddp::str(call, " from any rank with tag ", message.tag)
@@ -235,14 +234,14 @@ std::string Mailbox::failure_text(
     if (failure.what.empty()) failure = std::move(of_peer);
   }
   if (!failure.what.empty() && all_failed) {
-    cause = failure.cause;
-    return ddp::str("shm: ", what, ", on rank ", monitor_.own_rank(), ": ", failure.what);
+    failure.what = ddp::str("shm: ", what, ", on rank ", monitor_.own_rank(), ": ", failure.what);
+    return failure;
   }
-  if (Clock::now() <= deadline) return "";
-  cause = ddp::str(
+  if (Clock::now() <= deadline) return {};
+  const auto late = ddp::str(
       "shm: ", what, ", timed out after ", message.timeout.count(), " ms on rank ",
       monitor_.own_rank());
-  return cause;
+  return {late, late};
 }
 
 PeerFailure Mailbox::find_failure() const {
@@ -257,14 +256,13 @@ PeerFailure Mailbox::find_failure() const {
 }
 
 PeerFailure Mailbox::first_failure() const {
-  PeerFailure failure;
   for (const auto& posted : posted_) {
-    failure.what = failure_text("recv", posted.message, posted.deadline, failure.cause);
+    auto failure = failure_of("recv", posted.message, posted.deadline);
     if (!failure.what.empty()) return failure;
   }
   for (const auto& sent : sent_) {
     if (sent.has_ended) continue;
-    failure.what = failure_text("send", sent.message, sent.deadline, failure.cause);
+    auto failure = failure_of("send", sent.message, sent.deadline);
     if (!failure.what.empty()) return failure;
   }
   return {};

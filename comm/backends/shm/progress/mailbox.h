@@ -30,6 +30,7 @@ struct Message {
   at::Tensor tensor;
   std::chrono::milliseconds timeout{0};
   /// Runs once at the end, without a lock, with the sender's place among the ranks of the host.
+  /// Must neither throw nor wait.
   std::function<void(std::exception_ptr error, int source)> on_end;
 };
 
@@ -111,9 +112,8 @@ class Mailbox {
   bool put_into_ring(Sent& sent);
   PeerFailure first_failure() const;
   void end(Message& message, const std::exception_ptr& error, int source, Ends& ends);
-  std::string failure_text(
-      const char* call, const Message& message, Clock::time_point deadline,
-      std::string& cause) const;
+  PeerFailure failure_of(
+      const char* call, const Message& message, Clock::time_point deadline) const;
 
   const PeerMonitor& monitor_;
   Arena& arena_;

@@ -177,14 +177,7 @@ void ProgressEngine::progress_messages(Mailbox::IfBusy if_busy) {
 }
 
 void ProgressEngine::call(const Mailbox::Ends& ends) {
-  for (const auto& end : ends) {
-    const ProgressThreads::CallbackScope scope;
-    try {
-      end();
-    } catch (...) {
-      warn_callback_threw();
-    }
-  }
+  for (const auto& end : ends) end();
   // A thread that waits for one of them has seen its counters before.
   if (!ends.empty()) monitor_.doorbell().ring();
 }
