@@ -26,6 +26,7 @@
 #include "examples/common/data/cifar.h"
 #include "examples/common/data/idx.h"
 #include "launch/options.h"
+#include "support/temporary_folder.h"
 
 namespace ddp::fuzz {
 namespace {
@@ -66,18 +67,15 @@ void idx(std::string_view bytes) {
 
 void cifar(std::string_view bytes) {
   // The parser reads files of fixed names in a folder.
-  static const std::string folder = [] {
-    char name[] = "/tmp/ddp-fuzz-XXXXXX";
-    require(::mkdtemp(name) != nullptr);
-    return std::string(name);
-  }();
+  static const testing::TemporaryFolder temporary;
+  const auto& folder = temporary.path();
   const MemoryFile file(bytes);
   for (const char* name : {"/test_batch.bin", "/test.bin"}) {
     ::unlink((folder + name).c_str());
     require(::symlink(file.path().c_str(), (folder + name).c_str()) == 0);
   }
-  only_errors([] { require(examples::read_cifar10(folder, "test").images.dim() == 4); });
-  only_errors([] { require(examples::read_cifar100(folder, "test").images.dim() == 4); });
+  only_errors([&] { require(examples::read_cifar10(folder, "test").images.dim() == 4); });
+  only_errors([&] { require(examples::read_cifar100(folder, "test").images.dim() == 4); });
   for (const char* name : {"/test_batch.bin", "/test.bin"}) ::unlink((folder + name).c_str());
 }
 

@@ -2,7 +2,6 @@
 #include <ddp/reduction_stats.h>
 
 #include <chrono>
-#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "reducer/stats/step_recorder.h"
 #include "support/ranks.h"
+#include "support/temporary_folder.h"
 
 #include "support/catch.h"
 
@@ -211,12 +211,12 @@ TEST_CASE("all_gather_stats gathers the steps of all ranks for a trace", "[ranks
     const auto all = all_gather_stats(train(self, 2, 1), self.group);
     TORCH_CHECK(all.steps.size() == 4 && all.steps[0].rank == 0 && all.steps[3].rank == 1);
     TORCH_CHECK(all.steps[3].buckets.size() >= 2 && all.steps[3].buckets[0].done_ms > 0);
-    const std::string path = c10::str("/tmp/ddp-trace-", getpid(), "-", self.rank, ".json");
+    const ddp::testing::TemporaryFolder folder;
+    const auto path = folder.file("trace.json");
     write_trace(path, all);
     std::ifstream file(path);
     std::stringstream text;
     text << file.rdbuf();
-    std::remove(path.c_str());
     return text.str();
   });
   CHECK(traces[0] == traces[1]);
