@@ -40,22 +40,15 @@ void FlatParameters::move_in(size_t i) {
 }
 
 c10::intrusive_ptr<c10d::Work> FlatParameters::gather_async() {
-  auto* storage = whole_.storage().unsafeGetStorageImpl();
-  if (storage->nbytes() == 0) {
-    const auto memory = reducible_memory(*group_, layout_.numel(), whole_.options());
-    auto* fresh = memory.storage().unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(fresh->set_data_ptr({nullptr, whole_.device()}));
-    storage->set_nbytes(fresh->nbytes());
+  if (whole_.storage().nbytes() == 0) {
+    refill_memory(whole_, reducible_memory(*group_, layout_.numel(), whole_.options()));
   }
   return all_gather_into_tensor_async(whole_, shard_, group_);
 }
 
-// Views share the whole's storage and not its address, so that they have the next memory, too.
 void FlatParameters::release() {
   if (shard_.is_alias_of(whole_)) shard_ = shard_.clone();
-  auto* storage = whole_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap({nullptr, whole_.device()});
-  storage->set_nbytes(0);
+  release_memory(whole_);
 }
 
 }  // namespace ddp

@@ -36,4 +36,17 @@ at::Tensor reducible_memory(
   return at::empty({numel}, options);
 }
 
+void release_memory(const at::Tensor& tensor) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap({nullptr, tensor.device()});
+  storage->set_nbytes(0);
+}
+
+void refill_memory(const at::Tensor& tensor, const at::Tensor& fresh) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto* source = fresh.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(source->set_data_ptr({nullptr, tensor.device()}));
+  storage->set_nbytes(source->nbytes());
+}
+
 }  // namespace ddp

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
+#include <ddp/detail/forward_pointer.h>
 #include <ddp/detail/recompute.h>
 #include <ddp/detail/wrappable.h>
 #include <ddp/export.h>
@@ -189,18 +190,6 @@ struct CheckpointForward<M, Result (Class::*)(Args...)> {
 template <typename M, typename Result, typename Class, typename... Args>
 struct CheckpointForward<M, Result (Class::*)(Args...) const>
     : CheckpointForward<M, Result (Class::*)(Args...)> {};
-
-struct Overloaded {};
-template <typename Module, typename = void>
-struct ForwardPointer {
-  using type = Overloaded;
-};
-template <typename Module>
-struct ForwardPointer<Module, std::void_t<decltype(&Module::forward)>> {
-  using type = decltype(&Module::forward);
-};
-template <typename M>
-using PointeeOf = std::decay_t<decltype(*std::declval<M&>())>;
 
 }  // namespace detail
 

@@ -26,6 +26,7 @@
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/flight_record.h>
+#include <ddp/fully_sharded.h>
 #include <ddp/functional.h>
 #include <ddp/grad_scaler.h>
 #include <ddp/gradients.h>

@@ -28,4 +28,11 @@ at::Tensor alias(
 at::Tensor reducible_memory(
     c10d::ProcessGroup& group, int64_t numel, const at::TensorOptions& options);
 
+/// Frees the memory of a tensor's storage. Views share the storage and not its address, so that
+/// they have the next memory, too. Until then nothing may read them.
+void release_memory(const at::Tensor& tensor);
+
+/// Gives the storage of a released tensor the memory of `fresh`, which loses it.
+void refill_memory(const at::Tensor& tensor, const at::Tensor& fresh);
+
 }  // namespace ddp

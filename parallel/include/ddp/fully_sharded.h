@@ -1,0 +1,318 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Type.h>
+#include <ddp/detail/forward_pointer.h>
+#include <ddp/detail/unit_call.h>
+#include <ddp/detail/wrappable.h>
+#include <ddp/device_mesh.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/export.h>
+#include <ddp/parameter_layout.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/pimpl.h>
+
+namespace ddp {
+
+/// \file
+/// Fully sharded data parallel: each rank keeps 1/W of a model's parameters, gradients and
+/// optimizer state, and gathers the parameters of one unit at a time while it computes.
+///
+/// Source: torch.distributed.fsdp.fully_shard, torch 2.11.0, which cuts rows where this library
+/// cuts elements.
+
+/// The dtypes of a unit's computation and communication. A rank's shards, which the optimizer
+/// steps, keep the module's own.
+struct MixedPrecisionPolicy {
+  /// Of parameters in forward and backward, and in their gathers. Default: their own
+  TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = {};
+  /// In which gradients are summed over the ranks. Default: the module's own dtype
+  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = {};
+  /// Of floating outputs of forward. Default: as they come
+  TORCH_ARG(std::optional<at::ScalarType>, output_dtype) = {};
+  /// Of floating buffers, once, at construction. Default: their own
+  TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = {};
+  /// Cast floating tensors among forward's arguments to param_dtype. Default: true
+  TORCH_ARG(bool, cast_forward_inputs) = true;
+  /// Parts of dotted names: parameters with one of them keep their own dtype ("norm" matches
+  /// "norm.weight" and "blocks.0.norm.bias"). Default: none
+  TORCH_ARG(std::vector<std::string>, keep_float) = {};
+};
+
+/// Options for `FullyShardedDataParallel`.
+struct FullyShardedOptions {
+  /// The ranks that share the parameters. Default: the default group
+  TORCH_ARG(ProcessGroup, process_group) = {};
+  /// Instead of process_group: a mesh of one axis, or of two: parameters are cut over the last one
+  /// and replicated over the first (hybrid sharding). Default: none
+  TORCH_ARG(std::optional<DeviceMesh>, mesh) = {};
+  /// Free a unit's parameters after its forward, and gather them again in backward. Default: true;
+  /// for the unit whose forward the program calls (the root) false
+  TORCH_ARG(std::optional<bool>, reshard_after_forward) = {};
+  /// Dtypes. Default: the module's own everywhere
+  TORCH_ARG(MixedPrecisionPolicy, mp_policy) = {};
+  /// Units gathered ahead of the one that computes: 0 or 1. Of the root. Default: 1
+  TORCH_ARG(int64_t, prefetch) = 1;
+  /// Keep the shards in host memory while the model computes on a GPU. Not built: true is an error.
+  /// Default: false
+  TORCH_ARG(bool, cpu_offload) = false;
+  /// Give all ranks rank 0's parameters and buffers at construction. Default: true
+  TORCH_ARG(bool, init_sync) = true;
+  /// Names in the module ("head.bias") of parameters that stay whole on every rank, and whose
+  /// gradients are not averaged. Default: none
+  TORCH_ARG(std::vector<std::string>, ignored_parameters) = {};
+};
+
+/// What one unit did since it was made.
+struct UnitStats {
+  std::string name;        ///< its path in the root ("layer1"); "" for the root
+  int64_t gathers = 0;     ///< of parameters
+  int64_t reductions = 0;  ///< of gradients
+  int64_t bytes = 0;       ///< gathered, and given to reductions
+};
+
+/// See FullyShardedBase::stats().
+struct FullyShardedStats {
+  std::vector<UnitStats> units;  ///< the root first
+};
+
+class ShardedUnit;
+
+/// The part of a FullyShardedDataParallel that does not depend on the wrapped type.
+class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule {
+ public:
+  ~FullyShardedBase() override;
+
+  /// While the guard exists, forward passes of this root are followed by backward passes that
+  /// accumulate whole gradients on this rank, without a reduction; the next reduced one adds them.
+  /// Memory: the whole gradients. Without it each backward pass reduces into the shards, in no
+  /// memory of its own.
+  NoSyncGuard no_sync();
+
+  /// Reduces in the next backward pass through `outputs`, which forward passes inside no_sync()
+  /// returned; as DistributedDataParallelBase::sync_in_backward().
+  template <typename... Outputs>
+  void sync_in_backward(const Outputs&... outputs) {
+    std::vector<at::Tensor> tensors;
+    const TensorSink sink = [&](const at::Tensor& t) { tensors.push_back(t); };
+    (for_each_tensor(outputs, sink), ...);
+    sync_outputs(tensors);
+  }
+
+  /// Gathers this unit's parameters (not those of units in it) until reshard().
+  ///
+  /// Collective: yes. Blocks: host.
+  void unshard();
+  /// Frees them. What was written to whole parameters is lost.
+  void reshard();
+  /// Sets the option of that name of this unit.
+  void set_reshard_after_forward(bool reshard_after_forward);
+
+  /// Counts of this unit and the units in it.
+  FullyShardedStats stats() const;
+
+  /// ShardedModule. This unit's parameters, by their names in the wrapped module.
+  std::vector<ParameterLayout> layouts() override;
+
+  /// torch::nn::Module. Throws outside of SummonFullParams, because this rank has its shards alone.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// torch::nn::Module. Throws outside of SummonFullParams.
+  void load(torch::serialize::InputArchive& archive) override;
+  /// torch::nn::Module. Throws.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<c10::Device>& device = std::nullopt) const override;
+  /// torch::nn::Module. Throws: move the module before it is wrapped.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;  ///< the same
+  void to(at::Device device, bool non_blocking = false) override;   ///< the same
+  /// torch::nn::Module.
+  void train(bool on = true) override;
+
+ protected:
+  /// See FullyShardedDataParallel.
+  FullyShardedBase(std::shared_ptr<torch::nn::Module> module, const FullyShardedOptions& options);
+
+ private:
+  friend class detail::UnitCall;
+  friend class SummonFullParams;
+
+  void sync_outputs(const std::vector<at::Tensor>& outputs);
+  void take_names_of(torch::nn::Module& module);
+  void check_whole(const char* call) const;
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::shared_ptr<ShardedUnit> unit_;
+  MixedPrecisionPolicy policy_;
+  bool gradient_sync_ = true;
+};
+
+namespace detail {
+
+/// Gives `forward` the wrapped module's own signature, so that a Sequential accepts it; `forward`
+/// is a template where the module's is one, or is overloaded.
+template <typename Impl, typename Forward>
+struct FullyShardedForward {
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    return static_cast<Impl*>(this)->call(std::forward<Args>(args)...);
+  }
+};
+template <typename Impl, typename Result, typename Class, typename... Args>
+struct FullyShardedForward<Impl, Result (Class::*)(Args...)> {
+  std::decay_t<Result> forward(Args... args) {
+    return static_cast<Impl*>(this)->call(std::forward<Args>(args)...);
+  }
+};
+template <typename Impl, typename Result, typename Class, typename... Args>
+struct FullyShardedForward<Impl, Result (Class::*)(Args...) const>
+    : FullyShardedForward<Impl, Result (Class::*)(Args...)> {};
+
+}  // namespace detail
+
+/// The implementation of `FullyShardedDataParallel`.
+template <typename M>
+class FullyShardedDataParallelImpl
+    : public FullyShardedBase,
+      public detail::FullyShardedForward<
+          FullyShardedDataParallelImpl<M>,
+          typename detail::ForwardPointer<detail::PointeeOf<M>>::type> {
+  static_assert(
+      detail::is_wrappable<M>,
+      "FullyShardedDataParallel: wrap a std::shared_ptr to the module, as std::make_shared<Net>() "
+      "makes it, or a holder from TORCH_MODULE(Net)");
+
+ public:
+  /// See FullyShardedDataParallel.
+  explicit FullyShardedDataParallelImpl(M module, const FullyShardedOptions& options = {})
+      : FullyShardedBase(as_module(module), options), inner_(std::move(module)) {}
+
+  /// The module that was wrapped. Its own `forward` finds the shards.
+  M& module() { return inner_; }
+  /// The same.
+  const M& module() const { return inner_; }
+
+ private:
+  template <typename Impl, typename Forward>
+  friend struct detail::FullyShardedForward;
+
+  static std::shared_ptr<torch::nn::Module> as_module(const M& module) {
+    if constexpr (detail::is_shared_module<M>) {
+      return module;
+    } else {
+      return module.is_empty() ? nullptr : module.ptr();
+    }
+  }
+
+  template <typename... Args>
+  auto call(Args&&... args) {
+    detail::UnitCall unit(*this);
+    std::tuple<detail::ReplacedArgument<Args&&>...> arguments{
+        detail::ReplacedArgument<Args&&>(std::forward<Args>(args))...};
+    unit.enter([&](const TensorMove& move) {
+      std::apply([&](auto&... argument) { (argument.replace(move), ...); }, arguments);
+    });
+    return unit.leave([&] {
+      return std::apply(
+          [&](auto&... argument) { return inner_->forward(argument.get()...); }, arguments);
+    });
+  }
+
+  M inner_;
+};
+
+/// A unit of a fully sharded model: holds a module, keeps this rank's shard of its parameters, and
+/// gathers them for its forward and its backward.
+///
+/// ```
+/// struct NetImpl : torch::nn::Module {
+///   ddp::FullyShardedDataParallel<Block> block1, block2;  // units
+///   ...
+/// };
+/// ddp::FullyShardedDataParallel model(Net());             // the root: what is in no unit
+/// torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+/// model->forward(input).sum().backward();                 // .grad: this rank's shards
+/// ```
+/// A unit has all parameters of its module that no unit in it has. They keep their names, and their
+/// tensors: `parameters()` and an optimizer made before find this rank's elements in them, {1, ...,
+/// 1, k}. Gradients are averaged over the ranks. Parameters of frozen layers are cut, too.
+///
+/// Every rank has to call the same units in the same order, in evaluation as well. A rank may leave
+/// a unit out of its loss.
+///
+/// Collective: construction, forward and backward. Blocks: host.
+/// Memory: 1/W of parameters, gradients and optimizer state; while it computes one unit more, two
+///   with prefetch; one unit at construction.
+/// Cost: a step gathers each unit twice, and reduces it once: 1.5 times what replicas send.
+/// \throws c10::ValueError  at construction for options and modules that cannot be cut.
+template <typename M>
+class FullyShardedDataParallel : public torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>> {
+ public:
+  /// The implementation that the holder points to.
+  using Impl = FullyShardedDataParallelImpl<M>;
+
+  /// An empty holder.
+  FullyShardedDataParallel(std::nullptr_t) : torch::nn::ModuleHolder<Impl>(nullptr) {}
+  /// \param module  with its parameters on the device where it computes.
+  explicit FullyShardedDataParallel(M module, const FullyShardedOptions& options = {})
+      : torch::nn::ModuleHolder<Impl>(std::make_shared<Impl>(std::move(module), options)) {}
+  /// Of a module made elsewhere.
+  FullyShardedDataParallel(std::shared_ptr<Impl> impl)
+      : torch::nn::ModuleHolder<Impl>(std::move(impl)) {}
+
+  /// Calls `forward`.
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return this->get()->forward(std::forward<Args>(args)...);
+  }
+};
+/// Deduces M.
+template <typename M>
+FullyShardedDataParallel(M) -> FullyShardedDataParallel<M>;
+/// Deduces M.
+template <typename M>
+FullyShardedDataParallel(M, FullyShardedOptions) -> FullyShardedDataParallel<M>;
+
+/// Makes units of the parts of a Sequential, so that each has at least `min_num_params` elements
+/// that no other unit has, from the innermost Sequential outwards.
+///
+/// \param net  whose parts take one tensor and return one.
+/// \return the number of units made.
+///
+/// Collective: yes. Blocks: host.
+DDP_API int64_t fully_shard(
+    torch::nn::Sequential& net, int64_t min_num_params = 100'000'000,
+    const FullyShardedOptions& options = {});
+
+/// While the guard exists, the parameters of a model's units are whole on every rank: for reading
+/// them, or for writing the same to them on every rank.
+///
+/// Collective: its construction. Blocks: host. Memory: the whole model on every rank; see
+/// full_state_dict() for less.
+class DDP_API [[nodiscard]] SummonFullParams {
+ public:
+  /// \param model  the root, or a unit: it and the units in it.
+  /// \param write_back  keep at the end what was written to the parameters.
+  /// \throws c10::Error  inside forward or backward.
+  explicit SummonFullParams(FullyShardedBase& model, bool write_back = false);
+  ~SummonFullParams();
+  SummonFullParams(const SummonFullParams&) = delete;
+  SummonFullParams& operator=(const SummonFullParams&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<ShardedUnit>> units_;
+  bool write_back_;
+};
+
+}  // namespace ddp

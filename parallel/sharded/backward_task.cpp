@@ -1,0 +1,266 @@
+#include "sharded/backward_task.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kBeforeAll = -1;
+
+/// Tells the model that autograd ended a pass: autograd destroys its final callbacks after an
+/// exception without calling them.
+class EndWatch {
+ public:
+  explicit EndWatch(std::shared_ptr<ShardedModel> model) : model_(std::move(model)) {}
+  ~EndWatch() {
+    if (model_) end(/*has_failed=*/true);
+  }
+  EndWatch(const EndWatch&) = delete;
+  EndWatch& operator=(const EndWatch&) = delete;
+
+  void end(bool has_failed) { std::exchange(model_, nullptr)->end_backward(has_failed); }
+
+ private:
+  std::shared_ptr<ShardedModel> model_;
+};
+
+}  // namespace
+
+BackwardTask::BackwardTask(ShardedModel& model)
+    : model_(model), reduces_early_(model.open_passes() <= 1) {
+  for (const auto& unit : model.units()) unit->gradients().begin();
+}
+
+void BackwardTask::watch_end() {
+  const auto id = torch::autograd::get_current_graph_task_id();
+  if (!watched_.insert(id).second) return;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [watch = std::make_shared<EndWatch>(model_.shared_from_this())] {
+        watch->end(/*has_failed=*/false);
+      });
+}
+
+// Asks autograd which nodes it wants: with torch::autograd::grad() not ours.
+bool BackwardTask::accumulates() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (!wanted || wanted->empty()) return true;
+  for (const auto& unit : model_.units()) {
+    if (unit->takes_gradients(*wanted)) return true;
+  }
+  return false;
+}
+
+BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass) {
+  const auto at = std::find_if(
+      walks_.begin(), walks_.end(), [&](const Walk& walk) { return walk.pass == pass; });
+  if (at != walks_.end()) return *at;
+  // Autograd gets to an earlier forward pass when it has done with the later ones.
+  for (auto& later : walks_) {
+    catch_up(later, kBeforeAll);
+    pass_time(later, kBeforeAll);
+  }
+  if (walks_.empty()) accumulates_ = accumulates();
+  begin_walk(pass);
+  return walks_.back();
+}
+
+void BackwardTask::begin_walk(const std::shared_ptr<ForwardPass>& pass) {
+  Walk walk{pass, {}, 0, kNever};
+  const auto& order = pass->order;
+  std::vector<size_t> kept;
+  for (const auto use : order.backward()) {
+    const auto index = order.use(use).unit;
+    auto& unit = model_.unit(index);
+    if (model_.keeps_whole(unit, *pass)) {
+      unit.needed_since = order.first_entry(index);
+      const bool is_there =
+          unit.is_whole() || std::find(kept.begin(), kept.end(), index) != kept.end();
+      kept.push_back(index);
+      if (is_there) continue;
+    }
+    walk.gathers.push_back(use);
+  }
+  walks_.push_back(std::move(walk));
+  order_ = reduction_order();
+}
+
+std::vector<size_t> BackwardTask::reduction_order() const {
+  std::vector<size_t> order;
+  // The oldest forward pass decides, and of a pass what was entered first is reduced last.
+  for (auto walk = walks_.rbegin(); walk != walks_.rend(); ++walk) {
+    for (const auto unit : walk->pass->order.units()) {
+      if (!model_.unit(unit).gradients().has_trainable()) continue;
+      if (std::find(order.begin(), order.end(), unit) == order.end()) order.push_back(unit);
+    }
+  }
+  std::reverse(order.begin(), order.end());
+  return order;
+}
+
+void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
+  auto& walk = this->walk(pass);
+  const auto& place = pass->order.use(use);
+  catch_up(walk, place.exit);
+  pass_time(walk, place.exit);
+  auto& unit = model_.unit(place.unit);
+  unit.make_whole();
+  if (!model_.keeps_whole(unit, *pass)) unit.needed_since = place.entry;
+  if (walk.next < walk.gathers.size() && walk.gathers[walk.next] == use) ++walk.next;
+  gather_ahead(walk);
+}
+
+void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
+  auto& walk = this->walk(pass);
+  const auto entry = pass->order.use(use).entry;
+  catch_up(walk, entry);
+  pass_time(walk, entry);
+}
+
+ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {
+  watch_end();
+  if (walks_.empty()) {
+    // The root itself is computed again, by a pass of its own.
+    auto pass = std::make_shared<ForwardPass>();
+    pass->root = unit.index;
+    pass->reduces = reduces;
+    pass->is_recomputation = true;
+    walk(pass);
+  }
+  auto& walk = walks_.back();
+  auto& order = walk.pass->order;
+  ShardedModel::Place place{walk.pass, PassOrder::npos, /*is_recomputed=*/true};
+  unit.needed_since = 0;
+  if (walk.pass->is_recomputation) {
+    place.use = order.enter(unit.index, /*without_graph=*/true);
+  } else if (const auto use = order.without_graph_before(unit.index, walk.done_since);
+             use != PassOrder::npos) {
+    catch_up(walk, order.use(use).exit);
+    unit.needed_since = order.use(use).entry;
+  }
+  unit.make_whole();
+  return place;
+}
+
+void BackwardTask::catch_up(Walk& walk, int64_t time) {
+  const auto& order = walk.pass->order;
+  while (walk.next < walk.gathers.size()) {
+    const auto& left_out = order.use(walk.gathers[walk.next]);
+    if (left_out.exit <= time) return;
+    ++walk.next;
+    auto& unit = model_.unit(left_out.unit);
+    unit.make_whole();
+    if (!model_.keeps_whole(unit, *walk.pass)) unit.needed_since = left_out.entry;
+    // What other units did inside of it comes before its end.
+    const bool is_last = walk.next == walk.gathers.size();
+    const auto next_exit = is_last ? kBeforeAll : order.use(walk.gathers[walk.next]).exit;
+    pass_time(walk, std::max({left_out.entry, next_exit, time}));
+  }
+}
+
+void BackwardTask::pass_time(Walk& walk, int64_t time) {
+  walk.done_since = std::min(walk.done_since, time);
+  for (const auto& used : walk.pass->order.units()) {
+    auto& unit = model_.unit(used);
+    if (unit.is_whole() && unit.needed_since >= walk.done_since && !unit.stays_whole) {
+      unit.release();
+    }
+  }
+  reduce_ready();
+}
+
+void BackwardTask::gather_ahead(Walk& walk) {
+  if (model_.prefetch() == 0 || walk.next == walk.gathers.size()) return;
+  const auto& order = walk.pass->order;
+  const auto& next = order.use(walk.gathers[walk.next]);
+  // What is computed again in between has its gathers first.
+  const auto& uses = order.uses();
+  const bool is_next = std::none_of(uses.begin(), uses.end(), [&](const PassOrder::Use& use) {
+    return use.without_graph && use.exit > next.exit && use.exit < walk.done_since;
+  });
+  if (is_next) model_.unit(next.unit).begin_gather();
+}
+
+void BackwardTask::on_gradient(ShardedUnit& unit) {
+  DDP_CHECK(
+      !unit.gradients().is_reduced(), "FullyShardedDataParallel: expected the gradients of ",
+      unit.name(), " before they were summed over the ranks, got one after that, on rank ",
+      unit.groups().shard->getRank(), ". Call forward of the root again for another graph.");
+  if (unit.gradients().is_complete()) reduce_ready();
+}
+
+void BackwardTask::reduce_ready() {
+  if (!reduces_early_ || !accumulates_ || walks_.size() != 1 || !walks_[0].pass->reduces) return;
+  const auto& walk = walks_[0];
+  for (const auto index : order_) {
+    auto& unit = model_.unit(index);
+    if (unit.gradients().is_reduced()) continue;
+    const bool is_done = walk.pass->order.first_entry(index) >= walk.done_since;
+    if (!is_done && !unit.gradients().is_complete()) return;
+    reduce(unit);
+  }
+}
+
+void BackwardTask::reduce(ShardedUnit& unit) {
+  finish_reduction();  // one at a time has its memory
+  auto groups = unit.groups();
+  groups.shard = model_.reduce_group();
+  unit.gradients().reduce(groups);
+  ++unit.stats.reductions;
+  unit.stats.bytes += unit.gradients().reduced_bytes();
+  reducing_ = &unit;
+}
+
+void BackwardTask::finish_reduction() {
+  if (auto* unit = std::exchange(reducing_, nullptr)) {
+    auto groups = unit->groups();
+    groups.shard = model_.reduce_group();
+    unit->gradients().finish_reduction(groups);
+  }
+}
+
+void BackwardTask::finish() {
+  for (auto& walk : walks_) {
+    catch_up(walk, kBeforeAll);
+    pass_time(walk, kBeforeAll);
+  }
+  const bool reduces =
+      accumulates_ &&
+      (walks_.empty() ||
+       std::any_of(walks_.begin(), walks_.end(), [](const Walk& w) { return w.pass->reduces; }));
+  order_ = reduction_order();
+  // And units whose parameters got gradients without their forward.
+  for (const auto& unit : model_.units()) {
+    const bool is_known = std::find(order_.begin(), order_.end(), unit->index) != order_.end();
+    if (!is_known && unit->gradients().has_begun()) order_.push_back(unit->index);
+  }
+  for (const auto index : order_) {
+    auto& unit = model_.unit(index);
+    if (reduces && !unit.gradients().is_reduced()) reduce(unit);
+  }
+  finish_reduction();
+  for (const auto& unit : model_.units()) {
+    if (unit->gradients().is_reduced()) {
+      unit->gradients().add_to_shards();
+    } else {
+      unit->gradients().keep_whole();
+    }
+    if (!unit->stays_whole) unit->reshard();
+  }
+}
+
+void BackwardTask::fail() noexcept {
+  for (const auto& unit : model_.units()) {
+    unit->gradients().restore();
+    if (!unit->stays_whole) unit->abandon();
+  }
+}
+
+}  // namespace ddp

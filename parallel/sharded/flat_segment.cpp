@@ -1,0 +1,124 @@
+#include "sharded/flat_segment.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/parameter_memory.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace ddp {
+namespace {
+
+std::vector<int64_t> numels_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> numels;
+  for (const auto& tensor : tensors) numels.push_back(tensor.numel());
+  return numels;
+}
+
+at::TensorOptions options_of(const at::Tensor& tensor, at::ScalarType dtype) {
+  return at::dtype(dtype).device(tensor.device());
+}
+
+}  // namespace
+
+FlatSegment::FlatSegment(
+    ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered)
+    : group_(std::move(group)),
+      parameters_(std::move(parameters)),
+      layout_(numels_of(parameters_), group_->getSize()),
+      ranges_(parameters_.size()),
+      accumulators_(parameters_.size()) {
+  const c10::NoGradGuard no_grad;
+  const auto& first = parameters_.front();
+  for (const auto& piece : layout_.pieces(group_->getRank())) {
+    ranges_[piece.slot] = {piece.from, piece.at, piece.numel};
+  }
+  shard_ = reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()))
+               .zero_();
+  whole_ = at::empty({layout_.numel()}, options_of(first, gathered));
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const auto& parameter = parameters_[slot];
+    const auto& range = ranges_[slot];
+    views_.push_back(alias(
+        whole_, layout_.offsets[slot], parameter.sizes(),
+        c10::contiguous_strides(parameter.sizes())));
+    if (range.numel > 0) {
+      const auto values = parameter.detach().reshape({-1}).narrow(0, range.from, range.numel);
+      shard_.narrow(0, range.at, range.numel).copy_(values);
+    }
+    point(slot, views_[slot]);
+    (void)accumulator(slot);
+    point(slot, piece(slot, shard_));
+  }
+  release();
+}
+
+std::vector<int64_t> FlatSegment::piece_sizes(size_t slot) const {
+  std::vector<int64_t> sizes(std::max<size_t>(sizes_of(slot).size(), 1), 1);
+  sizes.back() = ranges_[slot].numel;
+  return sizes;
+}
+
+at::Tensor FlatSegment::piece(size_t slot, const at::Tensor& flat, int64_t begin) const {
+  const auto sizes = piece_sizes(slot);
+  const auto offset = flat.storage_offset() + begin + ranges_[slot].at;
+  return alias(flat, offset, sizes, c10::contiguous_strides(sizes));
+}
+
+const NodePtr& FlatSegment::accumulator(size_t slot) {
+  const auto& parameter = parameters_[slot];
+  auto& kept = accumulators_[slot];
+  if (!kept && parameter.requires_grad()) {
+    namespace impl = torch::autograd::impl;
+    impl::set_grad_accumulator(parameter, WeakNodePtr(NodePtr()));  // of the sizes before
+    kept = impl::grad_accumulator(parameter);
+  }
+  return kept;
+}
+
+void FlatSegment::point(size_t slot, const at::Tensor& data) {
+  auto& parameter = parameters_[slot];
+  parameter.set_data(data);
+  if (accumulators_[slot]) {
+    torch::autograd::impl::set_grad_accumulator(parameter, WeakNodePtr(accumulators_[slot]));
+  }
+}
+
+void FlatSegment::begin_gather() {
+  const c10::NoGradGuard no_grad;
+  refill_memory(whole_, at::empty({layout_.numel()}, whole_.options()));
+  if (group_->getSize() == 1) {
+    whole_.copy_(shard_);
+    return;
+  }
+  sent_ = shard_;
+  if (shard_.scalar_type() != whole_.scalar_type()) {
+    sent_ = reducible_memory(*group_, layout_.shard_numel, whole_.options()).copy_(shard_);
+  }
+  gather_ = all_gather_into_tensor_async(whole_, sent_, group_);
+}
+
+void FlatSegment::end_gather() {
+  if (gather_) std::exchange(gather_, nullptr)->wait();
+  sent_.reset();
+}
+
+void FlatSegment::release() { release_memory(whole_); }
+
+void FlatSegment::point_at_whole() {
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, views_[slot]);
+}
+
+void FlatSegment::point_at_shard() {
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, piece(slot, shard_));
+}
+
+void FlatSegment::write_back() {
+  const c10::NoGradGuard no_grad;
+  shard_.copy_(whole_.narrow(0, group_->getRank() * layout_.shard_numel, layout_.shard_numel));
+}
+
+}  // namespace ddp

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/internal/autograd_node.h>
+#include <ddp/internal/flat_layout.h>
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// Parameters of one dtype that lie one after another in a flat tensor, of which each rank of a
+/// group keeps its shard. The parameters' data is either their piece of the shard, or their place
+/// in the whole flat tensor, whose memory exists while it is needed.
+///
+/// Autograd saves views of the whole. They share its storage, so that they find the memory of a
+/// later gather.
+class FlatSegment {
+ public:
+  /// Copies this rank's elements of the parameters, and points the parameters at them.
+  ///
+  /// \param parameters  of one dtype and device.
+  /// \param gathered  the dtype of the whole.
+  ///
+  /// Collective: no. Memory: at most one parameter more than before.
+  FlatSegment(ProcessGroup group, std::vector<at::Tensor> parameters, at::ScalarType gathered);
+
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const FlatLayout& layout() const { return layout_; }
+  at::IntArrayRef sizes_of(size_t slot) const { return views_[slot].sizes(); }
+  /// Of the shard.
+  at::ScalarType dtype() const { return shard_.scalar_type(); }
+  /// Of the whole, in bytes.
+  size_t element_size() const { return whole_.element_size(); }
+  /// The elements of a parameter in this rank's shard; possibly none.
+  struct Range {
+    int64_t from = 0;  // first element in the parameter
+    int64_t at = 0;    // first element in the shard
+    int64_t numel = 0;
+  };
+  const Range& range_of(size_t slot) const { return ranges_[slot]; }
+  /// Of a parameter's piece: as many dimensions as the parameter has, all but the last of size 1.
+  std::vector<int64_t> piece_sizes(size_t slot) const;
+  /// A parameter's elements of a tensor that lies as the shard does, from its element `begin` on.
+  /// No autograd view.
+  at::Tensor piece(size_t slot, const at::Tensor& flat, int64_t begin = 0) const;
+
+  /// Allocates the whole, and starts to gather the ranks' shards into it.
+  ///
+  /// Collective: yes. Blocks: no.
+  void begin_gather();
+  /// Waits for the gather.
+  void end_gather();
+  /// Frees the memory of the whole. The parameters' sizes stay as they are.
+  void release();
+  void point_at_whole();
+  void point_at_shard();
+  /// Copies this rank's elements of the whole into the shard.
+  void write_back();
+  /// Whether a tensor has the memory of the whole.
+  bool has_memory_of(const at::Tensor& tensor) const { return tensor.is_alias_of(whole_); }
+
+  /// The accumulator of a parameter, which takes gradients of the whole's sizes and dtype. Null for
+  /// a parameter that requires no gradient.
+  const NodePtr& accumulator(size_t slot);
+
+ private:
+  void point(size_t slot, const at::Tensor& data);
+
+  ProcessGroup group_;
+  std::vector<at::Tensor> parameters_;
+  FlatLayout layout_;
+  std::vector<Range> ranges_;
+  at::Tensor shard_;
+  at::Tensor whole_;
+  std::vector<at::Tensor> views_;      // by slot: its place in the whole
+  std::vector<NodePtr> accumulators_;  // by slot; set_data() may drop the parameter's reference
+  at::Tensor sent_;                    // the shard in the whole's dtype, during a gather
+  c10::intrusive_ptr<c10d::Work> gather_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,220 @@
+#include <ddp/fully_sharded.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/rank_text.h>
+#include <ddp/internal/text.h>
+
+#include "sharded/sharded_model.h"
+#include "sharded/sharded_parameters.h"
+#include "sharded/unit_nodes.h"
+
+namespace ddp {
+namespace {
+
+FullyShardedOptions with_group(FullyShardedOptions options) {
+  DDP_CHECK_VALUE(
+      !options.mesh() || !options.process_group(),
+      "FullyShardedDataParallel: expected process_group or mesh, got both. Leave one of them out.");
+  if (const auto& mesh = options.mesh()) {
+    DDP_CHECK_VALUE(
+        mesh->names().size() <= 2, "FullyShardedDataParallel: expected a mesh of 1 or 2 axes, got ",
+        mesh->names().size(), ". Pass some of its axes: mesh[{\"replicate\", \"shard\"}].");
+    options.process_group(mesh->group(mesh->names().back()));
+  } else if (!options.process_group()) {
+    options.process_group(default_group());
+  }
+  return options;
+}
+
+void check_options(const FullyShardedOptions& options) {
+  const auto where = on_rank_text(*options.process_group());
+  DDP_CHECK_VALUE(
+      !options.cpu_offload(),
+      "FullyShardedDataParallel: expected cpu_offload false, because it is not built, got true ",
+      where, ".");
+  DDP_CHECK_VALUE(
+      options.prefetch() == 0 || options.prefetch() == 1,
+      "FullyShardedDataParallel: expected prefetch 0 or 1, got ", options.prefetch(), " ", where,
+      ".");
+  for (const auto& [name, dtype] :
+       {std::pair{"param_dtype", options.mp_policy().param_dtype()},
+        std::pair{"reduce_dtype", options.mp_policy().reduce_dtype()},
+        std::pair{"output_dtype", options.mp_policy().output_dtype()},
+        std::pair{"buffer_dtype", options.mp_policy().buffer_dtype()}}) {
+    DDP_CHECK_VALUE(
+        !dtype || at::isFloatingType(*dtype), "FullyShardedDataParallel: expected a floating ",
+        name, " in mp_policy, got ", *dtype, " ", where, ".");
+  }
+}
+
+void cast_buffers(torch::nn::Module& module, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return;
+  const c10::NoGradGuard no_grad;
+  for (auto& buffer : module.buffers()) {
+    if (buffer.defined() && buffer.is_floating_point()) buffer.set_data(buffer.to(*dtype));
+  }
+}
+
+}  // namespace
+
+FullyShardedBase::FullyShardedBase(
+    std::shared_ptr<torch::nn::Module> module, const FullyShardedOptions& user_options)
+    : torch::nn::Module("FullyShardedDataParallel"),
+      module_(std::move(module)),
+      policy_(user_options.mp_policy()) {
+  const auto options = with_group(user_options);
+  const auto& group = options.process_group();
+  SharedParameters found;
+  std::string problem;
+  try {
+    DDP_CHECK_VALUE(
+        module_ != nullptr, "FullyShardedDataParallel: expected a module, got an empty one ",
+        on_rank_text(*group), ".");
+    check_options(options);
+    found = find_parameters(*module_, options);
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
+  }
+  agree_on_parameters(found.own, problem, group);
+  if (options.init_sync()) broadcast_parameters(*module_, found, options);
+  unit_ = std::make_shared<ShardedUnit>(found.own, options);
+  unit_->add_hooks();
+  const auto model = std::make_shared<ShardedModel>(group, options.prefetch());
+  model->add(unit_);
+  for (const auto& [path, unit] : found.units) {
+    if (unit->unit_->model != model) model->adopt(*unit->unit_->model, path);
+  }
+  cast_buffers(*module_, policy_.buffer_dtype());
+  take_names_of(*module_);
+}
+
+FullyShardedBase::~FullyShardedBase() = default;
+
+// Registers what the module has, and not the module: so that names are its own.
+void FullyShardedBase::take_names_of(torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    register_parameter(item.key(), item.value(), item.value().requires_grad());
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    register_buffer(item.key(), item.value());
+  }
+  for (const auto& child : module.named_children()) register_module(child.key(), child.value());
+}
+
+NoSyncGuard FullyShardedBase::no_sync() { return NoSyncGuard(gradient_sync_); }
+
+void FullyShardedBase::sync_outputs(const std::vector<at::Tensor>& outputs) {
+  const auto passes = passes_of(outputs, *unit_->model);
+  DDP_CHECK_VALUE(
+      !passes.empty(),
+      "sync_in_backward: expected outputs of this model's forward, or what is computed from them, "
+      "got none ",
+      on_rank_text(*unit_->groups().shard), ".");
+  for (const auto& pass : passes) pass->reduces = true;
+}
+
+void FullyShardedBase::unshard() {
+  unit_->make_whole();
+  unit_->stays_whole = true;
+}
+
+void FullyShardedBase::reshard() {
+  unit_->stays_whole = false;
+  unit_->reshard();
+}
+
+void FullyShardedBase::set_reshard_after_forward(bool reshard_after_forward) {
+  unit_->reshard_after_forward = reshard_after_forward;
+}
+
+FullyShardedStats FullyShardedBase::stats() const {
+  FullyShardedStats stats;
+  const auto& own = unit_->stats.name;
+  stats.units.push_back(unit_->stats);
+  for (const auto& unit : unit_->model->units()) {
+    const auto& name = unit->stats.name;
+    const bool is_inside = own.empty() || name.rfind(own + ".", 0) == 0;
+    if (unit != unit_ && is_inside) stats.units.push_back(unit->stats);
+  }
+  return stats;
+}
+
+std::vector<ParameterLayout> FullyShardedBase::layouts() { return unit_->layouts(); }
+
+void FullyShardedBase::check_whole(const char* call) const {
+  const auto is_sharded = [](const std::shared_ptr<ShardedUnit>& unit) {
+    return !unit->is_whole() && unit->gradients().size() > 0;
+  };
+  const auto& units = unit_->model->units();
+  DDP_CHECK(
+      std::none_of(units.begin(), units.end(), is_sharded), "FullyShardedDataParallel: ", call,
+      "() has this rank's shards alone ", on_rank_text(*unit_->groups().shard),
+      ". Call ddp::full_state_dict(model) on every rank, or add it to a Checkpointer.");
+}
+
+void FullyShardedBase::save(torch::serialize::OutputArchive& archive) const {
+  check_whole("save");
+  torch::nn::Module::save(archive);
+}
+
+void FullyShardedBase::load(torch::serialize::InputArchive& archive) {
+  check_whole("load");
+  torch::nn::Module::load(archive);
+}
+
+std::shared_ptr<torch::nn::Module> FullyShardedBase::clone(
+    const std::optional<c10::Device>&) const {
+  DDP_CHECK(
+      false, "FullyShardedDataParallel: clone() has this rank's shards alone ",
+      on_rank_text(*unit_->groups().shard),
+      ". Make another module, and call ddp::load_full_state_dict().");
+}
+
+void FullyShardedBase::to(torch::Device device, torch::Dtype, bool non_blocking) {
+  to(device, non_blocking);
+}
+void FullyShardedBase::to(at::Device, bool non_blocking) { to(at::kFloat, non_blocking); }
+void FullyShardedBase::to(torch::Dtype, bool) {
+  DDP_CHECK(
+      false,
+      "FullyShardedDataParallel: to() would move this rank's shards, and not the memory that they "
+      "are gathered into, ",
+      on_rank_text(*unit_->groups().shard), ". Move the module before it is wrapped.");
+}
+
+void FullyShardedBase::train(bool on) {
+  torch::nn::Module::train(on);
+  module_->train(on);
+}
+
+SummonFullParams::SummonFullParams(FullyShardedBase& model, bool write_back)
+    : write_back_(write_back) {
+  const auto& whole_model = *model.unit_->model;
+  DDP_CHECK(
+      whole_model.is_idle(),
+      "SummonFullParams: expected no forward or backward of the model, got one that runs ",
+      on_rank_text(*model.unit_->groups().shard), ".");
+  const auto& own = model.unit_->stats.name;
+  for (const auto& unit : whole_model.units()) {
+    const auto& name = unit->stats.name;
+    if (unit == model.unit_ || own.empty() || name.rfind(own + ".", 0) == 0) units_.push_back(unit);
+  }
+  for (const auto& unit : units_) unit->make_whole();
+}
+
+SummonFullParams::~SummonFullParams() {
+  for (const auto& unit : units_) {
+    if (write_back_) unit->write_back();
+    if (!unit->stays_whole) unit->reshard();
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ddp {
+
+/// The uses of units in one forward pass, with the times at which each was entered and left; and
+/// the orders of backward that follow from them, the same on every rank whatever gradients arrive.
+///
+/// Autograd reaches the uses in the reverse order of their exits, and leaves out those that nothing
+/// depends on: of all that it can run, it runs what forward made last.
+class PassOrder {
+ public:
+  struct Use {
+    size_t unit;
+    int64_t entry;
+    int64_t exit = -1;  // -1: not left yet
+    /// Entered without a graph, by what is computed again in backward, or not needed there.
+    bool without_graph = false;
+  };
+
+  /// \return the index of the use.
+  size_t enter(size_t unit, bool without_graph);
+  void leave(size_t use);
+
+  const Use& use(size_t index) const { return uses_[index]; }
+  const std::vector<Use>& uses() const { return uses_; }
+  /// The units, each once, in the order of their first entries.
+  std::vector<size_t> units() const;
+  /// When the unit was first entered.
+  int64_t first_entry(size_t unit) const;
+  /// The last use of the unit without a graph that was left before `time`; npos if there is none.
+  size_t without_graph_before(size_t unit, int64_t time) const;
+
+  /// The uses with a graph in the order of backward: by their exits, the last first.
+  std::vector<size_t> backward() const;
+
+  static constexpr size_t npos = static_cast<size_t>(-1);
+
+ private:
+  std::vector<Use> uses_;
+  int64_t time_ = 0;
+};
+
+}  // namespace ddp

@@ -1,0 +1,220 @@
+#include "sharded/sharded_model.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/rank_text.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "sharded/backward_task.h"
+#include "sharded/second_group.h"
+
+namespace ddp {
+namespace {
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+/// \param by_rank  names of units, a line each.
+std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pass) {
+  std::vector<std::vector<std::string>> units;
+  for (const auto& names : by_rank) {
+    std::istringstream lines(names);
+    auto& of_rank = units.emplace_back();
+    for (std::string line; std::getline(lines, line);) of_rank.push_back(line);
+  }
+  for (size_t rank = 1; rank < units.size(); ++rank) {
+    if (units[rank] == units[0]) continue;
+    size_t at = 0;
+    const auto name_at = [&](const std::vector<std::string>& names) {
+      return at < names.size() ? names[at] : "none";
+    };
+    while (name_at(units[0]) == name_at(units[rank])) ++at;
+    return ddp::str(
+        "FullyShardedDataParallel: expected every rank to run the same units in the same order, "
+        "got ",
+        name_at(units[0]), " on rank 0 and ", name_at(units[rank]), " on rank ", rank,
+        " in forward ", pass, ". Run it on all ranks and mask its result.");
+  }
+  return "";
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(const ProcessGroup& group, int64_t prefetch)
+    : prefetch_(prefetch), group_(group), reduce_group_(second_group_of(group)) {}
+
+ShardedModel::~ShardedModel() = default;
+
+void ShardedModel::add(const std::shared_ptr<ShardedUnit>& unit) {
+  unit->index = units_.size();
+  unit->model = shared_from_this();
+  units_.push_back(unit);
+}
+
+void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
+  DDP_CHECK(
+      other.is_idle(), "FullyShardedDataParallel: expected no forward or backward of ", path,
+      " while it is wrapped, ", on_rank_text(*group_), ".");
+  for (const auto& unit : std::exchange(other.units_, {})) {
+    auto& name = unit->stats.name;
+    name = name.empty() ? path : path + "." + name;
+    add(unit);
+  }
+}
+
+bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const {
+  return unit.stays_whole || !unit.reshard_after_forward.value_or(unit.index != pass.root);
+}
+
+size_t ShardedModel::open_passes() {
+  const auto is_over = [](const std::weak_ptr<ForwardPass>& graph) {
+    const auto pass = graph.lock();
+    return !pass || pass->is_released;
+  };
+  graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
+  return graphs_.size();
+}
+
+void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
+  DDP_CHECK(
+      !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
+      on_rank_text(*group_), ". Call forward and backward of a model on one thread.");
+  // A gather that a failed pass left has the values before the optimizer's step.
+  for (const auto& unit : units_) {
+    if (!unit->is_whole() && !unit->is_free()) unit->reshard();
+  }
+  pass_ = std::make_shared<ForwardPass>();
+  pass_->model = shared_from_this();
+  pass_->root = root.index;
+  pass_->reduces = reduces;
+  is_as_expected_ = true;
+}
+
+ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
+  if (is_in_backward()) {
+    auto& task = this->task();
+    unit.add_hooks();
+    return task.enter_again(unit, reduces);
+  }
+  if (depth_ == 0) begin_pass(unit, reduces);
+  ++depth_;
+  Place place{pass_, pass_->order.enter(unit.index, !c10::GradMode::is_enabled())};
+  try {
+    unit.make_whole();
+    unit.add_hooks();
+    gather_ahead(unit);
+  } catch (...) {
+    abandon(unit, place);
+    throw;
+  }
+  return place;
+}
+
+void ShardedModel::gather_ahead(ShardedUnit& unit) {
+  const auto at = pass_->order.uses().size() - 1;
+  is_as_expected_ = is_as_expected_ && at < expected_.size() && expected_[at] == unit.index;
+  if (!is_as_expected_ || prefetch_ == 0 || at + 1 == expected_.size()) return;
+  units_[expected_[at + 1]]->begin_gather();
+}
+
+void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
+  if (place.is_recomputed) {
+    if (place.pass->is_recomputation) place.pass->order.leave(place.use);
+    return;
+  }
+  place.pass->order.leave(place.use);
+  if (!keeps_whole(unit, *place.pass)) unit.reshard();
+  if (--depth_ == 0) end_pass();
+}
+
+void ShardedModel::end_pass() {
+  const auto pass = std::exchange(pass_, nullptr);
+  for (const auto& unit : units_) {
+    const bool is_on_its_way = !unit->is_whole() && !unit->is_free();
+    if (is_on_its_way || (!pass->has_graph && !unit->stays_whole)) unit->reshard();
+  }
+  expected_.clear();
+  for (const auto& use : pass->order.uses()) expected_.push_back(use.unit);
+  if (!pass->has_graph) return;
+  graphs_.push_back(pass);
+  constexpr int64_t kCompareEvery = 100;
+  ++passes_;
+  if (passes_ <= 2 || passes_ % kCompareEvery == 0) compare_orders(*pass);
+}
+
+void ShardedModel::compare_orders(const ForwardPass& pass) {
+  if (group_->getSize() == 1) return;
+  std::vector<std::string> names;
+  for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
+  const auto mine = fnv1a(joined_by("\n", names));
+  auto hashes = at::empty({group_->getSize()}, at::kLong);
+  all_gather_into_tensor(hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), group_);
+  if (hashes.eq(hashes[0]).all().item<bool>()) return;
+  agree(
+      joined_by("\n", names), group_, "comparing the units of forward",
+      [&](const std::vector<std::string>& by_rank) { return describe_orders(by_rank, passes_); });
+}
+
+void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
+  if (place.is_recomputed) return;
+  unit.abandon();
+  if (--depth_ > 0) return;
+  for (const auto& use : place.pass->order.uses()) units_[use.unit]->abandon();
+  pass_.reset();
+}
+
+BackwardTask& ShardedModel::task() {
+  if (!task_) task_ = std::make_unique<BackwardTask>(*this);
+  return *task_;
+}
+
+void ShardedModel::on_entry(const Place& place, ShardedUnit& unit) {
+  auto& task = this->task();
+  task.watch_end();
+  if (place.is_recomputed) {
+    unit.make_whole();
+  } else {
+    task.enter(place.pass, place.use);
+  }
+}
+
+void ShardedModel::on_exit(const Place& place, ShardedUnit& unit) {
+  auto& task = this->task();
+  task.watch_end();
+  if (!place.is_recomputed) {
+    task.leave(place.pass, place.use);
+  } else if (!unit.stays_whole) {
+    unit.release();
+  }
+}
+
+void ShardedModel::before_gradient() {
+  auto& task = this->task();
+  task.watch_end();
+}
+
+void ShardedModel::on_gradient(ShardedUnit& unit) { task().on_gradient(unit); }
+
+void ShardedModel::end_backward(bool has_failed) {
+  // A pass inside another one ends while a node of the other one runs.
+  if (!task_ || (!has_failed && torch::autograd::get_current_node())) return;
+  const auto task = std::exchange(task_, nullptr);
+  if (has_failed) return task->fail();
+  try {
+    task->finish();
+  } catch (...) {
+    task->fail();
+    throw;
+  }
+}
+
+}  // namespace ddp

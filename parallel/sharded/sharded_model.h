@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+#include "sharded/pass_order.h"
+#include "sharded/sharded_unit.h"
+
+namespace ddp {
+
+class BackwardTask;
+
+/// One forward pass of a root, as long as a graph of it exists.
+struct ForwardPass {
+  std::shared_ptr<ShardedModel> model;
+  PassOrder order;
+  size_t root = 0;                // the unit that the program called
+  bool reduces = true;            // its backward pass
+  bool has_graph = false;         // a node of it was made
+  bool is_recomputation = false;  // of a root, in backward
+  bool is_released = false;       // backward freed the graph
+};
+
+/// The units under one root: runs their gathers and reductions in the same order on every rank.
+///
+/// Gathers and reductions have a group each, because with gathers ahead their interleaving differs
+/// between ranks.
+class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
+ public:
+  /// Collective: yes.
+  ShardedModel(const ProcessGroup& group, int64_t prefetch);
+  ~ShardedModel();
+
+  void add(const std::shared_ptr<ShardedUnit>& unit);
+  /// Takes the units of another model, whose root is in the module at `path`.
+  void adopt(ShardedModel& other, const std::string& path);
+  const std::vector<std::shared_ptr<ShardedUnit>>& units() const { return units_; }
+  ShardedUnit& unit(size_t index) const { return *units_[index]; }
+  int64_t prefetch() const { return prefetch_; }
+  const ProcessGroup& reduce_group() const { return reduce_group_; }
+
+  /// A use of a unit by forward.
+  struct Place {
+    std::shared_ptr<ForwardPass> pass;  // null in backward where nothing is known of the use
+    size_t use = PassOrder::npos;
+    bool is_recomputed = false;
+  };
+  /// Gathers the unit.
+  Place enter(ShardedUnit& unit, bool reduces);
+  void leave(ShardedUnit& unit, const Place& place);
+  /// After an exception in forward.
+  void abandon(ShardedUnit& unit, const Place& place) noexcept;
+
+  /// From autograd's nodes and hooks.
+  void on_entry(const Place& place, ShardedUnit& unit);
+  void on_exit(const Place& place, ShardedUnit& unit);
+  void before_gradient();
+  void on_gradient(ShardedUnit& unit);
+  void end_backward(bool has_failed);
+
+  bool keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const;
+  /// Passes that backward may still run through.
+  size_t open_passes();
+  /// Neither in forward nor in backward.
+  bool is_idle() const { return depth_ == 0 && !task_; }
+
+ private:
+  BackwardTask& task();
+  void begin_pass(ShardedUnit& root, bool reduces);
+  void end_pass();
+  void gather_ahead(ShardedUnit& unit);
+  void compare_orders(const ForwardPass& pass);
+
+  const int64_t prefetch_;
+  ProcessGroup group_;
+  ProcessGroup reduce_group_;
+  std::vector<std::shared_ptr<ShardedUnit>> units_;
+  std::shared_ptr<ForwardPass> pass_;  // the one that runs
+  int depth_ = 0;
+  int64_t passes_ = 0;            // with a graph
+  std::vector<size_t> expected_;  // units in the order of the pass before
+  bool is_as_expected_ = false;
+  std::vector<std::weak_ptr<ForwardPass>> graphs_;
+  std::unique_ptr<BackwardTask> task_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/fully_sharded.h>
+#include <ddp/parameter_layout.h>
+
+namespace ddp {
+
+/// What a module that becomes a unit has.
+struct SharedParameters {
+  std::vector<ParameterLayout> own;                              ///< of the unit
+  std::vector<std::pair<std::string, FullyShardedBase*>> units;  ///< inside, by their paths
+};
+
+/// \throws c10::ValueError  for parameters that cannot be cut.
+SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOptions& options);
+
+/// Throws on every rank if a rank has a problem, or other parameters than the others.
+///
+/// Collective: yes. Blocks: host.
+void agree_on_parameters(
+    const std::vector<ParameterLayout>& own, const std::string& problem, const ProcessGroup& group);
+
+/// Gives all ranks rank 0's parameters, and the buffers that no unit inside has.
+///
+/// Collective: yes. Blocks: host. Memory: none, where tensors are contiguous.
+void broadcast_parameters(
+    const torch::nn::Module& module, const SharedParameters& found,
+    const FullyShardedOptions& options);
+
+}  // namespace ddp

@@ -1,0 +1,230 @@
+#include "sharded/sharded_unit.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
+#include <ddp/internal/check.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include "sharded/sharded_model.h"
+
+namespace ddp {
+
+using torch::autograd::variable_list;
+
+namespace {
+
+bool is_kept_float(const std::string& name, const MixedPrecisionPolicy& policy) {
+  const auto dotted = "." + name + ".";
+  const auto& kept = policy.keep_float();
+  return std::any_of(kept.begin(), kept.end(), [&](const std::string& part) {
+    return dotted.find("." + part + ".") != std::string::npos;
+  });
+}
+
+at::ScalarType gathered_dtype(
+    const std::string& name, at::ScalarType own, const MixedPrecisionPolicy& policy) {
+  const bool is_cast = policy.param_dtype() && at::isFloatingType(own);
+  return is_cast && !is_kept_float(name, policy) ? *policy.param_dtype() : own;
+}
+
+/// The boxes of elements [begin, end) of the elements of some boxes, one box after another.
+std::vector<Box> boxes_within(const std::vector<Box>& boxes, int64_t begin, int64_t end) {
+  std::vector<Box> parts;
+  for (const auto& box : boxes) {
+    const auto numel = c10::multiply_integers(box.size);
+    const auto first = std::clamp<int64_t>(begin, 0, numel);
+    const auto last = std::clamp<int64_t>(end, 0, numel);
+    if (first < last) {
+      for (auto& part : boxes_of(box, first, last)) parts.push_back(std::move(part));
+    }
+    begin -= numel;
+    end -= numel;
+  }
+  return parts;
+}
+
+}  // namespace
+
+/// On a parameter's gradient accumulator, which may outlive the unit.
+class ShardedUnit::BeforeGradient : public torch::autograd::FunctionPreHook {
+ public:
+  BeforeGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto unit = unit_.lock()) {
+      unit->model->before_gradient();
+      unit->gradients_->before_accumulate(i_);
+    }
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<ShardedUnit> unit_;
+  size_t i_;
+};
+
+class ShardedUnit::AfterGradient : public torch::autograd::FunctionPostHook {
+ public:
+  AfterGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (const auto unit = unit_.lock()) {
+      unit->gradients_->after_accumulate(i_);
+      unit->model->on_gradient(*unit);
+    }
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<ShardedUnit> unit_;
+  size_t i_;
+};
+
+ShardedUnit::ShardedUnit(
+    const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options)
+    : reshard_after_forward(options.reshard_after_forward()), whole_layouts_(layouts) {
+  groups_.shard = options.process_group();
+  if (options.mesh()) {
+    const auto names = options.mesh()->names();
+    groups_.shard = options.mesh()->group(names.back());
+    if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
+  }
+  group_into_segments(options);
+}
+
+ShardedUnit::~ShardedUnit() = default;
+
+void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
+  using Kind = std::tuple<at::ScalarType, at::ScalarType, bool>;
+  const auto& policy = options.mp_policy();
+  std::vector<Kind> kinds;
+  std::vector<std::vector<size_t>> members;
+  for (size_t i = 0; i < whole_layouts_.size(); ++i) {
+    const auto& layout = whole_layouts_[i];
+    const auto dtype = layout.local.scalar_type();
+    const Kind kind(
+        dtype, gathered_dtype(layout.name, dtype, policy), layout.local.requires_grad());
+    const auto at =
+        static_cast<size_t>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
+    if (at == kinds.size()) {
+      kinds.push_back(kind);
+      members.emplace_back();
+    }
+    members[at].push_back(i);
+  }
+  places_.resize(whole_layouts_.size());
+  size_t place = 0;
+  std::optional<at::ScalarType> reduce_dtype = policy.reduce_dtype();
+  for (size_t s = 0; s < kinds.size(); ++s) {
+    std::vector<at::Tensor> parameters;
+    for (const auto i : members[s]) {
+      parameters.push_back(whole_layouts_[i].local);
+      places_[i] = place++;
+    }
+    const auto [own, gathered, trainable] = kinds[s];
+    segments_.emplace_back(groups_.shard, std::move(parameters), gathered);
+    if (!policy.reduce_dtype()) {
+      reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
+    }
+  }
+  gradients_ = std::make_unique<UnitGradients>(segments_, reduce_dtype.value_or(at::kFloat));
+  hooked_.resize(gradients_->size());
+}
+
+void ShardedUnit::add_hooks() {
+  size_t i = 0;
+  for (auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot, ++i) {
+      const auto& accumulator = segment.accumulator(slot);
+      if (hooked_[i] || !accumulator) continue;
+      hooked_[i] = accumulator;
+      accumulator->add_pre_hook(std::make_unique<BeforeGradient>(weak_from_this(), i));
+      accumulator->add_post_hook(std::make_unique<AfterGradient>(weak_from_this(), i));
+    }
+  }
+}
+
+std::vector<ParameterLayout> ShardedUnit::layouts() const {
+  std::vector<FlatSegment::Range> ranges;
+  for (const auto& segment : segments_) {
+    for (size_t slot = 0; slot < segment.parameters().size(); ++slot) {
+      ranges.push_back(segment.range_of(slot));
+    }
+  }
+  auto layouts = whole_layouts_;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    auto& layout = layouts[i];
+    const auto& range = ranges[places_[i]];
+    if (!has_whole_sizes_) {
+      layout.boxes = boxes_within(layout.boxes, range.from, range.from + range.numel);
+      layout.sharded_over.push_back(groups_.shard);
+    } else {
+      layout.replicated_over.push_back(groups_.shard);
+    }
+    if (groups_.replicate) layout.replicated_over.push_back(groups_.replicate);
+  }
+  return layouts;
+}
+
+void ShardedUnit::begin_gather() {
+  if (memory_ != Memory::Free) return;
+  for (auto& segment : segments_) {
+    segment.begin_gather();
+    stats.bytes += segment.layout().numel() * static_cast<int64_t>(segment.element_size());
+  }
+  memory_ = Memory::Filling;
+  ++stats.gathers;
+}
+
+void ShardedUnit::make_whole() {
+  begin_gather();
+  if (memory_ == Memory::Filling) {
+    for (auto& segment : segments_) segment.end_gather();
+    memory_ = Memory::Full;
+  }
+  if (std::exchange(has_whole_sizes_, true)) return;
+  for (auto& segment : segments_) segment.point_at_whole();
+}
+
+void ShardedUnit::release() {
+  if (memory_ == Memory::Free) return;
+  for (auto& segment : segments_) {
+    segment.end_gather();
+    segment.release();
+  }
+  memory_ = Memory::Free;
+}
+
+void ShardedUnit::reshard() {
+  release();
+  if (!std::exchange(has_whole_sizes_, false)) return;
+  for (auto& segment : segments_) segment.point_at_shard();
+}
+
+void ShardedUnit::abandon() noexcept {
+  if (memory_ == Memory::Full) release();
+  if (!std::exchange(has_whole_sizes_, false)) return;
+  for (auto& segment : segments_) segment.point_at_shard();
+}
+
+bool ShardedUnit::takes_gradients(const Wanted& wanted) const {
+  return std::any_of(hooked_.begin(), hooked_.end(), [&](const NodePtr& accumulator) {
+    const auto at = wanted.find(accumulator.get());
+    return accumulator && at != wanted.end() && at->second.needed_;
+  });
+}
+
+void ShardedUnit::write_back() {
+  for (auto& segment : segments_) segment.write_back();
+}
+
+bool ShardedUnit::has_memory_of(const at::Tensor& tensor) const {
+  return std::any_of(segments_.begin(), segments_.end(), [&](const FlatSegment& segment) {
+    return segment.has_memory_of(tensor);
+  });
+}
+
+}  // namespace ddp

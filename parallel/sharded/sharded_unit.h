@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/fully_sharded.h>
+#include <ddp/parameter_layout.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "sharded/flat_segment.h"
+#include "sharded/unit_gradients.h"
+
+namespace ddp {
+
+/// As torch::autograd::get_current_graph_task_exec_info() has it.
+using Wanted = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
+
+class ShardedModel;
+
+/// The parameters of one FullyShardedDataParallel: their memory and their gradients.
+///
+/// The parameters' sizes and the memory of the whole are apart: in backward the memory is freed
+/// when nothing reads it any more, and gradients that are still on their way need the sizes.
+class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
+ public:
+  /// \param layouts  of the parameters, in order.
+  ShardedUnit(const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options);
+  ~ShardedUnit();
+  ShardedUnit(const ShardedUnit&) = delete;
+  ShardedUnit& operator=(const ShardedUnit&) = delete;
+
+  /// Calls `on_gradient` when a parameter has its gradient of a backward pass.
+  void add_hooks();
+
+  std::string name() const { return stats.name.empty() ? "the root" : stats.name; }
+  std::vector<ParameterLayout> layouts() const;
+
+  bool is_whole() const { return memory_ == Memory::Full; }
+  bool is_free() const { return memory_ == Memory::Free; }
+  /// Starts to gather the parameters, unless they are there or on their way.
+  ///
+  /// Collective: yes. Blocks: no.
+  void begin_gather();
+  /// Gathers the parameters, and gives them their sizes.
+  void make_whole();
+  /// Frees the whole parameters. Their sizes stay.
+  void release();
+  /// Frees the whole parameters, and makes them the shards.
+  void reshard();
+  /// Makes the parameters the shards after a failure; does not wait for a gather.
+  void abandon() noexcept;
+  void write_back();
+  /// Whether autograd wants gradients of the parameters to be accumulated.
+  bool takes_gradients(const Wanted& wanted) const;
+  bool has_memory_of(const at::Tensor& tensor) const;
+
+  UnitGradients& gradients() { return *gradients_; }
+  const UnitGradients::Groups& groups() const { return groups_; }
+
+  size_t index = 0;  // in the model
+  std::shared_ptr<ShardedModel> model;
+  std::optional<bool> reshard_after_forward;
+  bool stays_whole = false;  // by unshard()
+  int64_t needed_since = 0;  // in backward: not needed when all uses entered since are done
+  UnitStats stats;
+
+ private:
+  class BeforeGradient;
+  class AfterGradient;
+  enum class Memory { Free, Filling, Full };
+
+  void group_into_segments(const FullyShardedOptions& options);
+
+  UnitGradients::Groups groups_;
+  std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut
+  std::vector<FlatSegment> segments_;
+  std::vector<size_t> places_;  // by layout: its number through all segments
+  std::unique_ptr<UnitGradients> gradients_;
+  std::vector<NodePtr> hooked_;  // by the numbers of UnitGradients; null without hooks
+  Memory memory_ = Memory::Free;
+  bool has_whole_sizes_ = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,100 @@
+#include <ddp/detail/unit_call.h>
+
+#include <algorithm>
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <ddp/fully_sharded.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/rank_text.h>
+
+#include "sharded/sharded_model.h"
+#include "sharded/unit_nodes.h"
+
+namespace ddp::detail {
+
+struct UnitCall::State {
+  const MixedPrecisionPolicy& policy;
+  std::shared_ptr<ShardedUnit> unit;
+  ShardedModel::Place place;
+  bool has_left = false;
+};
+
+namespace {
+
+using ReplaceAll = c10::function_ref<void(const TensorMove&)>;
+
+std::vector<at::Tensor> tensors_of(ReplaceAll replace_all) {
+  std::vector<at::Tensor> tensors;
+  const auto note = [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  };
+  replace_all(note);
+  return tensors;
+}
+
+void put(const std::vector<at::Tensor>& tensors, ReplaceAll replace_all) {
+  auto next = tensors.begin();
+  const auto replace = [&](const at::Tensor&) { return *next++; };
+  replace_all(replace);
+}
+
+void cast(std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return;
+  for (auto& tensor : tensors) {
+    if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  }
+}
+
+}  // namespace
+
+UnitCall::UnitCall(FullyShardedBase& unit) {
+  DDP_CHECK(
+      !unit.policy_.param_dtype() || !at::autocast::is_autocast_enabled(at::kCPU),
+      "FullyShardedDataParallel: expected no autocast beside mp_policy, because both cast, got "
+      "both ",
+      on_rank_text(*unit.unit_->groups().shard), ". Leave one of them out.");
+  auto place = unit.unit_->model->enter(*unit.unit_, unit.gradient_sync_);
+  state_ = std::make_unique<State>(State{unit.policy_, unit.unit_, std::move(place)});
+}
+
+UnitCall::~UnitCall() {
+  if (!state_->has_left) state_->unit->model->abandon(*state_->unit, state_->place);
+}
+
+void UnitCall::enter(ReplaceAll replace_all) {
+  auto& [policy, unit, place, has_left] = *state_;
+  auto tensors = tensors_of(replace_all);
+  if (policy.cast_forward_inputs()) cast(tensors, policy.param_dtype());
+  put(pass_through_node(std::move(tensors), UnitEnd::Inputs, unit, place), replace_all);
+}
+
+void UnitCall::leave_with(ReplaceAll replace_all) {
+  auto& [policy, unit, place, has_left] = *state_;
+  auto tensors = tensors_of(replace_all);
+  for (const auto& tensor : tensors) {
+    DDP_CHECK(
+        !tensor.defined() || !unit->has_memory_of(tensor),
+        "FullyShardedDataParallel: expected outputs of ", unit->name(),
+        " that are computed, got one that is a parameter or a view of one ",
+        on_rank_text(*unit->groups().shard),
+        ". Its memory is freed after forward: return a clone().");
+  }
+  cast(tensors, policy.output_dtype());
+  put(pass_through_node(std::move(tensors), UnitEnd::Outputs, unit, place), replace_all);
+  if (at::autocast::is_autocast_enabled(at::kCPU)) at::autocast::clear_cache();
+  has_left = true;
+  unit->model->leave(*unit, place);
+}
+
+void UnitCall::check_result(bool has_no_tensors, const std::string& type) {
+  DDP_CHECK(
+      has_no_tensors,
+      "FullyShardedDataParallel: expected a result of forward whose tensors can be replaced, got "
+      "a ",
+      type,
+      ". Declare move_tensors() for it (ddp/move_tensors.h), or return the tensors themselves.");
+}
+
+}  // namespace ddp::detail

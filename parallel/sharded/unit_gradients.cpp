@@ -1,0 +1,226 @@
+#include "sharded/unit_gradients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/parameter_memory.h>
+
+namespace ddp {
+namespace {
+
+/// The least power of two that is at least the root of the number of summands: half of the
+/// division, so that sums of float16 neither overflow nor vanish.
+double divided_before(at::ScalarType dtype, int64_t ranks) {
+  if (dtype != at::kHalf) return 1;
+  double divisor = 1;
+  while (divisor * divisor < static_cast<double>(ranks)) divisor *= 2;
+  return divisor;
+}
+
+int64_t ranks_of(const UnitGradients::Groups& groups) {
+  return int64_t{groups.shard->getSize()} * (groups.replicate ? groups.replicate->getSize() : 1);
+}
+
+}  // namespace
+
+UnitGradients::UnitGradients(std::vector<FlatSegment>& segments, at::ScalarType reduce_dtype)
+    : segments_(segments), reduce_dtype_(reduce_dtype) {
+  for (size_t s = 0; s < segments.size(); ++s) {
+    for (size_t i = 0; i < segments[s].parameters().size(); ++i) {
+      auto& slot = slots_.emplace_back();
+      slot.segment = s;
+      slot.slot = i;
+    }
+  }
+}
+
+const at::Tensor& UnitGradients::parameter_of(const Slot& slot) const {
+  return segments_[slot.segment].parameters()[slot.slot];
+}
+
+const at::Tensor& UnitGradients::parameter(size_t i) const { return parameter_of(slots_[i]); }
+
+bool UnitGradients::has_trainable() const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return parameter_of(slot).requires_grad();
+  });
+}
+
+bool UnitGradients::has_kept() const {
+  return std::any_of(
+      slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.kept.defined(); });
+}
+
+bool UnitGradients::has_begun() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.has_begun; });
+}
+
+void UnitGradients::begin() {
+  is_reduced_ = false;
+  for (auto& slot : slots_) slot.has_begun = slot.has_arrived = false;
+}
+
+void UnitGradients::begin_slot(Slot& slot) {
+  if (std::exchange(slot.has_begun, true)) return;
+  auto& grad = parameter_of(slot).mutable_grad();
+  slot.before = grad;
+  const bool is_cleared =
+      !grad.defined() || (grad.is_same(slot.marker) && grad._version() != slot.marker_version &&
+                          grad.count_nonzero().item<int64_t>() == 0);
+  if (is_cleared) slot.kept.reset();
+  slot.marker.reset();
+  grad = slot.kept;
+}
+
+void UnitGradients::before_accumulate(size_t i) { begin_slot(slots_[i]); }
+
+void UnitGradients::after_accumulate(size_t i) { slots_[i].has_arrived = true; }
+
+bool UnitGradients::is_complete() const {
+  return std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.has_arrived || !parameter_of(slot).requires_grad();
+  });
+}
+
+int64_t UnitGradients::slice_numel() const {
+  auto numel = static_cast<int64_t>(slots_.size());
+  for (const auto& segment : segments_) numel += segment.layout().shard_numel;
+  return numel;
+}
+
+int64_t UnitGradients::reduced_bytes() const {
+  const auto ranks = segments_.front().layout().ranks;
+  return ranks * slice_numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_));
+}
+
+void UnitGradients::pack(at::Tensor& packed) {
+  const auto slice = slice_numel();
+  const auto ranks = segments_.front().layout().ranks;
+  std::vector<at::Tensor> gradients;
+  for (auto& slot : slots_) {
+    begin_slot(slot);
+    auto& grad = parameter_of(slot).mutable_grad();
+    gradients.push_back(grad.defined() ? grad.reshape({-1}) : at::Tensor());
+    grad.reset();
+    slot.kept.reset();
+  }
+  const auto flags = at::zeros({static_cast<int64_t>(slots_.size())});
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) flags.data_ptr<float>()[i] = 1;
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto part = packed.narrow(0, rank * slice, slice);
+    size_t first = 0;
+    int64_t begin = 0;
+    for (const auto& segment : segments_) {
+      int64_t filled = 0;
+      for (const auto& piece : segment.layout().pieces(rank)) {
+        auto place = part.narrow(0, begin + piece.at, piece.numel);
+        const auto& gradient = gradients[first + piece.slot];
+        if (gradient.defined()) {
+          place.copy_(gradient.narrow(0, piece.from, piece.numel));
+        } else {
+          place.zero_();
+        }
+        filled = piece.at + piece.numel;
+      }
+      const auto shard_numel = segment.layout().shard_numel;
+      part.narrow(0, begin + filled, shard_numel - filled).zero_();
+      begin += shard_numel;
+      first += segment.parameters().size();
+    }
+    part.narrow(0, begin, flags.numel()).copy_(flags);
+  }
+}
+
+void UnitGradients::reduce(const Groups& groups) {
+  const c10::NoGradGuard no_grad;
+  is_reduced_ = true;
+  const auto slice = slice_numel();
+  const auto options = at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
+  const auto ranks = groups.shard->getSize();
+  packed_ = reducible_memory(*groups.shard, ranks * slice, options);
+  pack(packed_);
+  const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
+  if (divisor != 1) packed_.div_(divisor);
+  if (ranks == 1) {
+    sum_ = std::exchange(packed_, {});
+    return;
+  }
+  sum_ = at::empty({slice}, options);
+  reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
+}
+
+void UnitGradients::finish_reduction(const Groups& groups) {
+  if (!sum_.defined()) return;
+  const c10::NoGradGuard no_grad;
+  if (reduction_) std::exchange(reduction_, nullptr)->wait();
+  packed_.reset();
+  if (groups.replicate && groups.replicate->getSize() > 1) {
+    all_reduce(sum_, c10d::ReduceOp::SUM, groups.replicate);
+  }
+  const auto divisor =
+      static_cast<double>(ranks_of(groups)) / divided_before(reduce_dtype_, ranks_of(groups));
+  const auto numel = slice_numel() - static_cast<int64_t>(slots_.size());
+  if (divisor != 1) sum_.narrow(0, 0, numel).div_(divisor);
+}
+
+void UnitGradients::add_to_shards() {
+  if (!sum_.defined()) return;
+  const c10::NoGradGuard no_grad;
+  const auto flags = sum_.narrow(
+                             0, slice_numel() - static_cast<int64_t>(slots_.size()),
+                             static_cast<int64_t>(slots_.size()))
+                         .to(at::kCPU, at::kFloat);
+  int64_t begin = 0;
+  size_t i = 0;
+  for (const auto& segment : segments_) {
+    for (size_t s = 0; s < segment.parameters().size(); ++s, ++i) {
+      auto& slot = slots_[i];
+      auto& grad = segment.parameters()[s].mutable_grad();
+      grad = std::exchange(slot.before, {});
+      if (flags.data_ptr<float>()[i] == 0) continue;
+      auto part = segment.piece(s, sum_, begin);
+      if (grad.defined()) {
+        grad.add_(part);
+      } else {
+        grad = part.to(segment.dtype());
+      }
+    }
+    begin += segment.layout().shard_numel;
+  }
+  sum_.reset();
+}
+
+void UnitGradients::keep_whole() {
+  for (auto& slot : slots_) {
+    if (!slot.has_begun) continue;
+    auto& grad = parameter_of(slot).mutable_grad();
+    slot.kept = grad;
+    grad = std::exchange(slot.before, {});
+    if (!slot.kept.defined()) continue;
+    if (!grad.defined()) {
+      const auto& segment = segments_[slot.segment];
+      const auto options = at::dtype(segment.dtype()).device(parameter_of(slot).device());
+      grad = at::zeros(segment.piece_sizes(slot.slot), options);
+    }
+    slot.marker = grad;
+    slot.marker_version = grad._version();
+  }
+}
+
+void UnitGradients::restore() {
+  if (reduction_) reduction_.reset();
+  for (auto& slot : slots_) {
+    if (!std::exchange(slot.has_begun, false)) continue;
+    parameter_of(slot).mutable_grad() = std::exchange(slot.before, {});
+  }
+  sum_.reset();
+}
+
+}  // namespace ddp

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/process_group.h>
+
+#include "sharded/flat_segment.h"
+
+namespace ddp {
+
+/// The gradients of a unit: in a backward pass autograd accumulates whole ones, which are summed
+/// over the ranks into the shards' `.grad`.
+class UnitGradients {
+ public:
+  struct Groups {
+    ProcessGroup shard;      ///< gets the gradients' parts
+    ProcessGroup replicate;  ///< null, or the ranks with the same shards, which sum them
+  };
+  /// \param segments  must outlive this.
+  UnitGradients(std::vector<FlatSegment>& segments, at::ScalarType reduce_dtype);
+
+  /// Parameters are counted through all segments.
+  size_t size() const { return slots_.size(); }
+  const at::Tensor& parameter(size_t i) const;
+  bool has_trainable() const;
+
+  /// Begins a backward pass.
+  void begin();
+  /// Before the first gradient of a pass is added to `.grad`: sets what is there aside, and puts
+  /// there what passes without reduction accumulated.
+  void before_accumulate(size_t i);
+  void after_accumulate(size_t i);
+  /// Whether all parameters have their gradient.
+  bool is_complete() const;
+  bool is_reduced() const { return is_reduced_; }
+
+  /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
+  ///
+  /// Collective: yes. Blocks: no.
+  void reduce(const Groups& groups);
+  /// Waits for the sum, and sums over the ranks with the same shards.
+  ///
+  /// Collective: over these ranks.
+  void finish_reduction(const Groups& groups);
+  bool is_reducing() const { return reduction_ != nullptr; }
+  /// The bytes that this rank gave to reduce().
+  int64_t reduced_bytes() const;
+
+  /// Ends the pass: adds the sums to `.grad`.
+  void add_to_shards();
+  /// Ends a pass without reduction: keeps the whole gradients for the next one.
+  void keep_whole();
+  /// Ends a pass that failed: `.grad` is what it was.
+  void restore();
+  /// Whether a gradient came in this pass.
+  bool has_begun() const;
+  /// Whether passes without reduction left gradients.
+  bool has_kept() const;
+
+ private:
+  struct Slot {
+    size_t segment;
+    size_t slot;  // in the segment
+    bool has_begun = false;
+    bool has_arrived = false;
+    at::Tensor before;  // `.grad` before the pass
+    at::Tensor kept;    // accumulated without reduction
+    at::Tensor marker;  // what `.grad` shows meanwhile: a program clears it to drop `kept`
+    int64_t marker_version = 0;
+  };
+
+  void begin_slot(Slot& slot);
+  int64_t slice_numel() const;
+  void pack(at::Tensor& packed);
+  const at::Tensor& parameter_of(const Slot& slot) const;
+
+  std::vector<FlatSegment>& segments_;
+  const at::ScalarType reduce_dtype_;
+  std::vector<Slot> slots_;
+  bool is_reduced_ = false;
+  at::Tensor packed_;  // during a reduction
+  at::Tensor sum_;     // of this rank's shards, followed by one flag a parameter
+  c10::intrusive_ptr<c10d::Work> reduction_;
+};
+
+}  // namespace ddp

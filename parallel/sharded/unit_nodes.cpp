@@ -1,0 +1,101 @@
+#include "sharded/unit_nodes.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <ddp/internal/autograd_node.h>
+#include <ddp/internal/check.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace ddp {
+namespace {
+
+using torch::autograd::variable_list;
+
+class UnitNode : public torch::autograd::Node {
+ public:
+  UnitNode(
+      torch::autograd::edge_list edges, UnitEnd end, std::shared_ptr<ShardedUnit> unit,
+      ShardedModel::Place place)
+      : end_(end), unit_(std::move(unit)), place_(std::move(place)) {
+    set_next_edges(std::move(edges));
+  }
+
+  std::string name() const override {
+    return end_ == UnitEnd::Outputs ? "ddp::UnitOutputs" : "ddp::UnitInputs";
+  }
+  const std::shared_ptr<ForwardPass>& pass() const { return place_.pass; }
+  bool is_of(const ShardedModel& model) const { return unit_->model.get() == &model; }
+
+ protected:
+  variable_list apply(variable_list&& gradients) override {
+    DDP_CHECK(
+        !c10::GradMode::is_enabled(),
+        "FullyShardedDataParallel: expected a backward without create_graph, got one with it on "
+        "rank ",
+        unit_->groups().shard->getRank(), ". Second derivatives need parameters that were freed.");
+    auto& model = *unit_->model;
+    end_ == UnitEnd::Outputs ? model.on_entry(place_, *unit_) : model.on_exit(place_, *unit_);
+    if (!torch::autograd::get_current_graph_task_keep_graph()) place_.pass->is_released = true;
+    return std::move(gradients);
+  }
+
+ private:
+  const UnitEnd end_;
+  const std::shared_ptr<ShardedUnit> unit_;
+  const ShardedModel::Place place_;
+};
+
+bool has_graph(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+
+}  // namespace
+
+std::vector<at::Tensor> pass_through_node(
+    std::vector<at::Tensor> tensors, UnitEnd end, const std::shared_ptr<ShardedUnit>& unit,
+    const ShardedModel::Place& place) {
+  std::vector<at::Tensor> inputs;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(inputs), has_graph);
+  if (inputs.empty() || !c10::GradMode::is_enabled()) return tensors;
+  const auto node =
+      make_node<UnitNode>(torch::autograd::collect_next_edges(inputs), end, unit, place);
+  if (place.pass && !place.is_recomputed) place.pass->has_graph = true;
+  for (auto& tensor : tensors) {
+    if (!has_graph(tensor)) continue;
+    auto alias = tensor.detach();
+    torch::autograd::set_history(alias, node);
+    tensor = std::move(alias);
+  }
+  return tensors;
+}
+
+std::vector<std::shared_ptr<ForwardPass>> passes_of(
+    const std::vector<at::Tensor>& tensors, const ShardedModel& model) {
+  std::vector<std::shared_ptr<ForwardPass>> passes;
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) visit(tensor.grad_fn().get());
+  }
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (auto* of_unit = dynamic_cast<UnitNode*>(node); of_unit && of_unit->is_of(model)) {
+      const auto& pass = of_unit->pass();
+      if (pass && std::find(passes.begin(), passes.end(), pass) == passes.end()) {
+        passes.push_back(pass);
+      }
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return passes;
+}
+
+}  // namespace ddp
