@@ -92,6 +92,7 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   for (const auto& unit : units_) {
     if (!unit->is_whole() && !unit->is_free()) unit->reshard();
   }
+  compare_modes();
   pass_ = std::make_shared<ForwardPass>();
   pass_->model = shared_from_this();
   pass_->root = root.index;
@@ -149,6 +150,24 @@ void ShardedModel::end_pass() {
   constexpr int64_t kCompareEvery = 100;
   ++passes_;
   if (passes_ <= 2 || passes_ % kCompareEvery == 0) compare_orders(*pass);
+}
+
+// Ranks with unequal numbers of batches differ in the kind of the pass after them. Otherwise one's
+// gathers of evaluation could meet the other's of training.
+void ShardedModel::compare_modes() {
+  const bool trains = c10::GradMode::is_enabled();
+  if (group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
+  agree(
+      trains ? "training" : "evaluation", group_, "comparing the ranks' kinds of forward",
+      [](const std::vector<std::string>& by_rank) -> std::string {
+        const auto other = std::find_if(
+            by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
+        if (other == by_rank.end()) return "";
+        return ddp::str(
+            "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
+            by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
+            ". Run equal numbers of batches: ddp::equal_batches().");
+      });
 }
 
 void ShardedModel::compare_orders(const ForwardPass& pass) {

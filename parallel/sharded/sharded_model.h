@@ -74,6 +74,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();
   void gather_ahead(ShardedUnit& unit);
+  void compare_modes();
   void compare_orders(const ForwardPass& pass);
 
   const int64_t prefetch_;
@@ -82,6 +83,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<std::shared_ptr<ShardedUnit>> units_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
   int depth_ = 0;
+  bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph
   std::vector<size_t> expected_;  // units in the order of the pass before
   bool is_as_expected_ = false;

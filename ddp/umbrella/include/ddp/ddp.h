@@ -25,6 +25,7 @@
 #include <ddp/context_parallel.h>
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/equal_batches.h>
 #include <ddp/flight_record.h>
 #include <ddp/fully_sharded.h>
 #include <ddp/functional.h>

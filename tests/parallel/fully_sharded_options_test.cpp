@@ -1,0 +1,512 @@
+// Options, errors and the other calls of FullyShardedDataParallel.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+
+#include "parallel/sharded_net.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using ddp::FullyShardedDataParallel;
+using ddp::FullyShardedOptions;
+
+namespace {
+
+FullyShardedOptions over(const Rank& self) {
+  return FullyShardedOptions().process_group(self.group);
+}
+
+/// A sharded model in which each rank trains on inputs of its own.
+struct Run {
+  Run(const Rank& self, const NetUse& net_use)
+      : use(net_use), rank(self.rank), model(std::make_shared<ShardedNet>(use), use.options) {}
+
+  at::Tensor loss(int64_t step = 0) { return model->forward(net_input(use, step, 0, rank), rank); }
+
+  NetUse use;
+  int rank;
+  FullyShardedDataParallel<std::shared_ptr<ShardedNet>> model;
+};
+
+template <typename Optimizer>
+void train(Optimizer& optimizer, const std::function<at::Tensor(int64_t)>& loss) {
+  for (int64_t step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    loss(step).backward();
+    optimizer.step();
+  }
+}
+
+/// One process that trains on the inputs of all ranks.
+template <typename Optimizer>
+std::vector<at::Tensor> train_plain(PlainNet& net, Optimizer&& optimizer, int ranks) {
+  train(optimizer, [&](int64_t step) {
+    auto sum = torch::zeros({}, torch::kDouble);
+    for (int rank = 0; rank < ranks; ++rank) {
+      sum = sum + net.forward(net_input(net.use, step, 0, rank), rank) / ranks;
+    }
+    return sum;
+  });
+  return net.parameters();
+}
+
+/// The largest difference between whole parameters and others.
+double distance(ddp::FullyShardedBase& model, const std::vector<at::Tensor>& others) {
+  const ddp::SummonFullParams whole(model);
+  const auto parameters = model.parameters();
+  TORCH_CHECK(parameters.size() == others.size());
+  double largest = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK(parameters[i].sizes() == others[i].sizes(), parameters[i].sizes());
+    const auto difference = (parameters[i].detach() - others[i].detach()).abs().max();
+    largest = std::max(largest, difference.template item<double>());
+  }
+  return largest;
+}
+
+/// A Sequential that fits into another one.
+struct Inner : torch::nn::SequentialImpl {
+  using SequentialImpl::SequentialImpl;
+  at::Tensor forward(at::Tensor x) { return SequentialImpl::forward(x); }
+};
+
+torch::optim::AdamWOptions adamw() { return torch::optim::AdamWOptions(0.01).weight_decay(0.1); }
+
+}  // namespace
+
+TEST_CASE("AdamW steps shards as it steps whole parameters", "[ranks][sharded]") {
+  const int ranks = GENERATE(2, 4);  // on 4, some ranks have no element of some parameters
+  PlainNet net{NetUse()};
+  const auto whole = train_plain(net, torch::optim::AdamW(net.parameters(), adamw()), ranks);
+  const auto distances = run_ranks<double>(ranks, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    torch::optim::AdamW optimizer(run.model->parameters(), adamw());
+    train(optimizer, [&](int64_t step) { return run.loss(step); });
+    return distance(*run.model, whole);
+  });
+  for (const auto largest : distances) CHECK(largest < 1e-9);
+}
+
+TEST_CASE("hybrid sharding trains as one process", "[ranks][sharded]") {
+  PlainNet net{NetUse()};
+  const auto whole = train_plain(net, net_optimizer(net.parameters()), 4);
+  const auto distances = run_ranks<double>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"replicate", "shard"}, self.group);
+    NetUse use;
+    use.options.mesh(mesh);
+    Run run(self, use);
+    auto optimizer = net_optimizer(run.model->parameters());
+    train(optimizer, [&](int64_t step) { return run.loss(step); });
+    for (const auto& layout : ddp::layouts_of(*run.model)) {
+      TORCH_CHECK(layout.sharded_over.size() == 1 && layout.replicated_over.size() == 1);
+    }
+    return distance(*run.model, whole);
+  });
+  for (const auto largest : distances) CHECK(largest < 1e-12);
+}
+
+TEST_CASE("a policy computes in low precision and sums in the module's", "[ranks][sharded]") {
+  PlainNet net{NetUse()};
+  const auto whole = train_plain(net, net_optimizer(net.parameters()), 2);
+  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
+    NetUse use;
+    use.checkpoint = NetUse::Checkpoint::Inside;
+    use.options = over(self).mp_policy(ddp::MixedPrecisionPolicy().param_dtype(torch::kBFloat16));
+    Run run(self, use);
+    auto& block = run.model->module()->block1;
+    {
+      const ddp::SummonFullParams low(*block);
+      TORCH_CHECK(block->module()->up->weight.scalar_type() == torch::kBFloat16);
+    }
+    auto optimizer = net_optimizer(run.model->parameters());
+    train(optimizer, [&](int64_t step) { return run.loss(step); });
+    double largest = 0;
+    for (const auto& p : run.model->parameters()) {
+      TORCH_CHECK(p.scalar_type() == torch::kDouble && p.grad().scalar_type() == torch::kDouble);
+    }
+    largest = distance(*run.model, whole);
+    TORCH_CHECK(largest > 1e-9, "nothing was computed in bfloat16");
+    return largest;
+  });
+  for (const auto largest : distances) CHECK(largest < 0.05);
+}
+
+TEST_CASE("a policy keeps named parameters and casts outputs", "[ranks][sharded]") {
+  struct Normed : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      const auto y = fc->forward(x);
+      dtypes = {x.scalar_type(), y.scalar_type(), norm->weight.scalar_type()};
+      return norm->forward(y);
+    }
+    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(3, 4))};
+    torch::nn::LayerNorm norm{
+        register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})))};
+    std::vector<at::ScalarType> dtypes;
+  };
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto policy = ddp::MixedPrecisionPolicy()
+                            .param_dtype(torch::kBFloat16)
+                            .reduce_dtype(torch::kBFloat16)
+                            .output_dtype(torch::kDouble)
+                            .keep_float({"norm"});
+    FullyShardedDataParallel model(std::make_shared<Normed>(), over(self).mp_policy(policy));
+    const auto y = model->forward(torch::ones({2, 3}) * (self.rank + 1));
+    TORCH_CHECK(y.scalar_type() == torch::kDouble, y.scalar_type());
+    using Dtypes = std::vector<at::ScalarType>;
+    const Dtypes expected{torch::kBFloat16, torch::kBFloat16, torch::kFloat};
+    TORCH_CHECK(model->module()->dtypes == expected, model->module()->dtypes);
+    y.pow(3).sum().backward();
+    for (const auto& p : model->parameters()) {
+      TORCH_CHECK(p.scalar_type() == torch::kFloat && p.grad().scalar_type() == torch::kFloat);
+    }
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("collectives of a step are two gathers and one reduction a unit", "[ranks][sharded]") {
+  const auto counted = [](const NetUse& use, int64_t steps) {
+    return run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+      auto mine = use;
+      mine.options.process_group(self.group);
+      Run run(self, mine);
+      for (int64_t step = 0; step < steps; ++step) run.loss(step).backward();
+      std::vector<std::string> counts;
+      for (const auto& unit : run.model->stats().units) {
+        counts.push_back(c10::str(unit.name, ":", unit.gathers, "+", unit.reductions));
+      }
+      return counts;
+    })[1];
+  };
+  using Counts = std::vector<std::string>;
+  NetUse use;
+  CHECK(counted(use, 2) == Counts{":2+2", "block1:4+2", "block2:4+2", "block3:4+2"});
+  use.options.reshard_after_forward(false);
+  CHECK(counted(use, 2) == Counts{":2+2", "block1:2+2", "block2:2+2", "block3:2+2"});
+  use = NetUse();
+  use.twice = true;
+  CHECK(counted(use, 1)[1] == "block1:4+1");
+  use = NetUse();
+  use.checkpoint = NetUse::Checkpoint::Around;
+  CHECK(counted(use, 1)[2] == "block2:2+1");
+}
+
+TEST_CASE("fully_shard makes units of parts of a Sequential", "[ranks][sharded]") {
+  const auto make = [] {
+    torch::nn::Sequential net(
+        torch::nn::Linear(4, 8), torch::nn::ReLU(),
+        std::make_shared<Inner>(
+            torch::nn::Linear(8, 8), torch::nn::Tanh(), torch::nn::Linear(8, 2)),
+        torch::nn::Linear(2, 1));
+    net->to(torch::kDouble);
+    PlainNet::draw(*net, 3);
+    return net;
+  };
+  auto whole = make();
+  const auto input = [](int rank) { return torch::ones({2, 4}, torch::kDouble) * (rank + 1); };
+  ((whole->forward(input(0)) + whole->forward(input(1))).sum() / 2).backward();
+  std::vector<at::Tensor> stepped;
+  for (const auto& p : whole->parameters()) stepped.push_back(p.detach() - p.grad() * 0.1);
+  const auto results = run_ranks<double>(2, [&](const Rank& self) {
+    auto net = make();
+    TORCH_CHECK(ddp::fully_shard(net, 72, over(self)) == 1);  // the inner 8 x 8
+    TORCH_CHECK(ddp::fully_shard(net, 18, over(self)) == 2);  // the 4 x 8, and what is left inside
+    FullyShardedDataParallel model(net, over(self));
+    std::vector<std::string> names;
+    for (const auto& item : model->named_parameters()) names.push_back(item.key());
+    std::vector<std::string> plain_names;
+    for (const auto& item : make()->named_parameters()) plain_names.push_back(item.key());
+    TORCH_CHECK(names == plain_names, names);
+    model->forward(input(self.rank)).sum().backward();
+    torch::optim::SGD(model->parameters(), 0.1).step();
+    return distance(*model, stepped);
+  });
+  for (const auto largest : results) CHECK(largest < 1e-12);
+}
+
+TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
+  const auto means = run_ranks<double>(3, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    const auto fill = [&](double value, bool write_back) {
+      const ddp::SummonFullParams whole(*run.model, write_back);
+      const torch::NoGradGuard no_grad;
+      for (auto& p : run.model->parameters()) p.fill_(value);
+    };
+    fill(2, true);
+    fill(3, false);
+    const ddp::SummonFullParams whole(*run.model);
+    double sum = 0;
+    for (const auto& p : run.model->parameters()) sum += p.mean().item<double>();
+    return sum / static_cast<double>(run.model->parameters().size());
+  });
+  CHECK(means == std::vector<double>{2, 2, 2});
+}
+
+TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded]") {
+  const bool to_none = GENERATE(true, false);
+  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
+    const auto gradients = [&](bool with_dropped) {
+      NetUse use;
+      use.options = over(self);
+      Run run(self, use);
+      if (with_dropped) {
+        const auto guard = run.model->no_sync();
+        run.loss(7).backward();
+      }
+      net_optimizer(run.model->parameters()).zero_grad(to_none);
+      run.loss(1).backward();
+      std::vector<at::Tensor> found;
+      for (const auto& p : run.model->parameters()) found.push_back(p.grad());
+      return found;
+    };
+    const auto with = gradients(true);
+    const auto without = gradients(false);
+    double largest = 0;
+    for (size_t i = 0; i < with.size(); ++i) {
+      if (with[i].numel() == 0) continue;
+      largest = std::max(largest, (with[i] - without[i]).abs().max().item<double>());
+    }
+    return largest;
+  });
+  for (const auto largest : distances) CHECK(largest == 0);
+}
+
+TEST_CASE("sync_in_backward reduces a pass of no_sync", "[ranks][sharded]") {
+  const auto reductions = run_ranks<int64_t>(2, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    std::vector<at::Tensor> losses;
+    for (int64_t step = 0; step < 3; ++step) {
+      const auto guard = run.model->no_sync();
+      losses.push_back(run.loss(step));
+    }
+    for (size_t i = 0; i < losses.size(); ++i) {
+      if (i == 2) run.model->sync_in_backward(losses[i] * 2);
+      losses[i].backward();
+    }
+    return run.model->stats().units[1].reductions;
+  });
+  CHECK(reductions == std::vector<int64_t>{1, 1});
+}
+
+TEST_CASE("ignored parameters stay whole", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    FullyShardedDataParallel model(
+        std::make_shared<ShardedNet>(use), over(self).ignored_parameters({"head.weight"}));
+    const auto& weight = model->module()->head->weight;
+    TORCH_CHECK(weight.sizes() == at::IntArrayRef({1, kIn}), weight.sizes());
+    model->forward(net_input(use, 0, 0, self.rank), self.rank).backward();
+    TORCH_CHECK(weight.grad().sizes() == weight.sizes());
+    FullyShardedDataParallel bad(Block(), over(self).ignored_parameters({"head.weight"}));
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(errors[static_cast<size_t>(rank)], ContainsText("got head.weight on rank 0 of 2"));
+  }
+}
+
+TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Block block;
+    auto tied = std::make_shared<torch::nn::Module>();
+    FullyShardedDataParallel unit(block, over(self));
+    torch::nn::Sequential net(torch::nn::Linear(1, 1));
+    net->push_back(unit);
+    net->push_back(block->up);
+    FullyShardedDataParallel model(net, over(self));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0"));
+  }
+}
+
+TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
+  const auto of = [](const std::function<void(const Rank&)>& body) {
+    const auto errors = errors_of_ranks(2, body);
+    CHECK(errors[0] == errors[1]);
+    return errors[0];
+  };
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(2, 3 + self.rank), over(self));
+      }),
+      ContainsText("got weight [3, 2] Float on rank 0 and weight [4, 2] Float on rank 1"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(
+            torch::nn::Linear(2, 3), over(self).prefetch(self.rank == 1 ? 5 : 1));
+      }),
+      ContainsText("expected prefetch 0 or 1, got 5 on rank 1 of 2"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(2, 3), over(self).cpu_offload(true));
+      }),
+      ContainsText("expected cpu_offload false"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(nullptr), over(self));
+      }),
+      ContainsText("expected a module, got an empty one"));
+}
+
+TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][errors]") {
+  const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    const auto call = [](const auto& body) { return error_of<c10::Error>(body); };
+    torch::serialize::OutputArchive archive;
+    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    const std::vector<std::string> found{
+        call([&] { run.model->save(archive); }),
+        call([&] { run.model->clone(); }),
+        call([&] { run.model->to(torch::kFloat); }),
+        call([&] {
+          torch::autograd::grad(
+              {run.model->forward(x, self.rank)}, {x}, {}, /*retain_graph=*/true,
+              /*create_graph=*/true);
+        }),
+    };
+    run.loss().backward();  // still works
+    return found;
+  });
+  for (const auto& of_rank : errors) {
+    CHECK_THAT(of_rank[0], ContainsText("save() has this rank's shards alone"));
+    CHECK_THAT(of_rank[1], ContainsText("clone() has this rank's shards alone"));
+    CHECK_THAT(of_rank[2], ContainsText("Move the module before it is wrapped"));
+    CHECK_THAT(of_rank[3], ContainsText("expected a backward without create_graph"));
+  }
+}
+
+TEST_CASE("autograd::grad leaves gradients alone", "[ranks][sharded]") {
+  const auto counts = run_ranks<int64_t>(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    const auto found = torch::autograd::grad({run.model->forward(x, self.rank)}, {x});
+    TORCH_CHECK(found[0].abs().sum().item<double>() > 0);
+    for (const auto& p : run.model->parameters()) TORCH_CHECK(!p.grad().defined());
+    run.loss().backward();
+    return run.model->stats().units[0].reductions;
+  });
+  CHECK(counts == std::vector<int64_t>{1, 1});
+}
+
+TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][sharded][errors]") {
+  const bool in_backward = GENERATE(true, false);
+  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    run.loss(1).backward();
+    std::vector<at::Tensor> before;
+    for (const auto& p : run.model->parameters()) before.push_back(p.grad().clone());
+    const auto text = error_of<std::exception>([&] {
+      if (in_backward) {
+        auto x = net_input(use, 2, 0, self.rank).requires_grad_();
+        auto y = x * 1;
+        y.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("boom"); });
+        run.model->forward(y, self.rank).backward();
+      } else {
+        run.model->forward(torch::ones({2, kIn + 1}, torch::kDouble), self.rank);
+      }
+    });
+    TORCH_CHECK(!text.empty());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto p = run.model->parameters()[i];
+      TORCH_CHECK(p.sizes() == before[i].sizes() && at::equal(p.grad(), before[i]));
+    }
+    for (auto& p : run.model->parameters()) p.mutable_grad().reset();
+    run.loss(1).backward();
+    double largest = 0;
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto grad = run.model->parameters()[i].grad();
+      if (grad.numel() > 0) {
+        largest = std::max(largest, (grad - before[i]).abs().max().item<double>());
+      }
+    }
+    return largest;
+  });
+  for (const auto largest : distances) CHECK(largest < 1e-14);
+}
+
+TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        NetUse use;
+        use.options = over(self);
+        Run run(self, use);
+        run.loss(0).backward();
+        if (self.rank == 1) throw std::runtime_error("boom");
+        run.loss(1).backward();
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[0], ContainsText("rank 1"));
+}
+
+TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        NetUse use;
+        use.options = over(self);
+        Run run(self, use);
+        run.loss(0).backward();
+        for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
+          const torch::NoGradGuard no_grad;
+          run.loss(batch);
+        }
+        run.loss(1).backward();
+      },
+      kLongTimeout);
+  for (const auto& error : errors) CHECK(!error.empty());
+}
+
+TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        struct Two : torch::nn::Module {
+          explicit Two(const Rank& of) : rank(of.rank) {
+            for (const char* name : {"one", "other"}) {
+              units.push_back(register_module(
+                  name,
+                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), over(of))));
+            }
+          }
+          at::Tensor forward(const at::Tensor& x) {
+            return units[static_cast<size_t>(rank)]->forward(x);
+          }
+          int rank;
+          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
+        };
+        FullyShardedDataParallel model(std::make_shared<Two>(self), over(self));
+        model->forward(torch::ones({1, 2})).sum().backward();
+      },
+      kLongTimeout);
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
+  }
+}
+
+TEST_CASE("equal_batches is the least or the most of the ranks", "[ranks]") {
+  const auto counts = run_ranks<std::vector<int64_t>>(3, [](const Rank& self) {
+    return std::vector<int64_t>{
+        ddp::equal_batches(5 + self.rank, ddp::Equal::Least, self.group),
+        ddp::equal_batches(5 + self.rank, ddp::Equal::Most, self.group)};
+  });
+  for (const auto& of_rank : counts) CHECK(of_rank == std::vector<int64_t>{5, 7});
+}
