@@ -1,5 +1,7 @@
 #include <ddp/internal/parameter_memory.h>
 
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
@@ -42,11 +44,16 @@ void release_memory(const at::Tensor& tensor) {
   storage->set_nbytes(0);
 }
 
-void refill_memory(const at::Tensor& tensor, const at::Tensor& fresh) {
+void refill_memory(const at::Tensor& tensor, c10::DataPtr memory, size_t bytes) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(bytes);
+}
+
+void refill_memory(const at::Tensor& tensor, const at::Tensor& fresh) {
   auto* source = fresh.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(source->set_data_ptr({nullptr, tensor.device()}));
-  storage->set_nbytes(source->nbytes());
+  const auto bytes = source->nbytes();
+  refill_memory(tensor, source->set_data_ptr({nullptr, tensor.device()}), bytes);
 }
 
 }  // namespace ddp

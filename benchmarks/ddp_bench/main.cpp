@@ -7,6 +7,7 @@
 #include <ddp/process_group.h>
 
 #include "examples/common/default_group.h"
+#include "fully_sharded_run.h"
 #include "memory_run.h"
 #include "options.h"
 #include "run.h"
@@ -33,12 +34,14 @@ void keep_freed_memory() {
 
 int measure(const ddp_bench::Options& options) {
   // Memory is measured with malloc's defaults, as users have them.
-  if (!options.memory) keep_freed_memory();
+  if (!options.memory && options.fsdp_memory.empty()) keep_freed_memory();
   const examples::DefaultGroup group(options.backend);
   NoWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(
       ddp::get_rank() == 0 ? c10::WarningUtils::get_warning_handler() : &quiet);
-  const auto run = options.tp       ? ddp_bench::run_tensor_parallel
+  const bool shards = options.fsdp || !options.fsdp_memory.empty();
+  const auto run = shards           ? ddp_bench::run_fully_sharded
+                   : options.tp     ? ddp_bench::run_tensor_parallel
                    : options.memory ? ddp_bench::run_memory
                                     : ddp_bench::run;
   run(options, ddp::default_group(), std::cout);

@@ -86,6 +86,20 @@ void add_measurement(CLI::App& app, Options& options) {
   auto* timeline = app.add_option(
       "--timeline", options.timeline, "File for the times inside one step of mode ddp, as JSON");
   app.add_flag(
+         "--fsdp", options.fsdp, "Time eight layers as replicas and fully sharded, and no modes")
+      ->excludes(model)
+      ->excludes(modes)
+      ->excludes(memory)
+      ->excludes(timeline);
+  app.add_option(
+         "--fsdp-memory", options.fsdp_memory,
+         "Measure the peak memory of one way of --fsdp: fsdp, fsdp_kept or ddp")
+      ->check(one_of({"fsdp", "fsdp_kept", "ddp"}))
+      ->excludes(model)
+      ->excludes(modes)
+      ->excludes(memory)
+      ->excludes(timeline);
+  app.add_flag(
          "--tp", options.tp, "Time two linear layers on one rank and cut over all, and no modes")
       ->excludes(model)
       ->excludes(modes)

@@ -30,6 +30,8 @@ struct Options {
   ddp::DistributedDataParallelOptions wrapper;  // without a group
   std::string timeline;                         // the file for a step's timeline; empty: none
   bool memory = false;                          // measure the memory of one mode, and no times
+  bool fsdp = false;                            // time layers that are sharded, and no modes
+  std::string fsdp_memory;                      // measure the memory of one of those ways
   bool tp = false;                              // time linear layers that are cut, and no modes
 };
 

@@ -76,4 +76,14 @@ std::string to_json(const TensorParallelResult& r) {
   return line + "}";
 }
 
+std::string to_json(const FullyShardedResult& r) {
+  const auto line = "{" + field("model", ddp::json_text("equal_layers")) + "," +
+                    field("mode", ddp::json_text(r.mode)) + "," +
+                    field("backend", ddp::json_text(r.backend)) + "," +
+                    field("world", std::to_string(r.world)) + "," +
+                    field("bytes", std::to_string(r.bytes)) + ",";
+  if (r.peak_bytes > 0) return line + field("peak_bytes", std::to_string(r.peak_bytes)) + "}";
+  return line + field("step_ms", decimals(r.step_ms)) + "," + ratio_fields("ratio", r.ratio) + "}";
+}
+
 }  // namespace ddp_bench

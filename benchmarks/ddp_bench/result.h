@@ -55,9 +55,21 @@ struct TensorParallelResult {
   double messages_ms = 0;                   // of a step's messages alone
 };
 
+/// One way to train layers of equal size, for --fsdp.
+struct FullyShardedResult {
+  std::string mode;
+  std::string backend;
+  int world = 1;
+  int64_t bytes = 0;  // of the whole parameters
+  double step_ms = 0;
+  PairedRatio ratio;       // to mode `ddp`
+  int64_t peak_bytes = 0;  // with --memory, and no times
+};
+
 /// One line, without its end; the keys are the fields' names, in their order.
 std::string to_json(const Result& result);
 std::string to_json(const MemoryResult& result);
 std::string to_json(const TensorParallelResult& result);
+std::string to_json(const FullyShardedResult& result);
 
 }  // namespace ddp_bench

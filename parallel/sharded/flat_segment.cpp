@@ -9,6 +9,8 @@
 #include <ddp/internal/parameter_memory.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "sharded/block_pool.h"
+
 namespace ddp {
 namespace {
 
@@ -89,7 +91,7 @@ void FlatSegment::point(size_t slot, const at::Tensor& data) {
 
 void FlatSegment::begin_gather() {
   const c10::NoGradGuard no_grad;
-  refill_memory(whole_, at::empty({layout_.numel()}, whole_.options()));
+  refill_memory(whole_, empty_block(layout_.numel(), whole_.options()));
   if (group_->getSize() == 1) {
     whole_.copy_(shard_);
     return;

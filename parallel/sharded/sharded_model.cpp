@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "sharded/backward_task.h"
+#include "sharded/block_pool.h"
 #include "sharded/second_group.h"
 
 namespace ddp {
@@ -143,6 +144,7 @@ void ShardedModel::end_pass() {
     const bool is_on_its_way = !unit->is_whole() && !unit->is_free();
     if (is_on_its_way || (!pass->has_graph && !unit->stays_whole)) unit->reshard();
   }
+  if (!pass->has_graph) trim_blocks();
   expected_.clear();
   for (const auto& use : pass->order.uses()) expected_.push_back(use.unit);
   if (!pass->has_graph) return;
@@ -230,6 +232,7 @@ void ShardedModel::end_backward(bool has_failed) {
   if (has_failed) return task->fail();
   try {
     task->finish();
+    trim_blocks();
   } catch (...) {
     task->fail();
     throw;

@@ -10,6 +10,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 
+#include "sharded/block_pool.h"
+
 namespace ddp {
 namespace {
 
@@ -152,7 +154,7 @@ void UnitGradients::reduce(const Groups& groups) {
     sum_ = std::exchange(packed_, {});
     return;
   }
-  sum_ = at::empty({slice}, options);
+  sum_ = empty_block(slice, options);
   reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
 }
 

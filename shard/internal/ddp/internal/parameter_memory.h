@@ -32,7 +32,11 @@ at::Tensor reducible_memory(
 /// they have the next memory, too. Until then nothing may read them.
 void release_memory(const at::Tensor& tensor);
 
-/// Gives the storage of a released tensor the memory of `fresh`, which loses it.
+/// Gives the storage of a released tensor other memory.
+///
+/// \param bytes  at least what the tensor needs.
+void refill_memory(const at::Tensor& tensor, c10::DataPtr memory, size_t bytes);
+/// The same with the memory of `fresh`, which loses it.
 void refill_memory(const at::Tensor& tensor, const at::Tensor& fresh);
 
 }  // namespace ddp

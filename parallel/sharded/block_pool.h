@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+namespace ddp {
+
+/// Host memory for whole parameters and for gradients' shards, which is needed again and again in a
+/// step and not between steps. It comes from the kernel: malloc would put other memory between, and
+/// grow.
+///
+/// Freed blocks are reused until trim_blocks(), without the page faults of new ones.
+/// Threads: any.
+c10::DataPtr allocate_block(size_t bytes);
+
+/// 1-D memory of a tensor: a block, or on a device its allocator's. Not initialized.
+at::Tensor empty_block(int64_t numel, const at::TensorOptions& options);
+
+/// Returns the freed blocks to the kernel.
+void trim_blocks();
+
+}  // namespace ddp
