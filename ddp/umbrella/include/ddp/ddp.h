@@ -23,6 +23,7 @@
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/context_parallel.h>
+#include <ddp/deferred_init.h>
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/flight_record.h>
