@@ -47,6 +47,7 @@
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
+#include <ddp/save_on_host.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>
