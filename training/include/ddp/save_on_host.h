@@ -41,12 +41,13 @@ class DDP_API [[nodiscard]] save_on_host {
   save_on_host(const save_on_host&) = delete;
   save_on_host& operator=(const save_on_host&) = delete;
 
-  /// Since the guard began.
+  /// What was saved since the guard began.
   struct Stats {
     int64_t copied = 0;  ///< tensors that were copied to the host
     int64_t bytes = 0;   ///< of these
     int64_t kept = 0;    ///< tensors that stayed where they were
   };
+  /// The counts of now.
   Stats stats() const;
 
  private:
