@@ -372,12 +372,11 @@ void on_call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* sta
 }
 
 void register_fallback() {
-  static auto* const library = [] {
-    auto* made = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-    made->fallback(torch::CppFunction::makeFromBoxedFunction<&on_call>());
+  static const torch::Library library = [] {
+    torch::Library made(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    made.fallback(torch::CppFunction::makeFromBoxedFunction<&on_call>());
     return made;
   }();
-  (void)library;
 }
 
 }  // namespace
