@@ -43,6 +43,8 @@ ParameterLayout layout_of_replica(
 
 /// \throws c10::Error  on every rank, unless the ranks drew the same values for `whole`.
 ///
+/// Under DeferredInit the ranks compare when they materialize.
+///
 /// Collective: yes. Blocks: host. Cost: a hash of the values, and an all-gather of a text.
 void check_drawn_alike(const char* layer, const at::Tensor& whole, const ProcessGroup& group);
 

@@ -23,6 +23,7 @@
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/context_parallel.h>
+#include <ddp/deferred_init.h>
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/equal_batches.h>
@@ -48,6 +49,7 @@
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
 #include <ddp/sampler.h>
+#include <ddp/save_on_host.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>
