@@ -4,8 +4,10 @@
 
 #include <string>
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
 
 namespace ddp {
 
@@ -29,6 +31,16 @@ namespace ddp {
 /// \throws c10::ValueError  a tensor without a dense storage. c10::Error  the file cannot be
 ///         written.
 DDP_API void save_state_dict(const torch::nn::Module& module, const std::string& file);
+
+/// Saves tensors by name, as full_state_dict() returns them. A tensor under several names is
+/// written once.
+///
+/// \throws c10::ValueError  a tensor without a dense storage. c10::Error  the file cannot be
+///         written.
+///
+/// Cost: host memory of one tensor where that is not on the host row by row.
+DDP_API void save_state_dict(
+    const torch::OrderedDict<std::string, at::Tensor>& dict, const std::string& file);
 
 /// Loads what save_state_dict or Python saved. Leaves out a "module." before every name, as
 /// Python's DistributedDataParallel saves it.
