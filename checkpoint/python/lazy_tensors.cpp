@@ -19,7 +19,9 @@ at::Tensor LazyTensors::add(const TensorKind& kind, Read read) {
 }
 
 at::Tensor LazyTensors::read(const at::Tensor& placeholder) const {
-  auto tensor = reads_.at(placeholder.storage().unsafeGetStorageImpl())();
+  const auto found = reads_.find(placeholder.storage().unsafeGetStorageImpl());
+  if (found == reads_.end()) return {};
+  auto tensor = found->second();
   TORCH_INTERNAL_ASSERT(
       tensor.is_cpu() && tensor.is_contiguous() && tensor.sizes() == placeholder.sizes() &&
       tensor.scalar_type() == placeholder.scalar_type());

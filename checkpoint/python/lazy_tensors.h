@@ -19,7 +19,7 @@ class LazyTensors {
   /// \return a tensor to put into a dictionary, under several keys if they share it.
   at::Tensor add(const TensorKind& kind, Read read);
 
-  /// Returns the elements of a tensor of add().
+  /// Returns the elements of a tensor of add(); an undefined tensor for any other.
   at::Tensor read(const at::Tensor& placeholder) const;
 
  private:

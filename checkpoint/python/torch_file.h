@@ -30,7 +30,7 @@ c10::IValue copy_to_host(const c10::IValue& value);
 /// strings, None, and lists, tuples and dictionaries of these. Tensors must be on the host, as
 /// after copy_to_host.
 ///
-/// \param lazy  whose tensors all those of `value` are; null: they have memory.
+/// \param lazy  whose tensors `value` may have; null: none.
 /// \throws  the exceptions of `sink`, and of the functions of `lazy`.
 void write_torch_file(
     const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy = nullptr);

@@ -22,10 +22,12 @@
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/consolidate_checkpoint.h>
 #include <ddp/context_parallel.h>
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/flight_record.h>
+#include <ddp/full_state_dict.h>
 #include <ddp/functional.h>
 #include <ddp/grad_scaler.h>
 #include <ddp/gradients.h>
@@ -45,6 +47,7 @@
 #include <ddp/profiler.h>
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
+#include <ddp/safetensors.h>
 #include <ddp/sampler.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
