@@ -163,6 +163,15 @@ TEST_CASE("safetensors that break a rule are refused", "[checkpoint][safetensors
       error_of([&] { ddp::load_safetensors(folder.file("none")); }), ContainsText("No such file"));
 }
 
+TEST_CASE("bytes that are no bool of C++ become one", "[checkpoint][safetensors][pure]") {
+  const TemporaryFolder folder;
+  write_file(
+      folder.file("a"), with_length(R"({"b":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})") +
+                            std::string("\0\1\2", 3));
+  const auto bits = ddp::load_safetensors(folder.file("a"))["b"].view(torch::kByte);
+  CHECK(torch::equal(bits, torch::tensor({0, 1, 1}, torch::kByte)));
+}
+
 TEST_CASE("safetensors cannot be written of all", "[checkpoint][safetensors][errors][pure]") {
   const TemporaryFolder folder;
   const auto save = [&](const std::string& name, const at::Tensor& tensor) {
@@ -259,6 +268,10 @@ TEST_CASE("a dictionary is saved as Python's state_dict", "[checkpoint][pure]") 
   const auto file = ddp::open_tensor_file(folder.file("a.pt"));
   CHECK(file->tensors().size() == 3);
   CHECK(torch::equal(file->read(0), dict["0.weight"]));
+  dict.insert("large", torch::zeros({1000}));
+  dict.insert("again", dict["large"]);
+  ddp::save_state_dict(dict, folder.file("a.pt"));
+  CHECK(file_bytes(folder.file("a.pt")).size() < 7000);
   dict.insert("sparse", torch::eye(2).to_sparse());
   CHECK_THAT(
       error_of<c10::ValueError>([&] { ddp::save_state_dict(dict, folder.file("a.pt")); }),

@@ -10,6 +10,7 @@
 
 #include "parallel/cut_model.h"
 #include "support/error_of.h"
+#include "support/live_bytes.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -448,4 +449,35 @@ TEST_CASE("values are converted to the model's dtype", "[parallel][full_state][r
   for (const auto& value : values) {
     CHECK(torch::equal(value, 2 * torch::arange(4.0, torch::kFloat).view({2, 2})));
   }
+}
+
+TEST_CASE("other ranks need memory for one parameter", "[parallel][full_state][ranks][once]") {
+  constexpr int64_t kSide = 128, kLayers = 8, kBytes = kSide * kSide * 8;
+  const TemporaryFolder folder;
+  struct Peaks {
+    int64_t gather = 0, load_dict = 0, load_file = 0;
+  };
+  const auto peaks = run_ranks<Peaks>(2, [&](const Rank& self) {
+    torch::nn::ModuleList layers;
+    for (int64_t i = 0; i < kLayers; ++i) {
+      layers->push_back(ddp::ColumnParallelLinear(
+          ddp::ColumnParallelLinearOptions(kSide, kSide).bias(false).process_group(self.group),
+          draw_values({kSide, kSide}, 1), at::Tensor()));
+    }
+    Peaks all;
+    Dict dict;
+    all.gather = peak_bytes_of([&] { dict = ddp::full_state_dict(layers, 0, self.group); });
+    all.load_dict = peak_bytes_of([&] { ddp::load_full_state_dict(layers, dict, self.group); });
+    if (self.rank == 0) ddp::save_safetensors(dict, folder.file("a.safetensors"));
+    ddp::barrier(self.group);
+    all.load_file = peak_bytes_of(
+        [&] { ddp::load_full_state_dict(layers, folder.file("a.safetensors"), self.group); });
+    return all;
+  });
+  constexpr int64_t kSmall = kBytes / 4;  // names and layouts of all ranks
+  CHECK(peaks[0].gather >= kLayers * kBytes);
+  CHECK(peaks[0].gather <= (kLayers + 1) * kBytes + kSmall);
+  CHECK(peaks[1].gather <= kBytes / 2 + kSmall);
+  CHECK(peaks[1].load_dict <= kBytes + kSmall);
+  CHECK(peaks[1].load_file <= kLayers * kBytes / 2 + kSmall);
 }

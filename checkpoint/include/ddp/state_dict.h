@@ -17,7 +17,7 @@ namespace ddp {
 ///
 /// - No call communicates. Rank 0 saves for all, and every rank loads.
 /// - Of layers that are cut over ranks each rank has a part, which alone is saved and loaded here,
-///   as by torch::save(). A Checkpointer saves the whole.
+///   as by torch::save(). A Checkpointer saves the whole, and full_state_dict() gathers it.
 /// - Saving writes only the elements of each tensor, also of a view, and a shared parameter once.
 ///   The file appears whole or not at all: it is written beside `file`, and renamed once it is on
 ///   the disk.
