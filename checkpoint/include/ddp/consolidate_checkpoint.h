@@ -10,6 +10,7 @@
 
 namespace ddp {
 
+/// Options of consolidate_checkpoint().
 struct ConsolidateOptions {
   /// The name that the part was added under.
   TORCH_ARG(std::string, part) = "model";

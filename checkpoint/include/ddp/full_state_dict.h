@@ -72,6 +72,7 @@ torch::OrderedDict<std::string, at::Tensor> full_state_dict(
     const torch::nn::ModuleHolder<Contained>& module, int to = 0, const GroupArg& group = {}) {
   return full_state_dict(static_cast<const torch::nn::Module&>(*module), to, group);
 }
+/// The same of a holder: load_full_state_dict(model, "model.safetensors").
 template <typename Contained, typename FileOrDict>
 void load_full_state_dict(
     const torch::nn::ModuleHolder<Contained>& module, const FileOrDict& file_or_dict,
