@@ -31,8 +31,9 @@ namespace ddp {
 /// an
 ///         element that no rank has; a rank that does not call it, as failures of collectives.
 ///
-/// Collective: yes. Blocks: host. Cost: the model in host memory on `to`, and on the others a copy
-/// of their part of one parameter. Each element is sent once.
+/// Collective: yes. Blocks: host. Cost: the model in host memory on `to`, and on the others
+/// copies of their parts of one parameter, or of two where a message is still on its way. Each
+/// element is sent once.
 DDP_API torch::OrderedDict<std::string, at::Tensor> full_state_dict(
     const torch::nn::Module& module, int to = 0, const GroupArg& group = {});
 
