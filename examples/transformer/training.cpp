@@ -120,11 +120,12 @@ void Training::backward(const Batch& batch) {
 }
 
 void Training::clip_gradients() {
-  if (groups().tp_size() == 1) {
-    ddp::clip_grad_norm_(*optimizer_, options_.clip);
-    return;
+  // Both count what --tp does not cut once.
+  if (options_.zero > 0) {
+    ddp::clip_grad_norm_(*optimizer_, options_.clip);  // which has parts of the gradients
+  } else {
+    ddp::clip_grad_norm_(*model_->module(), options_.clip);
   }
-  ddp::clip_grad_norm_(*model_->module(), options_.clip);  // which counts what is not cut once
 }
 
 Tally Training::evaluate(const Windows& windows) {

@@ -219,6 +219,7 @@ TEST_CASE("a transformer that ranks share has the losses of one process", "[exam
       {4,
        {"--tp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "1",
         "--checkpoint-activations"}},
+      {4, {"--tp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "2"}},
       {4,
        {"--cp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "2",
         "--checkpoint-activations"}}};
@@ -269,7 +270,9 @@ TEST_CASE("ranks that share a transformer save and load whole weights", "[exampl
       1.5e-5);
   INFO(saving.output());
   SharedRuns loading({"--load", folder.file("net.pt")});
-  CHECK(losses(loading.alone(), "loss").at(0) < losses(saving.alone(), "loss").at(10));
+  // The first step is small.
+  const auto saved = losses(saving.alone(), "held out").at(19);
+  CHECK(std::abs(losses(loading.alone(), "held out").at(0) - saved) < 0.03);
   CHECK(loading.distance_of(2, on_two) < 1.5e-5);
   CHECK(loading.distance_of(4, on_four) < 1.5e-5);
 }
