@@ -29,7 +29,7 @@ ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
       return storage;
     });
   } catch (const std::exception& error) {
-    DDP_CHECK(false, path_, ": ", text_of(error));
+    DDP_CHECK(false, path_, ": expected a file of torch.save, got another: ", text_of(error));
   }
 }
 

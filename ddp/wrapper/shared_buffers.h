@@ -6,8 +6,8 @@
 #include <c10/util/FunctionRef.h>
 #include <ddp/process_group.h>
 
+#include <ddp/internal/tensor_broadcast.h>
 #include "wrapper/module_state.h"
-#include "wrapper/tensor_broadcast.h"
 
 namespace ddp {
 

@@ -5,11 +5,11 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
+#include <ddp/internal/tensor_broadcast.h>
 #include "checks/model_checks.h"
 #include "replicas/model_description.h"
 #include "wrapper/optimizer_in_backward.h"
 #include "wrapper/state.h"
-#include "wrapper/tensor_broadcast.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "wrapper/tensor_broadcast.h"
+#include <ddp/internal/tensor_broadcast.h>
 
 #include <map>
 #include <utility>

@@ -21,12 +21,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-template <typename Holder>
-Layer layer_of(const Holder& holder) {
-  const auto module = holder.ptr();
-  return {module, [module](const at::Tensor& x) { return module->forward(x); }};
-}
-
 /// -inf above the diagonal: a position does not attend to later characters.
 at::Tensor causal_mask(int64_t size, const at::TensorOptions& options) {
   return at::full({size, size}, -std::numeric_limits<double>::infinity(), options).triu(1);

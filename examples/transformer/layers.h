@@ -20,6 +20,13 @@ struct Layer {
   std::function<at::Tensor(const at::Tensor&)> forward;
 };
 
+/// The layer that a holder has.
+template <typename Holder>
+Layer layer_of(const Holder& holder) {
+  const auto module = holder.ptr();
+  return {module, [module](const at::Tensor& x) { return module->forward(x); }};
+}
+
 /// Maps [T, N, width] to the same: each position attends to those before it and itself.
 ///
 /// All functions here draw a whole layer's values, in the same order, whatever is cut. Collective

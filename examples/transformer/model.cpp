@@ -6,8 +6,10 @@
 #include <ATen/ATen.h>
 #include <ddp/activation_checkpoint.h>
 #include <ddp/context_parallel.h>
+#include <ddp/fully_sharded.h>
 #include <ddp/tensor_parallel_rng.h>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/container/modulelist.h>
 
 namespace transformer {
 namespace {
@@ -26,6 +28,13 @@ nn::LayerNorm layer_norm(int64_t width) { return nn::LayerNorm(nn::LayerNormOpti
 Layer add(nn::Module& parent, const char* name, Layer layer) {
   parent.register_module(name, layer.module);
   return layer;
+}
+
+Layer make_block(const Shape& shape, const Groups& groups, bool cuts) {
+  const Block block(shape, groups);
+  if (!cuts) return layer_of(block);
+  return layer_of(
+      ddp::FullyShardedDataParallel(block, ddp::FullyShardedOptions().process_group(groups.data)));
 }
 
 }  // namespace
@@ -51,26 +60,31 @@ at::Tensor BlockImpl::drop_hidden(const at::Tensor& hidden) {
   return dropout(hidden);
 }
 
-LanguageModelImpl::LanguageModelImpl(int64_t vocabulary, const Shape& shape, Groups given)
+LanguageModelImpl::LanguageModelImpl(
+    int64_t vocabulary, const Shape& shape, Groups given, bool cuts_blocks)
     : vocabulary(vocabulary),
       shape(shape),
       groups(std::move(given)),
       tokens(add(*this, "tokens", make_tokens(vocabulary, shape, groups))),
       positions(register_module("positions", make_positions(shape))),
-      layers(register_module("layers", nn::ModuleList())),
       norm(register_module("norm", layer_norm(shape.width))),
       head(add(*this, "head", make_head(vocabulary, shape, groups))),
       dropout(register_module("dropout", nn::Dropout(shape.dropout))) {
-  for (int64_t i = 0; i < shape.layers; ++i) layers->push_back(Block(shape, groups));
+  const auto list = register_module("layers", nn::ModuleList());
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    layers.push_back(make_block(shape, groups, cuts_blocks));
+    list->push_back(layers.back().module);
+  }
 }
 
 at::Tensor LanguageModelImpl::forward(const at::Tensor& characters) {
   const auto places = groups.places(characters.size(1)).to(characters.device());
   const auto own = groups.own_positions(characters);
   auto x = dropout(tokens.forward(own) + positions(places)).transpose(0, 1);
-  for (const auto& layer : *layers) {
-    auto& block = *layer->as<Block>();
-    x = shape.checkpoint_activations ? ddp::checkpoint(block, x) : block.forward(x);
+  for (const auto& block : layers) {
+    const auto options = ddp::CheckpointOptions().parameters(block.module->parameters());
+    x = shape.checkpoint_activations ? ddp::checkpoint(options, block.forward, x)
+                                     : block.forward(x);
   }
   return head.forward(norm(x)).transpose(0, 1);
 }

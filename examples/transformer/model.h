@@ -4,7 +4,6 @@
 
 #include <ddp/parameter_layout.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
@@ -38,7 +37,10 @@ TORCH_MODULE(Block);
 /// Predicts each next character from the previous ones.
 struct LanguageModelImpl : torch::nn::Module, ddp::ShardedModule {
   /// Collective where `groups` cuts layers.
-  LanguageModelImpl(int64_t vocabulary, const Shape& shape, Groups groups = {});
+  ///
+  /// \param cuts_blocks  makes each block a unit of FullyShardedDataParallel over `groups.data`.
+  LanguageModelImpl(
+      int64_t vocabulary, const Shape& shape, Groups groups = {}, bool cuts_blocks = false);
 
   /// Maps [N, T] int64 to logits [N, T, vocabulary], with T at most the context. Where groups cut,
   /// to this rank's part of both: whole_vocabulary() joins the last dimension.
@@ -59,7 +61,7 @@ struct LanguageModelImpl : torch::nn::Module, ddp::ShardedModule {
   const Groups groups;
   Layer tokens;
   torch::nn::Embedding positions;
-  torch::nn::ModuleList layers;
+  std::vector<Layer> layers;
   torch::nn::LayerNorm norm;
   Layer head;
   torch::nn::Dropout dropout;

@@ -56,6 +56,10 @@ void add_training(CLI::App& app, Options& options) {
 }
 
 void add_groups(CLI::App& app, Options& options) {
+  app.add_flag(
+         "--fsdp", options.fsdp,
+         "Cut parameters, gradients and AdamW's state over the ranks, a block at a time whole")
+      ->excludes(app.get_option("--zero"));
   app.add_option("--tp", options.tp, "Ranks that share a model: each has a part of its layers")
       ->check(between<int64_t>(1, 100000));
   app.add_option(
@@ -113,6 +117,13 @@ void check_cut_layers(const Options& options) {
       std::to_string(options.shape.heads));
 }
 
+void check_shards(const Options& options) {
+  if (!options.fsdp) return;
+  expect(
+      options.backend.find("nccl") == std::string::npos,
+      "--backend: expected one for CPUs with --fsdp", options.backend);
+}
+
 void check_cut_windows(const Options& options) {
   if (options.cp == 1) return;
   expect(
@@ -147,6 +158,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   }
   check_together(options);
   check_cut_layers(options);
+  check_shards(options);
   check_cut_windows(options);
   return options;
 }

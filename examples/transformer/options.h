@@ -31,9 +31,10 @@ struct Options {
   int64_t warmup = 100;  // steps
   double clip = 1;
   bool amp = false;
-  int zero = 0;    // stage; 0: every rank has AdamW's whole state
-  int64_t tp = 1;  // ranks that have a part of each layer each
-  int64_t cp = 1;  // ranks that have a part of each window each
+  int zero = 0;       // stage; 0: every rank has AdamW's whole state
+  bool fsdp = false;  // cut parameters, gradients and state over the ranks
+  int64_t tp = 1;     // ranks that have a part of each layer each
+  int64_t cp = 1;     // ranks that have a part of each window each
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   int64_t report_every = 100;

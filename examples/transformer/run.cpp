@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <ddp/collectives.h>
+#include <ddp/full_state_dict.h>
 #include <ddp/process_group.h>
 #include <ddp/state_dict.h>
 #include <torch/utils.h>
@@ -20,7 +21,6 @@
 #include "groups.h"
 #include "sampling.h"
 #include "training.h"
-#include "whole_weights.h"
 
 namespace transformer {
 namespace {
@@ -48,30 +48,23 @@ Data prepare(const Options& options, const Groups& groups) {
   return {std::move(text), std::move(windows), std::move(prompt)};
 }
 
-void load_weights(const LanguageModel& net, const std::string& file) {
-  LanguageModel whole(net->vocabulary, net->shape);
-  ddp::load_state_dict(*whole, file);
-  cut_weights(whole, net);
-}
-
-/// Rank 0 writes the first model's weights. Collective.
-void save_weights(const LanguageModel& net, const std::string& file) {
-  std::optional<LanguageModel> whole;
-  if (net->groups.replica == 0) whole = join_weights(net);
+/// Rank 0 writes the whole weights. Collective.
+void save_weights(const torch::nn::Module& model, const std::string& file) {
+  const auto whole = ddp::full_state_dict(model);
   examples::on_all_ranks([&] {
-    if (ddp::is_main()) ddp::save_state_dict(**whole, file);
+    if (ddp::is_main()) ddp::save_state_dict(whole, file);
   });
 }
 
-/// Collective where layers are cut.
+/// Collective.
 LanguageModel make_model(const Options& options, const Groups& groups, const Text& text) {
   const auto seed = static_cast<uint64_t>(options.seed);
   torch::manual_seed(seed);
-  LanguageModel net(text.vocabulary(), options.shape, groups);
-  examples::on_all_ranks([&] {
-    if (!options.load.empty()) load_weights(net, options.load);
-    net->to(examples::rank_device(options.backend));
-  });
+  LanguageModel net(text.vocabulary(), options.shape, groups, options.fsdp);
+  if (!options.load.empty()) ddp::load_full_state_dict(*net, options.load);
+  if (!options.fsdp) {
+    examples::on_all_ranks([&] { net->to(examples::rank_device(options.backend)); });
+  }
   // From here on the generator is only used by dropout, which every rank draws for itself. But the
   // ranks of --tp draw alike, except within layers, where the next tp_size() seeds are theirs.
   const auto first = static_cast<uint64_t>(groups.tp_size() * ddp::get_rank(groups.data));
@@ -141,15 +134,19 @@ void run(const Options& options, examples::Progress& progress) {
 
   training.finish();
   training.check_replicas();
-  if (groups.tp_size() == 1) {
+  if (options.fsdp) {
+    progress.line("parameters: in shards on " + describe_ranks(groups));
+  } else if (groups.tp_size() == 1) {
     examples::report_equal_replicas(progress);
   } else {
     progress.line("parameters: bitwise equal on all ranks that have the same");
   }
-  if (!options.save.empty()) save_weights(net, options.save);
+  if (!options.save.empty()) save_weights(training.model().module(), options.save);
   if (options.sample == 0) return;
+  std::optional<ddp::SummonFullParams> whole;
+  if (options.fsdp) whole.emplace(*training.model().sharded());
   // All ranks that have a part of the first model.
-  if (groups.replica == 0) {
+  if (groups.replica == 0 || options.fsdp) {
     progress.line("sample: " + sample(net, data->text, data->prompt, options));
   }
   ddp::barrier();

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <ddp/autocast.h>
+#include <ddp/equal_batches.h>
 #include <ddp/gradients.h>
 #include <ddp/replicas.h>
 #include <torch/optim/adamw.h>
@@ -26,15 +27,14 @@ struct Prediction {
   }
 };
 
-/// \param model  `net`, wrapped or not.
-template <typename M>
-Prediction predict(M& model, const LanguageModel& net, const Batch& batch, bool amp) {
+Prediction predict(WrappedModel& model, const Batch& batch, bool amp) {
+  const auto& net = model.net();
   const auto device = net->device();
   // bfloat16 has the range of float32: no GradScaler is needed.
   const ddp::AutocastGuard autocast(
       device.type(), ddp::AutocastOptions(at::kBFloat16).enabled(amp));
   const auto target = net->groups.own_positions(batch.target.to(device)).flatten();
-  const auto logits = model->forward(batch.input.to(device)).flatten(0, 1);
+  const auto logits = model.forward(batch.input.to(device)).flatten(0, 1);
   return {logits, target, cross_entropy(logits, target, net->vocabulary, net->groups)};
 }
 
@@ -45,16 +45,13 @@ ddp::DistributedSamplerOptions sampler_options(const Options& options, const Gro
       .rank(groups.replica);
 }
 
-ddp::DistributedDataParallelOptions wrapper_options(const Groups& groups) {
-  return ddp::DistributedDataParallelOptions().gradient_as_bucket_view(true).process_group(
-      groups.data);
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, Model& model) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const Options& options, WrappedModel& model) {
   const torch::optim::AdamWOptions adamw(options.lr);
-  if (options.zero == 0) return std::make_unique<torch::optim::AdamW>(model->parameters(), adamw);
+  if (options.zero == 0)
+    return std::make_unique<torch::optim::AdamW>(model.module().parameters(), adamw);
   return std::make_unique<ddp::ZeroRedundancyOptimizer<torch::optim::AdamW>>(
-      model, adamw, ddp::ZeroOptions().stage(options.zero));
+      model.replicated(), adamw, ddp::ZeroOptions().stage(options.zero));
 }
 
 ddp::LinearLROptions warm_up(const Options& options) {
@@ -69,7 +66,7 @@ Training::Training(const Options& options, const LanguageModel& net, Windows win
     : options_(options),
       windows_(std::move(windows)),
       sampler_(windows_.size(), sampler_options(options, net->groups)),
-      model_(net, wrapper_options(net->groups)),
+      model_(options, net),
       optimizer_(make_optimizer(options, model_)),
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
@@ -77,7 +74,8 @@ Training::Training(const Options& options, const LanguageModel& net, Windows win
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(
       options.checkpoint, ddp::CheckpointerOptions().every_steps(options.checkpoint_every));
-  checkpointer_->add("model", model_).add("optimizer", *optimizer_).add("schedule", schedule_);
+  checkpointer_->add("model", model_.module());
+  checkpointer_->add("optimizer", *optimizer_).add("schedule", schedule_);
   checkpointer_->add("sampler", sampler_).add_per_rank("tally", tally_);
 }
 
@@ -86,11 +84,12 @@ void Training::begin(examples::Progress& progress) {
 }
 
 void Training::step() {
-  model_->train();
+  model_.module().train();
   ddp::zero_grad(*optimizer_);
   for (int64_t pass = 1; pass <= options_.accumulate; ++pass) {
-    if (pass < options_.accumulate) {
-      const auto alone = model_->no_sync();  // only the last pass averages, over all of them
+    if (pass < options_.accumulate && !model_.is_sharded()) {
+      const auto alone =
+          model_.replicated()->no_sync();  // only the last pass averages, over all of them
       backward(next_batch());
     } else {
       backward(next_batch());
@@ -114,7 +113,7 @@ Batch Training::next_batch() {
 }
 
 void Training::backward(const Batch& batch) {
-  const auto prediction = predict(model_, model_->module(), batch, options_.amp);
+  const auto prediction = predict(model_, batch, options_.amp);
   (prediction.loss / options_.accumulate).backward();
   tally_ += prediction.tally();
 }
@@ -124,20 +123,30 @@ void Training::clip_gradients() {
   if (options_.zero > 0) {
     ddp::clip_grad_norm_(*optimizer_, options_.clip);  // which has parts of the gradients
   } else {
-    ddp::clip_grad_norm_(*model_->module(), options_.clip);
+    ddp::clip_grad_norm_(model_.module(), options_.clip);
   }
 }
 
 Tally Training::evaluate(const Windows& windows) {
   const c10::NoGradGuard no_grad;
-  auto& net = model_->module();
-  net->eval();
+  auto& net = model_.net();
+  model_.module().eval();
   ddp::DistributedEvalSampler sampler(
       windows.size(), sampler_options(options_, groups()).shuffle(false));
+  std::vector<std::vector<size_t>> batches;
+  while (auto indices = sampler.next(std::max<size_t>(options_.batch_size, 16))) {
+    batches.push_back(std::move(*indices));
+  }
+  auto count = static_cast<int64_t>(batches.size());
+  // Forward is collective then: a rank with fewer batches repeats a window.
+  if (model_.is_sharded()) count = ddp::equal_batches(count, ddp::Equal::Most, groups().data);
   Tally total;
-  while (const auto indices = sampler.next(std::max<size_t>(options_.batch_size, 16))) {
-    const auto prediction = predict(net, net, windows.at(*indices), options_.amp);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const bool counts = i < batches.size();
+    const auto batch = windows.at(counts ? batches[i] : std::vector<size_t>{0});
+    const auto prediction = predict(model_, batch, options_.amp);
     const auto logits = whole_vocabulary(prediction.logits, net->vocabulary, groups());
+    if (!counts) continue;
     total += prediction.tally();
     total.correct += logits.argmax(1).eq(prediction.target).sum().item<int64_t>();
   }
@@ -158,9 +167,9 @@ void Training::finish() {
 }
 
 void Training::check_replicas() {
-  model_->check_replicas();
+  if (!model_.is_sharded()) model_.replicated()->check_replicas();
   TORCH_CHECK(
-      ddp::replicas_equal(*model_->module(), groups().tp),
+      ddp::replicas_equal(model_.module(), groups().tp),
       "parameters: expected the same values on all ranks of what --tp does not cut, got others on "
       "some.");
 }

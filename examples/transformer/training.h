@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ddp/checkpointer.h>
-#include <ddp/distributed_data_parallel.h>
 #include <ddp/lr_scheduler.h>
 #include <ddp/sampler.h>
 #include <ddp/zero.h>
@@ -15,10 +14,10 @@
 #include "../common/tally.h"
 #include "model.h"
 #include "text.h"
+#include "wrapped_model.h"
 
 namespace transformer {
 
-using Model = ddp::DistributedDataParallel<LanguageModel>;
 using examples::Tally;
 
 /// The training state of one rank.
@@ -49,18 +48,19 @@ class Training {
   void finish();
   /// Throws where ranks differ in parameters that are the same on both. Collective: yes.
   void check_replicas();
+  WrappedModel& model() { return model_; }
 
  private:
   Batch next_batch();
   /// Computes this batch's part of the step's gradients.
   void backward(const Batch& batch);
   void clip_gradients();
-  const Groups& groups() { return model_->module()->groups; }
+  const Groups& groups() { return model_.net()->groups; }
 
   const Options& options_;
   const Windows windows_;
   ddp::DistributedSampler sampler_;
-  Model model_;
+  WrappedModel model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ddp::LinearLR warm_up_;
   ddp::CosineAnnealingLR cosine_;

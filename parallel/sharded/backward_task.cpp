@@ -246,6 +246,9 @@ void BackwardTask::finish() {
     if (reduces && !unit.gradients().is_reduced()) reduce(unit);
   }
   finish_reduction();
+  const bool runs_root = std::any_of(
+      walks_.begin(), walks_.end(), [](const Walk& walk) { return walk.pass->root == 0; });
+  if (reduces && runs_root) model_.broadcast_buffers();
   for (const auto& unit : model_.units()) {
     if (unit->gradients().is_reduced()) {
       unit->gradients().add_to_shards();

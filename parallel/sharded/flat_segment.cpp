@@ -120,6 +120,12 @@ void FlatSegment::point_at_shard() {
 
 void FlatSegment::write_back() {
   const c10::NoGradGuard no_grad;
+  for (size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const auto value = parameters_[slot].detach();
+    if (value.is_alias_of(whole_)) continue;
+    views_[slot].copy_(value);  // set_data() gave it memory of its own, as torch::load() does
+    point(slot, views_[slot]);
+  }
   shard_.copy_(whole_.narrow(0, group_->getRank() * layout_.shard_numel, layout_.shard_numel));
 }
 

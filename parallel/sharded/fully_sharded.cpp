@@ -13,6 +13,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "sharded/block_pool.h"
 #include "sharded/sharded_model.h"
 #include "sharded/sharded_parameters.h"
 #include "sharded/unit_nodes.h"
@@ -93,6 +94,7 @@ FullyShardedBase::FullyShardedBase(
   unit_->add_hooks();
   const auto model = std::make_shared<ShardedModel>(group, options.prefetch());
   model->add(unit_);
+  model->set_root(module_);
   for (const auto& [path, unit] : found.units) {
     if (unit->unit_->model != model) model->adopt(*unit->unit_->model, path);
   }
@@ -170,7 +172,8 @@ void FullyShardedBase::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FullyShardedBase::load(torch::serialize::InputArchive& archive) {
-  check_whole("load");
+  if (unit_->stays_whole) return torch::nn::Module::load(archive);
+  const SummonFullParams whole(*this, /*write_back=*/true);
   torch::nn::Module::load(archive);
 }
 
@@ -211,14 +214,19 @@ SummonFullParams::SummonFullParams(FullyShardedBase& model, bool write_back)
     const auto& name = unit->stats.name;
     if (unit == model.unit_ || own.empty() || name.rfind(own + ".", 0) == 0) units_.push_back(unit);
   }
-  for (const auto& unit : units_) unit->make_whole();
+  for (const auto& unit : units_) {
+    unit->make_whole();
+    stayed_whole_.push_back(std::exchange(unit->stays_whole, true));
+  }
 }
 
 SummonFullParams::~SummonFullParams() {
-  for (const auto& unit : units_) {
-    if (write_back_) unit->write_back();
-    if (!unit->stays_whole) unit->reshard();
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (write_back_) units_[i]->write_back();
+    units_[i]->stays_whole = stayed_whole_[i];
+    if (!units_[i]->stays_whole) units_[i]->reshard();
   }
+  trim_blocks();
 }
 
 }  // namespace ddp

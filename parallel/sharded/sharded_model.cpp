@@ -11,6 +11,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
+#include <ddp/internal/tensor_broadcast.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -193,6 +194,18 @@ void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
   pass_.reset();
 }
 
+void ShardedModel::broadcast_buffers() {
+  const auto root = root_.lock();
+  if (!root || !root->is_training()) return;
+  std::vector<at::Tensor> buffers;
+  for (const auto& buffer : root->buffers()) {
+    if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
+  }
+  TensorBroadcast broadcast(Arrival::InCopy);
+  broadcast.start(buffers, /*source=*/0, *reduce_group_);
+  broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
+}
+
 BackwardTask& ShardedModel::task() {
   if (!task_) task_ = std::make_unique<BackwardTask>(*this);
   return *task_;
@@ -218,10 +231,7 @@ void ShardedModel::on_exit(const Place& place, ShardedUnit& unit) {
   }
 }
 
-void ShardedModel::before_gradient() {
-  auto& task = this->task();
-  task.watch_end();
-}
+void ShardedModel::before_gradient() { task().watch_end(); }
 
 void ShardedModel::on_gradient(ShardedUnit& unit) { task().on_gradient(unit); }
 

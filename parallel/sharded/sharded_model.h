@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ddp/process_group.h>
+#include <torch/nn/module.h>
 
 #include "sharded/pass_order.h"
 #include "sharded/sharded_unit.h"
@@ -43,6 +44,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedUnit& unit(size_t index) const { return *units_[index]; }
   int64_t prefetch() const { return prefetch_; }
   const ProcessGroup& reduce_group() const { return reduce_group_; }
+  /// Whose buffers all ranks get from rank 0 when the root's gradients are reduced.
+  void set_root(const std::shared_ptr<torch::nn::Module>& module) { root_ = module; }
+  /// Collective: yes. Blocks: host.
+  void broadcast_buffers();
 
   /// A use of a unit by forward.
   struct Place {
@@ -81,6 +86,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ProcessGroup group_;
   ProcessGroup reduce_group_;
   std::vector<std::shared_ptr<ShardedUnit>> units_;
+  std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled

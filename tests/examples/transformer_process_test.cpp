@@ -222,6 +222,10 @@ TEST_CASE("a transformer that ranks share has the losses of one process", "[exam
       {4, {"--tp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "2"}},
       {4,
        {"--cp", "2", "--batch-size", "2", "--accumulate", "2", "--zero", "2",
+        "--checkpoint-activations"}},
+      {2, {"--fsdp", "--batch-size", "4"}},
+      {4,
+       {"--fsdp", "--tp", "2", "--batch-size", "2", "--accumulate", "2",
         "--checkpoint-activations"}}};
   SharedRuns runs({});
   for (const auto& [ranks, share] : shares) {
@@ -246,10 +250,10 @@ TEST_CASE("a transformer goes on when ranks share it in another way", "[examples
       {2, {"--tp", "2", "--batch-size", "8"}, 1, {"--batch-size", "8"}},
       {2, {"--tp", "2", "--batch-size", "8"}, 4, {"--tp", "2", "--batch-size", "4", "--zero", "1"}},
       {4, {"--tp", "4", "--batch-size", "8"}, 2, {"--batch-size", "4", "--zero", "2"}},
-      {4,
-       {"--tp", "2", "--batch-size", "4", "--zero", "1"},
-       2,
-       {"--cp", "2", "--batch-size", "8"}}};
+      {4, {"--tp", "2", "--batch-size", "4", "--zero", "1"}, 2, {"--cp", "2", "--batch-size", "8"}},
+      {2, {"--fsdp", "--batch-size", "4"}, 4, {"--fsdp", "--batch-size", "2"}},
+      {4, {"--fsdp", "--batch-size", "2"}, 2, {"--tp", "2", "--batch-size", "8"}},
+      {1, {"--batch-size", "8"}, 4, {"--fsdp", "--tp", "2", "--batch-size", "4"}}};
   SharedRuns runs({});
   for (const auto& change : changes) {
     CAPTURE(change.saving_ranks, change.saving_share, change.ranks, change.share);

@@ -1,5 +1,6 @@
 // Options, errors and the other calls of FullyShardedDataParallel.
 #include <algorithm>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -249,6 +250,43 @@ TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
     return sum / static_cast<double>(run.model->parameters().size());
   });
   CHECK(means == std::vector<double>{2, 2, 2});
+}
+
+TEST_CASE("buffers are rank 0's after a step", "[ranks][sharded]") {
+  const auto means = run_ranks<double>(2, [](const Rank& self) {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+    FullyShardedDataParallel model(net, over(self));
+    model->forward(torch::randn({4, 2}) + self.rank).sum().backward();
+    return model->named_buffers()["1.running_mean"].sum().item<double>();
+  });
+  CHECK(means[0] == means[1]);
+}
+
+TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    auto other = std::make_shared<PlainNet>(NetUse());
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : other->parameters()) p.mul_(2);
+    }
+    std::stringstream file;
+    torch::save(other, file);
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    run.model->load(archive);
+    const auto x = net_input(use, 0, 0, self.rank);
+    const auto expected = other->forward(x, self.rank).item<double>();
+    {
+      const c10::InferenceMode guard;
+      TORCH_CHECK(run.model->forward(x, self.rank).item<double>() == expected);
+    }
+    run.loss(0).backward();
+    TORCH_CHECK(run.loss(0).item<double>() == expected);
+  });
+  CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded]") {

@@ -52,7 +52,8 @@ BadCalls bad_values(const Layers& on) {
     return torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(4, heads).bias(bias));
   };
   const auto no_bias = [](auto options) { return options.bias(false); };
-  const auto& [weight, bias] = std::pair(on.weight, on.bias);
+  const auto weight = on.weight;
+  const auto bias = on.bias;
   const torch::Tensor none;
   return {
       {"ColumnParallelLinear: expected a whole weight of sizes [4, 4], got [2, 4]",

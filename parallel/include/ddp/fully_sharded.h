@@ -128,7 +128,10 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
 
   /// torch::nn::Module. Throws outside of SummonFullParams, because this rank has its shards alone.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// torch::nn::Module. Throws outside of SummonFullParams.
+  /// torch::nn::Module. Reads a whole state, which every rank has, as save() of the module wrote
+  /// it.
+  ///
+  /// Collective: yes. Blocks: host. Memory: the whole model; load_full_state_dict() needs less.
   void load(torch::serialize::InputArchive& archive) override;
   /// torch::nn::Module. Throws.
   std::shared_ptr<torch::nn::Module> clone(
@@ -248,6 +251,8 @@ class FullyShardedDataParallelImpl
 /// tensors: `parameters()` and an optimizer made before find this rank's elements in them, {1, ...,
 /// 1, k}. Gradients are averaged over the ranks. Parameters of frozen layers are cut, too.
 ///
+/// Buffers: all ranks get rank 0's with each reduced backward pass in training mode.
+///
 /// Every rank has to call the same units in the same order, in evaluation as well. A rank may leave
 /// a unit out of its loss.
 ///
@@ -296,7 +301,7 @@ DDP_API int64_t fully_shard(
     const FullyShardedOptions& options = {});
 
 /// While the guard exists, the parameters of a model's units are whole on every rank: for reading
-/// them, or for writing the same to them on every rank.
+/// them, for forward without gathers, or for writing the same to them on every rank.
 ///
 /// Collective: its construction. Blocks: host. Memory: the whole model on every rank; see
 /// full_state_dict() for less.
@@ -312,6 +317,7 @@ class DDP_API [[nodiscard]] SummonFullParams {
 
  private:
   std::vector<std::shared_ptr<ShardedUnit>> units_;
+  std::vector<bool> stayed_whole_;
   bool write_back_;
 };
 
