@@ -9,7 +9,7 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/text.h>
 
-#include "python/module_dict.h"
+#include "parts/module_tensors.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
 
@@ -34,10 +34,14 @@ std::vector<std::pair<c10::IValue, c10::IValue>> entries_of(const c10::IValue& d
   return entries;
 }
 
-/// Calls `replace(index of the parameter, field, value)` for each field of each parameter's state,
-/// and returns the optimizer's dictionary with the values that it returns.
-template <typename Replace>
-c10::IValue replace_in_state(const c10::IValue& optimizer, Replace replace) {
+}  // namespace
+
+bool has_state(const c10::IValue& optimizer) {
+  const auto* state = optimizer.isGenericDict() ? find_in(optimizer, kState) : nullptr;
+  return state != nullptr && state->isGenericDict();
+}
+
+c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace) {
   auto state = make_dict();
   for (const auto& [index, fields] : entries_of(*find_in(optimizer, kState))) {
     if (!index.isInt() || !fields.isGenericDict()) {
@@ -57,25 +61,10 @@ c10::IValue replace_in_state(const c10::IValue& optimizer, Replace replace) {
   return all;
 }
 
-}  // namespace
-
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module) {
-  LayoutsByParameter layouts;
-  for (auto& layout : layouts_of(module)) {
-    const auto* key = layout.local.unsafeGetTensorImpl();
-    layouts.emplace(key, std::move(layout));
-  }
-  const auto state = named_state(module);
-  const auto values = values_to_save(module, state);
-  std::unordered_set<const void*> seen;
   std::vector<ShardedTensor> shards;
-  for (size_t i = 0; i < state.size(); ++i) {
-    const auto* key = state[i].tensor.unsafeGetTensorImpl();
-    if (!seen.insert(key).second) continue;
-    const auto found = layouts.find(key);
-    const auto& layout =
-        found == layouts.end() ? whole_layout(state[i].name, values[i]) : found->second;
-    add_shards(state[i].name, layout, values[i], shards);
+  for (const auto& tensor : tensors_of_module(module)) {
+    add_shards(tensor.names[0], tensor.layout, tensor.value, shards);
   }
   return shards;
 }
@@ -127,9 +116,7 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
 c10::IValue CutOptimizerPart::state() { return std::exchange(state_, {}); }
 
 PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadContext& context) {
-  const bool has_state = saved.isGenericDict() && find_in(saved, kState) != nullptr &&
-                         find_in(saved, kState)->isGenericDict();
-  if (!has_state) return whole_->prepare(saved, context);
+  if (!has_state(saved)) return whole_->prepare(saved, context);
   const auto layouts = layouts_in_order();
   if (context.shards == nullptr) {
     for (const auto& layout : layouts) {

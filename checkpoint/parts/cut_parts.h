@@ -20,6 +20,16 @@ using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
 /// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
 
+/// Returns the value in place of a field of a parameter's state, of the parameter's number.
+using ReplaceField =
+    std::function<c10::IValue(size_t index, const c10::IValue& field, const c10::IValue& value)>;
+
+/// Whether a value is an optimizer_dict(), by its form.
+bool has_state(const c10::IValue& optimizer);
+
+/// Returns an optimizer_dict() with other values in the parameters' state.
+c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace);
+
 /// An optimizer's part without the tensors of its state, in whose places are their names among the
 /// shards: "exp_avg/blocks.3.fc.weight".
 class CutOptimizerPart : public CheckpointPart {

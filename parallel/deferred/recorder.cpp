@@ -245,7 +245,8 @@ void Call::note_random_numbers(Record& record) {
   auto& stream = tape_.streams[*record.stream];
   const auto now = state_of(*generator);
   if (same_state(now, stream.last_seen)) return;
-  record.state = stream.last_seen = now;
+  record.state = mark_state(*generator, now);
+  stream.last_seen = state_of(*generator);
 }
 
 /// A deferred tensor like what the meta kernel returned.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 namespace ddp {
 
@@ -78,6 +79,22 @@ at::Tensor state_of(const at::Generator& generator) {
 void set_state(at::Generator generator, const at::Tensor& state) {
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
+}
+
+at::Tensor mark_state(const at::Generator& generator, const at::Tensor& state) {
+  if (generator.device().type() != at::kCPU) return state;
+  static std::mutex mutex;
+  static at::Tensor before, after;  // of the last generator that was moved on
+  const std::lock_guard lock(mutex);
+  if (same_state(state, after)) return before;
+  auto shared = generator;
+  {
+    const std::lock_guard of_generator(shared.mutex());
+    at::check_generator<at::CPUGeneratorImpl>(shared)->random();
+  }
+  before = state;
+  after = state_of(generator);
+  return before;
 }
 
 bool same_state(const at::Tensor& one, const at::Tensor& other) {

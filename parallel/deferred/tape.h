@@ -56,8 +56,8 @@ struct Record {
   bool needs_only_itself() const;
 };
 
-/// The numbers of one generator. The guard draws none: records continue one another, unless the
-/// generator was found in another state than the one it had before.
+/// The numbers of one generator. The guard draws none that count: records continue one another,
+/// unless the generator was found in another state than the one it had before.
 struct RandomStream {
   at::Generator generator;
   at::Tensor last_seen;  // the state when a record or a replay last looked
@@ -92,6 +92,12 @@ class Tape {
 /// The generator's state: a copy.
 at::Tensor state_of(const at::Generator& generator);
 void set_state(at::Generator generator, const at::Tensor& state);
+/// Moves a generator of the CPU on, so that a program that gives it the same state again is
+/// noticed. One that another thread moved on stays: ranks that are threads share it, and draw the
+/// same.
+///
+/// \return the state to draw from: `state`, or what it was before another thread moved it on.
+at::Tensor mark_state(const at::Generator& generator, const at::Tensor& state);
 bool same_state(const at::Tensor& one, const at::Tensor& other);
 
 /// Gives the slots' storages memory and their values.

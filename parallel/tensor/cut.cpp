@@ -45,6 +45,10 @@ void check_divides(
       ". Pad the layer, or use fewer ranks.");
 }
 
+std::string sizes_text(const at::Tensor& t) {
+  return t.defined() ? ddp::str(t.sizes()) : "an undefined one";
+}
+
 void check_whole(
     const char* layer, const char* name, const at::Tensor& whole, at::IntArrayRef sizes,
     const c10d::ProcessGroup& group) {
@@ -52,6 +56,15 @@ void check_whole(
   DDP_CHECK_VALUE(
       whole.defined() && got == sizes, layer, ": expected a whole ", name, " of sizes ", sizes,
       ", got ", got, " ", on_rank_text(group), ". Give the values of the layer before it is cut.");
+}
+
+void check_whole_bias(
+    const char* layer, bool has_bias, const at::Tensor& whole, int64_t size,
+    const c10d::ProcessGroup& group) {
+  if (has_bias) return check_whole(layer, "bias", whole, size, group);
+  DDP_CHECK_VALUE(
+      !whole.defined(), layer, ": expected no bias with bias(false), got one of sizes ",
+      sizes_text(whole), " ", on_rank_text(group), ". Leave it out, or set bias(true).");
 }
 
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group) {

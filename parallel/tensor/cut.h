@@ -19,9 +19,17 @@ void check_divides(
     const char* layer, const char* option, int64_t size, int64_t parts, const char* divisor,
     const c10d::ProcessGroup& group);
 
+/// "[2, 3]", "an undefined one".
+std::string sizes_text(const at::Tensor& t);
+
 /// \throws c10::ValueError  unless `whole` has those sizes.
 void check_whole(
     const char* layer, const char* name, const at::Tensor& whole, at::IntArrayRef sizes,
+    const c10d::ProcessGroup& group);
+
+/// \throws c10::ValueError  unless `whole` has that size, or is undefined without a bias.
+void check_whole_bias(
+    const char* layer, bool has_bias, const at::Tensor& whole, int64_t size,
     const c10d::ProcessGroup& group);
 
 /// This rank's rows of `whole`: of each of `partitions` equal blocks of rows its part.

@@ -192,3 +192,19 @@ TEST_CASE("numbers drawn between the guard and materialize()", "[deferred][once]
   CHECK(equal_modules(*module, *expected));
   CHECK(torch::equal(generator_state(), state));
 }
+
+TEST_CASE("the same seed before two guards gives the same values", "[deferred]") {
+  const auto build = [](bool seeds_again) {
+    std::vector<torch::nn::Linear> layers;
+    torch::manual_seed(9);
+    for (int i = 0; i < 2; ++i) {
+      if (seeds_again) torch::manual_seed(9);
+      const ddp::DeferredInit guard;
+      layers.emplace_back(torch::nn::Linear(3, 3));
+    }
+    for (auto& layer : layers) ddp::materialize(*layer);
+    return at::equal(layers[0]->weight, layers[1]->weight);
+  };
+  CHECK(build(true));
+  CHECK_FALSE(build(false));
+}
