@@ -36,6 +36,12 @@ Data open_or_download(const char* folder);
 // Models that are cut.
 extern ddp::ProcessGroup tp, cp;
 extern torch::nn::LayerNorm norm;
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int64_t width);
+  at::Tensor forward(at::Tensor x);
+};
+TORCH_MODULE(Block);
+extern ddp::FullyShardedDataParallel<Net> sharded;
 
 // GANs.
 extern Net generator_net, judge_net;

@@ -18,7 +18,7 @@ run() { # SETTINGS...
 }
 
 run
-for name in sum default_group ddp::DistributedSampler bucket_cap_mb DDP_VERSION; do
+for name in sum default_group ddp::DistributedSampler bucket_cap_mb DDP_VERSION ddp::SummonFullParams; do
   grep -q "<name>$name</name>" "$output/xml/index.xml" || {
     echo "FAILED: expected $name in the reference"
     exit 1

@@ -152,7 +152,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
  private:
   class Impl;
   class ZeroJoinHook;
-  friend double clip_grad_norm_(torch::optim::Optimizer&, double, double);
+  friend double clip_grad_norm_(
+      torch::optim::Optimizer& optimizer, double max_norm, double norm_type);
 
   /// gradients(), by the groups over which they are cut: by the model's layers, and with stage 2
   /// over process_group().

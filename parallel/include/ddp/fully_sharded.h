@@ -243,7 +243,7 @@ class FullyShardedDataParallelImpl
 ///   ddp::FullyShardedDataParallel<Block> block1, block2;  // units
 ///   ...
 /// };
-/// ddp::FullyShardedDataParallel model(Net());             // the root: what is in no unit
+/// ddp::FullyShardedDataParallel model(Net{});             // the root: what is in no unit
 /// torch::optim::AdamW optimizer(model->parameters(), 1e-3);
 /// model->forward(input).sum().backward();                 // .grad: this rank's shards
 /// ```

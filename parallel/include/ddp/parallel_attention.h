@@ -14,13 +14,17 @@
 
 namespace ddp {
 
+/// Options for `ParallelMultiheadAttention`.
 struct ParallelMultiheadAttentionOptions {
+  /// These sizes, and the defaults of all other options.
   ParallelMultiheadAttentionOptions(int64_t embed_dim, int64_t num_heads)
       : embed_dim_(embed_dim), num_heads_(num_heads) {}
 
+  /// Of the whole layer.
   TORCH_ARG(int64_t, embed_dim);
   /// A multiple of the group's size, and a divisor of embed_dim.
   TORCH_ARG(int64_t, num_heads);
+  /// Whether it has one.
   TORCH_ARG(bool, bias) = true;
   /// Of the attention weights, in training.
   TORCH_ARG(double, dropout) = 0.0;
@@ -48,6 +52,7 @@ struct ParallelMultiheadAttentionOptions {
 class DDP_API ParallelMultiheadAttentionImpl
     : public torch::nn::Cloneable<ParallelMultiheadAttentionImpl> {
  public:
+  /// These sizes, and the defaults of all other options.
   ParallelMultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
       : ParallelMultiheadAttentionImpl(ParallelMultiheadAttentionOptions(embed_dim, num_heads)) {}
   /// \throws c10::ValueError  for heads that do not divide. c10::Error on every rank if the ranks
@@ -59,12 +64,17 @@ class DDP_API ParallelMultiheadAttentionImpl
   ParallelMultiheadAttentionImpl(
       const ParallelMultiheadAttentionOptions& options, const torch::nn::MultiheadAttention& whole);
 
+  /// torch::nn::Cloneable. For clone().
   void reset() override;
+  /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
+  /// See the class.
   at::Tensor forward(const at::Tensor& input);
 
+  /// What it was made with.
   ParallelMultiheadAttentionOptions options;
   ColumnParallelLinear in_proj = nullptr;  ///< to queries, keys and values, in three partitions
+  /// To the output, of all heads.
   RowParallelLinear out_proj = nullptr;
 
  private:

@@ -14,13 +14,17 @@
 
 namespace ddp {
 
+/// Options for `ColumnParallelLinear`.
 struct ColumnParallelLinearOptions {
+  /// These sizes, and the defaults of all other options.
   ColumnParallelLinearOptions(int64_t in_features, int64_t out_features)
       : in_features_(in_features), out_features_(out_features) {}
 
+  /// Of the whole layer.
   TORCH_ARG(int64_t, in_features);
   /// Of the whole layer; a multiple of partitions times the group's size.
   TORCH_ARG(int64_t, out_features);
+  /// Whether it has one.
   TORCH_ARG(bool, bias) = true;
   /// Whether forward() returns the whole output on every rank, and not this rank's features.
   TORCH_ARG(bool, gather_output) = false;
@@ -52,6 +56,7 @@ struct ColumnParallelLinearOptions {
 class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl>,
                                          public ShardedModule {
  public:
+  /// These sizes, and the defaults of all other options.
   ColumnParallelLinearImpl(int64_t in_features, int64_t out_features)
       : ColumnParallelLinearImpl(ColumnParallelLinearOptions(in_features, out_features)) {}
   /// \throws c10::ValueError  for sizes that do not divide. c10::Error on every rank if the ranks
@@ -63,11 +68,15 @@ class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParal
   ColumnParallelLinearImpl(
       const ColumnParallelLinearOptions& options, const at::Tensor& weight, const at::Tensor& bias);
 
+  /// torch::nn::Cloneable. For clone().
   void reset() override;
+  /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
+  /// See the class.
   at::Tensor forward(const at::Tensor& input);
   std::vector<ParameterLayout> layouts() override;
 
+  /// What it was made with.
   ColumnParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features / W, in_features]
   at::Tensor bias;    ///< [out_features / W], or undefined
@@ -78,13 +87,17 @@ class DDP_API ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParal
 };
 TORCH_MODULE(ColumnParallelLinear);
 
+/// Options for `RowParallelLinear`.
 struct RowParallelLinearOptions {
+  /// These sizes, and the defaults of all other options.
   RowParallelLinearOptions(int64_t in_features, int64_t out_features)
       : in_features_(in_features), out_features_(out_features) {}
 
   /// Of the whole layer; a multiple of the group's size.
   TORCH_ARG(int64_t, in_features);
+  /// Of the whole layer.
   TORCH_ARG(int64_t, out_features);
+  /// Whether it has one.
   TORCH_ARG(bool, bias) = true;
   /// Whether the input is this rank's features, as of a ColumnParallelLinear, and not the whole
   /// one.
@@ -112,6 +125,7 @@ struct RowParallelLinearOptions {
 class DDP_API RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>,
                                       public ShardedModule {
  public:
+  /// These sizes, and the defaults of all other options.
   RowParallelLinearImpl(int64_t in_features, int64_t out_features)
       : RowParallelLinearImpl(RowParallelLinearOptions(in_features, out_features)) {}
   /// \throws  as ColumnParallelLinear's.
@@ -120,11 +134,15 @@ class DDP_API RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLin
   RowParallelLinearImpl(
       const RowParallelLinearOptions& options, const at::Tensor& weight, const at::Tensor& bias);
 
+  /// torch::nn::Cloneable. For clone().
   void reset() override;
+  /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
+  /// See the class.
   at::Tensor forward(const at::Tensor& input);
   std::vector<ParameterLayout> layouts() override;
 
+  /// What it was made with.
   RowParallelLinearOptions options;
   at::Tensor weight;  ///< [out_features, in_features / W]
   at::Tensor bias;    ///< [out_features], or undefined

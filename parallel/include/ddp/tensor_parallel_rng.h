@@ -32,6 +32,7 @@ namespace ddp {
 /// Source: Megatron-LM, core/tensor_parallel/random.py.
 class DDP_API [[nodiscard]] TensorParallelRng {
  public:
+  /// Over these ranks.
   explicit TensorParallelRng(const GroupArg& group = {});
   ~TensorParallelRng();
   TensorParallelRng(const TensorParallelRng&) = delete;

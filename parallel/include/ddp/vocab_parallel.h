@@ -17,12 +17,15 @@
 
 namespace ddp {
 
+/// Options for `VocabParallelEmbedding`.
 struct VocabParallelEmbeddingOptions {
+  /// These sizes, and the defaults of all other options.
   VocabParallelEmbeddingOptions(int64_t num_embeddings, int64_t embedding_dim)
       : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {}
 
   /// V, of the whole table. Any number: the last rank's rows beyond V are padding.
   TORCH_ARG(int64_t, num_embeddings);
+  /// Of the whole layer.
   TORCH_ARG(int64_t, embedding_dim);
   /// Whether the output is cut along its first dimension.
   TORCH_ARG(bool, sequence_parallel) = false;
@@ -54,6 +57,7 @@ struct VocabParallelEmbeddingOptions {
 class DDP_API VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabParallelEmbeddingImpl>,
                                            public ShardedModule {
  public:
+  /// These sizes, and the defaults of all other options.
   VocabParallelEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim)
       : VocabParallelEmbeddingImpl(VocabParallelEmbeddingOptions(num_embeddings, embedding_dim)) {}
   /// \throws  as ColumnParallelLinear's.
@@ -64,11 +68,15 @@ class DDP_API VocabParallelEmbeddingImpl : public torch::nn::Cloneable<VocabPara
   VocabParallelEmbeddingImpl(
       const VocabParallelEmbeddingOptions& options, const at::Tensor& weight);
 
+  /// torch::nn::Cloneable. For clone().
   void reset() override;
+  /// torch::nn::Module.
   void pretty_print(std::ostream& stream) const override;
+  /// See the class.
   at::Tensor forward(const at::Tensor& input);
   std::vector<ParameterLayout> layouts() override;
 
+  /// What it was made with.
   VocabParallelEmbeddingOptions options;
   at::Tensor weight;  ///< [ceil(num_embeddings / W), embedding_dim]
 

@@ -18,7 +18,8 @@ namespace ddp {
 /// A part of a tensor: indices [offset[d], offset[d] + size[d]) of each dimension d. Without
 /// dimensions: the one element.
 struct Box {
-  std::vector<int64_t> offset, size;
+  std::vector<int64_t> offset;  ///< of its first element
+  std::vector<int64_t> size;    ///< >= 0
 };
 
 /// Elements [begin, end) of a box, counted along its last dimension first, as boxes in that order:
@@ -29,10 +30,10 @@ DDP_API std::vector<Box> boxes_of(const Box& box, int64_t begin, int64_t end);
 
 /// The elements of one parameter that this rank has.
 struct ParameterLayout {
-  std::string name;            ///< in the whole model: "blocks.3.fc.weight"
-  std::vector<int64_t> sizes;  ///< of the whole parameter
-  at::ScalarType dtype = at::kFloat;
-  at::Tensor local;  ///< the parameter itself, with this rank's elements
+  std::string name;                   ///< in the whole model: "blocks.3.fc.weight"
+  std::vector<int64_t> sizes;         ///< of the whole parameter
+  at::ScalarType dtype = at::kFloat;  ///< of the whole parameter
+  at::Tensor local;                   ///< the parameter itself, with this rank's elements
   /// Of the whole: the elements of `local`, its last dimension first. Elements of `local` after the
   /// last box are padding.
   std::vector<Box> boxes;
