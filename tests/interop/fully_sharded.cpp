@@ -19,11 +19,16 @@ constexpr int64_t kSeed = 5;
 constexpr int kSteps = 10;
 constexpr int64_t kVocabulary = 23, kLength = 12, kWidth = 14, kBlocks = 3;
 
+/// As Python's: torch::nn::Linear rounds before it adds the bias.
+at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 struct BlockImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
-    const auto inner = up(norm(x));
+    const auto inner = linear(up, norm(x));
     seen = {x.scalar_type(), up->weight.scalar_type(), inner.scalar_type()};
-    return x + down(torch::gelu(inner));
+    return x + linear(down, torch::gelu(inner));
   }
 
   torch::nn::LayerNorm norm{
@@ -59,7 +64,7 @@ struct ModelImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens) {
     auto x = embedding(tokens);
     for (auto& block : blocks) x = block(x);
-    return head(norm(x));
+    return linear(head, norm(x));
   }
 
   torch::nn::Embedding embedding{
