@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes what parses input from outside, with libFuzzer of clang: data files, checkpoints, manifests,
-# init URLs, environments, store entries and ddprun's options. Inputs that reach new code are kept in
+# safetensors, init URLs, environments, store entries and ddprun's options. Inputs that reach new code are kept in
 # build/fuzz/corpus; one that crashes goes to build/fuzz, and belongs into tests/fuzz/corpus.
 # usage: fuzz.sh [SECONDS [TARGET...]]; default: 60 s for each target
 set -euo pipefail

@@ -116,7 +116,7 @@ class CheckpointReader {
   void read_cut_model(const NamedPart& named) {
     ShardedPart part{named.name, nullptr};
     part.shards = detail::shards_of_module(*named.part->module());
-    part.tensors = tensors_of(part.name, {shard_layouts_of(part.name, part.shards)});
+    part.tensors = tensors_of(texts_of_part(part.name), {shard_layouts_of(part.name, part.shards)});
     loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
   }
 

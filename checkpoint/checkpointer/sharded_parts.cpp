@@ -66,7 +66,7 @@ void ShardedParts::gather(CheckpointPeers& peers, const std::string& doing) {
       part.ranks.clear();
       for (auto& layouts : ranks) part.ranks.push_back(std::move(layouts[part.name]));
       if (part.has_copies) number_copies(part.ranks);
-      part.tensors = tensors_of(part.name, part.ranks);
+      part.tensors = tensors_of(texts_of_part(part.name), part.ranks);
     }
   });
   if (!problem.empty()) peers.throw_agreed(problem);

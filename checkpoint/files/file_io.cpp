@@ -99,6 +99,19 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes) {
   return file.finish();
 }
 
+void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write) {
+  const auto part = path + ".part." + std::to_string(getpid());
+  try {
+    OutputFile file(part);
+    write(file);
+    file.finish();
+    rename_path(part, path);
+  } catch (...) {
+    unlink(part.c_str());
+    throw;
+  }
+}
+
 std::string read_whole_file(const std::string& path, size_t max_bytes) {
   const auto file = open_path(path, O_RDONLY, "open");
   std::string bytes;

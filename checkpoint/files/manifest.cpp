@@ -142,7 +142,11 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
   if (format == kShardedFormat) {
     const auto begin = checked.find(kIndexBegin);
     lines.expect(begin != std::string_view::npos, "index");
-    manifest.index = index_from_json(std::string(checked.substr(begin + kIndexBegin.size())));
+    try {
+      manifest.index = index_from_json(std::string(checked.substr(begin + kIndexBegin.size())));
+    } catch (const std::invalid_argument& error) {
+      throw DamagedCheckpoint(ddp::str(path, " is damaged: its index: ", error.what()));
+    }
   }
   return manifest;
 }

@@ -10,8 +10,10 @@
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/text.h>
 
+#include "parts/module_tensors.h"
 #include "python/module_dict.h"
 #include "python/torch_file.h"
+#include "shards/box.h"
 #include "shards/shard_reader.h"
 
 namespace ddp::detail {
@@ -34,12 +36,9 @@ at::Tensor with_elements_of(
     const at::Tensor& whole, const ParameterLayout& layout, at::Tensor own) {
   const c10::NoGradGuard no_grad;
   const auto views = views_of_boxes(layout, own);
+  const std::vector<int64_t> origin(layout.sizes.size(), 0);
   for (size_t i = 0; i < views.size(); ++i) {
-    auto box = whole;
-    for (size_t d = 0; d < layout.sizes.size(); ++d) {
-      box = box.narrow(static_cast<int64_t>(d), layout.boxes[i].offset[d], layout.boxes[i].size[d]);
-    }
-    views[i].copy_(box);
+    views[i].copy_(box_view(whole, origin, layout.boxes[i]));
   }
   return own;
 }
@@ -59,10 +58,14 @@ std::vector<std::pair<c10::IValue, c10::IValue>> entries_of(const c10::IValue& d
   return entries;
 }
 
-/// Calls `replace(index of the parameter, field, value)` for each field of each parameter's state,
-/// and returns the optimizer's dictionary with the values that it returns.
-template <typename Replace>
-c10::IValue replace_in_state(const c10::IValue& optimizer, Replace replace) {
+}  // namespace
+
+bool has_state(const c10::IValue& optimizer) {
+  const auto* state = optimizer.isGenericDict() ? find_in(optimizer, kState) : nullptr;
+  return state != nullptr && state->isGenericDict();
+}
+
+c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace) {
   auto state = make_dict();
   for (const auto& [index, fields] : entries_of(*find_in(optimizer, kState))) {
     if (!index.isInt() || !fields.isGenericDict()) {
@@ -82,14 +85,6 @@ c10::IValue replace_in_state(const c10::IValue& optimizer, Replace replace) {
   return all;
 }
 
-LayoutsByParameter layouts_in(const torch::nn::Module& module) {
-  LayoutsByParameter layouts;
-  add_layouts_of(module, layouts);
-  return layouts;
-}
-
-}  // namespace
-
 void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts) {
   for (auto& layout : layouts_of(module)) {
     const auto* key = layout.local.unsafeGetTensorImpl();
@@ -98,25 +93,17 @@ void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts
 }
 
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module) {
-  const auto layouts = layouts_in(module);
-  const auto state = named_state(module);
-  const auto values = values_to_save(module, state);
-  std::unordered_set<const void*> seen;
   std::vector<ShardedTensor> shards;
-  for (size_t i = 0; i < state.size(); ++i) {
-    const auto* key = state[i].tensor.unsafeGetTensorImpl();
-    if (!seen.insert(key).second) continue;
-    const auto found = layouts.find(key);
-    const auto& layout =
-        found == layouts.end() ? whole_layout(state[i].name, values[i]) : found->second;
-    add_shards(state[i].name, layout, values[i], shards);
+  for (const auto& tensor : tensors_of_module(module)) {
+    add_shards(tensor.names[0], tensor.layout, tensor.value, shards);
   }
   return shards;
 }
 
 PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& context) {
   if (!saved.isGenericDict()) return whole_->prepare(saved, context);
-  const auto layouts = layouts_in(*module());
+  LayoutsByParameter layouts;
+  add_layouts_of(*module(), layouts);
   std::unordered_map<std::string, const ParameterLayout*> by_name;
   for (const auto& named : named_state(*module())) {
     const auto found = layouts.find(named.tensor.unsafeGetTensorImpl());
@@ -192,9 +179,7 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
 c10::IValue CutOptimizerPart::state() { return std::exchange(state_, {}); }
 
 PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadContext& context) {
-  const bool has_state = saved.isGenericDict() && find_in(saved, kState) != nullptr &&
-                         find_in(saved, kState)->isGenericDict();
-  if (!has_state) return whole_->prepare(saved, context);
+  if (!has_state(saved)) return whole_->prepare(saved, context);
   const auto layouts = layouts_in_order();
   if (context.shards == nullptr) {
     const auto own = replace_in_state(

@@ -23,6 +23,16 @@ void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts
 /// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
 
+/// Returns the value in place of a field of a parameter's state, of the parameter's number.
+using ReplaceField =
+    std::function<c10::IValue(size_t index, const c10::IValue& field, const c10::IValue& value)>;
+
+/// Whether a value is an optimizer_dict(), by its form.
+bool has_state(const c10::IValue& optimizer);
+
+/// Returns an optimizer_dict() with other values in the parameters' state.
+c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace);
+
 /// A model that is cut over the ranks, for a file that has it whole: loads this rank's elements.
 class CutModelPart : public CheckpointPart {
  public:

@@ -109,13 +109,14 @@ std::string describe_names(const Comparison& result) {
 
 }  // namespace
 
+const torch::nn::Module& state_root(const torch::nn::Module& module) {
+  const bool is_wrapper = dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr;
+  return is_wrapper ? *module.children().front() : module;
+}
+
 std::vector<NamedTensor> named_state(const torch::nn::Module& module) {
   std::vector<NamedTensor> found;
-  if (dynamic_cast<const DistributedDataParallelBase*>(&module) != nullptr) {
-    collect_state(*module.children().front(), "", found);
-  } else {
-    collect_state(module, "", found);
-  }
+  collect_state(state_root(module), "", found);
   return found;
 }
 

@@ -15,8 +15,11 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+/// The module whose state it is: of a DistributedDataParallel the wrapped one, else itself.
+const torch::nn::Module& state_root(const torch::nn::Module& module);
+
 /// A module's parameters and buffers: its own come before its children's, and a shared one is under
-/// each of its names. For a DistributedDataParallel, those of the wrapped module.
+/// each of its names. Of the module's state_root().
 std::vector<NamedTensor> named_state(const torch::nn::Module& module);
 
 /// The values of a module's state that a save writes.

@@ -1,7 +1,5 @@
 #include <ddp/state_dict.h>
 
-#include <unistd.h>
-
 #include <c10/util/Exception.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -10,22 +8,16 @@
 #include "python/module_dict.h"
 #include "python/optimizer_dict.h"
 #include "python/torch_file.h"
+#include "tensors/write_tensors.h"
 
 namespace ddp {
 namespace {
 
 void save_value(const c10::IValue& value, const std::string& path) {
-  const auto part = ddp::str(path, ".part.", getpid());
-  try {
-    OutputFile file(part);
+  replace_file(path, [&](OutputFile& file) {
     write_torch_file(
         copy_to_host(value), [&](const void* data, size_t size) { file.write(data, size); });
-    file.finish();
-    rename_path(part, path);
-  } catch (...) {
-    unlink(part.c_str());
-    throw;
-  }
+  });
 }
 
 void check_known(const torch::optim::Optimizer& optimizer, const char* function) {
@@ -39,6 +31,11 @@ void check_known(const torch::optim::Optimizer& optimizer, const char* function)
 
 void save_state_dict(const torch::nn::Module& module, const std::string& file) {
   save_value(module_dict(module), file);
+}
+
+void save_state_dict(
+    const torch::OrderedDict<std::string, at::Tensor>& dict, const std::string& file) {
+  write_torch_tensors(source_of(dict, file), file);
 }
 
 void load_state_dict(torch::nn::Module& module, const std::string& file, bool strict) {

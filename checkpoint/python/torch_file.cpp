@@ -14,6 +14,7 @@
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <ddp/internal/file_io.h>
+#include "python/lazy_tensors.h"
 #include "python/pickle_reader.h"
 
 namespace ddp {
@@ -80,7 +81,7 @@ c10::impl::GenericList make_list() { return c10::impl::GenericList(c10::AnyType:
 
 c10::IValue copy_to_host(const c10::IValue& value) { return HostCopy().of(value); }
 
-void write_torch_file(const c10::IValue& value, const ByteSink& sink) {
+void write_torch_file(const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy) {
   std::string pickle;
   torch::jit::Pickler pickler(
       [&](const char* data, size_t size) { pickle.append(data, size); },
@@ -90,8 +91,8 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink) {
   pickler.pushIValue(value);
   pickler.stop();
 
-  // The writer's destructor ends the archive, and must not see an exception: one that the sink
-  // throws is kept here until the writer is destroyed.
+  // The writer's destructor ends the archive, and must not see an exception: one that the sink or a
+  // read throws is kept here until the writer is destroyed.
   std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
@@ -107,8 +108,16 @@ void write_torch_file(const c10::IValue& value, const ByteSink& sink) {
     writer.writeRecord(kByteOrderRecord, kOrder.data(), kOrder.size());
     size_t key = 0;
     for (const auto& tensor : pickler.tensorData()) {
+      at::Tensor read;
+      try {
+        if (lazy != nullptr) read = lazy->read(tensor);
+      } catch (...) {
+        failure = std::current_exception();
+        break;
+      }
       const auto& storage = tensor.storage();
-      writer.writeRecord(tensor_record(std::to_string(key++)), storage.data(), storage.nbytes());
+      const auto* data = read.defined() ? read.const_data_ptr() : storage.data();
+      writer.writeRecord(tensor_record(std::to_string(key++)), data, storage.nbytes());
       if (failure) break;
     }
     writer.writeEndOfFile();

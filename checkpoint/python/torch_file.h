@@ -8,6 +8,8 @@
 
 namespace ddp {
 
+class LazyTensors;
+
 /// Takes the next bytes of a file.
 using ByteSink = std::function<void(const void* data, size_t size)>;
 
@@ -28,8 +30,10 @@ c10::IValue copy_to_host(const c10::IValue& value);
 /// strings, None, and lists, tuples and dictionaries of these. Tensors must be on the host, as
 /// after copy_to_host.
 ///
-/// \throws  the exceptions of `sink`.
-void write_torch_file(const c10::IValue& value, const ByteSink& sink);
+/// \param lazy  whose tensors `value` may have; null: none.
+/// \throws  the exceptions of `sink`, and of the functions of `lazy`.
+void write_torch_file(
+    const c10::IValue& value, const ByteSink& sink, const LazyTensors* lazy = nullptr);
 
 /// Reads a file of write_torch_file, or of Python's `torch.save` for such values. Tensors are on
 /// the host, whatever device they were saved from.

@@ -44,6 +44,14 @@ std::vector<ElementRun> runs_of(const Box& part, const Box& whole) {
   return runs;
 }
 
+at::Tensor box_view(const at::Tensor& tensor, const std::vector<int64_t>& offset, const Box& box) {
+  auto view = tensor;
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
+  }
+  return view;
+}
+
 std::string box_text(const Box& box) {
   std::vector<std::string> ranges;
   for (size_t d = 0; d < box.size.size(); ++d) {

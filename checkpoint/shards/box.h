@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ddp/parameter_layout.h>
 
 namespace ddp {
@@ -23,6 +24,11 @@ struct ElementRun {
 ///
 /// \param part  lies within `whole`, and has an element.
 std::vector<ElementRun> runs_of(const Box& part, const Box& whole);
+
+/// Returns the view of a tensor's elements that `box` names.
+///
+/// \param offset  where the tensor begins in the whole one.
+at::Tensor box_view(const at::Tensor& tensor, const std::vector<int64_t>& offset, const Box& box);
 
 /// Writes "[0:512, 16:32]".
 std::string box_text(const Box& box);

@@ -1,12 +1,11 @@
 // The index of sharded parts as JSON.
-#include <charconv>
 #include <stdexcept>
-#include <string_view>
 
 #include <c10/core/ScalarType.h>
 #include <ddp/internal/json_text.h>
 #include <ddp/internal/text.h>
 
+#include "files/json_reader.h"
 #include "shards/shard_index.h"
 
 namespace ddp {
@@ -39,80 +38,20 @@ std::string json_object(const Values& values, const char* indent, const ToJson& 
   return lines.empty() ? "{}" : ddp::str("{", joined_by(",", lines), "\n", indent, "}");
 }
 
-/// Reads JSON of known form from its front.
-class JsonCursor {
- public:
-  explicit JsonCursor(std::string_view json) : rest_(json) {}
-
-  /// Skips `c` if it is next.
-  bool accept(char c) {
-    while (!rest_.empty() && (rest_.front() == ' ' || rest_.front() == '\n'))
-      rest_.remove_prefix(1);
-    if (rest_.empty() || rest_.front() != c) return false;
-    rest_.remove_prefix(1);
-    return true;
+at::ScalarType dtype_named(const std::string& name) {
+  const auto& dtypes = c10::getStringToDtypeMap();
+  const auto found = dtypes.find(name);
+  if (found == dtypes.end()) {
+    throw std::invalid_argument(ddp::str("expected the name of a dtype, got \"", name, '"'));
   }
+  return found->second;
+}
 
-  void expect(char c) {
-    if (!accept(c)) throw std::invalid_argument(ddp::str("expected ", c, " in the index"));
-  }
-
-  std::string text() {
-    expect('"');
-    std::string text;
-    while (rest_.size() > 6 && rest_.front() != '"') {
-      const bool is_escape = rest_.front() == '\\';
-      if (is_escape) rest_.remove_prefix(1);
-      if (is_escape && rest_.front() == 'u') {
-        int code = 0;
-        std::from_chars(rest_.data() + 1, rest_.data() + 5, code, 16);
-        text += static_cast<char>(code);
-        rest_.remove_prefix(5);
-      } else {
-        text += rest_.front();
-        rest_.remove_prefix(1);
-      }
-    }
-    expect('"');
-    return text;
-  }
-
-  void key(const char* name) {
-    if (text() != name) throw std::invalid_argument(ddp::str("expected ", name, " in the index"));
-    expect(':');
-  }
-
-  /// Calls `read` for each item between two brackets.
-  template <typename Read>
-  void list(char open, char close, const Read& read) {
-    expect(open);
-    if (accept(close)) return;
-    do {
-      read();
-    } while (accept(','));
-    expect(close);
-  }
-
-  std::vector<int64_t> numbers() {
-    std::vector<int64_t> numbers;
-    list('[', ']', [&] {
-      accept(' ');
-      const auto end =
-          std::from_chars(rest_.data(), rest_.data() + rest_.size(), numbers.emplace_back());
-      rest_.remove_prefix(static_cast<size_t>(end.ptr - rest_.data()));
-    });
-    return numbers;
-  }
-
- private:
-  std::string_view rest_;
-};
-
-IndexedTensor read_tensor(JsonCursor& json) {
+IndexedTensor read_tensor(JsonReader& json) {
   IndexedTensor tensor;
   json.expect('{');
   json.key("dtype");
-  tensor.kind.dtype = c10::getStringToDtypeMap().at(json.text());
+  tensor.kind.dtype = dtype_named(json.text());
   json.expect(',');
   json.key("sizes");
   tensor.kind.sizes = json.numbers();
@@ -145,15 +84,10 @@ std::string index_to_json(const std::map<std::string, ShardIndex>& parts) {
 
 std::map<std::string, ShardIndex> index_from_json(const std::string& text) {
   std::map<std::string, ShardIndex> parts;
-  JsonCursor json(text);
-  json.list('{', '}', [&] {
-    auto& part = parts[json.text()];
-    json.expect(':');
-    json.list('{', '}', [&] {
-      const auto name = json.text();
-      json.expect(':');
-      part.emplace(name, read_tensor(json));
-    });
+  JsonReader json(text);
+  json.object([&](const std::string& name) {
+    auto& part = parts[name];
+    json.object([&](const std::string& tensor) { part.emplace(tensor, read_tensor(json)); });
   });
   return parts;
 }

@@ -98,8 +98,12 @@ RankLayouts layouts_from(const std::string& text) {
   return layouts;
 }
 
+ShardTexts texts_of_part(const std::string& part) {
+  return {"Checkpointer", ddp::str(" in part \"", part, '"')};
+}
+
 std::map<std::string, TensorKind> tensors_of(
-    const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {
+    const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks) {
   std::map<std::string, TensorKind> tensors;
   std::map<std::string, size_t> first_rank;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -107,11 +111,10 @@ std::map<std::string, TensorKind> tensors_of(
       const auto& known = tensors.emplace(shard.name, shard.kind).first->second;
       const auto first = first_rank.emplace(shard.name, rank).first->second;
       DDP_CHECK_VALUE(
-          known.dtype == shard.kind.dtype && known.sizes == shard.kind.sizes,
-          "Checkpointer: expected ", shard.name, " in part \"", part,
-          "\" to have one shape and dtype, got ", kind_text(known), " on rank ", first, " and ",
-          kind_text(shard.kind), " on rank ", rank, " of ", ranks.size(),
-          ". Give different tensors different names.");
+          known.dtype == shard.kind.dtype && known.sizes == shard.kind.sizes, texts.subject,
+          ": expected ", shard.name, texts.place, " to have one shape and dtype, got ",
+          kind_text(known), " on rank ", first, " and ", kind_text(shard.kind), " on rank ", rank,
+          " of ", ranks.size(), ". Give different tensors different names.");
     }
   }
   return tensors;

@@ -39,11 +39,19 @@ std::vector<ShardLayout> shard_layouts_of(
 std::string to_text(const RankLayouts& layouts);
 RankLayouts layouts_from(const std::string& text);
 
-/// Returns the tensors of a part that any rank has a shard of, by name.
+/// What errors of shards name: "Checkpointer" and " in part \"model\"".
+struct ShardTexts {
+  std::string subject, place;
+};
+
+/// The texts of a Checkpointer's part.
+ShardTexts texts_of_part(const std::string& part);
+
+/// Returns the tensors that any rank has a shard of, by name.
 ///
-/// \param ranks  the ranks' layouts of the part.
+/// \param ranks  the ranks' layouts.
 /// \throws c10::ValueError  two ranks have another dtype or shape.
 std::map<std::string, TensorKind> tensors_of(
-    const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
+    const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks);
 
 }  // namespace ddp

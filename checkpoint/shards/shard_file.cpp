@@ -33,28 +33,51 @@ ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
   }
 }
 
+void ShardFile::read_bytes(
+    const at::Tensor& recorded, int64_t first, int64_t count, void* to) const {
+  const auto begin = begin_of_storage_.at(recorded.storage().unsafeGetStorageImpl());
+  const auto at =
+      begin + static_cast<size_t>(recorded.storage_offset() + first) * recorded.itemsize();
+  const auto bytes = static_cast<size_t>(count) * recorded.itemsize();
+  size_t got = 0;
+  try {
+    got = file_->read(at, to, bytes);
+  } catch (const std::exception& error) {
+    DDP_CHECK(false, path_, ": ", text_of(error));
+  }
+  DDP_CHECK(got == bytes, path_, ": expected ", bytes, " bytes, got ", got, ". Copy it again.");
+}
+
+// A tensor whose elements are not row by row, as Python writes a transposed one: reads the range
+// with all of them.
+at::Tensor ShardFile::read_strided(const at::Tensor& recorded, const Box& part) const {
+  int64_t count = 1;
+  for (int64_t d = 0; d < recorded.dim(); ++d) count += (recorded.size(d) - 1) * recorded.stride(d);
+  const auto memory = at::empty({count}, recorded.scalar_type());
+  read_bytes(recorded, 0, count, memory.mutable_data_ptr());
+  auto tensor = memory.as_strided(recorded.sizes(), recorded.strides());
+  for (size_t d = 0; d < part.size.size(); ++d) {
+    tensor = tensor.narrow(static_cast<int64_t>(d), part.offset[d], part.size[d]);
+  }
+  return tensor.contiguous();
+}
+
 at::Tensor ShardFile::read(
     const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part) {
   const auto* found = dict_.isGenericDict() ? find_in(dict_, key) : nullptr;
   DDP_CHECK(
       found != nullptr && found->isTensor() && found->toTensor().sizes() == whole.size &&
-          found->toTensor().scalar_type() == dtype && found->toTensor().is_contiguous(),
-      path_, ": expected ", kind_text({dtype, whole.size}), " row by row under \"", key,
+          found->toTensor().scalar_type() == dtype,
+      path_, ": expected ", kind_text({dtype, whole.size}), " under \"", key,
       "\", got none. Load another checkpoint.");
   const auto& recorded = found->toTensor();
-  const auto begin = begin_of_storage_.at(recorded.storage().unsafeGetStorageImpl());
+  if (c10::multiply_integers(part.size) == 0) return at::empty(part.size, dtype);
+  if (!recorded.is_contiguous()) return read_strided(recorded, part);
   auto tensor = at::empty(part.size, dtype);
   auto* to = static_cast<char*>(tensor.mutable_data_ptr());
-  try {
-    for (const auto& run : runs_of(part, whole)) {
-      const auto bytes = static_cast<size_t>(run.count) * recorded.itemsize();
-      const auto first = static_cast<size_t>(recorded.storage_offset() + run.first);
-      const auto count = file_->read(begin + first * recorded.itemsize(), to, bytes);
-      DDP_CHECK(count == bytes, "expected ", bytes, " bytes, got ", count, ". Copy it again.");
-      to += bytes;
-    }
-  } catch (const std::exception& error) {
-    DDP_CHECK(false, path_, ": ", text_of(error));
+  for (const auto& run : runs_of(part, whole)) {
+    read_bytes(recorded, run.first, run.count, to);
+    to += static_cast<size_t>(run.count) * recorded.itemsize();
   }
   return tensor;
 }

@@ -12,11 +12,14 @@
 
 namespace ddp {
 
-/// A file with a dictionary of tensors, of which ranges of elements are read.
+/// A file of torch.save with a dictionary of tensors, of which ranges of elements are read.
 class ShardFile {
  public:
   /// Reads the dictionary without the elements. \throws c10::Error  with the path; so does read().
   explicit ShardFile(std::string path);
+
+  /// The file's value, whose tensors have no memory.
+  const c10::IValue& contents() const { return dict_; }
 
   /// Reads the elements `part` of a tensor, which is itself the box `whole` of a larger one.
   ///
@@ -24,6 +27,9 @@ class ShardFile {
   at::Tensor read(const std::string& key, at::ScalarType dtype, const Box& whole, const Box& part);
 
  private:
+  void read_bytes(const at::Tensor& recorded, int64_t first, int64_t count, void* to) const;
+  at::Tensor read_strided(const at::Tensor& recorded, const Box& part) const;
+
   const std::string path_;
   std::shared_ptr<caffe2::serialize::FileAdapter> file_;
   c10::IValue dict_;                                          // tensors without memory

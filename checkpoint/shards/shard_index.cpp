@@ -9,15 +9,9 @@
 namespace ddp {
 namespace {
 
-struct OwnedBox {
-  size_t rank = 0;
-  Box box;
-};
-
 // Throws where two boxes share an element, or where an element is in none.
-void check_owners(
-    const std::string& name, const TensorKind& kind, const std::string& part,
-    const std::vector<OwnedBox>& owned) {
+void check_owners(const std::string& name, const OwnedTensor& tensor, const ShardTexts& texts) {
+  const auto& [kind, owned] = tensor;
   // Boxes are in the order of their offsets: one that begins after this one's rows shares none.
   const auto is_past = [](const Box& box, const Box& other) {
     return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
@@ -30,18 +24,17 @@ void check_owners(
       if (!common) continue;
       const auto ranks = std::minmax(owned[i].rank, owned[j].rank);
       DDP_CHECK_VALUE(
-          false, "Checkpointer: expected one owner of ", name, " ", box_text(*common),
-          " in part \"", part, "\", got ",
+          false, texts.subject, ": expected one owner of ", name, " ", box_text(*common),
+          texts.place, ", got ",
           ranks.first == ranks.second ? ddp::str("rank ", ranks.first, " twice")
                                       : ddp::str("ranks ", ranks.first, " and ", ranks.second),
           ". Give different tensors different names, and all but one copy a replica number.");
     }
   }
   DDP_CHECK_VALUE(
-      elements == c10::multiply_integers(kind.sizes),
-      "Checkpointer: expected an owner of every element of ", name, " ", kind_text(kind),
-      " in part \"", part, "\", got owners of ", elements, " of ",
-      c10::multiply_integers(kind.sizes),
+      elements == c10::multiply_integers(kind.sizes), texts.subject,
+      ": expected an owner of every element of ", name, " ", kind_text(kind), texts.place,
+      ", got owners of ", elements, " of ", c10::multiply_integers(kind.sizes),
       ". Return the missing boxes on some rank, with replica 0.");
 }
 
@@ -61,23 +54,30 @@ bool is_written(const ShardLayout& shard) {
   return shard.replica == 0 && c10::multiply_integers(shard.box.size) > 0;
 }
 
-ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {
-  std::map<std::string, std::vector<OwnedBox>> owners;
+std::map<std::string, OwnedTensor> owners_of(
+    const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks) {
+  std::map<std::string, OwnedTensor> tensors;
+  for (auto& [name, kind] : tensors_of(texts, ranks)) tensors[name].kind = kind;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const auto& shard : ranks[rank]) {
-      if (is_written(shard)) owners[shard.name].push_back({rank, shard.box});
+      if (is_written(shard)) tensors.at(shard.name).boxes.push_back({rank, shard.box});
     }
   }
+  for (auto& [name, tensor] : tensors) {
+    std::stable_sort(
+        tensor.boxes.begin(), tensor.boxes.end(),
+        [](const OwnedBox& a, const OwnedBox& b) { return a.box.offset < b.box.offset; });
+    check_owners(name, tensor, texts);
+  }
+  return tensors;
+}
+
+ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks) {
   ShardIndex index;
-  for (const auto& [name, kind] : tensors_of(part, ranks)) {
-    auto& owned = owners[name];
-    std::stable_sort(owned.begin(), owned.end(), [](const OwnedBox& a, const OwnedBox& b) {
-      return a.box.offset < b.box.offset;
-    });
-    check_owners(name, kind, part, owned);
+  for (const auto& [name, owned] : owners_of(texts_of_part(part), ranks)) {
     auto& tensor = index[name];
-    tensor.kind = kind;
-    for (const auto& [rank, box] : owned) {
+    tensor.kind = owned.kind;
+    for (const auto& [rank, box] : owned.boxes) {
       tensor.boxes.push_back({shard_file(part, static_cast<int>(rank)), shard_key(name, box), box});
     }
   }

@@ -35,11 +35,29 @@ std::string shard_key(const std::string& name, const Box& box);
 /// Whether a save writes a shard.
 bool is_written(const ShardLayout& shard);
 
+/// A box that a rank writes.
+struct OwnedBox {
+  size_t rank = 0;
+  Box box;
+};
+
+struct OwnedTensor {
+  TensorKind kind;
+  std::vector<OwnedBox> boxes;  // in the order of their offsets; each element is in one
+};
+
+/// Lists which rank writes which box, by tensor. A pure function: all ranks make the same list.
+///
+/// \param ranks  the ranks' layouts.
+/// \throws c10::ValueError  an element that no rank writes, or that two ranks do; and as
+///         tensors_of().
+std::map<std::string, OwnedTensor> owners_of(
+    const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks);
+
 /// Lists which rank writes which box. A pure function: all ranks make the same index.
 ///
 /// \param ranks  the ranks' layouts of the part.
-/// \throws c10::ValueError  an element that no rank writes, or that two ranks do; and as
-///         tensors_of().
+/// \throws c10::ValueError  as owners_of().
 ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
 
 /// Writes the indices of parts as JSON: {"PART": {"NAME": {"dtype": "float32", "sizes": [4],

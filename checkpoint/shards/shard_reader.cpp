@@ -6,22 +6,13 @@
 #include <ddp/internal/text.h>
 
 #include "files/folder.h"
-#include "shards/shard_file.h"
 
 namespace ddp {
 namespace {
 
-// Returns the view of a shard's elements that `box` names.
-at::Tensor view_of(const at::Tensor& shard, const std::vector<int64_t>& offset, const Box& box) {
-  auto view = shard;
-  for (size_t d = 0; d < box.size.size(); ++d) {
-    view = view.narrow(static_cast<int64_t>(d), box.offset[d] - offset[d], box.size[d]);
-  }
-  return view;
-}
+constexpr size_t kMostOpenFiles = 256;
 
 }  // namespace
-
 ShardReader::ShardReader(const std::string& part, const Manifest& manifest, std::string folder)
     : manifest_(manifest), index_(manifest.index.at(part)), folder_(std::move(folder)) {}
 
@@ -29,19 +20,33 @@ void ShardReader::add(const IndexedTensor& saved, const Box& box, const at::Tens
   for (const auto& from : saved.boxes) {
     auto common = intersection(box, from.box);
     if (!common) continue;
-    const auto view = view_of(into, box.offset, *common);
+    const auto view = box_view(into, box.offset, *common);
     by_file_[from.file].push_back({&from, std::move(*common), view});
   }
 }
 
-void ShardReader::read() const {
-  for (const auto& [name, ranges] : by_file_) {
-    const auto* known = manifest_.find(name);
-    if (known == nullptr) {
-      throw DamagedCheckpoint(ddp::str(folder_, " has no ", name, " in its ", kManifestName));
-    }
-    check_file(folder_, *known);
-    ShardFile file(folder_ + "/" + name);
+void ShardReader::check(const std::string& file) {
+  if (checked_.count(file) > 0) return;
+  const auto* known = manifest_.find(file);
+  if (known == nullptr) {
+    throw DamagedCheckpoint(ddp::str(folder_, " has no ", file, " in its ", kManifestName));
+  }
+  check_file(folder_, *known);
+  checked_.insert(file);
+}
+
+ShardFile& ShardReader::open(const std::string& file) {
+  const auto found = opened_.find(file);
+  if (found != opened_.end()) return found->second;
+  check(file);
+  // A process may have 1024 files open, by default, and a checkpoint may have more.
+  if (opened_.size() >= kMostOpenFiles) opened_.clear();
+  return opened_.try_emplace(file, folder_ + "/" + file).first->second;
+}
+
+void ShardReader::read() {
+  for (const auto& [name, ranges] : std::exchange(by_file_, {})) {
+    auto& file = open(name);
     for (const auto& [from, box, into] : ranges) {
       into.copy_(file.read(from->key, into.scalar_type(), from->box, box));
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 
 #include "files/manifest.h"
 #include "shards/box.h"
+#include "shards/shard_file.h"
 
 namespace ddp {
 
@@ -25,10 +27,15 @@ class ShardReader {
   /// \param into  of the shape of the box.
   void add(const IndexedTensor& saved, const Box& box, const at::Tensor& into);
 
-  /// Opens each file once.
+  /// Compares a file with the manifest, once.
+  ///
+  /// \throws DamagedCheckpoint  it differs.
+  void check(const std::string& file);
+
+  /// Reads what was put down since the last read().
   ///
   /// \throws DamagedCheckpoint  a file differs from the manifest.
-  void read() const;
+  void read();
 
  private:
   /// A range that is read from a file into a tensor.
@@ -38,10 +45,14 @@ class ShardReader {
     at::Tensor into;
   };
 
+  ShardFile& open(const std::string& file);
+
   const Manifest& manifest_;
   const ShardIndex& index_;
   const std::string folder_;
   std::map<std::string, std::vector<Range>> by_file_;
+  std::set<std::string> checked_;
+  std::map<std::string, ShardFile> opened_;
 };
 
 }  // namespace ddp

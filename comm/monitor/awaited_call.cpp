@@ -66,7 +66,7 @@ std::optional<AwaitedCall> GroupMonitor::awaited_call(
 /// \param work  the handle that is waited for; null: unknown.
 uint64_t GroupMonitor::begin_late_wait(const std::string& where, const c10d::Work* work) {
   return setup_.job->late_waits().begin(
-      {setup_.key, where, count_steps(), awaited_call(where, work)});
+      {setup_.key, where, count_steps(), awaited_call(where, work), setup_.group_name});
 }
 
 }  // namespace ddp

@@ -64,9 +64,10 @@ std::string GroupMonitor::add_arrivals(const std::string& what, const std::strin
     const bool is_here = in_this_group && place.where == where;
     (is_here ? here : elsewhere).push_back(job_rank(rank));
     if (is_here || place.where.empty()) continue;
+    // A group's name lists its ranks, for one of which that rank may wait.
     others += ddp::str(
         "; rank ", job_rank(rank), " waits in ", place.where,
-        in_this_group ? "" : " of another process group");
+        in_this_group ? "" : ddp::str(" of process group \"", place.group_name, '"'));
   }
   if (elsewhere.empty()) return what + "; all ranks had arrived";
   // A rank that waits nowhere does not make progress, whatever number of steps it ran.
@@ -79,9 +80,14 @@ std::string GroupMonitor::add_arrivals(const std::string& what, const std::strin
 /// "rank 1 of 3 has ended"; "" if all peers exist.
 std::string GroupMonitor::describe_gone_ranks(milliseconds at_most) {
   const auto& job = *setup_.job;
-  const auto gone = setup_.job->find_gone(job_ranks(), at_most);
+  auto gone = setup_.job->find_gone(job_ranks(), at_most);
   if (gone.empty()) return "";
-  const bool hosted = std::find(gone.begin(), gone.end(), job.store_host()) != gone.end();
+  bool hosted = std::find(gone.begin(), gone.end(), job.store_host()) != gone.end();
+  // These may have left because of it: with the store went the text that says so.
+  if (!hosted && job.is_host_gone()) {
+    gone.insert(std::lower_bound(gone.begin(), gone.end(), job.store_host()), job.store_host());
+    hosted = true;
+  }
   return ddp::str(
       ranks_text(gone), " of ", job.size(), gone.size() == 1 ? " has" : " have",
       " ended, or left the process group",

@@ -226,8 +226,11 @@ void GroupMonitor::abort_on_error(WaitPoint doing, c10::function_ref<void()> ste
 }
 
 void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where) {
-  const auto what =
-      without_full_stop(ddp::str(where(), " failed on ", rank_text(), ": ", text_of(cause)));
+  // The backend's text numbers the ranks of the group.
+  const auto in_group =
+      setup_.coordinate.empty() ? "" : ddp::str(", rank ", setup_.rank, " of ", setup_.group_name);
+  const auto what = without_full_stop(
+      ddp::str(where(), " failed on ", rank_text(), in_group, ": ", text_of(cause)));
   DDP_CHECK_WITH(DistBackendError, is_watching(), what);
   throw_aborted(is_local(cause) ? what : describe_failure(what, where));
 }

@@ -131,6 +131,8 @@ class JobMonitor {
 
   /// Those of `ranks` whose processes ended, or left the job.
   std::vector<int> find_gone(const std::vector<int>& ranks, std::chrono::milliseconds at_most);
+  /// Whether the last find_gone() found that the process of another rank that hosts the store has.
+  bool is_host_gone() const { return host_is_gone_; }
   /// Those of `ranks` whose hosts do not answer.
   std::vector<int> find_silent(const std::vector<int>& ranks) const;
   /// States that the store does not answer, and who hosts it; "" if it answers.

@@ -94,6 +94,7 @@ RankReport LateWaits::make_report() {
   if (waits_.empty()) return report;
   const auto& latest = waits_.rbegin()->second.wait;
   report.group = latest.group;
+  report.group_name = latest.group_name;
   report.where = latest.where;
   report.steps = latest.steps;
   report.blocked = describe_blocked();

@@ -38,6 +38,7 @@ class LateWaits {
     std::string where;  // the WaitPoint
     uint64_t steps = 0;
     std::optional<AwaitedCall> call = {};  // nothing: unknown
+    std::string group_name = {};
   };
 
   LateWaits(int rank, int size, std::string address);

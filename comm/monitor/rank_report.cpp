@@ -40,7 +40,7 @@ BlockedRank parse_blocked(const std::string& text) {
 std::string to_text(const RankReport& report) {
   return ddp::str(
       report.address, '\t', report.group, '\t', report.where, '\t', report.steps, '\t',
-      to_text(report.blocked));
+      report.group_name, '\t', to_text(report.blocked));
 }
 
 RankReport parse_report(const std::string& text) {
@@ -52,6 +52,7 @@ RankReport parse_report(const std::string& text) {
   std::string blocked;
   if (!(fields >> report.steps)) return report;
   fields.get();  // a tab
+  std::getline(fields, report.group_name, '\t');
   std::getline(fields, blocked, '\0');
   try {
     if (!blocked.empty()) report.blocked = parse_blocked(blocked);

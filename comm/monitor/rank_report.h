@@ -15,6 +15,7 @@ struct RankReport {
   std::string where;         // the WaitPoint; "": the rank does not wait late
   uint64_t steps = 0;        // the count of shared steps
   BlockedRank blocked = {};  // without the rank, which the store's key says
+  std::string group_name = {};
 };
 
 std::string to_text(const RankReport& report);

@@ -12,6 +12,7 @@
 #include <ddp/parameter_layout.h>
 
 #include "zero/gradient_norm.h"
+#include "zero/gradient_sets.h"
 
 namespace ddp {
 namespace {
@@ -29,33 +30,6 @@ bool contains(const Groups& groups, const ProcessGroup& group) {
   });
 }
 
-/// Collects gradients by the groups over which they are cut.
-class SetsOfGradients {
- public:
-  /// Adds a set, if an empty one, for the groups: ranks without a gradient take part, too.
-  void add(const ParameterLayout& layout, const Groups& groups) {
-    const auto is_alike = [&](const auto& set) { return set.sharded_over == groups; };
-    auto set = std::find_if(sets_.begin(), sets_.end(), is_alike);
-    if (set == sets_.end()) set = sets_.insert(set, {{}, groups});
-    const auto& gradient = layout.local.grad();
-    if (!gradient.defined()) return;
-    DDP_CHECK_VALUE(
-        !layout.partial, "clip_grad_norm_: expected complete gradients, got a part of a sum of ",
-        layout.name, ". Sum it over the ranks before.");
-    DDP_CHECK_VALUE(
-        gradient.sizes() == layout.local.sizes(),
-        "clip_grad_norm_: expected parameters as they are stepped, got ", layout.name, " of ",
-        layout.local.sizes(), " with a gradient of ", gradient.sizes(),
-        ". Clip outside of SummonFullParams, and after reshard().");
-    set->gradients.push_back(gradient);
-  }
-
-  const std::vector<ShardedGradients>& sets() const { return sets_; }
-
- private:
-  std::vector<ShardedGradients> sets_;
-};
-
 void check_final(const ShardedModule* module) {
   const auto left = module != nullptr ? module->unreduced_gradients() : "";
   DDP_CHECK(
@@ -69,7 +43,16 @@ std::vector<ParameterLayout> final_layouts_of(const torch::nn::Module& module) {
   for (const auto& part : module.modules(/*include_self=*/false)) {
     check_final(dynamic_cast<const ShardedModule*>(part.get()));
   }
-  return layouts_of(module);
+  auto layouts = layouts_of(module);
+  for (const auto& layout : layouts) {
+    const auto& gradient = layout.local.grad();
+    DDP_CHECK_VALUE(
+        !gradient.defined() || gradient.sizes() == layout.local.sizes(),
+        "clip_grad_norm_: expected parameters as they are stepped, got ", layout.name, " of ",
+        layout.local.sizes(), " with a gradient of ", gradient.sizes(),
+        ". Clip outside of SummonFullParams, and after reshard().");
+  }
+  return layouts;
 }
 
 /// The groups of a mesh's axes that have more than one rank.
@@ -119,13 +102,13 @@ double clip_grad_norm_(
   for (const auto& group : sharded_over) {
     if (!contains(over_all, group)) over_all.push_back(group);
   }
-  SetsOfGradients gradients;
+  GradientSets gradients;
   for (const auto& layout : final_layouts_of(module)) {
     Groups groups;
     for (const auto& group : layout.sharded_over) {
       if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
     }
-    gradients.add(layout, groups);
+    gradients.add(layout, groups, layout.local.grad());
   }
   return clip_sets(gradients.sets(), max_norm, norm_type, over_all);
 }
@@ -137,9 +120,9 @@ double clip_grad_norm_(
       ". 2 is usual.");
   const at::NoGradGuard no_grad;
   const auto axes = axes_of(mesh);
-  SetsOfGradients gradients;
+  GradientSets gradients;
   for (const auto& layout : final_layouts_of(module)) {
-    gradients.add(layout, axes_that_cut(layout, axes));
+    gradients.add(layout, axes_that_cut(layout, axes), layout.local.grad());
   }
   // What all ranks of an axis have counts on its first rank.
   std::vector<at::Tensor> counted;

@@ -64,10 +64,9 @@ void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none) {
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type) {
   const auto* sharded = as_sharded(optimizer);
-  if (sharded) check_may_clip("clip_grad_norm_", *sharded);
-  std::vector<ProcessGroup> sharded_over;
-  if (sharded && sharded->options().stage() == 2) sharded_over = {sharded->process_group()};
-  return clip_sets({{gradients_of(optimizer), std::move(sharded_over)}}, max_norm, norm_type);
+  if (!sharded) return clip_sets({{gradients_of(optimizer), {}}}, max_norm, norm_type);
+  check_may_clip("clip_grad_norm_", *sharded);
+  return clip_sets(sharded->gradient_sets(), max_norm, norm_type);
 }
 
 double clip_grad_norm_(

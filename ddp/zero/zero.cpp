@@ -7,8 +7,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/cut_parameters.h>
 
+#include "wrapper/seen_tensors.h"
 #include "wrapper/state.h"
+#include "zero/gradient_sets.h"
 #include "zero/partition.h"
 #include "zero/sharded_optimizer.h"
 
@@ -133,6 +136,39 @@ class ZeroRedundancyOptimizerBase::Impl {
       }
     }
     return found;
+  }
+
+  std::vector<ShardedGradients> gradient_sets() const {
+    std::unordered_map<const void*, ParameterLayout> layouts;
+    for (auto& layout : layouts_of(state().wrapped())) {
+      const auto* key = layout.local.unsafeGetTensorImpl();
+      layouts.emplace(key, std::move(layout));
+    }
+    GradientSets sets;
+    const auto add = [&](const at::Tensor& parameter, const at::Tensor& gradient) {
+      const auto found = layouts.find(parameter.unsafeGetTensorImpl());
+      const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
+      std::vector<ProcessGroup> groups;
+      for (const auto& group : layout.sharded_over) {
+        if (group->getSize() > 1) groups.push_back(group);
+      }
+      if (shards_) groups.push_back(optimizer_->group());
+      sets.add(layout, groups, gradient);
+    };
+    SeenTensors seen;
+    for (const auto& group : owner_.param_groups()) {
+      for (const auto& p : group.params()) {
+        if (seen.add(p)) add(p, shards_ ? at::Tensor() : p.grad());
+      }
+    }
+    if (!shards_) return sets.sets();
+    for (const auto& chunk : optimizer_->chunks()) {
+      const auto gradients = gradients_of(chunk);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        add(chunk.flat.parameters()[chunk.pieces[i].slot], gradients[i]);
+      }
+    }
+    return sets.sets();
   }
 
   std::unique_ptr<torch::optim::Optimizer> unsharded() const {
@@ -325,6 +361,10 @@ size_t ZeroRedundancyOptimizerBase::local_state_bytes() const {
 
 std::vector<at::Tensor> ZeroRedundancyOptimizerBase::gradients() const {
   return impl_->gradients();
+}
+
+std::vector<ShardedGradients> ZeroRedundancyOptimizerBase::gradient_sets() const {
+  return impl_->gradient_sets();
 }
 
 const ZeroOptions& ZeroRedundancyOptimizerBase::options() const { return impl_->options(); }

@@ -20,6 +20,7 @@ Groups make_groups(const Options& options) {
   const int64_t ranks = ddp::get_world_size(), a_replica = options.cp * options.tp;
   Groups groups;
   if (a_replica == 1) {
+    groups.tp = ddp::split_group(ddp::get_rank());
     groups.data = ddp::default_group();
     groups.replicas = ranks;
     groups.replica = ddp::get_rank();

@@ -12,7 +12,7 @@ namespace transformer {
 /// Which ranks have parts of one model or of one window, and which have copies. Made of nothing, it
 /// is that of a process that has all of both.
 struct Groups {
-  ddp::ProcessGroup tp;    // of the ranks that have a part of each layer each
+  ddp::ProcessGroup tp;    // of the ranks that have a part of each layer each, or of this one
   ddp::ProcessGroup cp;    // of the ranks that have some positions of each window each
   ddp::ProcessGroup data;  // of the ranks that have the same part of the layers: they average
   int64_t replicas = 1;    // how many models there are; each sees other windows

@@ -2,7 +2,6 @@
 
 #include <limits>
 #include <tuple>
-#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <ddp/context_parallel.h>
@@ -14,6 +13,8 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+
+#include "cut_layers.h"
 
 namespace transformer {
 namespace {
@@ -66,15 +67,16 @@ Layer make_whole_attention(const Shape& shape, const Groups& groups) {
 
 Layer make_attention(const Shape& shape, const Groups& groups) {
   if (groups.tp_size() == 1) return make_whole_attention(shape, groups);
-  const ddp::ParallelMultiheadAttention cut(
-      ddp::ParallelMultiheadAttentionOptions(shape.width, shape.heads)
-          .dropout(shape.dropout)
-          .is_causal(true)
-          .process_group(groups.tp));
-  if (groups.cp_size() == 1) return layer_of(cut);
-  const auto attention = cut.ptr();
+  const CutAttention cut(ddp::ParallelMultiheadAttentionOptions(shape.width, shape.heads)
+                             .dropout(shape.dropout)
+                             .is_causal(true)
+                             .process_group(groups.tp));
+  const auto attention = cut->attention.ptr();
+  if (groups.cp_size() == 1) {
+    return {cut.ptr(), [attention](const at::Tensor& x) { return attention->forward(x); }};
+  }
   const int64_t head = shape.width / shape.heads;
-  return {attention, [attention, head, cp = groups.cp](const at::Tensor& x) {
+  return {cut.ptr(), [attention, head, cp = groups.cp](const at::Tensor& x) {
             const auto projected = attention->in_proj->forward(x);
             return attention->out_proj->forward(attend_in_ring(projected, head, cp));
           }};
@@ -103,13 +105,7 @@ Layer make_tokens(int64_t vocabulary, const Shape& shape, const Groups& groups) 
 
 Layer make_head(int64_t vocabulary, const Shape& shape, const Groups& groups) {
   const nn::Linear whole(shape.width, vocabulary);
-  const int64_t ranks = groups.tp_size();
-  if (ranks == 1) return layer_of(whole);
-  const int64_t rows = (vocabulary + ranks - 1) / ranks * ranks;  // so that the ranks divide it
-  return layer_of(ddp::ColumnParallelLinear(
-      ddp::ColumnParallelLinearOptions(shape.width, rows).process_group(groups.tp),
-      at::constant_pad_nd(whole->weight, {0, 0, 0, rows - vocabulary}),
-      at::constant_pad_nd(whole->bias, {0, rows - vocabulary})));
+  return groups.tp_size() == 1 ? layer_of(whole) : layer_of(CutHead(whole, groups.tp));
 }
 
 at::Tensor cross_entropy(
@@ -122,24 +118,6 @@ at::Tensor cross_entropy(
 at::Tensor whole_vocabulary(const at::Tensor& logits, int64_t vocabulary, const Groups& groups) {
   if (groups.tp_size() == 1) return logits;
   return ddp::functional::gather_from_region(logits, groups.tp).narrow(-1, 0, vocabulary);
-}
-
-ParametersByCut parameters_by_cut(const nn::Module& module) {
-  std::unordered_set<at::TensorImpl*> cut;
-  for (const auto& part : module.modules()) {
-    if (const auto* column = part->as<ddp::ColumnParallelLinear>()) {
-      for (const auto& p : column->parameters()) cut.insert(p.unsafeGetTensorImpl());
-    } else if (const auto* row = part->as<ddp::RowParallelLinear>()) {
-      cut.insert(row->weight.unsafeGetTensorImpl());  // every rank has the whole bias
-    } else if (const auto* table = part->as<ddp::VocabParallelEmbedding>()) {
-      cut.insert(table->weight.unsafeGetTensorImpl());
-    }
-  }
-  ParametersByCut parameters;
-  for (const auto& p : module.parameters()) {
-    (cut.count(p.unsafeGetTensorImpl()) > 0 ? parameters.cut : parameters.whole).push_back(p);
-  }
-  return parameters;
 }
 
 }  // namespace transformer

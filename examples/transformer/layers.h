@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -42,12 +40,5 @@ at::Tensor cross_entropy(
     const at::Tensor& logits, const at::Tensor& target, int64_t vocabulary, const Groups& groups);
 /// Joins them to [..., vocabulary]. Collective where they are cut.
 at::Tensor whole_vocabulary(const at::Tensor& logits, int64_t vocabulary, const Groups& groups);
-
-/// A module's parameters, by what the ranks of --tp have of them.
-struct ParametersByCut {
-  std::vector<at::Tensor> cut;    // a part each
-  std::vector<at::Tensor> whole;  // the same
-};
-ParametersByCut parameters_by_cut(const torch::nn::Module& module);
 
 }  // namespace transformer

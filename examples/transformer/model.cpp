@@ -75,6 +75,19 @@ at::Tensor LanguageModelImpl::forward(const at::Tensor& characters) {
   return head.forward(norm(x)).transpose(0, 1);
 }
 
+std::vector<ddp::ParameterLayout> LanguageModelImpl::layouts() {
+  std::vector<ddp::ParameterLayout> layouts;
+  if (!groups.tp || groups.tp_size() > 1) return layouts;
+  for (const auto& item : named_parameters()) {
+    const auto& p = item.value();
+    ddp::ParameterLayout layout{item.key(), p.sizes().vec(), p.scalar_type(), p, {}, {groups.tp},
+                                {}};
+    layout.boxes = {{std::vector<int64_t>(layout.sizes.size(), 0), layout.sizes}};
+    layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
 at::Tensor LanguageModelImpl::predict_next(const at::Tensor& characters) {
   const int64_t length = characters.size(1);
   if (groups.cp_size() == 1) {

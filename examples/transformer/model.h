@@ -1,5 +1,8 @@
 #pragma once
 
+#include <vector>
+
+#include <ddp/parameter_layout.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/dropout.h>
@@ -33,7 +36,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 /// Predicts each next character from the previous ones.
-struct LanguageModelImpl : torch::nn::Module {
+struct LanguageModelImpl : torch::nn::Module, ddp::ShardedModule {
   /// Collective where `groups` cuts layers.
   LanguageModelImpl(int64_t vocabulary, const Shape& shape, Groups groups = {});
 
@@ -44,6 +47,10 @@ struct LanguageModelImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& characters);
   /// The logits of the character after [N, T], [N, vocabulary]. Collective as forward().
   at::Tensor predict_next(const at::Tensor& characters);
+
+  /// Of a model that one rank has: as the only part of each parameter. A Checkpointer then saves it
+  /// like the parts of several ranks, so that either loads where the other was saved.
+  std::vector<ddp::ParameterLayout> layouts() override;
 
   c10::Device device() const { return positions->weight.device(); }
 

@@ -107,17 +107,10 @@ void check_together(const Options& options) {
 
 void check_cut_layers(const Options& options) {
   if (options.tp == 1) return;
-  const auto with_tp = " with --tp " + std::to_string(options.tp);
   expect(
       options.shape.heads % options.tp == 0,
       "--heads: expected a multiple of --tp " + std::to_string(options.tp),
       std::to_string(options.shape.heads));
-  // Gradients of stage 2 are parts of buckets: which of them count once over --tp is not known.
-  expect(options.zero < 2, "--zero: expected 0 or 1" + with_tp, std::to_string(options.zero));
-  // Each rank would write, and read, its part of the weights.
-  expect(options.checkpoint.empty(), "--checkpoint: expected none" + with_tp, options.checkpoint);
-  expect(options.load.empty(), "--load: expected none" + with_tp, options.load);
-  expect(options.save.empty(), "--save: expected none" + with_tp, options.save);
 }
 
 void check_cut_windows(const Options& options) {

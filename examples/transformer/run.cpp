@@ -20,6 +20,7 @@
 #include "groups.h"
 #include "sampling.h"
 #include "training.h"
+#include "whole_weights.h"
 
 namespace transformer {
 namespace {
@@ -47,13 +48,28 @@ Data prepare(const Options& options, const Groups& groups) {
   return {std::move(text), std::move(windows), std::move(prompt)};
 }
 
+void load_weights(const LanguageModel& net, const std::string& file) {
+  LanguageModel whole(net->vocabulary, net->shape);
+  ddp::load_state_dict(*whole, file);
+  cut_weights(whole, net);
+}
+
+/// Rank 0 writes the first model's weights. Collective.
+void save_weights(const LanguageModel& net, const std::string& file) {
+  std::optional<LanguageModel> whole;
+  if (net->groups.replica == 0) whole = join_weights(net);
+  examples::on_all_ranks([&] {
+    if (ddp::is_main()) ddp::save_state_dict(**whole, file);
+  });
+}
+
 /// Collective where layers are cut.
 LanguageModel make_model(const Options& options, const Groups& groups, const Text& text) {
   const auto seed = static_cast<uint64_t>(options.seed);
   torch::manual_seed(seed);
   LanguageModel net(text.vocabulary(), options.shape, groups);
   examples::on_all_ranks([&] {
-    if (!options.load.empty()) ddp::load_state_dict(*net, options.load);
+    if (!options.load.empty()) load_weights(net, options.load);
     net->to(examples::rank_device(options.backend));
   });
   // From here on the generator is only used by dropout, which every rank draws for itself. But the
@@ -130,9 +146,7 @@ void run(const Options& options, examples::Progress& progress) {
   } else {
     progress.line("parameters: bitwise equal on all ranks that have the same");
   }
-  examples::on_all_ranks([&] {
-    if (ddp::is_main() && !options.save.empty()) ddp::save_state_dict(*net, options.save);
-  });
+  if (!options.save.empty()) save_weights(net, options.save);
   if (options.sample == 0) return;
   // All ranks that have a part of the first model.
   if (groups.replica == 0) {

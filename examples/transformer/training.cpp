@@ -8,7 +8,6 @@
 #include <ddp/autocast.h>
 #include <ddp/gradients.h>
 #include <ddp/replicas.h>
-#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/optim/adamw.h>
 
 #include "../common/checkpoints.h"
@@ -121,12 +120,12 @@ void Training::backward(const Batch& batch) {
 }
 
 void Training::clip_gradients() {
-  if (groups().tp_size() == 1) {
-    ddp::clip_grad_norm_(*optimizer_, options_.clip);
-    return;
+  // Both count what --tp does not cut once.
+  if (options_.zero > 0) {
+    ddp::clip_grad_norm_(*optimizer_, options_.clip);  // which has parts of the gradients
+  } else {
+    ddp::clip_grad_norm_(*model_->module(), options_.clip);
   }
-  const auto parameters = parameters_by_cut(*model_->module());
-  ddp::clip_grad_norm_({{parameters.cut, {groups().tp}}, {parameters.whole, {}}}, options_.clip);
 }
 
 Tally Training::evaluate(const Windows& windows) {
@@ -160,11 +159,8 @@ void Training::finish() {
 
 void Training::check_replicas() {
   model_->check_replicas();
-  if (groups().tp_size() == 1) return;
-  torch::nn::ParameterList whole;
-  for (const auto& p : parameters_by_cut(*model_->module()).whole) whole->append(p);
   TORCH_CHECK(
-      ddp::replicas_equal(*whole, groups().tp),
+      ddp::replicas_equal(*model_->module(), groups().tp),
       "parameters: expected the same values on all ranks of what --tp does not cut, got others on "
       "some.");
 }

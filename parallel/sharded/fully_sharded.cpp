@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -70,6 +71,8 @@ FullyShardedBase::FullyShardedBase(
     : torch::nn::Module("FullyShardedDataParallel"),
       module_(std::move(module)),
       policy_(user_options.mp_policy()) {
+  // Under a DeferredInit guard: the unit gets its memory here, and only its shard stays.
+  const c10::impl::ExcludeDispatchKeyGuard no_recording(c10::DispatchKey::DeferredInit);
   const auto options = with_group(user_options);
   const auto& group = options.process_group();
   SharedParameters found;
@@ -84,6 +87,7 @@ FullyShardedBase::FullyShardedBase(
     problem = error.what_without_backtrace();
   }
   agree_on_parameters(found.own, problem, group);
+  materialize_own(*module_, found);
   if (options.init_sync()) broadcast_parameters(*module_, found, options);
   unit_ = std::make_shared<ShardedUnit>(found.own, options);
   unit_->add_hooks();

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/deferred_init.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
@@ -67,6 +68,23 @@ class UnitWalk {
  private:
   const ProcessGroup& group_;
 };
+
+/// Of a unit, and the buffers that no unit inside has.
+std::vector<at::Tensor> own_tensors(
+    const torch::nn::Module& module, const SharedParameters& found) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& layout : found.own) tensors.push_back(layout.local);
+  std::unordered_set<const void*> of_units;
+  for (const auto& unit : found.units) {
+    for (const auto& buffer : unit.second->buffers()) of_units.insert(buffer.unsafeGetTensorImpl());
+  }
+  for (const auto& buffer : module.buffers()) {
+    if (buffer.defined() && of_units.count(buffer.unsafeGetTensorImpl()) == 0) {
+      tensors.push_back(buffer);
+    }
+  }
+  return tensors;
+}
 
 void check_can_be_cut(const ParameterLayout& layout, const ProcessGroup& group) {
   const auto& p = layout.local;
@@ -165,6 +183,10 @@ void agree_on_parameters(
       });
 }
 
+void materialize_own(const torch::nn::Module& module, const SharedParameters& found) {
+  materialize(own_tensors(module, found));
+}
+
 void broadcast_parameters(
     const torch::nn::Module& module, const SharedParameters& found,
     const FullyShardedOptions& options) {
@@ -173,20 +195,10 @@ void broadcast_parameters(
   if (const auto& mesh = options.mesh(); mesh && mesh->names().size() == 2) {
     groups.push_back(mesh->group(mesh->names().front()));
   }
-  std::vector<at::Tensor> tensors;
-  for (const auto& layout : found.own) tensors.push_back(layout.local.detach());
-  std::unordered_set<const void*> of_units;
-  for (const auto& unit : found.units) {
-    for (const auto& buffer : unit.second->buffers()) of_units.insert(buffer.unsafeGetTensorImpl());
-  }
-  for (const auto& buffer : module.buffers()) {
-    if (buffer.defined() && of_units.count(buffer.unsafeGetTensorImpl()) == 0) {
-      tensors.push_back(buffer.detach());
-    }
-  }
   for (const auto& group : groups) {
     if (group->getSize() == 1) continue;
-    for (const auto& tensor : tensors) {
+    for (const auto& own : own_tensors(module, found)) {
+      const auto tensor = own.detach();
       auto value = tensor.contiguous();
       broadcast(value, 0, group);
       if (!value.is_same(tensor)) tensor.copy_(value);

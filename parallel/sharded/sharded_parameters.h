@@ -24,6 +24,10 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
 void agree_on_parameters(
     const std::vector<ParameterLayout>& own, const std::string& problem, const ProcessGroup& group);
 
+/// Gives tensors that were made under DeferredInit their values: of the unit alone, so that units
+/// have memory one after the other.
+void materialize_own(const torch::nn::Module& module, const SharedParameters& found);
+
 /// Gives all ranks rank 0's parameters, and the buffers that no unit inside has.
 ///
 /// Collective: yes. Blocks: host. Memory: none, where tensors are contiguous.

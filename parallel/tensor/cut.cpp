@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ddp/deferred_init.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 #include <ddp/internal/gather_strings.h>
@@ -10,7 +11,28 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "deferred/recorder.h"
+
 namespace ddp {
+
+namespace {
+
+void compare_drawn(
+    const char* layer, const std::string& hash, const std::vector<int64_t>& sizes,
+    const ProcessGroup& group) {
+  agree(hash, group, layer, [&](const std::vector<std::string>& by_rank) -> std::string {
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      if (by_rank[rank] == by_rank[0]) continue;
+      return ddp::str(
+          layer, ": expected the same random numbers on all ranks of the group, but rank ", rank,
+          " of ", by_rank.size(), " drew other values for [", joined_by(", ", sizes),
+          "] than rank 0. Call torch::manual_seed() with one seed on all of them before.");
+    }
+    return "";
+  });
+}
+
+}  // namespace
 
 ProcessGroup group_of_layer(const ProcessGroup& given) { return given ? given : default_group(); }
 
@@ -23,6 +45,10 @@ void check_divides(
       ". Pad the layer, or use fewer ranks.");
 }
 
+std::string sizes_text(const at::Tensor& t) {
+  return t.defined() ? ddp::str(t.sizes()) : "an undefined one";
+}
+
 void check_whole(
     const char* layer, const char* name, const at::Tensor& whole, at::IntArrayRef sizes,
     const c10d::ProcessGroup& group) {
@@ -30,6 +56,15 @@ void check_whole(
   DDP_CHECK_VALUE(
       whole.defined() && got == sizes, layer, ": expected a whole ", name, " of sizes ", sizes,
       ", got ", got, " ", on_rank_text(group), ". Give the values of the layer before it is cut.");
+}
+
+void check_whole_bias(
+    const char* layer, bool has_bias, const at::Tensor& whole, int64_t size,
+    const c10d::ProcessGroup& group) {
+  if (has_bias) return check_whole(layer, "bias", whole, size, group);
+  DDP_CHECK_VALUE(
+      !whole.defined(), layer, ": expected no bias with bias(false), got one of sizes ",
+      sizes_text(whole), " ", on_rank_text(group), ". Leave it out, or set bias(true).");
 }
 
 at::Tensor own_rows(const at::Tensor& whole, int64_t partitions, const c10d::ProcessGroup& group) {
@@ -78,17 +113,15 @@ ParameterLayout layout_of_replica(
 
 void check_drawn_alike(const char* layer, const at::Tensor& whole, const ProcessGroup& group) {
   if (group->getSize() == 1) return;
-  const auto bytes = whole.detach().contiguous().cpu();
-  const auto hash = std::to_string(hash_of_bytes(bytes.const_data_ptr(), bytes.nbytes()));
-  agree(hash, group, layer, [&](const std::vector<std::string>& by_rank) -> std::string {
-    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      if (by_rank[rank] == by_rank[0]) continue;
-      return ddp::str(
-          layer, ": expected the same random numbers on all ranks of the group, but rank ", rank,
-          " of ", by_rank.size(), " drew other values for [", joined_by(", ", whole.sizes()),
-          "] than rank 0. Call torch::manual_seed() with one seed on all of them before.");
-    }
-    return "";
+  const auto hash_of = [](const at::Tensor& tensor) {
+    const auto bytes = tensor.detach().contiguous().cpu();
+    return std::to_string(hash_of_bytes(bytes.const_data_ptr(), bytes.nbytes()));
+  };
+  if (!is_deferred(whole)) return compare_drawn(layer, hash_of(whole), whole.sizes().vec(), group);
+  check_when_materialized(whole, [=](const at::Tensor& values) {
+    return [=, hash = hash_of(values), sizes = values.sizes().vec()] {
+      compare_drawn(layer, hash, sizes, group);
+    };
   });
 }
 

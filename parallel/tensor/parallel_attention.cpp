@@ -100,8 +100,9 @@ void ParallelMultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
 at::Tensor ParallelMultiheadAttentionImpl::forward(const at::Tensor& input) {
   const auto& group = options.process_group();
   DDP_CHECK_VALUE(
-      input.dim() == 3, kAttention, ": expected an input [T, N, ", options.embed_dim(), "], got ",
-      input.sizes(), " ", on_rank_text(*group), ". Positions come first, then the batch.");
+      input.defined() && input.dim() == 3 && input.size(2) == options.embed_dim(), kAttention,
+      ": expected an input [T, N, ", options.embed_dim(), "], got ", sizes_text(input), " ",
+      on_rank_text(*group), ". Positions come first, then the batch.");
   const int64_t head = options.embed_dim() / options.num_heads();
   const auto heads = in_proj
                          ->forward(input)               // [T, N, 3 * own heads * head]

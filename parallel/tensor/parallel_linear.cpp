@@ -30,9 +30,9 @@ torch::nn::Linear draw_linear(
 void check_input(
     const char* layer, const at::Tensor& input, int64_t features, const c10d::ProcessGroup& group) {
   DDP_CHECK_VALUE(
-      input.dim() > 0 && input.size(-1) == features, layer, ": expected an input [..., ", features,
-      "], got ", input.sizes(), " ", on_rank_text(group),
-      ". Pass what the layer before returns, of as many features.");
+      input.defined() && input.dim() > 0 && input.size(-1) == features, layer,
+      ": expected an input [..., ", features, "], got ", sizes_text(input), " ",
+      on_rank_text(group), ". Pass what the layer before returns, of as many features.");
 }
 
 /// [..., W * P * n], where rank r's part is P blocks of n, as [..., P * W * n] in the whole's
@@ -73,7 +73,7 @@ void ColumnParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Ten
   const auto& group = *options.process_group();
   check_whole(
       kColumn, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
-  if (options.bias()) check_whole(kColumn, "bias", whole_bias, options.out_features(), group);
+  check_whole_bias(kColumn, options.bias(), whole_bias, options.out_features(), group);
   weight = own_rows(whole_weight, options.partitions(), group);
   if (options.bias()) bias = own_rows(whole_bias, options.partitions(), group);
 }
@@ -142,7 +142,7 @@ void RowParallelLinearImpl::cut(const at::Tensor& whole_weight, const at::Tensor
   const c10::NoGradGuard no_grad;
   const auto& group = *options.process_group();
   check_whole(kRow, "weight", whole_weight, {options.out_features(), options.in_features()}, group);
-  if (options.bias()) check_whole(kRow, "bias", whole_bias, options.out_features(), group);
+  check_whole_bias(kRow, options.bias(), whole_bias, options.out_features(), group);
   weight = own_columns(whole_weight, group);
   if (options.bias()) bias = whole_bias;
 }

@@ -10,6 +10,8 @@
 #include <ddp/internal/random_streams.h>
 #include <ddp/internal/rank_text.h>
 
+#include "deferred/recorder.h"
+
 namespace ddp {
 namespace {
 
@@ -41,6 +43,9 @@ struct TensorParallelRng::Impl {
         active_group == nullptr || active_group == group.get(),
         "TensorParallelRng: expected no guard of another group around it, got one ",
         on_rank_text(*group), ". End that one before.");
+    DDP_CHECK(
+        !is_recording(), "TensorParallelRng: expected no DeferredInit guard around it, got one ",
+        on_rank_text(*group), ". Draw these values after ddp::materialize().");
     if (active_group != nullptr) return;
     active_group = group.get();
     for (const auto& device : devices_in_use()) {

@@ -9,6 +9,8 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/vocab_parallel.h>
 
+#include "tensor/cut.h"
+
 namespace ddp {
 namespace {
 
@@ -39,9 +41,14 @@ void check_arguments(
     const at::Tensor& logits, const at::Tensor& target, const Options& options,
     const c10d::ProcessGroup& group) {
   DDP_CHECK_VALUE(
-      logits.dim() > 0 && target.sizes() == logits.sizes().slice(0, logits.dim() - 1), kLoss,
-      ": expected logits [..., classes] and a target [...], got ", logits.sizes(), " and ",
-      target.sizes(), " ", on_rank_text(group), ". Flatten both, or move the classes last.");
+      logits.defined() && target.defined() && logits.dim() > 0 &&
+          target.sizes() == logits.sizes().slice(0, logits.dim() - 1),
+      kLoss, ": expected logits [..., classes] and a target [...], got ", sizes_text(logits),
+      " and ", sizes_text(target), " ", on_rank_text(group),
+      ". Flatten both, or move the classes last.");
+  DDP_CHECK_VALUE(
+      target.scalar_type() == at::kLong, kLoss, ": expected a target of int64, got ",
+      target.scalar_type(), " ", on_rank_text(group), ". Convert it.");
   DDP_CHECK_VALUE(
       options.label_smoothing() >= 0 && options.label_smoothing() <= 1, kLoss,
       ": expected label_smoothing of 0 to 1, got ", options.label_smoothing(), " ",

@@ -26,8 +26,14 @@ OwnTokens own_tokens(int64_t rows, int64_t tokens, const c10d::ProcessGroup& gro
   return {begin, std::min(rows, tokens - begin)};
 }
 
-// On a GPU this would wait for it.
 void check_tokens(const at::Tensor& tokens, int64_t classes, const c10d::ProcessGroup& group) {
+  const bool are_numbers =
+      tokens.defined() && (tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt);
+  DDP_CHECK_VALUE(
+      are_numbers, kVocabEmbedding, ": expected numbers of tokens, int64 or int32, got ",
+      tokens.defined() ? c10::toString(tokens.scalar_type()) : "an undefined one", " ",
+      on_rank_text(group), ". Convert them, or pass the layer's input.");
+  // On a GPU the rest would wait for it.
   if (!tokens.is_cpu() || tokens.numel() == 0) return;
   const auto [least, most] = at::aminmax(tokens);
   const auto first = least.item<int64_t>(), last = most.item<int64_t>();

@@ -14,8 +14,9 @@ SUBJECT = re.compile(r"((?:[A-Za-z_][\w:]*|shm: \w+)(?:\(\))?(?: [a-z]+)?): ")
 # A constant that begins a text: `kName, ": expected ..."`, and its value.
 CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?:\[\])?\s*=\s*\"([\w:]+)\"")
 NAMED = re.compile(r"\b(k[A-Z]\w*),\s*\"(?:::\w+)?: ")
-# Texts that look like an error text and are none: ddprun's usage, and a word within other texts.
-NO_SUBJECTS = {"Usage", "ddprun", "ddprun: gave up"}
+# Texts that look like an error text and are none: usage, programs' names before texts, and a word
+# within other texts.
+NO_SUBJECTS = {"Usage", "ddp_consolidate", "ddprun", "ddprun: gave up"}
 
 
 def sources(root):

@@ -121,6 +121,7 @@ for name, arguments in {
         "--batch-size", BATCH // 2, "--accumulate", 2, "--checkpoint-activations"],
     "AdamW's state divided": ["--batch-size", BATCH, "--zero", 1],
     "gradients divided, 2 passes": ["--batch-size", BATCH // 2, "--accumulate", 2, "--zero", 2],
+    "layers divided": ["--batch-size", RANKS * BATCH, "--tp", RANKS],
 }.items():
     compare(name, run(*arguments), expected, 1e-4)
     ended = torch.load(folder / "end.pt", weights_only=True)

@@ -118,16 +118,14 @@ TEST_CASE("the transformer reports invalid input in one line", "[examples][error
 TEST_CASE("options that do not go with --tp or --cp are refused", "[examples][errors]") {
   const std::vector<std::pair<std::vector<const char*>, std::string>> all = {
       {{"--tp", "3"}, "--heads: expected a multiple of --tp 3, got 4"},
-      {{"--tp", "2", "--zero", "2"}, "--zero: expected 0 or 1 with --tp 2, got 2"},
-      {{"--tp", "2", "--checkpoint", "c"}, "--checkpoint: expected none with --tp 2, got c"},
-      {{"--tp", "2", "--load", "a"}, "--load: expected none with --tp 2, got a"},
-      {{"--tp", "2", "--save", "b"}, "--save: expected none with --tp 2, got b"},
       {{"--cp", "3"}, "--context: expected a multiple of 2 * --cp = 6, got 64"},
       {{"--cp", "2", "--backend", "nccl"},
        "--backend: expected one for CPUs with --cp 2, got nccl"}};
   for (const auto& [arguments, text] : all) {
     CHECK_THAT(refused(arguments), ContainsText(text));
   }
-  CHECK(refused({"--tp", "2", "--zero", "1", "--amp", "--checkpoint-activations"}).empty());
-  CHECK(refused({"--cp", "2", "--zero", "2", "--checkpoint", "c", "--save", "b"}).empty());
+  for (const char* option : {"--tp", "--cp"}) {
+    CHECK(refused({option, "2", "--zero", "2", "--amp", "--checkpoint-activations"}).empty());
+    CHECK(refused({option, "2", "--load", "a", "--checkpoint", "c", "--save", "b"}).empty());
+  }
 }

@@ -18,6 +18,7 @@
 #include "checkpoint/files/crc32c.h"
 #include "checkpoint/files/manifest.h"
 #include "checkpoint/python/torch_file.h"
+#include "checkpoint/tensors/safetensors_file.h"
 #include "comm/base/environment.h"
 #include "comm/group/backend_spec.h"
 #include "comm/monitor/call_records.h"
@@ -82,6 +83,29 @@ void cifar(std::string_view bytes) {
 void torch_file(std::string_view bytes) {
   const MemoryFile file(bytes);
   only_errors([&] { (void)read_torch_file(file.path()); });
+}
+
+void safetensors(std::string_view bytes) {
+  const MemoryFile memory(bytes);
+  only_errors([&] {
+    SafetensorsFile file(memory.path());
+    uint64_t size = 0;
+    for (size_t i = 0; i < file.tensors().size(); ++i) {
+      const auto& kind = file.tensors()[i].kind;
+      const auto tensor = file.read(i, whole_box(kind.sizes));
+      require(tensor.sizes() == kind.sizes && tensor.nbytes() == bytes_of(kind));
+      size += bytes_of(kind);
+    }
+    require(size < bytes.size());
+    // What is read can be written.
+    const auto header = make_safetensors_header(file.tensors(), file.metadata(), "again");
+    const auto again = read_safetensors_header(header + std::string(size, '\0'), "again");
+    require(again.tensors.size() == file.tensors().size() && again.metadata == file.metadata());
+  });
+}
+
+void safetensors_index(std::string_view bytes) {
+  only_errors([&] { (void)read_safetensors_index(bytes, "index"); });
 }
 
 void manifest(std::string_view bytes) {
@@ -162,6 +186,8 @@ const std::vector<Target>& targets() {
       {"idx", idx},
       {"cifar", cifar},
       {"torch_file", torch_file},
+      {"safetensors", safetensors},
+      {"safetensors_index", safetensors_index},
       {"manifest", manifest},
       {"init_method", init_method},
       {"environment", environment},

@@ -1,6 +1,7 @@
 // DistributedDataParallel over the replicas of a model that is cut, beside one process with the
 // whole model and the whole batch.
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Training {
   int64_t micro_batches = 1;
   double max_norm = 0;  // 0: no clipping
   bool clips_by_mesh = false;
+  int zero = 0;  // stage of a ZeroRedundancyOptimizer, by which it clips; 0: SGD
 };
 
 /// What a rank finds after training.
@@ -60,14 +62,18 @@ std::vector<double> train_whole(WholeModel& whole, const Training& training) {
 
 /// One rank of a mesh of replicas and of their parts.
 struct CutRun {
-  CutRun(const Rank& self, const WholeModel& whole, const Cut& cut)
+  CutRun(const Rank& self, const WholeModel& whole, const Cut& cut, int zero = 0)
       : mesh(ddp::init_device_mesh({2, self.size / 2}, {"dp", "tp"}, self.group)),
         tp(mesh.group("tp")),
         dp(mesh.group("dp")),
         model(
             CutModel(whole, tp, cut),
             ddp::DistributedDataParallelOptions().process_group(dp).bucket_cap_mb(0.001)),
-        optimizer(make_optimizer(*model)) {}
+        optimizer(make_optimizer(*model)) {
+    if (zero == 0) return;
+    sharded = std::make_unique<ddp::ZeroRedundancyOptimizer<torch::optim::SGD>>(
+        model, torch::optim::SGDOptions(0.1).momentum(0.9), ddp::ZeroOptions().stage(zero));
+  }
 
   torch::Tensor own_tokens(int64_t batch) const {
     return tokens_of(batch, kSamples).chunk(2, 1)[static_cast<size_t>(dp->getRank())];
@@ -88,30 +94,37 @@ struct CutRun {
   ddp::ProcessGroup tp, dp;
   ddp::DistributedDataParallel<CutModel> model;
   torch::optim::SGD optimizer;
+  std::unique_ptr<torch::optim::Optimizer> sharded;  // in its place
 };
+
+double clip(CutRun& run, const Training& training) {
+  if (run.sharded) return ddp::clip_grad_norm_(*run.sharded, training.max_norm);
+  return training.clips_by_mesh ? ddp::clip_grad_norm_(*run.model, training.max_norm, run.mesh)
+                                : ddp::clip_grad_norm_(*run.model, training.max_norm);
+}
 
 Outcome train_cut(
     const Rank& self, const WholeModel& start, const WholeModel& trained,
     const std::vector<double>& norms, const Training& training) {
-  CutRun run(self, start, training.cut);
+  CutRun run(self, start, training.cut, training.zero);
+  auto& optimizer = run.sharded ? *run.sharded : run.optimizer;
   Outcome outcome;
   for (int64_t step = 0; step < training.steps; ++step) {
-    run.optimizer.zero_grad();
+    ddp::zero_grad(optimizer);
     run.backward(step, training.micro_batches);
     if (training.max_norm > 0) {
-      const auto norm = training.clips_by_mesh
-                            ? ddp::clip_grad_norm_(*run.model, training.max_norm, run.mesh)
-                            : ddp::clip_grad_norm_(*run.model, training.max_norm);
+      const auto norm = clip(run, training);
       const auto expected = norms[static_cast<size_t>(step)];
       outcome.norm_distance = std::max(outcome.norm_distance, std::abs(norm - expected));
     }
-    run.optimizer.step();
+    optimizer.step();
   }
-  run.model->check_replicas({&run.optimizer});
+  run.model->check_replicas({&optimizer});
   outcome.distance = distance_from_whole(*run.model, trained);
   outcome.equal_over_dp = ddp::replicas_equal(*run.model, run.dp);
   outcome.equal_over_tp = ddp::replicas_equal(*run.model, run.tp);
   for (const auto& p : run.model->parameters()) {
+    if (training.zero == 2) break;  // they have none
     outcome.largest_gradient =
         std::max(outcome.largest_gradient, p.grad().abs().max().item<double>());
   }
@@ -126,13 +139,14 @@ std::vector<Outcome> compare(const Training& training, int ranks = 4) {
       ranks, [&](const Rank& self) { return train_cut(self, start, trained, norms, training); });
 }
 
-void check_equal(const std::vector<Outcome>& outcomes) {
+void check_equal(const std::vector<Outcome>& outcomes, bool has_gradients = true) {
   for (const auto& outcome : outcomes) {
     CHECK(outcome.distance < 1e-12);
     CHECK(outcome.norm_distance < 1e-12);
     CHECK(outcome.equal_over_dp);
     CHECK(outcome.equal_over_tp);
-    CHECK(outcome.largest_gradient > 1e-3);  // so that the comparison means something
+    // So that the comparison means something.
+    if (has_gradients) CHECK(outcome.largest_gradient > 1e-3);
   }
 }
 
@@ -154,6 +168,16 @@ TEST_CASE("clipping a cut model is clipping the whole one", "[parallel][dp_tp][r
   training.max_norm = 0.05;  // far below the gradients' norms
   CAPTURE(training.cut.sequence_parallel, training.clips_by_mesh);
   check_equal(compare(training));
+}
+
+TEST_CASE("a sharded optimizer of a cut model clips the whole one", "[parallel][dp_tp][ranks]") {
+  Training training;
+  training.zero = GENERATE(1, 2);
+  training.cut.sequence_parallel = GENERATE(false, true);
+  training.micro_batches = GENERATE(1, 3);
+  training.max_norm = 0.05;
+  CAPTURE(training.zero, training.cut.sequence_parallel, training.micro_batches);
+  check_equal(compare(training), /*has_gradients=*/training.zero == 1);
 }
 
 TEST_CASE("replicas of a model that is cut in four train alike", "[parallel][dp_tp][ranks][many]") {

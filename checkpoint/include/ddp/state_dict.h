@@ -4,8 +4,10 @@
 
 #include <string>
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
 
 namespace ddp {
 
@@ -15,7 +17,7 @@ namespace ddp {
 ///
 /// - No call communicates. Rank 0 saves for all, and every rank loads.
 /// - Of layers that are cut over ranks each rank has a part, which alone is saved and loaded here,
-///   as by torch::save(). A Checkpointer saves the whole.
+///   as by torch::save(). A Checkpointer saves the whole, and full_state_dict() gathers it.
 /// - Saving writes only the elements of each tensor, also of a view, and a shared parameter once.
 ///   The file appears whole or not at all: it is written beside `file`, and renamed once it is on
 ///   the disk.
@@ -29,6 +31,16 @@ namespace ddp {
 /// \throws c10::ValueError  a tensor without a dense storage. c10::Error  the file cannot be
 ///         written.
 DDP_API void save_state_dict(const torch::nn::Module& module, const std::string& file);
+
+/// Saves tensors by name, as full_state_dict() returns them. A tensor under several names is
+/// written once.
+///
+/// \throws c10::ValueError  a tensor without a dense storage. c10::Error  the file cannot be
+///         written.
+///
+/// Cost: host memory of one tensor where that is not on the host row by row.
+DDP_API void save_state_dict(
+    const torch::OrderedDict<std::string, at::Tensor>& dict, const std::string& file);
 
 /// Loads what save_state_dict or Python saved. Leaves out a "module." before every name, as
 /// Python's DistributedDataParallel saves it.

@@ -35,20 +35,22 @@ DDP_API void zero_grad(torch::optim::Optimizer& optimizer, bool set_to_none = tr
 /// Scales the gradients that the optimizer steps on, so that their norm over all parameters of all
 /// its groups is at most `max_norm`. As torch::nn::utils::clip_grad_norm_, and right with stage 2.
 ///
-/// Of parameters that are cut over ranks by their layers, each rank would see its own parts alone:
-/// pass the module.
+/// Of parameters that are cut over ranks by their layers, a ZeroRedundancyOptimizer counts all
+/// parts, and what all ranks have once. Of another optimizer each rank would see its own parts
+/// alone: pass the module.
 ///
 /// Half and bfloat16 gradients are added up in float, and the norms of tensors in double. Scales
 /// with a factor of NaN or 0 where the norm is NaN or infinite, as torch's.
 ///
-/// \param norm_type  above 0; infinity is the largest magnitude. Without stage 2 also 0, which
+/// \param norm_type  above 0; infinity is the largest magnitude. Where nothing is cut also 0, which
 ///         counts the gradients, as LibTorch's.
 /// \return the norm before scaling.
 /// \throws c10::ValueError  for another norm_type.
 /// \throws c10::Error  for a ZeroRedundancyOptimizer with overlap, which has stepped already, and
 ///         in a join() with one, where ranks without input would not clip.
 ///
-/// Collective: with stage 2, one all-reduce of a number. Blocks: host.
+/// Collective: with a ZeroRedundancyOptimizer, one all-reduce over each group over which layers are
+///   cut, and with stage 2 one over its ranks. Blocks: host.
 DDP_API double clip_grad_norm_(
     torch::optim::Optimizer& optimizer, double max_norm, double norm_type = 2);
 
@@ -78,6 +80,7 @@ DDP_API double clip_grad_norm_(
 ///
 /// \param sharded_over  further groups, over which all its parameters are cut. Their ranks may have
 ///         different modules, or ones without parameters.
+/// \throws c10::Error  gradients of a FullyShardedDataParallel are whole ones, from no_sync().
 ///
 /// Collective: one all-reduce over each group that the layers are cut over; then one of a number
 ///   over each group of `sharded_over`.

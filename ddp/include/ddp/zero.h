@@ -22,6 +22,8 @@
 
 namespace ddp {
 
+struct ShardedGradients;
+
 /// Options for `ZeroRedundancyOptimizer`; the same on every rank.
 struct ZeroOptions {
   /// The ranks that share the state. With stage 2 or overlap, the model's. Default: the model's
@@ -150,6 +152,11 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
  private:
   class Impl;
   class ZeroJoinHook;
+  friend double clip_grad_norm_(torch::optim::Optimizer&, double, double);
+
+  /// gradients(), by the groups over which they are cut: by the model's layers, and with stage 2
+  /// over process_group().
+  std::vector<ShardedGradients> gradient_sets() const;
 
   std::shared_ptr<Impl> impl_;
 };
@@ -172,8 +179,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 /// taken of them before keep the old memory.
 ///
 /// Stage 2: clip with `clip_grad_norm_(optimizer, ...)`, since `.grad` is undefined after an
-/// averaged backward pass. Under no_sync() whole gradients accumulate. Buckets stay in the reverse
-/// order of registration.
+/// averaged backward pass. It knows which parameters the model's layers cut. Under no_sync() whole
+/// gradients accumulate. Buckets stay in the reverse order of registration.
 ///
 /// In a join(), ranks without input step too: `ddp::join({model.get(), &optimizer}, body)`. With
 /// overlap, list the model alone.

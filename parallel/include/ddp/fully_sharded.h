@@ -252,6 +252,11 @@ class FullyShardedDataParallelImpl
 /// tensors: `parameters()` and an optimizer made before find this rank's elements in them, {1, ...,
 /// 1, k}. Gradients are averaged over the ranks. Parameters of frozen layers are cut, too.
 ///
+/// An optimizer steps shards as whole parameters if it updates each element on its own: not LBFGS,
+/// and a state that it made while they were whole does not fit. Clip with
+/// `clip_grad_norm_(*model, max_norm)`. A GradScaler needs the group in found_inf_groups. A
+/// Checkpointer saves the whole, and loads it on any number of ranks.
+///
 /// Every rank has to call the same units in the same order, in evaluation as well. A rank may leave
 /// a unit out of its loss.
 ///

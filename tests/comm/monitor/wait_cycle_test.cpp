@@ -118,14 +118,16 @@ TEST_CASE("a deadlock's text names the waits and a few of many", "[comm][monitor
 }
 
 TEST_CASE("a rank's report is read as it was written", "[comm][monitor]") {
-  RankReport report{"127.0.0.1:5", "key", "all_reduce", 12, a()};
+  RankReport report{"127.0.0.1:5", "key", "all_reduce", 12, a(), "tp [2, 3]"};
   report.blocked.waits[0].needs = 1;
   report.blocked.waits[0].text = "a\ttab, 3:colon\n";
   const auto read = parse_report(to_text(report));
   CHECK(to_text(read) == to_text(report));
   CHECK((read.address == "127.0.0.1:5" && read.where == "all_reduce" && read.steps == 12));
+  CHECK((read.group == "key" && read.group_name == "tp [2, 3]"));
   CHECK((read.blocked.waits[0].needs == 1 && read.blocked.made == a().made));
-  for (const char* other : {"", "\t", "x", "x\ty\tz\tw", "x\ty\tz\t3\t9:", "x\ty\tz\t3\t1:a1:b"}) {
+  for (const char* other :
+       {"", "\t", "x", "x\ty\tz\tw", "x\ty\tz\t3\tn\t9:", "x\ty\tz\t3\tn\t1:a1:b"}) {
     CAPTURE(other);
     CHECK(parse_report(other).blocked.waits.empty());
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,11 @@ class OutputFile {
 
 /// Writes a whole file and returns once it is on the disk.
 FileSum write_whole_file(const std::string& path, const std::string& bytes);
+
+/// Writes a file that appears whole or not at all: beside `path`, and then renamed.
+///
+/// \throws c10::Error, and the exceptions of `write`.
+void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
 
 /// A whole, small file.
 ///

@@ -22,11 +22,14 @@
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/consolidate_checkpoint.h>
 #include <ddp/context_parallel.h>
+#include <ddp/deferred_init.h>
 #include <ddp/device_mesh.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/equal_batches.h>
 #include <ddp/flight_record.h>
+#include <ddp/full_state_dict.h>
 #include <ddp/fully_sharded.h>
 #include <ddp/functional.h>
 #include <ddp/grad_scaler.h>
@@ -47,7 +50,9 @@
 #include <ddp/profiler.h>
 #include <ddp/reduction_stats.h>
 #include <ddp/replicas.h>
+#include <ddp/safetensors.h>
 #include <ddp/sampler.h>
+#include <ddp/save_on_host.h>
 #include <ddp/state_dict.h>
 #include <ddp/sync_batch_norm.h>
 #include <ddp/tensor_parallel_rng.h>

@@ -1,0 +1,208 @@
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <ddp/collectives.h>
+#include <ddp/full_state_dict.h>
+#include <ddp/internal/carrier_device.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/packed_texts.h>
+#include <ddp/internal/prepared_load.h>
+#include <ddp/internal/text.h>
+
+#include "full/whole_tensors.h"
+#include "tensors/write_tensors.h"
+
+namespace ddp {
+namespace {
+
+constexpr const char* kLoadFullStateDict = "load_full_state_dict";
+
+std::string load_text(const std::vector<NamedKind>& tensors) {
+  std::vector<ShardLayout> layouts;
+  for (const auto& [name, kind] : tensors) layouts.push_back({name, kind, whole_box(kind.sizes)});
+  return to_text(RankLayouts{{"", layouts}});
+}
+
+std::vector<NamedKind> tensors_in_load_text(const std::string& text) {
+  std::vector<NamedKind> tensors;
+  auto layouts = layouts_from(text);
+  for (auto& layout : layouts[""]) {
+    tensors.push_back({layout.name, std::move(layout.kind)});
+  }
+  return tensors;
+}
+
+/// What is loaded, and what of it goes where.
+struct FullLoad {
+  OwnParts own;
+  WholeTensors whole;
+  std::vector<NamedKind> loaded;  // rank 0's
+  std::vector<size_t> sources;    // the loaded tensor's number, of each of `whole`
+};
+
+/// Finds a loaded tensor for each of the model's. \throws c10::ValueError  on any difference.
+std::vector<size_t> match_tensors(
+    const WholeTensors& whole, const std::vector<NamedKind>& loaded, const std::string& subject,
+    const std::string& source) {
+  std::unordered_map<std::string, size_t> number;
+  for (size_t i = 0; i < loaded.size(); ++i) number.emplace(loaded[i].name, i);
+  constexpr auto kNone = static_cast<size_t>(-1);
+  std::vector<size_t> sources(whole.tensors.size(), kNone);
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : whole.names) {
+    known.insert(name);
+    const auto found = number.find(name);
+    if (found != number.end() && sources[tensor] == kNone) sources[tensor] = found->second;
+  }
+  std::vector<std::string> missing, additional;
+  std::string problem;
+  const auto add = [&](const std::string& text) {
+    problem += ddp::str(problem.empty() ? "" : "; ", text);
+  };
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == kNone) missing.push_back(whole.tensors[i].name);
+  }
+  for (const auto& tensor : loaded) {
+    if (known.count(tensor.name) == 0) additional.push_back(tensor.name);
+  }
+  if (!missing.empty()) add(ddp::str(source, " lacks the model's ", quoted_names(missing)));
+  if (!additional.empty()) {
+    add(ddp::str("the model lacks ", source, "'s ", quoted_names(additional)));
+  }
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == kNone) continue;
+    const auto& [name, kind] = whole.tensors[i];
+    const auto& sizes = loaded[sources[i]].kind.sizes;
+    if (sizes == kind.sizes) continue;
+    add(ddp::str(
+        '"', name, "\" is ", at::IntArrayRef(kind.sizes), " in the model and ",
+        at::IntArrayRef(sizes), " in ", source));
+  }
+  DDP_CHECK_VALUE(
+      problem.empty(), subject, ": expected the model's names and shapes, but ", problem,
+      ". Build the model as it was saved.");
+  return sources;
+}
+
+/// Compares what is loaded with the whole model, on every rank.
+///
+/// \param loaded  this rank's text of it; "" where rank 0's alone counts.
+/// \param subject, source  for the texts of errors, the same on all ranks.
+FullLoad agree_on_load(
+    const torch::nn::Module& module, const std::string& loaded, std::string problem,
+    const std::string& subject, const std::string& source, const ProcessGroup& group,
+    GroupMonitor& monitor) {
+  FullLoad load;
+  if (problem.empty()) {
+    problem = problem_of([&] { load.own = own_parts_of(module, Values::ToLoad); });
+  }
+  const auto hash = loaded.empty() ? "" : std::to_string(fnv1a(loaded));
+  const auto of_first = group->getRank() == 0 ? packed({subject, loaded}) : "";
+  agree(
+      packed({problem, hash, of_first, to_text(load.own)}), group, kLoadFullStateDict,
+      [&](const std::vector<std::string>& by_rank) {
+        std::vector<std::string> problems, hashes, first, parts;
+        for (const auto& text : by_rank) {
+          const auto texts = unpacked(text);
+          problems.push_back(texts.at(0));
+          hashes.push_back(texts.at(1));
+          first.push_back(texts.at(2));
+          parts.push_back(texts.at(3));
+        }
+        auto text = first_problem(problems);
+        if (!text.empty()) return text;
+        const auto of_rank_0 = unpacked(first[0]);
+        for (size_t rank = 1; rank < hashes.size(); ++rank) {
+          if (hashes[rank].empty() || hashes[rank] == hashes[0]) continue;
+          return ddp::str(
+              kLoadFullStateDict, ": expected the same file on all ranks, but rank ", rank, " of ",
+              hashes.size(), " sees other names or shapes than rank 0 in ", of_rank_0.at(0),
+              ". Copy it to every host.");
+        }
+        return problem_of([&] {
+          load.whole = whole_tensors(kLoadFullStateDict, parts);
+          load.loaded = tensors_in_load_text(of_rank_0.at(1));
+          load.sources = match_tensors(load.whole, load.loaded, of_rank_0.at(0), source);
+        });
+      },
+      &monitor);
+  return load;
+}
+
+std::unordered_map<std::string, size_t> numbers_of(const WholeTensors& whole) {
+  std::unordered_map<std::string, size_t> numbers;
+  for (size_t i = 0; i < whole.tensors.size(); ++i) numbers.emplace(whole.tensors[i].name, i);
+  return numbers;
+}
+
+}  // namespace
+
+void load_full_state_dict(
+    torch::nn::Module& module, const std::string& path, const GroupArg& given) {
+  const c10::NoGradGuard no_grad;
+  const auto group = given.get();
+  const auto monitor = monitor_of(group);
+  std::unique_ptr<TensorFile> file;
+  const auto unreadable = problem_of([&] { file = open_tensor_file(path); });
+  const auto load = agree_on_load(
+      module, file ? load_text(file->tensors()) : "", unreadable, path, "the file", group,
+      *monitor);
+
+  // All is read before anything changes.
+  std::vector<at::Tensor> values;
+  const auto problem = problem_of([&] {
+    const auto numbers = numbers_of(load.whole);
+    for (const auto& part : load.own.parts) {
+      values.push_back(file->read(load.sources[numbers.at(part.name)], part.box));
+    }
+  });
+  agree(problem, group, kLoadFullStateDict, first_problem, monitor.get());
+  for (size_t i = 0; i < values.size(); ++i) load.own.parts[i].view.copy_(values[i]);
+}
+
+void load_full_state_dict(
+    torch::nn::Module& module, const torch::OrderedDict<std::string, at::Tensor>& dict,
+    const GroupArg& given) {
+  const c10::NoGradGuard no_grad;
+  const auto group = given.get();
+  const auto monitor = monitor_of(group);
+  const bool has_dict = group->getRank() == 0;
+  TensorSource source;
+  const auto problem = problem_of([&] {
+    if (has_dict) source = source_of(dict, kLoadFullStateDict);
+  });
+  const auto load = agree_on_load(
+      module, has_dict ? load_text(source.tensors) : "", problem, kLoadFullStateDict,
+      "the dictionary", group, *monitor);
+
+  std::vector<std::vector<const OwnPart*>> parts(load.whole.tensors.size());
+  const auto numbers = numbers_of(load.whole);
+  for (const auto& part : load.own.parts) parts[numbers.at(part.name)].push_back(&part);
+  const auto sending = [] { return std::string("load_full_state_dict: sending the tensors"); };
+  monitor->abort_on_error(sending, [&] {
+    for (size_t i = 0; i < load.whole.tensors.size(); ++i) {
+      const auto& kind = load.loaded[load.sources[i]].kind;
+      const auto elements = c10::multiply_integers(kind.sizes);
+      if (elements == 0) continue;
+      const auto device = carrier_device(*group);
+      const auto memory = has_dict ? source.read(load.sources[i]).to(device).view({-1})
+                                   : at::empty({elements}, at::dtype(kind.dtype).device(device));
+      auto bytes = memory.view(at::kByte);
+      broadcast(bytes, /*src=*/0, group);
+      const auto all = memory.view(kind.sizes);
+      const std::vector<int64_t> front(kind.sizes.size(), 0);
+      for (const auto* part : parts[i]) part->view.copy_(box_view(all, front, part->box));
+    }
+  });
+}
+
+}  // namespace ddp

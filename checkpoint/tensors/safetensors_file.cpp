@@ -1,0 +1,65 @@
+#include "tensors/safetensors_file.h"
+
+#include <cstring>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/file_io.h>
+#include <ddp/internal/text.h>
+
+namespace ddp {
+namespace {
+
+constexpr size_t kMaxIndexBytes = size_t{1} << 30;
+
+std::string folder_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+}  // namespace
+
+at::Tensor SafetensorsFile::read(size_t i, const Box& box) {
+  const auto& kind = header_.tensors[i].kind;
+  auto tensor = at::empty(box.size, kind.dtype);
+  if (tensor.numel() == 0) return tensor;
+  const auto* from = file_.bytes().data() + header_.begins[i];
+  auto* to = static_cast<char*>(tensor.mutable_data_ptr());
+  const auto item = c10::elementSize(kind.dtype);
+  for (const auto& run : runs_of(box, whole_box(kind.sizes))) {
+    const auto bytes = static_cast<size_t>(run.count) * item;
+    std::memcpy(to, from + static_cast<size_t>(run.first) * item, bytes);
+    to += bytes;
+  }
+  // A byte that is neither 0 nor 1 is no bool of C++.
+  return kind.dtype == at::kBool ? tensor.view(at::kByte).ne(0) : tensor;
+}
+
+SafetensorsFiles::SafetensorsFiles(const std::string& index) {
+  const auto folder = folder_of(index);
+  std::unordered_map<const SafetensorsFile*, std::unordered_map<std::string, size_t>> places;
+  for (const auto& [name, file] :
+       read_safetensors_index(read_whole_file(index, kMaxIndexBytes), index)) {
+    auto& opened = files_[file];
+    if (!opened) {
+      opened = std::make_unique<SafetensorsFile>(folder + "/" + file);
+      for (size_t i = 0; i < opened->tensors().size(); ++i) {
+        places[opened.get()][opened->tensors()[i].name] = i;
+      }
+    }
+    const auto& in_file = places[opened.get()];
+    const auto found = in_file.find(name);
+    DDP_CHECK(
+        found != in_file.end(), index, ": expected \"", name, "\" in ", file,
+        ", as weight_map has it, got none. Copy the files of one model.");
+    tensors_.push_back(opened->tensors()[found->second]);
+    places_.push_back({opened.get(), found->second});
+  }
+}
+
+at::Tensor SafetensorsFiles::read(size_t i, const Box& box) {
+  return places_[i].file->read(places_[i].i, box);
+}
+
+}  // namespace ddp

@@ -1,0 +1,46 @@
+// The header of a file of safetensors: u64 little-endian, the number of bytes of the JSON after it,
+// {"name": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"a": "b"}};
+// then the elements, to which the offsets are relative.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensors/tensor_file.h"
+
+namespace ddp {
+
+using Metadata = std::map<std::string, std::string>;
+
+struct SafetensorsHeader {
+  std::vector<NamedKind> tensors;  // in the header's order
+  std::vector<uint64_t> begins;    // of each tensor, in bytes of the file
+  Metadata metadata;
+};
+
+/// Reads the header of a file, and checks all that the format asks for.
+///
+/// \param bytes  of the whole file. \param path  for the texts of errors.
+/// \throws c10::Error  naming the file, the tensor, the rule and the value.
+SafetensorsHeader read_safetensors_header(std::string_view bytes, const std::string& path);
+
+/// Writes a header with its length. The tensors' elements follow each other, in this order.
+///
+/// \throws c10::ValueError  a dtype that the format lacks, or a name that cannot be one.
+std::string make_safetensors_header(
+    const std::vector<NamedKind>& tensors, const Metadata& metadata, const std::string& path);
+
+/// Returns the file of each tensor that an index of several files names: {"metadata": {..},
+/// "weight_map": {"fc.weight": "model-00001-of-00002.safetensors"}}, in its order.
+///
+/// \throws c10::Error  as read_safetensors_header().
+std::vector<std::pair<std::string, std::string>> read_safetensors_index(
+    std::string_view json, const std::string& path);
+
+/// Returns the number of bytes of a tensor.
+uint64_t bytes_of(const TensorKind& kind);
+
+}  // namespace ddp

@@ -1,0 +1,122 @@
+// FullyShardedDataParallel and memory: deferred construction, whole state dicts, freed parameters.
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+
+#include "parallel/sharded_net.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using namespace ddp::testing;
+
+namespace {
+
+constexpr uint64_t kSeed = 11;
+
+/// A network whose blocks draw their own values.
+torch::nn::Sequential drawn_net() {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 3; ++i) net->push_back(torch::nn::Linear(6, 6));
+  return net;
+}
+
+ddp::FullyShardedOptions over_group(const Rank& self) {
+  return ddp::FullyShardedOptions().process_group(self.group);
+}
+
+}  // namespace
+
+TEST_CASE("units of a deferred model have its values", "[ranks][sharded][deferred]") {
+  torch::manual_seed(kSeed);
+  const auto whole = drawn_net()->parameters();
+  torch::manual_seed(kSeed);
+  std::vector<torch::nn::Sequential> nets;
+  for (int rank = 0; rank < 2; ++rank) {
+    const ddp::DeferredInit guard;
+    nets.push_back(drawn_net());
+    torch::manual_seed(kSeed);
+  }
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    auto net = nets[static_cast<size_t>(self.rank)];
+    const auto options = over_group(self).init_sync(false);
+    TORCH_CHECK(ddp::fully_shard(net, 10, options) == 3);
+    ddp::FullyShardedDataParallel model(net, options);
+    const ddp::SummonFullParams summoned(*model);
+    const auto parameters = model->parameters();
+    for (size_t i = 0; i < whole.size(); ++i) TORCH_CHECK(at::equal(parameters[i], whole[i]), i);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("a model can be cut while it is deferred", "[ranks][sharded][deferred]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over_group(self);
+    std::shared_ptr<ShardedNet> net;
+    {
+      const ddp::DeferredInit guard;
+      net = std::make_shared<ShardedNet>(use);
+    }
+    ddp::FullyShardedDataParallel model(net, use.options);
+    const ddp::SummonFullParams summoned(*model);
+    const auto expected = PlainNet(NetUse()).parameters();
+    const auto found = model->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      TORCH_CHECK(at::equal(found[i], expected[i]), i);
+    }
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("a sharded model's whole state goes out and comes in", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(3, [](const Rank& self) {
+    NetUse use;
+    use.options = over_group(self);
+    ddp::FullyShardedDataParallel model(std::make_shared<ShardedNet>(use), use.options);
+    const auto dict = ddp::full_state_dict(*model, 0, self.group);
+    PlainNet plain{NetUse()};
+    if (self.rank == 0) {
+      TORCH_CHECK(dict.keys() == plain.named_parameters().keys(), dict.keys());
+      for (const auto& item : plain.named_parameters()) {
+        TORCH_CHECK(at::equal(dict[item.key()], item.value()), item.key());
+      }
+    }
+    torch::OrderedDict<std::string, at::Tensor> other;
+    for (const auto& item : dict) other.insert(item.key(), item.value() + 1);
+    ddp::load_full_state_dict(*model, other, self.group);
+    const ddp::SummonFullParams summoned(*model);
+    const auto found = model->parameters();
+    const auto before = plain.parameters();
+    for (size_t i = 0; i < found.size(); ++i) {
+      TORCH_CHECK(at::equal(found[i], before[i] + 1), i);
+    }
+  });
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("between steps a rank has its shards alone", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over_group(self);
+    ddp::FullyShardedDataParallel model(std::make_shared<ShardedNet>(use), use.options);
+    const auto whole = PlainNet(NetUse()).parameters();
+    const auto check = [&] {
+      int64_t mine = 0;
+      int64_t all = 0;
+      for (const auto& p : model->parameters()) mine += p.numel();
+      for (const auto& p : whole) all += p.numel();
+      TORCH_CHECK(mine <= all / 2 + 4 * 8, mine, " of ", all);
+    };
+    check();
+    model->forward(net_input(use, 0, 0, self.rank), self.rank).backward();
+    check();
+    {
+      const torch::NoGradGuard no_grad;
+      (void)model->forward(net_input(use, 0, 0, self.rank), self.rank);
+    }
+    check();
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}

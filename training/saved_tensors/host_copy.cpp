@@ -1,0 +1,60 @@
+#include "saved_tensors/host_copy.h"
+
+#include <memory>
+#include <optional>
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace ddp {
+namespace {
+
+/// Where the tensor has gaps or overlaps, contiguous.
+at::Tensor memory_like(const at::Tensor& tensor, const at::TensorOptions& options) {
+  return tensor.is_non_overlapping_and_dense()
+             ? at::empty_strided(tensor.sizes(), tensor.strides(), options)
+             : at::empty(tensor.sizes(), options);
+}
+
+struct HostCopy {
+  at::Tensor values;  // on the host
+  c10::Device device;
+  std::optional<c10::Event> arrived;
+};
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+bool can_be_replaced(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !(tensor.is_leaf() && tensor.requires_grad());
+}
+
+UnpackFunction copy_to_host(const at::Tensor& tensor) {
+  const auto device = tensor.device();
+  const bool is_accelerator = !device.is_cpu();
+  auto copy = std::make_shared<HostCopy>(HostCopy{
+      memory_like(tensor, tensor.options().device(at::kCPU).pinned_memory(is_accelerator)), device,
+      std::nullopt});
+  copy->values.copy_(tensor, /*non_blocking=*/is_accelerator);
+  if (is_accelerator) {
+    const auto stream = current_stream(device);
+    // The tensor may have been made on another stream, which would use its memory again at once.
+    tensor.record_stream(stream);
+    copy->arrived.emplace(device.type());
+    copy->arrived->record(stream);
+  }
+  return [copy] {
+    if (copy->arrived) copy->arrived->block(current_stream(copy->device));
+    auto back =
+        memory_like(copy->values, copy->values.options().device(copy->device).pinned_memory(false));
+    back.copy_(copy->values, /*non_blocking=*/copy->arrived.has_value());
+    return back;
+  };
+}
+
+}  // namespace ddp

@@ -1,0 +1,34 @@
+// How autograd keeps the tensors that operations save for backward.
+#pragma once
+
+#include <functional>
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp {
+
+/// Returns the saved tensor; called once for each time that backward needs it, on any thread.
+using UnpackFunction = std::function<at::Tensor()>;
+/// Keeps a tensor in some way. What it throws is an error of the operation that saves.
+///
+/// The tensor is the operation's own, with its graph, which would keep itself alive: keep a copy or
+/// a detach().
+using PackFunction = std::function<UnpackFunction(const at::Tensor&)>;
+
+/// While it exists, `pack` keeps what operations of this thread save. The innermost one counts.
+///
+/// Neither function is called with gradients or hooks enabled.
+class SavedTensorHooks {
+ public:
+  /// \throws c10::Error  where the default engine is another library's.
+  explicit SavedTensorHooks(PackFunction pack);
+  ~SavedTensorHooks();
+  SavedTensorHooks(const SavedTensorHooks&) = delete;
+  SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
+};
+
+/// Keeps the tensor itself, and throws in backward if it was changed in place since: autograd does
+/// not look at what hooks return.
+UnpackFunction keep_as_it_is(const at::Tensor& tensor);
+
+}  // namespace ddp
