@@ -22,11 +22,7 @@ LayoutsByParameter layouts_in(const CheckpointedRun& run, bool of_per_rank = fal
   const auto add = [&](const std::vector<NamedPart>& parts) {
     for (const auto& named : parts) {
       const auto* module = named.is_per_rank == of_per_rank ? named.part->module() : nullptr;
-      if (module == nullptr) continue;
-      for (auto& layout : layouts_of(*module)) {
-        const auto* key = layout.local.unsafeGetTensorImpl();
-        layouts.emplace(key, std::move(layout));
-      }
+      if (module != nullptr) detail::add_layouts_of(*module, layouts);
     }
   };
   add(run.parts);
@@ -58,11 +54,6 @@ bool is_whole(const LayoutsByParameter& layouts) {
       layouts.begin(), layouts.end(), [](const auto& item) { return is_in_parts(item.second); });
 }
 
-bool is_whole(const torch::nn::Module& module) {
-  const auto layouts = layouts_of(module);
-  return std::none_of(layouts.begin(), layouts.end(), is_in_parts);
-}
-
 /// Throws for an optimizer of which rank 0's state would be saved for all, while each rank saves
 /// its own part of the model.
 void check_optimizers(const CheckpointedRun& run) {
@@ -91,14 +82,14 @@ ShardedPart sharded_part_of(const NamedPart& named) {
   ShardedPart part{
       named.name, [part = named.part] { return detail::shards_of_module(*part->module()); }};
   part.has_copies = true;
-  if (is_whole(*named.part->module())) part.whole = named.part;
+  part.whole = std::make_shared<detail::CutModelPart>(named.part);
   return part;
 }
 
 ShardedPart sharded_part_of(
-    const std::string& name, const std::shared_ptr<CutOptimizerPart>& optimizer, bool is_whole) {
+    const std::string& name, const std::shared_ptr<CutOptimizerPart>& optimizer) {
   ShardedPart part{name, [optimizer] { return optimizer->take_shards(); }};
-  if (is_whole) part.whole = optimizer;
+  part.whole = optimizer;
   part.has_copies = true;
   part.is_read_elsewhere = true;
   return part;
@@ -136,7 +127,7 @@ void divide_cut_parts(CheckpointedRun& run) {
         named.name, "\". Add it by add_per_rank(), which loads on as many ranks.");
     const auto part =
         std::make_shared<CutOptimizerPart>(named.part, [&run] { return layouts_in(run); });
-    run.sharded.add(sharded_part_of(named.name, part, is_whole(layouts)));
+    run.sharded.add(sharded_part_of(named.name, part));
     named.part = part;
   }
 }

@@ -12,9 +12,11 @@
 #include "checkpointer/save_job.h"
 #include "files/crc32c.h"
 #include "files/folder.h"
+#include "parts/cut_parts.h"
 #include "parts/part.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
+#include "shards/sharded_part.h"
 
 namespace ddp {
 namespace {
@@ -43,18 +45,11 @@ class CheckpointReader {
         ". Give it its name back, or move it elsewhere.");
     compare_names();
     for (const auto& named : parts_) {
-      const auto file = part_file(named.name);
-      if (named.is_per_rank || manifest_.find(file) == nullptr) continue;
-      detail::LoadContext context{strict_, subject_of(file)};
-      std::optional<ShardReader> shards;
-      if (manifest_.index.count(named.name) > 0) {
-        context.shards = &shards.emplace(named.name, manifest_, folder_);
-      }
-      loads_.push_back(named.part->prepare(read_file(file), context));
+      if (!named.is_per_rank) read_part(named);
     }
     for (const auto& part : sharded_) {
       if (part.is_read_elsewhere) continue;
-      if (manifest_.index.count(part.name) > 0) {
+      if (has_shards(part.name)) {
         loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
       } else if (part.has_copies) {
         read_whole(part);
@@ -97,21 +92,52 @@ class CheckpointReader {
     return *value;
   }
 
+  bool has_shards(const std::string& part) const { return manifest_.index.count(part) > 0; }
+
+  void read_part(const NamedPart& named) {
+    const auto file = part_file(named.name);
+    if (manifest_.find(file) == nullptr) {
+      if (named.part->module() != nullptr && has_shards(named.name)) read_cut_model(named);
+      return;
+    }
+    detail::LoadContext context{strict_, subject_of(file)};
+    std::optional<ShardReader> shards;
+    auto part = named.part;
+    if (has_shards(named.name)) {
+      context.shards = &shards.emplace(named.name, manifest_, folder_);
+      if (part->has_named_state()) {
+        part = std::make_shared<detail::CutOptimizerPart>(part, [this] { return layouts(); });
+      }
+    }
+    loads_.push_back(part->prepare(read_file(file), context));
+  }
+
+  /// Reads a model that this run has whole from the shards of a run that cut it.
+  void read_cut_model(const NamedPart& named) {
+    ShardedPart part{named.name, nullptr};
+    part.shards = detail::shards_of_module(*named.part->module());
+    part.tensors = tensors_of(texts_of_part(part.name), {shard_layouts_of(part.name, part.shards)});
+    loads_.push_back(prepare_shards(part, manifest_, folder_, strict_));
+  }
+
+  detail::LayoutsByParameter layouts() const {
+    detail::LayoutsByParameter found;
+    for (const auto& named : parts_) {
+      const auto* module = named.part->module();
+      if (!named.is_per_rank && module != nullptr) detail::add_layouts_of(*module, found);
+    }
+    return found;
+  }
+
   /// Whether the checkpoint has a file with the whole part, and this rank can read it.
   bool is_read_whole(const ShardedPart& part) const {
-    return part.whole && manifest_.index.count(part.name) == 0 &&
-           manifest_.find(part_file(part.name)) != nullptr;
+    return part.whole && !has_shards(part.name) && manifest_.find(part_file(part.name)) != nullptr;
   }
 
   /// Reads a model from a file of a run that did not divide it.
   void read_whole(const ShardedPart& part) {
     const auto file = part_file(part.name);
     if (manifest_.find(file) == nullptr) return;
-    // Not left out without strict, either: the optimizer's state would meet other parameters.
-    DDP_CHECK(
-        part.whole, subject_of(file), ": expected shards of \"", part.name,
-        "\", which is cut over the ranks, got one file. Load it where its layers are whole, and "
-        "save it there.");
     loads_.push_back(part.whole->prepare(read_file(file), {strict_, subject_of(file)}));
   }
 
@@ -136,7 +162,12 @@ class CheckpointReader {
   void compare_names() {
     std::vector<std::string> wanted, found;
     for (const auto& named : parts_) {
-      if (!named.is_per_rank) wanted.push_back(part_file(named.name));
+      if (named.is_per_rank) continue;
+      const auto file = part_file(named.name);
+      const bool is_model = named.part->module() != nullptr;
+      const bool is_cut = has_shards(named.name) && (is_model || named.part->has_named_state());
+      if (is_cut) wanted.push_back(named.name + kShardInfix + "*.pt");
+      if (!is_cut || !is_model) wanted.push_back(file);
     }
     for (const auto& file : manifest_.files) {
       const bool is_shard = file.name.find(kShardInfix) != std::string::npos;

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -17,6 +18,8 @@ namespace ddp::detail {
 /// By the parameters' TensorImpls.
 using LayoutsByParameter = std::unordered_map<const void*, ParameterLayout>;
 
+void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts);
+
 /// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
 
@@ -29,6 +32,19 @@ bool has_state(const c10::IValue& optimizer);
 
 /// Returns an optimizer_dict() with other values in the parameters' state.
 c10::IValue replace_in_state(const c10::IValue& optimizer, const ReplaceField& replace);
+
+/// A model that is cut over the ranks, for a file that has it whole: loads this rank's elements.
+class CutModelPart : public CheckpointPart {
+ public:
+  explicit CutModelPart(CheckpointPartPtr whole) : whole_(std::move(whole)) {}
+
+  torch::nn::Module* module() override { return whole_->module(); }
+  c10::IValue state() override { return whole_->state(); }
+  PreparedLoad prepare(const c10::IValue& saved, const LoadContext& context) override;
+
+ private:
+  const CheckpointPartPtr whole_;
+};
 
 /// An optimizer's part without the tensors of its state, in whose places are their names among the
 /// shards: "exp_avg/blocks.3.fc.weight".

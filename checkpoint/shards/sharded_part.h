@@ -24,7 +24,7 @@ struct ShardedPart {
   /// Whether another part, of the same name, reads them.
   bool is_read_elsewhere = false;
   /// Reads the part's own file, which has it whole, where the checkpoint has no shards of it. Null:
-  /// this rank has only some of the elements.
+  /// there is no such file.
   detail::CheckpointPartPtr whole = nullptr;
   std::vector<ShardedTensor> shards = {};            // this rank's, from the callback's last call
   std::vector<std::vector<ShardLayout>> ranks = {};  // of the last exchange

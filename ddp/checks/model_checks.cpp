@@ -9,6 +9,19 @@
 #include <ddp/internal/text.h>
 
 namespace ddp {
+namespace {
+
+void check_averages_alone(
+    const std::string& name, const torch::nn::Module& module, const c10d::ProcessGroup& group) {
+  const auto* sharded = dynamic_cast<const ShardedModule*>(&module);
+  DDP_CHECK_VALUE(
+      sharded == nullptr || !sharded->reduces_gradients(),
+      "DistributedDataParallel: expected a module whose gradients no other wrapper averages, but ",
+      name, " is a FullyShardedDataParallel ", on_rank_text(group),
+      ". For replicas of it, give FullyShardedOptions a mesh of two axes.");
+}
+
+}  // namespace
 
 void check_names_to_ignore(const torch::nn::Module& module, const std::vector<std::string>& names) {
   const auto parameters = module.named_parameters();
@@ -57,6 +70,10 @@ void check_layouts(const std::vector<StateTensor>& state) {
 void check_not_cut(
     const torch::nn::Module& module, const std::vector<std::string>& ignored,
     const c10d::ProcessGroup& group) {
+  check_averages_alone("it", module, group);
+  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
+    check_averages_alone(ddp::str('"', part.key(), '"'), *part.value(), group);
+  }
   for (const auto& layout : layouts_of(module)) {
     if (std::find(ignored.begin(), ignored.end(), layout.name) != ignored.end()) continue;
     DDP_CHECK_VALUE(

@@ -30,6 +30,31 @@ bool contains(const Groups& groups, const ProcessGroup& group) {
   });
 }
 
+void check_final(const ShardedModule* module) {
+  const auto left = module != nullptr ? module->unreduced_gradients() : "";
+  DDP_CHECK(
+      left.empty(), "clip_grad_norm_: expected gradients to be final, got ", left,
+      ". Run a backward outside no_sync() before.");
+}
+
+/// The layouts of a module whose gradients are summed over the ranks.
+std::vector<ParameterLayout> final_layouts_of(const torch::nn::Module& module) {
+  check_final(dynamic_cast<const ShardedModule*>(&module));
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    check_final(dynamic_cast<const ShardedModule*>(part.get()));
+  }
+  auto layouts = layouts_of(module);
+  for (const auto& layout : layouts) {
+    const auto& gradient = layout.local.grad();
+    DDP_CHECK_VALUE(
+        !gradient.defined() || gradient.sizes() == layout.local.sizes(),
+        "clip_grad_norm_: expected parameters as they are stepped, got ", layout.name, " of ",
+        layout.local.sizes(), " with a gradient of ", gradient.sizes(),
+        ". Clip outside of SummonFullParams, and after reshard().");
+  }
+  return layouts;
+}
+
 /// The groups of a mesh's axes that have more than one rank.
 Groups axes_of(const DeviceMesh& mesh) {
   Groups groups;
@@ -78,7 +103,7 @@ double clip_grad_norm_(
     if (!contains(over_all, group)) over_all.push_back(group);
   }
   GradientSets gradients;
-  for (const auto& layout : layouts_of(module)) {
+  for (const auto& layout : final_layouts_of(module)) {
     Groups groups;
     for (const auto& group : layout.sharded_over) {
       if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
@@ -96,7 +121,7 @@ double clip_grad_norm_(
   const at::NoGradGuard no_grad;
   const auto axes = axes_of(mesh);
   GradientSets gradients;
-  for (const auto& layout : layouts_of(module)) {
+  for (const auto& layout : final_layouts_of(module)) {
     gradients.add(layout, axes_that_cut(layout, axes), layout.local.grad());
   }
   // What all ranks of an axis have counts on its first rank.

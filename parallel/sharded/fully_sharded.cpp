@@ -155,6 +155,12 @@ FullyShardedStats FullyShardedBase::stats() const {
 
 std::vector<ParameterLayout> FullyShardedBase::layouts() { return unit_->layouts(); }
 
+std::string FullyShardedBase::unreduced_gradients() const {
+  if (!unit_->gradients().has_kept()) return "";
+  return ddp::str(
+      unit_->name(), " with whole gradients from no_sync() ", on_rank_text(*unit_->groups().shard));
+}
+
 void FullyShardedBase::check_whole(const char* call) const {
   const auto is_sharded = [](const std::shared_ptr<ShardedUnit>& unit) {
     return !unit->is_whole() && unit->gradients().size() > 0;

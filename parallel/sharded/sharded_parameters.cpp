@@ -8,10 +8,12 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/deferred_init.h>
+#include <ddp/distributed_data_parallel.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
+#include <torch/nn/modules/embedding.h>
 
 namespace ddp {
 namespace {
@@ -31,6 +33,17 @@ class UnitWalk {
       }
       return;
     }
+    DDP_CHECK_VALUE(
+        dynamic_cast<DistributedDataParallelBase*>(&module) == nullptr,
+        "FullyShardedDataParallel: expected a module whose gradients no other wrapper averages, "
+        "but ",
+        path.empty() ? "it" : path, " is a DistributedDataParallel ", on_rank_text(*group_),
+        ". Pass the module in it.");
+    const auto* embedding = module.as<torch::nn::EmbeddingImpl>();
+    const auto* bag = module.as<torch::nn::EmbeddingBagImpl>();
+    if (embedding != nullptr && embedding->options.sparse())
+      sparse.insert(embedding->weight.unsafeGetTensorImpl());
+    if (bag != nullptr && bag->options.sparse()) sparse.insert(bag->weight.unsafeGetTensorImpl());
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (item.value().defined()) outside.emplace_back(prefix + item.key(), item.value());
     }
@@ -50,6 +63,7 @@ class UnitWalk {
   std::vector<std::pair<std::string, FullyShardedBase*>> units;
   std::unordered_map<const void*, std::string> owners;  // path of the unit
   std::vector<std::pair<std::string, at::Tensor>> outside;
+  std::unordered_set<const void*> sparse;  // parameters whose gradients are
 
  private:
   const ProcessGroup& group_;
@@ -106,6 +120,11 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
     unknown.erase(layout.name);
     if (is_ignored) continue;
     check_can_be_cut(layout, group);
+    DDP_CHECK_VALUE(
+        !layout.local.requires_grad() || walk.sparse.count(layout.local.unsafeGetTensorImpl()) == 0,
+        "FullyShardedDataParallel: expected parameters with dense gradients, got ", layout.name,
+        ", whose are sparse, ", on_rank_text(*group),
+        ". Make the Embedding with sparse(false), or name it in ignored_parameters.");
     found.own.push_back(std::move(layout));
   }
   DDP_CHECK_VALUE(

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/rank_text.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -72,6 +73,7 @@ class ShardedUnit::AfterGradient : public torch::autograd::FunctionPostHook {
   AfterGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
     if (const auto unit = unit_.lock()) {
+      unit->check_is_dense(i_);
       unit->gradients_->after_accumulate(i_);
       unit->model->on_gradient(*unit);
     }
@@ -145,6 +147,16 @@ void ShardedUnit::add_hooks() {
       accumulator->add_post_hook(std::make_unique<AfterGradient>(weak_from_this(), i));
     }
   }
+}
+
+void ShardedUnit::check_is_dense(size_t i) const {
+  const auto& gradient = gradients_->parameter(i).grad();
+  if (!gradient.defined() || gradient.layout() == at::kStrided) return;
+  const auto at = std::find(places_.begin(), places_.end(), i) - places_.begin();
+  DDP_CHECK_VALUE(
+      false, "FullyShardedDataParallel: expected dense gradients, got a ", gradient.layout(),
+      " one of ", whole_layouts_[static_cast<size_t>(at)].name, " in ", name(), " ",
+      on_rank_text(*groups_.shard), ". Name it in ignored_parameters.");
 }
 
 std::vector<ParameterLayout> ShardedUnit::layouts() const {

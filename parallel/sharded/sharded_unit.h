@@ -76,6 +76,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   enum class Memory { Free, Filling, Full };
 
   void group_into_segments(const FullyShardedOptions& options);
+  void check_is_dense(size_t i) const;  // the gradient of parameter i
 
   UnitGradients::Groups groups_;
   std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut

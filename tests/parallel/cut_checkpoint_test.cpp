@@ -341,13 +341,34 @@ TEST_CASE("layers on one rank load a file of whole ones", "[parallel][cut_checkp
   CHECK(faults[0].empty());
 }
 
+TEST_CASE("a cut model loads a file that has it whole", "[parallel][cut_checkpoint][ranks]") {
+  const TemporaryFolder folder;
+  const auto saved = save_whole_layer(folder.path());
+  const auto faults = run_ranks<std::string>(2, [&](const Rank& self) -> std::string {
+    const auto layer = cut_layer(self.group);
+    torch::optim::SGD optimizer(layer->parameters(), torch::optim::SGDOptions(1).momentum(0.9));
+    ddp::Checkpointer checkpointer(folder.path(), options_of(self));
+    checkpointer.add("model", layer).add("optimizer", optimizer);
+    checkpointer.load(1);
+    const auto rows = saved->weight.chunk(2)[static_cast<size_t>(self.rank)];
+    if (!torch::equal(layer->weight, rows)) return "other values";
+    for (auto& p : layer->parameters()) p.mutable_grad() = torch::zeros_like(p);
+    optimizer.step();  // moves by 0.1 times the 0.9 of a step of ones
+    return torch::allclose(layer->weight, rows - 0.09) ? "" : "another state";
+  });
+  CHECK(faults == std::vector<std::string>(2));
+}
+
 TEST_CASE(
-    "a cut model is not left out of a whole file", "[parallel][cut_checkpoint][ranks][errors]") {
+    "a cut model does not load a file of other sizes",
+    "[parallel][cut_checkpoint][ranks][errors]") {
   const TemporaryFolder folder;
   save_whole_layer(folder.path());
   const bool has_optimizer = GENERATE(false, true);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
-    const auto layer = cut_layer(self.group);
+    ddp::ColumnParallelLinear layer(  // a rank has as much of it as the file of the other layer
+        ddp::ColumnParallelLinearOptions(4, 8).process_group(self.group), torch::ones({8, 4}),
+        torch::ones({8}));
     const auto optimizer = step_of_ones(layer);
     ddp::Checkpointer checkpointer(folder.path(), options_of(self).strict(false));
     checkpointer.add("model", layer);
@@ -357,8 +378,8 @@ TEST_CASE(
   for (const auto& error : errors) {
     CHECK_THAT(
         error, Contains(
-                   has_optimizer ? "expected shards of the state of weight"
-                                 : "expected shards of \"model\", which is cut over the ranks"));
+                   has_optimizer ? "expected momentum_buffer of weight of sizes [8, 4], got [4, 4]"
+                                 : "\"weight\" is [8, 4] in the model and [4, 4] in the file"));
   }
 }
 

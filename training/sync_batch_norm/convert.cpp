@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ddp/internal/check.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/sync_batch_norm.h>
 
 namespace ddp {
@@ -63,6 +64,16 @@ AnyModule make_synchronized(torch::nn::Module& module, const ProcessGroup& group
       make_synchronized<SyncBatchNorm3dImpl>(*module.as<torch::nn::BatchNorm3d>(), group));
 }
 
+/// Throws for a unit of a BatchNorm, which has its parameters and buffers without its class.
+void check_is_no_unit(const torch::nn::Module& module, const std::string& name) {
+  const auto* sharded = dynamic_cast<const ShardedModule*>(&module);
+  const auto buffers = module.named_buffers(/*recurse=*/false);
+  DDP_CHECK_VALUE(
+      sharded == nullptr || !sharded->reduces_gradients() || !buffers.contains("running_mean"),
+      "convert_sync_batchnorm: expected parts that are not wrapped yet, got ", name,
+      ", a unit of a normalization. Convert before FullyShardedDataParallel.");
+}
+
 void find_replacements(
     SequentialImpl& net, const std::string& prefix, const ProcessGroup& group,
     std::vector<Replacement>& replacements, std::string& unreachable) {
@@ -75,6 +86,7 @@ void find_replacements(
     } else if (auto* inner = module.as<torch::nn::Sequential>()) {
       find_replacements(*inner, name + ".", group, replacements, unreachable);
     } else {
+      check_is_no_unit(module, name);
       for (const auto& part : module.named_modules(name, /*include_self=*/false)) {
         if (is_batch_norm(*part.value()))
           unreachable += (unreachable.empty() ? "" : ", ") + part.key();

@@ -55,7 +55,8 @@ struct CheckpointerOptions {
 /// (layouts_of()) is saved whole, by name, as a part of `add_sharded`: each rank writes its own
 /// elements. So is the state of an optimizer of these parameters, which must be Adam, AdamW, SGD,
 /// RMSprop or Adagrad, or one of these in a ZeroRedundancyOptimizer, and added to the Checkpointer
-/// of its model. Both load on any number of ranks that cut the layers.
+/// of its model. Both load on any number of ranks, cut in another way or whole. A model that is cut
+/// loads the file of a run that had it whole, too; then each rank reads the whole.
 ///
 /// **Another number of ranks.** Parts that the ranks share, such as a sampler's position, load on
 /// any number of ranks, and so do parts of `add_sharded`, cut in any way. Rank r takes the random

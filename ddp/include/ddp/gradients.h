@@ -80,6 +80,7 @@ DDP_API double clip_grad_norm_(
 ///
 /// \param sharded_over  further groups, over which all its parameters are cut. Their ranks may have
 ///         different modules, or ones without parameters.
+/// \throws c10::Error  gradients of a FullyShardedDataParallel are whole ones, from no_sync().
 ///
 /// Collective: one all-reduce over each group that the layers are cut over; then one of a number
 ///   over each group of `sharded_over`.

@@ -125,6 +125,10 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
 
   /// ShardedModule. This unit's parameters, by their names in the wrapped module.
   std::vector<ParameterLayout> layouts() override;
+  /// ShardedModule. True.
+  bool reduces_gradients() const override { return true; }
+  /// ShardedModule. Names this unit where passes of no_sync() left gradients.
+  std::string unreduced_gradients() const override;
 
   /// torch::nn::Module. Throws outside of SummonFullParams, because this rank has its shards alone.
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -252,6 +256,11 @@ class FullyShardedDataParallelImpl
 /// 1, k}. Gradients are averaged over the ranks. Parameters of frozen layers are cut, too.
 ///
 /// Buffers: all ranks get rank 0's with each reduced backward pass in training mode.
+///
+/// An optimizer steps shards as whole parameters if it updates each element on its own: not LBFGS,
+/// and a state that it made while they were whole does not fit. Clip with
+/// `clip_grad_norm_(*model, max_norm)`. A GradScaler needs the group in found_inf_groups. A
+/// Checkpointer saves the whole, and loads it on any number of ranks.
 ///
 /// Every rank has to call the same units in the same order, in evaluation as well. A rank may leave
 /// a unit out of its loss.

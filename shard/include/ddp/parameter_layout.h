@@ -53,6 +53,13 @@ class DDP_API ShardedModule {
   /// The layouts of some parameters below this module, by their names in it. Those that it does not
   /// name are whole on every rank.
   virtual std::vector<ParameterLayout> layouts() = 0;
+
+  /// Whether backward sums the gradients of these parameters over the ranks, so that no other
+  /// wrapper may do it again.
+  virtual bool reduces_gradients() const { return false; }
+  /// Which of these gradients are not summed yet, with the reason and the rank: "blocks.1 with
+  /// whole gradients from no_sync() on rank 0 of 2". "" for none.
+  virtual std::string unreduced_gradients() const { return ""; }
 };
 
 /// The layouts of all parameters of a module: what the modules in it that are a ShardedModule say,

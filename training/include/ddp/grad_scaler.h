@@ -30,7 +30,7 @@ struct GradScalerOptions {
   /// Groups whose ranks skip a step together, as soon as one of them has found an infinity. Under
   /// DistributedDataParallel none is needed: an average with an infinity is infinite on every rank.
   /// Name the groups over which gradients are divided, or whose ranks have parameters of their own,
-  /// as those of layers that are cut (ColumnParallelLinear);
+  /// as those of layers that are cut (ColumnParallelLinear) and of a FullyShardedDataParallel;
   /// the group of a ZeroRedundancyOptimizer is included anyway.
   TORCH_ARG(std::vector<ProcessGroup>, found_inf_groups) = {};
 };
