@@ -10,10 +10,13 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/text.h>
 
 #include "files/crc32c.h"
+#include "files/manifest.h"
 
 namespace ddp {
 namespace {
@@ -93,6 +96,11 @@ FileSum OutputFile::finish() {
   return sum_;
 }
 
+std::string unique_suffix() {
+  std::random_device source;
+  return ddp::str(hexadecimal(source()), hexadecimal(source()));
+}
+
 FileSum write_whole_file(const std::string& path, const std::string& bytes) {
   OutputFile file(path);
   file.write(bytes.data(), bytes.size());
@@ -100,7 +108,7 @@ FileSum write_whole_file(const std::string& path, const std::string& bytes) {
 }
 
 void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write) {
-  const auto part = path + ".part." + std::to_string(getpid());
+  const auto part = path + ".part." + unique_suffix();
   try {
     OutputFile file(part);
     write(file);

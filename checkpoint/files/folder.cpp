@@ -38,12 +38,6 @@ int64_t step_of(const std::string& name) {
   return step >= 0 && step_name(step) == name ? step : -1;
 }
 
-// Differs from that of any other run, also of one that ended under this process's number.
-std::string unique_suffix() {
-  std::random_device source;
-  return ddp::str(hexadecimal(source()), hexadecimal(source()));
-}
-
 }  // namespace
 
 std::string CheckpointFolder::path_of(int64_t step) const { return path_of(step_name(step)); }

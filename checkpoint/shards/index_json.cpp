@@ -1,4 +1,6 @@
 // The index of sharded parts as JSON.
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 
 #include <c10/core/ScalarType.h>
@@ -47,6 +49,27 @@ at::ScalarType dtype_named(const std::string& name) {
   return found->second;
 }
 
+void check_inside(const Box& box, const std::vector<int64_t>& sizes) {
+  bool fits = box.offset.size() == sizes.size() && box.size.size() == sizes.size();
+  for (size_t d = 0; fits && d < sizes.size(); ++d) {
+    fits = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= sizes[d] &&
+           box.size[d] <= sizes[d] - box.offset[d];
+  }
+  if (!fits) throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
+}
+
+/// Boxes of checkpoints do not overlap, so their elements are all of the tensor's.
+void check_whole(const IndexedTensor& tensor) {
+  const auto numel = [](const std::vector<int64_t>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());
+  };
+  double found = 0;
+  for (const auto& box : tensor.boxes) found += numel(box.box.size);
+  if (found < numel(tensor.kind.sizes)) {
+    throw std::invalid_argument("expected boxes of all elements of a tensor, got fewer");
+  }
+}
+
 IndexedTensor read_tensor(JsonReader& json) {
   IndexedTensor tensor;
   json.expect('{');
@@ -68,8 +91,10 @@ IndexedTensor read_tensor(JsonReader& json) {
     json.expect(',');
     box.box.size = json.numbers();
     json.expect(']');
+    check_inside(box.box, tensor.kind.sizes);
   });
   json.expect('}');
+  check_whole(tensor);
   return tensor;
 }
 

@@ -243,6 +243,7 @@ void Call::note_random_numbers(Record& record) {
   }
   record.stream = tape_.stream_of(*generator);
   auto& stream = tape_.streams[*record.stream];
+  const std::lock_guard lock(generator_mutex());  // a replay has another state there for a while
   const auto now = state_of(*generator);
   if (same_state(now, stream.last_seen)) return;
   record.state = mark_state(*generator, now);
@@ -330,9 +331,11 @@ bool Call::record() {
     record.arguments.push_back(with_tensors(argument(i), [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
       if (recorded_slot(tensor) == nullptr && !writes(i)) {
+        // Memory that the tensor does not own may change or end without a new version.
+        const auto kept = tensor.storage().resizable() ? tensor : tensor.clone();
         record.ordinary.push_back(
-            {tensor, tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version())});
-        return tensor;
+            {kept, kept.is_inference() ? 0 : static_cast<int64_t>(kept._version())});
+        return kept;
       }
       const auto slot = slot_for(tensor);
       record.reads.push_back(slot);

@@ -15,12 +15,6 @@
 namespace ddp {
 namespace {
 
-/// Of generators that are not where they were found.
-std::mutex& generator_mutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
-}
-
 /// Has a generator in another state for its scope.
 class StateInPlace {
  public:
@@ -146,7 +140,8 @@ void Replay::take_result(
     is_own = is_own && !(memory_[read] && memory_[read].is_alias_of(result.storage()));
   }
   for (const auto& input : record.ordinary) is_own = is_own && !input.tensor.is_alias_of(result);
-  if (is_own && result.sizes() == standin.sizes() && result.strides() == standin.strides() &&
+  if (is_own && result.scalar_type() == standin.scalar_type() &&
+      result.sizes() == standin.sizes() && result.strides() == standin.strides() &&
       result.storage_offset() == standin.storage_offset()) {
     memory_[slot] = result.storage();
   } else {

@@ -70,6 +70,11 @@ void Tape::forget_what_is_done() {
   }
 }
 
+std::mutex& generator_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 at::Tensor state_of(const at::Generator& generator) {
   auto shared = generator;
   const std::lock_guard lock(shared.mutex());

@@ -89,6 +89,9 @@ class Tape {
   std::unordered_map<const c10::StorageImpl*, size_t> slot_of_standin_;
 };
 
+/// Held by who puts another state into a default generator, or looks at its state.
+std::mutex& generator_mutex();
+
 /// The generator's state: a copy.
 at::Tensor state_of(const at::Generator& generator);
 void set_state(at::Generator generator, const at::Tensor& state);

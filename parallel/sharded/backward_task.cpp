@@ -35,7 +35,7 @@ class EndWatch {
 }  // namespace
 
 BackwardTask::BackwardTask(ShardedModel& model)
-    : model_(model), reduces_early_(model.open_passes() <= 1) {
+    : model_(model), reduces_early_(!model.has_several_graphs()) {
   for (const auto& unit : model.units()) unit->gradients().begin();
 }
 
@@ -193,7 +193,14 @@ void BackwardTask::on_gradient(ShardedUnit& unit) {
       !unit.gradients().is_reduced(), "FullyShardedDataParallel: expected the gradients of ",
       unit.name(), " before they were summed over the ranks, got one after that, on rank ",
       unit.groups().shard->getRank(), ". Call forward of the root again for another graph.");
+  if (accumulates_whole()) unit.gradients().fold();
   if (unit.gradients().is_complete()) reduce_ready();
+}
+
+bool BackwardTask::accumulates_whole() const {
+  return !walks_.empty() && std::none_of(walks_.begin(), walks_.end(), [](const Walk& walk) {
+    return walk.pass->reduces;
+  });
 }
 
 void BackwardTask::reduce_ready() {
@@ -213,6 +220,7 @@ void BackwardTask::reduce(ShardedUnit& unit) {
   auto groups = unit.groups();
   groups.shard = model_.reduce_group();
   unit.gradients().reduce(groups);
+  unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
   reducing_ = &unit;
@@ -236,10 +244,13 @@ void BackwardTask::finish() {
       (walks_.empty() ||
        std::any_of(walks_.begin(), walks_.end(), [](const Walk& w) { return w.pass->reduces; }));
   order_ = reduction_order();
-  // And units whose parameters got gradients without their forward.
+  // And units that passes without reduction called, or whose parameters got gradients without
+  // forward.
   for (const auto& unit : model_.units()) {
     const bool is_known = std::find(order_.begin(), order_.end(), unit->index) != order_.end();
-    if (!is_known && unit->gradients().has_begun()) order_.push_back(unit->index);
+    const bool is_due = unit->owes_reduction || unit->gradients().has_begun();
+    if (!is_known && is_due) order_.push_back(unit->index);
+    if (is_known && !reduces) unit->owes_reduction = true;
   }
   for (const auto index : order_) {
     auto& unit = model_.unit(index);

@@ -58,6 +58,8 @@ class BackwardTask {
   void reduce(ShardedUnit& unit);
   void finish_reduction();
   bool accumulates() const;
+  /// Whether the forward passes so far have no reduction.
+  bool accumulates_whole() const;
   /// The units of all walks in the order of reductions.
   std::vector<size_t> reduction_order() const;
 

@@ -6,7 +6,9 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
+#include <ddp/internal/rank_text.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "sharded/block_pool.h"
@@ -120,13 +122,30 @@ void FlatSegment::point_at_shard() {
 
 void FlatSegment::write_back() {
   const c10::NoGradGuard no_grad;
+  const auto mine = whole_.narrow(0, group_->getRank() * layout_.shard_numel, layout_.shard_numel);
+  if (mine.scalar_type() == shard_.scalar_type()) {
+    shard_.copy_(mine);
+  } else {
+    // What was not written keeps the digits that the whole lacks.
+    const auto changed = mine.ne(shard_.to(mine.scalar_type()));
+    shard_.copy_(at::where(changed, mine.to(shard_.scalar_type()), shard_));
+  }
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto value = parameters_[slot].detach();
     if (value.is_alias_of(whole_)) continue;
-    views_[slot].copy_(value);  // set_data() gave it memory of its own, as torch::load() does
+    // set_data() gave it memory of its own, as torch::load() does.
+    DDP_CHECK(
+        value.sizes() == sizes_of(slot), "FullyShardedDataParallel: expected a parameter of sizes ",
+        sizes_of(slot), ", got one of ", value.sizes(), " ", on_rank_text(*group_),
+        ". Load a file of the same model.");
+    const auto& range = ranges_[slot];
+    if (range.numel > 0) {
+      shard_.narrow(0, range.at, range.numel)
+          .copy_(value.reshape({-1}).narrow(0, range.from, range.numel));
+    }
+    views_[slot].copy_(value);
     point(slot, views_[slot]);
   }
-  shard_.copy_(whole_.narrow(0, group_->getRank() * layout_.shard_numel, layout_.shard_numel));
 }
 
 }  // namespace ddp

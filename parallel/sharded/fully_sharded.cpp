@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/common_ranks.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
@@ -57,6 +58,28 @@ void check_options(const FullyShardedOptions& options) {
   }
 }
 
+/// Whether the groups have the same ranks; null is none.
+bool same_ranks(const ProcessGroup& one, const ProcessGroup& other) {
+  if (one == other) return true;
+  return one && other && one->getSize() == other->getSize() &&
+         count_common_ranks(*one, *other) == one->getSize();
+}
+
+/// A root reduces the gradients of all its units.
+void check_groups(
+    const std::string& path, const UnitGradients::Groups& groups,
+    const FullyShardedOptions& options) {
+  const auto of_root = all_groups(options);
+  const bool fits = same_ranks(groups.shard, of_root.front()) &&
+                    same_ranks(groups.replicate, of_root.size() == 2 ? of_root[1] : nullptr);
+  DDP_CHECK_VALUE(
+      fits,
+      "FullyShardedDataParallel: expected all units of a model to be cut over the same ranks, got "
+      "others in ",
+      path, " than in the module around it ", on_rank_text(*options.process_group()),
+      ". Pass one process_group or mesh to all.");
+}
+
 void cast_buffers(torch::nn::Module& module, std::optional<at::ScalarType> dtype) {
   if (!dtype) return;
   const c10::NoGradGuard no_grad;
@@ -84,19 +107,22 @@ FullyShardedBase::FullyShardedBase(
         on_rank_text(*group), ".");
     check_options(options);
     found = find_parameters(*module_, options);
+    for (const auto& [path, unit] : found.units) check_groups(path, unit->unit_->groups(), options);
   } catch (const c10::Error& error) {
     problem = error.what_without_backtrace();
   }
-  agree_on_parameters(found.own, problem, group);
+  for (const auto& of_ranks : all_groups(options)) {
+    agree_on_parameters(found.own, problem, of_ranks);
+  }
   materialize_own(*module_, found);
   if (options.init_sync()) broadcast_parameters(*module_, found, options);
   unit_ = std::make_shared<ShardedUnit>(found.own, options);
   unit_->add_hooks();
-  const auto model = std::make_shared<ShardedModel>(group, options.prefetch());
-  model->add(unit_);
-  model->set_root(module_);
+  model_ = std::make_shared<ShardedModel>(group, options.prefetch());
+  model_->add(unit_);
+  model_->set_root(module_);
   for (const auto& [path, unit] : found.units) {
-    if (unit->unit_->model != model) model->adopt(*unit->unit_->model, path);
+    if (unit->unit_->model() != model_) model_->adopt(*unit->unit_->model(), path);
   }
   cast_buffers(*module_, policy_.buffer_dtype());
   take_names_of(*module_);
@@ -118,7 +144,7 @@ void FullyShardedBase::take_names_of(torch::nn::Module& module) {
 NoSyncGuard FullyShardedBase::no_sync() { return NoSyncGuard(gradient_sync_); }
 
 void FullyShardedBase::sync_outputs(const std::vector<at::Tensor>& outputs) {
-  const auto passes = passes_of(outputs, *unit_->model);
+  const auto passes = passes_of(outputs, *unit_->model());
   DDP_CHECK_VALUE(
       !passes.empty(),
       "sync_in_backward: expected outputs of this model's forward, or what is computed from them, "
@@ -128,6 +154,7 @@ void FullyShardedBase::sync_outputs(const std::vector<at::Tensor>& outputs) {
 }
 
 void FullyShardedBase::unshard() {
+  if (!unit_->stays_whole) unit_->reshard();  // what a pass left may be old
   unit_->make_whole();
   unit_->stays_whole = true;
 }
@@ -145,7 +172,7 @@ FullyShardedStats FullyShardedBase::stats() const {
   FullyShardedStats stats;
   const auto& own = unit_->stats.name;
   stats.units.push_back(unit_->stats);
-  for (const auto& unit : unit_->model->units()) {
+  for (const auto& unit : unit_->model()->units()) {
     const auto& name = unit->stats.name;
     const bool is_inside = own.empty() || name.rfind(own + ".", 0) == 0;
     if (unit != unit_ && is_inside) stats.units.push_back(unit->stats);
@@ -165,7 +192,7 @@ void FullyShardedBase::check_whole(const char* call) const {
   const auto is_sharded = [](const std::shared_ptr<ShardedUnit>& unit) {
     return !unit->is_whole() && unit->gradients().size() > 0;
   };
-  const auto& units = unit_->model->units();
+  const auto& units = unit_->model()->units();
   DDP_CHECK(
       std::none_of(units.begin(), units.end(), is_sharded), "FullyShardedDataParallel: ", call,
       "() has this rank's shards alone ", on_rank_text(*unit_->groups().shard),
@@ -178,9 +205,11 @@ void FullyShardedBase::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FullyShardedBase::load(torch::serialize::InputArchive& archive) {
+  // A unit of a model that loads.
   if (unit_->stays_whole) return torch::nn::Module::load(archive);
-  const SummonFullParams whole(*this, /*write_back=*/true);
+  const SummonFullParams whole(*this, /*write_back=*/false);
   torch::nn::Module::load(archive);
+  whole.write_back();
 }
 
 std::shared_ptr<torch::nn::Module> FullyShardedBase::clone(
@@ -210,7 +239,7 @@ void FullyShardedBase::train(bool on) {
 
 SummonFullParams::SummonFullParams(FullyShardedBase& model, bool write_back)
     : write_back_(write_back) {
-  const auto& whole_model = *model.unit_->model;
+  const auto& whole_model = *model.unit_->model();
   DDP_CHECK(
       whole_model.is_idle(),
       "SummonFullParams: expected no forward or backward of the model, got one that runs ",
@@ -220,19 +249,37 @@ SummonFullParams::SummonFullParams(FullyShardedBase& model, bool write_back)
     const auto& name = unit->stats.name;
     if (unit == model.unit_ || own.empty() || name.rfind(own + ".", 0) == 0) units_.push_back(unit);
   }
-  for (const auto& unit : units_) {
-    unit->make_whole();
-    stayed_whole_.push_back(std::exchange(unit->stays_whole, true));
+  try {
+    for (const auto& unit : units_) {
+      if (!unit->stays_whole) unit->reshard();  // what a pass left may be old
+      unit->make_whole();
+      stayed_whole_.push_back(std::exchange(unit->stays_whole, true));
+    }
+  } catch (...) {
+    restore();
+    throw;
   }
 }
 
-SummonFullParams::~SummonFullParams() {
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (write_back_) units_[i]->write_back();
+void SummonFullParams::write_back() const {
+  for (const auto& unit : units_) unit->write_back();
+}
+
+void SummonFullParams::restore() noexcept {
+  for (size_t i = 0; i < stayed_whole_.size(); ++i) {
     units_[i]->stays_whole = stayed_whole_[i];
     if (!units_[i]->stays_whole) units_[i]->reshard();
   }
   trim_blocks();
+}
+
+SummonFullParams::~SummonFullParams() {
+  try {
+    if (write_back_) write_back();
+  } catch (const std::exception& error) {
+    TORCH_WARN("SummonFullParams: the parameters were not written back: ", error.what());
+  }
+  restore();
 }
 
 }  // namespace ddp

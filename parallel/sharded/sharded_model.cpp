@@ -58,7 +58,7 @@ ShardedModel::~ShardedModel() = default;
 
 void ShardedModel::add(const std::shared_ptr<ShardedUnit>& unit) {
   unit->index = units_.size();
-  unit->model = shared_from_this();
+  unit->set_model(shared_from_this());
   units_.push_back(unit);
 }
 
@@ -77,22 +77,28 @@ bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass)
   return unit.stays_whole || !unit.reshard_after_forward.value_or(unit.index != pass.root);
 }
 
-size_t ShardedModel::open_passes() {
+bool ShardedModel::has_several_graphs() {
   const auto is_over = [](const std::weak_ptr<ForwardPass>& graph) {
     const auto pass = graph.lock();
     return !pass || pass->is_released;
   };
   graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
-  return graphs_.size();
+  auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, at::kLong);
+  // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
+  if (group_->getSize() > 1) {
+    several = several.to(units_.front()->device());
+    all_reduce(several, c10d::ReduceOp::MAX, reduce_group_);
+  }
+  return several.item<int64_t>() == 1;
 }
 
 void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   DDP_CHECK(
       !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
       on_rank_text(*group_), ". Call forward and backward of a model on one thread.");
-  // A gather that a failed pass left has the values before the optimizer's step.
+  // What a pass without backward, or one that failed, left is older than the optimizer's step.
   for (const auto& unit : units_) {
-    if (!unit->is_whole() && !unit->is_free()) unit->reshard();
+    if (!unit->stays_whole) unit->reshard();
   }
   compare_modes();
   pass_ = std::make_shared<ForwardPass>();
@@ -143,7 +149,12 @@ void ShardedModel::end_pass() {
   const auto pass = std::exchange(pass_, nullptr);
   for (const auto& unit : units_) {
     const bool is_on_its_way = !unit->is_whole() && !unit->is_free();
-    if (is_on_its_way || (!pass->has_graph && !unit->stays_whole)) unit->reshard();
+    if (unit->stays_whole) continue;
+    if (is_on_its_way || !pass->has_graph) {
+      unit->reshard();
+    } else {
+      unit->hide_whole();  // backward shows it again; until then a program finds the shards
+    }
   }
   if (!pass->has_graph) trim_blocks();
   expected_.clear();
@@ -197,16 +208,24 @@ void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
 void ShardedModel::broadcast_buffers() {
   const auto root = root_.lock();
   if (!root || !root->is_training()) return;
+  const auto& replicas = units_.front()->groups().replicate;
   std::vector<at::Tensor> buffers;
   for (const auto& buffer : root->buffers()) {
     if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
   }
-  TensorBroadcast broadcast(Arrival::InCopy);
-  broadcast.start(buffers, /*source=*/0, *reduce_group_);
-  broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
+  for (const auto& group : {reduce_group_, replicas}) {
+    if (!group) continue;
+    TensorBroadcast broadcast(Arrival::InCopy);
+    broadcast.start(buffers, /*source=*/0, *group);
+    broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
+  }
 }
 
 BackwardTask& ShardedModel::task() {
+  DDP_CHECK(
+      !pass_,
+      "FullyShardedDataParallel: expected no backward inside forward of the model, got one ",
+      on_rank_text(*group_), ". Call it after forward.");
   if (!task_) task_ = std::make_unique<BackwardTask>(*this);
   return *task_;
 }

@@ -69,8 +69,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void end_backward(bool has_failed);
 
   bool keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const;
-  /// Passes that backward may still run through.
-  size_t open_passes();
+  /// Whether a rank has several forward passes that backward may still run through.
+  ///
+  /// Collective: yes. Blocks: host.
+  bool has_several_graphs();
   /// Neither in forward nor in backward.
   bool is_idle() const { return depth_ == 0 && !task_; }
 

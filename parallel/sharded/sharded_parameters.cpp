@@ -145,6 +145,14 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
   return found;
 }
 
+std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options) {
+  std::vector<ProcessGroup> groups{options.process_group()};
+  if (const auto& mesh = options.mesh(); mesh && mesh->names().size() == 2) {
+    groups.push_back(mesh->group(mesh->names().front()));
+  }
+  return groups;
+}
+
 void agree_on_parameters(
     const std::vector<ParameterLayout>& own, const std::string& problem,
     const ProcessGroup& group) {
@@ -191,11 +199,7 @@ void broadcast_parameters(
     const torch::nn::Module& module, const SharedParameters& found,
     const FullyShardedOptions& options) {
   const c10::NoGradGuard no_grad;
-  std::vector<ProcessGroup> groups{options.process_group()};
-  if (const auto& mesh = options.mesh(); mesh && mesh->names().size() == 2) {
-    groups.push_back(mesh->group(mesh->names().front()));
-  }
-  for (const auto& group : groups) {
+  for (const auto& group : all_groups(options)) {
     if (group->getSize() == 1) continue;
     for (const auto& own : own_tensors(module, found)) {
       const auto tensor = own.detach();

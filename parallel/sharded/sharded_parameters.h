@@ -18,6 +18,9 @@ struct SharedParameters {
 /// \throws c10::ValueError  for parameters that cannot be cut.
 SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOptions& options);
 
+/// The ranks that a unit is cut over, and, if there are some, those with the same shards.
+std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options);
+
 /// Throws on every rank if a rank has a problem, or other parameters than the others.
 ///
 /// Collective: yes. Blocks: host.

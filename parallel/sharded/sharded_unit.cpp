@@ -57,7 +57,7 @@ class ShardedUnit::BeforeGradient : public torch::autograd::FunctionPreHook {
   BeforeGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
   variable_list operator()(const variable_list& gradients) override {
     if (const auto unit = unit_.lock()) {
-      unit->model->before_gradient();
+      unit->model()->before_gradient();
       unit->gradients_->before_accumulate(i_);
     }
     return gradients;
@@ -75,7 +75,7 @@ class ShardedUnit::AfterGradient : public torch::autograd::FunctionPostHook {
     if (const auto unit = unit_.lock()) {
       unit->check_is_dense(i_);
       unit->gradients_->after_accumulate(i_);
-      unit->model->on_gradient(*unit);
+      unit->model()->on_gradient(*unit);
     }
     return outputs;
   }
@@ -181,6 +181,10 @@ std::vector<ParameterLayout> ShardedUnit::layouts() const {
   return layouts;
 }
 
+c10::Device ShardedUnit::device() const {
+  return segments_.empty() ? c10::Device(c10::kCPU) : segments_[0].parameters()[0].device();
+}
+
 void ShardedUnit::begin_gather() {
   if (memory_ != Memory::Free) return;
   for (auto& segment : segments_) {
@@ -212,14 +216,25 @@ void ShardedUnit::release() {
 
 void ShardedUnit::reshard() {
   release();
+  hide_whole();
+}
+
+void ShardedUnit::hide_whole() {
   if (!std::exchange(has_whole_sizes_, false)) return;
   for (auto& segment : segments_) segment.point_at_shard();
 }
 
 void ShardedUnit::abandon() noexcept {
   if (memory_ == Memory::Full) release();
-  if (!std::exchange(has_whole_sizes_, false)) return;
-  for (auto& segment : segments_) segment.point_at_shard();
+  hide_whole();
+}
+
+std::shared_ptr<ShardedModel> ShardedUnit::model() const {
+  auto model = model_.lock();
+  DDP_CHECK(
+      model, "FullyShardedDataParallel: expected the root of ", name(), ", which is gone, ",
+      on_rank_text(*groups_.shard), ". Keep it as long as its units.");
+  return model;
 }
 
 bool ShardedUnit::takes_gradients(const Wanted& wanted) const {

@@ -53,21 +53,31 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void release();
   /// Frees the whole parameters, and makes them the shards.
   void reshard();
+  /// Makes the parameters the shards, and keeps the memory of the whole, if it is there.
+  void hide_whole();
   /// Makes the parameters the shards after a failure; does not wait for a gather.
   void abandon() noexcept;
+  /// Copies what a program wrote to the whole parameters into the shard.
+  ///
+  /// \throws c10::Error  for a parameter of another size.
   void write_back();
   /// Whether autograd wants gradients of the parameters to be accumulated.
   bool takes_gradients(const Wanted& wanted) const;
   bool has_memory_of(const at::Tensor& tensor) const;
 
+  /// Of the parameters; the CPU without parameters.
+  c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
   const UnitGradients::Groups& groups() const { return groups_; }
 
   size_t index = 0;  // in the model
-  std::shared_ptr<ShardedModel> model;
+  /// \throws c10::Error  when the root is gone.
+  std::shared_ptr<ShardedModel> model() const;
+  void set_model(const std::shared_ptr<ShardedModel>& model) { model_ = model; }
   std::optional<bool> reshard_after_forward;
-  bool stays_whole = false;  // by unshard()
-  int64_t needed_since = 0;  // in backward: not needed when all uses entered since are done
+  bool owes_reduction = false;  // a pass without reduction called it
+  bool stays_whole = false;     // by unshard()
+  int64_t needed_since = 0;     // in backward: not needed when all uses entered since are done
   UnitStats stats;
 
  private:
@@ -78,6 +88,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void group_into_segments(const FullyShardedOptions& options);
   void check_is_dense(size_t i) const;  // the gradient of parameter i
 
+  std::weak_ptr<ShardedModel> model_;  // which has this
   UnitGradients::Groups groups_;
   std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut
   std::vector<FlatSegment> segments_;

@@ -1,6 +1,8 @@
 #include <ddp/detail/unit_call.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
@@ -18,6 +20,7 @@ struct UnitCall::State {
   std::shared_ptr<ShardedUnit> unit;
   ShardedModel::Place place;
   bool has_left = false;
+  std::vector<std::pair<at::Tensor, int64_t>> inputs;  // with a graph, and their versions
 };
 
 namespace {
@@ -51,28 +54,39 @@ void cast(std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype)
 
 UnitCall::UnitCall(FullyShardedBase& unit) {
   DDP_CHECK(
-      !unit.policy_.param_dtype() || !at::autocast::is_autocast_enabled(at::kCPU),
+      !unit.policy_.param_dtype() ||
+          !at::autocast::is_autocast_enabled(unit.unit_->device().type()),
       "FullyShardedDataParallel: expected no autocast beside mp_policy, because both cast, got "
       "both ",
       on_rank_text(*unit.unit_->groups().shard), ". Leave one of them out.");
-  auto place = unit.unit_->model->enter(*unit.unit_, unit.gradient_sync_);
-  state_ = std::make_unique<State>(State{unit.policy_, unit.unit_, std::move(place)});
+  auto place = unit.unit_->model()->enter(*unit.unit_, unit.gradient_sync_);
+  state_ = std::make_unique<State>(State{unit.policy_, unit.unit_, std::move(place), false, {}});
 }
 
 UnitCall::~UnitCall() {
-  if (!state_->has_left) state_->unit->model->abandon(*state_->unit, state_->place);
+  if (!state_->has_left) state_->unit->model()->abandon(*state_->unit, state_->place);
 }
 
 void UnitCall::enter(ReplaceAll replace_all) {
-  auto& [policy, unit, place, has_left] = *state_;
+  auto& [policy, unit, place, has_left, inputs] = *state_;
   auto tensors = tensors_of(replace_all);
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.requires_grad()) inputs.emplace_back(tensor, tensor._version());
+  }
   if (policy.cast_forward_inputs()) cast(tensors, policy.param_dtype());
   put(pass_through_node(std::move(tensors), UnitEnd::Inputs, unit, place), replace_all);
 }
 
 void UnitCall::leave_with(ReplaceAll replace_all) {
-  auto& [policy, unit, place, has_left] = *state_;
+  auto& [policy, unit, place, has_left, inputs] = *state_;
   auto tensors = tensors_of(replace_all);
+  // The caller's tensor would lack the change in its graph.
+  for (const auto& [input, version] : inputs) {
+    DDP_CHECK(
+        input._version() == version, "FullyShardedDataParallel: expected forward of ", unit->name(),
+        " to leave its arguments as they are, got one that it changed in place ",
+        on_rank_text(*unit->groups().shard), ". Change a clone().");
+  }
   for (const auto& tensor : tensors) {
     DDP_CHECK(
         !tensor.defined() || !unit->has_memory_of(tensor),
@@ -83,9 +97,9 @@ void UnitCall::leave_with(ReplaceAll replace_all) {
   }
   cast(tensors, policy.output_dtype());
   put(pass_through_node(std::move(tensors), UnitEnd::Outputs, unit, place), replace_all);
-  if (at::autocast::is_autocast_enabled(at::kCPU)) at::autocast::clear_cache();
+  if (at::autocast::is_autocast_enabled(unit->device().type())) at::autocast::clear_cache();
   has_left = true;
-  unit->model->leave(*unit, place);
+  unit->model()->leave(*unit, place);
 }
 
 void UnitCall::check_result(bool has_no_tensors, const std::string& type) {

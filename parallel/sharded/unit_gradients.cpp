@@ -75,8 +75,23 @@ void UnitGradients::begin_slot(Slot& slot) {
       !grad.defined() || (grad.is_same(slot.marker) && grad._version() != slot.marker_version &&
                           grad.count_nonzero().item<int64_t>() == 0);
   if (is_cleared) slot.kept.reset();
-  slot.marker.reset();
-  grad = slot.kept;
+  grad.reset();
+}
+
+void UnitGradients::fold(Slot& slot) {
+  auto& grad = parameter_of(slot).mutable_grad();
+  if (!slot.has_begun || !grad.defined()) return;
+  const c10::NoGradGuard no_grad;
+  if (slot.kept.defined()) {
+    slot.kept.add_(grad);
+  } else {
+    slot.kept = grad.to(reduce_dtype_);
+  }
+  grad.reset();
+}
+
+void UnitGradients::fold() {
+  for (auto& slot : slots_) fold(slot);
 }
 
 void UnitGradients::before_accumulate(size_t i) { begin_slot(slots_[i]); }
@@ -103,13 +118,17 @@ int64_t UnitGradients::reduced_bytes() const {
 void UnitGradients::pack(at::Tensor& packed) {
   const auto slice = slice_numel();
   const auto ranks = segments_.front().layout().ranks;
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> gradients, kept;
+  const auto flat = [](const at::Tensor& t) { return t.defined() ? t.reshape({-1}) : t; };
   for (auto& slot : slots_) {
     begin_slot(slot);
     auto& grad = parameter_of(slot).mutable_grad();
-    gradients.push_back(grad.defined() ? grad.reshape({-1}) : at::Tensor());
+    // The accumulated ones alone take the place of new ones.
+    gradients.push_back(flat(grad.defined() ? grad : slot.kept));
+    kept.push_back(grad.defined() ? flat(slot.kept) : at::Tensor());
     grad.reset();
     slot.kept.reset();
+    slot.marker.reset();
   }
   const auto flags = at::zeros({static_cast<int64_t>(slots_.size())});
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -126,6 +145,8 @@ void UnitGradients::pack(at::Tensor& packed) {
         const auto& gradient = gradients[first + piece.slot];
         if (gradient.defined()) {
           place.copy_(gradient.narrow(0, piece.from, piece.numel));
+          const auto& more = kept[first + piece.slot];
+          if (more.defined()) place.add_(more.narrow(0, piece.from, piece.numel));
         } else {
           place.zero_();
         }
@@ -202,8 +223,8 @@ void UnitGradients::add_to_shards() {
 void UnitGradients::keep_whole() {
   for (auto& slot : slots_) {
     if (!slot.has_begun) continue;
+    fold(slot);
     auto& grad = parameter_of(slot).mutable_grad();
-    slot.kept = grad;
     grad = std::exchange(slot.before, {});
     if (!slot.kept.defined()) continue;
     if (!grad.defined()) {

@@ -29,10 +29,12 @@ class UnitGradients {
 
   /// Begins a backward pass.
   void begin();
-  /// Before the first gradient of a pass is added to `.grad`: sets what is there aside, and puts
-  /// there what passes without reduction accumulated.
+  /// Before the first gradient of a pass is added to `.grad`: sets what is there aside.
   void before_accumulate(size_t i);
   void after_accumulate(size_t i);
+  /// In a pass without reduction: moves the gradients that are there to what such passes
+  /// accumulated.
+  void fold();
   /// Whether all parameters have their gradient.
   bool is_complete() const;
   bool is_reduced() const { return is_reduced_; }
@@ -53,7 +55,8 @@ class UnitGradients {
   void add_to_shards();
   /// Ends a pass without reduction: keeps the whole gradients for the next one.
   void keep_whole();
-  /// Ends a pass that failed: `.grad` is what it was.
+  /// Ends a pass that failed: `.grad` is what it was. What passes without reduction accumulated
+  /// may have gradients of this one; zero_grad() drops it.
   void restore();
   /// Whether a gradient came in this pass.
   bool has_begun() const;
@@ -73,6 +76,7 @@ class UnitGradients {
   };
 
   void begin_slot(Slot& slot);
+  void fold(Slot& slot);
   int64_t slice_numel() const;
   void pack(at::Tensor& packed);
   const at::Tensor& parameter_of(const Slot& slot) const;

@@ -30,7 +30,7 @@ class UnitNode : public torch::autograd::Node {
     return end_ == UnitEnd::Outputs ? "ddp::UnitOutputs" : "ddp::UnitInputs";
   }
   const std::shared_ptr<ForwardPass>& pass() const { return place_.pass; }
-  bool is_of(const ShardedModel& model) const { return unit_->model.get() == &model; }
+  bool is_of(const ShardedModel& model) const { return unit_->model().get() == &model; }
 
  protected:
   variable_list apply(variable_list&& gradients) override {
@@ -39,9 +39,10 @@ class UnitNode : public torch::autograd::Node {
         "FullyShardedDataParallel: expected a backward without create_graph, got one with it on "
         "rank ",
         unit_->groups().shard->getRank(), ". Second derivatives need parameters that were freed.");
-    auto& model = *unit_->model;
-    end_ == UnitEnd::Outputs ? model.on_entry(place_, *unit_) : model.on_exit(place_, *unit_);
-    if (!torch::autograd::get_current_graph_task_keep_graph()) place_.pass->is_released = true;
+    const auto model = unit_->model();
+    end_ == UnitEnd::Outputs ? model->on_entry(place_, *unit_) : model->on_exit(place_, *unit_);
+    const bool is_freed = !torch::autograd::get_current_graph_task_keep_graph();
+    if (is_freed && !place_.is_recomputed) place_.pass->is_released = true;
     return std::move(gradients);
   }
 

@@ -289,6 +289,130 @@ TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
   CHECK(errors == std::vector<std::string>(2));
 }
 
+TEST_CASE("a forward without backward changes nothing", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    (void)run.loss(3);
+    for (const auto& p : run.model->parameters()) TORCH_CHECK(p.dim() < 2 || p.size(0) == 1);
+    torch::OrderedDict<std::string, at::Tensor> values;
+    PlainNet other{NetUse()};
+    for (const auto& item : other.named_parameters()) {
+      values.insert(item.key(), item.value().detach() * 3);
+    }
+    ddp::load_full_state_dict(*run.model, values, self.group);
+    run.loss(0).backward();
+    std::vector<at::Tensor> expected;
+    for (const auto& p : other.parameters()) expected.push_back(p.detach() * 3);
+    TORCH_CHECK(distance(*run.model, expected) == 0, "what was loaded is lost");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("a rank may keep more graphs than others", "[ranks][sharded]") {
+  const auto reductions = run_ranks<int64_t>(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self).prefetch(0);
+    Run run(self, use);
+    std::vector<at::Tensor> history;
+    for (int64_t step = 0; step < 3; ++step) {
+      auto loss = run.loss(step);
+      if (self.rank == 0) history.push_back(loss);
+      run.loss(step).backward();
+    }
+    return run.model->stats().units[0].reductions;
+  });
+  CHECK(reductions == std::vector<int64_t>{3, 3});
+}
+
+TEST_CASE("passes without reduction count for units that the next one leaves", "[ranks][sharded]") {
+  struct Two : torch::nn::Module {
+    explicit Two(const FullyShardedOptions& options) {
+      for (const char* name : {"a", "b"}) {
+        units.push_back(register_module(
+            name, FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), options)));
+      }
+    }
+    at::Tensor forward(const at::Tensor& x, bool both) {
+      const auto y = units[0]->forward(x);
+      return both ? units[1]->forward(y) : y;
+    }
+    std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
+  };
+  const auto sums = run_ranks<double>(2, [](const Rank& self) {
+    FullyShardedDataParallel model(std::make_shared<Two>(over(self)), over(self));
+    {
+      const auto guard = model->no_sync();
+      model->forward(torch::ones({1, 2}), true).sum().backward();
+    }
+    model->forward(torch::ones({1, 2}), false).sum().backward();
+    auto sum = torch::zeros({1});
+    for (const auto& p : model->module()->units[1]->parameters()) sum += p.grad().abs().sum();
+    ddp::all_reduce(sum, c10d::ReduceOp::SUM, self.group);
+    return sum.item<double>();
+  });
+  CHECK(sums[0] >= 2);  // the bias alone
+}
+
+TEST_CASE("a model frees its memory, and its graph keeps what it needs", "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    at::Tensor loss, parameter;
+    {
+      Run run(self, use);
+      loss = run.loss(0);
+      parameter = run.model->module()->block1->module()->up->weight;
+    }
+    loss.backward();
+    loss.reset();
+    TORCH_CHECK(parameter.use_count() == 1, parameter.use_count(), " users of a parameter");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("units over other ranks than the root's are refused", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto alone = ddp::split_group(self.rank, 0, self.group);
+    torch::nn::Sequential net;
+    net->push_back(FullyShardedDataParallel(
+        torch::nn::Linear(2, 2), FullyShardedOptions().process_group(alone)));
+    FullyShardedDataParallel model(net, over(self));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("to be cut over the same ranks, got others in 0"));
+  }
+}
+
+TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sharded][errors]") {
+  struct Changes : torch::nn::Module {
+    at::Tensor forward(at::Tensor x) { return fc->forward(x.relu_()); }
+    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
+  };
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    FullyShardedDataParallel unit(std::make_shared<Changes>(), over(self));
+    const auto x = torch::ones({1, 2}).requires_grad_() * 2;
+    unit->forward(x).sum().backward();
+  });
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("Change a clone()"));
+}
+
+TEST_CASE("a file of another model leaves a sharded one as it was", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    std::stringstream file;
+    torch::save(torch::nn::Linear(3, 4), file);
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    FullyShardedDataParallel unit(torch::nn::Linear(2, 2), over(self));
+    const auto before = unit->module()->weight.clone();
+    const auto text = error_of<c10::Error>([&] { unit->load(archive); });
+    TORCH_CHECK(at::equal(unit->module()->weight, before));
+    TORCH_CHECK(text.find("got one of [4, 3]") != std::string::npos, text);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
 TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded]") {
   const bool to_none = GENERATE(true, false);
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {

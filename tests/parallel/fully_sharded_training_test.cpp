@@ -309,19 +309,18 @@ TEST_CASE("wrappers that both average are refused", "[ranks][sharded][errors]") 
       use.options.process_group(group);
       return std::make_shared<ShardedNet>(use);
     };
+    // Made out here: who drops one while an exception is on its way ends the job.
+    const auto cut = net_with_units(self.group);
+    const auto cut_alone = net_with_units(alone);
+    const FullyShardedDataParallel unit(Block(), sharded_over(self));
+    const auto around = std::make_shared<Around>();
+    around->register_module(
+        "inner", ddp::DistributedDataParallel(torch::nn::Linear(2, 2), replicated));
     return Texts{
-        call([&] { ddp::DistributedDataParallel model(net_with_units(self.group), replicated); }),
-        call([&] { ddp::DistributedDataParallel model(net_with_units(alone), replicated); }),
-        call([&] {
-          ddp::DistributedDataParallel model(
-              FullyShardedDataParallel(Block(), sharded_over(self)), replicated);
-        }),
-        call([&] {
-          auto around = std::make_shared<Around>();
-          around->register_module(
-              "inner", ddp::DistributedDataParallel(torch::nn::Linear(2, 2), replicated));
-          FullyShardedDataParallel model(around, sharded_over(self));
-        }),
+        call([&] { ddp::DistributedDataParallel model(cut, replicated); }),
+        call([&] { ddp::DistributedDataParallel model(cut_alone, replicated); }),
+        call([&] { ddp::DistributedDataParallel model(unit, replicated); }),
+        call([&] { FullyShardedDataParallel model(around, sharded_over(self)); }),
     };
   });
   for (size_t rank = 0; rank < 2; ++rank) {

@@ -30,8 +30,10 @@ c10::Stream current_stream(c10::Device device) {
 }  // namespace
 
 bool can_be_replaced(const at::Tensor& tensor) {
+  // Linear saves its weight as a view.
+  const auto& base = tensor.is_view() ? tensor._base() : tensor;
   return tensor.layout() == at::kStrided && !tensor.is_quantized() &&
-         !(tensor.is_leaf() && tensor.requires_grad());
+         !(base.is_leaf() && base.requires_grad());
 }
 
 UnpackFunction copy_to_host(const at::Tensor& tensor) {

@@ -88,6 +88,7 @@ struct FullyShardedStats {
   std::vector<UnitStats> units;  ///< the root first
 };
 
+class ShardedModel;
 class ShardedUnit;
 
 /// The part of a FullyShardedDataParallel that does not depend on the wrapped type.
@@ -161,6 +162,7 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
 
   std::shared_ptr<torch::nn::Module> module_;
   std::shared_ptr<ShardedUnit> unit_;
+  std::shared_ptr<ShardedModel> model_;  // of a root; of a unit inside it has no units
   MixedPrecisionPolicy policy_;
   bool gradient_sync_ = true;
 };
@@ -324,7 +326,14 @@ class DDP_API [[nodiscard]] SummonFullParams {
   SummonFullParams(const SummonFullParams&) = delete;
   SummonFullParams& operator=(const SummonFullParams&) = delete;
 
+  /// Keeps what was written to the parameters so far.
+  ///
+  /// \throws c10::Error  for a parameter that got another size.
+  void write_back() const;
+
  private:
+  void restore() noexcept;
+
   std::vector<std::shared_ptr<ShardedUnit>> units_;
   std::vector<bool> stayed_whole_;
   bool write_back_;

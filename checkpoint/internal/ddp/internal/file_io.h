@@ -44,6 +44,10 @@ class OutputFile {
 /// Writes a whole file and returns once it is on the disk.
 FileSum write_whole_file(const std::string& path, const std::string& bytes);
 
+/// For names of files: differs from that of any other run, also of one that ended under this
+/// process's number.
+std::string unique_suffix();
+
 /// Writes a file that appears whole or not at all: beside `path`, and then renamed.
 ///
 /// \throws c10::Error, and the exceptions of `write`.
