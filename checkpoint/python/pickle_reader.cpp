@@ -107,6 +107,14 @@ at::Tensor rebuild_tensor(const std::vector<PickleItem>& arguments, bool is_v3) 
   DDP_CHECK_PICKLE(
       arguments.size() >= (is_v3 ? 7 : 6) && arguments[0].kind == PickleItem::Kind::Storage,
       "a tensor lacks its storage");
+  // Python writes {"conj": true} or {"neg": true} for a view whose memory is not its values.
+  const size_t metadata = is_v3 ? 7 : 6;
+  const bool has_metadata = arguments.size() > metadata &&
+                            arguments[metadata].value.isGenericDict() &&
+                            !arguments[metadata].value.toGenericDict().empty();
+  DDP_CHECK_PICKLE(
+      !has_metadata,
+      "a tensor is a conjugate or negative view: save its resolve_conj() or resolve_neg()");
   const auto& storage = arguments[0].storage;
   const auto dtype = is_v3 ? find_dtype(arguments[6].name, /*by_storage=*/false)
                            : arguments[0].dtype.value_or(at::kByte);

@@ -13,18 +13,42 @@
 
 namespace ddp {
 
+namespace {
+
+void check_byte_order(caffe2::serialize::PyTorchStreamReader& reader) {
+  constexpr const char* kRecord = "byteorder";
+  if (!reader.hasRecord(kRecord)) return;
+  const auto [data, size] = reader.getRecord(kRecord);
+  const std::string order(static_cast<const char*>(data.get()), size);
+  DDP_CHECK(order == "little", "expected numbers in little byte order, got ", order);
+}
+
+/// Ranges of a record can be read where zip stored it as it is. Others' programs compress.
+void check_uncompressed(
+    const caffe2::serialize::FileAdapter& file, size_t header, const std::string& record) {
+  constexpr size_t kMethodAt = 8;  // in the record's local header
+  uint16_t method = 1;
+  file.read(header + kMethodAt, &method, sizeof method);
+  DDP_CHECK(
+      method == 0, "expected records that are not compressed, got ", record,
+      " compressed. Save the file again by torch.save");
+}
+
+}  // namespace
+
 ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
   try {
     file_ = std::make_shared<caffe2::serialize::FileAdapter>(path_);
     caffe2::serialize::PyTorchStreamReader reader(file_);
     const auto [pickle, size] = reader.getRecord("data.pkl");
     const std::string text(static_cast<const char*>(pickle.get()), size);
+    check_byte_order(reader);
     dict_ = read_pickle(text, [&](const std::string& key) {
       const auto record = "data/" + key;
       c10::Storage storage(
           c10::Storage::use_byte_size_t(), static_cast<int64_t>(reader.getRecordSize(record)),
           at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-      // Records are not compressed, so that their ranges can be read.
+      check_uncompressed(*file_, reader.getRecordHeaderOffset(record), record);
       begin_of_storage_[storage.unsafeGetStorageImpl()] = reader.getRecordOffset(record);
       return storage;
     });
