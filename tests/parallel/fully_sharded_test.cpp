@@ -196,7 +196,7 @@ TEST_CASE("a sharded model trains as one process", "[ranks][sharded]") {
 }
 
 TEST_CASE("random uses of a sharded model train as one process", "[ranks][sharded]") {
-  for (const auto seed : seeds(40)) {
+  for (const auto seed : seeds(20)) {
     std::mt19937 random(static_cast<unsigned>(seed));
     const auto chance = [&](int one_in) { return random() % static_cast<unsigned>(one_in) == 0; };
     NetUse use;
