@@ -11,6 +11,8 @@
 #include <ddp/internal/check.h>
 #include <torch/nn/modules/container/any.h>
 
+#include "sharded/sharded_parameters.h"
+
 namespace ddp {
 namespace {
 
@@ -18,14 +20,7 @@ namespace {
 class SequentialPart : public torch::nn::Module {
  public:
   explicit SequentialPart(torch::nn::AnyModule part) : part_(std::move(part)) {
-    auto& module = *part_.ptr();
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      register_parameter(item.key(), item.value(), item.value().requires_grad());
-    }
-    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-      register_buffer(item.key(), item.value());
-    }
-    for (const auto& child : module.named_children()) register_module(child.key(), child.value());
+    register_parts_of(*part_.ptr(), *this);
   }
 
   at::Tensor forward(at::Tensor x) { return part_.any_forward(std::move(x)).get<at::Tensor>(); }

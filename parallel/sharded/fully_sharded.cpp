@@ -125,21 +125,10 @@ FullyShardedBase::FullyShardedBase(
     if (unit->unit_->model() != model_) model_->adopt(*unit->unit_->model(), path);
   }
   cast_buffers(*module_, policy_.buffer_dtype());
-  take_names_of(*module_);
+  register_parts_of(*module_, *this);  // and not the module, so that names are its own
 }
 
 FullyShardedBase::~FullyShardedBase() = default;
-
-// Registers what the module has, and not the module: so that names are its own.
-void FullyShardedBase::take_names_of(torch::nn::Module& module) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-    register_parameter(item.key(), item.value(), item.value().requires_grad());
-  }
-  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    register_buffer(item.key(), item.value());
-  }
-  for (const auto& child : module.named_children()) register_module(child.key(), child.value());
-}
 
 NoSyncGuard FullyShardedBase::no_sync() { return NoSyncGuard(gradient_sync_); }
 

@@ -51,7 +51,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// A use of a unit by forward.
   struct Place {
-    std::shared_ptr<ForwardPass> pass;  // null in backward where nothing is known of the use
+    std::shared_ptr<ForwardPass> pass;
     size_t use = PassOrder::npos;
     bool is_recomputed = false;
   };

@@ -145,6 +145,18 @@ SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOp
   return found;
 }
 
+void register_parts_of(torch::nn::Module& module, torch::nn::Module& other) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    other.register_parameter(item.key(), item.value(), item.value().requires_grad());
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    other.register_buffer(item.key(), item.value());
+  }
+  for (const auto& child : module.named_children()) {
+    other.register_module(child.key(), child.value());
+  }
+}
+
 std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options) {
   std::vector<ProcessGroup> groups{options.process_group()};
   if (const auto& mesh = options.mesh(); mesh && mesh->names().size() == 2) {

@@ -18,6 +18,9 @@ struct SharedParameters {
 /// \throws c10::ValueError  for parameters that cannot be cut.
 SharedParameters find_parameters(torch::nn::Module& module, const FullyShardedOptions& options);
 
+/// Registers the parameters, buffers and modules that `module` has in `other`, by the same names.
+void register_parts_of(torch::nn::Module& module, torch::nn::Module& other);
+
 /// The ranks that a unit is cut over, and, if there are some, those with the same shards.
 std::vector<ProcessGroup> all_groups(const FullyShardedOptions& options);
 

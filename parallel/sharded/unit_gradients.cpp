@@ -1,7 +1,6 @@
 #include "sharded/unit_gradients.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <ATen/ATen.h>

@@ -47,7 +47,6 @@ class UnitGradients {
   ///
   /// Collective: over these ranks.
   void finish_reduction(const Groups& groups);
-  bool is_reducing() const { return reduction_ != nullptr; }
   /// The bytes that this rank gave to reduce().
   int64_t reduced_bytes() const;
 

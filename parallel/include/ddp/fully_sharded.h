@@ -157,7 +157,6 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   friend class SummonFullParams;
 
   void sync_outputs(const std::vector<at::Tensor>& outputs);
-  void take_names_of(torch::nn::Module& module);
   void check_whole(const char* call) const;
 
   std::shared_ptr<torch::nn::Module> module_;
