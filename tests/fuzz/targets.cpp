@@ -21,7 +21,7 @@
 #include "checkpoint/tensors/safetensors_file.h"
 #include "comm/base/environment.h"
 #include "comm/group/backend_spec.h"
-#include "comm/monitor/call_records.h"
+#include "comm/monitor/compare_calls.h"
 #include "comm/rendezvous/init_method.h"
 #include "ddp/checks/forward_count.h"
 #include "examples/common/data/cifar.h"

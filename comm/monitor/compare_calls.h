@@ -1,4 +1,4 @@
-// The records of called collectives that waiting ranks write into their group's store.
+// Compares the collectives that waiting ranks have called, through records in their group's store.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 
 #include "comm/calls/call_history.h"
 #include "comm/calls/collective_call.h"
-#include "comm/monitor/call_records.h"
+#include "comm/monitor/compare_calls.h"
 #include "comm/plain_store.h"
 #include "comm/watched_store.h"
 
