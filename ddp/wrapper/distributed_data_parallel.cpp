@@ -101,6 +101,13 @@ std::vector<at::Tensor> DistributedDataParallelBase::values_of(
   return values;
 }
 
+std::string DistributedDataParallelBase::clipping_error() const {
+  if (!state_->has_divided_gradients()) return "";
+  return ddp::str(
+      "expected gradients on every rank, got those of a ZeroRedundancyOptimizer of stage 2 on ",
+      state_->monitor().rank_text(), ". Call clip_grad_norm_(optimizer, max_norm).");
+}
+
 std::vector<ParameterLayout> DistributedDataParallelBase::layouts() {
   auto layouts = layouts_of(state_->wrapped());
   const auto& ignored = state_->options().parameters_to_ignore();

@@ -51,6 +51,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
 
   // For sharded optimizers.
   std::shared_ptr<GradientShards> shard_gradients();
+  bool has_divided_gradients() const { return shards_ != nullptr; }
   void on_bucket_reduced(Reducer::OnBucketReduced act) {
     reducer_->on_bucket_reduced(std::move(act));
   }

@@ -30,18 +30,16 @@ bool contains(const Groups& groups, const ProcessGroup& group) {
   });
 }
 
-void check_final(const ShardedModule* module) {
-  const auto left = module != nullptr ? module->unreduced_gradients() : "";
-  DDP_CHECK(
-      left.empty(), "clip_grad_norm_: expected gradients to be final, got ", left,
-      ". Run a backward outside no_sync() before.");
+void check_may_clip(const ShardedModule* module) {
+  const auto error = module != nullptr ? module->clipping_error() : "";
+  DDP_CHECK(error.empty(), "clip_grad_norm_: ", error);
 }
 
 /// The layouts of a module whose gradients are summed over the ranks.
 std::vector<ParameterLayout> final_layouts_of(const torch::nn::Module& module) {
-  check_final(dynamic_cast<const ShardedModule*>(&module));
+  check_may_clip(dynamic_cast<const ShardedModule*>(&module));
   for (const auto& part : module.modules(/*include_self=*/false)) {
-    check_final(dynamic_cast<const ShardedModule*>(part.get()));
+    check_may_clip(dynamic_cast<const ShardedModule*>(part.get()));
   }
   auto layouts = layouts_of(module);
   for (const auto& layout : layouts) {

@@ -171,10 +171,12 @@ FullyShardedStats FullyShardedBase::stats() const {
 
 std::vector<ParameterLayout> FullyShardedBase::layouts() { return unit_->layouts(); }
 
-std::string FullyShardedBase::unreduced_gradients() const {
+std::string FullyShardedBase::clipping_error() const {
   if (!unit_->gradients().has_kept()) return "";
   return ddp::str(
-      unit_->name(), " with whole gradients from no_sync() ", on_rank_text(*unit_->groups().shard));
+      "expected gradients to be final, got ", unit_->name(),
+      " with whole gradients from no_sync() ", on_rank_text(*unit_->groups().shard),
+      ". Run a backward outside no_sync() before.");
 }
 
 void FullyShardedBase::check_whole(const char* call) const {

@@ -321,6 +321,8 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
 
   /// ShardedModule. The layouts of the wrapped module, replicated over the group.
   std::vector<ParameterLayout> layouts() override;
+  /// ShardedModule. That a ZeroRedundancyOptimizer of stage 2 has the gradients.
+  std::string clipping_error() const override;
 
   class State;
 

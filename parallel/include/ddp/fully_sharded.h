@@ -129,7 +129,7 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   /// ShardedModule. True.
   bool reduces_gradients() const override { return true; }
   /// ShardedModule. Names this unit where passes of no_sync() left gradients.
-  std::string unreduced_gradients() const override;
+  std::string clipping_error() const override;
 
   /// torch::nn::Module. Throws outside of SummonFullParams, because this rank has its shards alone.
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -57,9 +57,9 @@ class DDP_API ShardedModule {
   /// Whether backward sums the gradients of these parameters over the ranks, so that no other
   /// wrapper may do it again.
   virtual bool reduces_gradients() const { return false; }
-  /// Which of these gradients are not summed yet, with the reason and the rank: "blocks.1 with
-  /// whole gradients from no_sync() on rank 0 of 2". "" for none.
-  virtual std::string unreduced_gradients() const { return ""; }
+  /// Why clip_grad_norm_() cannot take these gradients as they are: what it expects and got, and
+  /// what to do. "" where it can.
+  virtual std::string clipping_error() const { return ""; }
 };
 
 /// The layouts of all parameters of a module: what the modules in it that are a ShardedModule say,

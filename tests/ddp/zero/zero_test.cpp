@@ -542,6 +542,16 @@ TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][err
       }),
       ContainsText("norm_type above 0 for parts of tensors, got 0"));
   CHECK_THAT(
+      error(
+          [&](Model& model, const Rank& self) {
+            Zero zero(model, sgd, ZeroOptions().stage(2));
+            loss_of(model, self, 0).backward();
+            clip_grad_norm_(*model, 1);
+          },
+          2),
+      ContainsText("clip_grad_norm_: expected gradients on every rank") &&
+          ContainsText("on rank 0 of 2. Call clip_grad_norm_(optimizer, max_norm)."));
+  CHECK_THAT(
       errors_of_ranks(
           1,
           [&](const Rank& self) {
