@@ -10,6 +10,7 @@ void add_call_history(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_hooks(CLI::App& app);
 void add_join(CLI::App& app);
+void add_messages(CLI::App& app);
 void add_mixed_precision(CLI::App& app);
 void add_prefetch(CLI::App& app);
 void add_profiler(CLI::App& app);

@@ -9,8 +9,8 @@
 #include <ATen/ops/ones.h>
 #include <ddp/collectives.h>
 #include <ddp/process_group.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "groups.h"
 #include "in_turns.h"
 #include "micro.h"
 
@@ -57,12 +57,7 @@ benchmarks::Way over(
 
 void measure_tensor_collectives(const std::vector<int64_t>& sizes, int rounds) {
   const auto shm = ddp::default_group();
-  const auto gloo = ddp::make_process_group(
-      ddp::ProcessGroupOptions()
-          .backend("gloo")
-          .store(c10::make_intrusive<c10d::PrefixStore>("gloo", shm->getStore()))
-          .rank(ddp::get_rank())
-          .world_size(ddp::get_world_size()));
+  const auto gloo = benchmarks::gloo_beside(shm);
   for (const auto bytes : sizes) {
     for (const auto& [name, collective] : collectives()) {
       std::vector<benchmarks::Way> ways{
