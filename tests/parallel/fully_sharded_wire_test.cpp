@@ -40,8 +40,7 @@ Traffic traffic_of(const std::vector<ddp::ProcessGroup>& groups) {
           call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter;
       const bool gathers =
           call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kAllGather;
-      TORCH_CHECK(
-          sums || gathers || call.kind == CollectiveKind::kBroadcast, ddp::to_text(call));
+      TORCH_CHECK(sums || gathers || call.kind == CollectiveKind::kBroadcast, ddp::to_text(call));
       traffic.bytes[0] += sums ? bytes : 0;
       traffic.bytes[1] += gathers ? bytes : 0;
     }
@@ -82,9 +81,8 @@ std::vector<Traffic> traffic(int ranks, std::optional<bool> reshards) {
           net, ddp::DistributedDataParallelOptions().process_group(self.group));
       return traffic_of_two_steps(model, {self.group});
     }
-    const auto options = ddp::FullyShardedOptions()
-                             .process_group(self.group)
-                             .reshard_after_forward(*reshards);
+    const auto options =
+        ddp::FullyShardedOptions().process_group(self.group).reshard_after_forward(*reshards);
     ddp::fully_shard(net, 64, options);
     ddp::FullyShardedDataParallel model(net, options);
     return traffic_of_two_steps(
@@ -102,8 +100,7 @@ TEST_CASE("a sharded model sends 1.5 times what replicas send, or as much", "[ra
   // Two steps of four layers, whose shards need no padding.
   constexpr int64_t kModel = 2 * 4 * (64 * 64 + 64) * static_cast<int64_t>(sizeof(float));
   for (size_t rank = 0; rank < 2; ++rank) {
-    CAPTURE(
-        rank, replicas[rank].bytes, sharded[rank].bytes, kept[rank].bytes, kModel);
+    CAPTURE(rank, replicas[rank].bytes, sharded[rank].bytes, kept[rank].bytes, kModel);
     CHECK(replicas[rank].total() >= 2 * kModel);
     CHECK(sharded[rank].total() >= 3 * kModel);
     CHECK(sharded[rank].total() < 1.51 * replicas[rank].total());
