@@ -217,9 +217,7 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  auto groups = unit.groups();
-  groups.shard = model_.reduce_group();
-  unit.gradients().reduce(groups);
+  unit.gradients().reduce(model_.reduce_groups());
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
@@ -228,9 +226,7 @@ void BackwardTask::reduce(ShardedUnit& unit) {
 
 void BackwardTask::finish_reduction() {
   if (auto* unit = std::exchange(reducing_, nullptr)) {
-    auto groups = unit->groups();
-    groups.shard = model_.reduce_group();
-    unit->gradients().finish_reduction(groups);
+    unit->gradients().finish_reduction(model_.reduce_groups());
   }
 }
 

@@ -21,6 +21,7 @@ class FlatSegment {
  public:
   /// Copies this rank's elements of the parameters, and points the parameters at them.
   ///
+  /// \param group  for gathers.
   /// \param parameters  of one dtype and device.
   /// \param gathered  the dtype of the whole.
   ///

@@ -118,7 +118,7 @@ FullyShardedBase::FullyShardedBase(
   if (options.init_sync()) broadcast_parameters(*module_, found, options);
   unit_ = std::make_shared<ShardedUnit>(found.own, options);
   unit_->add_hooks();
-  model_ = std::make_shared<ShardedModel>(group, options.prefetch());
+  model_ = std::make_shared<ShardedModel>(*unit_, options.prefetch());
   model_->add(unit_);
   model_->set_root(module_);
   for (const auto& [path, unit] : found.units) {

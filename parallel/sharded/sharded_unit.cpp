@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "sharded/own_group.h"
 #include "sharded/sharded_model.h"
 
 namespace ddp {
@@ -94,6 +95,7 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
+  gather_group_ = own_group_of(groups_.shard, OwnOrder::Gathers);
   group_into_segments(options);
 }
 
@@ -127,7 +129,7 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       places_[i] = place++;
     }
     const auto [own, gathered, trainable] = kinds[s];
-    segments_.emplace_back(groups_.shard, std::move(parameters), gathered);
+    segments_.emplace_back(gather_group_, std::move(parameters), gathered);
     if (!policy.reduce_dtype()) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }

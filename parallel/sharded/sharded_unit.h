@@ -29,6 +29,8 @@ class ShardedModel;
 /// when nothing reads it any more, and gradients that are still on their way need the sizes.
 class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
  public:
+  /// Collective: yes.
+  ///
   /// \param layouts  of the parameters, in order.
   ShardedUnit(const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options);
   ~ShardedUnit();
@@ -68,7 +70,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   /// Of the parameters; the CPU without parameters.
   c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
+  /// The program's, which say how the parameters are cut.
   const UnitGradients::Groups& groups() const { return groups_; }
+  const ProcessGroup& gather_group() const { return gather_group_; }
 
   size_t index = 0;  // in the model
   /// \throws c10::Error  when the root is gone.
@@ -90,6 +94,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   std::weak_ptr<ShardedModel> model_;  // which has this
   UnitGradients::Groups groups_;
+  ProcessGroup gather_group_;
   std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut
   std::vector<FlatSegment> segments_;
   std::vector<size_t> places_;  // by layout: its number through all segments
