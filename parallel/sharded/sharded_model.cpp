@@ -11,6 +11,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
+#include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
@@ -19,6 +20,7 @@
 #include "sharded/backward_task.h"
 #include "sharded/block_pool.h"
 #include "sharded/own_group.h"
+#include "sharded/unit_nodes.h"
 
 namespace ddp {
 namespace {
@@ -120,7 +122,9 @@ ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
   }
   if (depth_ == 0) begin_pass(unit, reduces);
   ++depth_;
-  Place place{pass_, pass_->order.enter(unit.index, !c10::GradMode::is_enabled())};
+  const bool has_graph = c10::GradMode::is_enabled();
+  const auto call = has_graph ? 0 : repeated_call();
+  Place place{pass_, pass_->order.enter(unit.index, has_graph || call != 0, call)};
   try {
     unit.make_whole();
     unit.add_hooks();
@@ -139,6 +143,12 @@ void ShardedModel::gather_ahead(ShardedUnit& unit) {
   units_[expected_[at + 1]]->begin_gather();
 }
 
+NodePtr ShardedModel::mark_exit(const std::shared_ptr<ShardedUnit>& unit, const Place& place) {
+  if (place.is_recomputed || !place.pass->order.use(place.use).has_backward) return {};
+  marker_ = exit_marker(unit, place, marker_);
+  return marker_;
+}
+
 void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
   if (place.is_recomputed) {
     if (place.pass->is_recomputation) place.pass->order.leave(place.use);
@@ -151,6 +161,7 @@ void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
 
 void ShardedModel::end_pass() {
   const auto pass = std::exchange(pass_, nullptr);
+  marker_ = {};  // which refers to the model
   for (const auto& unit : units_) {
     const bool is_on_its_way = !unit->is_whole() && !unit->is_free();
     if (unit->stays_whole) continue;
@@ -194,7 +205,8 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
   const auto mine = fnv1a(joined_by("\n", names));
   auto hashes = at::empty({gather_group_->getSize()}, at::kLong);
-  all_gather_into_tensor(hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), gather_group_);
+  all_gather_into_tensor(
+      hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), gather_group_);
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
   agree(
       joined_by("\n", names), gather_group_, "comparing the units of forward",
@@ -207,6 +219,7 @@ void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
   if (--depth_ > 0) return;
   for (const auto& use : place.pass->order.uses()) units_[use.unit]->abandon();
   pass_.reset();
+  marker_ = {};
 }
 
 void ShardedModel::broadcast_buffers() {
@@ -246,11 +259,7 @@ void ShardedModel::on_entry(const Place& place, ShardedUnit& unit) {
 void ShardedModel::on_exit(const Place& place, ShardedUnit& unit) {
   auto& task = this->task();
   task.watch_end();
-  if (!place.is_recomputed) {
-    task.leave(place.pass, place.use);
-  } else if (!unit.stays_whole) {
-    unit.release();
-  }
+  place.is_recomputed ? task.leave_again(place, unit) : task.leave(place.pass, place.use);
 }
 
 void ShardedModel::before_gradient() { task().watch_end(); }

@@ -61,6 +61,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Gathers the unit.
   Place enter(ShardedUnit& unit, bool reduces);
   void leave(ShardedUnit& unit, const Place& place);
+  /// Before leave(): the marker of the use for pass_through_node(); null if backward does not get
+  /// to it.
+  NodePtr mark_exit(const std::shared_ptr<ShardedUnit>& unit, const Place& place);
   /// After an exception in forward.
   void abandon(ShardedUnit& unit, const Place& place) noexcept;
 
@@ -93,6 +96,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<std::shared_ptr<ShardedUnit>> units_;
   std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
+  NodePtr marker_;                     // of the use that it left last
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph
