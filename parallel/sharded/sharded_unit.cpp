@@ -58,6 +58,7 @@ class ShardedUnit::BeforeGradient : public torch::autograd::FunctionPreHook {
   BeforeGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
   variable_list operator()(const variable_list& gradients) override {
     if (const auto unit = unit_.lock()) {
+      unit->check_takes_gradients();
       unit->model()->before_gradient();
       unit->gradients_->before_accumulate(i_);
     }
@@ -151,6 +152,14 @@ void ShardedUnit::add_hooks() {
   }
 }
 
+void ShardedUnit::check_takes_gradients() const {
+  DDP_CHECK(
+      has_whole_sizes_, "FullyShardedDataParallel: expected gradients of ", name(),
+      " while its parameters are whole, got one of a value that was computed from them inside of "
+      "SummonFullParams, or between unshard() and reshard(), ",
+      on_rank_text(*groups_.shard), ". Run its backward before they end.");
+}
+
 void ShardedUnit::check_is_dense(size_t i) const {
   const auto& gradient = gradients_->parameter(i).grad();
   if (!gradient.defined() || gradient.layout() == at::kStrided) return;
@@ -224,6 +233,16 @@ void ShardedUnit::reshard() {
 void ShardedUnit::hide_whole() {
   if (!std::exchange(has_whole_sizes_, false)) return;
   for (auto& segment : segments_) segment.point_at_shard();
+}
+
+void ShardedUnit::part_with_whole() {
+  hide_whole();
+  if (memory_ == Memory::Free) return;
+  for (auto& segment : segments_) {
+    segment.end_gather();
+    segment.part_with_whole();
+  }
+  memory_ = Memory::Free;
 }
 
 void ShardedUnit::abandon() noexcept {

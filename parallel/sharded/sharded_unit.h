@@ -57,6 +57,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void reshard();
   /// Makes the parameters the shards, and keeps the memory of the whole, if it is there.
   void hide_whole();
+  /// Makes the parameters the shards, and leaves the memory of the whole to values that a program
+  /// computed from it outside of forward.
+  void part_with_whole();
   /// Makes the parameters the shards after a failure; does not wait for a gather.
   void abandon() noexcept;
   /// Copies what a program wrote to the whole parameters into the shard.
@@ -90,6 +93,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   enum class Memory { Free, Filling, Full };
 
   void group_into_segments(const FullyShardedOptions& options);
+  void check_takes_gradients() const;
   void check_is_dense(size_t i) const;  // the gradient of parameter i
 
   std::weak_ptr<ShardedModel> model_;  // which has this
