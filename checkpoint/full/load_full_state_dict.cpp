@@ -93,6 +93,29 @@ std::vector<size_t> match_tensors(
   return sources;
 }
 
+std::unordered_map<std::string, size_t> numbers_of(const WholeTensors& whole) {
+  std::unordered_map<std::string, size_t> numbers;
+  for (size_t i = 0; i < whole.tensors.size(); ++i) numbers.emplace(whole.tensors[i].name, i);
+  return numbers;
+}
+
+/// A tensor of several names is known by the first of them, on the rank that comes first.
+///
+/// \throws c10::ValueError  another name of it is the first on another rank.
+void check_first_names(const WholeTensors& whole) {
+  const auto numbers = numbers_of(whole);
+  for (size_t rank = 0; rank < whole.ranks.size(); ++rank) {
+    for (const auto& shard : whole.ranks[rank]) {
+      DDP_CHECK_VALUE(
+          numbers.count(shard.name) == 1, kLoadFullStateDict,
+          ": expected the names of a shared tensor in the same order on every rank, got \"",
+          shard.name, "\" as the first on rank ", rank, " of ", whole.ranks.size(),
+          " and as another on a rank before it. Register the modules that share it in the same "
+          "order on every rank.");
+    }
+  }
+}
+
 /// Compares what is loaded with the whole model, on every rank.
 ///
 /// \param loaded  this rank's text of it; "" where rank 0's alone counts.
@@ -130,18 +153,13 @@ FullLoad agree_on_load(
         }
         return problem_of([&] {
           load.whole = whole_tensors(kLoadFullStateDict, parts);
+          check_first_names(load.whole);
           load.loaded = tensors_in_load_text(of_rank_0.at(1));
           load.sources = match_tensors(load.whole, load.loaded, of_rank_0.at(0), source);
         });
       },
       &monitor);
   return load;
-}
-
-std::unordered_map<std::string, size_t> numbers_of(const WholeTensors& whole) {
-  std::unordered_map<std::string, size_t> numbers;
-  for (size_t i = 0; i < whole.tensors.size(); ++i) numbers.emplace(whole.tensors[i].name, i);
-  return numbers;
 }
 
 }  // namespace

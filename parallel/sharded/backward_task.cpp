@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/check.h>
+#include <ddp/internal/repeated_call.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -63,10 +64,7 @@ BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass)
       walks_.begin(), walks_.end(), [&](const Walk& walk) { return walk.pass == pass; });
   if (at != walks_.end()) return *at;
   // Autograd gets to an earlier forward pass when it has done with the later ones.
-  for (auto& later : walks_) {
-    catch_up(later, kBeforeAll);
-    pass_time(later, kBeforeAll);
-  }
+  for (auto& later : walks_) catch_up(later, kBeforeAll, kBeforeAll);
   if (walks_.empty()) accumulates_ = accumulates();
   begin_walk(pass);
   return walks_.back();
@@ -107,12 +105,11 @@ std::vector<size_t> BackwardTask::reduction_order() const {
 
 void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
-  const auto& place = pass->order.use(use);
-  catch_up(walk, place.exit);
-  pass_time(walk, place.exit);
-  auto& unit = model_.unit(place.unit);
+  const auto& order = pass->order;
+  catch_up(walk, order.use(use).exit, order.end_of(use));
+  auto& unit = model_.unit(order.use(use).unit);
   unit.make_whole();
-  if (!model_.keeps_whole(unit, *pass)) unit.needed_since = place.entry;
+  if (!model_.keeps_whole(unit, *pass)) unit.needed_since = order.begin_of(use);
   if (walk.next < walk.gathers.size() && walk.gathers[walk.next] == use) ++walk.next;
   gather_ahead(walk);
 }
@@ -120,8 +117,7 @@ void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
 void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto entry = pass->order.use(use).entry;
-  catch_up(walk, entry);
-  pass_time(walk, entry);
+  catch_up(walk, entry, entry);
 }
 
 ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {
@@ -134,35 +130,45 @@ ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {
     pass->is_recomputation = true;
     walk(pass);
   }
-  auto& walk = walks_.back();
-  auto& order = walk.pass->order;
-  ShardedModel::Place place{walk.pass, PassOrder::npos, /*is_recomputed=*/true};
-  unit.needed_since = 0;
-  if (walk.pass->is_recomputation) {
-    place.use = order.enter(unit.index, /*without_graph=*/true);
-  } else if (const auto use = order.without_graph_before(unit.index, walk.done_since);
-             use != PassOrder::npos) {
-    catch_up(walk, order.use(use).exit);
-    unit.needed_since = order.use(use).entry;
+  const auto& pass = walks_.back().pass;
+  ShardedModel::Place place{pass, PassOrder::npos, /*is_recomputed=*/true};
+  if (pass->is_recomputation) {
+    place.use = pass->order.enter(unit.index, /*has_backward=*/false, /*call=*/0);
+  } else {
+    place.use = pass->order.last_in_call(unit.index, repeated_call());
+    if (place.use != PassOrder::npos) {
+      enter(pass, place.use);
+      return place;
+    }
   }
+  unit.needed_since = 0;
   unit.make_whole();
   return place;
 }
 
-void BackwardTask::catch_up(Walk& walk, int64_t time) {
+void BackwardTask::leave_again(const ShardedModel::Place& place, ShardedUnit& unit) {
+  const auto& pass = *place.pass;
+  // Where the call uses it once more, ranks that do not compute the call again keep it, too.
+  const bool is_needed =
+      !pass.is_recomputation && place.use != PassOrder::npos &&
+      (model_.keeps_whole(unit, pass) || pass.order.is_one_of_several(place.use));
+  if (!is_needed && !unit.stays_whole) unit.release();
+}
+
+void BackwardTask::catch_up(Walk& walk, int64_t exit, int64_t time) {
   const auto& order = walk.pass->order;
-  while (walk.next < walk.gathers.size()) {
-    const auto& left_out = order.use(walk.gathers[walk.next]);
-    if (left_out.exit <= time) return;
-    ++walk.next;
-    auto& unit = model_.unit(left_out.unit);
+  const auto is_left = [&] { return walk.next < walk.gathers.size(); };
+  while (is_left() && order.use(walk.gathers[walk.next]).exit > exit) {
+    const auto left_out = walk.gathers[walk.next++];
+    auto& unit = model_.unit(order.use(left_out).unit);
     unit.make_whole();
-    if (!model_.keeps_whole(unit, *walk.pass)) unit.needed_since = left_out.entry;
+    const auto begin = order.begin_of(left_out);
+    if (!model_.keeps_whole(unit, *walk.pass)) unit.needed_since = begin;
     // What other units did inside of it comes before its end.
-    const bool is_last = walk.next == walk.gathers.size();
-    const auto next_exit = is_last ? kBeforeAll : order.use(walk.gathers[walk.next]).exit;
-    pass_time(walk, std::max({left_out.entry, next_exit, time}));
+    const auto next_end = is_left() ? order.end_of(walk.gathers[walk.next]) : kBeforeAll;
+    pass_time(walk, std::max({begin, next_end, time}));
   }
+  pass_time(walk, time);
 }
 
 void BackwardTask::pass_time(Walk& walk, int64_t time) {
@@ -178,14 +184,7 @@ void BackwardTask::pass_time(Walk& walk, int64_t time) {
 
 void BackwardTask::gather_ahead(Walk& walk) {
   if (model_.prefetch() == 0 || walk.next == walk.gathers.size()) return;
-  const auto& order = walk.pass->order;
-  const auto& next = order.use(walk.gathers[walk.next]);
-  // What is computed again in between has its gathers first.
-  const auto& uses = order.uses();
-  const bool is_next = std::none_of(uses.begin(), uses.end(), [&](const PassOrder::Use& use) {
-    return use.without_graph && use.exit > next.exit && use.exit < walk.done_since;
-  });
-  if (is_next) model_.unit(next.unit).begin_gather();
+  model_.unit(walk.pass->order.use(walk.gathers[walk.next]).unit).begin_gather();
 }
 
 void BackwardTask::on_gradient(ShardedUnit& unit) {
@@ -217,9 +216,7 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  auto groups = unit.groups();
-  groups.shard = model_.reduce_group();
-  unit.gradients().reduce(groups);
+  unit.gradients().reduce(model_.reduce_groups());
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
@@ -228,17 +225,12 @@ void BackwardTask::reduce(ShardedUnit& unit) {
 
 void BackwardTask::finish_reduction() {
   if (auto* unit = std::exchange(reducing_, nullptr)) {
-    auto groups = unit->groups();
-    groups.shard = model_.reduce_group();
-    unit->gradients().finish_reduction(groups);
+    unit->gradients().finish_reduction(model_.reduce_groups());
   }
 }
 
 void BackwardTask::finish() {
-  for (auto& walk : walks_) {
-    catch_up(walk, kBeforeAll);
-    pass_time(walk, kBeforeAll);
-  }
+  for (auto& walk : walks_) catch_up(walk, kBeforeAll, kBeforeAll);
   const bool reduces =
       accumulates_ &&
       (walks_.empty() ||

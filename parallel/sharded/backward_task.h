@@ -15,7 +15,7 @@ namespace ddp {
 /// follows from forward.
 ///
 /// A rank whose loss leaves a unit out still gathers it, and reduces zeros, at the same place: when
-/// autograd gets to what forward made before.
+/// autograd gets to the marker of its exit, or at the latest to what forward made before.
 class BackwardTask {
  public:
   explicit BackwardTask(ShardedModel& model);
@@ -31,6 +31,8 @@ class BackwardTask {
   ///
   /// \param reduces  of the unit, if it is a root.
   ShardedModel::Place enter_again(ShardedUnit& unit, bool reduces);
+  /// The gradients of the inputs of a use that was computed again are complete.
+  void leave_again(const ShardedModel::Place& place, ShardedUnit& unit);
   void on_gradient(ShardedUnit& unit);
 
   /// Gathers and reduces what is left, and adds the gradients to the shards'.
@@ -49,8 +51,10 @@ class BackwardTask {
 
   Walk& walk(const std::shared_ptr<ForwardPass>& pass);
   void begin_walk(const std::shared_ptr<ForwardPass>& pass);
-  /// Gathers the uses left after `time` that autograd left out.
-  void catch_up(Walk& walk, int64_t time);
+  /// Gathers the uses that forward left after `exit` and autograd left out.
+  ///
+  /// \param time  as of pass_time(), when it is done with them.
+  void catch_up(Walk& walk, int64_t exit, int64_t time);
   /// Nothing uses what was entered since `time` any more.
   void pass_time(Walk& walk, int64_t time);
   void gather_ahead(Walk& walk);

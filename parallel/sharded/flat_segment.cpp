@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/Storage.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
@@ -20,6 +22,15 @@ std::vector<int64_t> numels_of(const std::vector<at::Tensor>& tensors) {
   std::vector<int64_t> numels;
   for (const auto& tensor : tensors) numels.push_back(tensor.numel());
   return numels;
+}
+
+/// 1-D, with a storage of its bytes that has no memory yet.
+at::Tensor without_memory(int64_t numel, const at::TensorOptions& options) {
+  auto tensor = at::empty({0}, options);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(numel) * tensor.element_size(),
+      c10::DataPtr(nullptr, tensor.device()), tensor.storage().allocator(), /*resizable=*/true);
+  return tensor.set_(c10::Storage(std::move(storage)), 0, {numel});
 }
 
 at::TensorOptions options_of(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -42,7 +53,7 @@ FlatSegment::FlatSegment(
   }
   shard_ = reducible_memory(*group_, layout_.shard_numel, options_of(first, first.scalar_type()))
                .zero_();
-  whole_ = at::empty({layout_.numel()}, options_of(first, gathered));
+  whole_ = without_memory(layout_.numel(), options_of(first, gathered));
   for (size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
     const auto& range = ranges_[slot];
@@ -111,6 +122,18 @@ void FlatSegment::end_gather() {
 }
 
 void FlatSegment::release() { release_memory(whole_); }
+
+void FlatSegment::part_with_whole() {
+  const c10::InferenceMode no_inference(false);
+  const c10::NoGradGuard no_grad;
+  const auto next = without_memory(layout_.numel(), whole_.options());
+  for (size_t slot = 0; slot < views_.size(); ++slot) {
+    auto& view = views_[slot];
+    view = alias(next, layout_.offsets[slot], view.sizes(), view.strides());
+  }
+  whole_ = next;
+  release();
+}
 
 void FlatSegment::point_at_whole() {
   for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, views_[slot]);

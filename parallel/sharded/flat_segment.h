@@ -21,6 +21,7 @@ class FlatSegment {
  public:
   /// Copies this rank's elements of the parameters, and points the parameters at them.
   ///
+  /// \param group  for gathers.
   /// \param parameters  of one dtype and device.
   /// \param gathered  the dtype of the whole.
   ///
@@ -55,6 +56,9 @@ class FlatSegment {
   void end_gather();
   /// Frees the memory of the whole. The parameters' sizes stay as they are.
   void release();
+  /// Leaves the memory of the whole to values that were computed from it, and takes other memory
+  /// for the next gather. The parameters are shards.
+  void part_with_whole();
   void point_at_whole();
   void point_at_shard();
   /// Copies this rank's elements of the whole into the shard.

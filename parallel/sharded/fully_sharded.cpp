@@ -118,7 +118,7 @@ FullyShardedBase::FullyShardedBase(
   if (options.init_sync()) broadcast_parameters(*module_, found, options);
   unit_ = std::make_shared<ShardedUnit>(found.own, options);
   unit_->add_hooks();
-  model_ = std::make_shared<ShardedModel>(group, options.prefetch());
+  model_ = std::make_shared<ShardedModel>(*unit_, options.prefetch());
   model_->add(unit_);
   model_->set_root(module_);
   for (const auto& [path, unit] : found.units) {
@@ -150,7 +150,7 @@ void FullyShardedBase::unshard() {
 
 void FullyShardedBase::reshard() {
   unit_->stays_whole = false;
-  unit_->reshard();
+  unit_->part_with_whole();
 }
 
 void FullyShardedBase::set_reshard_after_forward(bool reshard_after_forward) {
@@ -259,7 +259,7 @@ void SummonFullParams::write_back() const {
 void SummonFullParams::restore() noexcept {
   for (size_t i = 0; i < stayed_whole_.size(); ++i) {
     units_[i]->stays_whole = stayed_whole_[i];
-    if (!units_[i]->stays_whole) units_[i]->reshard();
+    if (!units_[i]->stays_whole) units_[i]->part_with_whole();
   }
   trim_blocks();
 }

@@ -4,8 +4,8 @@
 
 namespace ddp {
 
-size_t PassOrder::enter(size_t unit, bool without_graph) {
-  uses_.push_back({unit, time_++, -1, without_graph});
+size_t PassOrder::enter(size_t unit, bool has_backward, int64_t call) {
+  uses_.push_back({unit, time_++, -1, has_backward, call});
   return uses_.size() - 1;
 }
 
@@ -24,18 +24,40 @@ int64_t PassOrder::first_entry(size_t unit) const {
   return std::find_if(uses_.begin(), uses_.end(), of_unit)->entry;
 }
 
-size_t PassOrder::without_graph_before(size_t unit, int64_t time) const {
-  for (size_t i = uses_.size(); i-- > 0;) {
-    const auto& use = uses_[i];
-    if (use.unit == unit && use.without_graph && use.exit < time) return i;
+size_t PassOrder::last_in_call(size_t unit, int64_t call) const {
+  for (size_t i = uses_.size(); call != 0 && i-- > 0;) {
+    if (uses_[i].unit == unit && uses_[i].call == call) return i;
   }
   return npos;
+}
+
+bool PassOrder::is_one_of_several(size_t use) const {
+  const auto& given = uses_[use];
+  return given.call != 0 && std::count_if(uses_.begin(), uses_.end(), [&](const Use& other) {
+                              return other.unit == given.unit && other.call == given.call;
+                            }) > 1;
+}
+
+int64_t PassOrder::begin_of(size_t use) const {
+  auto begin = uses_[use].entry;
+  for (const auto& other : uses_) {
+    if (other.call != 0 && other.call == uses_[use].call) begin = std::min(begin, other.entry);
+  }
+  return begin;
+}
+
+int64_t PassOrder::end_of(size_t use) const {
+  auto end = uses_[use].exit;
+  for (const auto& other : uses_) {
+    if (other.call != 0 && other.call == uses_[use].call) end = std::max(end, other.exit);
+  }
+  return end;
 }
 
 std::vector<size_t> PassOrder::backward() const {
   std::vector<size_t> order;
   for (size_t i = 0; i < uses_.size(); ++i) {
-    if (!uses_[i].without_graph) order.push_back(i);
+    if (uses_[i].has_backward) order.push_back(i);
   }
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return uses_[a].exit > uses_[b].exit;

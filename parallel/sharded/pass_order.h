@@ -17,12 +17,12 @@ class PassOrder {
     size_t unit;
     int64_t entry;
     int64_t exit = -1;  // -1: not left yet
-    /// Entered without a graph, by what is computed again in backward, or not needed there.
-    bool without_graph = false;
+    bool has_backward;  // it has a graph, or is computed again
+    int64_t call;       // repeated_call() that computes it again; 0: none
   };
 
   /// \return the index of the use.
-  size_t enter(size_t unit, bool without_graph);
+  size_t enter(size_t unit, bool has_backward, int64_t call);
   void leave(size_t use);
 
   const Use& use(size_t index) const { return uses_[index]; }
@@ -31,10 +31,16 @@ class PassOrder {
   std::vector<size_t> units() const;
   /// When the unit was first entered.
   int64_t first_entry(size_t unit) const;
-  /// The last use of the unit without a graph that was left before `time`; npos if there is none.
-  size_t without_graph_before(size_t unit, int64_t time) const;
+  /// The last use of the unit in a repeated call; npos if there is none.
+  size_t last_in_call(size_t unit, int64_t call) const;
+  /// Whether the use's repeated call uses its unit several times.
+  bool is_one_of_several(size_t use) const;
+  /// The times between which forward did what backward does at once: the use, or the uses of its
+  /// repeated call.
+  int64_t begin_of(size_t use) const;
+  int64_t end_of(size_t use) const;
 
-  /// The uses with a graph in the order of backward: by their exits, the last first.
+  /// The uses that backward gets to, in its order: by their exits, the last first.
   std::vector<size_t> backward() const;
 
   static constexpr size_t npos = static_cast<size_t>(-1);

@@ -11,6 +11,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
+#include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
@@ -18,7 +19,8 @@
 
 #include "sharded/backward_task.h"
 #include "sharded/block_pool.h"
-#include "sharded/second_group.h"
+#include "sharded/own_group.h"
+#include "sharded/unit_nodes.h"
 
 namespace ddp {
 namespace {
@@ -51,8 +53,12 @@ std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pas
 
 }  // namespace
 
-ShardedModel::ShardedModel(const ProcessGroup& group, int64_t prefetch)
-    : prefetch_(prefetch), group_(group), reduce_group_(second_group_of(group)) {}
+ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
+    : prefetch_(prefetch),
+      gather_group_(root.gather_group()),
+      reduce_groups_{
+          own_group_of(root.groups().shard, OwnOrder::Reductions),
+          own_group_of(root.groups().replicate, OwnOrder::Reductions)} {}
 
 ShardedModel::~ShardedModel() = default;
 
@@ -65,7 +71,7 @@ void ShardedModel::add(const std::shared_ptr<ShardedUnit>& unit) {
 void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
   DDP_CHECK(
       other.is_idle(), "FullyShardedDataParallel: expected no forward or backward of ", path,
-      " while it is wrapped, ", on_rank_text(*group_), ".");
+      " while it is wrapped, ", on_rank_text(*gather_group_), ".");
   for (const auto& unit : std::exchange(other.units_, {})) {
     auto& name = unit->stats.name;
     name = name.empty() ? path : path + "." + name;
@@ -85,9 +91,9 @@ bool ShardedModel::has_several_graphs() {
   graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
   auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, at::kLong);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
-  if (group_->getSize() > 1) {
+  if (reduce_groups_.shard->getSize() > 1) {
     several = several.to(units_.front()->device());
-    all_reduce(several, c10d::ReduceOp::MAX, reduce_group_);
+    all_reduce(several, c10d::ReduceOp::MAX, reduce_groups_.shard);
   }
   return several.item<int64_t>() == 1;
 }
@@ -95,7 +101,7 @@ bool ShardedModel::has_several_graphs() {
 void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
   DDP_CHECK(
       !task_, "FullyShardedDataParallel: expected the backward pass before to have ended, ",
-      on_rank_text(*group_), ". Call forward and backward of a model on one thread.");
+      on_rank_text(*gather_group_), ". Call forward and backward of a model on one thread.");
   // What a pass without backward, or one that failed, left is older than the optimizer's step.
   for (const auto& unit : units_) {
     if (!unit->stays_whole) unit->reshard();
@@ -116,7 +122,9 @@ ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
   }
   if (depth_ == 0) begin_pass(unit, reduces);
   ++depth_;
-  Place place{pass_, pass_->order.enter(unit.index, !c10::GradMode::is_enabled())};
+  const bool has_graph = c10::GradMode::is_enabled();
+  const auto call = has_graph ? 0 : repeated_call();
+  Place place{pass_, pass_->order.enter(unit.index, has_graph || call != 0, call)};
   try {
     unit.make_whole();
     unit.add_hooks();
@@ -135,6 +143,12 @@ void ShardedModel::gather_ahead(ShardedUnit& unit) {
   units_[expected_[at + 1]]->begin_gather();
 }
 
+NodePtr ShardedModel::mark_exit(const std::shared_ptr<ShardedUnit>& unit, const Place& place) {
+  if (place.is_recomputed || !place.pass->order.use(place.use).has_backward) return {};
+  marker_ = exit_marker(unit, place, marker_);
+  return marker_;
+}
+
 void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
   if (place.is_recomputed) {
     if (place.pass->is_recomputation) place.pass->order.leave(place.use);
@@ -147,6 +161,7 @@ void ShardedModel::leave(ShardedUnit& unit, const Place& place) {
 
 void ShardedModel::end_pass() {
   const auto pass = std::exchange(pass_, nullptr);
+  marker_ = {};  // which refers to the model
   for (const auto& unit : units_) {
     const bool is_on_its_way = !unit->is_whole() && !unit->is_free();
     if (unit->stays_whole) continue;
@@ -170,9 +185,9 @@ void ShardedModel::end_pass() {
 // gathers of evaluation could meet the other's of training.
 void ShardedModel::compare_modes() {
   const bool trains = c10::GradMode::is_enabled();
-  if (group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
+  if (gather_group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
   agree(
-      trains ? "training" : "evaluation", group_, "comparing the ranks' kinds of forward",
+      trains ? "training" : "evaluation", gather_group_, "comparing the ranks' kinds of forward",
       [](const std::vector<std::string>& by_rank) -> std::string {
         const auto other = std::find_if(
             by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
@@ -185,15 +200,16 @@ void ShardedModel::compare_modes() {
 }
 
 void ShardedModel::compare_orders(const ForwardPass& pass) {
-  if (group_->getSize() == 1) return;
+  if (gather_group_->getSize() == 1) return;
   std::vector<std::string> names;
   for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
   const auto mine = fnv1a(joined_by("\n", names));
-  auto hashes = at::empty({group_->getSize()}, at::kLong);
-  all_gather_into_tensor(hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), group_);
+  auto hashes = at::empty({gather_group_->getSize()}, at::kLong);
+  all_gather_into_tensor(
+      hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), gather_group_);
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
   agree(
-      joined_by("\n", names), group_, "comparing the units of forward",
+      joined_by("\n", names), gather_group_, "comparing the units of forward",
       [&](const std::vector<std::string>& by_rank) { return describe_orders(by_rank, passes_); });
 }
 
@@ -203,17 +219,17 @@ void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
   if (--depth_ > 0) return;
   for (const auto& use : place.pass->order.uses()) units_[use.unit]->abandon();
   pass_.reset();
+  marker_ = {};
 }
 
 void ShardedModel::broadcast_buffers() {
   const auto root = root_.lock();
   if (!root || !root->is_training()) return;
-  const auto& replicas = units_.front()->groups().replicate;
   std::vector<at::Tensor> buffers;
   for (const auto& buffer : root->buffers()) {
     if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
   }
-  for (const auto& group : {reduce_group_, replicas}) {
+  for (const auto& group : {reduce_groups_.shard, reduce_groups_.replicate}) {
     if (!group) continue;
     TensorBroadcast broadcast(Arrival::InCopy);
     broadcast.start(buffers, /*source=*/0, *group);
@@ -225,7 +241,7 @@ BackwardTask& ShardedModel::task() {
   DDP_CHECK(
       !pass_,
       "FullyShardedDataParallel: expected no backward inside forward of the model, got one ",
-      on_rank_text(*group_), ". Call it after forward.");
+      on_rank_text(*gather_group_), ". Call it after forward.");
   if (!task_) task_ = std::make_unique<BackwardTask>(*this);
   return *task_;
 }
@@ -243,11 +259,7 @@ void ShardedModel::on_entry(const Place& place, ShardedUnit& unit) {
 void ShardedModel::on_exit(const Place& place, ShardedUnit& unit) {
   auto& task = this->task();
   task.watch_end();
-  if (!place.is_recomputed) {
-    task.leave(place.pass, place.use);
-  } else if (!unit.stays_whole) {
-    unit.release();
-  }
+  place.is_recomputed ? task.leave_again(place, unit) : task.leave(place.pass, place.use);
 }
 
 void ShardedModel::before_gradient() { task().watch_end(); }

@@ -29,12 +29,15 @@ struct ForwardPass {
 
 /// The units under one root: runs their gathers and reductions in the same order on every rank.
 ///
-/// Gathers and reductions have a group each, because with gathers ahead their interleaving differs
-/// between ranks.
+/// Gathers and reductions have groups of their own: with gathers ahead, and where a rank leaves a
+/// unit out of its loss, their interleaving with each other and with the program's collectives
+/// differs between ranks.
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
   /// Collective: yes.
-  ShardedModel(const ProcessGroup& group, int64_t prefetch);
+  ///
+  /// \param root  a unit that add() gets.
+  ShardedModel(const ShardedUnit& root, int64_t prefetch);
   ~ShardedModel();
 
   void add(const std::shared_ptr<ShardedUnit>& unit);
@@ -43,7 +46,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<std::shared_ptr<ShardedUnit>>& units() const { return units_; }
   ShardedUnit& unit(size_t index) const { return *units_[index]; }
   int64_t prefetch() const { return prefetch_; }
-  const ProcessGroup& reduce_group() const { return reduce_group_; }
+  const UnitGradients::Groups& reduce_groups() const { return reduce_groups_; }
   /// Whose buffers all ranks get from rank 0 when the root's gradients are reduced.
   void set_root(const std::shared_ptr<torch::nn::Module>& module) { root_ = module; }
   /// Collective: yes. Blocks: host.
@@ -58,6 +61,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Gathers the unit.
   Place enter(ShardedUnit& unit, bool reduces);
   void leave(ShardedUnit& unit, const Place& place);
+  /// Before leave(): the marker of the use for pass_through_node(); null if backward does not get
+  /// to it.
+  NodePtr mark_exit(const std::shared_ptr<ShardedUnit>& unit, const Place& place);
   /// After an exception in forward.
   void abandon(ShardedUnit& unit, const Place& place) noexcept;
 
@@ -85,11 +91,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void compare_orders(const ForwardPass& pass);
 
   const int64_t prefetch_;
-  ProcessGroup group_;
-  ProcessGroup reduce_group_;
+  ProcessGroup gather_group_;
+  UnitGradients::Groups reduce_groups_;
   std::vector<std::shared_ptr<ShardedUnit>> units_;
   std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
+  NodePtr marker_;                     // of the use that it left last
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include "sharded/own_group.h"
 #include "sharded/sharded_model.h"
 
 namespace ddp {
@@ -57,6 +58,7 @@ class ShardedUnit::BeforeGradient : public torch::autograd::FunctionPreHook {
   BeforeGradient(std::weak_ptr<ShardedUnit> unit, size_t i) : unit_(std::move(unit)), i_(i) {}
   variable_list operator()(const variable_list& gradients) override {
     if (const auto unit = unit_.lock()) {
+      unit->check_takes_gradients();
       unit->model()->before_gradient();
       unit->gradients_->before_accumulate(i_);
     }
@@ -94,6 +96,7 @@ ShardedUnit::ShardedUnit(
     groups_.shard = options.mesh()->group(names.back());
     if (names.size() == 2) groups_.replicate = options.mesh()->group(names.front());
   }
+  gather_group_ = own_group_of(groups_.shard, OwnOrder::Gathers);
   group_into_segments(options);
 }
 
@@ -127,7 +130,7 @@ void ShardedUnit::group_into_segments(const FullyShardedOptions& options) {
       places_[i] = place++;
     }
     const auto [own, gathered, trainable] = kinds[s];
-    segments_.emplace_back(groups_.shard, std::move(parameters), gathered);
+    segments_.emplace_back(gather_group_, std::move(parameters), gathered);
     if (!policy.reduce_dtype()) {
       reduce_dtype = reduce_dtype ? at::promote_types(*reduce_dtype, own) : own;
     }
@@ -147,6 +150,14 @@ void ShardedUnit::add_hooks() {
       accumulator->add_post_hook(std::make_unique<AfterGradient>(weak_from_this(), i));
     }
   }
+}
+
+void ShardedUnit::check_takes_gradients() const {
+  DDP_CHECK(
+      has_whole_sizes_, "FullyShardedDataParallel: expected gradients of ", name(),
+      " while its parameters are whole, got one of a value that was computed from them inside of "
+      "SummonFullParams, or between unshard() and reshard(), ",
+      on_rank_text(*groups_.shard), ". Run its backward before they end.");
 }
 
 void ShardedUnit::check_is_dense(size_t i) const {
@@ -222,6 +233,16 @@ void ShardedUnit::reshard() {
 void ShardedUnit::hide_whole() {
   if (!std::exchange(has_whole_sizes_, false)) return;
   for (auto& segment : segments_) segment.point_at_shard();
+}
+
+void ShardedUnit::part_with_whole() {
+  hide_whole();
+  if (memory_ == Memory::Free) return;
+  for (auto& segment : segments_) {
+    segment.end_gather();
+    segment.part_with_whole();
+  }
+  memory_ = Memory::Free;
 }
 
 void ShardedUnit::abandon() noexcept {

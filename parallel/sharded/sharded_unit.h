@@ -29,6 +29,8 @@ class ShardedModel;
 /// when nothing reads it any more, and gradients that are still on their way need the sizes.
 class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
  public:
+  /// Collective: yes.
+  ///
   /// \param layouts  of the parameters, in order.
   ShardedUnit(const std::vector<ParameterLayout>& layouts, const FullyShardedOptions& options);
   ~ShardedUnit();
@@ -55,6 +57,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void reshard();
   /// Makes the parameters the shards, and keeps the memory of the whole, if it is there.
   void hide_whole();
+  /// Makes the parameters the shards, and leaves the memory of the whole to values that a program
+  /// computed from it outside of forward.
+  void part_with_whole();
   /// Makes the parameters the shards after a failure; does not wait for a gather.
   void abandon() noexcept;
   /// Copies what a program wrote to the whole parameters into the shard.
@@ -68,7 +73,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   /// Of the parameters; the CPU without parameters.
   c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
+  /// The program's, which say how the parameters are cut.
   const UnitGradients::Groups& groups() const { return groups_; }
+  const ProcessGroup& gather_group() const { return gather_group_; }
 
   size_t index = 0;  // in the model
   /// \throws c10::Error  when the root is gone.
@@ -86,10 +93,12 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   enum class Memory { Free, Filling, Full };
 
   void group_into_segments(const FullyShardedOptions& options);
+  void check_takes_gradients() const;
   void check_is_dense(size_t i) const;  // the gradient of parameter i
 
   std::weak_ptr<ShardedModel> model_;  // which has this
   UnitGradients::Groups groups_;
+  ProcessGroup gather_group_;
   std::vector<ParameterLayout> whole_layouts_;  // of the parameters before they were cut
   std::vector<FlatSegment> segments_;
   std::vector<size_t> places_;  // by layout: its number through all segments

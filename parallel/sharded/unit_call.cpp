@@ -96,7 +96,8 @@ void UnitCall::leave_with(ReplaceAll replace_all) {
         ". Its memory is freed after forward: return a clone().");
   }
   cast(tensors, policy.output_dtype());
-  put(pass_through_node(std::move(tensors), UnitEnd::Outputs, unit, place), replace_all);
+  const auto marker = unit->model()->mark_exit(unit, place);
+  put(pass_through_node(std::move(tensors), UnitEnd::Outputs, unit, place, marker), replace_all);
   if (at::autocast::is_autocast_enabled(unit->device().type())) at::autocast::clear_cache();
   has_left = true;
   unit->model()->leave(*unit, place);

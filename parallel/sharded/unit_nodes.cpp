@@ -43,6 +43,7 @@ class UnitNode : public torch::autograd::Node {
     end_ == UnitEnd::Outputs ? model->on_entry(place_, *unit_) : model->on_exit(place_, *unit_);
     const bool is_freed = !torch::autograd::get_current_graph_task_keep_graph();
     if (is_freed && !place_.is_recomputed) place_.pass->is_released = true;
+    gradients.resize(num_outputs());  // none for a marker
     return std::move(gradients);
   }
 
@@ -56,14 +57,24 @@ bool has_graph(const at::Tensor& tensor) { return tensor.defined() && tensor.req
 
 }  // namespace
 
+NodePtr exit_marker(
+    const std::shared_ptr<ShardedUnit>& unit, const ShardedModel::Place& place,
+    const NodePtr& before) {
+  torch::autograd::edge_list edges{torch::autograd::Edge(before, 0)};
+  auto marker = make_node<UnitNode>(std::move(edges), UnitEnd::Outputs, unit, place);
+  marker->add_input_metadata(torch::autograd::Node::undefined_input());
+  return marker;
+}
+
 std::vector<at::Tensor> pass_through_node(
     std::vector<at::Tensor> tensors, UnitEnd end, const std::shared_ptr<ShardedUnit>& unit,
-    const ShardedModel::Place& place) {
+    const ShardedModel::Place& place, const NodePtr& marker) {
   std::vector<at::Tensor> inputs;
   std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(inputs), has_graph);
   if (inputs.empty() || !c10::GradMode::is_enabled()) return tensors;
-  const auto node =
-      make_node<UnitNode>(torch::autograd::collect_next_edges(inputs), end, unit, place);
+  auto edges = torch::autograd::collect_next_edges(inputs);
+  if (marker) edges.emplace_back(marker, 0);
+  const auto node = make_node<UnitNode>(std::move(edges), end, unit, place);
   if (place.pass && !place.is_recomputed) place.pass->has_graph = true;
   for (auto& tensor : tensors) {
     if (!has_graph(tensor)) continue;

@@ -359,6 +359,34 @@ TEST_CASE("a rank that gathers alone is told so", "[parallel][full_state][ranks]
   }
 }
 
+TEST_CASE(
+    "a shared tensor has its names in one order on all ranks",
+    "[parallel][full_state][ranks][errors]") {
+  const auto from_file = GENERATE(true, false);
+  const TemporaryFolder folder;
+  Dict values;
+  for (const char* name : {"a.weight", "b.weight"}) values.insert(name, torch::ones({4}));
+  ddp::save_state_dict(values, folder.file("both.pt"));
+  const auto load = [&](bool in_one_order) {
+    return common_error(2, [&](const Rank& self) {
+      const auto shared = std::make_shared<OneLayoutImpl>(
+          self.group, std::vector<int64_t>{4}, ddp::Box{{2 * self.rank}, {2}});
+      torch::nn::Module model;
+      std::vector<std::string> names{"a", "b"};
+      if (!in_one_order && self.rank == 1) std::swap(names[0], names[1]);
+      for (const auto& name : names) model.register_module(name, shared);
+      if (from_file) {
+        ddp::load_full_state_dict(model, folder.file("both.pt"), self.group);
+      } else {
+        ddp::load_full_state_dict(model, values, self.group);
+      }
+    });
+  };
+  CHECK(load(true).empty());
+  CHECK_THAT(
+      load(false), ContainsText("got \"b.weight\" as the first on rank 1 of 2 and as another"));
+}
+
 TEST_CASE("a state that does not fit changes nothing", "[parallel][full_state][ranks][errors]") {
   const TemporaryFolder folder;
   const auto path = folder.file("bad.safetensors");

@@ -1,4 +1,5 @@
 // FullyShardedDataParallel and memory: deferred construction, whole state dicts, freed parameters.
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -119,4 +120,38 @@ TEST_CASE("between steps a rank has its shards alone", "[ranks][sharded]") {
     check();
   });
   CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("values of whole parameters keep what they need", "[ranks][sharded][errors]") {
+  const bool by_unshard = GENERATE(true, false);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const auto weight = torch::tensor({{1.0, 2.0, 3.0}, {4.0, 5.0, 6.0}});
+    torch::nn::Linear layer(torch::nn::LinearOptions(3, 2).bias(false));
+    layer->weight.set_data(weight.clone());
+    ddp::FullyShardedDataParallel unit(layer, over_group(self));
+    const auto computed = [&](const at::Tensor& x, bool inside) {
+      std::unique_ptr<ddp::SummonFullParams> whole;
+      by_unshard ? unit->unshard() : (void)(whole = std::make_unique<ddp::SummonFullParams>(*unit));
+      const auto y = torch::mm(x, layer->weight.t()).sum();
+      if (inside) y.backward();
+      whole.reset();
+      if (by_unshard) unit->reshard();
+      return y;
+    };
+    const auto x = torch::ones({1, 3}).requires_grad_();
+    const auto sums = weight.sum(0, /*keepdim=*/true);
+    const auto of_x = torch::autograd::grad({computed(x, false)}, {x});
+    TORCH_CHECK(at::equal(of_x[0], sums), of_x[0]);
+    computed(x, true);
+    TORCH_CHECK(at::equal(x.grad(), sums), x.grad());
+    TORCH_CHECK(at::equal(layer->weight.grad(), torch::ones_like(layer->weight)), "gradient");
+    const auto y = computed(x, false);
+    unit->forward(x).sum().backward();  // with other memory
+    y.backward();
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("expected gradients of the root while its parameters are whole") &&
+                   ContainsText("Run its backward before they end."));
+  }
 }

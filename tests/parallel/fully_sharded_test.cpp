@@ -180,6 +180,14 @@ TEST_CASE("a sharded model trains as one process", "[ranks][sharded]") {
   }
   SECTION("checkpoint inside") { use.checkpoint = NetUse::Checkpoint::Inside; }
   SECTION("checkpoint around") { use.checkpoint = NetUse::Checkpoint::Around; }
+  SECTION("two checkpoints around a unit") { use.checkpoint = NetUse::Checkpoint::Each; }
+  SECTION("a checkpoint around several units") { use.checkpoint = NetUse::Checkpoint::Together; }
+  SECTION("checkpoints left out on a rank") {
+    use.checkpoint = GENERATE(
+        NetUse::Checkpoint::Around, NetUse::Checkpoint::Each, NetUse::Checkpoint::Together);
+    use.options.prefetch(GENERATE(0, 1));
+    use.leaves_out_on = 0;
+  }
   SECTION("two forward passes in one backward") { use.sums_two_passes = true; }
   SECTION("an unused parameter") { use.has_unused = true; }
   SECTION("a unit left out on a rank") { use.leaves_out_on = 0; }
@@ -212,12 +220,10 @@ TEST_CASE("random uses of a sharded model train as one process", "[ranks][sharde
     use.in_place = chance(3);
     use.retains = chance(4);
     use.evaluates_between = chance(4);
-    use.checkpoint = static_cast<NetUse::Checkpoint>(random() % 3);
+    use.checkpoint = static_cast<NetUse::Checkpoint>(random() % 5);
     use.has_unused = chance(3);
     use.sums_two_passes = chance(4);
     if (chance(2)) use.leaves_out_on = static_cast<int>(random() % 3) - 1;
-    // A rank that leaves a recomputation out is an error.
-    if (use.checkpoint == NetUse::Checkpoint::Around && use.leaves_out_on) use.leaves_out_on = -1;
     if (use.checkpoint != NetUse::Checkpoint::None) use.retains = false;
     CAPTURE(
         seed, ranks, use.options.prefetch(), use.options.reshard_after_forward().has_value(),

@@ -17,7 +17,9 @@ namespace ddp::testing {
 
 /// How the network is used in a test.
 struct NetUse {
-  enum class Checkpoint { None, Inside, Around };
+  /// Of block 2: of a part of it, of its call, of each of two calls, or of two calls and one of
+  /// block 1 between them.
+  enum class Checkpoint { None, Inside, Around, Each, Together };
 
   FullyShardedOptions options = {};
   int64_t steps = 3;
@@ -29,10 +31,10 @@ struct NetUse {
   bool in_place = false;       // first operation on block 1's output
   bool retains = false;        // two backward passes through one graph
   bool evaluates_between = false;
-  Checkpoint checkpoint = Checkpoint::None;  // of block 2
-  std::optional<int> leaves_out_on = {};     // the rank whose loss lacks block 2; -1: all
-  bool has_unused = false;                   // a parameter of block 3 that nobody uses
-  bool sums_two_passes = false;              // one backward through two forwards
+  Checkpoint checkpoint = Checkpoint::None;
+  std::optional<int> leaves_out_on = {};  // the rank whose loss lacks block 2; -1: all
+  bool has_unused = false;                // a parameter of block 3 that nobody uses
+  bool sums_two_passes = false;           // one backward through two forwards
 };
 
 /// Widths that no number of ranks divides.
@@ -104,12 +106,33 @@ struct NetImpl : torch::nn::Module {
       x = torch::sin(x);
     }
     if (use.twice) x = block1->forward(x);
-    const auto y =
-        use.checkpoint == NetUse::Checkpoint::Around ? checkpoint(block2, x) : block2->forward(x);
+    const auto y = middle(x);
     const bool leaves_out =
         use.leaves_out_on && (*use.leaves_out_on == rank || *use.leaves_out_on < 0);
     x = block3->forward(leaves_out ? x : y);
     return head->forward(x).pow(2).mean();
+  }
+
+  at::Tensor middle(const at::Tensor& x) {
+    switch (use.checkpoint) {
+      case NetUse::Checkpoint::Around:
+        return checkpoint(block2, x);
+      case NetUse::Checkpoint::Each: {
+        const auto y = torch::sin(checkpoint(block2, x));
+        // What a rank may leave out, and whose gather comes between those of the two.
+        return checkpoint(block2, block1->forward(y));
+      }
+      case NetUse::Checkpoint::Together: {
+        auto parameters = block1->parameters();
+        for (const auto& p : block2->parameters()) parameters.push_back(p);
+        const auto both = [this](const at::Tensor& t) {
+          return block2->forward(torch::sin(block1->forward(block2->forward(t))));
+        };
+        return checkpoint(CheckpointOptions().parameters(parameters), both, x);
+      }
+      default:
+        return block2->forward(x);
+    }
   }
 
   NetUse use;

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/repeated_call.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
@@ -150,8 +151,9 @@ bool RepeatableCall::needs_gradients() const {
 /// Represents the call in the graph.
 class Recomputation::Node : public torch::autograd::Node {
  public:
-  explicit Node(RepeatableCall call)
-      : context_(accelerators_of(call), call.preserve_rng_state),
+  Node(RepeatableCall call, int64_t number)
+      : number_(number),
+        context_(accelerators_of(call), call.preserve_rng_state),
         input_versions_(versions_of(call.inputs)),
         parameter_versions_(versions_of(call.parameters)),
         call_(std::move(call)) {
@@ -174,6 +176,7 @@ class Recomputation::Node : public torch::autograd::Node {
   void check_matches_forward(const std::vector<at::Tensor>& outputs) const;
   bool is_passed_through(const at::Tensor& output) const;
 
+  const int64_t number_;  // as of repeated_call()
   const CallContext context_;
   const std::vector<int64_t> input_versions_;
   const std::vector<int64_t> parameter_versions_;
@@ -257,6 +260,7 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
       "out where second derivatives are needed.");
   check_unchanged();
 
+  const RepeatedCallScope scope(number_);
   const auto inputs = detached_inputs();
   variable_list outputs;
   variable_list output_gradients;
@@ -294,7 +298,12 @@ variable_list Recomputation::Node::apply(variable_list&& gradients) {
   return result;
 }
 
-Recomputation::Recomputation(RepeatableCall call) : node_(make_node<Node>(std::move(call))) {}
+Recomputation::Recomputation(RepeatableCall call)
+    : scope_(std::make_unique<RepeatedCallScope>(
+          repeated_call() == 0 ? new_repeated_call() : repeated_call())),
+      node_(make_node<Node>(std::move(call), repeated_call())) {}
+
+Recomputation::~Recomputation() = default;
 
 void Recomputation::connect(const std::vector<at::Tensor>& outputs) {
   static_cast<Node&>(*node_).connect(node_, outputs);

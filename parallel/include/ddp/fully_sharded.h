@@ -116,7 +116,8 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   ///
   /// Collective: yes. Blocks: host.
   void unshard();
-  /// Frees them. What was written to whole parameters is lost.
+  /// Frees them. What was written to whole parameters is lost; values that were computed from them
+  /// outside of forward are as after SummonFullParams.
   void reshard();
   /// Sets the option of that name of this unit.
   void set_reshard_after_forward(bool reshard_after_forward);
@@ -312,6 +313,9 @@ DDP_API int64_t fully_shard(
 
 /// While the guard exists, the parameters of a model's units are whole on every rank: for reading
 /// them, for forward without gathers, or for writing the same to them on every rank.
+///
+/// Values that are computed from them outside of a unit's forward keep their memory, and take
+/// gradients to them inside alone: a backward pass after it throws.
 ///
 /// Collective: its construction. Blocks: host. Memory: the whole model on every rank; see
 /// full_state_dict() for less.

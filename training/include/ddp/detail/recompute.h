@@ -14,7 +14,11 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/nn/module.h>
 
-namespace ddp::detail {
+namespace ddp {
+
+class RepeatedCallScope;
+
+namespace detail {
 
 /// A call of a function that backward repeats.
 struct DDP_API RepeatableCall {
@@ -39,13 +43,15 @@ struct DDP_API RepeatableCall {
   bool needs_gradients() const;
 };
 
-/// One call without a graph, and the node that builds the graph again in backward.
+/// One call without a graph, and the node that builds the graph again in backward. While it exists,
+/// the call has a number, which it has again in backward: what runs in it finds its place by that.
 ///
 /// Threads: belongs to the thread of the forward until connect(), then to that of the backward.
 class DDP_API Recomputation {
  public:
   /// Records random numbers and autocast as they are now: construct it before the call.
   explicit Recomputation(RepeatableCall call);
+  ~Recomputation();
 
   /// Connects the tensors of the result to the node, after the call.
   void connect(const std::vector<at::Tensor>& outputs);
@@ -53,10 +59,12 @@ class DDP_API Recomputation {
  private:
   class Node;
 
+  std::unique_ptr<RepeatedCallScope> scope_;
   decltype(torch::autograd::Edge::function) node_;  // a Node
 };
 
 /// \throws c10::Error  the tensors of a result of this type cannot be found.
 DDP_API void check_result_understood(bool understood, const std::string& type);
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

@@ -1,8 +1,9 @@
-#include "sharded/second_group.h"
+#include "sharded/own_group.h"
 
+#include <map>
 #include <mutex>
 #include <numeric>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -13,34 +14,36 @@ namespace ddp {
 namespace {
 
 using WeakGroup = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
+using Key = std::pair<const void*, OwnOrder>;
 
 std::mutex mutex;
-std::unordered_map<const void*, WeakGroup>& second_groups() {
-  static std::unordered_map<const void*, WeakGroup> groups;
+std::map<Key, WeakGroup>& own_groups() {
+  static std::map<Key, WeakGroup> groups;
   return groups;
 }
 
-ProcessGroup known_second_group(const ProcessGroup& group) {
+ProcessGroup known_group(const Key& key) {
   const std::lock_guard lock(mutex);
-  const auto found = second_groups().find(group.get());
-  return found == second_groups().end() ? ProcessGroup() : found->second.lock();
+  const auto found = own_groups().find(key);
+  return found == own_groups().end() ? ProcessGroup() : found->second.lock();
 }
 
 }  // namespace
 
-ProcessGroup second_group_of(const ProcessGroup& group) {
-  if (group->getSize() == 1) return group;
-  auto known = known_second_group(group);
+ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
+  if (!group || group->getSize() == 1) return group;
+  const Key key(group.get(), order);
+  auto known = known_group(key);
   // Another rank may have dropped its last model.
   auto all_know = at::full({1}, known ? 1 : 0, at::kLong);
   all_reduce(all_know, c10d::ReduceOp::MIN, group);
   if (all_know.item<int64_t>() == 1) return known;
   std::vector<int> ranks(static_cast<size_t>(group->getSize()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto second = new_group(ranks, group);
+  auto own = new_group(ranks, group);
   const std::lock_guard lock(mutex);
-  second_groups().insert_or_assign(group.get(), WeakGroup(second));
-  return second;
+  own_groups().insert_or_assign(key, WeakGroup(own));
+  return own;
 }
 
 }  // namespace ddp

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// Collectives of sharded models that have an order of their own.
+enum class OwnOrder { Gathers, Reductions };
+
+/// A group of the same ranks for these collectives alone: neither the other ones' order nor that of
+/// the program's collectives can differ from theirs between ranks. All who ask for it while it is
+/// used get the same.
+///
+/// \param group  null: returns null.
+///
+/// Collective: yes. Blocks: host.
+ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order);
+
+}  // namespace ddp
