@@ -122,9 +122,18 @@ class Consolidation {
   TensorSource source_of_shards() {
     TensorSource source;
     std::vector<const IndexedTensor*> saved;
+    std::set<std::string> others;
     for (const auto& [name, tensor] : shards_->index()) {
-      source.tensors.push_back({name, tensor.kind});
-      saved.push_back(&tensor);
+      const auto first = source.tensors.size();
+      const auto add = [&, &tensor = tensor](const std::string& one) {
+        source.tensors.push_back({one, tensor.kind});
+        source.same_as.push_back(first);
+        saved.push_back(&tensor);
+      };
+      add(name);
+      for (const auto& other : tensor.other_names) {
+        if (shards_->index().count(other) == 0 && others.insert(other).second) add(other);
+      }
     }
     source.read = [this, saved = std::move(saved), tensors = source.tensors](size_t i) {
       report_write(tensors[i], i + 1, tensors.size());
