@@ -82,6 +82,7 @@ ShardedPart sharded_part_of(const NamedPart& named) {
   ShardedPart part{
       named.name, [part = named.part] { return detail::shards_of_module(*part->module()); }};
   part.has_copies = true;
+  part.other_names = [part = named.part] { return detail::other_names_in(*part->module()); };
   part.whole = std::make_shared<detail::CutModelPart>(named.part);
   return part;
 }

@@ -18,7 +18,11 @@ void ShardedParts::refresh() {
   RankLayouts layouts;
   for (auto& part : parts_) {
     part.shards = part.callback();
-    layouts[part.name] = shard_layouts_of(part.name, part.shards);
+    auto& own = layouts[part.name] = shard_layouts_of(part.name, part.shards);
+    if (!part.other_names) continue;
+    auto names = part.other_names();
+    // With the first box alone: the index has them once.
+    for (auto& layout : own) layout.other_names = std::exchange(names[layout.name], {});
   }
   own_ = to_text(layouts);
 }

@@ -13,7 +13,7 @@
 
 #include "checkpointer/reading.h"
 #include "files/folder.h"
-#include "files/mapped_file.h"
+#include "files/input_file.h"
 #include "parts/cut_parts.h"
 #include "python/lazy_tensors.h"
 #include "python/torch_file.h"
@@ -25,6 +25,7 @@ namespace ddp {
 namespace {
 
 constexpr const char* kConsolidate = "consolidate_checkpoint";
+constexpr size_t kBlockBytes = size_t{1} << 20;  // of a file that is copied as it is
 
 /// A part of a checkpoint, as one file.
 class Consolidation {
@@ -121,9 +122,18 @@ class Consolidation {
   TensorSource source_of_shards() {
     TensorSource source;
     std::vector<const IndexedTensor*> saved;
+    std::set<std::string> others;
     for (const auto& [name, tensor] : shards_->index()) {
-      source.tensors.push_back({name, tensor.kind});
-      saved.push_back(&tensor);
+      const auto first = source.tensors.size();
+      const auto add = [&, &tensor = tensor](const std::string& one) {
+        source.tensors.push_back({one, tensor.kind});
+        source.same_as.push_back(first);
+        saved.push_back(&tensor);
+      };
+      add(name);
+      for (const auto& other : tensor.other_names) {
+        if (shards_->index().count(other) == 0 && others.insert(other).second) add(other);
+      }
     }
     source.read = [this, saved = std::move(saved), tensors = source.tensors](size_t i) {
       report_write(tensors[i], i + 1, tensors.size());
@@ -171,9 +181,15 @@ class Consolidation {
   // Python reads it as it is.
   void copy(const std::string& path) const {
     report(ddp::str("copying ", file_path()));
-    const MappedFile from(file_path());
-    replace_file(
-        path, [&](OutputFile& file) { file.write(from.bytes().data(), from.bytes().size()); });
+    const InputFile from(file_path());
+    std::vector<char> block(kBlockBytes);
+    replace_file(path, [&](OutputFile& file) {
+      for (uint64_t at = 0; at < from.size(); at += block.size()) {
+        block.resize(std::min<uint64_t>(from.size() - at, kBlockBytes));
+        from.read(at, block.data(), block.size());
+        file.write(block.data(), block.size());
+      }
+    });
   }
 
   const std::string folder_;

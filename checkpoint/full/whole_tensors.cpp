@@ -37,13 +37,18 @@ std::vector<std::string> without(
   return rest;
 }
 
+/// Stages of a model have other parameters, and so other buffers. Ranks with the same cut
+/// parameters have the same model.
 void check_same_names(
-    const std::string& function, const std::vector<std::vector<std::string>>& whole) {
+    const std::string& function, const std::vector<std::vector<std::string>>& whole,
+    const std::vector<std::set<std::string>>& cut) {
   for (size_t rank = 1; rank < whole.size(); ++rank) {
-    const auto missing = without(whole[0], whole[rank]);
-    const auto additional = without(whole[rank], whole[0]);
+    const auto alike = std::find(cut.begin(), cut.end(), cut[rank]);
+    const auto first = static_cast<size_t>(alike - cut.begin());
+    const auto missing = without(whole[first], whole[rank]);
+    const auto additional = without(whole[rank], whole[first]);
     std::string text;
-    if (!missing.empty()) text = "lacks rank 0's " + quoted_names(missing);
+    if (!missing.empty()) text = ddp::str("lacks rank ", first, "'s ", quoted_names(missing));
     if (!additional.empty()) {
       text += ddp::str(text.empty() ? "has " : ", and has ", quoted_names(additional), " besides");
     }
@@ -98,7 +103,13 @@ WholeTensors whole_tensors(const std::string& function, const std::vector<std::s
     whole.push_back(unpacked(texts.at(1)));
     names.push_back(unpacked(texts.at(2)));
   }
-  check_same_names(function, whole);
+  std::vector<std::set<std::string>> cut;
+  for (size_t rank = 0; rank < whole.size(); ++rank) {
+    auto& names_of_rank = cut.emplace_back();
+    for (const auto& layout : all.ranks[rank]) names_of_rank.insert(layout.name);
+    for (const auto& name : whole[rank]) names_of_rank.erase(name);
+  }
+  check_same_names(function, whole, cut);
   number_copies(all.ranks);
   const auto kinds = tensors_of({function, ""}, all.ranks);
   std::unordered_map<std::string, size_t> number;

@@ -100,6 +100,14 @@ std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module) {
   return shards;
 }
 
+std::map<std::string, std::vector<std::string>> other_names_in(const torch::nn::Module& module) {
+  std::map<std::string, std::vector<std::string>> others;
+  for (const auto& [names, places, tensor, value, layout] : tensors_of_module(module)) {
+    if (names.size() > 1) others[names[0]] = {names.begin() + 1, names.end()};
+  }
+  return others;
+}
+
 PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& context) {
   if (!saved.isGenericDict()) return whole_->prepare(saved, context);
   LayoutsByParameter layouts;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -22,6 +24,9 @@ void add_layouts_of(const torch::nn::Module& module, LayoutsByParameter& layouts
 
 /// What this rank has of a module's parameters and buffers: a tensor each, with its first name.
 std::vector<ShardedTensor> shards_of_module(const torch::nn::Module& module);
+
+/// The further names of the tensors that its modules share, by their first names.
+std::map<std::string, std::vector<std::string>> other_names_in(const torch::nn::Module& module);
 
 /// Returns the value in place of a field of a parameter's state, of the parameter's number.
 using ReplaceField =

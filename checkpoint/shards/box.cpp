@@ -18,6 +18,19 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
   return common;
 }
 
+std::optional<Overlap> find_overlap(const std::vector<const Box*>& boxes) {
+  // A box that begins after another one's rows shares none with it, nor do those after it.
+  const auto is_past = [](const Box& box, const Box& other) {
+    return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
+  };
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    for (size_t j = i + 1; j < boxes.size() && !is_past(*boxes[i], *boxes[j]); ++j) {
+      if (auto common = intersection(*boxes[i], *boxes[j])) return Overlap{i, j, *common};
+    }
+  }
+  return std::nullopt;
+}
+
 std::vector<ElementRun> runs_of(const Box& part, const Box& whole) {
   const size_t dims = whole.size.size();
   std::vector<int64_t> strides(dims, 1);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +13,17 @@ namespace ddp {
 
 /// Returns the elements that two boxes of one tensor share; nothing where there are none.
 std::optional<Box> intersection(const Box& a, const Box& b);
+
+/// Two boxes that share elements.
+struct Overlap {
+  size_t first = 0, second = 0;  // in the list of boxes
+  Box common;
+};
+
+/// Returns two boxes of one tensor that overlap; nothing where none do.
+///
+/// \param boxes  in the order of their offsets.
+std::optional<Overlap> find_overlap(const std::vector<const Box*>& boxes);
 
 /// Elements that follow each other in memory.
 struct ElementRun {

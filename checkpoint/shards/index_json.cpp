@@ -1,4 +1,5 @@
 // The index of sharded parts as JSON.
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -17,6 +18,12 @@ std::string json_numbers(const std::vector<int64_t>& numbers) {
   return ddp::str("[", joined_by(", ", numbers), "]");
 }
 
+std::string json_texts(const std::vector<std::string>& texts) {
+  std::vector<std::string> quoted;
+  for (const auto& text : texts) quoted.push_back(json_text(text));
+  return ddp::str("[", joined_by(", ", quoted), "]");
+}
+
 std::string json_tensor(const IndexedTensor& tensor) {
   std::vector<std::string> boxes;
   for (const auto& [file, key, box] : tensor.boxes) {
@@ -27,7 +34,8 @@ std::string json_tensor(const IndexedTensor& tensor) {
   return ddp::str(
       "{\"dtype\": \"", c10::getDtypeNames(tensor.kind.dtype).first,
       "\", \"sizes\": ", json_numbers(tensor.kind.sizes), ", \"boxes\": [", joined_by(", ", boxes),
-      "]}");
+      "]", tensor.other_names.empty() ? "" : ", \"other_names\": " + json_texts(tensor.other_names),
+      "}");
 }
 
 // Writes {"name": VALUE, ...}, a line each.
@@ -58,13 +66,23 @@ void check_inside(const Box& box, const std::vector<int64_t>& sizes) {
   if (!fits) throw std::invalid_argument("expected boxes within their tensor's sizes, got another");
 }
 
-/// Boxes of checkpoints do not overlap, so their elements are all of the tensor's.
+/// What a load needs: every element is in one box.
 void check_whole(const IndexedTensor& tensor) {
   const auto numel = [](const std::vector<int64_t>& sizes) {
     return std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());
   };
   double found = 0;
-  for (const auto& box : tensor.boxes) found += numel(box.box.size);
+  std::vector<const Box*> boxes;
+  for (const auto& box : tensor.boxes) {
+    found += numel(box.box.size);
+    boxes.push_back(&box.box);
+  }
+  std::sort(
+      boxes.begin(), boxes.end(), [](const Box* a, const Box* b) { return a->offset < b->offset; });
+  if (const auto both = find_overlap(boxes)) {
+    throw std::invalid_argument(
+        "expected each element in one box, got " + box_text(both->common) + " in two");
+  }
   if (found < numel(tensor.kind.sizes)) {
     throw std::invalid_argument("expected boxes of all elements of a tensor, got fewer");
   }
@@ -93,6 +111,10 @@ IndexedTensor read_tensor(JsonReader& json) {
     json.expect(']');
     check_inside(box.box, tensor.kind.sizes);
   });
+  if (json.accept(',')) {
+    json.key("other_names");
+    json.list('[', ']', [&] { tensor.other_names.push_back(json.text()); });
+  }
   json.expect('}');
   check_whole(tensor);
   return tensor;

@@ -18,6 +18,16 @@ c10::IValue tuple_of_numbers(const std::vector<int64_t>& numbers) {
   return tuple_of({numbers.begin(), numbers.end()});
 }
 
+c10::IValue tuple_of_texts(const std::vector<std::string>& texts) {
+  return tuple_of({texts.begin(), texts.end()});
+}
+
+std::vector<std::string> texts_in(const c10::IValue& tuple) {
+  std::vector<std::string> texts;
+  for (const auto& element : tuple.toTupleRef().elements()) texts.push_back(element.toStringRef());
+  return texts;
+}
+
 std::vector<int64_t> numbers_in(const c10::IValue& tuple) {
   std::vector<int64_t> numbers;
   for (const auto& element : tuple.toTupleRef().elements()) numbers.push_back(element.toInt());
@@ -72,7 +82,8 @@ std::string to_text(const RankLayouts& layouts) {
     for (const auto& shard : shards) {
       entries.push_back(tuple_of(
           {shard.name, static_cast<int64_t>(shard.kind.dtype), tuple_of_numbers(shard.kind.sizes),
-           tuple_of_numbers(shard.box.offset), tuple_of_numbers(shard.box.size), shard.replica}));
+           tuple_of_numbers(shard.box.offset), tuple_of_numbers(shard.box.size), shard.replica,
+           tuple_of_texts(shard.other_names)}));
     }
     parts.push_back(tuple_of({part, tuple_of(std::move(entries))}));
   }
@@ -92,7 +103,8 @@ RankLayouts layouts_from(const std::string& text) {
           {fields[0].toStringRef(),
            {static_cast<at::ScalarType>(fields[1].toInt()), numbers_in(fields[2])},
            {numbers_in(fields[3]), numbers_in(fields[4])},
-           fields[5].toInt()});
+           fields[5].toInt(),
+           texts_in(fields[6])});
     }
   }
   return layouts;

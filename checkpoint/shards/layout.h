@@ -26,6 +26,7 @@ struct ShardLayout {
   TensorKind kind;
   Box box;
   int64_t replica = 0;
+  std::vector<std::string> other_names = {};  // of a tensor that modules share
 };
 
 /// What one rank has, by part.

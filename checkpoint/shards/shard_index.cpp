@@ -11,25 +11,22 @@ namespace {
 
 // Throws where two boxes share an element, or where an element is in none.
 void check_owners(const std::string& name, const OwnedTensor& tensor, const ShardTexts& texts) {
-  const auto& [kind, owned] = tensor;
-  // Boxes are in the order of their offsets: one that begins after this one's rows shares none.
-  const auto is_past = [](const Box& box, const Box& other) {
-    return !box.size.empty() && other.offset[0] >= box.offset[0] + box.size[0];
-  };
+  const auto& kind = tensor.kind;
+  const auto& owned = tensor.boxes;
   int64_t elements = 0;
-  for (size_t i = 0; i < owned.size(); ++i) {
-    elements += c10::multiply_integers(owned[i].box.size);
-    for (size_t j = i + 1; j < owned.size() && !is_past(owned[i].box, owned[j].box); ++j) {
-      const auto common = intersection(owned[i].box, owned[j].box);
-      if (!common) continue;
-      const auto ranks = std::minmax(owned[i].rank, owned[j].rank);
-      DDP_CHECK_VALUE(
-          false, texts.subject, ": expected one owner of ", name, " ", box_text(*common),
-          texts.place, ", got ",
-          ranks.first == ranks.second ? ddp::str("rank ", ranks.first, " twice")
-                                      : ddp::str("ranks ", ranks.first, " and ", ranks.second),
-          ". Give different tensors different names, and all but one copy a replica number.");
-    }
+  std::vector<const Box*> boxes;
+  for (const auto& item : owned) {
+    elements += c10::multiply_integers(item.box.size);
+    boxes.push_back(&item.box);
+  }
+  if (const auto both = find_overlap(boxes)) {
+    const auto ranks = std::minmax(owned[both->first].rank, owned[both->second].rank);
+    DDP_CHECK_VALUE(
+        false, texts.subject, ": expected one owner of ", name, " ", box_text(both->common),
+        texts.place, ", got ",
+        ranks.first == ranks.second ? ddp::str("rank ", ranks.first, " twice")
+                                    : ddp::str("ranks ", ranks.first, " and ", ranks.second),
+        ". Give different tensors different names, and all but one copy a replica number.");
   }
   DDP_CHECK_VALUE(
       elements == c10::multiply_integers(kind.sizes), texts.subject,
@@ -60,7 +57,14 @@ std::map<std::string, OwnedTensor> owners_of(
   for (auto& [name, kind] : tensors_of(texts, ranks)) tensors[name].kind = kind;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const auto& shard : ranks[rank]) {
-      if (is_written(shard)) tensors.at(shard.name).boxes.push_back({rank, shard.box});
+      auto& tensor = tensors.at(shard.name);
+      if (is_written(shard)) tensor.boxes.push_back({rank, shard.box});
+      for (const auto& other : shard.other_names) {
+        const auto& known = tensor.other_names;
+        if (std::find(known.begin(), known.end(), other) == known.end()) {
+          tensor.other_names.push_back(other);
+        }
+      }
     }
   }
   for (auto& [name, tensor] : tensors) {
@@ -77,6 +81,7 @@ ShardIndex make_index(const std::string& part, const std::vector<std::vector<Sha
   for (const auto& [name, owned] : owners_of(texts_of_part(part), ranks)) {
     auto& tensor = index[name];
     tensor.kind = owned.kind;
+    tensor.other_names = owned.other_names;
     for (const auto& [rank, box] : owned.boxes) {
       tensor.boxes.push_back({shard_file(part, static_cast<int>(rank)), shard_key(name, box), box});
     }

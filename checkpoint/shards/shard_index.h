@@ -18,6 +18,9 @@ struct IndexedBox {
 struct IndexedTensor {
   TensorKind kind;
   std::vector<IndexedBox> boxes;  // each element is in one
+  /// Further names of a tensor that modules of the model share. Only consolidate_checkpoint() needs
+  /// them: a load goes by the first name.
+  std::vector<std::string> other_names = {};
 };
 
 /// The tensors of a sharded part, by name.
@@ -44,6 +47,7 @@ struct OwnedBox {
 struct OwnedTensor {
   TensorKind kind;
   std::vector<OwnedBox> boxes;  // in the order of their offsets; each element is in one
+  std::vector<std::string> other_names;
 };
 
 /// Lists which rank writes which box, by tensor. A pure function: all ranks make the same list.
@@ -61,7 +65,8 @@ std::map<std::string, OwnedTensor> owners_of(
 ShardIndex make_index(const std::string& part, const std::vector<std::vector<ShardLayout>>& ranks);
 
 /// Writes the indices of parts as JSON: {"PART": {"NAME": {"dtype": "float32", "sizes": [4],
-/// "boxes": [["FILE", "KEY", [0], [4]]]}}}
+/// "boxes": [["FILE", "KEY", [0], [4]]], "other_names": ["OTHER"]}}}, the last only where there are
+/// some.
 std::string index_to_json(const std::map<std::string, ShardIndex>& parts);
 
 /// Reads it. \throws std::invalid_argument  the text has another form.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 
 namespace ddp {
 
+using OtherNames = std::map<std::string, std::vector<std::string>>;
+
 /// A part of a checkpoint that is cut over the ranks.
 struct ShardedPart {
   std::string name;
@@ -26,6 +29,8 @@ struct ShardedPart {
   /// Reads the part's own file, which has it whole, where the checkpoint has no shards of it. Null:
   /// there is no such file.
   detail::CheckpointPartPtr whole = nullptr;
+  /// Returns the further names of tensors that modules share, by their first. Null: none have any.
+  std::function<OtherNames()> other_names = nullptr;
   std::vector<ShardedTensor> shards = {};            // this rank's, from the callback's last call
   std::vector<std::vector<ShardLayout>> ranks = {};  // of the last exchange
   std::map<std::string, TensorKind> tensors = {};    // those that any rank has a shard of

@@ -1,6 +1,6 @@
 #include "tensors/safetensors_file.h"
 
-#include <cstring>
+#include <algorithm>
 #include <unordered_map>
 
 #include <ATen/ATen.h>
@@ -18,18 +18,31 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+SafetensorsHeader read_header(const InputFile& file, const std::string& path) {
+  std::string bytes(std::min<uint64_t>(file.size(), kSafetensorsLengthBytes), '\0');
+  file.read(0, bytes.data(), bytes.size());
+  const auto length = safetensors_header_bytes(bytes, file.size(), path);
+  const auto begun = bytes.size();
+  bytes.resize(length);
+  file.read(begun, bytes.data() + begun, length - begun);
+  return read_safetensors_header(bytes, file.size(), path);
+}
+
 }  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : file_(path), header_(read_header(file_, path)) {}
 
 at::Tensor SafetensorsFile::read(size_t i, const Box& box) {
   const auto& kind = header_.tensors[i].kind;
   auto tensor = at::empty(box.size, kind.dtype);
   if (tensor.numel() == 0) return tensor;
-  const auto* from = file_.bytes().data() + header_.begins[i];
+  const auto begin = header_.begins[i];
   auto* to = static_cast<char*>(tensor.mutable_data_ptr());
   const auto item = c10::elementSize(kind.dtype);
   for (const auto& run : runs_of(box, whole_box(kind.sizes))) {
     const auto bytes = static_cast<size_t>(run.count) * item;
-    std::memcpy(to, from + static_cast<size_t>(run.first) * item, bytes);
+    file_.read(begin + static_cast<size_t>(run.first) * item, to, bytes);
     to += bytes;
   }
   // A byte that is neither 0 nor 1 is no bool of C++.

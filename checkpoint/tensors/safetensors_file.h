@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "files/mapped_file.h"
+#include "files/input_file.h"
 #include "tensors/safetensors_header.h"
 #include "tensors/tensor_file.h"
 
@@ -15,15 +15,14 @@ namespace ddp {
 class SafetensorsFile : public TensorFile {
  public:
   /// \throws c10::Error  as read_safetensors_header().
-  explicit SafetensorsFile(const std::string& path)
-      : file_(path), header_(read_safetensors_header(file_.bytes(), path)) {}
+  explicit SafetensorsFile(const std::string& path);
 
   const Metadata& metadata() const { return header_.metadata; }
   const std::vector<NamedKind>& tensors() const override { return header_.tensors; }
   at::Tensor read(size_t i, const Box& box) override;
 
  private:
-  const MappedFile file_;
+  const InputFile file_;
   const SafetensorsHeader header_;
 };
 

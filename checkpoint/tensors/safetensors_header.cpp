@@ -21,7 +21,7 @@ namespace ddp {
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-constexpr size_t kLengthBytes = sizeof(uint64_t);
+constexpr size_t kLengthBytes = kSafetensorsLengthBytes;
 constexpr const char* kMetadata = "__metadata__";
 
 struct NamedDtype {
@@ -181,28 +181,33 @@ uint64_t bytes_of(const TensorKind& kind) {
   return static_cast<uint64_t>(c10::multiply_integers(kind.sizes)) * c10::elementSize(kind.dtype);
 }
 
-SafetensorsHeader read_safetensors_header(std::string_view bytes, const std::string& path) {
+uint64_t safetensors_header_bytes(
+    std::string_view front, uint64_t file_bytes, const std::string& path) {
   uint64_t length = 0;
   DDP_CHECK(
-      bytes.size() >= kLengthBytes, path, ": expected a file of safetensors, got ", bytes.size(),
+      front.size() >= kLengthBytes, path, ": expected a file of safetensors, got ", front.size(),
       " bytes. Check whether it is the right file.");
-  std::memcpy(&length, bytes.data(), sizeof(length));
+  std::memcpy(&length, front.data(), sizeof(length));
   DDP_CHECK(
       length <= kMaxHeaderBytes, path,
       ": expected a file of safetensors, with a header of at most ", kMaxHeaderBytes,
       " bytes, got ", length, ". Check whether it is the right file.");
   DDP_CHECK(
-      length <= bytes.size() - kLengthBytes, path, ": expected ", length,
-      " bytes of a header of safetensors, got ", bytes.size() - kLengthBytes,
+      length <= file_bytes - kLengthBytes, path, ": expected ", length,
+      " bytes of a header of safetensors, got ", file_bytes - kLengthBytes,
       ". Copy the file again.");
-  const auto json = bytes.substr(kLengthBytes, length);
+  return kLengthBytes + length;
+}
+
+SafetensorsHeader read_safetensors_header(
+    std::string_view header, uint64_t file_bytes, const std::string& path) {
+  const auto json = header.substr(kLengthBytes);
   DDP_CHECK(
       is_utf8(json) && json.substr(0, 1) == "{", path,
       ": expected a header of safetensors that begins with { and is UTF-8, got another. Check "
       "whether it is the right file.");
   try {
-    const auto begin = kLengthBytes + length;
-    return HeaderReader(json, bytes.size() - begin, path).read(begin);
+    return HeaderReader(json, file_bytes - header.size(), path).read(header.size());
   } catch (const std::invalid_argument& error) {
     DDP_CHECK(
         false, path, ": ", error.what(), " of the header of safetensors. Copy or save it again.");

@@ -3,6 +3,7 @@
 // then the elements, to which the offsets are relative.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,11 +22,22 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
+/// The bytes of the length before the JSON.
+inline constexpr size_t kSafetensorsLengthBytes = sizeof(uint64_t);
+
+/// Returns the bytes of a file's header, those of its length included: at most 100 MB.
+///
+/// \param front  the file's bytes from the first on: 8 of them, or all where it has fewer.
+/// \throws c10::Error  as read_safetensors_header().
+uint64_t safetensors_header_bytes(
+    std::string_view front, uint64_t file_bytes, const std::string& path);
+
 /// Reads the header of a file, and checks all that the format asks for.
 ///
-/// \param bytes  of the whole file. \param path  for the texts of errors.
+/// \param header  safetensors_header_bytes() of the file. \param path  for the texts of errors.
 /// \throws c10::Error  naming the file, the tensor, the rule and the value.
-SafetensorsHeader read_safetensors_header(std::string_view bytes, const std::string& path);
+SafetensorsHeader read_safetensors_header(
+    std::string_view header, uint64_t file_bytes, const std::string& path);
 
 /// Writes a header with its length. The tensors' elements follow each other, in this order.
 ///

@@ -8,11 +8,13 @@
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <torch/library.h>
 
 #include "deferred/operands.h"
+#include "deferred/out_arguments.h"
 
 namespace ddp {
 namespace {
@@ -47,6 +49,13 @@ std::string no_values_text(const at::Tensor& tensor, const std::string& made_by)
 std::string first_words(const std::string& text) {
   const auto end = std::min(text.find(". "), text.find('\n'));
   return text.substr(0, std::min<size_t>(end, 150));
+}
+
+/// The device on which a tensor is made: without an index, the current one of now.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
+  const c10::impl::VirtualGuardImpl devices(device.type());
+  return devices.deviceCount() > 0 ? devices.getDevice() : device;
 }
 
 /// One call of an operation that is no composite of others.
@@ -95,6 +104,8 @@ class Call {
   bool make_with_memory();
   size_t slot_for(const at::Tensor& tensor);
   Stack infer() const;
+  bool fills_out() const;
+  void resize_out(const Stack& inferred);
   void note_random_numbers(Record& record);
   at::Tensor make_result(const at::Tensor& inferred, Record& record);
   Stack results(const Stack& inferred, Record& record);
@@ -231,6 +242,29 @@ Stack Call::infer() const {
   return stack;
 }
 
+/// Whether all that it returns are tensors of out= with elements, whose sizes are right.
+bool Call::fills_out() const {
+  const auto out = out_arguments(op_.schema());
+  return !makes_tensors() && std::all_of(out.begin(), out.end(), [&](const OutArgument& one) {
+    return stack_[first_ + one.argument].toTensor().numel() > 0;
+  });
+}
+
+/// As the operation does it: tensors of out= without elements get the results' sizes.
+void Call::resize_out(const Stack& inferred) {
+  if (inferred.empty()) return;
+  for (const auto& [k, i] : out_arguments(op_.schema())) {
+    const auto& result = inferred.at(k).toTensor();
+    const auto& out = argument(i).toTensor();
+    if (out.sizes() == result.sizes()) continue;
+    DDP_CHECK(
+        out.numel() == 0, "DeferredInit: expected out= of ", text_of_tensor(result), " for ",
+        name(), ", got ", text_of_tensor(out),
+        ". Give it a tensor of these sizes, or one without elements.");
+    resize_deferred(out, result, tape_.slots[deferred_slot(out)->slot].standin);
+  }
+}
+
 void Call::note_random_numbers(Record& record) {
   if (!random_) return;
   std::optional<at::Generator> generator;
@@ -311,17 +345,21 @@ bool Call::record() {
   if (!has_tensors_ && make_with_memory()) return true;
   if (!is_to_be_recorded()) return false;
   check_can_be_recorded();
+  for (size_t i = 0; i < arguments(); ++i) {
+    if (op_.schema().arguments()[i].name() != "device" || argument(i).isNone()) continue;
+    argument(i) = with_index(argument(i).toDevice());
+  }
   Record record;
   record.op = op_;
   Stack inferred;
-  if (makes_tensors()) {
+  if (makes_tensors() || !out_arguments(op_.schema()).empty()) {
     try {
       inferred = infer();
     } catch (const c10::Error& error) {
       // A factory that meta kernels do not know.
       if (!has_tensors_ && !random_) return false;
       DDP_CHECK(
-          false,
+          fills_out(),
           "DeferredInit: expected operations whose results' sizes are known without values, ",
           "got ", name(), " (", first_words(text_of(error)),
           "). Call it after ddp::materialize(), or build this module without the guard.");
@@ -349,6 +387,7 @@ bool Call::record() {
       record.arguments.back() = inferred[0].toTensor().scalar_type();
     }
   }
+  resize_out(inferred);
   auto returned = results(inferred, record);
   if (!record.writes.empty()) {
     note_random_numbers(record);

@@ -101,8 +101,10 @@ c10::Storage& Replay::memory_of(size_t slot) {
   const auto& description = tape_.slots[slot];
   memory = allocate_storage(description.standin.nbytes(), description.device);
   if (!description.initial) return memory;
+  // An operation may have made the storage larger since.
   const auto bytes = at::empty(
-      {static_cast<int64_t>(memory.nbytes())}, at::TensorOptions(at::kByte).device(at::kMeta));
+      {static_cast<int64_t>(description.initial.nbytes())},
+      at::TensorOptions(at::kByte).device(at::kMeta));
   tensor_over(memory, bytes).copy_(tensor_over(description.initial, bytes));
   return memory;
 }

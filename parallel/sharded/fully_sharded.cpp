@@ -14,6 +14,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
+#include "sharded/archive_dtypes.h"
 #include "sharded/block_pool.h"
 #include "sharded/sharded_model.h"
 #include "sharded/sharded_parameters.h"
@@ -199,8 +200,11 @@ void FullyShardedBase::load(torch::serialize::InputArchive& archive) {
   // A unit of a model that loads.
   if (unit_->stays_whole) return torch::nn::Module::load(archive);
   const SummonFullParams whole(*this, /*write_back=*/false);
+  const c10::NoGradGuard no_grad;
+  ArchiveDtypes dtypes(*this, archive);
   torch::nn::Module::load(archive);
   whole.write_back();
+  dtypes.finish();
 }
 
 std::shared_ptr<torch::nn::Module> FullyShardedBase::clone(

@@ -1,8 +1,10 @@
 // A run whose ranks are killed again and again, at any point, and resumed each time, ends with the
-// same state as an uninterrupted run. DDP_TEST_KILLS=20 in the environment kills 20 times.
+// same state as an uninterrupted run. DDP_TEST_KILLS=20 in the environment kills 20 times, and
+// DDP_TEST_KILLS=10000 at every write of a sharded save.
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <random>
@@ -24,6 +26,11 @@ using ddp::testing::Process;
 using ddp::testing::TemporaryFolder;
 
 constexpr int kRanks = 2;
+
+int kills_or(int otherwise) {
+  const char* const asked = std::getenv("DDP_TEST_KILLS");
+  return asked != nullptr ? std::atoi(asked) : otherwise;
+}
 
 std::vector<std::string> command(const std::string& folder, int steps) {
   return ddp::testing::ddprun(
@@ -62,8 +69,7 @@ int kill_once(const std::string& folder, int steps, std::mt19937& random) {
 TEST_CASE(
     "a run that is killed at any point and resumed ends bit for bit as an uninterrupted one",
     "[checkpoint][process]") {
-  const char* const asked = std::getenv("DDP_TEST_KILLS");
-  const int kills = asked != nullptr ? std::atoi(asked) : 2;
+  const int kills = kills_or(2);
   const unsigned seed = std::random_device()();
   CAPTURE(seed);
   std::mt19937 random(seed);
@@ -89,6 +95,96 @@ TEST_CASE(
   CHECK(names_in(killed.path()).size() == 2);
   std::cout << kills << " kills, " << saves_cut << " of them in a save\n";
 }
+
+#ifdef KILL_AT_WRITE_LIBRARY
+namespace {
+
+/// A call by which a rank changes files in a save.
+struct Write {
+  int ranks;  // of the job
+  int rank;
+  int number;  // from 1
+};
+
+/// Loads the newest checkpoint on `ranks` ranks, makes a step, and is killed in its save.
+Ended save_sharded(const std::string& folder, const Write& last) {
+  ddp::testing::ProcessOptions options;
+  options.environment = {
+      std::string("LD_PRELOAD=") + KILL_AT_WRITE_LIBRARY,
+      "DDP_TEST_KILL_AT=" + std::to_string(last.rank) + " " + std::to_string(last.number)};
+  return ddp::testing::run(
+      ddp::testing::ddprun(
+          {"-n", std::to_string(last.ranks), "--", CHECKPOINT_WORLD_PROGRAM, folder, "1",
+           "sharded"}),
+      options);
+}
+
+/// The line that begins with `what`, without it: a step and the hash of its state.
+std::string line_after(const std::string& what, const Ended& ended) {
+  for (const auto& line : lines_of(ended.out)) {
+    const auto at = line.find(what);
+    if (at != std::string::npos) return line.substr(at + what.size());
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a sharded save that is killed at a write leaves a checkpoint that other ranks load to the bit",
+    "[checkpoint][process]") {
+  const TemporaryFolder folder;
+  std::vector<Write> writes;
+  std::string before, last;  // steps and hashes: of the last whole checkpoint, and of the save
+  for (const int ranks : {3, 2, 3}) {
+    const auto ended = save_sharded(folder.path(), {ranks, 0, 0});
+    INFO(ended.out + ended.err);
+    REQUIRE(ended.code == 0);
+    CHECK(line_after("loaded ", ended) == before);
+    before = line_after("saves ", ended);
+    REQUIRE(!before.empty());
+    if (before[0] == '1') continue;  // the first save removes no checkpoint
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto counts =
+          numbers_after(ended.err, "rank " + std::to_string(rank) + " changed files ");
+      REQUIRE(counts.size() == 1);
+      for (int i = 1; i <= counts[0]; ++i) writes.push_back({ranks, rank, i});
+    }
+  }
+  // Neighbours are of different numbers of ranks, so that each loads what the other saved.
+  std::stable_sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) {
+    return a.number < b.number;
+  });
+  const unsigned seed = std::random_device()();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto kills = std::min(writes.size(), static_cast<size_t>(kills_or(4)));
+  REQUIRE(writes.size() > 100);
+  size_t published = 0;
+  last = before;
+  for (size_t i = 0; i < kills; ++i) {
+    const auto first = writes.size() * i / kills, end = writes.size() * (i + 1) / kills;
+    const auto& write = writes[first + random() % (end - first)];
+    const auto ended = save_sharded(folder.path(), write);
+    CAPTURE(write.ranks, write.rank, write.number);
+    INFO(ended.out + ended.err);
+    CHECK(ended.code != 0);
+    const auto loaded = line_after("loaded ", ended);
+    CHECK((loaded == before || loaded == last));
+    if (i > 0 && loaded == last) ++published;
+    before = loaded;
+    last = line_after("saves ", ended);
+    CHECK(!last.empty());
+  }
+  const auto resumed = save_sharded(folder.path(), {4, 0, 0});
+  CHECK(resumed.code == 0);
+  const auto loaded = line_after("loaded ", resumed);
+  CHECK((loaded == before || loaded == last));
+  CHECK(names_in(folder.path()).size() == 1);
+  std::cout << kills << " of " << writes.size() << " writes killed, " << published
+            << " of them when the checkpoint was whole\n";
+}
+#endif
 
 TEST_CASE(
     "a rank with a foreign locale resumes, and ends, as the others do", "[checkpoint][process]") {

@@ -1,5 +1,7 @@
 // A rank of a run that is killed and resumed: trains on random data, saves in the background, and
-// prints a hash of its final state. checkpoint_world FOLDER STEPS
+// prints a hash of its final state. checkpoint_world FOLDER STEPS; with "sharded" after these, a
+// sharded model makes one step, and rank 0 prints hashes of the whole state that it loads and
+// saves.
 #include <unistd.h>
 
 #include <cstdio>
@@ -78,12 +80,64 @@ void run(const std::string& folder, int64_t steps) {
   ddp::destroy_process_group();
 }
 
+/// Of a sharded model and its optimizer, on any number of ranks the same. Collective.
+uint64_t hash_of_whole(
+    const ddp::FullyShardedDataParallel<torch::nn::Sequential>& model,
+    torch::optim::AdamW& optimizer) {
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> all, kept;
+  const auto add = [&] {
+    for (const auto& item : ddp::full_state_dict(*model)) all.push_back(item.value());
+  };
+  add();
+  for (auto& p : model->parameters()) kept.push_back(p.clone());
+  for (const bool is_square : {false, true}) {
+    for (auto& p : model->parameters()) {
+      const auto found = optimizer.state().find(p.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      auto& state = static_cast<torch::optim::AdamWParamState&>(*found->second);
+      p.copy_(is_square ? state.exp_avg_sq() : state.exp_avg());
+    }
+    add();
+  }
+  for (size_t i = 0; i < kept.size(); ++i) model->parameters()[i].copy_(kept[i]);
+  return hash_of(all);
+}
+
+void run_sharded(const std::string& folder) {
+  ddp::init_process_group();
+  torch::manual_seed(5);
+  torch::nn::Sequential net(torch::nn::Linear(24, 41), torch::nn::Linear(41, 7));
+  ddp::fully_shard(net, /*min_num_params=*/500);
+  ddp::FullyShardedDataParallel<torch::nn::Sequential> model(net);
+  torch::optim::AdamW optimizer(model->parameters(), 0.01);
+  ddp::Checkpointer checkpointer(folder, ddp::CheckpointerOptions().keep_last(1));
+  checkpointer.add("model", model).add("optimizer", optimizer);
+  const auto print = [&](const char* what, int64_t step) {
+    const auto hash = static_cast<unsigned long long>(hash_of_whole(model, optimizer));
+    if (ddp::is_main()) std::printf("%s %lld %016llx\n", what, static_cast<long long>(step), hash);
+    std::fflush(stdout);
+  };
+  const auto begun = checkpointer.load_latest().value_or(0);
+  if (begun > 0) print("loaded", begun);
+  model->forward(torch::randn({5, 24})).pow(2).mean().backward();
+  optimizer.step();
+  print("saves", begun + 1);
+  checkpointer.save(begun + 1);
+  checkpointer.wait();
+  ddp::destroy_process_group();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc < 3) return 2;
   try {
-    run(argv[1], std::atoll(argv[2]));
+    if (argc == 4) {
+      run_sharded(argv[1]);
+    } else {
+      run(argv[1], std::atoll(argv[2]));
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

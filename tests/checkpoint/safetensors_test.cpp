@@ -1,4 +1,6 @@
 // Files of safetensors: written, read, and refused.
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -254,6 +256,35 @@ TEST_CASE("boxes of a file's tensors are read alone", "[checkpoint][safetensors]
           torch::equal(file->read(i, {{1, 1}, {2, 2}}), dict["t"].narrow(0, 1, 2).narrow(1, 1, 2)));
     }
   }
+}
+
+TEST_CASE(
+    "a file that is shortened while it is read is an error",
+    "[checkpoint][safetensors][errors][pure]") {
+  constexpr int64_t kCount = 50000;  // elements over many pages
+  const TemporaryFolder folder;
+  Dict dict;
+  dict.insert("front", torch::ones({kCount}));
+  dict.insert("end", torch::ones({kCount}));
+  const auto path = folder.file(GENERATE(as<std::string>(), "a.safetensors", "a.pt"));
+  if (ddp::is_safetensors(path)) {
+    ddp::save_safetensors(dict, path);
+  } else {
+    ddp::save_state_dict(dict, path);
+  }
+  const auto file = ddp::open_tensor_file(path);
+  // Near the end: the rest of the last page would read as zeros. Before: there is no page.
+  const auto bytes = static_cast<off_t>(file_bytes(path).size());
+  const auto less = GENERATE_COPY(as<off_t>(), off_t{100}, off_t{200000}, bytes);
+  CAPTURE(path, less);
+  REQUIRE(truncate(path.c_str(), bytes - less) == 0);
+  // Files of torch.save have a directory after the elements.
+  const bool has_all = !ddp::is_safetensors(path) && less == 100;
+  const auto error = error_of<c10::Error>([&] { file->read(1); });
+  CAPTURE(error);
+  CHECK(error.empty() == has_all);
+  CHECK((has_all || error.find(path + ": expected 200000 bytes") == 0));
+  if (less < bytes) CHECK(torch::equal(file->read(0), dict["front"]));
 }
 
 TEST_CASE("a dictionary is saved as Python's state_dict", "[checkpoint][pure]") {

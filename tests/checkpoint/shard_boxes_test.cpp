@@ -211,6 +211,60 @@ TEST_CASE("layouts and indices are the same after a text", "[checkpoint][pure]")
   CHECK(parsed.index.at("model").at(name).boxes.front().box.size == std::vector<int64_t>{4, 3});
 }
 
+TEST_CASE("further names of a shared tensor are in the index", "[checkpoint][pure]") {
+  auto first = layout("wte", {4}, {{0}, {2}}), second = layout("wte", {4}, {{2}, {2}});
+  first.other_names = {"head.weight", "a \"b\""};
+  second.other_names = {"head.weight", "decoder"};
+  ddp::RankLayouts layouts;
+  layouts["model"] = {first};
+  const auto again = ddp::layouts_from(ddp::to_text(layouts));
+  CHECK(again.at("model").front().other_names == first.other_names);
+  ddp::Manifest manifest;
+  manifest.index["model"] = ddp::make_index("model", {{first}, {second}});
+  manifest.library_version = manifest.libtorch_version = "1";
+  const std::vector<std::string> names{"head.weight", "a \"b\"", "decoder"};
+  const auto json = ddp::to_json(manifest);
+  CHECK_THAT(json, ContainsText(R"(], "other_names": ["head.weight", "a \"b\"", "decoder"]})"));
+  CHECK(ddp::parse_manifest(json, "m").index.at("model").at("wte").other_names == names);
+}
+
+TEST_CASE("boxes of a manifest's index have each element once", "[checkpoint][errors][pure]") {
+  const auto error_with = [](const std::vector<int64_t>& sizes, const std::vector<Box>& boxes) {
+    ddp::Manifest manifest;
+    manifest.library_version = manifest.libtorch_version = "1";
+    auto& tensor = manifest.index["model"]["w"];
+    tensor.kind.sizes = sizes;
+    for (const auto& box : boxes) tensor.boxes.push_back({"model.shard-00000.pt", "w/0", box});
+    const auto json = ddp::to_json(manifest);
+    return error_of([&] { ddp::parse_manifest(json, "m"); });
+  };
+  CHECK(error_with({4, 2}, {{{0, 0}, {2, 2}}, {{2, 0}, {2, 2}}}).empty());
+  CHECK(error_with({4, 2}, {{{2, 0}, {2, 2}}, {{0, 0}, {2, 2}}}).empty());
+  CHECK(error_with({}, {{{}, {}}}).empty());
+  CHECK(error_with({0, 2}, {}).empty());
+  const std::string start = "m is damaged: its index: expected ";
+  CHECK_THAT(
+      error_with({4, 2}, {{{0, 0}, {2, 2}}, {{3, 0}, {1, 2}}}),
+      ContainsText(start + "boxes of all elements of a tensor, got fewer"));
+  CHECK_THAT(error_with({}, {}), ContainsText("got fewer"));
+  CHECK_THAT(
+      error_with({4, 2}, {{{0, 0}, {3, 2}}, {{2, 0}, {2, 2}}}),
+      ContainsText(start + "each element in one box, got [2:3, 0:2] in two"));
+  // As many elements as the tensor has, and one row in no box.
+  CHECK_THAT(
+      error_with({4, 2}, {{{1, 0}, {2, 2}}, {{0, 0}, {2, 2}}}),
+      ContainsText("each element in one box, got [1:2, 0:2] in two"));
+  CHECK_THAT(error_with({}, {{{}, {}}, {{}, {}}}), ContainsText("each element in one box"));
+  for (const Box& outside :
+       {Box{{0, 0}, {5, 2}}, Box{{3, 0}, {2, 2}}, Box{{-1, 0}, {4, 2}}, Box{{0, 0}, {-4, -2}},
+        Box{{0, 0}, {INT64_MAX, 2}}, Box{{INT64_MAX, 0}, {4, 2}}, Box{{0}, {4}},
+        Box{{0, 0, 0}, {4, 2, 1}}}) {
+    CAPTURE(ddp::box_text(outside));
+    CHECK_THAT(
+        error_with({4, 2}, {outside}), ContainsText(start + "boxes within their tensor's sizes"));
+  }
+}
+
 TEST_CASE(
     "a manifest of format 1 is read, and written without sharded parts", "[checkpoint][pure]") {
   // Written by the library before it had sharded parts.

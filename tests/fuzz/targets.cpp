@@ -99,7 +99,7 @@ void safetensors(std::string_view bytes) {
     require(size < bytes.size());
     // What is read can be written.
     const auto header = make_safetensors_header(file.tensors(), file.metadata(), "again");
-    const auto again = read_safetensors_header(header + std::string(size, '\0'), "again");
+    const auto again = read_safetensors_header(header, header.size() + size, "again");
     require(again.tensors.size() == file.tensors().size() && again.metadata == file.metadata());
   });
 }

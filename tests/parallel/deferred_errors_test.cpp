@@ -78,6 +78,12 @@ TEST_CASE("what cannot be recorded says so", "[deferred][errors][once]") {
       error_inside([&](Tensor& w) { borrowed.copy_(w); }),
       Contains("memory of the program's own") && Contains("clone()"));
   CHECK(error_inside([](Tensor& w) { w.t_().mul_(2); }).empty());
+  CHECK_THAT(
+      error_inside([](Tensor& w) {
+        auto out = torch::empty({4});
+        torch::add_out(out, w, w);
+      }),
+      Contains("expected out= of [30, 40] Float for aten::add, got [4] Float"));
 
   auto given = torch::ones({30, 40});
   torch::nn::Linear linear(nullptr);

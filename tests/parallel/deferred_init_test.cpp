@@ -87,6 +87,28 @@ const std::vector<Named> kModules{
        torch::nn::init::kaiming_normal_(add("kaiming", {40, 4}));
        torch::nn::init::constant_(add("constant", {1000, 4}), 0.1);
      })},
+    {"out= without elements", made([](Made& m) {
+       const torch::NoGradGuard no_grad;
+       const auto w = torch::randn({30, 40});
+       const auto add = [&](const char* name, at::Tensor out, const auto& fill) {
+         fill(out);
+         m.register_buffer(name, out);
+         m.register_buffer(name + std::string("_plus"), out + 1);
+       };
+       add("sum", torch::empty({0}), [&](at::Tensor& out) { torch::add_out(out, w, w); });
+       add("none", torch::empty({0}),
+           [&](at::Tensor& out) { torch::mul_out(out, w.narrow(0, 0, 0), w.narrow(0, 0, 0)); });
+       add("product", torch::zeros({0, 7}),
+           [&](at::Tensor& out) { torch::matmul_out(out, w, w.t()); });
+       add("part", w.narrow(0, 3, 0).clone(), [&](at::Tensor& out) {
+         torch::cat_out(out, {w, torch::ones({2, 40})});
+       });
+       add("twice", torch::empty({0}), [&](at::Tensor& out) {
+         torch::sum_out(out, w, 0);
+         torch::mul_out(out, out, out);
+       });
+       add("full", torch::empty({30, 40}), [&](at::Tensor& out) { torch::sub_out(out, w, w); });
+     })},
     {"index and mask", made([](Made& m) {
        const torch::NoGradGuard no_grad;
        auto w = m.register_parameter("w", torch::randn({10, 4}));

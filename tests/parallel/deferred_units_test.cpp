@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -113,6 +114,21 @@ TEST_CASE("what nothing needs any more is freed", "[deferred][once]") {
     }
     CHECK(given.use_count() == 1);
   }
+}
+
+TEST_CASE("values of the program's own memory are those of the guard", "[deferred][once]") {
+  torch::nn::Linear linear(nullptr);
+  {
+    std::vector<float> own(30 * 40, 7.0F);
+    const auto borrowed = torch::from_blob(own.data(), {30, 40});
+    const ddp::DeferredInit guard;
+    linear = torch::nn::Linear(40, 30);
+    const torch::NoGradGuard no_grad;
+    linear->weight.copy_(borrowed);
+    std::fill(own.begin(), own.end(), 0.0F);  // which no version of a tensor counts
+  }
+  ddp::materialize(*linear);
+  CHECK(torch::equal(linear->weight, torch::full({30, 40}, 7.0F)));
 }
 
 TEST_CASE("units share what they were made of", "[deferred][once]") {

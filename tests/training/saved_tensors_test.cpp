@@ -280,6 +280,22 @@ TEST_CASE("parameters are told from results", "[saved][once]") {
   CHECK(std::count(leaves.begin(), leaves.end(), true) == 1);
 }
 
+TEST_CASE("a view of a parameter stays where it is", "[saved][once]") {
+  torch::nn::Linear linear(8, 4);
+  const auto x = torch::ones({2, 8}).requires_grad_();
+  std::vector<bool> stay;
+  {
+    const SavedTensorHooks hooks([&](const at::Tensor& tensor) {
+      if (tensor.is_alias_of(linear->weight)) stay.push_back(!ddp::can_be_replaced(tensor));
+      return ddp::keep_as_it_is(tensor);
+    });
+    linear->forward(x);  // saves the weight transposed
+  }
+  CHECK(stay == std::vector<bool>{true});
+  CHECK_FALSE(ddp::can_be_replaced(linear->weight.narrow(0, 1, 2)));
+  CHECK(ddp::can_be_replaced(x.exp().t()));
+}
+
 TEST_CASE("host copies have the values and strides", "[saved][once]") {
   const auto x = torch::arange(24, torch::kFloat).view({4, 6});
   for (const auto& tensor :

@@ -135,7 +135,7 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
   /// torch::nn::Module. Throws outside of SummonFullParams, because this rank has its shards alone.
   void save(torch::serialize::OutputArchive& archive) const override;
   /// torch::nn::Module. Reads a whole state, which every rank has, as save() of the module wrote
-  /// it.
+  /// it. Dtypes are converted.
   ///
   /// Collective: yes. Blocks: host. Memory: the whole model; load_full_state_dict() needs less.
   void load(torch::serialize::InputArchive& archive) override;

@@ -1,0 +1,49 @@
+#include "sharded/archive_dtypes.h"
+
+#include <optional>
+#include <string>
+
+#include <ATen/ATen.h>
+
+namespace ddp {
+namespace {
+
+/// The archive's dtype where it has the tensor in another one.
+std::optional<at::ScalarType> other_dtype(
+    torch::serialize::InputArchive& archive, const std::string& name, const at::Tensor& tensor,
+    bool is_buffer) {
+  at::Tensor saved;
+  if (!tensor.defined() || !archive.try_read(name, saved, is_buffer)) return std::nullopt;
+  if (saved.scalar_type() == tensor.scalar_type()) return std::nullopt;
+  return saved.scalar_type();
+}
+
+}  // namespace
+
+void ArchiveDtypes::take(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
+  for (auto& item : module.named_parameters(/*recurse=*/false)) {
+    const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/false);
+    if (dtype) item.value().set_data(at::empty({0}, item.value().options().dtype(*dtype)));
+  }
+  for (auto& item : module.named_buffers(/*recurse=*/false)) {
+    const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/true);
+    if (!dtype) continue;
+    buffers_.emplace_back(item.value(), item.value().detach());
+    item.value().set_data(item.value().to(*dtype));
+  }
+  for (const auto& child : module.named_children()) {
+    torch::serialize::InputArchive of_child;
+    if (archive.try_read(child.key(), of_child)) take(*child.value(), of_child);
+  }
+}
+
+void ArchiveDtypes::finish() {
+  for (auto& [buffer, before] : buffers_) buffer.set_data(buffer.to(before.scalar_type()));
+  buffers_.clear();
+}
+
+ArchiveDtypes::~ArchiveDtypes() {
+  for (auto& [buffer, before] : buffers_) buffer.set_data(before);
+}
+
+}  // namespace ddp

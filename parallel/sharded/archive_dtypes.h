@@ -1,0 +1,35 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/serialize/archive.h>
+
+namespace ddp {
+
+/// Has a module's parameters and buffers in the dtypes of an archive, for Module::load(): that
+/// gives a tensor the archive's memory and leaves it its dtype, so that the bytes of other dtypes
+/// would be taken for values of this one.
+class ArchiveDtypes {
+ public:
+  /// Parameters of other dtypes have no elements until they are loaded.
+  ArchiveDtypes(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
+    take(module, archive);
+  }
+  /// Buffers are as they were, unless finish() was called.
+  ~ArchiveDtypes();
+  ArchiveDtypes(const ArchiveDtypes&) = delete;
+  ArchiveDtypes& operator=(const ArchiveDtypes&) = delete;
+
+  /// Converts the loaded buffers to their own dtypes. The parameters stay.
+  void finish();
+
+ private:
+  void take(torch::nn::Module& module, torch::serialize::InputArchive& archive);
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;  // with what they were
+};
+
+}  // namespace ddp
