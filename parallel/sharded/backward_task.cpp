@@ -35,7 +35,9 @@ class EndWatch {
 }  // namespace
 
 BackwardTask::BackwardTask(ShardedModel& model)
-    : model_(model), reduces_early_(!model.has_several_graphs()) {
+    : model_(model),
+      reduces_early_(!model.has_several_graphs()),
+      gradients_service_(model.serve_gradients()) {
   for (const auto& unit : model.units()) unit->gradients().begin();
 }
 
@@ -219,7 +221,7 @@ void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
   auto groups = unit.groups();
   groups.shard = model_.reduce_group();
-  unit.gradients().reduce(groups);
+  unit.gradients().reduce(groups, model_.gradient_memory());
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
