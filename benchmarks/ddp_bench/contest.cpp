@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
 #include <sstream>
 
 #include <ATen/ops/tensor.h>
@@ -18,15 +17,6 @@ namespace {
 
 // The number of times that a turn sends its messages alone: enough for a median over all rounds.
 int sends_of(int iters) { return std::max(2, iters / 4); }
-
-// CPU time of all threads of this process so far.
-double cpu_ms() {
-  timespec time{};
-  TORCH_CHECK(
-      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0,
-      "CPU time: expected a clock of it, got none. The kernel has to have one.");
-  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
-}
 
 void time_steps(Contestant& contestant, int iters) {
   std::vector<double> step_ms;

@@ -1,8 +1,6 @@
 #include "fully_sharded_run.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,6 +75,25 @@ class WayOf : public Way {
   at::Tensor input_;
 };
 
+/// Steps of a way, one after another.
+struct Turn {
+  std::vector<double> ms;
+  double cpu_ms = 0;  // of a step; the mean of the ranks
+  double loss = 0;    // of the last step
+};
+
+/// The turns of a way.
+struct Times {
+  std::vector<double> steps, of_rounds, cpu_of_rounds;
+  double loss = 0;
+
+  void add(const Turn& turn) {
+    of_rounds.push_back(quantile(turn.ms, 0.5));
+    cpu_of_rounds.push_back(turn.cpu_ms);
+    steps.insert(steps.end(), turn.ms.begin(), turn.ms.end());
+  }
+};
+
 class FullyShardedBenchmark {
  public:
   FullyShardedBenchmark(const Options& options, const ddp::ProcessGroup& group)
@@ -109,30 +126,30 @@ class FullyShardedBenchmark {
   void measure_times(std::ostream& out) {
     std::vector<std::unique_ptr<Way>> ways;
     for (const auto& mode : modes()) ways.push_back(make(mode));
-    std::vector<std::vector<double>> of_rounds(ways.size()), of_steps(ways.size());
-    std::vector<double> losses(ways.size());
+    std::vector<Times> times(ways.size());
     for (int round = -1; round < options_.rounds; ++round) {
       for (size_t turn = 0; turn < ways.size(); ++turn) {
         const auto i = round % 2 == 0 ? turn : ways.size() - 1 - turn;
-        const auto ms =
-            take_turn(*ways[i], round < 0 ? options_.warmup : options_.iters, &losses[i]);
-        if (round < 0) continue;
-        of_rounds[i].push_back(quantile(ms, 0.5));
-        of_steps[i].insert(of_steps[i].end(), ms.begin(), ms.end());
+        const auto taken = take_turn(*ways[i], round < 0 ? options_.warmup : options_.iters);
+        times[i].loss = taken.loss;
+        if (round >= 0) times[i].add(taken);
       }
     }
+    const auto& base = times.back();
     for (size_t i = 0; i < ways.size(); ++i) {
       auto result = describe(ways[i]->mode());
-      result.step_ms = quantile(of_steps[i], 0.5);
-      result.ratio = paired_ratio(of_rounds[i], of_rounds.back());
+      result.step_ms = quantile(times[i].steps, 0.5);
+      result.ratio = paired_ratio(times[i].of_rounds, base.of_rounds);
+      const auto& cpu = times[i].cpu_of_rounds;
+      result.cpu = {quantile(cpu, 0.5), paired_ratio(cpu, base.cpu_of_rounds)};
       if (group_->getRank() == 0) out << to_json(result) << std::endl;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
       TORCH_CHECK(
-          std::abs(losses[i] - losses.back()) <= 1e-5 * std::abs(losses.back()),
-          "--fsdp: expected the same loss of all modes, got ", losses[i], " of ", ways[i]->mode(),
-          " and ", losses.back(), " of ", ways.back()->mode(), " on rank ", group_->getRank(),
-          " of ", group_->getSize(), ".");
+          std::abs(times[i].loss - base.loss) <= 1e-5 * std::abs(base.loss),
+          "--fsdp: expected the same loss of all modes, got ", times[i].loss, " of ",
+          ways[i]->mode(), " and ", base.loss, " of ", ways.back()->mode(), " on rank ",
+          group_->getRank(), " of ", group_->getSize(), ".");
     }
   }
 
@@ -152,17 +169,20 @@ class FullyShardedBenchmark {
   }
 
  private:
-  std::vector<double> take_turn(Way& way, int steps, double* loss = nullptr) const {
-    std::vector<double> ms;
+  Turn take_turn(Way& way, int steps) const {
+    Turn turn;
     ddp::barrier(group_);
+    const double cpu_before = cpu_ms();
     for (int i = 0; i < steps; ++i) {
       const auto start = Clock::now();
-      const auto value = way.step();
-      if (loss) *loss = value;
-      ms.push_back(milliseconds(start, Clock::now()));
+      turn.loss = way.step();
+      turn.ms.push_back(milliseconds(start, Clock::now()));
     }
+    auto cpu = at::full({1}, (cpu_ms() - cpu_before) / steps, at::kDouble).to(device_);
     ddp::barrier(group_);
-    return ms;
+    ddp::all_reduce(cpu, c10d::ReduceOp::AVG, group_);
+    turn.cpu_ms = cpu.item<double>();
+    return turn;
   }
 
   at::Tensor make_input(int64_t width) const {

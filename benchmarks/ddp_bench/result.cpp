@@ -34,21 +34,25 @@ std::string ratio_fields(const std::string& name, const PairedRatio& ratio) {
          field(name + "_of_rounds", "[" + rounds + "]");
 }
 
+std::string cpu_fields(const CpuTime& cpu) {
+  return field("cpu_ms", decimals(cpu.ms)) + "," + ratio_fields("cpu_ratio", cpu.ratio);
+}
+
 }  // namespace
 
 std::string to_json(const Result& r) {
   std::string line = "{";
-  line +=
-      field("model", ddp::json_text(r.model)) + "," + field("mode", ddp::json_text(r.mode)) + "," +
-      field("backend", ddp::json_text(r.backend)) + "," + field("world", std::to_string(r.world)) +
-      "," + field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") +
-      "," + field("step_ms", decimals(r.step_ms)) + "," +
-      field("step_ms_p10", decimals(r.step_ms_p10)) + "," +
-      field("step_ms_p90", decimals(r.step_ms_p90)) + "," + ratio_fields("ratio", r.ratio) + "," +
-      field("cpu_ms", decimals(r.cpu.ms)) + "," + ratio_fields("cpu_ratio", r.cpu.ratio) + "," +
-      field("compute_ms", decimals(r.compute_ms)) + "," + field("comm_ms", decimals(r.comm_ms)) +
-      "," + field("overlap", decimals(r.overlap)) + "," + field("bytes", std::to_string(r.bytes)) +
-      "," + field("checksum", number(r.checksum, "%.17g")) + "}";
+  line += field("model", ddp::json_text(r.model)) + "," + field("mode", ddp::json_text(r.mode)) +
+          "," + field("backend", ddp::json_text(r.backend)) + "," +
+          field("world", std::to_string(r.world)) + "," +
+          field("bucket_cap_mb", r.bucket_cap_mb ? number(*r.bucket_cap_mb, "%g") : "null") + "," +
+          field("step_ms", decimals(r.step_ms)) + "," +
+          field("step_ms_p10", decimals(r.step_ms_p10)) + "," +
+          field("step_ms_p90", decimals(r.step_ms_p90)) + "," + ratio_fields("ratio", r.ratio) +
+          "," + cpu_fields(r.cpu) + "," + field("compute_ms", decimals(r.compute_ms)) + "," +
+          field("comm_ms", decimals(r.comm_ms)) + "," + field("overlap", decimals(r.overlap)) +
+          "," + field("bytes", std::to_string(r.bytes)) + "," +
+          field("checksum", number(r.checksum, "%.17g")) + "}";
   return line;
 }
 
@@ -83,7 +87,8 @@ std::string to_json(const FullyShardedResult& r) {
                     field("world", std::to_string(r.world)) + "," +
                     field("bytes", std::to_string(r.bytes)) + ",";
   if (r.peak_bytes > 0) return line + field("peak_bytes", std::to_string(r.peak_bytes)) + "}";
-  return line + field("step_ms", decimals(r.step_ms)) + "," + ratio_fields("ratio", r.ratio) + "}";
+  return line + field("step_ms", decimals(r.step_ms)) + "," + ratio_fields("ratio", r.ratio) + "," +
+         cpu_fields(r.cpu) + "}";
 }
 
 }  // namespace ddp_bench

@@ -12,7 +12,7 @@ namespace ddp_bench {
 /// CPU time of all threads of a rank; the mean of the ranks.
 struct CpuTime {
   double ms = 0;
-  PairedRatio ratio;  // to mode `none`
+  PairedRatio ratio;  // to the mode of the other ratio
 };
 
 /// The results of one mode; benchmarks/README.md defines each number. Times are of a step, in
@@ -62,7 +62,8 @@ struct FullyShardedResult {
   int world = 1;
   int64_t bytes = 0;  // of the whole parameters
   double step_ms = 0;
-  PairedRatio ratio;       // to mode `ddp`
+  PairedRatio ratio;  // to mode `ddp`
+  CpuTime cpu;
   int64_t peak_bytes = 0;  // with --memory, and no times
 };
 

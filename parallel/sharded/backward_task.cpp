@@ -36,7 +36,9 @@ class EndWatch {
 }  // namespace
 
 BackwardTask::BackwardTask(ShardedModel& model)
-    : model_(model), reduces_early_(!model.has_several_graphs()) {
+    : model_(model),
+      reduces_early_(!model.has_several_graphs()),
+      gradients_service_(model.serve_gradients()) {
   for (const auto& unit : model.units()) unit->gradients().begin();
 }
 
@@ -216,7 +218,7 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  unit.gradients().reduce(model_.reduce_groups());
+  unit.gradients().reduce(model_.reduce_groups(), model_.gradient_memory());
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();

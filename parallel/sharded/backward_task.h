@@ -72,6 +72,7 @@ class BackwardTask {
   std::deque<Walk> walks_;  // the newest forward pass first
   // Whether units are reduced as soon as they are ready, because one forward pass alone can come.
   const bool reduces_early_;
+  const std::shared_ptr<void> gradients_service_;
   bool accumulates_ = true;
   std::vector<size_t> order_;  // of reductions
   ShardedUnit* reducing_ = nullptr;

@@ -1,6 +1,7 @@
 #include "sharded/sharded_model.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/hash.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
@@ -171,7 +173,10 @@ void ShardedModel::end_pass() {
       unit->hide_whole();  // backward shows it again; until then a program finds the shards
     }
   }
-  if (!pass->has_graph) trim_blocks();
+  if (!pass->has_graph) {
+    trim_blocks();
+    gradient_memory_.reset();  // returns its pages
+  }
   expected_.clear();
   for (const auto& use : pass->order.uses()) expected_.push_back(use.unit);
   if (!pass->has_graph) return;
@@ -235,6 +240,25 @@ void ShardedModel::broadcast_buffers() {
     broadcast.start(buffers, /*source=*/0, *group);
     broadcast.finish([](c10d::Work& work) { work.wait(); }, overwrite_unversioned);
   }
+}
+
+GradientMemory* ShardedModel::gradient_memory() {
+  if (!gradient_memory_ && group_->getSize() > 1) {
+    gradient_memory_ = gradient_memory_of(*reduce_group_, units_.front()->device());
+  }
+  return gradient_memory_.get();
+}
+
+std::shared_ptr<void> ShardedModel::serve_gradients() {
+  auto* memory = gradient_memory();
+  if (!memory) return nullptr;
+  std::set<size_t> sizes;
+  for (const auto& unit : units_) {
+    for (const auto bytes : unit->gradients().gradient_bytes()) {
+      if (bytes >= memory->least_bytes()) sizes.insert(bytes);
+    }
+  }
+  return memory->serve({sizes.begin(), sizes.end()});
 }
 
 BackwardTask& ShardedModel::task() {

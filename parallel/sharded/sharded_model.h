@@ -79,6 +79,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ///
   /// Collective: yes. Blocks: host.
   bool has_several_graphs();
+  /// Null if the backend has none.
+  GradientMemory* gradient_memory();
+  /// Until the result is destroyed, this thread's gradients lie in memory that keeps its pages.
+  std::shared_ptr<void> serve_gradients();
   /// Neither in forward nor in backward.
   bool is_idle() const { return depth_ == 0 && !task_; }
 
@@ -103,6 +107,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<size_t> expected_;  // units in the order of the pass before
   bool is_as_expected_ = false;
   std::vector<std::weak_ptr<ForwardPass>> graphs_;
+  std::shared_ptr<GradientMemory> gradient_memory_;
   std::unique_ptr<BackwardTask> task_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
@@ -160,13 +161,26 @@ void UnitGradients::pack(at::Tensor& packed) {
   }
 }
 
-void UnitGradients::reduce(const Groups& groups) {
+std::vector<size_t> UnitGradients::gradient_bytes() const {
+  std::vector<size_t> bytes;
+  for (const auto& slot : slots_) {
+    if (!parameter_of(slot).requires_grad()) continue;
+    const auto& segment = segments_[slot.segment];
+    const auto numel = c10::multiply_integers(segment.sizes_of(slot.slot));
+    bytes.push_back(static_cast<size_t>(numel) * segment.element_size());
+  }
+  return bytes;
+}
+
+void UnitGradients::reduce(const Groups& groups, GradientMemory* memory) {
   const c10::NoGradGuard no_grad;
   is_reduced_ = true;
   const auto slice = slice_numel();
   const auto options = at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
   const auto ranks = groups.shard->getSize();
-  packed_ = reducible_memory(*groups.shard, ranks * slice, options);
+  // New memory that ranks share costs a page fault for each page: this one keeps its pages.
+  packed_ = memory ? memory->allocate(ranks * slice, options)
+                   : reducible_memory(*groups.shard, ranks * slice, options);
   pack(packed_);
   const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
   if (divisor != 1) packed_.div_(divisor);

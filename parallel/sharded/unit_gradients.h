@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/internal/gradient_memory.h>
 #include <ddp/process_group.h>
 
 #include "sharded/flat_segment.h"
@@ -39,10 +40,14 @@ class UnitGradients {
   bool is_complete() const;
   bool is_reduced() const { return is_reduced_; }
 
+  /// The bytes of the trainable parameters' whole gradients, as autograd makes them.
+  std::vector<size_t> gradient_bytes() const;
   /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
   ///
+  /// \param memory  of the group's backend; null if it has none.
+  ///
   /// Collective: yes. Blocks: no.
-  void reduce(const Groups& groups);
+  void reduce(const Groups& groups, GradientMemory* memory);
   /// Waits for the sum, and sums over the ranks with the same shards.
   ///
   /// Collective: over these ranks.

@@ -1,7 +1,9 @@
 #include "engine.h"
 
+#include <ctime>
 #include <utility>
 
+#include <c10/util/Exception.h>
 #include <torch/cuda.h>
 
 namespace ddp_bench {
@@ -11,6 +13,14 @@ namespace {
 constexpr double kLearningRate = 1e-3;
 
 }  // namespace
+
+double cpu_ms() {
+  timespec time{};
+  TORCH_CHECK(
+      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0,
+      "CPU time: expected a clock of it, got none. The kernel has to have one.");
+  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
+}
 
 Engine::Engine(Task task)
     : task_(std::move(task)),

@@ -19,6 +19,9 @@ inline double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
+/// CPU time of all threads of this process so far.
+double cpu_ms();
+
 /// The times at which the parts of one step ended.
 struct StepTimes {
   Clock::time_point start;
