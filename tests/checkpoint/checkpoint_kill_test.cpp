@@ -9,6 +9,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/processes.h"
@@ -119,6 +120,17 @@ Ended save_sharded(const std::string& folder, const Write& last) {
       options);
 }
 
+/// Some of a list, spread over it.
+std::vector<Write> some_of(const std::vector<Write>& writes, size_t count, std::mt19937& random) {
+  std::vector<Write> some;
+  count = std::min(count, writes.size());
+  for (size_t i = 0; i < count; ++i) {
+    const auto first = writes.size() * i / count, end = writes.size() * (i + 1) / count;
+    some.push_back(writes[first + random() % (end - first)]);
+  }
+  return some;
+}
+
 /// The line that begins with `what`, without it: a step and the hash of its state.
 std::string line_after(const std::string& what, const Ended& ended) {
   for (const auto& line : lines_of(ended.out)) {
@@ -134,7 +146,10 @@ TEST_CASE(
     "a sharded save that is killed at a write leaves a checkpoint that other ranks load to the bit",
     "[checkpoint][process]") {
   const TemporaryFolder folder;
-  std::vector<Write> writes;
+  // Rank 0 waits for the others, writes the manifest, gives the checkpoint its name and removes the
+  // one before.
+  constexpr int kLastWrites = 20;
+  std::vector<Write> writes, ends;
   std::string before, last;  // steps and hashes: of the last whole checkpoint, and of the save
   for (const int ranks : {3, 2, 3}) {
     const auto ended = save_sharded(folder.path(), {ranks, 0, 0});
@@ -148,30 +163,31 @@ TEST_CASE(
       const auto counts =
           numbers_after(ended.err, "rank " + std::to_string(rank) + " changed files ");
       REQUIRE(counts.size() == 1);
-      for (int i = 1; i <= counts[0]; ++i) writes.push_back({ranks, rank, i});
+      for (int i = 1; i <= counts[0]; ++i) {
+        const bool publishes = rank == 0 && i > counts[0] - kLastWrites;
+        (publishes ? ends : writes).push_back({ranks, rank, i});
+      }
     }
   }
-  // Neighbours are of different numbers of ranks, so that each loads what the other saved.
-  std::stable_sort(writes.begin(), writes.end(), [](const Write& a, const Write& b) {
-    return a.number < b.number;
-  });
   const unsigned seed = std::random_device()();
   CAPTURE(seed);
   std::mt19937 random(seed);
-  const auto kills = std::min(writes.size(), static_cast<size_t>(kills_or(4)));
   REQUIRE(writes.size() > 100);
+  const auto half = static_cast<size_t>(kills_or(6)) / 2;
+  auto killed = some_of(writes, half, random);
+  for (const auto& write : some_of(ends, half, random)) killed.push_back(write);
+  std::shuffle(killed.begin(), killed.end(), random);  // so that the number of ranks changes
   size_t published = 0;
+  bool is_first = true;
   last = before;
-  for (size_t i = 0; i < kills; ++i) {
-    const auto first = writes.size() * i / kills, end = writes.size() * (i + 1) / kills;
-    const auto& write = writes[first + random() % (end - first)];
+  for (const auto& write : killed) {
     const auto ended = save_sharded(folder.path(), write);
     CAPTURE(write.ranks, write.rank, write.number);
     INFO(ended.out + ended.err);
     CHECK(ended.code != 0);
     const auto loaded = line_after("loaded ", ended);
     CHECK((loaded == before || loaded == last));
-    if (i > 0 && loaded == last) ++published;
+    if (!std::exchange(is_first, false) && loaded == last) ++published;
     before = loaded;
     last = line_after("saves ", ended);
     CHECK(!last.empty());
@@ -181,8 +197,8 @@ TEST_CASE(
   const auto loaded = line_after("loaded ", resumed);
   CHECK((loaded == before || loaded == last));
   CHECK(names_in(folder.path()).size() == 1);
-  std::cout << kills << " of " << writes.size() << " writes killed, " << published
-            << " of them when the checkpoint was whole\n";
+  std::cout << killed.size() << " of " << writes.size() + ends.size() << " writes killed, "
+            << published << " of them when the checkpoint was whole\n";
 }
 #endif
 
