@@ -25,7 +25,7 @@ namespace ddp {
 namespace {
 
 constexpr const char* kConsolidate = "consolidate_checkpoint";
-constexpr size_t kBlockBytes = size_t{1} << 20;  // of a file that is copied as it is
+constexpr size_t kCopiedBytes = size_t{1} << 20;  // of a file that is copied as it is
 
 /// A part of a checkpoint, as one file.
 class Consolidation {
@@ -182,10 +182,10 @@ class Consolidation {
   void copy(const std::string& path) const {
     report(ddp::str("copying ", file_path()));
     const InputFile from(file_path());
-    std::vector<char> block(kBlockBytes);
+    std::vector<char> block(kCopiedBytes);
     replace_file(path, [&](OutputFile& file) {
       for (uint64_t at = 0; at < from.size(); at += block.size()) {
-        block.resize(std::min<uint64_t>(from.size() - at, kBlockBytes));
+        block.resize(std::min<uint64_t>(from.size() - at, kCopiedBytes));
         from.read(at, block.data(), block.size());
         file.write(block.data(), block.size());
       }
