@@ -23,12 +23,14 @@ std::optional<at::ScalarType> other_dtype(
 void ArchiveDtypes::take(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
   for (auto& item : module.named_parameters(/*recurse=*/false)) {
     const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/false);
-    if (dtype) item.value().set_data(at::empty({0}, item.value().options().dtype(*dtype)));
+    if (!dtype) continue;
+    before_.emplace_back(item.value(), item.value().detach());
+    item.value().set_data(at::empty({0}, item.value().options().dtype(*dtype)));
   }
   for (auto& item : module.named_buffers(/*recurse=*/false)) {
     const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/true);
     if (!dtype) continue;
-    buffers_.emplace_back(item.value(), item.value().detach());
+    before_.emplace_back(item.value(), item.value().detach());
     item.value().set_data(item.value().to(*dtype));
   }
   for (const auto& child : module.named_children()) {
@@ -38,12 +40,15 @@ void ArchiveDtypes::take(torch::nn::Module& module, torch::serialize::InputArchi
 }
 
 void ArchiveDtypes::finish() {
-  for (auto& [buffer, before] : buffers_) buffer.set_data(buffer.to(before.scalar_type()));
-  buffers_.clear();
+  for (auto& [tensor, before] : before_) {
+    if (tensor.scalar_type() == before.scalar_type()) continue;  // written back meanwhile
+    tensor.set_data(tensor.to(before.scalar_type()));
+  }
+  before_.clear();
 }
 
 ArchiveDtypes::~ArchiveDtypes() {
-  for (auto& [buffer, before] : buffers_) buffer.set_data(before);
+  for (auto& [tensor, before] : before_) tensor.set_data(before);
 }
 
 }  // namespace ddp

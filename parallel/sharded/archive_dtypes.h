@@ -18,18 +18,18 @@ class ArchiveDtypes {
   ArchiveDtypes(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
     take(module, archive);
   }
-  /// Buffers are as they were, unless finish() was called.
+  /// The tensors are as they were, unless finish() was called.
   ~ArchiveDtypes();
   ArchiveDtypes(const ArchiveDtypes&) = delete;
   ArchiveDtypes& operator=(const ArchiveDtypes&) = delete;
 
-  /// Converts the loaded buffers to their own dtypes. The parameters stay.
+  /// Converts the loaded tensors to their own dtypes.
   void finish();
 
  private:
   void take(torch::nn::Module& module, torch::serialize::InputArchive& archive);
 
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;  // with what they were
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;  // those of other dtypes
 };
 
 }  // namespace ddp

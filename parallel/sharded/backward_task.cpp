@@ -66,7 +66,7 @@ BackwardTask::Walk& BackwardTask::walk(const std::shared_ptr<ForwardPass>& pass)
       walks_.begin(), walks_.end(), [&](const Walk& walk) { return walk.pass == pass; });
   if (at != walks_.end()) return *at;
   // Autograd gets to an earlier forward pass when it has done with the later ones.
-  for (auto& later : walks_) catch_up(later, kBeforeAll, kBeforeAll);
+  for (auto& later : walks_) gather_left_out(later, kBeforeAll, kBeforeAll);
   if (walks_.empty()) accumulates_ = accumulates();
   begin_walk(pass);
   return walks_.back();
@@ -108,7 +108,7 @@ std::vector<size_t> BackwardTask::reduction_order() const {
 void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto& order = pass->order;
-  catch_up(walk, order.use(use).exit, order.end_of(use));
+  gather_left_out(walk, order.use(use).exit, order.end_of(use));
   auto& unit = model_.unit(order.use(use).unit);
   unit.make_whole();
   if (!model_.keeps_whole(unit, *pass)) unit.needed_since = order.begin_of(use);
@@ -119,7 +119,7 @@ void BackwardTask::enter(const std::shared_ptr<ForwardPass>& pass, size_t use) {
 void BackwardTask::leave(const std::shared_ptr<ForwardPass>& pass, size_t use) {
   auto& walk = this->walk(pass);
   const auto entry = pass->order.use(use).entry;
-  catch_up(walk, entry, entry);
+  gather_left_out(walk, entry, entry);
 }
 
 ShardedModel::Place BackwardTask::enter_again(ShardedUnit& unit, bool reduces) {
@@ -157,7 +157,7 @@ void BackwardTask::leave_again(const ShardedModel::Place& place, ShardedUnit& un
   if (!is_needed && !unit.stays_whole) unit.release();
 }
 
-void BackwardTask::catch_up(Walk& walk, int64_t exit, int64_t time) {
+void BackwardTask::gather_left_out(Walk& walk, int64_t exit, int64_t time) {
   const auto& order = walk.pass->order;
   const auto is_left = [&] { return walk.next < walk.gathers.size(); };
   while (is_left() && order.use(walk.gathers[walk.next]).exit > exit) {
@@ -168,12 +168,12 @@ void BackwardTask::catch_up(Walk& walk, int64_t exit, int64_t time) {
     if (!model_.keeps_whole(unit, *walk.pass)) unit.needed_since = begin;
     // What other units did inside of it comes before its end.
     const auto next_end = is_left() ? order.end_of(walk.gathers[walk.next]) : kBeforeAll;
-    pass_time(walk, std::max({begin, next_end, time}));
+    mark_done_since(walk, std::max({begin, next_end, time}));
   }
-  pass_time(walk, time);
+  mark_done_since(walk, time);
 }
 
-void BackwardTask::pass_time(Walk& walk, int64_t time) {
+void BackwardTask::mark_done_since(Walk& walk, int64_t time) {
   walk.done_since = std::min(walk.done_since, time);
   for (const auto& used : walk.pass->order.units()) {
     auto& unit = model_.unit(used);
@@ -232,7 +232,7 @@ void BackwardTask::finish_reduction() {
 }
 
 void BackwardTask::finish() {
-  for (auto& walk : walks_) catch_up(walk, kBeforeAll, kBeforeAll);
+  for (auto& walk : walks_) gather_left_out(walk, kBeforeAll, kBeforeAll);
   const bool reduces =
       accumulates_ &&
       (walks_.empty() ||

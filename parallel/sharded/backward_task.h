@@ -53,10 +53,10 @@ class BackwardTask {
   void begin_walk(const std::shared_ptr<ForwardPass>& pass);
   /// Gathers the uses that forward left after `exit` and autograd left out.
   ///
-  /// \param time  as of pass_time(), when it is done with them.
-  void catch_up(Walk& walk, int64_t exit, int64_t time);
+  /// \param time  as of mark_done_since(), when it is done with them.
+  void gather_left_out(Walk& walk, int64_t exit, int64_t time);
   /// Nothing uses what was entered since `time` any more.
-  void pass_time(Walk& walk, int64_t time);
+  void mark_done_since(Walk& walk, int64_t time);
   void gather_ahead(Walk& walk);
   void reduce_ready();
   void reduce(ShardedUnit& unit);

@@ -140,6 +140,9 @@ void FlatSegment::point_at_whole() {
 }
 
 void FlatSegment::point_at_shard() {
+  // Also where forward runs in inference mode: the parameters outlive it.
+  const c10::InferenceMode no_inference(false);
+  const c10::NoGradGuard no_grad;
   for (size_t slot = 0; slot < parameters_.size(); ++slot) point(slot, piece(slot, shard_));
 }
 

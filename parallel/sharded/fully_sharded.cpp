@@ -197,13 +197,13 @@ void FullyShardedBase::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FullyShardedBase::load(torch::serialize::InputArchive& archive) {
-  // A unit of a model that loads.
-  if (unit_->stays_whole) return torch::nn::Module::load(archive);
-  const SummonFullParams whole(*this, /*write_back=*/false);
   const c10::NoGradGuard no_grad;
+  std::optional<SummonFullParams> whole;
+  // Else inside of SummonFullParams, or a unit of a model that loads.
+  if (!unit_->stays_whole) whole.emplace(*this, /*write_back=*/false);
   ArchiveDtypes dtypes(*this, archive);
   torch::nn::Module::load(archive);
-  whole.write_back();
+  if (whole) whole->write_back();
   dtypes.finish();
 }
 

@@ -85,12 +85,16 @@ bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass)
   return unit.stays_whole || !unit.reshard_after_forward.value_or(unit.index != pass.root);
 }
 
-bool ShardedModel::has_several_graphs() {
+void ShardedModel::forget_graphs() {
   const auto is_over = [](const std::weak_ptr<ForwardPass>& graph) {
     const auto pass = graph.lock();
     return !pass || pass->is_released;
   };
   graphs_.erase(std::remove_if(graphs_.begin(), graphs_.end(), is_over), graphs_.end());
+}
+
+bool ShardedModel::has_several_graphs() {
+  forget_graphs();
   auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, at::kLong);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
   if (reduce_groups_.shard->getSize() > 1) {
@@ -127,6 +131,7 @@ ShardedModel::Place ShardedModel::enter(ShardedUnit& unit, bool reduces) {
   const bool has_graph = c10::GradMode::is_enabled();
   const auto call = has_graph ? 0 : repeated_call();
   Place place{pass_, pass_->order.enter(unit.index, has_graph || call != 0, call)};
+  if (depth_ == 1 && has_graph) marker_ = begin_marker(units_[unit.index], place);
   try {
     unit.make_whole();
     unit.add_hooks();
@@ -180,6 +185,7 @@ void ShardedModel::end_pass() {
   expected_.clear();
   for (const auto& use : pass->order.uses()) expected_.push_back(use.unit);
   if (!pass->has_graph) return;
+  forget_graphs();
   graphs_.push_back(pass);
   constexpr int64_t kCompareEvery = 100;
   ++passes_;
@@ -220,9 +226,12 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
 
 void ShardedModel::abandon(ShardedUnit& unit, const Place& place) noexcept {
   if (place.is_recomputed) return;
-  unit.abandon();
+  const auto abandon_part = [](ShardedUnit& part) {
+    if (!part.stays_whole) part.abandon();
+  };
+  abandon_part(unit);
   if (--depth_ > 0) return;
-  for (const auto& use : place.pass->order.uses()) units_[use.unit]->abandon();
+  for (const auto& use : place.pass->order.uses()) abandon_part(*units_[use.unit]);
   pass_.reset();
   marker_ = {};
 }
@@ -243,8 +252,8 @@ void ShardedModel::broadcast_buffers() {
 }
 
 GradientMemory* ShardedModel::gradient_memory() {
-  if (!gradient_memory_ && group_->getSize() > 1) {
-    gradient_memory_ = gradient_memory_of(*reduce_group_, units_.front()->device());
+  if (!gradient_memory_ && gather_group_->getSize() > 1) {
+    gradient_memory_ = gradient_memory_of(*reduce_groups_.shard, units_.front()->device());
   }
   return gradient_memory_.get();
 }

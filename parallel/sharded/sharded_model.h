@@ -90,6 +90,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   BackwardTask& task();
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();
+  /// Forgets the passes that no backward can run through any more.
+  void forget_graphs();
   void gather_ahead(ShardedUnit& unit);
   void compare_modes();
   void compare_orders(const ForwardPass& pass);

@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <ddp/internal/autograd_node.h>
 #include <ddp/internal/check.h>
@@ -53,17 +54,27 @@ class UnitNode : public torch::autograd::Node {
   const ShardedModel::Place place_;
 };
 
+NodePtr marker(
+    torch::autograd::edge_list edges, UnitEnd end, const std::shared_ptr<ShardedUnit>& unit,
+    const ShardedModel::Place& place) {
+  auto node = make_node<UnitNode>(std::move(edges), end, unit, place);
+  // Autograd orders the nodes of one device alone.
+  node->add_input_metadata(at::empty({0}, at::device(unit->device())));
+  return node;
+}
+
 bool has_graph(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 }  // namespace
 
+NodePtr begin_marker(const std::shared_ptr<ShardedUnit>& root, const ShardedModel::Place& place) {
+  return marker({}, UnitEnd::Inputs, root, place);
+}
+
 NodePtr exit_marker(
     const std::shared_ptr<ShardedUnit>& unit, const ShardedModel::Place& place,
     const NodePtr& before) {
-  torch::autograd::edge_list edges{torch::autograd::Edge(before, 0)};
-  auto marker = make_node<UnitNode>(std::move(edges), UnitEnd::Outputs, unit, place);
-  marker->add_input_metadata(torch::autograd::Node::undefined_input());
-  return marker;
+  return marker({torch::autograd::Edge(before, 0)}, UnitEnd::Outputs, unit, place);
 }
 
 std::vector<at::Tensor> pass_through_node(

@@ -13,11 +13,18 @@ namespace ddp {
 /// The gradients of which end of a unit's forward a node passes on.
 enum class UnitEnd { Inputs, Outputs };
 
+/// A node that tells the model that backward has run all of a forward pass; the marker before all
+/// others. Backward of other models comes after it.
+NodePtr begin_marker(const std::shared_ptr<ShardedUnit>& root, const ShardedModel::Place& place);
+
 /// A node that tells the model that backward gets to the end of a use. Autograd runs it in every
 /// backward pass through a later use, also where the loss leaves this one out, when it has run what
 /// forward made after it.
 ///
 /// \param before  the marker of the use that forward left before this one; null for none.
+///
+/// The order is that of autograd's queue of a device: the nodes that forward made last run first.
+/// torch::autograd::grad() runs no markers.
 NodePtr exit_marker(
     const std::shared_ptr<ShardedUnit>& unit, const ShardedModel::Place& place,
     const NodePtr& before);

@@ -122,7 +122,7 @@ TEST_CASE("between steps a rank has its shards alone", "[ranks][sharded]") {
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("values of whole parameters keep what they need", "[ranks][sharded][errors]") {
+TEST_CASE("values of whole parameters keep the views that they need", "[ranks][sharded][errors]") {
   const bool by_unshard = GENERATE(true, false);
   const auto errors = errors_of_ranks(2, [&](const Rank& self) {
     const auto weight = torch::tensor({{1.0, 2.0, 3.0}, {4.0, 5.0, 6.0}});

@@ -252,6 +252,27 @@ TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
   CHECK(means == std::vector<double>{2, 2, 2});
 }
 
+TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    Run run(self, use);
+    std::vector<at::Tensor> halves;
+    {
+      const ddp::SummonFullParams whole(*run.model, /*write_back=*/true);
+      const torch::NoGradGuard no_grad;
+      for (auto& p : run.model->parameters()) halves.push_back(p.mul_(0.5).clone());
+      if (self.rank == 1) {
+        const auto narrow = torch::ones({1, 1}, torch::kDouble);
+        TORCH_CHECK(!error_of([&] { run.model->forward(narrow, self.rank); }).empty());
+      }
+      (void)run.loss(0);  // gathers nothing
+    }
+    TORCH_CHECK(distance(*run.model, halves) == 0, "what was written is lost");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
 TEST_CASE("buffers are rank 0's after a step", "[ranks][sharded]") {
   const auto means = run_ranks<double>(2, [](const Rank& self) {
     torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
@@ -265,6 +286,7 @@ TEST_CASE("buffers are rank 0's after a step", "[ranks][sharded]") {
 TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     NetUse use;
+    use.checkpoint = NetUse::Checkpoint::Around;  // which compares the versions of parameters
     use.options = over(self);
     Run run(self, use);
     auto other = std::make_shared<PlainNet>(NetUse());

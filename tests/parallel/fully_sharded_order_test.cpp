@@ -56,6 +56,21 @@ struct SummingUnits : SummingNet<FullyShardedDataParallel<Block>> {
   bool leaves_out;
 };
 
+/// Two units; the result of the first can be left out.
+struct Tower : torch::nn::Module {
+  explicit Tower(const FullyShardedOptions& options)
+      : first(register_module("first", unit(options))),
+        second(register_module("second", unit(options))) {}
+  static FullyShardedDataParallel<Block> unit(const FullyShardedOptions& options) {
+    return FullyShardedDataParallel<Block>(Block(), options);
+  }
+  at::Tensor forward(const at::Tensor& x, bool leaves_out) {
+    const auto y = first->forward(x);
+    return second->forward(leaves_out ? x : y).pow(2).mean();
+  }
+  FullyShardedDataParallel<Block> first, second;
+};
+
 NamedValues train_summing_net(int ranks) {
   SummingNet<Block> net({});
   auto optimizer = net_optimizer(net.parameters());
@@ -128,4 +143,25 @@ TEST_CASE("each checkpoint of a unit has its place", "[ranks][sharded]") {
     return largest_difference(summoned_values(*model), expected);
   });
   for (const auto distance : distances) CHECK(distance < 1e-12);
+}
+
+TEST_CASE(
+    "two models in one backward have their order where a rank leaves a unit out",
+    "[ranks][sharded]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto options = FullyShardedOptions().process_group(self.group);
+    FullyShardedDataParallel image(std::make_shared<Tower>(options), options);
+    FullyShardedDataParallel text(std::make_shared<Tower>(options), options);
+    const auto x = torch::ones({3, kIn});
+    for (int step = 0; step < 2; ++step) {
+      const auto of_image = image->forward(x, false);
+      (of_image + text->forward(x, self.rank == 1)).backward();
+    }
+    for (const auto* model : {&image, &text}) {
+      for (const auto& unit : (*model)->stats().units) {
+        TORCH_CHECK(unit.name.empty() || unit.reductions == 2, unit.name, unit.reductions);
+      }
+    }
+  });
+  CHECK(errors == std::vector<std::string>(2));
 }

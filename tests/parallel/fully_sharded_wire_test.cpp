@@ -75,7 +75,7 @@ Traffic traffic_of_two_steps(Model& model, const std::vector<ddp::ProcessGroup>&
 /// \param reshards  after forward; unset: replicas.
 std::vector<Traffic> traffic(int ranks, std::optional<bool> reshards) {
   return run_ranks<Traffic>(ranks, [&](const Rank& self) {
-    const auto net = wide_net();
+    auto net = wide_net();
     if (!reshards) {
       ddp::DistributedDataParallel model(
           net, ddp::DistributedDataParallelOptions().process_group(self.group));

@@ -314,8 +314,9 @@ DDP_API int64_t fully_shard(
 /// While the guard exists, the parameters of a model's units are whole on every rank: for reading
 /// them, for forward without gathers, or for writing the same to them on every rank.
 ///
-/// Values that are computed from them outside of a unit's forward keep their memory, and take
-/// gradients to them inside alone: a backward pass after it throws.
+/// Run the backward of what is computed from them, outside of a unit's forward, inside as well:
+/// after it gradients to parameters are an error, and gradients to inputs may read shards in their
+/// place.
 ///
 /// Collective: its construction. Blocks: host. Memory: the whole model on every rank; see
 /// full_state_dict() for less.
