@@ -73,6 +73,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ///
   /// Collective: yes. Blocks: host.
   bool has_several_graphs();
+  /// Keeps units whose reshard_after_forward is unset whole, from their first use to drop(): over
+  /// the passes of a step of a pipeline.
+  void hold();
+  void drop() noexcept;
   /// Neither in forward nor in backward.
   bool is_idle() const { return depth_ == 0 && !task_; }
 
@@ -90,6 +94,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<std::shared_ptr<ShardedUnit>> units_;
   std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
+  std::vector<std::shared_ptr<ShardedUnit>> held_;
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph
