@@ -385,6 +385,41 @@ TEST_CASE("a Sequential is a stage; layouts have the names of its module") {
   }
 }
 
+/// Counts, before each forward, its earlier outputs whose memory is still there.
+struct TrackedImpl : torch::nn::Module {
+  using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  explicit TrackedImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto is_there = [](const Memory& memory) { return !memory.expired(); };
+    most_live =
+        std::max<int64_t>(most_live, std::count_if(outputs.begin(), outputs.end(), is_there));
+    auto y = layer->forward(x);
+    const auto storage = y.storage();
+    outputs.emplace_back(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl()));
+    return y;
+  }
+  Layer layer;
+  std::vector<Memory> outputs;
+  int64_t most_live = 0;
+};
+TORCH_MODULE(Tracked);
+
+TEST_CASE("a stage keeps what it sent until its gradient comes, and then its graph alone") {
+  const auto [schedule, expected] = GENERATE(
+      std::pair<ddp::PipelineSchedule, int64_t>{kOneFOneB, 1},
+      std::pair<ddp::PipelineSchedule, int64_t>{kGPipe, 5});
+  const auto live = run_ranks<int64_t>(2, [&, s = schedule](const Rank& self) -> int64_t {
+    const auto batch = pipeline_batch(12, 0);
+    Tracked tracked(self.rank);
+    ddp::PipelineStage pipeline(tracked, self.rank, 2, pipeline_loss, options_of(self, s, 6));
+    if (self.rank == 0) pipeline.step({batch.input}, {});
+    if (self.rank == 1) pipeline.step({}, batch.target);
+    return tracked->most_live;
+  });
+  CHECK(live[0] == expected);
+}
+
 TEST_CASE("schedule() is the rank's list") {
   const auto lists = run_ranks<std::string>(2, [](const Rank& self) {
     Beside run(self, {kOneFOneB, 1, 4});

@@ -113,6 +113,44 @@ TEST_CASE("reduce_each reduces in each backward, with the same result") {
   }
 }
 
+/// Uses its argument in every other forward only.
+struct DetachingImpl : torch::nn::Module {
+  DetachingImpl() : layer(register_module("layer", Layer(1))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return layer->forward(++forwards % 2 == 0 ? x.detach() : x);
+  }
+  Layer layer;
+  int64_t forwards = 0;
+};
+TORCH_MODULE(Detaching);
+
+TEST_CASE("a stage without a gradient in its last backward still reduces with the other replicas") {
+  const auto differences = run_ranks<double>(4, [](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+    const auto dp = mesh.group("dp");
+    const auto options = ddp::PipelineOptions().process_group(mesh.group("pp")).microbatches(2);
+    const auto batch = pipeline_batch(4, dp->getRank());
+    if (mesh.rank("pp") == 1) {
+      ddp::DistributedDataParallel model(Detaching(), replicas(dp));
+      ddp::PipelineStage(model, 1, 2, pipeline_loss, options).step({}, batch.target);
+      return 0.0;
+    }
+    ddp::DistributedDataParallel model(Layer(0), replicas(dp));
+    ddp::PipelineStage(model, 0, 2, ddp::LossFn(), options).step({batch.input}, {});
+    // Half of the batch of each replica.
+    WholeNet whole(2);
+    for (int64_t r = 0; r < 2; ++r) {
+      const auto part = pipeline_batch(4, r);
+      const auto loss =
+          pipeline_loss(whole.forward(part.input.slice(0, 0, 2)), part.target.slice(0, 0, 2));
+      (loss / 4).backward();
+    }
+    return largest_difference(
+        {whole.layers[0]->fc->weight.grad()}, {model->module()->fc->weight.grad()});
+  });
+  for (const auto difference : differences) CHECK(difference < 1e-12);
+}
+
 /// A stage of two units and a root without parameters.
 struct UnitsImpl : torch::nn::Module {
   using Unit = ddp::FullyShardedDataParallel<Layer>;
