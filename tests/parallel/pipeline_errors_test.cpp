@@ -196,6 +196,19 @@ TEST_CASE("a backward that throws ends all ranks, with the action", "[errors]") 
   CHECK(ended.seconds < 5);
 }
 
+TEST_CASE("a wait names the action, the stage and the rank that it waits for", "[errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
+        if (self.rank == 0) return self.wait_until_others_end();
+        pipeline.step({}, pipeline_batch(8, 0).target);
+      },
+      RanksOptions{std::chrono::seconds(1), std::chrono::seconds(30)});
+  CHECK_THAT(
+      errors[1], ContainsText("F0 of stage 1, from stage 0 on rank 0 failed on rank 1 of 2: "));
+}
+
 TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {
   const auto few = errors_of_step(2, [](const Rank&) { return same; }, {3, 3});
   for (const auto& error : few.errors) {

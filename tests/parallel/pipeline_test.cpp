@@ -353,6 +353,30 @@ TEST_CASE("a message of many tensors, whose header has a second part") {
   CHECK(difference < 1e-12);
 }
 
+TEST_CASE("frozen stages") {
+  const int64_t frozen = GENERATE(0, 1);
+  const auto difference = largest_of_ranks(3, [&](const Rank& self) {
+    const auto batch = pipeline_batch(7, 0);
+    WholeNet whole(3);
+    const auto freeze = [](Layer& layer) {
+      for (auto& p : layer->parameters()) p.requires_grad_(false);
+    };
+    freeze(whole.layers[static_cast<size_t>(frozen)]);
+    pipeline_loss(whole.forward(batch.input), batch.target).backward();
+    Layer layer(self.rank);
+    if (self.rank == frozen) freeze(layer);
+    ddp::PipelineStage pipeline(layer, self.rank, 3, pipeline_loss, options_of(self, kOneFOneB, 3));
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(batch.input);
+    pipeline.step(inputs, self.rank == 2 ? batch.target : at::Tensor());
+    const auto& own = layer->fc->weight.grad();
+    const auto& expected = whole.layers[static_cast<size_t>(self.rank)]->fc->weight.grad();
+    if (own.defined() != expected.defined()) return 1e300;
+    return own.defined() ? largest_difference({expected}, {own}) : 0;
+  });
+  CHECK(difference < 1e-12);
+}
+
 TEST_CASE("a Sequential is a stage; layouts have the names of its module") {
   struct Seen {
     double difference;

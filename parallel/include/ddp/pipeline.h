@@ -26,8 +26,8 @@ namespace ddp {
 struct PipelineOptions {
   /// How many parts a batch is cut into, along dimension 0. Default: 4
   TORCH_ARG(int64_t, microbatches) = 4;
-  /// One rank for each stage or, with several chunks, for each chunk's stages: an axis of a mesh,
-  /// `mesh.group("pp")`. Default: the default group
+  /// The ranks of the pipeline, in the order of the stages: an axis of a mesh, `mesh.group("pp")`.
+  /// Default: the default group
   TORCH_ARG(ProcessGroup, process_group) = {};
   /// Multiply the loss of a micro-batch by its share of the batch's rows, so that gradients are
   /// those of the batch's mean. False: for a loss function whose values add up to the batch's loss,
