@@ -143,6 +143,10 @@ void FullyShardedBase::sync_outputs(const std::vector<at::Tensor>& outputs) {
   for (const auto& pass : passes) pass->reduces = true;
 }
 
+void FullyShardedBase::hold_units() { unit_->model()->hold(); }
+
+void FullyShardedBase::drop_units() noexcept { unit_->model()->drop(); }
+
 void FullyShardedBase::unshard() {
   if (!unit_->stays_whole) unit_->reshard();  // what a pass left may be old
   unit_->make_whole();

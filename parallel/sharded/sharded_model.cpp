@@ -85,6 +85,27 @@ bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass)
   return unit.stays_whole || !unit.reshard_after_forward.value_or(unit.index != pass.root);
 }
 
+void ShardedModel::hold() {
+  for (const auto& unit : units_) {
+    if (unit->stays_whole || unit->reshard_after_forward) continue;
+    unit->reshard();  // what a pass left may be old
+    unit->stays_whole = true;
+    held_.push_back(unit);
+  }
+}
+
+void ShardedModel::drop() noexcept {
+  for (const auto& unit : std::exchange(held_, {})) {
+    unit->stays_whole = false;
+    try {
+      unit->reshard();
+    } catch (const std::exception&) {
+      unit->abandon();  // a gather that failed: its group is aborted
+    }
+  }
+  trim_blocks();
+}
+
 void ShardedModel::forget_graphs() {
   const auto is_over = [](const std::weak_ptr<ForwardPass>& graph) {
     const auto pass = graph.lock();

@@ -83,6 +83,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   GradientMemory* gradient_memory();
   /// Until the result is destroyed, this thread's gradients lie in memory that keeps its pages.
   std::shared_ptr<void> serve_gradients();
+  /// Keeps units whose reshard_after_forward is unset whole, from their first use to drop(): over
+  /// the passes of a step of a pipeline.
+  void hold();
+  void drop() noexcept;
   /// Neither in forward nor in backward.
   bool is_idle() const { return depth_ == 0 && !task_; }
 
@@ -103,6 +107,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::weak_ptr<torch::nn::Module> root_;
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
   NodePtr marker_;                     // of the use that it left last
+  std::vector<std::shared_ptr<ShardedUnit>> held_;
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph

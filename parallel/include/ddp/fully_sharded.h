@@ -90,6 +90,9 @@ struct FullyShardedStats {
 
 class ShardedModel;
 class ShardedUnit;
+namespace detail {
+class StageUse;
+}
 
 /// The part of a FullyShardedDataParallel that does not depend on the wrapped type.
 class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule {
@@ -155,8 +158,11 @@ class DDP_API FullyShardedBase : public torch::nn::Module, public ShardedModule 
 
  private:
   friend class detail::UnitCall;
+  friend class detail::StageUse;
   friend class SummonFullParams;
 
+  void hold_units();
+  void drop_units() noexcept;
   void sync_outputs(const std::vector<at::Tensor>& outputs);
   void check_whole(const char* call) const;
 

@@ -44,6 +44,8 @@
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>
 #include <ddp/parameter_layout.h>
+#include <ddp/pipeline.h>
+#include <ddp/pipeline_schedule.h>
 #include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>

@@ -1,0 +1,185 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/detail/stage_module.h>
+#include <ddp/export.h>
+#include <ddp/parameter_layout.h>
+#include <ddp/pipeline_schedule.h>
+#include <ddp/process_group.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+
+namespace ddp {
+
+/// \file
+/// Pipelines: each rank has some of a model's layers, a stage, and micro-batches go through the
+/// stages one after the other.
+
+/// Options for `PipelineStage`, the same on all stages.
+struct PipelineOptions {
+  /// How many parts a batch is cut into, along dimension 0. Default: 4
+  TORCH_ARG(int64_t, microbatches) = 4;
+  /// The ranks of the pipeline, in the order of the stages: an axis of a mesh, `mesh.group("pp")`.
+  /// Default: the default group
+  TORCH_ARG(ProcessGroup, process_group) = {};
+  /// Multiply the loss of a micro-batch by its share of the batch's rows, so that gradients are
+  /// those of the batch's mean. False: for a loss function whose values add up to the batch's loss,
+  /// such as a sum over tokens divided by the tokens of the batch. Default: true
+  TORCH_ARG(bool, scale_grads) = true;
+  /// Where the modules are wrappers that average gradients: do it in each backward pass, and not in
+  /// the last one of a step. Saves the memory of whole gradients with FullyShardedDataParallel.
+  /// Default: false
+  TORCH_ARG(bool, reduce_each) = false;
+  /// In which order forwards and backwards run. Several chunks need GPipe or Interleaved.
+  /// Default: OneFOneB
+  TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::OneFOneB;
+  /// What the last stage does to a loss before backward: a GradScaler's scale(). Default: nothing
+  TORCH_ARG(std::function<at::Tensor(const at::Tensor&)>, scale_loss) = {};
+};
+
+/// What a step computed: on the last stage; empty on the others.
+struct PipelineResult {
+  /// Of each micro-batch, as the loss function returned it, detached.
+  std::vector<at::Tensor> losses;
+  /// Of the whole batch, detached; undefined where the outputs of micro-batches differ in more than
+  /// rows.
+  at::Tensor output;
+};
+
+/// The loss of a micro-batch: a tensor of one element.
+using LossFn = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+class PipelineRunner;
+
+/// The part of a PipelineStage that does not depend on the module's type.
+class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule {
+ public:
+  ~PipelineStageBase() override;
+  PipelineStageBase(const PipelineStageBase&) = delete;
+  PipelineStageBase& operator=(const PipelineStageBase&) = delete;
+
+  /// Forward and backward of a batch. Gradients are added to `.grad`, as by one backward pass of
+  /// the whole model with the batch's mean as its loss; so several steps accumulate.
+  ///
+  /// \param inputs  the first stage's arguments, of the whole batch: at least as many rows as
+  ///         micro-batches. Gradients flow to those that require one. Empty on other stages.
+  /// \param target  of the whole batch, on the last stage.
+  /// \throws c10::Error  on every rank, when a stage throws: names the action, "B2 of stage 1", and
+  ///         the rank. A rank that has done its part of the step throws in the next one. The
+  ///         process groups are then aborted.
+  ///
+  /// Collective: yes, over the stages. Blocks: host.
+  /// Memory: inputs, and what autograd saves, of as many micro-batches as the schedule keeps.
+  PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
+
+  /// Forward of a batch, without graphs; it may have fewer rows than there are micro-batches. Does
+  /// not change the mode of the modules; eval() without arguments does.
+  ///
+  /// \param inputs  as in step().
+  /// \return  the output on the last stage, as PipelineResult::output; undefined on others.
+  ///
+  /// Collective: yes, over the stages. Blocks: host.
+  at::Tensor eval(const std::vector<at::Tensor>& inputs);
+  using torch::nn::Module::eval;
+
+  /// What this rank computes in a step, in order.
+  std::vector<Action> schedule() const;
+
+  /// ShardedModule. The layouts of the chunks, by their names in the chunks: name the modules of
+  /// stages by their place in the model.
+  std::vector<ParameterLayout> layouts() override;
+
+ protected:
+  /// See PipelineStage.
+  PipelineStageBase(
+      std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
+      const PipelineOptions& options);
+
+ private:
+  std::unique_ptr<PipelineRunner> runner_;
+};
+
+/// One rank's stages of a pipeline.
+///
+/// ```
+/// auto mesh = ddp::init_device_mesh({pp, dp}, {"pp", "dp"});
+/// Stage layers(config, mesh.rank("pp"));     // this stage's; names say their place in the model
+/// ddp::DistributedDataParallel model(
+///     layers, ddp::DistributedDataParallelOptions().process_group(mesh.group("dp")));
+/// ddp::PipelineStage pipeline(model, mesh.rank("pp"), pp, loss,
+///     ddp::PipelineOptions().process_group(mesh.group("pp")).microbatches(8));
+/// torch::optim::AdamW optimizer(pipeline.parameters(), 3e-4);
+/// for (auto& batch : loader) {
+///   optimizer.zero_grad();
+///   auto result = pipeline.step({batch.data}, batch.target);
+///   optimizer.step();
+/// }
+/// ```
+/// A stage's forward takes one argument for each tensor that the stage before returns, or all as a
+/// std::vector; it returns a tensor, or anything that holds some (`for_each_tensor`), and on the
+/// last stage one tensor. Shapes may differ between micro-batches and steps. Integer tensors, and
+/// tensors without gradient, pass. A forward must not change an argument that requires a gradient
+/// in place, because it is a leaf.
+///
+/// A DistributedDataParallel or FullyShardedDataParallel as the module averages gradients once a
+/// step, in its last backward pass. Normalization over a batch (BatchNorm) sees micro-batches.
+/// Dropout draws in the order of schedule().
+///
+/// \tparam M  a module holder (Net from TORCH_MODULE, torch::nn::Sequential, ...) or a
+///         std::shared_ptr to a module; deduced.
+/// \throws c10::Error  at construction, with the same text on every rank, for options that no
+///         pipeline can have, or that differ between stages.
+///
+/// Collective: construction, over the stages.
+/// Threads: use it from one thread.
+/// Source: torch.distributed.pipelining, torch 2.11.0, which divides gradients after the step, and
+///   needs as many micro-batches as ranks.
+template <typename M>
+class PipelineStage : public PipelineStageBase {
+ public:
+  /// \param module  the layers of stage `index` of `stages`.
+  /// \param index  this process's rank in the group.
+  /// \param loss  may be empty on stages other than the last.
+  PipelineStage(M module, int index, int stages, LossFn loss, const PipelineOptions& options = {})
+      : PipelineStageBase(
+            {detail::make_stage_module(module)}, index, stages, std::move(loss), options),
+        chunks_{std::move(module)} {}
+  /// \param chunks  chunk c has the layers of stage c * ranks + index; as many on every rank.
+  PipelineStage(
+      std::vector<M> chunks, int index, int ranks, LossFn loss, const PipelineOptions& options = {})
+      : PipelineStageBase(erased(chunks), index, ranks, std::move(loss), options),
+        chunks_(std::move(chunks)) {}
+
+  /// A chunk's module.
+  M& module(size_t chunk = 0) { return chunks_.at(chunk); }
+
+ private:
+  static std::vector<detail::StageModule> erased(const std::vector<M>& chunks) {
+    std::vector<detail::StageModule> modules;
+    for (const auto& chunk : chunks) modules.push_back(detail::make_stage_module(chunk));
+    return modules;
+  }
+
+  std::vector<M> chunks_;
+};
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(M, int, int, LossFn) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(M, int, int, LossFn, PipelineOptions) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(std::vector<M>, int, int, LossFn) -> PipelineStage<M>;
+/// Lets the compiler find M.
+template <typename M>
+PipelineStage(std::vector<M>, int, int, LossFn, PipelineOptions) -> PipelineStage<M>;
+
+}  // namespace ddp

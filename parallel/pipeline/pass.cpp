@@ -1,0 +1,196 @@
+#include "pipeline/pass.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/rank_text.h>
+
+namespace ddp {
+
+std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
+
+PipelinePass::PipelinePass(
+    PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target)
+    : setup_(setup),
+      trains_(trains),
+      inputs_(inputs),
+      target_(target),
+      messages_(setup.group, setup.monitor, setup.device) {}
+
+int64_t PipelinePass::stage_of(const Action& action) const {
+  return setup_.shape.stage_of(setup_.rank, action.chunk);
+}
+
+bool PipelinePass::has_stage(int64_t stage) const {
+  return stage % setup_.shape.ranks == setup_.rank;
+}
+
+StageChunk& PipelinePass::chunk_of(const Action& action) {
+  return *chunks_.at(static_cast<size_t>(action.chunk));
+}
+
+PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
+  auto& monitor = *setup_.monitor;
+  monitor.abort_on_error(
+      [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(); });
+  for (const auto& step : steps) {
+    const auto where = [&] { return text_of(step.action, setup_.shape, setup_.rank); };
+    monitor.abort_on_error(
+        where, [&] { step.action.kind == 'F' ? forward(step) : backward(step); });
+  }
+  monitor.abort_on_error([] { return std::string("ending a step of a pipeline"); }, [&] { end(); });
+  PipelineResult result;
+  if (!has_stage(setup_.shape.stages() - 1)) return result;
+  result.losses = losses_;
+  result.output = joined(outputs_);
+  return result;
+}
+
+void PipelinePass::begin() {
+  const auto count = setup_.shape.microbatches;
+  for (const auto& chunk : setup_.chunks) {
+    chunks_.push_back(
+        std::make_unique<StageChunk>(chunk, trains_ ? count : 0, setup_.options.reduce_each()));
+  }
+  if (has_stage(0)) {
+    input_parts_ = Microbatches("inputs", inputs_, count, !trains_, setup_.on_rank());
+    input_gradients_.resize(static_cast<size_t>(count));
+  }
+  if (!has_stage(setup_.shape.stages() - 1)) return;
+  outputs_.resize(static_cast<size_t>(count));
+  if (!trains_) return;
+  target_parts_ = Microbatches("a target", {target_}, count, false, setup_.on_rank());
+  losses_.resize(static_cast<size_t>(count));
+  loss_gradients_.resize(static_cast<size_t>(count));
+}
+
+PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
+  const auto& action = step.action;
+  const auto stage = stage_of(action);
+  const auto from = action.kind == 'F' ? stage - 1 : stage + 1;
+  if (!step.receive) {
+    return std::move(handed_.extract({action.kind, stage, action.microbatch}).mapped());
+  }
+  const auto where = [&] { return text_of(action, setup_.shape, setup_.rank); };
+  auto received = messages_.receive(action, *step.receive, from, where);
+  for (size_t k = 0; k < received.tensors.size(); ++k) {
+    if (received.header.tensors[k].requires_grad) received.tensors[k].requires_grad_();
+  }
+  return received.tensors;
+}
+
+void PipelinePass::send(const PipelineStep& step, const Tensors& tensors) {
+  const auto& action = step.action;
+  const auto stage = stage_of(action);
+  if (step.send) return messages_.send(action, *step.send, stage, tensors);
+  const auto to = action.kind == 'F' ? stage + 1 : stage - 1;
+  handed_[{action.kind, to, action.microbatch}] = tensors;
+}
+
+void PipelinePass::explain(
+    const Action& action, const Tensors& inputs, const std::string& error) const {
+  const auto stage = stage_of(action);
+  DDP_CHECK(stage > 0, error);
+  StageMessageHeader header{'F', stage - 1, action.microbatch};
+  for (const auto& input : inputs) header.tensors.push_back(description_of(input));
+  auto usable = setup_.usable[static_cast<size_t>(action.chunk)];
+  DDP_CHECK(
+      !usable.empty() && differ_in_width(usable, header.tensors), error, "\nForward got ",
+      text_of(header.tensors), " from stage ", stage - 1, ".");
+  for (size_t k = 0; k < std::min(usable.size(), inputs.size()); ++k) {
+    const auto& sizes = header.tensors[k].sizes;
+    if (!usable[k].sizes.empty() && !sizes.empty()) usable[k].sizes[0] = sizes[0];
+  }
+  DDP_CHECK(
+      false, text_of_width_error(usable, header, setup_.on_rank()), " Forward threw: ", error);
+}
+
+PipelinePass::Tensors PipelinePass::run_forward(const PipelineStep& step, const Tensors& inputs) {
+  const auto& action = step.action;
+  std::optional<Tensors> outputs;
+  try {
+    outputs = chunk_of(action).forward(action.microbatch, inputs);
+    DDP_CHECK(
+        outputs, "PipelineStage: expected a forward of stage ", stage_of(action), " that takes ",
+        inputs.size(), inputs.size() == 1 ? " tensor" : " tensors", ", got one that does not ",
+        setup_.on_rank(), ". It takes as many as the stage before returns, or a std::vector.");
+  } catch (const c10::DistError&) {
+    throw;  // of a collective in forward: the monitor looks for its cause
+  } catch (const std::exception& error) {
+    explain(action, inputs, text_of(error));
+  }
+  auto& usable = setup_.usable[static_cast<size_t>(action.chunk)];
+  usable.clear();
+  for (const auto& input : inputs) usable.push_back(description_of(input));
+  return std::move(*outputs);
+}
+
+void PipelinePass::forward(const PipelineStep& step) {
+  const auto& action = step.action;
+  const auto stage = stage_of(action);
+  const auto inputs = stage == 0 ? input_parts_.tensors(action.microbatch) : receive(step);
+  const auto outputs = run_forward(step, inputs);
+  if (is_last(stage)) {
+    DDP_CHECK(
+        outputs.size() == 1 && outputs[0].defined(),
+        "PipelineStage: expected one tensor of the last stage, got ", outputs.size(), " ",
+        setup_.on_rank(), ". Join them, or compute the loss in forward and return it in loss.");
+    outputs_[static_cast<size_t>(action.microbatch)] = outputs[0].detach();
+    if (trains_) add_loss(action, outputs[0]);
+    return;
+  }
+  send(step, outputs);
+  if (trains_) chunk_of(action).keep_graph(action.microbatch, outputs);
+}
+
+void PipelinePass::add_loss(const Action& action, const at::Tensor& output) {
+  const auto at = static_cast<size_t>(action.microbatch);
+  auto loss = setup_.loss(output, target_parts_.tensors(action.microbatch)[0]);
+  DDP_CHECK(
+      loss.defined() && loss.numel() == 1, "PipelineStage: expected a loss of one element, got ",
+      loss.defined() ? ddp::str(loss.sizes()) : "none", " ", setup_.on_rank(),
+      ". Reduce it: mean() or sum().");
+  losses_[at] = loss.detach();
+  // Before backward, because gradients of several steps add up.
+  if (setup_.options.scale_grads()) loss = loss * target_parts_.share(action.microbatch);
+  if (setup_.options.scale_loss()) loss = setup_.options.scale_loss()(loss);
+  loss_gradients_[at] = at::ones_like(loss.detach());
+  chunk_of(action).keep_graph(action.microbatch, {loss});
+}
+
+void PipelinePass::backward(const PipelineStep& step) {
+  const auto& action = step.action;
+  const auto stage = stage_of(action);
+  const auto at = static_cast<size_t>(action.microbatch);
+  Tensors gradients;
+  if (is_last(stage)) {
+    gradients = {loss_gradients_[at]};
+  } else {
+    gradients = receive(step);
+    // The next stage has computed with the activations, so they have arrived.
+    messages_.finish({'F', action.chunk, action.microbatch}, [&] {
+      return text_of(action, setup_.shape, setup_.rank);
+    });
+  }
+  auto of_inputs = chunk_of(action).backward(action.microbatch, gradients);
+  if (stage == 0) {
+    input_gradients_[at] = std::move(of_inputs);
+  } else {
+    send(step, of_inputs);
+  }
+}
+
+void PipelinePass::end() {
+  messages_.finish_all();
+  if (!trains_ || !has_stage(0)) return;
+  std::vector<Tensors> parts;
+  for (int64_t i = 0; i < setup_.shape.microbatches; ++i) parts.push_back(input_parts_.tensors(i));
+  backward_through(inputs_, parts, input_gradients_);
+}
+
+}  // namespace ddp

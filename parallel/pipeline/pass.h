@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/detail/stage_module.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/pipeline.h>
+
+#include "pipeline/chunk.h"
+#include "pipeline/message_header.h"
+#include "pipeline/messages.h"
+#include "pipeline/microbatches.h"
+#include "pipeline/schedule.h"
+
+namespace ddp {
+
+/// What stays the same from step to step on one rank.
+struct PipelineSetup {
+  ProcessGroup group;
+  std::shared_ptr<GroupMonitor> monitor;
+  PipelineShape shape;
+  int64_t rank = 0;
+  std::vector<detail::StageModule> chunks;
+  LossFn loss;
+  PipelineOptions options;
+  at::Device device = at::kCPU;
+  /// By chunk: tensors that its forward could use, for errors about others.
+  std::vector<std::vector<TensorDescription>> usable;
+
+  std::string on_rank() const;
+};
+
+/// One step on one rank, or one evaluation: obeys a list.
+class PipelinePass {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  /// \param target  undefined in an evaluation.
+  PipelinePass(PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target);
+
+  /// Gradients are enabled if it trains.
+  PipelineResult run(const std::vector<PipelineStep>& steps);
+
+ private:
+  void begin();
+  void forward(const PipelineStep& step);
+  void backward(const PipelineStep& step);
+  Tensors run_forward(const PipelineStep& step, const Tensors& inputs);
+  /// Computes the loss of a micro-batch, and keeps its graph.
+  void add_loss(const Action& action, const at::Tensor& output);
+  Tensors receive(const PipelineStep& step);
+  void send(const PipelineStep& step, const Tensors& tensors);
+  [[noreturn]] void explain(
+      const Action& action, const Tensors& inputs, const std::string& error) const;
+  void end();
+
+  int64_t stage_of(const Action& action) const;
+  bool is_last(int64_t stage) const { return stage + 1 == setup_.shape.stages(); }
+  StageChunk& chunk_of(const Action& action);
+  bool has_stage(int64_t stage) const;
+
+  PipelineSetup& setup_;
+  const bool trains_;
+  const Tensors inputs_;
+  const at::Tensor target_;
+  StageMessages messages_;
+  std::vector<std::unique_ptr<StageChunk>> chunks_;
+  Microbatches input_parts_, target_parts_;
+  std::map<std::tuple<char, int64_t, int64_t>, Tensors> handed_;  // to a stage of the same rank
+  std::vector<Tensors> input_gradients_;                          // by micro-batch
+  Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch
+};
+
+}  // namespace ddp

@@ -1,0 +1,160 @@
+#include "pipeline/runner.h"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/gather_strings.h>
+#include <ddp/internal/rank_text.h>
+#include <ddp/internal/text.h>
+
+namespace ddp {
+namespace {
+
+const char* name_of(PipelineSchedule schedule) {
+  switch (schedule) {
+    case PipelineSchedule::GPipe:
+      return "GPipe";
+    case PipelineSchedule::OneFOneB:
+      return "OneFOneB";
+    case PipelineSchedule::Interleaved:
+      return "Interleaved";
+  }
+  return "another";
+}
+
+void check_setup(const PipelineSetup& setup, int index, int ranks) {
+  const auto where = setup.on_rank();
+  const auto& options = setup.options;
+  DDP_CHECK_VALUE(
+      ranks == setup.group->getSize() && index == setup.group->getRank(),
+      "PipelineStage: expected a stage for each rank of process_group, got stage ", index, " of ",
+      ranks, " ", where,
+      ". Pass the axis of the stages: mesh.group(\"pp\") and mesh.rank(\"pp\").");
+  const auto is_empty = [](const detail::StageModule& chunk) { return chunk.module == nullptr; };
+  DDP_CHECK_VALUE(
+      !setup.chunks.empty() && std::none_of(setup.chunks.begin(), setup.chunks.end(), is_empty),
+      "PipelineStage: expected a module, or several chunks, got an empty one ", where,
+      ". Give each rank its layers.");
+  DDP_CHECK_VALUE(
+      options.microbatches() >= 1, "PipelineStage: expected microbatches of at least 1, got ",
+      options.microbatches(), " ", where, ".");
+  DDP_CHECK_VALUE(
+      options.schedule() != PipelineSchedule::OneFOneB || setup.chunks.size() == 1,
+      "PipelineStage: expected one module a rank with PipelineSchedule::OneFOneB, got ",
+      setup.chunks.size(), " chunks ", where, ". Choose Interleaved, or GPipe.");
+  DDP_CHECK_VALUE(
+      setup.loss || index + 1 < ranks,
+      "PipelineStage: expected a loss function on the last stage, "
+      "got none ",
+      where, ".");
+}
+
+/// What all ranks have to have, a line each.
+std::string settings_of(const PipelineSetup& setup) {
+  return ddp::str(
+      "microbatches ", setup.options.microbatches(), "\nschedule ",
+      name_of(setup.options.schedule()), "\nchunks ", setup.chunks.size());
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Before the text of a rank that has a problem.
+constexpr char kProblem = '!';
+
+std::string describe_settings(const std::vector<std::string>& by_rank) {
+  for (const auto& text : by_rank) {
+    if (text[0] == kProblem) return text.substr(1);
+  }
+  const auto first = lines_of(by_rank[0]);
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const auto lines = lines_of(by_rank[rank]);
+    const auto [one, other] = std::mismatch(first.begin(), first.end(), lines.begin());
+    if (one == first.end()) continue;
+    return ddp::str(
+        "PipelineStage: expected the same options on every rank, got ", *one, " on rank 0 and ",
+        *other, " on rank ", rank, ". Build all stages from one configuration.");
+  }
+  return "";
+}
+
+}  // namespace
+
+PipelineRunner::PipelineRunner(
+    std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
+    const PipelineOptions& options) {
+  setup_.group = options.process_group() ? options.process_group() : default_group();
+  setup_.monitor = monitor_of(setup_.group);
+  setup_.shape = {ranks, static_cast<int64_t>(chunks.size()), options.microbatches()};
+  setup_.rank = index;
+  setup_.chunks = std::move(chunks);
+  setup_.loss = std::move(loss);
+  setup_.options = options;
+  setup_.usable.resize(setup_.chunks.size());
+  const auto problem = problem_of([&] { check_setup(setup_, index, ranks); });
+  agree(
+      problem.empty() ? settings_of(setup_) : kProblem + problem, setup_.group,
+      "comparing the stages of a pipeline", describe_settings, setup_.monitor.get());
+  const auto parameters = setup_.chunks.front().module->parameters();
+  if (!parameters.empty()) setup_.device = parameters.front().device();
+  actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
+  steps_ = pipeline_steps(actions_, setup_.shape, index);
+  std::copy_if(
+      steps_.begin(), steps_.end(), std::back_inserter(forwards_),
+      [](const PipelineStep& step) { return step.action.kind == 'F'; });
+}
+
+PipelineResult PipelineRunner::step(
+    const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
+  const c10::AutoGradMode with_gradients(true);
+  return PipelinePass(setup_, /*trains=*/true, inputs, target).run(steps_);
+}
+
+at::Tensor PipelineRunner::eval(const std::vector<at::Tensor>& inputs) {
+  const c10::AutoGradMode without_gradients(false);
+  return PipelinePass(setup_, /*trains=*/false, inputs, at::Tensor()).run(forwards_).output;
+}
+
+PipelineStageBase::PipelineStageBase(
+    std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
+    const PipelineOptions& options)
+    : torch::nn::Module("PipelineStage"),
+      runner_(std::make_unique<PipelineRunner>(
+          std::move(chunks), index, ranks, std::move(loss), options)) {
+  for (size_t c = 0; c < runner_->chunks().size(); ++c) {
+    register_module(ddp::str(c), runner_->chunks()[c].module);
+  }
+}
+
+PipelineStageBase::~PipelineStageBase() = default;
+
+PipelineResult PipelineStageBase::step(
+    const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
+  return runner_->step(inputs, target);
+}
+
+at::Tensor PipelineStageBase::eval(const std::vector<at::Tensor>& inputs) {
+  return runner_->eval(inputs);
+}
+
+std::vector<Action> PipelineStageBase::schedule() const { return runner_->actions(); }
+
+std::vector<ParameterLayout> PipelineStageBase::layouts() {
+  std::vector<ParameterLayout> layouts;
+  for (const auto& chunk : runner_->chunks()) {
+    for (auto& layout : layouts_of(*chunk.module)) layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
+}  // namespace ddp

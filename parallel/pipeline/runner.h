@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+#include <ddp/pipeline.h>
+
+#include "pipeline/pass.h"
+#include "pipeline/schedule.h"
+
+namespace ddp {
+
+/// A rank's part in a pipeline: checks it with the other ranks once, and runs its steps.
+class PipelineRunner {
+ public:
+  /// Collective: yes.
+  PipelineRunner(
+      std::vector<detail::StageModule> chunks, int index, int ranks, LossFn loss,
+      const PipelineOptions& options);
+
+  PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
+  at::Tensor eval(const std::vector<at::Tensor>& inputs);
+
+  const std::vector<Action>& actions() const { return actions_; }
+  const std::vector<detail::StageModule>& chunks() const { return setup_.chunks; }
+
+ private:
+  PipelineSetup setup_;
+  std::vector<Action> actions_;
+  std::vector<PipelineStep> steps_, forwards_;  // of a step, and of an evaluation
+};
+
+}  // namespace ddp
