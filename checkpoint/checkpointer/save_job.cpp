@@ -54,9 +54,7 @@ std::chrono::nanoseconds cpu_of_thread() {
 // Reads a line for each file: its size, its checksum and its name.
 std::vector<ManifestFile> parse_done(const std::string& text, const std::string& path) {
   std::vector<ManifestFile> files;
-  InputText lines(text);
-  std::string line;
-  while (std::getline(lines, line)) {
+  for (const auto& line : lines_of(text)) {
     FileSum sum;
     char name[256] = {};
     DDP_CHECK(

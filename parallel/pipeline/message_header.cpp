@@ -6,6 +6,8 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 
+#include "pipeline/schedule.h"
+
 namespace ddp {
 namespace {
 
@@ -90,8 +92,8 @@ void check_header(
     const std::string& on_rank) {
   DDP_CHECK(
       header.kind == kind && header.stage == stage && header.microbatch == microbatch,
-      "PipelineStage: expected a message of ", kind, microbatch, " of stage ", stage,
-      ", got one of ", header.kind, header.microbatch, " of stage ", header.stage, " ", on_rank,
+      "PipelineStage: expected a message of ", action_text(kind, microbatch, stage),
+      ", got one of ", action_text(header.kind, header.microbatch, header.stage), " ", on_rank,
       ". Run the same step on all ranks: step() and eval() are collective.");
 }
 

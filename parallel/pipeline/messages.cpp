@@ -118,7 +118,7 @@ void StageMessages::finish(const Action& action, WaitPoint where) {
 void StageMessages::finish_all() {
   for (auto& sent : sent_) {
     const auto where = [&] {
-      return ddp::str(sent.action.kind, sent.action.microbatch, " of stage ", sent.stage);
+      return action_text(sent.action.kind, sent.action.microbatch, sent.stage);
     };
     wait(sent, where);
     sent.memory.clear();

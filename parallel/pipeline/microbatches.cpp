@@ -11,8 +11,7 @@ namespace ddp {
 
 Microbatches::Microbatches(
     const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool may_be_empty,
-    const std::string& on_rank)
-    : rows_(static_cast<size_t>(count)) {
+    const std::string& on_rank) {
   const auto is_defined = [](const at::Tensor& tensor) { return tensor.defined(); };
   const auto first = std::find_if(tensors.begin(), tensors.end(), is_defined);
   DDP_CHECK_VALUE(
@@ -26,15 +25,14 @@ Microbatches::Microbatches(
         name, " with ", first->dim() > 0 ? first->size(0) : 1, " rows, got ", tensor.sizes(), " ",
         on_rank, ". Dimension 0 is cut into micro-batches.");
     parts = tensor.tensor_split(count, 0);
+    if (!rows_.empty()) continue;
+    for (const auto& part : parts) rows_.push_back(part.size(0));
   }
   all_rows_ = first->size(0);
   DDP_CHECK_VALUE(
       may_be_empty || all_rows_ >= count, "PipelineStage: expected ", name, " with at least ",
       count, " rows, one for each micro-batch, got ", all_rows_, " ", on_rank,
       ". Choose fewer microbatches, or drop the last batch.");
-  for (int64_t i = 0; i < count; ++i) {
-    rows_[static_cast<size_t>(i)] = all_rows_ / count + (i < all_rows_ % count ? 1 : 0);
-  }
 }
 
 std::vector<at::Tensor> Microbatches::tensors(int64_t microbatch) const {

@@ -26,6 +26,10 @@ int64_t PipelinePass::stage_of(const Action& action) const {
   return setup_.shape.stage_of(setup_.rank, action.chunk);
 }
 
+std::string PipelinePass::name_of(const Action& action) const {
+  return text_of(action, setup_.shape, setup_.rank);
+}
+
 bool PipelinePass::has_stage(int64_t stage) const {
   return stage % setup_.shape.ranks == setup_.rank;
 }
@@ -39,7 +43,7 @@ PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
   monitor.abort_on_error(
       [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(); });
   for (const auto& step : steps) {
-    const auto where = [&] { return text_of(step.action, setup_.shape, setup_.rank); };
+    const auto where = [&] { return name_of(step.action); };
     monitor.abort_on_error(
         where, [&] { step.action.kind == 'F' ? forward(step) : backward(step); });
   }
@@ -76,7 +80,7 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
   if (!step.receive) {
     return std::move(handed_.extract({action.kind, stage, action.microbatch}).mapped());
   }
-  const auto where = [&] { return text_of(action, setup_.shape, setup_.rank); };
+  const auto where = [&] { return name_of(action); };
   auto received = messages_.receive(action, *step.receive, from, where);
   for (size_t k = 0; k < received.tensors.size(); ++k) {
     if (received.header.tensors[k].requires_grad) received.tensors[k].requires_grad_();
@@ -173,9 +177,7 @@ void PipelinePass::backward(const PipelineStep& step) {
   } else {
     gradients = receive(step);
     // The next stage has computed with the activations, so they have arrived.
-    messages_.finish({'F', action.chunk, action.microbatch}, [&] {
-      return text_of(action, setup_.shape, setup_.rank);
-    });
+    messages_.finish({'F', action.chunk, action.microbatch}, [&] { return name_of(action); });
   }
   auto of_inputs = chunk_of(action).backward(action.microbatch, gradients);
   if (stage == 0) {

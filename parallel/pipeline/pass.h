@@ -62,6 +62,7 @@ class PipelinePass {
   void end();
 
   int64_t stage_of(const Action& action) const;
+  std::string name_of(const Action& action) const;
   bool is_last(int64_t stage) const { return stage + 1 == setup_.shape.stages(); }
   StageChunk& chunk_of(const Action& action);
   bool has_stage(int64_t stage) const;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -60,13 +59,6 @@ std::string settings_of(const PipelineSetup& setup) {
   return ddp::str(
       "microbatches ", setup.options.microbatches(), "\nschedule ",
       name_of(setup.options.schedule()), "\nchunks ", setup.chunks.size());
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
 }
 
 // Before the text of a rank that has a problem.

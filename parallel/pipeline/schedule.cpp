@@ -89,9 +89,12 @@ std::vector<PipelineStep> pipeline_steps(
   return steps;
 }
 
+std::string action_text(char kind, int64_t microbatch, int64_t stage) {
+  return kind + std::to_string(microbatch) + " of stage " + std::to_string(stage);
+}
+
 std::string text_of(const Action& action, const PipelineShape& shape, int64_t rank) {
-  return action.kind + std::to_string(action.microbatch) + " of stage " +
-         std::to_string(shape.stage_of(rank, action.chunk));
+  return action_text(action.kind, action.microbatch, shape.stage_of(rank, action.chunk));
 }
 
 }  // namespace ddp

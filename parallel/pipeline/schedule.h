@@ -51,6 +51,7 @@ std::vector<PipelineStep> pipeline_steps(
     const std::vector<Action>& actions, const PipelineShape&, int64_t rank);
 
 /// "B2 of stage 1", for texts of errors.
+std::string action_text(char kind, int64_t microbatch, int64_t stage);
 std::string text_of(const Action&, const PipelineShape&, int64_t rank);
 
 }  // namespace ddp

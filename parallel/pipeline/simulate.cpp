@@ -15,7 +15,7 @@ using Computation = std::tuple<char, int64_t, int64_t>;
 
 std::string text_of(const Computation& computation) {
   const auto [kind, stage, microbatch] = computation;
-  return kind + std::to_string(microbatch) + " of stage " + std::to_string(stage);
+  return action_text(kind, microbatch, stage);
 }
 
 /// The computation of another stage whose result `what` needs; kind 0: none, on the first stage

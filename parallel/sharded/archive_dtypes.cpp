@@ -21,18 +21,18 @@ std::optional<at::ScalarType> other_dtype(
 }  // namespace
 
 void ArchiveDtypes::take(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
-  for (auto& item : module.named_parameters(/*recurse=*/false)) {
-    const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/false);
-    if (!dtype) continue;
-    before_.emplace_back(item.value(), item.value().detach());
-    item.value().set_data(at::empty({0}, item.value().options().dtype(*dtype)));
-  }
-  for (auto& item : module.named_buffers(/*recurse=*/false)) {
-    const auto dtype = other_dtype(archive, item.key(), item.value(), /*is_buffer=*/true);
-    if (!dtype) continue;
-    before_.emplace_back(item.value(), item.value().detach());
-    item.value().set_data(item.value().to(*dtype));
-  }
+  const auto take_all = [&](const torch::OrderedDict<std::string, at::Tensor>& tensors,
+                            bool are_buffers) {
+    for (const auto& item : tensors) {
+      auto tensor = item.value();
+      const auto dtype = other_dtype(archive, item.key(), tensor, are_buffers);
+      if (!dtype) continue;
+      before_.emplace_back(tensor, tensor.detach());
+      tensor.set_data(at::empty({0}, tensor.options().dtype(*dtype)));
+    }
+  };
+  take_all(module.named_parameters(/*recurse=*/false), /*are_buffers=*/false);
+  take_all(module.named_buffers(/*recurse=*/false), /*are_buffers=*/true);
   for (const auto& child : module.named_children()) {
     torch::serialize::InputArchive of_child;
     if (archive.try_read(child.key(), of_child)) take(*child.value(), of_child);

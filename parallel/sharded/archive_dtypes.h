@@ -14,7 +14,7 @@ namespace ddp {
 /// would be taken for values of this one.
 class ArchiveDtypes {
  public:
-  /// Parameters of other dtypes have no elements until they are loaded.
+  /// Tensors of other dtypes have no elements until they are loaded.
   ArchiveDtypes(torch::nn::Module& module, torch::serialize::InputArchive& archive) {
     take(module, archive);
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
+#include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -32,11 +32,7 @@ bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -
 /// \param by_rank  names of units, a line each.
 std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pass) {
   std::vector<std::vector<std::string>> units;
-  for (const auto& names : by_rank) {
-    std::istringstream lines(names);
-    auto& of_rank = units.emplace_back();
-    for (std::string line; std::getline(lines, line);) of_rank.push_back(line);
-  }
+  for (const auto& names : by_rank) units.push_back(lines_of(names));
   for (size_t rank = 1; rank < units.size(); ++rank) {
     if (units[rank] == units[0]) continue;
     size_t at = 0;

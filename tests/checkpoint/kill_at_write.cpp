@@ -1,6 +1,6 @@
 // A library to be preloaded into the ranks of a job: counts the calls by which a process changes
 // files, and kills it at one of them. DDP_TEST_KILL_AT="RANK NUMBER" in the environment says which;
-// the number 0 kills nobody. A process that ends prints its count on stderr.
+// the number 0 kills no process. A process that ends prints its count on stderr.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -20,9 +20,10 @@ using ddp::CollectiveKind;
 
 namespace {
 
-/// What a rank has called in some groups.
+/// The bytes of the tensors that a rank has summed, and has gathered, in some groups. An all-reduce
+/// counts as both, for it sends as much as a reduce-scatter and an all-gather.
 struct Traffic {
-  std::array<int64_t, 2> bytes{};  // half of what an all-reduce sends counts as one: sums, gathers
+  std::array<int64_t, 2> bytes{};
   int64_t total() const { return bytes[0] + bytes[1]; }
 };
 

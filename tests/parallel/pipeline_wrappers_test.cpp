@@ -1,6 +1,7 @@
 // Pipelines of wrappers: replicas of stages, and stages that are sharded.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,32 @@ ddp::DistributedDataParallelOptions replicas(const ddp::ProcessGroup& dp) {
   return ddp::DistributedDataParallelOptions().process_group(dp).bucket_cap_mb(1e-5);
 }
 
+/// Four steps of a pipeline in a mesh of 2 stages ("pp") and 2 replicas ("dp"), which share a
+/// batch, and of one process.
+///
+/// \param around  gets the pipeline's part of a step, and calls it.
+void train_beside_whole(
+    const ddp::DeviceMesh& mesh, ddp::PipelineStageBase& pipeline, WholeNet& whole,
+    const std::function<void(const std::function<void()>& step)>& around) {
+  const int stage = mesh.rank("pp");
+  const auto own = [&](const at::Tensor& t) {
+    return t.chunk(2)[static_cast<size_t>(mesh.rank("dp"))];
+  };
+  auto whole_optimizer = pipeline_optimizer(whole.parameters());
+  auto optimizer = pipeline_optimizer(pipeline.parameters());
+  for (int64_t s = 0; s < 4; ++s) {
+    const auto batch = pipeline_batch(kReplicaRows, s);
+    whole_optimizer.zero_grad();
+    pipeline_loss(whole.forward(batch.input), batch.target).backward();
+    whole_optimizer.step();
+    optimizer.zero_grad();
+    std::vector<at::Tensor> inputs;
+    if (stage == 0) inputs.push_back(own(batch.input));
+    around([&] { pipeline.step(inputs, stage == 1 ? own(batch.target) : at::Tensor()); });
+    optimizer.step();
+  }
+}
+
 ReplicaOutcome train_replicas(const Rank& self, const ReplicaPlan& plan) {
   const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
   const auto dp = mesh.group("dp");
@@ -53,25 +80,12 @@ ReplicaOutcome train_replicas(const Rank& self, const ReplicaPlan& plan) {
           .schedule(plan.schedule)
           .microbatches(plan.microbatches)
           .reduce_each(plan.reduce_each));
-  auto whole_optimizer = pipeline_optimizer(whole.parameters());
-  auto optimizer = pipeline_optimizer(pipeline.parameters());
   ReplicaOutcome outcome;
-  for (int64_t s = 0; s < 4; ++s) {
-    const auto batch = pipeline_batch(kReplicaRows, s);
-    whole_optimizer.zero_grad();
-    pipeline_loss(whole.forward(batch.input), batch.target).backward();
-    whole_optimizer.step();
-    optimizer.zero_grad();
-    const auto own = [&](const at::Tensor& t) {
-      return t.chunk(2)[static_cast<size_t>(dp->getRank())];
-    };
-    std::vector<at::Tensor> inputs;
-    if (stage == 0) inputs.push_back(own(batch.input));
+  train_beside_whole(mesh, pipeline, whole, [&](const auto& step) {
     const CountedCalls calls;
-    pipeline.step(inputs, stage == 1 ? own(batch.target) : at::Tensor());
+    step();
     outcome.all_reduces = calls.of("c10d::allreduce_");
-    optimizer.step();
-  }
+  });
   for (size_t c = 0; c < models.size(); ++c) {
     const auto& expected = whole.layers[2 * c + static_cast<size_t>(stage)];
     outcome.difference = std::max(
@@ -182,25 +196,12 @@ ShardedOutcome train_sharded(
           .process_group(mesh.group("pp"))
           .microbatches(4)
           .reduce_each(reduce_each));
-  auto whole_optimizer = pipeline_optimizer(whole.parameters());
-  auto optimizer = pipeline_optimizer(pipeline.parameters());
   ShardedOutcome outcome;
   ddp::FullyShardedStats before;
-  for (int64_t s = 0; s < 4; ++s) {
-    const auto batch = pipeline_batch(kReplicaRows, s);
-    whole_optimizer.zero_grad();
-    pipeline_loss(whole.forward(batch.input), batch.target).backward();
-    whole_optimizer.step();
-    optimizer.zero_grad();
-    const auto own = [&](const at::Tensor& t) {
-      return t.chunk(2)[static_cast<size_t>(dp->getRank())];
-    };
-    std::vector<at::Tensor> inputs;
-    if (stage == 0) inputs.push_back(own(batch.input));
+  train_beside_whole(mesh, pipeline, whole, [&](const auto& step) {
     before = model->stats();
-    pipeline.step(inputs, stage == 1 ? own(batch.target) : at::Tensor());
-    optimizer.step();
-  }
+    step();
+  });
   const auto after = model->stats();
   for (size_t i = 0; i < after.units.size(); ++i) {
     outcome.gathers.push_back(after.units[i].gathers - before.units[i].gathers);

@@ -5,6 +5,7 @@
 #include <locale>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace ddp {
 
@@ -28,6 +29,14 @@ std::string str(const Args&... args) {
   OutputText text;
   (text << ... << args);
   return text.str();
+}
+
+/// Its lines, without their ends.
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  InputText input(text);
+  for (std::string line; std::getline(input, line);) lines.push_back(line);
+  return lines;
 }
 
 /// The values with `separator` between them.

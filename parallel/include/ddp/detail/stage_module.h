@@ -125,8 +125,7 @@ StageModule make_stage_module(const M& holder) {
   static_assert(
       is_wrappable<M>,
       "PipelineStage: pass a std::shared_ptr to the module, as std::make_shared<Net>() makes it, "
-      "or "
-      "a holder from TORCH_MODULE(Net)");
+      "or a holder from TORCH_MODULE(Net)");
   static_assert(has_forward<M>(), "PipelineStage: the module has no forward");
   std::shared_ptr<PointeeOf<M>> module;
   if constexpr (is_shared_module<M>) {
