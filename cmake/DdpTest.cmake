@@ -46,13 +46,16 @@ function(ddp_add_test name)
   ddp_use_pch(${name} ${arg_PCH})
 endfunction()
 
-# Runs cases of <test> once more, as <name>, with a variable in the environment.
+# Runs cases of <test> once more, as <name>, with a variable in the environment. Fails where there are none.
 function(ddp_add_run name test cases variable)
   cmake_parse_arguments(PARSE_ARGV 4 arg "" "COST;PROCESSORS" "")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "test ${name}: unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
   get_test_property(${test} LABELS labels)
   get_test_property(${test} TIMEOUT timeout)
   ddp_default_test_arguments()
-  add_test(NAME ${name} COMMAND ${test} "${cases}")
+  add_test(NAME ${name} COMMAND ${test} --warn NoTests "${cases}")
   set_tests_properties(${name} PROPERTIES
     LABELS "${labels}" TIMEOUT ${timeout} COST ${arg_COST} PROCESSORS ${arg_PROCESSORS}
     ENVIRONMENT "${variable};${DDP_TEST_ENVIRONMENT}")
@@ -63,14 +66,14 @@ endfunction()
 # about Gloo. Not those tagged [once] or [pure], which make no ranks, or over a backend of their own.
 function(ddp_also_over backend test)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "COST;PROCESSORS" "")
-  set(cases ${arg_UNPARSED_ARGUMENTS})
+  list(POP_FRONT arg_UNPARSED_ARGUMENTS cases)
   if(NOT cases)
     set(cases "~[gloo]")
   endif()
   string(REPLACE "," "~[once]~[pure]," cases "${cases}~[once]~[pure]")
   ddp_default_test_arguments()
   ddp_add_run(${test}_over_${backend} ${test} "${cases}" DDP_TEST_BACKEND=${backend}
-    COST ${arg_COST} PROCESSORS ${arg_PROCESSORS})
+    COST ${arg_COST} PROCESSORS ${arg_PROCESSORS} ${arg_UNPARSED_ARGUMENTS})
 endfunction()
 
 # ddp_also_in_locale(<test> <cases> [COST <seconds>] [PROCESSORS <n>]): runs them as a program, too, that
