@@ -140,7 +140,9 @@ class Simulation {
 
   void compute(RankState& state, const Computation& what) {
     const bool forward = std::get<0>(what) == 'F';
-    const auto cost = forward ? costs_.forward : costs_.backward;
+    const auto stage = static_cast<size_t>(std::get<1>(what));
+    const auto weight = costs_.weights.empty() ? 1 : costs_.weights.at(stage);
+    const auto cost = weight * (forward ? costs_.forward : costs_.backward);
     state.clock += cost;
     state.busy += cost;
     state.live += forward ? 1 : -1;

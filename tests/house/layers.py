@@ -6,7 +6,8 @@ import re
 
 MOST_FILES = 25  # beside each other in a folder
 ROOMS = (
-    "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch")
+    "comm", "shard", "reducer", "sampler", "ddp", "data", "checkpoint", "training", "parallel", "launch",
+    "plan")
 
 # Headers for other rooms or for users, of which no folder has a source of the same name.
 FOLDER_OF = {

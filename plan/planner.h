@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/cluster.h"
+#include "plan/layout.h"
+#include "plan/memory.h"
+#include "plan/model.h"
+#include "plan/step_time.h"
+
+namespace ddp::plan {
+
+/// What is to be trained, and on what.
+struct Task {
+  Model model;
+  Cluster cluster;
+  int64_t batch = 1;  // samples of a step, of all replicas
+};
+
+/// A layout that fits.
+struct Plan {
+  Layout layout;
+  Memory memory;
+  StepTime time;
+};
+
+/// A mesh, with or without fsdp, of which no layout fits.
+struct Rejection {
+  Layout layout;  // the one that needs least memory, where that is the reason
+  std::string reason;
+};
+
+struct Plans {
+  std::vector<Plan> fitting;        // the fastest first
+  std::vector<Rejection> rejected;  // by dp, then tp, then pp
+};
+
+/// Tries all meshes of the ranks, each with and without fsdp, with each schedule and with
+/// micro-batches by powers of two, and keeps of each mesh, fsdp and schedule the fastest that fits.
+///
+/// \param task  one of which error_of() finds nothing.
+Plans make_plans(const Task&);
+
+/// \return why a task makes no sense, or nothing.
+std::string error_of(const Task&);
+
+}  // namespace ddp::plan
