@@ -1,0 +1,31 @@
+// Random schedules of an elastic job: the coordinator and the members as they are, everything else
+// pretended, in ticks of 50 ms.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ddp::testing {
+
+struct Schedule {
+  uint64_t seed = 0;
+  int ranks = 4;
+  int min_ranks = 4;
+  bool hosts = false;     // the network between two hosts is cut
+  bool restarts = false;  // the coordinator is ended, and started again
+};
+
+struct Outcome {
+  std::string error;  // empty: every rule held
+  int code = -1;      // of the job
+  int64_t generations = 0;
+  int64_t steps = 0;
+  bool started_again = false;
+};
+
+/// 15 seconds with deaths, stops, hangs, cuts, joins, leaves and restarts, and then quiet ones.
+/// Checks that no two generations train at once, that members have one state, that the highest
+/// applied step wins, that numbers grow, and that the job ends.
+Outcome simulate(const Schedule& schedule);
+
+}  // namespace ddp::testing

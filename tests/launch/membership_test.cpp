@@ -1,0 +1,334 @@
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/membership/membership.h"
+#include "launch/membership_simulator.h"
+
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using namespace ddp::membership;
+using namespace std::chrono_literals;
+using ddp::launch::Membership;
+using ddp::launch::MembershipLimits;
+using ddp::launch::Remembered;
+
+namespace {
+
+int schedules() {
+  const char* count = std::getenv("DDP_SCHEDULES");
+  return count == nullptr ? 1500 : std::atoi(count);
+}
+
+MembershipLimits limits_of(int ranks, int min_ranks) {
+  MembershipLimits limits;
+  limits.slots = limits.max_ranks = ranks;
+  limits.min_ranks = min_ranks;
+  return limits;
+}
+
+/// A machine, and the orders that it gave. Process n has id n + 1, connection n and pid 100 + n.
+class Job {
+ public:
+  explicit Job(const MembershipLimits& limits, std::optional<Remembered> earlier = {})
+      : machine_(limits, 0ms, std::move(earlier)) {}
+
+  void say(int process, const MemberMessage& message) {
+    machine_.on_message(now_, process, message);
+    obey();
+  }
+  void hello(int process, int slot) {
+    say(process, Hello{"t", static_cast<ProcessId>(process + 1), slot, 100 + process, "h"});
+  }
+  void enter(const std::vector<int>& processes) {
+    for (const int process : processes) say(process, Met{form.generation});
+    for (const int process : processes) say(process, Entered{form.generation});
+  }
+  void report(const std::vector<int>& processes, int64_t applied) {
+    for (const int process : processes) {
+      say(process, Report{gather.generation, applied, 0, Holding::Whole});
+    }
+  }
+  void begin(int ranks) {
+    for (int process = 0; process < ranks; ++process) hello(process, process);
+    for (int process = 0; process < ranks; ++process) say(process, Waits{});
+    enter(all(ranks));
+  }
+  void die(int process) {
+    machine_.on_exited(now_, process, 100 + process, "was killed");
+    obey();
+  }
+  /// Time passes, while these processes show that they live.
+  void pass(Membership::Time time, const std::vector<int>& alive) {
+    const auto until = now_ + time;
+    while (now_ < until) {
+      now_ += 500ms;
+      for (const int process : alive) say(process, Alive{});
+      machine_.on_time(now_);
+      obey();
+    }
+  }
+  static std::vector<int> all(int ranks) {
+    std::vector<int> processes;
+    for (int process = 0; process < ranks; ++process) processes.push_back(process);
+    return processes;
+  }
+  std::vector<int> slots() const {
+    std::vector<int> slots;
+    for (const Place& place : form.members) slots.push_back(place.slot);
+    return slots;
+  }
+
+  Form form;      // the last one
+  Gather gather;  // the last one
+  int changes = 0;
+  std::vector<int> fenced, let_go, killed;  // processes, and pids
+  std::optional<Membership::Finish> finish;
+  bool again = false;
+  Remembered remembered;
+
+ private:
+  void obey() {
+    for (const auto& order : machine_.take_orders()) {
+      if (const auto* send = std::get_if<Membership::Send>(&order)) {
+        if (const auto* one = std::get_if<Form>(&send->message)) form = *one;
+        if (const auto* one = std::get_if<Gather>(&send->message)) gather = *one;
+        if (std::holds_alternative<Change>(send->message)) ++changes;
+        if (std::holds_alternative<Fenced>(send->message)) fenced.push_back(send->to);
+        if (std::holds_alternative<End>(send->message)) let_go.push_back(send->to);
+      }
+      if (const auto* one = std::get_if<Membership::Kill>(&order)) killed.push_back(one->pid);
+      if (const auto* one = std::get_if<Membership::Finish>(&order)) finish = *one;
+      if (const auto* one = std::get_if<Membership::Remember>(&order)) remembered = one->state;
+      again = again || std::holds_alternative<Membership::StartAgain>(order);
+    }
+  }
+
+  Membership machine_;
+  Membership::Time now_{0};
+};
+
+}  // namespace
+
+TEST_CASE("messages are lines, and other lines are none", "[pure]") {
+  const Form form{3, 117, 118, {{7, 0}, {9, 3}}, {9}};
+  CHECK(line_of(CoordinatorMessage(form)) == "form 3 117 118 7:0,9:3 9");
+  const auto read = message_of<CoordinatorMessage>("form 3 117 118 7:0,9:3 -");
+  REQUIRE(read);
+  CHECK(std::get<Form>(*read).members == form.members);
+  CHECK(std::get<Form>(*read).sources.empty());
+  CHECK(line_of(MemberMessage(Threw{4, {"out of\nmemory"}})) == "threw 4 out of memory");
+  for (const char* line :
+       {"", "hullo", "met", "met x", "met 1 2", "alive 1", "report 1 2 3 7", "hello t 1 0 5",
+        "form 1 0 0 7 -", "form 1 0 0  -", "met 99999999999999999999"}) {
+    CAPTURE(line);
+    CHECK(!message_of<MemberMessage>(line));
+    CHECK(!message_of<CoordinatorMessage>(line));
+  }
+}
+
+TEST_CASE("a lost rank's replacement enters from those that have the last step", "[pure]") {
+  Job job(limits_of(3, 3));
+  job.begin(3);
+  CHECK(job.form.generation == 1);
+  job.die(0);
+  CHECK(job.gather.generation == 2);
+  job.report({1}, 10);
+  job.report({2}, 11);
+  CHECK(job.form.generation == 1);  // the default minimum is all
+  job.hello(3, 0);
+  job.say(3, Waits{});
+  CHECK(job.slots() == std::vector<int>{0, 1, 2});
+  CHECK(job.form.applied == 11);
+  CHECK(job.form.sources == std::vector<ProcessId>{3});
+}
+
+TEST_CASE("with a smaller minimum the others go on, and let a process in later", "[pure]") {
+  Job job(limits_of(3, 2));
+  job.begin(2);
+  CHECK(job.form.generation == 0);
+  job.pass(600s, {0, 1});  // for the third
+  CHECK(job.slots() == std::vector<int>{0, 1});
+  job.enter({0, 1});
+  job.hello(2, 2);
+  job.say(2, Waits{});
+  CHECK(job.changes == 2);
+  job.say(0, Pauses{1});
+  CHECK(job.gather.generation == 0);  // nothing is lost: the other one ends its turn
+  job.say(1, Pauses{1});
+  job.report({0, 1}, 5);
+  CHECK(job.slots() == std::vector<int>{0, 1, 2});
+}
+
+TEST_CASE("a process that was killed is gone before a generation begins", "[pure]") {
+  Job job(limits_of(3, 2));
+  job.begin(3);
+  job.pass(10s, {0, 1});
+  CHECK(job.killed == std::vector<int>{102});
+  CHECK(job.fenced == std::vector<int>{2});
+  job.report({0, 1}, 4);
+  CHECK(job.form.generation == 1);
+  job.die(2);
+  CHECK(job.form.generation == 2);
+}
+
+TEST_CASE("a coordinator that starts again waits for the generation it formed", "[pure]") {
+  Job earlier(limits_of(4, 1));
+  earlier.begin(4);
+  earlier.die(3);
+  earlier.report({0}, 8);
+  earlier.report({1, 2}, 7);
+  const auto remembered = earlier.remembered;
+  CHECK(remembered.formed == 2);
+
+  const auto back = [](Job& job, int process, int64_t generation) {
+    job.say(
+        process, Back{
+                     "t", static_cast<ProcessId>(process + 1), process, 100 + process, "h",
+                     generation, true});
+  };
+  Job all(limits_of(4, 1), remembered);
+  back(all, 3, 1);
+  CHECK(all.fenced == std::vector<int>{3});
+  for (const int process : {0, 1, 2}) back(all, process, 2);
+  all.hello(4, 3);
+  all.say(4, Waits{});
+  CHECK(all.changes == 3);  // it goes on where it was
+
+  Job minority(limits_of(4, 1), remembered);
+  back(minority, 1, 2);
+  minority.pass(60s, {1});
+  CHECK(minority.gather.generation == 0);
+  back(minority, 2, 2);
+  CHECK(minority.gather.generation == 3);
+}
+
+TEST_CASE("a process that leaves stays while it alone has the last step", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.say(0, Leaves{});
+  CHECK(job.changes == 2);
+  job.say(1, Lost{1, 0, {"a connection broke"}});
+  job.report({0}, 5);
+  job.report({1}, 4);
+  CHECK(job.let_go.empty());
+  CHECK(job.slots() == std::vector<int>{0, 1});
+  job.enter({0, 1});
+  CHECK(job.changes == 4);
+  job.say(0, Pauses{2});
+  job.say(1, Pauses{2});
+  job.report({0, 1}, 6);
+  CHECK(job.let_go == std::vector<int>{0});
+  CHECK(job.slots() == std::vector<int>{1});
+}
+
+TEST_CASE("making groups has a bound, and the state's way has none", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.hello(0, 0);
+  job.hello(1, 1);
+  for (const int process : {0, 1}) job.say(process, Waits{});
+  job.enter({0, 1});
+  job.say(0, Lost{1, 0, {"a connection broke"}});
+  job.report({0, 1}, 5);
+  job.say(0, Met{2});
+  job.pass(29s, {0, 1});
+  CHECK(job.killed.empty());
+  job.pass(1s, {0, 1});
+  CHECK(job.killed == std::vector<int>{101});
+  job.die(1);
+  job.report({0}, 5);
+  job.say(0, Met{3});
+  job.pass(300s, {0});
+  CHECK(job.gather.generation == 3);
+}
+
+TEST_CASE("a rank that half of the others accuse has little time to answer", "[pure]") {
+  Job job(limits_of(3, 1));
+  job.begin(3);
+  job.say(0, Lost{1, 3, {"timeout"}});
+  job.say(1, Lost{1, 3, {"timeout"}});
+  job.report({0, 1}, 5);
+  job.pass(4s, {0, 1, 2});
+  CHECK(job.killed.empty());
+  job.pass(1s, {0, 1, 2});
+  CHECK(job.killed == std::vector<int>{102});
+}
+
+TEST_CASE("a step that is lost three times ends the job with the first cause", "[pure]") {
+  Job job(limits_of(4, 1));
+  job.begin(4);
+  for (int loss = 0; loss < 3; ++loss) {
+    job.die(3 - loss);
+    CHECK(!job.finish);
+    std::vector<int> left = Job::all(3 - loss);
+    job.report(left, 7);
+    if (loss < 2) job.enter(left);
+  }
+  REQUIRE(job.finish);
+  CHECK(job.finish->code == 1);
+  CHECK(job.finish->why == "step 8 failed 3 times; the first time: rank 3 was killed");
+}
+
+TEST_CASE("a loss before the first generation is entered starts all again", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.hello(0, 0);
+  job.hello(1, 1);
+  for (const int process : {0, 1}) job.say(process, Waits{});
+  job.say(0, Entered{1});
+  job.die(1);
+  CHECK(job.again);
+}
+
+TEST_CASE("the job ends once all are done, and does not wait for ever for the last", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.say(0, Done{});
+  SECTION("both are done") { job.say(1, Done{}); }
+  SECTION("one is lost") { job.die(1); }
+  SECTION("one trains on") {
+    job.pass(599s, {0, 1});
+    CHECK(!job.finish);
+    job.pass(1s, {0, 1});
+  }
+  REQUIRE(job.finish);
+  CHECK(job.finish->code == 0);
+}
+
+TEST_CASE("user code that throws on all ranks ends the job with the first text", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  job.say(1, Threw{3, {"no such file"}});
+  CHECK(!job.finish);
+  job.say(0, Threw{3, {"no such folder"}});
+  REQUIRE(job.finish);
+  CHECK(job.finish->code == 1);
+  CHECK(job.finish->why == "rank 1 threw: no such file");
+}
+
+TEST_CASE("random schedules of an elastic job keep every rule, and end", "[pure]") {
+  int64_t generations = 0;
+  int ended_well = 0;
+  int started_again = 0;
+  for (int i = 0; i < schedules(); ++i) {
+    Schedule schedule;
+    schedule.seed = static_cast<uint64_t>(i) + 1;
+    schedule.ranks = 2 + i % 4;
+    schedule.min_ranks = i % 3 == 0 ? schedule.ranks : 1 + i % schedule.ranks;
+    schedule.hosts = i % 2 == 1;
+    schedule.restarts = i % 5 < 2;
+    const Outcome outcome = simulate(schedule);
+    if (!outcome.error.empty()) FAIL(outcome.error);
+    generations += outcome.generations;
+    ended_well += outcome.code == 0;
+    started_again += outcome.started_again;
+  }
+  INFO(
+      generations << " generations, " << ended_well << " ended well, " << started_again
+                  << " started again");
+  // The schedules must reach what they are for.
+  CHECK(generations > schedules());
+  CHECK(ended_well > schedules() / 3);
+}
