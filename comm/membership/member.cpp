@@ -1,4 +1,4 @@
-#include "comm/membership/member.h"
+#include "membership/member.h"
 
 #include <algorithm>
 
