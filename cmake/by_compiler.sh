@@ -10,10 +10,18 @@ while [[ $1 != -- ]]; do
 done
 shift 2
 arguments=()
-for argument in "$@"; do
+makes_header=no
+output=
+for ((i = 1; i <= $#; ++i)); do
+  argument=${!i}
   case $argument in
-    --param=ggc-*) ;;
-    *) arguments+=("$argument") ;;
+    --param=ggc-*) continue ;;
+    c++-header) makes_header=yes ;;
+    -o) next=$((i + 1)) && output=${!next} ;;
   esac
+  arguments+=("$argument")
 done
+# Clang would read the precompiled header of the build before in place of the header that it is made
+# of: without timestamps the old declarations stay, and the output depends on itself.
+[[ $makes_header == no ]] || rm -f -- "$output"
 exec "${launcher[@]}" "$compiler" "${arguments[@]}"

@@ -274,6 +274,7 @@ TEST_CASE("ranks that drew other values learn it when they materialize", "[defer
       net = ddp::ColumnParallelLinear(
           ddp::ColumnParallelLinearOptions(6, 8).process_group(self.group));
     }
+    ddp::barrier(self.group);  // or one seeds the generator while the other repeats its draws
     ddp::materialize(*net);
   });
   for (const auto& error : errors) {
