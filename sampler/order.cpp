@@ -94,6 +94,7 @@ Order length_grouped_order(std::vector<int64_t> lengths, int64_t steps_per_bucke
   order.dataset_size = static_cast<int64_t>(lengths.size());
   order.size = order.dataset_size;
   order.shuffled = shuffle;
+  order.depends_on_step_size = true;
   order.fingerprint = Fingerprint()
                           .add(lengths.data(), lengths.size() * sizeof(int64_t))
                           .add(steps_per_bucket)

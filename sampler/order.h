@@ -18,6 +18,8 @@ struct Order {
   /// Whether dataset_size and size are equal and may change; false where the order comes from
   /// weights or lengths.
   bool resizable = false;
+  /// Whether `draw` uses its step_size.
+  bool depends_on_step_size = false;
   /// A hash of everything else that decides the order, such as the weights.
   int64_t fingerprint = 0;
   /// Draws the order: [size] int64, or an undefined tensor for 0, 1, 2, ...

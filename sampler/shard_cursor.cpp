@@ -18,9 +18,8 @@ int64_t read_int(
   return value.toInt();
 }
 
-// Returns the fields that a position in the order depends on: in another order, the same position
-// would silently repeat some samples and lose others.
-std::vector<ShardCursor::Field> identifying_fields(const ShardCursor::Options& options) {
+// In another order, the same position would silently repeat some samples and lose others.
+std::vector<ShardCursor::Field> fields_of(const ShardCursor::Options& options) {
   return {
       {"dataset_size", options.order.dataset_size},
       {"num_samples", options.order.size},
@@ -39,9 +38,14 @@ ShardCursor::Start ShardCursor::start_of(int64_t epoch) const {
   return {epoch, /*offset=*/0, shard.num_replicas * shard.batch_size, /*chosen=*/true};
 }
 
+std::vector<ShardCursor::Field> ShardCursor::identifying_fields() const {
+  const std::lock_guard lock(mutex_);
+  return fields_of(options_);
+}
+
 std::vector<ShardCursor::Field> ShardCursor::common_fields() const {
   const std::lock_guard lock(mutex_);
-  auto fields = identifying_fields(options_);
+  auto fields = fields_of(options_);
   fields.push_back({"num_replicas", options_.shard.num_replicas});
   fields.push_back({"epoch", next_.epoch});
   return fields;
@@ -81,17 +85,21 @@ void ShardCursor::reset_locked(std::optional<size_t> new_size) {
     resize(static_cast<int64_t>(*new_size));
   }
   if (!next_.chosen && visit_) {
-    if (!visit_->begun) return;  // drawn already, and still at its start
+    if (visit_->drawing == Drawing::None) return;  // drawn already, and still at its start
     repeat_or_advance();
   }
 
   // Free the old share first: it can be large.
   visit_.reset();
-  const auto seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(next_.epoch);
-  const at::Tensor order = options_.order.draw(options_.order.size, seed, next_.step_size);
-  visit_ = Visit{next_, take_shard(order, shard_at(next_.offset))};
+  visit_ = draw(next_, shard_at(next_.offset));
   next_ = start_of(next_.epoch);
   next_.chosen = false;
+}
+
+ShardCursor::Visit ShardCursor::draw(const Start& start, const ShardSpec& share) const {
+  const auto seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(start.epoch);
+  const at::Tensor order = options_.order.draw(options_.order.size, seed, start.step_size);
+  return {start, take_shard(order, share)};
 }
 
 void ShardCursor::repeat_or_advance() {
@@ -115,7 +123,7 @@ void ShardCursor::resize(int64_t new_size) {
       ". Construct another for a dataset of another size.");
   options_.order.dataset_size = new_size;
   options_.order.size = new_size;
-  const bool chosen = next_.chosen || !visit_ || !visit_->begun;
+  const bool chosen = next_.chosen || !visit_ || visit_->drawing == Drawing::None;
   next_ = start_of(next_.epoch);
   next_.chosen = chosen;
 }
@@ -125,9 +133,8 @@ std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
       batch_size >= 1, options_.name,
       "::next: expected batch_size >= 1, got 0. Pass the number of samples to take.");
   const std::lock_guard lock(mutex_);
-  if (!visit_) reset_locked(std::nullopt);
-  Visit& visit = *visit_;
-  visit.begun = true;
+  Visit& visit = begin(Drawing::Batches, "next");
+  visit.drawing = Drawing::Batches;
   if (visit.handed_out == visit.indices.size()) return std::nullopt;
 
   const size_t begin = visit.handed_out;
@@ -138,8 +145,63 @@ std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
       first + static_cast<std::ptrdiff_t>(visit.handed_out));
 }
 
+ShardCursor::Visit& ShardCursor::begin(Drawing drawing, const char* function) {
+  if (!visit_) reset_locked(std::nullopt);
+  DDP_CHECK(
+      visit_->drawing == Drawing::None || visit_->drawing == drawing, options_.name, "::", function,
+      ": expected either next() or next_of() within an epoch, got both on rank ",
+      options_.shard.rank, ". Use one of them until the epoch is over.");
+  return *visit_;
+}
+
+// Deals the whole order out by positions, so that who gets a sample of a step depends on neither
+// the steps before nor where the visit began: a run that was interrupted goes on as one that was
+// not.
+void ShardCursor::begin_steps(int64_t step) {
+  if (visit_->drawing == Drawing::Steps) return;
+  Start start = visit_->start;
+  if (start.offset == 0) start.step_size = step;
+  ShardSpec whole = shard_at(/*offset=*/0);
+  whole.tail = Tail::kUneven;
+  const bool is_drawn = visit_->start.offset == 0 && options_.shard.tail != Tail::kDrop &&
+                        !options_.order.depends_on_step_size;
+  if (!is_drawn) visit_ = draw(start, whole);
+  visit_->drawing = Drawing::Steps;
+  visit_->visited = start.offset;
+}
+
+int64_t ShardCursor::own_positions_before(int64_t position) const {
+  ShardSpec before = options_.shard;
+  before.order_size = position;
+  before.tail = Tail::kUneven;
+  return sample_count(before);
+}
+
+std::optional<std::vector<size_t>> ShardCursor::next_of(size_t global) {
+  DDP_CHECK_VALUE(
+      global >= 1 && global <= INT32_MAX, options_.name,
+      "::next_of: expected a number of samples >= 1 and below 2^31, got ", global,
+      ". Pass how many all ranks together take in a step.");
+  const std::lock_guard lock(mutex_);
+  begin(Drawing::Steps, "next_of");
+  const auto step = static_cast<int64_t>(global);
+  begin_steps(step);
+  Visit& visit = *visit_;
+  visit.step = step;
+  if (is_over()) return std::nullopt;
+  const auto first = own_positions_before(visit.visited);
+  visit.visited = std::min(visit.visited + step, options_.order.size);
+  const auto last = own_positions_before(visit.visited);
+  return std::vector<size_t>(visit.indices.begin() + first, visit.indices.begin() + last);
+}
+
 void ShardCursor::consume(size_t samples) {
   const std::lock_guard lock(mutex_);
+  DDP_CHECK(
+      !visit_ || visit_->drawing != Drawing::Steps, options_.name,
+      "::consume: expected samples that next() returned, got a call in an epoch of next_of() on "
+      "rank ",
+      options_.shard.rank, ". Leave it out: next_of() counts its samples as used.");
   const size_t most = visit_ ? visit_->handed_out - visit_->consumed : 0;
   DDP_CHECK_VALUE(
       samples <= most, options_.name, "::consume: expected at most the ", most,
@@ -150,14 +212,65 @@ void ShardCursor::consume(size_t samples) {
   if (visit_) visit_->consumed += samples;
 }
 
+// After set_epoch the visit belongs to an epoch that is over, and after load there is none.
+bool ShardCursor::is_visiting() const { return visit_ && visit_->start.epoch == next_.epoch; }
+
+// Whether every sample of the visit that this rank gets is used.
+bool ShardCursor::is_over() const {
+  switch (visit_->drawing) {
+    case Drawing::None:
+      break;
+    case Drawing::Batches:
+      return used() == visit_->indices.size();
+    case Drawing::Steps: {
+      const int64_t rest = options_.order.size - visit_->visited;
+      return rest <= 0 || (options_.shard.tail == Tail::kDrop && rest < visit_->step);
+    }
+  }
+  return false;
+}
+
 ShardCursor::Start ShardCursor::position() const {
-  // After set_epoch the visit belongs to an epoch that is over, and after load there is none.
-  if (!visit_ || visit_->start.epoch != next_.epoch) return next_;
+  if (!is_visiting()) return next_;
   Start position = visit_->start;
-  const size_t samples = counts_consumed_ ? visit_->consumed : visit_->handed_out;
-  const int64_t visited = static_cast<int64_t>(samples) * options_.shard.num_replicas;
-  position.offset = std::min(position.offset + visited, options_.order.size);
+  if (visit_->drawing == Drawing::Steps) {
+    position.offset = visit_->visited;
+  } else {
+    const int64_t visited = static_cast<int64_t>(used()) * options_.shard.num_replicas;
+    position.offset = std::min(position.offset + visited, options_.order.size);
+  }
   return position;
+}
+
+ShardCursor::Standing ShardCursor::standing() const {
+  const std::lock_guard lock(mutex_);
+  const Start start = position();
+  Standing standing{start.epoch, start.offset, start.offset, start.step_size, false};
+  if (!is_visiting()) return standing;
+  standing.over = !next_.chosen && is_over();
+  if (visit_->drawing != Drawing::Steps) {
+    const auto turns = static_cast<int64_t>(used());
+    standing.next_own =
+        visit_->start.offset + turns * options_.shard.num_replicas + options_.shard.rank;
+  }
+  return standing;
+}
+
+void ShardCursor::rebind(int64_t num_replicas, int64_t rank, const Standing& agreed) {
+  const std::lock_guard lock(mutex_);
+  options_.shard.num_replicas = num_replicas;
+  options_.shard.rank = rank;
+  next_ = start_of(agreed.epoch);
+  if (agreed.position > 0) next_.step_size = agreed.step_size;
+  next_.offset = agreed.position;
+  visit_.reset();
+  if (!agreed.over) return;
+  // An epoch that is over stays so: the next reset begins another one.
+  next_.offset = options_.order.size;
+  visit_ = Visit{next_, {}};
+  visit_->drawing = Drawing::Batches;
+  next_ = start_of(agreed.epoch);
+  next_.chosen = false;
 }
 
 void ShardCursor::save(torch::serialize::OutputArchive& archive) const {
@@ -167,12 +280,12 @@ void ShardCursor::save(torch::serialize::OutputArchive& archive) const {
   archive.write("position", start.offset);
   archive.write("step_size", start.step_size);
   archive.write("counts_consumed", static_cast<int64_t>(counts_consumed_));
-  for (const auto& [key, value] : identifying_fields(options_)) archive.write(key, value);
+  for (const auto& [key, value] : fields_of(options_)) archive.write(key, value);
 }
 
 void ShardCursor::load(torch::serialize::InputArchive& archive) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, own] : identifying_fields(options_)) {
+  for (const auto& [key, own] : fields_of(options_)) {
     const int64_t saved = read_int(archive, key, options_.name);
     DDP_CHECK_VALUE(
         saved == own, options_.name, "::load: expected ", key, "=", saved,

@@ -36,6 +36,7 @@ class ShardCursor {
   int64_t epoch() const;
   void reset(std::optional<size_t> new_size);
   std::optional<std::vector<size_t>> next(size_t batch_size);
+  std::optional<std::vector<size_t>> next_of(size_t global);
   void consume(size_t samples);
   int64_t size() const;
   void save(torch::serialize::OutputArchive& archive) const;
@@ -49,14 +50,33 @@ class ShardCursor {
     int64_t value;
   };
 
+  /// Returns the fields that a position in the order depends on.
+  std::vector<Field> identifying_fields() const;
   /// Returns the fields that decide the order of the next epoch; they must be equal on all ranks.
   std::vector<Field> common_fields() const;
+
+  /// How far this rank is, for the comparison with other ranks that rebind() needs.
+  struct Standing {
+    int64_t epoch = 0;
+    /// Positions of the order that all ranks have visited, if each used as many samples as this.
+    int64_t position = 0;
+    /// The position of this rank's next sample; where a share is shorter than others, it lies after
+    /// the others' last.
+    int64_t next_own = 0;
+    int64_t step_size = 1;
+    /// Whether nothing of the epoch is left.
+    bool over = false;
+  };
+  Standing standing() const;
+
+  /// Makes this rank `rank` of `num_replicas`, which share what is left after `agreed`.
+  void rebind(int64_t num_replicas, int64_t rank, const Standing& agreed);
 
  private:
   /// The position at which the next reset begins.
   struct Start {
     int64_t epoch = 0;
-    /// Positions of the order that were visited before; not 0 only after load().
+    /// Positions of the order that were visited before; not 0 only after load() and rebind().
     int64_t offset = 0;
     /// The step size its order is drawn with: this run's, or after load() the saving run's.
     int64_t step_size = 1;
@@ -64,15 +84,22 @@ class ShardCursor {
     bool chosen = true;
   };
 
+  /// The calls that take an epoch's indices. An epoch has one kind, so that its position has one
+  /// meaning. Equal on all ranks, also where a share is empty.
+  enum class Drawing { None, Batches, Steps };
+
   /// The epoch being visited.
   struct Visit {
     Start start;
+    /// This rank's: with Batches those from `start` on, with Steps those of the whole order.
     std::vector<size_t> indices;
-    /// The number of indices that next() returned, and that consume() counted.
+    Drawing drawing = Drawing::None;
+    /// With Batches: the number of indices that next() returned, and that consume() counted.
     size_t handed_out = 0;
     size_t consumed = 0;
-    /// Whether next() was called at all; equal on all ranks, also where a share is empty.
-    bool begun = false;
+    /// With Steps: the position after the last step, and how many samples a step has.
+    int64_t visited = 0;
+    int64_t step = 0;
   };
 
   void reset_locked(std::optional<size_t> new_size);
@@ -80,6 +107,13 @@ class ShardCursor {
   void resize(int64_t new_size);
   Start start_of(int64_t epoch) const;
   ShardSpec shard_at(int64_t offset) const;
+  Visit draw(const Start& start, const ShardSpec& share) const;
+  Visit& begin(Drawing drawing, const char* function);
+  void begin_steps(int64_t step);
+  int64_t own_positions_before(int64_t position) const;
+  size_t used() const { return counts_consumed_ ? visit_->consumed : visit_->handed_out; }
+  bool is_visiting() const;
+  bool is_over() const;
   Start position() const;
 
   Options options_;

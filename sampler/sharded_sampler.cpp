@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "dataset_check.h"
+#include "rebind.h"
 #include "shard_cursor.h"
 
 namespace ddp {
@@ -24,6 +25,12 @@ void ShardedSampler::reset(std::optional<size_t> new_size) { cursor_->reset(new_
 std::optional<std::vector<size_t>> ShardedSampler::next(size_t batch_size) {
   return cursor_->next(batch_size);
 }
+
+std::optional<std::vector<size_t>> ShardedSampler::next_of(size_t global) {
+  return cursor_->next_of(global);
+}
+
+void ShardedSampler::rebind(const GroupArg& group) { ddp::rebind(*cursor_, group.get()); }
 
 void ShardedSampler::consume(size_t samples) { cursor_->consume(samples); }
 

@@ -16,13 +16,20 @@ namespace ddp {
 /// What a Checkpointer saves and loads, where, and with which ranks.
 struct CheckpointedRun {
   CheckpointedRun(std::string path, const CheckpointerOptions& given)
-      : options(given),
+      : options(CheckpointerOptions(given).process_group({})),
         group(given.process_group() ? given.process_group() : default_group()),
         folder(std::move(path)),
         peers(group) {}
 
-  const CheckpointerOptions options;
-  const ProcessGroup group;
+  /// Goes on with other ranks.
+  void rebind(const ProcessGroup& other) {
+    group = other;
+    peers = CheckpointPeers(group);
+    sharded.forget_exchange();
+  }
+
+  const CheckpointerOptions options;  // without the group, which rebind() changes
+  ProcessGroup group;
   CheckpointFolder folder;
   CheckpointPeers peers;
   std::vector<NamedPart> parts;

@@ -94,4 +94,9 @@ std::vector<int64_t> Checkpointer::steps() const { return impl_->run.folder.fini
 
 void Checkpointer::wait() { impl_->saving.finish(); }
 
+void Checkpointer::rebind(const GroupArg& group) {
+  impl_->run.rebind(group.get());
+  impl_->saving.restart();
+}
+
 }  // namespace ddp

@@ -39,8 +39,8 @@ class CheckpointPeers {
   [[noreturn]] void throw_agreed(const std::string& text) { monitor_->throw_agreed(text); }
 
  private:
-  const ProcessGroup group_;
-  const std::shared_ptr<GroupMonitor> monitor_;
+  ProcessGroup group_;
+  std::shared_ptr<GroupMonitor> monitor_;
 };
 
 /// One text of the ranks' problems: "" where all are "".

@@ -40,6 +40,35 @@ void Saving::finish() {
   damaged_steps_.clear();  // a save that fails may not have removed them
 }
 
+// A rank that was lost may have been the one that ends the save, so the folder says whether it is
+// whole, once no rank that is left writes to it. Ranks that joined take the others' last step: all
+// have to find the same saves due.
+void Saving::restart() {
+  constexpr const char* kDoing = "going on with other ranks";
+  if (const auto job = std::exchange(job_, nullptr)) {
+    job->cancel();
+    job->wait_for_end();
+  }
+  int64_t last = -1;
+  for (const auto& text : run_.peers.gather(ddp::str(last_step_), kDoing)) {
+    int64_t step = -1;
+    InputText(text) >> step;
+    last = std::max(last, step);
+  }
+  bool is_whole = false;
+  const auto problem = problem_of([&] {
+    if (last < 0 || run_.peers.rank() != 0) return;
+    const auto steps = run_.folder.finished_steps();
+    is_whole = std::find(steps.begin(), steps.end(), last) != steps.end();
+  });
+  const auto agreed = run_.peers.agree(
+      packed({problem, is_whole ? "whole" : ""}), kDoing,
+      [&](const std::vector<std::string>& by_rank) {
+        return describe_problems(texts_by_position<2>(by_rank)[0], kDoing);
+      });
+  last_step_ = unpacked(agreed.front())[1].empty() ? -1 : last;
+}
+
 // Makes, on rank 0, the folder that all ranks write to. Returns its name.
 std::string Saving::begin(int64_t step) {
   const auto doing = ddp::str("saving step ", step);

@@ -30,6 +30,11 @@ class Saving {
   /// Waits for the unfinished save; throws its errors, on every rank.
   void finish();
 
+  /// The run has other ranks: drops an unfinished save.
+  ///
+  /// Collective: yes, over them.
+  void restart();
+
   /// The run continues from the checkpoint of `step`.
   void continue_from(int64_t step);
   /// Sets the steps of damaged checkpoints, which the next save removes and which do not count as

@@ -36,6 +36,9 @@ class ShardedParts {
   void exchange(
       CheckpointPeers& peers, const std::vector<std::string>& changes, const std::string& doing);
 
+  /// The ranks are others: the next exchange gathers.
+  void forget_exchange() { exchanged_.reset(); }
+
   /// Lists which rank writes what, by part. \throws c10::ValueError  as make_index(), on every
   /// rank.
   const std::map<std::string, ShardIndex>& index();

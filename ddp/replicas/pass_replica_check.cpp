@@ -11,6 +11,12 @@
 
 namespace ddp {
 
+void PassReplicaCheck::restart() {
+  first_ = First::Pending;
+  passes_ = 0;  // a rank that joins begins with it
+  work_.reset();
+}
+
 void PassReplicaCheck::compare_first(
     c10::function_ref<std::string()> describe_hook,
     c10::function_ref<std::vector<at::Tensor>()> find, const ProcessGroup& group,

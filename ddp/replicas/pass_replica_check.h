@@ -23,7 +23,7 @@ class PassReplicaCheck {
       : every_(every), init_sync_(init_sync) {}
 
   /// The next pass counts as the first one.
-  void restart() { first_ = First::Pending; }
+  void restart();
 
   /// Call it at the begin of a pass, on every rank. In the first pass, compares the communication
   /// hooks, with which different ranks would hang, and the tensors that `find` returns.

@@ -106,7 +106,7 @@ std::vector<ReplicaValue> State::values_to_check(
   for (const auto* optimizer : optimizers) {
     DDP_CHECK_VALUE(
         optimizer, "check_replicas: expected optimizers, got a null pointer on ",
-        monitor_->rank_text(), ". Pass {&optimizer}.");
+        monitor().rank_text(), ". Pass {&optimizer}.");
     if (optimizer != optimizer_.get()) add(*optimizer);
   }
   for (auto& value : replica_values(state)) values.push_back(std::move(value));
@@ -123,7 +123,7 @@ std::string State::describe_drift(
     error = std::current_exception();
   }
   const auto buffers = buffers_->may_differ() ? Buffers::Own : Buffers::Shared;
-  const auto difference = describe_replica_difference(values, buffers, error, group_, *monitor_);
+  const auto difference = describe_replica_difference(values, buffers, error, group(), monitor());
   if (difference.empty()) return {};
   const bool is_outside = difference.find(kOutside) != std::string::npos;
   return ddp::str(
@@ -133,13 +133,14 @@ std::string State::describe_drift(
 
 void State::check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers) {
   check_between_steps("check_replicas");
-  if (group_->getSize() == 1) return;
+  monitor().check();
+  if (group()->getSize() == 1) return;
   const auto drift = describe_drift(optimizers, kExpectedEqual);
-  if (!drift.empty()) monitor_->throw_agreed(drift);
+  if (!drift.empty()) monitor().throw_agreed(drift);
 }
 
 std::string State::error() {
-  switch (replica_check_.finish(*monitor_)) {
+  switch (replica_check_.finish(monitor())) {
     case PassReplicaCheck::Found::Nothing:
       break;
     case PassReplicaCheck::Found::InFirst:

@@ -65,6 +65,10 @@ void DistributedDataParallelBase::also_average(const std::vector<at::Tensor>& te
   state_->also_average(tensors);
 }
 
+void DistributedDataParallelBase::rebind(const GroupArg& group, CommHook hook) {
+  state_->rebind(group.get(), std::move(hook));
+}
+
 void DistributedDataParallelBase::zero_grad(bool set_to_none) { state_->zero_grad(set_to_none); }
 
 void DistributedDataParallelBase::check_replicas(

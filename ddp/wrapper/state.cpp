@@ -40,23 +40,23 @@ void State::before_forward(std::optional<int64_t> samples) {
   } else if (c10::GradMode::is_enabled()) {
     buffers_->expect_reads();
   }
-  samples = terms_.take_samples_of_forward(samples);
+  samples = terms().take_samples_of_forward(samples);
   const auto gradients = gradients_of_forward();
   if (gradients == Gradients::None) return;
-  watch_->warn_of_new(*monitor_);
+  watch_->warn_of_new(monitor());
   count_samples_of_forward(samples);
-  terms_.begin_forward(gradients == Gradients::Averaged);
+  terms().begin_forward(gradients == Gradients::Averaged);
   if (gradients != Gradients::Averaged) return;
   // A pass in eval() mode need not come on every rank. One inside a reduced backward pass (a
   // checkpoint that runs forward again) belongs to that.
-  if (owner_.is_training() && !reducer_->is_reducing()) forwards_.begin();
+  if (owner_.is_training() && !reducer_->is_reducing()) training_forwards().begin();
   reducer_->prepare_for_forward();
   check_frozen_parameters();
 }
 
 void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete) {
   precision_.end_forward(outputs, outputs_complete);
-  terms_.end_forward(outputs, outputs_complete);
+  terms().end_forward(outputs, outputs_complete);
   switch (gradients_of_forward()) {
     case Gradients::None:
       break;
@@ -64,7 +64,7 @@ void State::after_forward(std::vector<at::Tensor> outputs, bool outputs_complete
       reducer_->prepare_for_local_backward();
       break;
     case Gradients::Averaged:
-      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms_.known()});
+      reducer_->prepare_for_backward({std::move(outputs), outputs_complete, terms().known()});
       break;
   }
 }
@@ -80,8 +80,8 @@ void State::forward_failed() noexcept {
 void State::note_exception(const char* who_threw, bool others_wait) noexcept {
   try {
     const auto why =
-        ddp::str(who_threw, monitor_->rank_text(), ": ", text_of(std::current_exception()));
-    others_wait ? forwards_.fail(why) : monitor_->note_error(why);
+        ddp::str(who_threw, monitor().rank_text(), ": ", text_of(std::current_exception()));
+    others_wait ? training_forwards().fail(why) : monitor().note_error(why);
   } catch (const std::exception&) {
     // Out of memory: the other ranks detect that this process ended, or run into their timeout.
   }
@@ -90,14 +90,14 @@ void State::note_exception(const char* who_threw, bool others_wait) noexcept {
 // Counts as a forward pass whose backward pass is averaged, although the passes that made `outputs`
 // did not: they ran inside no_sync(), where ranks may run as many as they like.
 void State::sync_in_backward(std::vector<at::Tensor> outputs, bool outputs_complete) {
-  monitor_->check();
-  forwards_.begin();
+  monitor().check();
+  training_forwards().begin();
   try {
     check_outputs_to_sync(outputs);
     reducer_->prepare_for_forward();
     check_frozen_parameters();
     reducer_->prepare_for_backward(
-        {std::move(outputs), outputs_complete, terms_.known(), /*only_through_outputs=*/true});
+        {std::move(outputs), outputs_complete, terms().known(), /*only_through_outputs=*/true});
   } catch (...) {
     note_exception("sync_in_backward threw on ", /*others_wait=*/true);
     throw;
@@ -108,16 +108,16 @@ void State::check_outputs_to_sync(const std::vector<at::Tensor>& outputs) const 
   DDP_CHECK(
       !torch::autograd::get_current_node(),
       "sync_in_backward: expected to be called before a backward pass, got a call inside one on ",
-      monitor_->rank_text(), ". Call it right before backward().");
+      monitor().rank_text(), ". Call it right before backward().");
   const auto has_graph = [](const at::Tensor& t) { return t.defined() && t.grad_fn(); };
   DDP_CHECK_VALUE(
       std::any_of(outputs.begin(), outputs.end(), has_graph),
       "sync_in_backward: expected an output that has a graph, got ", outputs.size(),
-      outputs.size() == 1 ? " tensor" : " tensors", " without one on ", monitor_->rank_text(),
+      outputs.size() == 1 ? " tensor" : " tensors", " without one on ", monitor().rank_text(),
       ". Pass what forward returned, or the loss, and not under NoGradGuard or detached.");
 }
 
-void State::end() { forwards_.restart(); }
+void State::end() { training_forwards().restart(); }
 
 std::vector<at::Tensor> State::all_parameters() const {
   std::vector<at::Tensor> tensors;
@@ -134,18 +134,18 @@ bool State::must_wait() {
 }
 
 void State::begin(PassTerms& terms) {
-  terms_.begin_backward(terms);
+  in_group_->terms.begin_backward(terms);
   compare_in_first_pass();
-  if (group_->getSize() > 1) strays_.warn_of_stepped(*monitor_);
-  terms_.forget_samples();
+  if (group()->getSize() > 1) strays_.warn_of_stepped(monitor());
+  in_group_->terms.forget_samples();
 }
 
 void State::start(int source) {
   // In a join, ranks without input have not stepped.
   if (!owner_.join_context()) {
-    replica_check_.start([this] { return all_parameters(); }, *group_);
+    replica_check_.start([this] { return all_parameters(); }, *group());
   }
-  buffers_->start(source, *group_);
+  buffers_->start(source, *group());
 }
 
 void State::finish(c10::function_ref<void(c10d::Work&)> wait) {
@@ -155,9 +155,9 @@ void State::finish(c10::function_ref<void(c10d::Work&)> wait) {
 
 void State::sync_buffers(int source) {
   const auto where = [source] { return ddp::str("getting the buffers of rank ", source); };
-  monitor_->abort_on_error(where, [&] {
-    buffers_->start(source, *group_);
-    buffers_->finish([&](c10d::Work& work) { monitor_->wait(work, where); });
+  monitor().abort_on_error(where, [&] {
+    buffers_->start(source, *group());
+    buffers_->finish([&](c10d::Work& work) { monitor().wait(work, where); });
   });
 }
 
@@ -168,12 +168,12 @@ void State::compare_in_first_pass() {
         if (hook_) return c10::demangle(hook_.target_type().name());
         return shards_ ? "none, but sharded gradients" : "none";
       },
-      [this] { return precision_.originals(all_parameters()); }, group_, *monitor_);
+      [this] { return precision_.originals(all_parameters()); }, group(), monitor());
 }
 
 void State::count_samples_of_forward(std::optional<int64_t> samples) {
   try {
-    terms_.count_forward(samples);
+    terms().count_forward(samples);
   } catch (...) {
     forward_failed();
     throw;
@@ -184,7 +184,7 @@ void State::count_samples(int64_t samples) {
   DDP_CHECK_VALUE(
       samples >= 0, "count_samples: expected a number of samples >= 0, got ", samples,
       ". Pass the samples of the coming forward pass.");
-  terms_.set_samples_of_next_forward(samples);
+  terms().set_samples_of_next_forward(samples);
 }
 
 void State::check_frozen_parameters() {

@@ -44,6 +44,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void sync_buffers(int source = 0);
   void refresh();
   void also_average(const std::vector<at::Tensor>& tensors);
+  void rebind(const ProcessGroup& group, CommHook hook);  // state_rebind.cpp
   void zero_grad(bool set_to_none);
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
   void register_comm_hook(CommHook hook);
@@ -62,7 +63,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void count_sharded_optimizer(bool is_made) { sharded_optimizers_ += is_made ? 1 : -1; }
 
   // For joins.
-  PassTermsAgreement& terms() { return terms_; }
+  PassTermsAgreement& terms() { return in_group_->terms; }
   /// Throws where the ranks have different communication hooks in their first averaged pass.
   void compare_in_first_pass();
   /// Collective: yes. Blocks: host.
@@ -75,12 +76,12 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void start(int source) override;
   void finish(c10::function_ref<void(c10d::Work&)> wait) override;
   std::string error() override;
-  uint64_t forwards() const override { return forwards_.since_restart(); }
+  uint64_t forwards() const override { return in_group_->forwards.since_restart(); }
   void end() override;
 
   const DistributedDataParallelOptions& options() const { return options_; }
-  const ProcessGroup& group() const { return group_; }
-  GroupMonitor& monitor() const { return *monitor_; }
+  const ProcessGroup& group() const { return in_group_->group; }
+  GroupMonitor& monitor() const { return *in_group_->monitor; }
   Reducer& reducer() const { return *reducer_; }
   torch::nn::Module& wrapped() const { return *tensors_.module(); }
   c10::Device device() const { return reducer_->parameters().front().tensor.device(); }
@@ -91,13 +92,31 @@ class DistributedDataParallelBase::State : public PassCompanion {
  private:
   /// How the gradients of a forward pass are handled.
   enum class Gradients { None, Local, Averaged };
+  /// What the ranks do before a reducer is built: nothing, compare their models, or also take rank
+  /// 0's values.
+  enum class Sync { Nothing, Descriptions, Values };
 
+  /// What belongs to a group, and is made anew for another one.
+  struct InGroup {
+    InGroup(State& state, ProcessGroup ranks);
+
+    const ProcessGroup group;
+    const std::shared_ptr<GroupMonitor> monitor;
+    ForwardCount forwards;
+    PassTermsAgreement terms;
+  };
+
+  ForwardCount& training_forwards() { return in_group_->forwards; }
   std::vector<NamedParameter> checked_parameters();
-  std::vector<NamedParameter> agreed_parameters();
+  std::vector<NamedParameter> agreed_parameters(Sync sync);
   void rebuild();
-  void build_reducer(std::vector<NamedParameter> parameters);
+  void build_reducer(std::vector<NamedParameter> parameters, const BucketOrder& order = {});
+  BucketOrder agreed_order();
+  void drop_gradients();
   void attach_optimizer(Reducer& reducer);
-  void sync_initial_state(const std::exception_ptr& error);
+  void compare_models(const std::exception_ptr& error);
+  void check_not_sharded() const;
+  void check_hook_fits(const char* function) const;
   void check_between_steps(const char* function) const;
   std::vector<ReplicaValue> values_to_check(
       const std::vector<torch::optim::Optimizer*>& optimizers) const;
@@ -113,10 +132,8 @@ class DistributedDataParallelBase::State : public PassCompanion {
   bool trains() const { return gradients_of_forward() == Gradients::Averaged; }
 
   DistributedDataParallelBase& owner_;
-  const DistributedDataParallelOptions options_;
-  const ProcessGroup group_;
-  const std::shared_ptr<GroupMonitor> monitor_;
-  ForwardCount forwards_;
+  const DistributedDataParallelOptions options_;  // without the group, which rebind() changes
+  std::unique_ptr<InGroup> in_group_;
   ModelTensors tensors_;
   detail::InputPlacement input_placement_;
   ModelPrecision precision_;
@@ -131,7 +148,6 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;
-  PassTermsAgreement terms_;
 };
 
 }  // namespace ddp

@@ -35,43 +35,50 @@ State::State(
     DistributedDataParallelBase& owner, std::shared_ptr<torch::nn::Module> module,
     const DistributedDataParallelOptions& options)
     : owner_(owner),
-      options_(options),
-      group_(options.process_group() ? options.process_group() : default_group()),
-      monitor_(monitor_of(group_)),
-      forwards_(monitor_),
+      options_(DistributedDataParallelOptions(options).process_group({})),
+      in_group_(std::make_unique<InGroup>(
+          *this, options.process_group() ? options.process_group() : default_group())),
       tensors_(std::move(module), options.parameters_to_ignore()),
       precision_(options.mixed_precision()),
       replica_check_(options.check_replicas_every(), options.init_sync()),
-      strays_(tensors_.module()),
-      terms_(owner_, options.reduction(), group_, monitor_, [this] {
-        return reducer_->clear_usage_of_zeroed_grads();
-      }) {
-  auto parameters = agreed_parameters();
-  hook_ = precision_.reduction_hook(group_);
+      strays_(tensors_.module()) {
+  auto parameters = agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing);
+  hook_ = precision_.reduction_hook(group());
   build_reducer(std::move(parameters));
 }
 
 State::~State() = default;
 
+State::InGroup::InGroup(State& state, ProcessGroup ranks)
+    : group(std::move(ranks)),
+      monitor(monitor_of(group)),
+      forwards(monitor),
+      terms(state.owner_, state.options_.reduction(), group, monitor, [&state] {
+        return state.reducer_->clear_usage_of_zeroed_grads();
+      }) {}
+
 // An error of this rank is exchanged with the comparison of models: without that, the other ranks
 // would wait for this one.
-std::vector<NamedParameter> State::agreed_parameters() {
+std::vector<NamedParameter> State::agreed_parameters(Sync sync) {
   std::vector<NamedParameter> parameters;
   std::exception_ptr error;
   try {
+    if (sync == Sync::Descriptions) check_not_sharded();
     parameters = checked_parameters();
   } catch (const c10::Error&) {
     error = std::current_exception();
   }
-  const bool compares = options_.init_sync() && group_->getSize() > 1;
+  const bool compares = sync != Sync::Nothing && group()->getSize() > 1;
   if (error && !compares) std::rethrow_exception(error);
-  if (compares) sync_initial_state(error);
+  if (compares) compare_models(error);
+  if (compares && sync == Sync::Values) broadcast_model(/*source=*/0);
   return parameters;
 }
 
-void State::build_reducer(std::vector<NamedParameter> parameters) {
-  auto reducer =
-      std::make_unique<Reducer>(std::move(parameters), group_, reducer_options(options_), monitor_);
+void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOrder& order) {
+  auto reducer = std::make_unique<Reducer>(
+      std::move(parameters), group(), reducer_options(options_), in_group_->monitor);
+  if (!order.parameters.empty()) reducer->set_bucket_order(order);
   reducer->explain_missing([this](const auto& missing) {
     return tensors_.explain_missing(reducer_->parameters(), missing);
   });
@@ -83,7 +90,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters) {
   shards_.reset();
   replica_check_.restart();
   tensors_.remember_frozen();
-  const bool shares_buffers = options_.broadcast_buffers() && group_->getSize() > 1;
+  const bool shares_buffers = options_.broadcast_buffers() && group()->getSize() > 1;
   buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares_buffers);
   watch_ = std::make_unique<ParameterWatch>(wrapped(), tensors_.ignored());
   precision_.apply_to(module_state(wrapped(), tensors_.ignored()));
@@ -93,17 +100,17 @@ void State::check_between_steps(const char* function) const {
   constexpr const char* kRule = ": expected to be called between two steps, got a call in ";
   DDP_CHECK(
       !torch::autograd::get_current_node(), function, kRule, "a backward pass on ",
-      monitor_->rank_text(), ". Call it after optimizer.step().");
+      monitor().rank_text(), ". Call it after optimizer.step().");
   DDP_CHECK(
-      !owner_.join_context(), function, kRule, "join() on ", monitor_->rank_text(),
+      !owner_.join_context(), function, kRule, "join() on ", monitor().rank_text(),
       ", where ranks without input take no part in it. Call it after the join.");
-  monitor_->check();
 }
 
 void State::rebuild() {
-  build_reducer(agreed_parameters());
-  forwards_.restart();
-  terms_.forget_samples();
+  monitor().check();
+  build_reducer(agreed_parameters(options_.init_sync() ? Sync::Values : Sync::Nothing));
+  training_forwards().restart();
+  terms().forget_samples();
 }
 
 void State::refresh() {
@@ -144,14 +151,14 @@ std::vector<NamedParameter> State::checked_parameters() {
       "check_replicas_every, got ",
       options_.check_replicas_every().value_or(0), ".");
   check_names_to_ignore(wrapped(), options_.parameters_to_ignore());
-  check_not_cut(wrapped(), options_.parameters_to_ignore(), *group_);
+  check_not_cut(wrapped(), options_.parameters_to_ignore(), *group());
   check_outside(tensors_.outside(), wrapped());
   auto parameters = tensors_.trained();
   DDP_CHECK_VALUE(
       !parameters.empty(),
       "DistributedDataParallel is not needed when a module doesn't have any parameter that "
       "requires a gradient. Use the module itself.");
-  check_devices(parameters, group_);
+  check_devices(parameters, group());
   check_layouts(module_state(wrapped(), tensors_.ignored()));
   precision_.check(parameters, options_.reduction() == Reduction::Mean);
   input_placement_ = {
@@ -159,30 +166,30 @@ std::vector<NamedParameter> State::checked_parameters() {
   return parameters;
 }
 
-void State::sync_initial_state(const std::exception_ptr& error) {
+void State::compare_models(const std::exception_ptr& error) {
   std::vector<StateTensor> state;
   std::vector<NamedParameter> parameters;
   if (!error) {
     state = tensors_.state();
     parameters = tensors_.trained();
   }
-  // Compares first: a broadcast between different models would fail in the transport.
+  // Compares before values are sent: a broadcast between different models would fail in the
+  // transport.
   check_same_on_all_ranks(
-      "models", describe_model(state, parameters, options_, group_), error, group_, *monitor_);
-  broadcast_model(/*source=*/0);
+      "models", describe_model(state, parameters, options_, group()), error, group(), monitor());
 }
 
 void State::broadcast_model(int source) {
   const auto where = [source] { return ddp::str("getting the model of rank ", source); };
-  monitor_->abort_on_error(where, [&] {
+  monitor().abort_on_error(where, [&] {
     // In parts, since each message is a copy: one message would need the model's size once more.
     constexpr size_t kPartBytes = size_t{32} << 20;
     std::vector<at::Tensor> tensors;
     for (auto& s : tensors_.state(options_.broadcast_buffers())) tensors.push_back(s.tensor);
     for (const auto& part : torch::utils::take_tensors(tensors, kPartBytes)) {
       TensorBroadcast broadcast(Arrival::InPlace);
-      broadcast.start(part.tensors, source, *group_);
-      broadcast.finish([&](c10d::Work& work) { monitor_->wait(work, where); }, overwrite);
+      broadcast.start(part.tensors, source, *group());
+      broadcast.finish([&](c10d::Work& work) { monitor().wait(work, where); }, overwrite);
     }
   });
 }
@@ -191,7 +198,7 @@ void State::broadcast_model(int source) {
 // not set.
 void State::check_no_low_reduction(const char* what) const {
   DDP_CHECK(
-      !precision_.reduction_hook(group_), what,
+      !precision_.reduction_hook(group()), what,
       ": expected gradients that are reduced as they are, got the reduction of MixedPrecision, ",
       describe(options_.mixed_precision()), ". Set its reduce_dtype(torch::kFloat).");
 }
@@ -231,12 +238,16 @@ void State::attach_optimizer(Reducer& reducer) {
   reducer.on_bucket_reduced([stepper](const auto& part, bool last) { stepper->step(part, last); });
 }
 
-void State::register_comm_hook(CommHook hook) {
-  check_no_low_reduction("register_comm_hook");
+void State::check_hook_fits(const char* function) const {
+  check_no_low_reduction(function);
   DDP_CHECK_VALUE(
-      options_.reduction() == Reduction::Mean,
-      "register_comm_hook: expected reduction(Reduction::Mean), since a hook decides itself what "
-      "gradients become, got another one. Leave reduction out and do it in the hook.");
+      options_.reduction() == Reduction::Mean, function,
+      ": expected reduction(Reduction::Mean), since a hook decides itself what gradients become, "
+      "got another one. Leave reduction out and do it in the hook.");
+}
+
+void State::register_comm_hook(CommHook hook) {
+  check_hook_fits("register_comm_hook");
   reducer_->register_comm_hook(hook);
   hook_ = std::move(hook);
 }

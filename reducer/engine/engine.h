@@ -51,6 +51,7 @@ class Reducer::Engine final : public AutogradEvents {
   void join_backward(const PassTerms& terms);  // engine_join.cpp
   void register_comm_hook(CommHook hook);
   std::shared_ptr<GradientShards> shard_gradients();
+  void set_bucket_order(const BucketOrder& order);  // engine_order.cpp
   void on_bucket_reduced(OnBucketReduced act);
   ReductionStats stats() const;
 
@@ -131,6 +132,7 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine_order.cpp: after the first passes, the ranks agree on the buckets
   void agree_on_order();
+  void take_order(std::vector<size_t> order, std::optional<int64_t> cap);
   int64_t tune();
 
   const ProcessGroup group_;

@@ -65,14 +65,25 @@ void Reducer::Engine::agree_on_order() {
         "expected an order of the buckets, got something else: a rank "
         "communicates out of turn. Every rank has to run the same collectives");
   });
-  std::optional<int64_t> cap;
-  if (tunes) {
-    cap = begin[own.size()];
+  take_order(std::move(order), tunes ? std::optional<int64_t>(begin[own.size()]) : std::nullopt);
+}
+
+void Reducer::Engine::take_order(std::vector<size_t> order, std::optional<int64_t> cap) {
+  if (cap) {
     if (!observers_.tuned) observers_.tuned.emplace();
     set_choice(*observers_.tuned, *cap);
     observers_.tuner.reset();
   }
   schedule_.set_order(std::move(order), cap);
+}
+
+void Reducer::Engine::set_bucket_order(const BucketOrder& order) {
+  DDP_CHECK(
+      order.parameters.size() == buckets_.parameters().size() && is_permutation(order.parameters),
+      "Reducer: expected an order of the ", buckets_.parameters().size(),
+      " parameters, got another one. Use the order of a reducer of the same parameters.");
+  take_order(order.parameters, order.cap_bytes);
+  rebuild_buckets();
 }
 
 }  // namespace ddp

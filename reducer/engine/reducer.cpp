@@ -56,6 +56,10 @@ std::vector<std::vector<size_t>> Reducer::bucket_indices() const {
   return engine_->buckets().indices();
 }
 
+BucketOrder Reducer::bucket_order() const { return engine_->schedule().agreed_order(); }
+
+void Reducer::set_bucket_order(const BucketOrder& order) { engine_->set_bucket_order(order); }
+
 ReductionStats Reducer::stats() const { return engine_->stats(); }
 
 bool Reducer::has_rebuilt_buckets() const { return engine_->schedule().has_rebuilt(); }

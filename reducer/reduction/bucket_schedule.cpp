@@ -49,8 +49,15 @@ bool BucketSchedule::end_pass() {
 
 void BucketSchedule::set_order(std::vector<size_t> order, std::optional<int64_t> cap) {
   order_ = std::move(order);
+  tuned_cap_ = cap;
   if (cap) caps_ = {*cap};
   state_ = State::Agreed;
+  passes_left_ = 0;
+}
+
+BucketOrder BucketSchedule::agreed_order() const {
+  const bool is_agreed = state_ == State::Agreed || rebuilds_ > 0;
+  return is_agreed ? BucketOrder{order_, tuned_cap_} : BucketOrder{};
 }
 
 BucketPlan BucketSchedule::agreed_plan(int64_t pass) {

@@ -51,6 +51,8 @@ class BucketSchedule {
   ///
   /// \param cap  in bytes, where the ranks agreed on one, too.
   void set_order(std::vector<size_t> order, std::optional<int64_t> cap);
+  /// The order that was set, for another schedule of the same parameters; empty before.
+  BucketOrder agreed_order() const;
   bool rebuild_is_due() const { return state_ == State::Agreed; }
   /// Whether the buckets will not be rebuilt any more.
   bool is_final() const { return state_ == State::Final; }
@@ -70,6 +72,7 @@ class BucketSchedule {
 
   const std::vector<ParameterExtent> extents_;
   std::vector<int64_t> caps_;
+  std::optional<int64_t> tuned_cap_;  // that caps_ was replaced by
   const bool keeps_registration_order_;
   const bool plans_at_once_;
   State state_;

@@ -7,6 +7,8 @@
 namespace ddp::hooks {
 namespace {
 
+// Asked for in each call: a hook without a group of its own follows the default group to another
+// one.
 ProcessGroup group_or_default(const ProcessGroup& group) { return group ? group : default_group(); }
 
 // Starts an all-reduce of `wire`; the future holds the result of `finish()`, called after it.
@@ -23,7 +25,8 @@ c10::intrusive_ptr<c10::ivalue::Future> all_reduce_then(
 }
 
 CommHook compress_to(at::ScalarType dtype, const ProcessGroup& group) {
-  return [dtype, group = group_or_default(group)](GradBucket& bucket) {
+  return [dtype, given = group](GradBucket& bucket) {
+    const auto group = group_or_default(given);
     const at::Tensor& buffer = bucket.buffer();
     // A cast to a real half type would keep only the real part: complex gradients are not cast.
     const auto wire_dtype = buffer.is_complex() ? buffer.scalar_type() : dtype;
@@ -77,7 +80,8 @@ CommHook compress_around(const char* name, at::ScalarType dtype, CommHook hook) 
 }  // namespace
 
 CommHook all_reduce(const ProcessGroup& group) {
-  return [group = group_or_default(group)](GradBucket& bucket) {
+  return [given = group](GradBucket& bucket) {
+    const auto group = group_or_default(given);
     const at::Tensor& buffer = bucket.buffer();
     buffer.div_(group->getSize());
     return all_reduce_then(group, buffer, [buffer] { return buffer; });

@@ -58,15 +58,21 @@ class PowerSGD::Impl {
  public:
   Impl(const PowerSGDOptions& options, const ProcessGroup& group)
       : options_(options),
-        group_(group ? group : default_group()),
-        average_(all_reduce(group_)),
+        group_(group),
+        average_(all_reduce(group)),
         seeds_(static_cast<uint32_t>(options.random_seed())) {}
+
+  void rebind(const ProcessGroup& group) {
+    group_ = group;
+    average_ = all_reduce(group);
+  }
 
   // Only this function starts collectives, on the thread of the backward pass, and in one order:
   // the first of bucket i + 1, then the second of bucket i.
   FuturePtr reduce(GradBucket& bucket) {
     const bool is_last = bucket.is_last();
     const auto& buffer = bucket.buffer();
+    if (bucket.index() == 0) pending_ = nullptr;  // of a pass that failed
     FuturePtr result;
     if (iteration_ < options_.start_iter() || buffer.is_sparse() || buffer.is_complex()) {
       result = average_(bucket);
@@ -285,10 +291,12 @@ class PowerSGD::Impl {
     }
   }
 
+  ProcessGroup group() const { return group_ ? group_ : default_group(); }
+
   void start_all_reduce(InFlightBucket& flight, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     std::vector<at::Tensor> tensors{tensor};
-    flight.works.push_back(group_->allreduce(tensors));
+    flight.works.push_back(group()->allreduce(tensors));
   }
 
   // Starts the second collective of the previous bucket, with a callback that finishes the bucket.
@@ -299,7 +307,7 @@ class PowerSGD::Impl {
       for (const auto& work : flight->works) work->wait();
       flight->works.clear();
       if (flight->batches.empty()) {
-        finish(*flight, group_->getSize());
+        finish(*flight, group()->getSize());
         return;
       }
       for (auto& batch : flight->batches) {
@@ -307,9 +315,9 @@ class PowerSGD::Impl {
         at::bmm_out(batch.q, batch.stacked.transpose(1, 2), batch.p);
       }
       std::vector<at::Tensor> tensors{flight->qs};
-      const auto sent = group_->allreduce(tensors)->getFuture();
+      const auto sent = group()->allreduce(tensors)->getFuture();
       // Do not capture the group: its own thread must not release the last reference to it.
-      sent->addCallback([flight, world = group_->getSize()](c10::ivalue::Future& done) {
+      sent->addCallback([flight, world = group()->getSize()](c10::ivalue::Future& done) {
         try {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
           finish(*flight, world);
@@ -385,8 +393,8 @@ class PowerSGD::Impl {
   }
 
   const PowerSGDOptions options_;
-  const ProcessGroup group_;
-  const CommHook average_;
+  ProcessGroup group_;  // none: the default group of the moment
+  CommHook average_;
   SeedSequence seeds_;
   CompressionStats stats_;
   BucketStates<BucketState> states_;
@@ -404,6 +412,8 @@ PowerSGD::operator CommHook() const {
 }
 
 CompressionStats PowerSGD::stats() const { return impl_->stats(); }
+
+void PowerSGD::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
 
 void PowerSGD::save(torch::serialize::OutputArchive& archive) const { impl_->save(archive); }
 

@@ -71,7 +71,12 @@ void check_options(const TopKOptions& options) {
 class TopK::Impl {
  public:
   Impl(const TopKOptions& options, const ProcessGroup& group)
-      : options_(options), group_(group ? group : default_group()), average_(all_reduce(group_)) {}
+      : options_(options), group_(group), average_(all_reduce(group)) {}
+
+  void rebind(const ProcessGroup& group) {
+    group_ = group;
+    average_ = all_reduce(group);
+  }
 
   c10::intrusive_ptr<c10::ivalue::Future> reduce(GradBucket& bucket) {
     const auto& buffer = bucket.buffer();
@@ -115,6 +120,8 @@ class TopK::Impl {
     at::Tensor error;  // with use_error_feedback
   };
 
+  ProcessGroup group() const { return group_ ? group_ : default_group(); }
+
   c10::intrusive_ptr<c10::ivalue::Future> exchange(GradBucket& bucket) {
     const at::Tensor& buffer = bucket.buffer();
     const auto residual = states_.of(bucket);
@@ -137,11 +144,11 @@ class TopK::Impl {
     mine.indices.copy_(chosen);
     mine.values.copy_(buffer.index_select(0, chosen));
 
-    const int64_t world = group_->getSize();
+    const int64_t world = group()->getSize();
     const auto all = at::empty({world * size}, bytes);
     auto to = all;
     auto from = mine.bytes;
-    return group_->DDP_GROUP_ALL_GATHER_SINGLE(to, from)->getFuture()->then(
+    return group()->DDP_GROUP_ALL_GATHER_SINGLE(to, from)->getFuture()->then(
         [=](c10::ivalue::Future& done) {
           if (done.hasError()) std::rethrow_exception(done.exception_ptr());
           if (residual->error.defined()) {
@@ -163,8 +170,8 @@ class TopK::Impl {
   }
 
   const TopKOptions options_;
-  const ProcessGroup group_;
-  const CommHook average_;
+  ProcessGroup group_;  // none: the default group of the moment
+  CommHook average_;
   BucketStates<Residual> states_;
   int64_t iteration_ = 0;
 };
@@ -177,6 +184,8 @@ TopK::TopK(const TopKOptions& options, const ProcessGroup& group) {
 TopK::operator CommHook() const {
   return [impl = impl_](GradBucket& bucket) { return impl->reduce(bucket); };
 }
+
+void TopK::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
 
 void TopK::save(torch::serialize::OutputArchive& archive) const { impl_->save(archive); }
 

@@ -23,9 +23,9 @@ void check_period(const char* subject, int64_t period) {
 
 constexpr const char* kHierarchical = "HierarchicalModelAverager";
 
-// Makes groups of consecutive ranks.
-std::map<int64_t, ProcessGroup> make_groups(const std::map<int64_t, int>& sizes) {
-  const auto all = default_group();
+// Makes groups of consecutive ranks of `all`.
+std::map<int64_t, ProcessGroup> make_groups(
+    const std::map<int64_t, int>& sizes, const ProcessGroup& all) {
   const int world_size = all->getSize();
   for (const auto& [period, size] : sizes) {
     DDP_CHECK_VALUE(
@@ -44,7 +44,7 @@ std::map<int64_t, ProcessGroup> make_groups(const std::map<int64_t, int>& sizes)
     for (int first = 0; first < world_size; first += size) {
       std::vector<int> ranks(static_cast<size_t>(size));
       std::iota(ranks.begin(), ranks.end(), first);
-      const auto made = new_group(ranks);
+      const auto made = new_group(ranks, all);
       const bool is_mine = all->getRank() >= first && all->getRank() < first + size;
       if (is_mine) groups[period] = made;
     }
@@ -113,15 +113,17 @@ void ModelAverager::load(torch::serialize::InputArchive& archive) { set_step(rea
 
 PeriodicModelAverager::PeriodicModelAverager(
     int64_t period, int64_t warmup_steps, const ProcessGroup& group)
-    : period_(period), warmup_steps_(warmup_steps), group_(group ? group : default_group()) {
+    : period_(period), warmup_steps_(warmup_steps), group_(group) {
   check_period("PeriodicModelAverager", period);
   check_warmup("PeriodicModelAverager", warmup_steps);
 }
 
 std::optional<ProcessGroup> PeriodicModelAverager::group_of_step(int64_t step) const {
   if (step < warmup_steps_ || (step - warmup_steps_) % period_ != 0) return std::nullopt;
-  return group_;
+  return group_ ? group_ : default_group();
 }
+
+void PeriodicModelAverager::rebind(const GroupArg& group) { group_ = group.get(); }
 
 HierarchicalModelAverager::HierarchicalModelAverager(
     int64_t warmup_steps, std::map<int64_t, ProcessGroup> group_of_period)
@@ -146,7 +148,17 @@ HierarchicalModelAverager::HierarchicalModelAverager(
 
 HierarchicalModelAverager::HierarchicalModelAverager(
     const std::map<int64_t, int>& group_size_of_period, int64_t warmup_steps)
-    : HierarchicalModelAverager(warmup_steps, make_groups(group_size_of_period)) {}
+    : HierarchicalModelAverager(warmup_steps, make_groups(group_size_of_period, default_group())) {
+  group_size_of_period_ = group_size_of_period;
+}
+
+void HierarchicalModelAverager::rebind(const GroupArg& group) {
+  DDP_CHECK(
+      !group_size_of_period_.empty(), kHierarchical,
+      "::rebind: expected an averager that made its groups, got one with groups of the program's. "
+      "Make another with over().");
+  group_of_period_ = make_groups(group_size_of_period_, group.get());
+}
 
 HierarchicalModelAverager HierarchicalModelAverager::over(
     std::map<int64_t, ProcessGroup> group_of_period, int64_t warmup_steps) {

@@ -194,6 +194,15 @@ class DDP_API Checkpointer {
   /// Collective: yes.
   void wait();
 
+  /// Saves and loads with the ranks of another group from now on, after ranks were lost or have
+  /// joined. Drops a checkpoint that is still being written: it may lack a lost rank's files. After
+  /// that, maybe_save() may save the same step again.
+  ///
+  /// \throws c10::Error  on every rank, where one cannot see the folder.
+  ///
+  /// Collective: yes, over `group`, whether the ranks are new or not.
+  void rebind(const GroupArg& group = {});
+
  private:
   struct Impl;
 

@@ -217,6 +217,27 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   ///         pass or a join().
   void refresh();
 
+  /// Goes on with the ranks of another group, after ranks were lost or have joined: with the same
+  /// module, optimizer, communication hook and order of buckets, so that a run with as many ranks
+  /// ends with the bits of a run without interruption.
+  ///
+  /// Call it between two steps, on every rank of `group`, also after the old group failed. A rank
+  /// that joins wraps its model before, in a group of its own. No value is sent: the program makes
+  /// the ranks' models equal before the next step, whose averaged backward pass compares a hash.
+  ///
+  /// Gradients are dropped, those that accumulated under no_sync() too: a pass that failed leaves
+  /// some of them unspecified. `stats()` begins anew.
+  ///
+  /// \param hook  in place of the registered one, for a hook that has a group of its own. Those of
+  ///        `ddp::hooks` that were made without a group use the default group of the moment.
+  /// \throws c10::Error  with the same text on every rank: the ranks' models or settings differ, or
+  ///         a ZeroRedundancyOptimizer has state that a lost rank alone had. Where this throws, the
+  ///         wrapper stays in its old group, and rebind() may be called again.
+  ///
+  /// Collective: yes, over `group`. Blocks: host. Cost: a comparison as at construction, and one of
+  ///   the order of the buckets.
+  void rebind(const GroupArg& group = {}, CommHook hook = {});
+
   /// Averages the gradients of learnable tensors of no module with the model's: a policy's log_std,
   /// a temperature. They are treated as parameters: they get rank 0's values now, their gradients
   /// are sent in the buckets, and they are compared. Without find_unused_parameters, each averaged

@@ -64,6 +64,8 @@ class DDP_API GradBucket {
 /// gradient of the bucket.
 using CommHook = std::function<c10::intrusive_ptr<c10::ivalue::Future>(GradBucket&)>;
 
+/// Hooks for register_comm_hook. One that is made without a group uses the default group of the
+/// moment, so it follows a wrapper's rebind() to a new default group.
 namespace hooks {
 
 /// Averages the bucket: divides by the world size, then all-reduces, as without a hook.
@@ -97,7 +99,7 @@ struct PostLocalSGDHookOptions {
   TORCH_ARG(ProcessGroup, subgroup) = {};
   /// False: after that, gradients stay as they are.
   TORCH_ARG(bool, post_local_gradient_allreduce) = true;
-  /// None: the default group.
+  /// None: the default group of the moment.
   TORCH_ARG(ProcessGroup, process_group) = {};
 };
 

@@ -64,11 +64,44 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   /// \throws c10::ValueError  batch_size is 0.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
+  /// Takes this rank's part of the next `global` samples of the order: the same samples a step for
+  /// any number of ranks. So a run goes on with the same steps after ranks were lost or have joined
+  /// (rebind()), and ends an epoch without samples that pad it.
+  ///
+  /// The ranks' parts differ by at most one sample, so train with Reduction::SampleWeighted. The
+  /// last step of an epoch has the samples that are left; with drop_last it is left out. Position p
+  /// of the order belongs to rank p % num_replicas. Counts the samples as used: call it once a
+  /// step.
+  ///
+  /// \param global  how many samples all ranks together take, >= 1; the same on every rank.
+  /// \return 0 to ceil(global / num_replicas) indices: none where a step has fewer samples than
+  ///         there are ranks, and a rank then takes part with an empty batch; nothing when the
+  ///         epoch is over, on all ranks at once.
+  /// \throws c10::ValueError  `global` is 0. c10::Error  in an epoch in which next() was called.
+  ///
+  /// Example:
+  /// ```
+  /// while (auto indices = sampler.next_of(256)) train(dataset.get_batch(*indices));
+  /// ```
+  std::optional<std::vector<size_t>> next_of(size_t global);
+
+  /// Shares what is left of the epoch with the ranks of another group. The next `reset`, or `next`
+  /// without one, goes on at the position; a data loader that iterates has to begin again.
+  ///
+  /// Call it between two steps, on every rank of the group. A rank that joins first loads what
+  /// another rank saved.
+  ///
+  /// \throws c10::Error  on every rank, with the same text, where ranks are at different positions
+  ///         or visit different orders; nothing has changed then.
+  ///
+  /// Collective: yes. Blocks: host.
+  void rebind(const GroupArg& group = {});
+
   /// Counts this rank's next `samples` samples as used by the training loop. From the first call on
   /// (also one with 0), `save` writes this count, and not that of the samples that `next` returned.
   ///
   /// \throws c10::ValueError  more than `next` returned in this epoch and `consume` has not counted
-  ///         yet.
+  ///         yet. c10::Error  in an epoch of next_of().
   ///
   /// Example:
   /// ```

@@ -37,6 +37,17 @@ class DDP_API ModelAverager {
   /// Sets the count, as when training is resumed.
   void set_step(int64_t step);
 
+  /// Averages over the ranks of another group from now on, after ranks were lost or have joined.
+  /// Only averagers that were made with a group need it: others use the default group of the
+  /// moment.
+  ///
+  /// \throws c10::Error  the averager does not fit the group: sizes that do not divide it, or
+  /// groups
+  ///         of the program's own (HierarchicalModelAverager::over).
+  ///
+  /// Collective: over `group`, where the averager makes groups.
+  virtual void rebind(const GroupArg& group = {}) = 0;
+
   /// Saves the count.
   void save(torch::serialize::OutputArchive& archive) const;
   /// \throws c10::Error  the archive is not from save().
@@ -60,17 +71,19 @@ class DDP_API ModelAverager {
 /// and 2 steps of warm-up in steps 2, 5, 8... As Python's `PeriodicModelAverager`.
 class DDP_API PeriodicModelAverager final : public ModelAverager {
  public:
-  /// \param group  none is the default group.
+  /// \param group  none is the default group of the moment.
   /// \throws c10::ValueError  a period below 1, negative warm-up.
   explicit PeriodicModelAverager(
       int64_t period, int64_t warmup_steps = 0, const ProcessGroup& group = {});
+
+  void rebind(const GroupArg& group = {}) override;
 
  private:
   std::optional<ProcessGroup> group_of_step(int64_t step) const override;
 
   int64_t period_;
   int64_t warmup_steps_;
-  ProcessGroup group_;
+  ProcessGroup group_;  // none: the default group
 };
 
 /// Averages within small groups often, and within large ones seldom: in a step that several periods
@@ -97,11 +110,14 @@ class DDP_API HierarchicalModelAverager final : public ModelAverager {
   static HierarchicalModelAverager over(
       std::map<int64_t, ProcessGroup> group_of_period, int64_t warmup_steps = 0);
 
+  void rebind(const GroupArg& group = {}) override;
+
  private:
   HierarchicalModelAverager(int64_t warmup_steps, std::map<int64_t, ProcessGroup> group_of_period);
 
   std::optional<ProcessGroup> group_of_step(int64_t step) const override;
 
+  std::map<int64_t, int> group_size_of_period_;  // of groups that this made; empty: it got groups
   std::map<int64_t, ProcessGroup> group_of_period_;
   int64_t warmup_steps_;
 };

@@ -67,12 +67,16 @@ struct CompressionStats {
 /// products of a gradient with a matrix of r columns.
 class DDP_API PowerSGD {
  public:
-  /// \param group  of the wrapper; none is the default group.
+  /// \param group  of the wrapper; none is the default group of the moment.
   /// \throws c10::ValueError  an option out of its range.
   explicit PowerSGD(const PowerSGDOptions& options = {}, const ProcessGroup& group = {});
 
   /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
+
+  /// Uses another group from the next step on, before the wrapper's rebind(), and keeps all state.
+  /// Needed only where the constructor got a group.
+  void rebind(const GroupArg& group);
 
   /// The savings of compression so far, on this rank.
   CompressionStats stats() const;

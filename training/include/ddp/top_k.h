@@ -40,12 +40,16 @@ struct TopKOptions {
 ///   sent; a selection among all elements of the bucket.
 class DDP_API TopK {
  public:
-  /// \param group  of the wrapper; none is the default group.
+  /// \param group  of the wrapper; none is the default group of the moment.
   /// \throws c10::ValueError  an option out of its range.
   explicit TopK(const TopKOptions& options = {}, const ProcessGroup& group = {});
 
   /// For `register_comm_hook`.
   operator CommHook() const;  // NOLINT(google-explicit-constructor): it is one
+
+  /// Uses another group from the next step on, before the wrapper's rebind(), and keeps all state.
+  /// Needed only where the constructor got a group.
+  void rebind(const GroupArg& group);
 
   /// Saves the elements not sent, and the count of steps. A bucket whose parameters have other
   /// sizes than when it was saved starts with no state.

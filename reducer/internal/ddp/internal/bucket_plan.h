@@ -39,6 +39,15 @@ struct BucketPlan {
   std::vector<int64_t> limits;
 };
 
+/// The order of the buckets that ranks agreed on, for a reducer that takes the place of another.
+struct BucketOrder {
+  /// Parameter indices, in the order in which their gradients become ready. Empty: the ranks have
+  /// not agreed.
+  std::vector<size_t> parameters;
+  /// The cap, where the ranks agreed on one, too.
+  std::optional<int64_t> cap_bytes;
+};
+
 /// Walks the parameters in `order` and groups them into buckets.
 ///
 /// A bucket never mixes dtypes or devices; each (dtype, device) fills its own sequence of buckets

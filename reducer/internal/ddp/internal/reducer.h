@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ddp/comm_hooks.h>
 #include <ddp/internal/autograd_node.h>
+#include <ddp/internal/bucket_plan.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/pass_companion.h>
@@ -196,6 +197,11 @@ class Reducer {
 
   /// Parameter indices per bucket, in launch order.
   std::vector<std::vector<size_t>> bucket_indices() const;
+  /// The order that the ranks agreed on; empty before that, and where they never do.
+  BucketOrder bucket_order() const;
+  /// Uses the order of a reducer of the same parameters and options from the first pass on. Once,
+  /// before the first backward pass and before register_comm_hook().
+  void set_bucket_order(const BucketOrder& order);
   /// The measurements so far; see ReducerOptions::stats_every.
   ReductionStats stats() const;
   /// Whether the buckets are in the order in which gradients become ready.
