@@ -16,12 +16,14 @@ namespace {
 struct Block {
   void* memory;
   size_t bytes;
+  int64_t freed_in = 0;  // the number of the pass
 };
 
 /// Blocks that are freed and not unmapped.
 struct FreeBlocks {
   std::mutex mutex;
   std::vector<Block> blocks;
+  int64_t pass = 0;
 };
 
 // Never destroyed: tensors of static storage may free theirs at exit.
@@ -34,6 +36,7 @@ void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   auto& pool = free_blocks();
   const std::lock_guard lock(pool.mutex);
+  block->freed_in = pool.pass;
   pool.blocks.push_back(*block);
   delete block;
 }
@@ -42,12 +45,28 @@ c10::DataPtr pointer_to(const Block& block) {
   return {block.memory, new Block(block), &free_block, c10::kCPU};
 }
 
+void unmap(const std::vector<Block>& blocks) {
+  for (const auto& block : blocks) ::munmap(block.memory, block.bytes);
+}
+
+/// Takes the blocks that were freed before this pass.
+std::vector<Block> take_old(FreeBlocks& pool) {
+  auto& blocks = pool.blocks;
+  const auto old = std::stable_partition(blocks.begin(), blocks.end(), [&](const Block& block) {
+    return block.freed_in == pool.pass;
+  });
+  std::vector<Block> taken(old, blocks.end());
+  blocks.erase(old, blocks.end());
+  return taken;
+}
+
 }  // namespace
 
 c10::DataPtr allocate_block(size_t bytes) {
   constexpr size_t kPage = 4096;
   bytes = std::max((bytes + kPage - 1) / kPage, size_t{1}) * kPage;
   auto& pool = free_blocks();
+  std::vector<Block> unused;
   {
     const std::lock_guard lock(pool.mutex);
     const auto fits = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const Block& block) {
@@ -58,7 +77,9 @@ c10::DataPtr allocate_block(size_t bytes) {
       pool.blocks.erase(fits);
       return pointer_to(block);
     }
+    unused = take_old(pool);
   }
+  unmap(unused);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   DDP_CHECK(
       memory != MAP_FAILED, "FullyShardedDataParallel: expected ", bytes,
@@ -75,6 +96,12 @@ at::Tensor empty_block(int64_t numel, const at::TensorOptions& options) {
   return tensor.set_(tensor.storage(), 0, {numel});
 }
 
+void begin_pass_over_blocks() {
+  auto& pool = free_blocks();
+  const std::lock_guard lock(pool.mutex);
+  ++pool.pass;
+}
+
 void trim_blocks() {
   std::vector<Block> unused;
   {
@@ -82,7 +109,7 @@ void trim_blocks() {
     const std::lock_guard lock(pool.mutex);
     unused.swap(pool.blocks);
   }
-  for (const auto& block : unused) ::munmap(block.memory, block.bytes);
+  unmap(unused);
 }
 
 }  // namespace ddp

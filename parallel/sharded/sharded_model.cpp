@@ -58,7 +58,7 @@ ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
           own_group_of(root.groups().shard, OwnOrder::Reductions),
           own_group_of(root.groups().replicate, OwnOrder::Reductions)} {}
 
-ShardedModel::~ShardedModel() = default;
+ShardedModel::~ShardedModel() { trim_blocks(); }
 
 void ShardedModel::add(const std::shared_ptr<ShardedUnit>& unit) {
   unit->index = units_.size();
@@ -99,7 +99,6 @@ void ShardedModel::drop() noexcept {
       unit->abandon();  // a gather that failed: its group is aborted
     }
   }
-  trim_blocks();
 }
 
 void ShardedModel::forget_graphs() {
@@ -130,6 +129,7 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
     if (!unit->stays_whole) unit->reshard();
   }
   compare_modes();
+  begin_pass_over_blocks();
   pass_ = std::make_shared<ForwardPass>();
   pass_->model = shared_from_this();
   pass_->root = root.index;
@@ -323,7 +323,6 @@ void ShardedModel::end_backward(bool has_failed) {
   if (has_failed) return task->fail();
   try {
     task->finish();
-    trim_blocks();
   } catch (...) {
     task->fail();
     throw;

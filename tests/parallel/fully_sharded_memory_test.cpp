@@ -1,10 +1,13 @@
 // FullyShardedDataParallel and memory: deferred construction, whole state dicts, freed parameters.
+#include <cstddef>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 
+#include "parallel/sharded/block_pool.h"
 #include "parallel/sharded_net.h"
 #include "support/ranks.h"
 
@@ -120,6 +123,35 @@ TEST_CASE("between steps a rank has its shards alone", "[ranks][sharded]") {
     check();
   });
   CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("blocks are reused, also by the next pass, and do not add up", "[sharded][once]") {
+  constexpr size_t kBytes = size_t{64} << 20;  // more than anything else that a test maps meanwhile
+  const auto mapped_bytes = [] {
+    double pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages * 4096;
+  };
+  ddp::trim_blocks();
+  const auto before = mapped_bytes();
+  auto block = ddp::allocate_block(kBytes);
+  const auto* const memory = block.get();
+  for (int pass = 0; pass < 2; ++pass) {
+    block.clear();
+    ddp::begin_pass_over_blocks();
+    block = ddp::allocate_block(kBytes);
+    CHECK(block.get() == memory);
+  }
+  block.clear();
+  auto other = ddp::allocate_block(2 * kBytes);  // of the same pass: both may be needed again
+  CHECK(mapped_bytes() - before > 2.9 * kBytes);
+  other.clear();
+  ddp::begin_pass_over_blocks();
+  other = ddp::allocate_block(4 * kBytes);
+  CHECK(mapped_bytes() - before < 4.1 * kBytes);
+  other.clear();
+  ddp::trim_blocks();
+  CHECK(mapped_bytes() - before < 0.1 * kBytes);
 }
 
 TEST_CASE("values of whole parameters keep the views that they need", "[ranks][sharded][errors]") {
