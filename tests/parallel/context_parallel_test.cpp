@@ -4,6 +4,7 @@
 #include <ddp/ddp.h>
 
 #include "support/error_of.h"
+#include "support/live_bytes.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -11,6 +12,7 @@
 using Catch::Matchers::Contains;
 using ddp::ProcessGroup;
 using ddp::testing::error_of;
+using ddp::testing::PeakOfAllThreads;
 using ddp::testing::Rank;
 using ddp::testing::run_ranks;
 using torch::Tensor;
@@ -87,6 +89,22 @@ TEST_CASE(
   for (const auto& by_rank : errors) {
     for (const double error : by_rank) CHECK(error < 1e-10);
   }
+}
+
+TEST_CASE("ring attention needs memory for a part of the sequence", "[parallel][context][ranks]") {
+  const auto bytes_of_a_rank = [](int ranks) {
+    const auto part = drawn({1, 4, 64, 32}, 1);
+    const PeakOfAllThreads peak;
+    run_ranks<int>(ranks, [&](const Rank& self) {
+      const torch::NoGradGuard no_grad;
+      ddp::barrier(self.group);
+      const auto result = functional::ring_attention(part, part, part, self.group, true);
+      ddp::barrier(self.group);  // all results exist at once
+      return static_cast<int>(result.dim());
+    });
+    return static_cast<double>(peak.bytes()) / ranks;
+  };
+  CHECK(bytes_of_a_rank(8) < 1.6 * bytes_of_a_rank(2));
 }
 
 TEST_CASE("attention over a cut sequence works in bfloat16", "[parallel][context][ranks]") {

@@ -135,21 +135,43 @@ double distance(
   return largest;
 }
 
+/// What one rank found: how far its shards are from the whole values, and its collectives by unit.
+struct Findings {
+  double distance = 0;
+  std::vector<int64_t> gathers = {}, reductions = {};
+};
+
+Findings train_and_compare(const Rank& self, NetUse use, const Outcome& whole) {
+  use.options.process_group(self.group);
+  ShardedRun run(self, use);
+  run.train();
+  run.check_sharded();
+  const auto layouts = ddp::layouts_of(*run.model);
+  TORCH_CHECK(layouts.size() == whole.values.size(), "layouts: ", layouts.size());
+  Findings findings;
+  findings.distance = std::max(distance(layouts, whole, false), distance(layouts, whole, true));
+  for (const auto& unit : run.model->stats().units) {
+    findings.gathers.push_back(unit.gathers);
+    findings.reductions.push_back(unit.reductions);
+  }
+  return findings;
+}
+
+/// How often each unit is reduced, whatever a rank leaves out.
+int64_t expected_reductions(const NetUse& use) {
+  const int64_t reduced = use.reduces_each ? use.micro_batches : 1;
+  return use.steps * reduced * (use.retains ? 2 : 1);
+}
+
 void check_equals_one_process(const NetUse& use, int ranks) {
   const auto whole = train_plain(use, ranks);
-  const auto distances = run_ranks<double>(ranks, [&](const Rank& self) {
-    auto mine = use;
-    mine.options.process_group(self.group);
-    ShardedRun run(self, mine);
-    run.train();
-    run.check_sharded();
-    const auto layouts = ddp::layouts_of(*run.model);
-    TORCH_CHECK(layouts.size() == whole.values.size(), "layouts: ", layouts.size());
-    const auto distance_of_values = distance(layouts, whole, false);
-    distance(layouts, whole, true);
-    return std::max(distance_of_values, distance(layouts, whole, true));
-  });
-  for (const auto largest : distances) CHECK(largest < 1e-12);
+  const auto by_rank = run_ranks<Findings>(
+      ranks, [&](const Rank& self) { return train_and_compare(self, use, whole); });
+  for (const auto& found : by_rank) {
+    CHECK(found.distance < 1e-12);
+    CHECK(found.gathers == by_rank[0].gathers);
+    CHECK(found.reductions == std::vector<int64_t>(4, expected_reductions(use)));
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -468,6 +469,24 @@ TEST_CASE("a group's own random numbers leave the others alone", "[parallel][ten
     return torch::rand({4}).equal(own) ? "the group's numbers begin again" : "";
   });
   CHECK(faults[0].empty());
+}
+
+TEST_CASE("each rank of a group has its own random numbers", "[parallel][tensor][ranks]") {
+  std::mutex one_at_a_time;  // for ranks share the default generator
+  const auto drawn = run_ranks<std::vector<Tensor>>(3, [&](const Rank& self) {
+    const std::lock_guard lock(one_at_a_time);
+    torch::manual_seed(3);
+    Tensor own;
+    {
+      const ddp::TensorParallelRng guard(self.group);
+      own = torch::rand({4});
+    }
+    return std::vector<Tensor>{own, torch::rand({4})};
+  });
+  for (size_t rank = 1; rank < drawn.size(); ++rank) {
+    CHECK_FALSE(drawn[rank][0].equal(drawn[rank - 1][0]));
+    CHECK(drawn[rank][1].equal(drawn[0][1]));
+  }
 }
 
 TEST_CASE("recomputation repeats a group's own random numbers", "[parallel][tensor][ranks]") {

@@ -9,7 +9,7 @@
 
 /// Attention over sequences of which each rank of a group has a part.
 ///
-///     x = ddp::functional::context_shard(x, 1, cp);                     // [N, T / W, d]
+///     tokens = ddp::functional::context_shard(tokens, 1, cp);           // [N, T / W]
 ///     auto positions = ddp::functional::context_positions(T, cp);       // of this rank's part
 ///     ...
 ///     auto y = ddp::functional::ring_attention(q, k, v, cp, /*is_causal=*/true);
@@ -20,12 +20,12 @@ namespace ddp::functional {
 
 /// Takes this rank's two pieces of a sequence that all ranks have.
 ///
-/// \param t  the same on all ranks. \param dim  of the positions; a multiple of twice the group's
-///        size.
+/// \param t  the same on all ranks. \param dim  of the positions; a multiple of 2 W.
 /// \return  `t` with T / W positions along `dim`.
 /// \throws c10::ValueError  for another length: pad the sequence.
 ///
-/// Backward: an all-gather. Collective: backward. Blocks: host.
+/// Backward: an all-gather: what comes before gets the gradient of the sum of the ranks' losses.
+/// Collective: backward. Blocks: host.
 DDP_API at::Tensor context_shard(const at::Tensor& t, int64_t dim, const GroupArg& group = {});
 
 /// Undoes context_shard(): the whole sequence, which all ranks use in the same way.
