@@ -65,18 +65,9 @@ void average(const std::vector<at::Tensor>& tensors, const ProcessGroup& group) 
   }
 }
 
-int64_t read_step(torch::serialize::InputArchive& archive) {
-  c10::IValue step;
-  archive.read("step", step);
-  return step.toInt();
-}
-
-}  // namespace
-
-void ModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
-  const at::NoGradGuard no_grad;
-  const auto group = group_of_step(step_++);
-  if (!group || (*group)->getSize() == 1) return;
+// Averages tensors of any dtypes and devices: one all-reduce of each kind.
+void average_all(const std::vector<at::Tensor>& parameters, const ProcessGroup& group) {
+  if (group->getSize() == 1) return;
   std::vector<std::vector<at::Tensor>> kinds;
   for (const auto& parameter : parameters) {
     size_t kind = 0;
@@ -87,7 +78,20 @@ void ModelAverager::average_parameters(const std::vector<at::Tensor>& parameters
     if (kind == kinds.size()) kinds.emplace_back();
     kinds[kind].push_back(parameter);
   }
-  for (const auto& kind : kinds) average(kind, *group);
+  for (const auto& kind : kinds) average(kind, group);
+}
+
+int64_t read_step(torch::serialize::InputArchive& archive) {
+  c10::IValue step;
+  archive.read("step", step);
+  return step.toInt();
+}
+
+}  // namespace
+
+void ModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  apply(parameters, step_++);
 }
 
 void ModelAverager::average_parameters(
@@ -118,9 +122,9 @@ PeriodicModelAverager::PeriodicModelAverager(
   check_warmup("PeriodicModelAverager", warmup_steps);
 }
 
-std::optional<ProcessGroup> PeriodicModelAverager::group_of_step(int64_t step) const {
-  if (step < warmup_steps_ || (step - warmup_steps_) % period_ != 0) return std::nullopt;
-  return group_ ? group_ : default_group();
+void PeriodicModelAverager::apply(const std::vector<at::Tensor>& parameters, int64_t step) {
+  if (step < warmup_steps_ || (step - warmup_steps_) % period_ != 0) return;
+  average_all(parameters, group_ ? group_ : default_group());
 }
 
 void PeriodicModelAverager::rebind(const GroupArg& group) { group_ = group.get(); }
@@ -165,12 +169,17 @@ HierarchicalModelAverager HierarchicalModelAverager::over(
   return {warmup_steps, std::move(group_of_period)};
 }
 
-std::optional<ProcessGroup> HierarchicalModelAverager::group_of_step(int64_t step) const {
-  if (step < warmup_steps_) return std::nullopt;
+void HierarchicalModelAverager::apply(const std::vector<at::Tensor>& parameters, int64_t step) {
+  if (const auto group = group_of_step(step)) average_all(parameters, group);
+}
+
+// None in a step that does not average.
+ProcessGroup HierarchicalModelAverager::group_of_step(int64_t step) const {
+  if (step < warmup_steps_) return {};
   for (auto entry = group_of_period_.rbegin(); entry != group_of_period_.rend(); ++entry) {
     if (step % entry->first == 0) return entry->second;
   }
-  return std::nullopt;
+  return {};
 }
 
 PostLocalSGDOptimizer::PostLocalSGDOptimizer(

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -48,10 +47,10 @@ class DDP_API ModelAverager {
   /// Collective: over `group`, where the averager makes groups.
   virtual void rebind(const GroupArg& group = {}) = 0;
 
-  /// Saves the count.
-  void save(torch::serialize::OutputArchive& archive) const;
+  /// Saves the count, and what else the averager keeps.
+  virtual void save(torch::serialize::OutputArchive& archive) const;
   /// \throws c10::Error  the archive is not from save().
-  void load(torch::serialize::InputArchive& archive);
+  virtual void load(torch::serialize::InputArchive& archive);
 
  protected:
   ModelAverager() = default;
@@ -61,8 +60,8 @@ class DDP_API ModelAverager {
   ModelAverager& operator=(const ModelAverager&) = default;
 
  private:
-  /// The group to average over in this step, if any.
-  virtual std::optional<ProcessGroup> group_of_step(int64_t step) const = 0;
+  /// Does what is due after step `step`, from 0, without autograd.
+  virtual void apply(const std::vector<at::Tensor>& parameters, int64_t step) = 0;
 
   int64_t step_ = 0;
 };
@@ -79,7 +78,7 @@ class DDP_API PeriodicModelAverager final : public ModelAverager {
   void rebind(const GroupArg& group = {}) override;
 
  private:
-  std::optional<ProcessGroup> group_of_step(int64_t step) const override;
+  void apply(const std::vector<at::Tensor>& parameters, int64_t step) override;
 
   int64_t period_;
   int64_t warmup_steps_;
@@ -115,7 +114,8 @@ class DDP_API HierarchicalModelAverager final : public ModelAverager {
  private:
   HierarchicalModelAverager(int64_t warmup_steps, std::map<int64_t, ProcessGroup> group_of_period);
 
-  std::optional<ProcessGroup> group_of_step(int64_t step) const override;
+  void apply(const std::vector<at::Tensor>& parameters, int64_t step) override;
+  ProcessGroup group_of_step(int64_t step) const;
 
   std::map<int64_t, int> group_size_of_period_;  // of groups that this made; empty: it got groups
   std::map<int64_t, ProcessGroup> group_of_period_;

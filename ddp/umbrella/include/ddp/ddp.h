@@ -26,6 +26,7 @@
 #include <ddp/context_parallel.h>
 #include <ddp/deferred_init.h>
 #include <ddp/device_mesh.h>
+#include <ddp/diloco.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/equal_batches.h>
 #include <ddp/flight_record.h>

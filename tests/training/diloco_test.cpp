@@ -1,0 +1,385 @@
+// Regions that exchange parameters from time to time, beside a plain simulation in one process.
+#include <ddp/diloco.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ddp/process_group.h>
+#include <torch/torch.h>
+
+#include "local_sgd/diloco/wire.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::DiLoCo;
+using ddp::DiLoCoOptions;
+using ddp::Wire;
+using ddp::testing::error_of;
+using ddp::testing::errors_of_ranks;
+using ddp::testing::Rank;
+using ddp::testing::run_ranks;
+
+using Tensors = std::vector<at::Tensor>;
+
+// A region's parameters, and its inner steps towards a place of its own.
+Tensors begin_parameters(int64_t region) {
+  const auto make = [&](at::IntArrayRef sizes, double from) {
+    const auto count = at::empty(sizes).numel();
+    return (at::arange(count, at::kDouble) * 0.37 + from + static_cast<double>(region))
+        .sin()
+        .to(at::kFloat)
+        .view(sizes);
+  };
+  return {make({5, 7}, 0.1), make({3}, 0.5), make({2, 3, 4, 2}, 0.9)};
+}
+
+at::Tensor inner_step(const at::Tensor& flat, int64_t region, int64_t step) {
+  const auto place =
+      (at::arange(flat.numel(), at::kDouble) * 0.21 + static_cast<double>(region)).cos();
+  const double rate = 0.02 + 0.01 * static_cast<double>((step + region) % 3);
+  return flat - (flat - place.to(flat.scalar_type())) * rate;
+}
+
+at::Tensor flat_of(const Tensors& parameters) {
+  Tensors flat;
+  for (const auto& parameter : parameters) flat.push_back(parameter.flatten());
+  return at::cat(flat);
+}
+
+void take_inner_step(const Tensors& parameters, int64_t region, int64_t step) {
+  const auto next = inner_step(flat_of(parameters), region, step);
+  int64_t at = 0;
+  for (const auto& parameter : parameters) {
+    parameter.copy_(next.narrow(0, at, parameter.numel()).view(parameter.sizes()));
+    at += parameter.numel();
+  }
+}
+
+// All regions in one process, in double; returns their parameters.
+Tensors simulate(int64_t regions, const DiLoCoOptions& options, int64_t steps) {
+  auto outer = flat_of(begin_parameters(0)).to(at::kDouble);
+  auto momentum = at::zeros_like(outer);
+  Tensors flat(static_cast<size_t>(regions), outer);
+  const int64_t elements = outer.numel();
+  struct OnItsWay {
+    int64_t from, size, due;
+    at::Tensor mean;
+  };
+  std::optional<OnItsWay> sent;
+  const auto arrive = [&] {
+    auto o = outer.narrow(0, sent->from, sent->size);
+    auto m = momentum.narrow(0, sent->from, sent->size);
+    m.copy_(options.outer_momentum() * m + sent->mean);
+    o.sub_(
+        options.outer_lr() * (options.nesterov() ? sent->mean + options.outer_momentum() * m : m));
+    for (auto& p : flat) {
+      p = p.clone();
+      auto own = p.narrow(0, sent->from, sent->size);
+      own.copy_(options.mix() * own + (1 - options.mix()) * o);
+    }
+    sent.reset();
+  };
+  for (int64_t step = 1; step <= steps; ++step) {
+    for (int64_t r = 0; r < regions; ++r) flat[r] = inner_step(flat[r], r, step - 1);
+    if (sent && sent->due == step) arrive();
+    for (int64_t f = 0; f < options.fragments(); ++f) {
+      const int64_t turn = options.sync_every() * (f + 1) / options.fragments();
+      if (step % options.sync_every() != turn % options.sync_every()) continue;
+      const int64_t from = elements * f / options.fragments();
+      const int64_t size = elements * (f + 1) / options.fragments() - from;
+      auto mean = at::zeros({size}, at::kDouble);
+      for (const auto& p : flat) mean += (outer - p).narrow(0, from, size);
+      sent = OnItsWay{from, size, step + options.overlap(), mean / regions};
+      if (options.overlap() == 0) arrive();
+    }
+  }
+  if (sent) arrive();
+  return flat;
+}
+
+/// A rank of a world of regions of equal sizes.
+struct Placed {
+  int64_t region;
+  DiLoCoOptions options;
+};
+
+Placed place(const Rank& self, int per_region, DiLoCoOptions options) {
+  const int region = self.rank / per_region;
+  const bool is_leader = self.rank % per_region == per_region - 1;  // not rank 0 of the region
+  if (per_region > 1) options.local(ddp::split_group(region, 0, self.group));
+  options.regions(ddp::split_group(is_leader ? 0 : -1, 0, self.group));
+  return {region, options};
+}
+
+void train_region(
+    DiLoCo& diloco, const Tensors& parameters, int64_t region, int64_t from, int64_t to) {
+  for (int64_t step = from; step < to; ++step) {
+    take_inner_step(parameters, region, step);
+    diloco.average_parameters(parameters);
+  }
+}
+
+std::string bytes_of(const DiLoCo& diloco) {
+  torch::serialize::OutputArchive archive;
+  diloco.save(archive);
+  std::stringstream bytes;
+  archive.save_to(bytes);
+  return bytes.str();
+}
+
+torch::serialize::InputArchive archive_of(const std::string& bytes) {
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  return archive;
+}
+
+at::Tensor read(const std::string& bytes, const char* key) {
+  auto archive = archive_of(bytes);
+  at::Tensor value;
+  archive.read(key, value);
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("the wires: bytes, exactness and values that are not finite", "[diloco][pure]") {
+  const auto wire = GENERATE(Wire::Float32, Wire::BFloat16, Wire::Int8);
+  const int64_t elements = GENERATE(1, 256, 700);
+  CAPTURE(static_cast<int>(wire), elements);
+  const auto values = (at::arange(elements, at::kFloat) * 0.7).sin() * 3;
+  const auto bytes = ddp::encode(wire, values);
+  const auto blocks = (elements + 255) / 256;
+  const int64_t expected = wire == Wire::Float32    ? 4 * elements
+                           : wire == Wire::BFloat16 ? 2 * elements
+                                                    : elements + 4 * blocks;
+  CHECK(bytes.numel() == expected);
+  CHECK(ddp::encoded_bytes(wire, elements) == expected);
+  const auto decoded = ddp::decode(wire, bytes, elements);
+  const double largest_error = (decoded - values).abs().max().item<double>();
+  CHECK(
+      largest_error <= (wire == Wire::Float32    ? 0.0
+                        : wire == Wire::BFloat16 ? 3.0 / 256
+                                                 : 1.5 / 127));
+  CHECK(at::equal(
+      ddp::decode(wire, ddp::encode(wire, at::zeros({elements})), elements),
+      at::zeros({elements})));
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    auto broken = values.clone();
+    broken[elements - 1] = bad;
+    const auto seen = ddp::decode(wire, ddp::encode(wire, broken), elements);
+    CHECK_FALSE(at::isfinite(seen).all().item<bool>());
+  }
+}
+
+TEST_CASE("DiLoCo equals a simulation in one process", "[diloco][ranks]") {
+  const auto options = GENERATE(
+      DiLoCoOptions(), DiLoCoOptions().fragments(4), DiLoCoOptions().fragments(3).overlap(2),
+      DiLoCoOptions().overlap(6).mix(0.5), DiLoCoOptions().nesterov(false).outer_lr(0.4),
+      DiLoCoOptions().outer_momentum(0).outer_lr(1),
+      DiLoCoOptions().error_feedback(true).fragments(6).overlap(1).mix(0.25));
+  const int regions = GENERATE(1, 2, 3);
+  CAPTURE(regions, options.fragments(), options.overlap(), options.mix(), options.nesterov());
+  const int64_t steps = 22;
+  auto full = options;
+  full.sync_every(6).wire(Wire::Float32);
+  const auto expected = simulate(regions, full, steps);
+  const auto seen = run_ranks<at::Tensor>(regions, [&](const Rank& self) {
+    auto [region, own] = place(self, 1, full);
+    const auto parameters = begin_parameters(region);
+    DiLoCo diloco(parameters, own);
+    train_region(diloco, parameters, region, 0, steps);
+    diloco.finish();
+    const auto stats = diloco.stats();
+    TORCH_CHECK(stats.regions.size() == static_cast<size_t>(self.size), "regions");
+    TORCH_CHECK((stats.bytes_sent > 0) == (self.size > 1), "bytes");
+    return flat_of(parameters);
+  });
+  for (int r = 0; r < regions; ++r) {
+    CAPTURE(r);
+    CHECK(at::allclose(seen[r].to(at::kDouble), expected[r], 0, 1e-6));
+  }
+}
+
+TEST_CASE("outer parameters have the same bits on all ranks of all regions", "[diloco][ranks]") {
+  const auto wire = GENERATE(Wire::Float32, Wire::BFloat16, Wire::Int8);
+  const int regions = GENERATE(2, 3);
+  CAPTURE(static_cast<int>(wire), regions);
+  const auto options = DiLoCoOptions().sync_every(6).fragments(2).overlap(2).wire(wire);
+  const auto saved = run_ranks<std::string>(2 * regions, [&](const Rank& self) {
+    auto [region, own] = place(self, 2, options);
+    const auto parameters = begin_parameters(region);
+    DiLoCo diloco(parameters, own);
+    train_region(diloco, parameters, region, 0, 20);
+    diloco.finish();
+    return bytes_of(diloco);
+  });
+  for (const char* key : {"outer", "momentum"}) {
+    for (const auto& bytes : saved) CHECK(at::equal(read(bytes, key), read(saved[0], key)));
+  }
+  auto exact = options;
+  exact.wire(Wire::Float32);
+  const auto expected = simulate(regions, exact, 20);
+  // The last fragment to arrive is equal to the outer one in the simulation as well.
+  const auto outer = read(saved[0], "outer").to(at::kDouble);
+  const auto last = outer.narrow(0, outer.numel() / 2, outer.numel() - outer.numel() / 2);
+  CHECK(
+      last.sub(expected[0].narrow(0, outer.numel() / 2, last.numel())).abs().max().item<double>() <
+      0.05);
+}
+
+TEST_CASE("a run that is resumed with a mean on its way has the same bits", "[diloco][ranks]") {
+  const auto wire = GENERATE(Wire::BFloat16, Wire::Int8);
+  const int64_t saved_after = GENERATE(7, 9, 12);  // on its way, on its way, and not
+  CAPTURE(static_cast<int>(wire), saved_after);
+  const auto options =
+      DiLoCoOptions().sync_every(6).overlap(4).mix(0.3).wire(wire).error_feedback(true);
+  const auto results = run_ranks<std::vector<std::string>>(4, [&](const Rank& self) {
+    auto [region, own] = place(self, 2, options);
+    const auto parameters = begin_parameters(region);
+    Tensors kept;
+    std::string bytes, whole;
+    {
+      DiLoCo diloco(parameters, own);
+      train_region(diloco, parameters, region, 0, saved_after);
+      bytes = bytes_of(diloco);
+      for (const auto& p : parameters) kept.push_back(p.clone());
+      train_region(diloco, parameters, region, saved_after, 25);
+      diloco.finish();
+      whole = bytes_of(diloco);
+    }
+    const auto again = begin_parameters(region + 5);
+    DiLoCo resumed(again, own);
+    auto archive = archive_of(bytes);
+    resumed.load(archive);
+    for (size_t i = 0; i < kept.size(); ++i) again[i].copy_(kept[i]);
+    train_region(resumed, again, region, saved_after, 25);
+    resumed.finish();
+    TORCH_CHECK(resumed.step() == 25 && at::equal(flat_of(again), flat_of(parameters)));
+    return std::vector<std::string>{whole, bytes_of(resumed)};
+  });
+  for (const auto& result : results) {
+    for (const char* key : {"outer", "momentum", "residual"}) {
+      CHECK(at::equal(read(result[0], key), read(result[1], key)));
+    }
+  }
+}
+
+TEST_CASE("error feedback sends what few bits leave out", "[diloco][ranks]") {
+  const bool feedback = GENERATE(false, true);
+  const auto outer = run_ranks<at::Tensor>(2, [&](const Rank& self) {
+    auto [region, own] = place(
+        self, 1,
+        DiLoCoOptions()
+            .sync_every(1)
+            .outer_lr(1)
+            .outer_momentum(0)
+            .wire(Wire::Int8)
+            .error_feedback(feedback));
+    const Tensors parameters{at::zeros({2})};
+    DiLoCo diloco(parameters, own);
+    for (int step = 0; step < 20; ++step) {
+      parameters[0].sub_(at::tensor({127.0F, 0.3F}));  // a block's scale is 1
+      diloco.average_parameters(parameters);
+    }
+    return parameters[0];
+  });
+  CHECK(outer[0][0].item<float>() == -20 * 127);
+  CHECK(outer[0][1].item<float>() == Approx(feedback ? -6 : 0).margin(1));
+}
+
+TEST_CASE("one line beside PostLocalSGDOptimizer", "[diloco][ranks]") {
+  const auto weights = run_ranks<Tensors>(2, [](const Rank& self) {
+    const auto train_with = [&](const auto& make_averager) {
+      torch::nn::Linear net(2, 3);
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& p : net->parameters()) p.copy_(at::arange(p.numel()).view_as(p) * 0.1);
+      }
+      ddp::PostLocalSGDOptimizer optimizer(
+          std::make_shared<torch::optim::SGD>(net->parameters(), 0.1), make_averager(net));
+      for (int step = 0; step < 6; ++step) {
+        optimizer.zero_grad();
+        net->forward(at::full({1, 2}, 1.0F + static_cast<float>(self.rank))).sum().backward();
+        optimizer.step();
+      }
+      return net->weight.detach();
+    };
+    return Tensors{
+        train_with([&](auto&) {
+          return std::make_shared<ddp::PeriodicModelAverager>(3, /*warmup_steps=*/2, self.group);
+        }),
+        train_with([&](auto& net) {
+          auto options = place(self, 1, DiLoCoOptions()).options;
+          options.sync_every(3).outer_lr(1).outer_momentum(0).wire(Wire::Float32);
+          return std::make_shared<DiLoCo>(net->parameters(), options);
+        })};
+  });
+  for (const auto& pair : weights) CHECK(at::allclose(pair[0], pair[1], 0, 1e-6));
+}
+
+TEST_CASE("DiLoCo's errors come on every rank", "[diloco][ranks][errors]") {
+  const std::string kind =
+      GENERATE("option", "other option", "parameters", "two leaders", "not finite", "lost");
+  CAPTURE(kind);
+  const auto errors = errors_of_ranks(4, [&](const Rank& self) {
+    auto [region, own] = place(self, 2, DiLoCoOptions().sync_every(4).overlap(2));
+    auto parameters = begin_parameters(0);
+    const bool is_other = self.rank == 3;
+    if (kind == "option" && is_other) own.overlap(5);
+    if (kind == "other option" && is_other) own.mix(0.5);
+    if (kind == "parameters" && is_other) parameters.pop_back();
+    if (kind == "two leaders") own.regions(ddp::split_group(0, 0, self.group));
+    DiLoCo diloco(parameters, own);
+    train_region(diloco, parameters, region, 0, 3);
+    if (kind == "not finite" && region == 1) parameters[1].fill_(NAN);
+    TORCH_CHECK(kind != "lost" || region == 0, "region 1 is gone");
+    train_region(diloco, parameters, region, 3, 8);
+  });
+  const std::string text = kind == "option"         ? "expected an overlap from 0 to sync_every"
+                           : kind == "other option" ? "expected the same options and parameters"
+                           : kind == "parameters"   ? "2 parameters of 38 elements"
+                           : kind == "two leaders"  ? "expected one rank of a region"
+                           : kind == "not finite"   ? "expected finite parameters in all regions"
+                                                    : "";
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    CHECK(errors[rank] != "");
+    CHECK_THAT(errors[rank], ContainsText(text));
+    if (kind != "lost") CHECK(errors[rank] == errors[0]);
+  }
+}
+
+TEST_CASE("what DiLoCo refuses, and an exchange that is dropped", "[diloco][ranks][errors]") {
+  const auto error_with = [](const DiLoCoOptions& options, Tensors parameters) {
+    return error_of([&] { DiLoCo(std::move(parameters), options); });
+  };
+  const Tensors some{at::ones({4})};
+  CHECK_THAT(error_with(DiLoCoOptions(), {}), ContainsText("expected parameters, got none"));
+  CHECK_THAT(error_with(DiLoCoOptions(), {at::ones({2}, at::kLong)}), ContainsText("floating"));
+  CHECK_THAT(error_with(DiLoCoOptions().sync_every(0), some), ContainsText("sync_every"));
+  CHECK_THAT(error_with(DiLoCoOptions().fragments(5), some), ContainsText("number of elements, 4"));
+  CHECK_THAT(error_with(DiLoCoOptions().mix(1), some), ContainsText("mix in [0, 1)"));
+  DiLoCo alone(some, DiLoCoOptions());
+  CHECK_THAT(error_of([&] { alone.average_parameters(Tensors{}); }), ContainsText("the 1 param"));
+  CHECK_THAT(error_of([&] { alone.rebind(); }), ContainsText("DiLoCo::rebind: expected"));
+  // Region 1 does not come; the destructor of region 0 ends all the same.
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    auto [region, own] = place(self, 1, DiLoCoOptions().sync_every(2).overlap(2));
+    const auto parameters = begin_parameters(region);
+    DiLoCo diloco(parameters, own);
+    train_region(diloco, parameters, region, 0, region == 0 ? 2 : 1);
+    if (region == 1) self.wait_until_others_end();
+  });
+  CHECK(errors == std::vector<std::string>{"", ""});
+}

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <ddp/diloco.h>
+
+namespace ddp {
+
+/// Bytes of `elements` numbers on the wire.
+int64_t encoded_bytes(Wire wire, int64_t elements);
+
+/// \param values  1-D, float32, on the CPU.
+/// \return encoded_bytes() bytes, 1-D. The same on every rank and in every build for equal values.
+at::Tensor encode(Wire wire, const at::Tensor& values);
+
+/// What encode() made of `elements` values. A value that was not finite is not finite here.
+at::Tensor decode(Wire wire, const at::Tensor& bytes, int64_t elements);
+
+}  // namespace ddp
