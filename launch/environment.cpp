@@ -1,6 +1,7 @@
 #include "launch/environment.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -52,6 +53,11 @@ Environment rank_environment(
   }
   for (const auto& [name, value] : own) result.push_back(name + value);
   return result;
+}
+
+std::optional<std::string> own_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 Environment current_environment() {

@@ -14,6 +14,7 @@ namespace {
 constexpr int kMaxLocalRanks = 1024;
 constexpr int kMaxNodes = 65536;
 constexpr int kMaxRestarts = 1000000;
+constexpr int kElasticRestarts = 10;
 constexpr double kMaxGraceSeconds = 86400;
 
 constexpr const char* kDescription =
@@ -34,6 +35,8 @@ With --max-restarts all ranks then start again, with a port of their own, until 
 succeeds or none is left: the program goes on from its last checkpoint, if it loads one. What ends
 by a signal to ddprun is not started again. Several hosts agree on it at the endpoint, where node 0's
 ddprun listens; the ranks' own MASTER_PORT is then another one, and every ddprun waits for the others.
+With --elastic only the rank that failed is started again, where the program speaks with the
+coordinator at DDP_COORDINATOR; a program that does not is restarted as above.
 SIGINT, SIGTERM, SIGHUP and SIGQUIT go to all ranks; what still runs after the grace period, or
 at a second SIGINT, is killed, and ddprun exits with 128 + the signal's number.
 SIGUSR1 and SIGUSR2 are passed on in the same way, and the job goes on.
@@ -102,6 +105,34 @@ CLI::Validator endpoint() {
   return CLI::Validator(check, "");
 }
 
+/// A value that is part of a line, so without spaces.
+CLI::Validator word() {
+  const auto check = [](const std::string& text) {
+    const bool is_word = !text.empty() && text.find_first_of(" \t\r\n/") == std::string::npos;
+    return is_word ? std::string() : "expected a word without spaces and '/', got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator file() {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? std::string("expected a file, got ''") : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator coordinator() {
+  const auto check = [](const std::string& text) {
+    const auto slash = text.find('/');
+    if (slash != std::string::npos && slash + 1 < text.size()) {
+      std::string place = text.substr(0, slash);
+      return endpoint()(place);
+    }
+    return "expected HOST:PORT/TOKEN, got '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
 /// Adds the program and its arguments to CLI11's usage line.
 class HelpFormatter : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -135,11 +166,19 @@ struct Given {
   std::optional<std::string> endpoint;
   std::optional<int> omp_threads;
   std::optional<double> grace_seconds;
+  std::optional<int> max_restarts;
+  bool elastic = false;
+  std::optional<int> min_ranks, max_ranks, coordinate;
+  std::optional<double> lost_after, wait, hold;
+  std::optional<std::string> coordinator, token, state;
 };
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
 
 void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option("-n,--nproc-per-node", options.local_ranks, "Ranks to run on this host")
-      ->required()
       ->check(whole_number(1, kMaxLocalRanks))
       ->type_name("RANKS");
   app.add_flag(
@@ -168,11 +207,11 @@ void add_hosts(CLI::App& app, LaunchOptions& options, Given& given) {
       ->type_name("HOST:PORT");
 }
 
-void add_attempts(CLI::App& app, LaunchOptions& options) {
+void add_attempts(CLI::App& app, LaunchOptions& options, Given& given) {
   app.add_option(
-         "--max-restarts", options.max_restarts,
+         "--max-restarts", given.max_restarts,
          "How often all ranks start again after one has failed.\nThe same on every host. Default: "
-         "0")
+         "0; with --elastic how often a rank is replaced: 10")
       ->check(whole_number(0, kMaxRestarts))
       ->type_name("N");
   app.add_option(
@@ -199,6 +238,108 @@ void add_ranks(CLI::App& app, Given& given) {
       "The ranks write to ddprun's own output: a terminal stays a terminal");
 }
 
+void add_elastic(CLI::App& app, Given& given) {
+  app.add_flag(
+      "--elastic", given.elastic,
+      "Replace a rank that fails, and keep the others, where the program takes part");
+  app.add_option("--min-ranks", given.min_ranks, "Ranks to go on with. Default: all")
+      ->check(whole_number(1, kMaxLocalRanks * kMaxNodes))
+      ->type_name("N");
+  app.add_option(
+         "--max-ranks", given.max_ranks,
+         "More ranks wait until they are needed. Default: RANKS on each host")
+      ->check(whole_number(1, kMaxLocalRanks * kMaxNodes))
+      ->type_name("N");
+  app.add_option(
+         "--hold", given.hold,
+         "With fewer ranks than all, wait for a replacement before training goes on. Default: 0")
+      ->check(seconds())
+      ->type_name("SECONDS");
+  app.add_option(
+         "--lost-after", given.lost_after,
+         "Without a sign of life a rank counts as lost. Default: 10")
+      ->check(seconds())
+      ->type_name("SECONDS");
+  app.add_option("--wait", given.wait, "With too few ranks, before the job ends. Default: 600")
+      ->check(seconds())
+      ->type_name("SECONDS");
+  app.add_option(
+         "--coordinate", given.coordinate,
+         "Run no ranks, but decide who is a member, for --coordinator elsewhere")
+      ->check(whole_number(1, 65535))
+      ->type_name("PORT");
+  app.add_option("--coordinator", given.coordinator, "Where --coordinate runs, as it prints it")
+      ->check(coordinator())
+      ->type_name("HOST:PORT/TOKEN");
+  app.add_option(
+         "--token", given.token,
+         "Keeps other jobs' ranks out; the same on every host. Default: a random one,\n"
+         "or with several hosts 'job'")
+      ->check(word())
+      ->type_name("WORD");
+  app.add_option(
+         "--state", given.state, "A file from which a coordinator that is started again goes on")
+      ->check(file())
+      ->type_name("FILE");
+}
+
+void refuse_elastic(const char* name, bool is_given) {
+  if (!is_given) return;
+  throw CLI::ValidationError(std::string(name) + ": expected --elastic beside it");
+}
+
+void check_elastic(const LaunchOptions& options, const Given& given) {
+  if (!given.elastic && !given.coordinate) {
+    refuse_elastic("--min-ranks", given.min_ranks.has_value());
+    refuse_elastic("--max-ranks", given.max_ranks.has_value());
+    refuse_elastic("--hold", given.hold.has_value());
+    refuse_elastic("--lost-after", given.lost_after.has_value());
+    refuse_elastic("--wait", given.wait.has_value());
+    refuse_elastic("--coordinator", given.coordinator.has_value());
+    refuse_elastic("--token", given.token.has_value());
+    refuse_elastic("--state", given.state.has_value());
+    return;
+  }
+  const int all = given.max_ranks.value_or(options.nodes * options.local_ranks);
+  if (given.min_ranks.value_or(1) > all) {
+    throw CLI::ValidationError(
+        "--min-ranks: expected no more than all ranks (" + std::to_string(all) + "), got " +
+        std::to_string(*given.min_ranks));
+  }
+  if (given.lost_after.value_or(10) < 2) {
+    throw CLI::ValidationError(
+        "--lost-after: expected 2 seconds or more: ranks speak every second");
+  }
+  if (given.coordinate && !given.max_ranks) {
+    throw CLI::ValidationError("--coordinate: expected --max-ranks beside it, for the whole job");
+  }
+  if (given.coordinate && given.coordinator) {
+    throw CLI::ValidationError("--coordinate: expected no --coordinator beside it");
+  }
+}
+
+void check_ranks(const CLI::App& app, const LaunchOptions& options, const Given& given) {
+  const bool has_ranks = app.count("--nproc-per-node") > 0;
+  if (given.coordinate && (has_ranks || !options.command.empty())) {
+    throw CLI::ValidationError(
+        "--coordinate: expected no --nproc-per-node and no program beside it");
+  }
+}
+
+ElasticOptions elastic_of(const LaunchOptions& options, const Given& given) {
+  ElasticOptions elastic;
+  elastic.max_ranks = given.max_ranks.value_or(options.nodes * options.local_ranks);
+  elastic.min_ranks = given.min_ranks.value_or(elastic.max_ranks);
+  if (given.lost_after) elastic.lost_after = milliseconds_of(*given.lost_after);
+  if (given.wait) elastic.wait = milliseconds_of(*given.wait);
+  if (given.hold) elastic.hold = milliseconds_of(*given.hold);
+  elastic.coordinator = given.coordinator.value_or("");
+  elastic.coordinate = given.coordinate.value_or(0);
+  elastic.token = given.token.value_or("");
+  elastic.state = given.state.value_or("");
+  return elastic;
+}
+
 void check_hosts(const LaunchOptions& options, const Given& given) {
   const auto nnodes = "--nnodes " + std::to_string(options.nodes);
   if (given.standalone && options.nodes > 1) {
@@ -217,7 +358,8 @@ void check_hosts(const LaunchOptions& options, const Given& given) {
     throw CLI::ValidationError(
         "--rdzv-endpoint: expected no --master-addr or --master-port beside it, which it replaces");
   }
-  if (options.nodes > 1 && !given.endpoint && (!given.master_addr || !given.master_port)) {
+  if (options.nodes > 1 && !given.endpoint && !given.coordinator &&
+      (!given.master_addr || !given.master_port)) {
     throw CLI::ValidationError(
         nnodes +
         ": expected --rdzv-endpoint, the same on every host, or --master-addr and "
@@ -250,9 +392,10 @@ LaunchOptions completed(LaunchOptions options, const Given& given) {
     }
     options.master_port = std::stoi(given.endpoint->substr(colon + 1));
   }
-  if (given.grace_seconds) {
-    options.grace = std::chrono::milliseconds(static_cast<int64_t>(*given.grace_seconds * 1000));
-  }
+  if (given.grace_seconds) options.grace = milliseconds_of(*given.grace_seconds);
+  const bool elastic = given.elastic || given.coordinate;
+  if (elastic) options.elastic = elastic_of(options, given);
+  options.max_restarts = given.max_restarts.value_or(elastic ? kElasticRestarts : 0);
   return options;
 }
 
@@ -269,10 +412,17 @@ ParsedOptions parse_options(
   app.set_version_flag("--version", "ddprun " DDP_VERSION);
   add_hosts(app, options, given);
   add_ranks(app, given);
-  add_attempts(app, options);
+  add_attempts(app, options, given);
+  add_elastic(app, given);
   try {
     app.parse(argc, argv);
-    options.command = extract_command(app.remaining());
+    if (!given.coordinate && app.count("--nproc-per-node") == 0) {
+      throw CLI::RequiredError("--nproc-per-node");
+    }
+    const auto rest = app.remaining();
+    if (!given.coordinate || !rest.empty()) options.command = extract_command(rest);
+    check_ranks(app, options, given);
+    check_elastic(options, given);
     check_hosts(options, given);
     check_logs(options, given);
   } catch (const CLI::Success& request) {  // --help, --version

@@ -8,6 +8,19 @@
 
 namespace ddp::launch {
 
+/// The options of a job that replaces single ranks.
+struct ElasticOptions {
+  int min_ranks = 0;  // 0: all
+  int max_ranks = 0;  // 0: nodes * local_ranks
+  std::chrono::milliseconds lost_after{10000};
+  std::chrono::milliseconds wait{600000};
+  std::chrono::milliseconds hold{0};
+  std::string coordinator;  // HOST:PORT/TOKEN of one that runs elsewhere; empty: none
+  int coordinate = 0;       // run the coordinator alone, on this port; 0: no
+  std::string token;        // empty: a random one, or with several hosts "job"
+  std::string state;        // a file for a coordinator that is started again; empty: none
+};
+
 /// The options of the command line.
 struct LaunchOptions {
   int local_ranks = 1;  // on this host
@@ -19,8 +32,9 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> grace;  // unset: depends on why the job ends
   bool prefix = true;
   int max_restarts = 0;
-  std::string log_dir;               // empty: none
-  std::vector<std::string> command;  // the program and its arguments, never empty
+  std::optional<ElasticOptions> elastic;  // unset: a failure ends or restarts all ranks
+  std::string log_dir;                    // empty: none
+  std::vector<std::string> command;       // the program and its arguments; empty: only coordinates
 };
 
 /// Options to launch with, or the exit code when there is nothing to launch.

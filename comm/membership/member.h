@@ -90,6 +90,7 @@ class Member {
   ProcessId id() const { return hello_.id; }
   bool is_connected() const { return connected_; }
 
+  bool has_orders() const { return !orders_.empty(); }
   std::vector<Order> take_orders() { return std::exchange(orders_, {}); }
 
  private:

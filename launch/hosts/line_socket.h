@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "launch/fd.h"
 
@@ -18,6 +19,8 @@ class LineSocket {
   int fd() const { return fd_.get(); }
   explicit operator bool() const { return static_cast<bool>(fd_); }
   void close() { fd_.reset(); }
+  /// Gives the socket away.
+  Fd release() { return std::move(fd_); }
 
   /// Sends a line; if it cannot be sent, the next read reports it.
   void send_line(const std::string& line) const;

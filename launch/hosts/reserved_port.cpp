@@ -8,8 +8,6 @@
 #include <sys/socket.h>
 
 namespace ddp::launch {
-namespace {
-
 int port_of(const Fd& fd) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
@@ -20,8 +18,6 @@ int port_of(const Fd& fd) {
       address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
                                     : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
-
-}  // namespace
 
 Fd bind_to_port(int port) {
   const int on = 1;

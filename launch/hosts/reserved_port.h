@@ -8,6 +8,10 @@ namespace ddp::launch {
 /// without IPv6 0.0.0.0. 0: to any free port. Empty if it cannot, with errno.
 Fd bind_to_port(int port);
 
+/// The port of a bound socket.
+/// \throws std::system_error  when it has none.
+int port_of(const Fd& fd);
+
 /// A TCP port that the kernel gives to no other process while this lives, and on which rank 0 can
 /// listen.
 ///

@@ -20,7 +20,7 @@ std::string seconds_text(Duration duration) {
   return text;
 }
 
-std::string ranks_text(const std::vector<Place>& places) {
+std::string members_text(const std::vector<Place>& places) {
   std::vector<int> slots;
   for (const Place& place : places) slots.push_back(place.slot);
   return str(slots.size(), slots.size() == 1 ? " rank (" : " ranks (", joined_by(", ", slots), ")");
@@ -191,6 +191,13 @@ void Membership::on_exited(Time now, int slot, int pid, const std::string& how) 
   proceed(now);
 }
 
+void Membership::on_leave_wanted(Time now, int slot) {
+  now_ = now;
+  for (auto& [connection, peer] : peers_) {
+    if (phase_ != Phase::Over && peer.place.slot == slot) return take_leaves(now, peer);
+  }
+}
+
 void Membership::on_time(Time now) {
   now_ = now;
   std::map<Connection, std::string> lost;
@@ -262,7 +269,7 @@ void Membership::lose(Time now, Connection connection, const std::string& why) {
 /// Politely: it has no part in the job any more.
 void Membership::let_go(Connection connection) {
   const auto peer = peers_.find(connection);
-  finished_pids_.insert(peer->second.pid);
+  finished_.insert({peer->second.place.slot, peer->second.pid});
   orders_.push_back(Send{connection, End{0, {"this process left"}}});
   orders_.push_back(Close{connection});
   peers_.erase(peer);
@@ -348,7 +355,8 @@ void Membership::try_to_form(Time now) {
         1, str("expected at least ", limits_.min_ranks, " ranks within ",
                seconds_text(limits_.wait), ", got ", ranks));
   }
-  if (ranks < limits_.max_ranks && waited < (first ? limits_.wait : limits_.hold)) return;
+  const int wanted = first && limits_.first_ranks > 0 ? limits_.first_ranks : limits_.max_ranks;
+  if (ranks < wanted && waited < (first ? limits_.wait : limits_.hold)) return;
   form(now, chosen, best_sources());
 }
 
@@ -422,11 +430,12 @@ void Membership::check_entered(Time now) {
   const int entered = count(Stage::Training) + count(Stage::Paused) + count(Stage::Done);
   if (entered < static_cast<int>(state_.members.size())) return;
   phase_ = Phase::Running;
-  if (state_.established) say_generation(now);
+  const bool begins = !std::exchange(state_.established, true);
+  if (begins) remember();
+  say_generation(now, begins);
   since_ = now;
   waits_since_.reset();
   first_throw_.clear();
-  if (!std::exchange(state_.established, true)) remember();
   proceed(now);  // some may be done, or pause already
 }
 
@@ -444,7 +453,7 @@ bool Membership::end_if_done() {
   const int done = count(Stage::Done);
   if (done == 0 || done < members()) return false;
   for (const auto& [connection, peer] : peers_) {
-    finished_pids_.insert(peer.pid);
+    finished_.insert({peer.place.slot, peer.pid});
     orders_.push_back(Send{connection, End{0, {"the job is done"}}});
   }
   finish(0, "");
@@ -488,12 +497,12 @@ void Membership::send_to_members(const CoordinatorMessage& message) {
   }
 }
 
-void Membership::say_generation(Time now) {
-  auto text = str("generation ", state_.formed, ": ", ranks_text(state_.members));
+void Membership::say_generation(Time now, bool begins) {
+  auto text = str("generation ", state_.formed, ": ", members_text(state_.members));
   int64_t step = 0;
   for (const auto& [connection, peer] : peers_) step = std::max(step, peer.report.applied);
-  text += str(" go on from step ", step);
-  if (!joined_.empty()) text += "; joined: " + joined_;
+  text += begins ? std::string(" begin") : str(" go on from step ", step);
+  if (!begins && !joined_.empty()) text += "; joined: " + joined_;
   orders_.push_back(Say{text + " (" + seconds_text(now - waits_since_.value_or(since_)) + ")"});
 }
 

@@ -25,6 +25,7 @@ struct MembershipLimits {
   using ms = std::chrono::milliseconds;
   int max_ranks = 1;  // members; other processes wait as spares
   int min_ranks = 1;
+  int first_ranks = 0;   // awaited at the start, for `wait`; 0: max_ranks
   int slots = 1;         // of the launchers; processes that were started by hand may get more
   ms lost_after{10000};  // without a sign of life
   ms wait{600000};       // for the minimum, and for the last `done`
@@ -101,6 +102,8 @@ class Membership {
   void on_closed(Time now, Connection connection);
   /// A launcher has reaped the process. \param how  "was killed by signal 9 (SIGKILL)".
   void on_exited(Time now, int slot, int pid, const std::string& how);
+  /// The process of this slot is to leave at the next boundary.
+  void on_leave_wanted(Time now, int slot);
   void on_time(Time now);
 
   /// When on_time() has something to do; nothing: not before another event.
@@ -111,8 +114,8 @@ class Membership {
   /// Whether a generation was entered by all: a process that fails is then replaced.
   bool established() const { return state_.established; }
   int64_t generation() const { return state_.formed; }
-  /// Whether this process is known, and has said that it is done or was let go.
-  bool has_finished(int pid) const { return finished_pids_.count(pid) > 0; }
+  /// Whether this process was let go, or the job was done with it: it should end by itself.
+  bool has_finished(int slot, int pid) const { return finished_.count({slot, pid}) > 0; }
 
  private:
   enum class Phase { Returning, Gathering, Entering, Running, Over };
@@ -182,7 +185,7 @@ class Membership {
   void start_again(const std::string& why);
   void remember() { orders_.push_back(Remember{state_}); }
   void send_to_members(const CoordinatorMessage& message);
-  void say_generation(Time now);
+  void say_generation(Time now, bool begins);
 
   static bool is_member(const Peer& peer) { return peer.stage >= Stage::Asked; }
   int count(Stage stage) const;
@@ -204,7 +207,7 @@ class Membership {
   Remembered state_;
   Peers peers_;
   std::map<std::pair<int, int>, Time> dying_;  // by slot and pid: killed, and not reaped yet
-  std::set<int> finished_pids_;
+  std::set<std::pair<int, int>> finished_;     // slot and pid
   std::string first_throw_;
   std::string why_;  // of the generation that is being gathered
   Repeats repeats_;

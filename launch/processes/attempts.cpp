@@ -4,6 +4,7 @@
 #include <optional>
 #include <variant>
 
+#include "launch/elastic/run_elastic.h"
 #include "launch/hosts/host.h"
 #include "launch/hosts/reserved_port.h"
 #include "launch/processes/supervisor.h"
@@ -46,6 +47,7 @@ int run_on_several_hosts(const LaunchOptions& options, int lifeline) {
 }  // namespace
 
 int run_attempts(const LaunchOptions& options, int lifeline) {
+  if (options.elastic) return run_elastic(options, lifeline);
   const bool together = options.nodes > 1 && options.max_restarts > 0;
   return together ? run_on_several_hosts(options, lifeline) : run_on_one_host(options, lifeline);
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -16,6 +15,7 @@
 
 #include "launch/environment.h"
 #include "launch/output/log_file.h"
+#include "launch/processes/exit_status.h"
 #include "launch/processes/process_tree.h"
 #include "launch/processes/signals.h"
 #include "launch/processes/spawn.h"
@@ -32,22 +32,6 @@ constexpr milliseconds kKillAgainEvery(20);
 
 std::string count_of(int n, const std::string& noun) {
   return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
-}
-
-std::string describe_end(int status) {
-  if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
-  const int signal = WTERMSIG(status);
-  return "was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
-}
-
-/// Returns the exit code that a shell reports for a wait status.
-int exit_code_of(int status) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 }  // namespace
@@ -86,7 +70,7 @@ int Supervisor::run() {
 
 void Supervisor::start_ranks() {
   const Environment inherited = current_environment();
-  const auto threads = omp_threads(options_, variable("OMP_NUM_THREADS"), usable_cores());
+  const auto threads = omp_threads(options_, own_variable("OMP_NUM_THREADS"), usable_cores());
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!null) throw std::system_error(errno, std::generic_category(), "cannot open /dev/null");
 

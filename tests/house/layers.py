@@ -24,6 +24,7 @@ FOLDER_OF = {
     "gradient_memory": "backends",
     "hash": "base",
     "json_text": "base",
+    "line_channel": "membership",
     "lines": "membership",
     "owner_process": "base",
     "packed_texts": "base",

@@ -1,0 +1,123 @@
+#include "launch/elastic/carrier.h"
+
+#include <cstdio>
+#include <utility>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "launch/hosts/line_socket.h"
+
+namespace ddp::launch {
+namespace {
+
+constexpr std::chrono::seconds kFirstLineLimit(10);
+constexpr std::chrono::seconds kLastLinesLimit(2);
+
+}  // namespace
+
+Carrier::Carrier(const LaunchOptions& options, const std::string& token, int port)
+    : listener_(listen_on(port)), port_(port_of(listener_)) {
+  set_nonblocking(listener_);
+  ElasticJob::Wires wires;
+  wires.send = [this](int client, const std::string& line) {
+    const auto found = clients_.find(client);
+    if (found != clients_.end()) found->second.channel.send(line);
+  };
+  wires.close = [this](int client) {
+    const auto found = clients_.find(client);
+    if (found != clients_.end()) found->second.channel.close_after_sending();
+  };
+  wires.remember = [this](const Remembered& state) {
+    if (state_file_) state_file_->write(state);
+  };
+  wires.new_port = [this] { return reserved_.emplace().port(); };
+  // A host's own launcher is a client, and gets it as such.
+  const bool is_alone = options.command.empty();
+  wires.say = [is_alone](const std::string& text) {
+    if (is_alone) std::fprintf(stderr, "ddprun: %s\n", text.c_str());
+  };
+  std::optional<Remembered> earlier;
+  if (!options.elastic->state.empty()) {
+    earlier = state_file_.emplace(options.elastic->state).read();
+  }
+  job_.emplace(options, token, std::move(wires), now(), std::move(earlier));
+}
+
+std::chrono::milliseconds Carrier::now() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_);
+}
+
+void Carrier::add_to(std::vector<pollfd>& waited) const {
+  waited.push_back({listener_.get(), POLLIN, 0});
+  for (const auto& [name, client] : clients_) client.channel.add_to(waited);
+}
+
+std::optional<Carrier::Clock::time_point> Carrier::next_time() const {
+  std::optional<Clock::time_point> next;
+  if (const auto time = job_->next_time()) next = start_ + *time;
+  for (const auto& [name, client] : clients_) {
+    const auto limit = client.since + kFirstLineLimit;
+    if (!client.spoke && (!next || limit < *next)) next = limit;
+  }
+  return next;
+}
+
+/// Reads before the job looks at the time: after a stop of this process, signs of life wait in the
+/// sockets. Members come before launchers, and ends last: what a process said counts before its
+/// end, and why it ended before its connection's end.
+void Carrier::serve() {
+  accept_clients();
+  std::vector<int> names;
+  for (const auto& [name, client] : clients_) names.push_back(name);
+  for (const bool launchers : {false, true}) {
+    for (const int name : names) {
+      if (job_->is_launcher(name) == launchers) read_lines_of(name);
+    }
+  }
+  for (const int name : names) drop_if_ended(name);
+  job_->on_time(now());
+}
+
+void Carrier::accept_clients() {
+  for (;;) {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) return;
+    clients_[++last_name_] = {LineChannel(std::move(socket)), Clock::now()};
+  }
+}
+
+void Carrier::read_lines_of(int name) {
+  Client& client = clients_.at(name);
+  for (const auto& line : client.channel.exchange()) {
+    client.spoke = true;
+    job_->on_line(now(), name, line);
+  }
+}
+
+void Carrier::drop_if_ended(int name) {
+  const Client& client = clients_.at(name);
+  const bool is_silent = !client.spoke && Clock::now() >= client.since + kFirstLineLimit;
+  if (client.channel && !is_silent) return;
+  clients_.erase(name);
+  job_->on_closed(now(), name);
+}
+
+void Carrier::finish_sending() {
+  if (state_file_) state_file_->remove();
+  const auto deadline = Clock::now() + kLastLinesLimit;
+  for (auto& [name, client] : clients_) client.channel.close_after_sending();
+  for (;;) {
+    std::vector<pollfd> waited;
+    for (auto& [name, client] : clients_) {
+      client.channel.exchange();
+      client.channel.add_to(waited);
+    }
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (waited.empty() || left.count() <= 0) return;
+    ::poll(waited.data(), waited.size(), static_cast<int>(left.count()));
+  }
+}
+
+}  // namespace ddp::launch

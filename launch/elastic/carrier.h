@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/internal/membership/line_channel.h>
+#include <poll.h>
+
+#include "launch/elastic/elastic_job.h"
+#include "launch/elastic/state_file.h"
+#include "launch/fd.h"
+#include "launch/hosts/reserved_port.h"
+#include "launch/options.h"
+
+namespace ddp::launch {
+
+using membership::LineChannel;
+
+/// The coordinator of an elastic job: carries lines between the job and its clients over TCP, and
+/// tells the job the time. It works inside of the caller's poll loop.
+class Carrier {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Listens on `port` of all addresses; 0: a free one.
+  /// \throws std::system_error  when the port is taken, or the state cannot be read.
+  Carrier(const LaunchOptions& options, const std::string& token, int port);
+
+  int port() const { return port_; }
+  std::optional<int> exit_code() const { return job_->exit_code(); }
+
+  void add_to(std::vector<pollfd>& waited) const;
+  /// When serve() has something to do without a descriptor that is ready.
+  std::optional<Clock::time_point> next_time() const;
+  /// Does all that can be done without waiting.
+  void serve();
+  /// Sends what is left, for at most 2 seconds.
+  void finish_sending();
+
+ private:
+  struct Client {
+    LineChannel channel;
+    Clock::time_point since;
+    bool spoke = false;
+  };
+
+  void accept_clients();
+  void read_lines_of(int name);
+  void drop_if_ended(int name);
+  std::chrono::milliseconds now() const;
+
+  Fd listener_;
+  int port_ = 0;
+  const Clock::time_point start_ = Clock::now();
+  std::map<int, Client> clients_;
+  int last_name_ = 0;
+  std::optional<StateFile> state_file_;
+  std::optional<ReservedPort> reserved_;
+  std::optional<ElasticJob> job_;
+};
+
+}  // namespace ddp::launch
