@@ -20,7 +20,7 @@ struct GroupRecipe {
   std::vector<int> world_ranks;   // of the group's ranks
   bool backends_required = true;  // the user named them; else others may replace them
   std::shared_ptr<JobMonitor> job = {};
-  std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" if the group is no axis
+  std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" without one
 };
 
 }  // namespace ddp

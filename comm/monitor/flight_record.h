@@ -14,7 +14,7 @@ namespace ddp {
 struct FlightRecord {
   std::string group;
   int rank = 0, size = 1;
-  std::string coordinate = {};  // of the rank in a mesh: "dp 1, tp 0"; "" if the group is no axis
+  std::string coordinate = {};  // of the rank in a mesh: "dp 1, tp 0"; "" without one
   std::optional<std::string> failure = {};
   std::vector<CallList> lanes = {};  // in the order of CallHistory::kLanes
 };

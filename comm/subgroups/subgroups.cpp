@@ -112,7 +112,8 @@ std::vector<ProcessGroup> connect_subgroups(
     const auto own = std::find(ranks.begin(), ranks.end(), parent->getRank());
     if (own == ranks.end()) return {};
     auto recipe = parent_group.recipe();
-    recipe.coordinate = group.coordinate;
+    // Else that of the parent's mesh, which is this rank's place in the job, too.
+    if (!group.coordinate.empty()) recipe.coordinate = group.coordinate;
     recipe.world_ranks.clear();
     for (const int rank : ranks) {
       recipe.world_ranks.push_back(parent_group.recipe().world_ranks[static_cast<size_t>(rank)]);

@@ -214,3 +214,20 @@ TEST_CASE(
     CHECK_THAT(errors[rank], Contains("rank 3 of 4 (dp 1, tp 1)"));
   }
 }
+
+TEST_CASE("a group made of an axis names coordinates", "[comm][mesh][ranks][errors]") {
+  const auto errors = errors_of_ranks(
+      4,
+      [](const Rank& self) {
+        const auto mesh = mesh_of(self, {2, 2});
+        const auto made = ddp::new_group({0, 1}, mesh.group("dp"));
+        if (self.rank == 3) throw std::runtime_error("no more data");
+        ddp::barrier(self.rank == 1 ? made : mesh.group("tp"));
+        ddp::barrier(made);
+      },
+      ddp::testing::kLongTimeout);
+  for (size_t rank : {0, 1, 2}) {
+    INFO(errors[rank]);
+    CHECK_THAT(errors[rank], Contains("rank 3 of 4 (dp 1, tp 1)"));
+  }
+}
