@@ -19,7 +19,7 @@ constexpr const char* kDescription =
 constexpr const char* kDetails = R"(
 A mesh is dp x tp x pp: replicas, ranks that share each layer, and stages of a pipeline; with fsdp,
 replicas share parameters, gradients and AdamW's state. m: micro-batches. Everything is in float32.
-docs/3d.md says how the rates are measured, what the columns mean, and how far predictions were off.
+docs/3d.md says how the rates are measured, and what the columns mean.
 
 Example: 24 layers of 2048 features on 16 GPUs of two hosts
   ddp_plan --parameters 1.3e9 --layers 24 --hidden 2048 --heads 16 --sequence 2048 --batch 64 \

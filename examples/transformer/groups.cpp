@@ -16,31 +16,59 @@ at::Tensor Groups::places(int64_t length) const {
   return cp_size() == 1 ? at::arange(length) : ddp::functional::context_positions(length, cp);
 }
 
-Groups make_groups(const Options& options) {
-  const int64_t ranks = ddp::get_world_size(), a_replica = options.cp * options.tp;
+namespace {
+
+void expect_ranks(bool holds, const std::string& rule, const std::string& got) {
+  if (holds) return;
+  throw UsageError(rule + ", got " + got + " (transformer --help lists the options)");
+}
+
+void check_product(const Options& options, int64_t ranks) {
+  using std::to_string;
+  const int64_t a_replica = options.pp * options.cp * options.tp;
+  expect_ranks(
+      ranks % a_replica == 0,
+      "--pp, --cp, --tp: expected a product that divides the number of ranks, " + to_string(ranks),
+      to_string(options.pp) + " * " + to_string(options.cp) + " * " + to_string(options.tp));
+  expect_ranks(
+      options.dp == 0 || options.dp * a_replica == ranks,
+      "--dp: expected " + to_string(ranks / a_replica) + ", so that --pp * --dp * --cp * --tp is " +
+          "the number of ranks, " + to_string(ranks),
+      to_string(options.dp));
+}
+
+Groups without_cuts() {
   Groups groups;
-  if (a_replica == 1) {
-    groups.tp = ddp::split_group(ddp::get_rank());
-    groups.data = ddp::default_group();
-    groups.replicas = ranks;
-    groups.replica = ddp::get_rank();
-    return groups;
-  }
-  if (ranks % a_replica != 0) {
-    throw UsageError(
-        "--tp, --cp: expected a product that divides the number of ranks, " +
-        std::to_string(ranks) + ", got " + std::to_string(options.tp) + " * " +
-        std::to_string(options.cp) + " (transformer --help lists the options)");
-  }
-  // Ranks that differ by one are neighbors on the last axis, which sends most.
-  const auto mesh =
-      ddp::init_device_mesh({ranks / a_replica, options.cp, options.tp}, {"dp", "cp", "tp"});
+  groups.tp = ddp::split_group(ddp::get_rank());
+  groups.data = groups.totals = ddp::default_group();
+  groups.replicas = ddp::get_world_size();
+  groups.replica = ddp::get_rank();
+  return groups;
+}
+
+}  // namespace
+
+Groups make_groups(const Options& options) {
+  const int64_t ranks = ddp::get_world_size(), a_replica = options.pp * options.cp * options.tp;
+  check_product(options, ranks);
+  if (a_replica == 1) return without_cuts();
+  // Ranks that differ by one are neighbors on the last axis, which sends most. The first one sends
+  // least: its neighbors may be on other hosts.
+  const auto mesh = ddp::init_device_mesh(
+      {options.pp, ranks / a_replica, options.cp, options.tp}, {"pp", "dp", "cp", "tp"});
+  Groups groups;
   groups.tp = mesh.group("tp");
   groups.cp = mesh.group("cp");
   // The ranks that share windows have parts of their gradients.
-  groups.data = mesh.flatten({"dp", "cp"});
+  groups.data = groups.totals = mesh.flatten({"dp", "cp"});
   groups.replicas = mesh.size("dp");
   groups.replica = mesh.rank("dp");
+  if (options.pp > 1) {
+    groups.pp = mesh.group("pp");
+    groups.ends = ddp::new_group({0, static_cast<int>(options.pp) - 1}, groups.pp);
+    groups.totals = mesh.flatten({"pp", "dp", "cp"});
+    groups.stage = mesh.rank("pp");
+  }
   return groups;
 }
 

@@ -33,7 +33,8 @@ void add_training(CLI::App& app, Options& options) {
       ->check(between<int64_t>(2, 1000000000));
   app.add_option(
          "--batch-size", options.batch_size,
-         "Windows per rank and backward pass; with --tp or --cp, per ranks that share a model")
+         "Windows per rank and backward pass; with --tp, --cp or --pp, per ranks that share a "
+         "model")
       ->check(between<size_t>(1, 1000000));
   app.add_option("--accumulate", options.accumulate, "Backward passes a step")
       ->check(between<int64_t>(1, 1000000));
@@ -44,7 +45,7 @@ void add_training(CLI::App& app, Options& options) {
          "Steps in which the rate rises, at most a tenth by default; a cosine follows")
       ->check(between<int64_t>(1, 1000000000));
   app.add_option("--clip", options.clip, "Largest norm of the gradients")->check(kPositiveFinite);
-  app.add_flag("--amp", options.amp, "Matrix products in bfloat16");
+  app.add_flag("--amp", options.shape.amp, "Matrix products in bfloat16");
   app.add_option(
          "--zero", options.zero, "Divide among the ranks: 1 AdamW's state, 2 the gradients as well")
       ->check(between(0, 2));
@@ -60,6 +61,9 @@ void add_groups(CLI::App& app, Options& options) {
          "--fsdp", options.fsdp,
          "Cut parameters, gradients and AdamW's state over the ranks, a block at a time whole")
       ->excludes(app.get_option("--zero"));
+  app.add_option(
+         "--dp", options.dp, "Models, which see other windows; 0: as many as the ranks make")
+      ->check(between<int64_t>(0, 100000));
   app.add_option("--tp", options.tp, "Ranks that share a model: each has a part of its layers")
       ->check(between<int64_t>(1, 100000));
   app.add_option(
@@ -67,6 +71,18 @@ void add_groups(CLI::App& app, Options& options) {
          "Ranks that share windows: each has some of their positions, and drops no attention "
          "weights")
       ->check(between<int64_t>(1, 100000));
+}
+
+void add_pipeline(CLI::App& app, Options& options) {
+  app.add_option("--pp", options.pp, "Ranks that have some of the layers each, as a pipeline")
+      ->check(between<int64_t>(1, 1000));
+  app.add_option(
+         "--schedule", options.schedule,
+         "In which order they compute: gpipe, 1f1b, or interleaved with two stages a rank")
+      ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved"}).description(""));
+  app.add_option(
+         "--microbatches", options.microbatches, "Parts of a batch, which follow each other there")
+      ->check(between<int64_t>(1, 1000000));
 }
 
 void add_files(CLI::App& app, Options& options) {
@@ -135,6 +151,35 @@ void check_cut_windows(const Options& options) {
       "--backend: expected one for CPUs with --cp " + std::to_string(options.cp), options.backend);
 }
 
+void check_stages(const Options& options, const CLI::App& app) {
+  using std::to_string;
+  if (options.pp == 1) {
+    for (const auto* option : {"--schedule", "--microbatches"}) {
+      expect(
+          app.count(option) == 0, std::string(option) + ": expected --pp of 2 or more beside it",
+          "--pp 1");
+    }
+    return;
+  }
+  const auto beside = " with --pp " + to_string(options.pp);
+  const auto stages = options.pp * options.stages_a_rank();
+  expect(
+      options.shape.layers >= stages,
+      "--layers: expected at least the " + to_string(stages) + " stages of --schedule " +
+          options.schedule + beside,
+      to_string(options.shape.layers));
+  expect(
+      static_cast<int64_t>(options.batch_size) >= options.microbatches,
+      "--batch-size: expected at least --microbatches " + to_string(options.microbatches) + beside,
+      to_string(options.batch_size));
+  for (const auto* option : {"--checkpoint", "--load", "--save"}) {
+    expect(app.count(option) == 0, std::string(option) + ": expected none" + beside, "one");
+  }
+  expect(
+      options.zero == 0, "--zero: expected 0" + beside + ", where --fsdp divides AdamW's state",
+      to_string(options.zero));
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
@@ -149,6 +194,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   add_shape(app, options.shape);
   add_training(app, options);
   add_groups(app, options);
+  add_pipeline(app, options);
   add_files(app, options);
   add_sampling(app, options);
 
@@ -160,6 +206,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   check_cut_layers(options);
   check_shards(options);
   check_cut_windows(options);
+  check_stages(options, app);
   return options;
 }
 

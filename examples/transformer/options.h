@@ -18,6 +18,7 @@ struct Shape {
   int64_t layers = 3;
   double dropout = 0.1;
   bool checkpoint_activations = false;
+  bool amp = false;
 };
 
 /// The options of the command line; every rank gets the same.
@@ -30,11 +31,14 @@ struct Options {
   double lr = 0.003;
   int64_t warmup = 100;  // steps
   double clip = 1;
-  bool amp = false;
   int zero = 0;       // stage; 0: every rank has AdamW's whole state
   bool fsdp = false;  // cut parameters, gradients and state over the ranks
+  int64_t dp = 0;     // replicas; 0: as many as the ranks make
   int64_t tp = 1;     // ranks that have a part of each layer each
   int64_t cp = 1;     // ranks that have a part of each window each
+  int64_t pp = 1;     // ranks that have some of the layers each
+  std::string schedule = "1f1b";
+  int64_t microbatches = 4;  // of a batch, with --pp
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   int64_t report_every = 100;
@@ -46,6 +50,9 @@ struct Options {
   int64_t sample = 200;            // characters; 0: none
   std::string prompt;              // empty: the text's first character
   double temperature = 0.7;
+
+  /// Stages of a pipeline on each rank.
+  int64_t stages_a_rank() const { return schedule == "interleaved" ? 2 : 1; }
 };
 
 using examples::UsageError;

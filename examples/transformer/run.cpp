@@ -16,7 +16,6 @@
 
 #include "../common/on_all_ranks.h"
 #include "../common/output_file.h"
-#include "../common/rank_device.h"
 #include "../common/reporting.h"
 #include "groups.h"
 #include "sampling.h"
@@ -57,45 +56,39 @@ void save_weights(const torch::nn::Module& model, const std::string& file) {
 }
 
 /// Collective.
-LanguageModel make_model(const Options& options, const Groups& groups, const Text& text) {
-  const auto seed = static_cast<uint64_t>(options.seed);
-  torch::manual_seed(seed);
-  LanguageModel net(text.vocabulary(), options.shape, groups, options.fsdp);
-  if (!options.load.empty()) ddp::load_full_state_dict(*net, options.load);
-  if (!options.fsdp) {
-    examples::on_all_ranks([&] { net->to(examples::rank_device(options.backend)); });
-  }
+TrainedModel make_model(const Options& options, const Groups& groups, const Text& text) {
+  TrainedModel model(options, groups, text.vocabulary());
   // From here on the generator is only used by dropout, which every rank draws for itself. But the
   // ranks of --tp draw alike, except within layers, where the next tp_size() seeds are theirs.
-  const auto first = static_cast<uint64_t>(groups.tp_size() * ddp::get_rank(groups.data));
-  torch::manual_seed(seed + 1 + first);
-  return net;
+  const auto place = groups.stage * ddp::get_world_size(groups.data) + ddp::get_rank(groups.data);
+  torch::manual_seed(static_cast<uint64_t>(options.seed + 1 + groups.tp_size() * place));
+  return model;
 }
 
 std::string describe_ranks(const Groups& groups) {
   const int ranks = ddp::get_world_size();
   auto text = c10::str(ranks, ranks == 1 ? " rank" : " ranks");
   if (!groups.cuts()) return text;
-  return c10::str(
-      text, " (dp ", groups.replicas, ", cp ", groups.cp_size(), ", tp ", groups.tp_size(), ")");
+  text += groups.pp ? c10::str(" (pp ", groups.pp_size(), ", dp ") : " (dp ";
+  return c10::str(text, groups.replicas, ", cp ", groups.cp_size(), ", tp ", groups.tp_size(), ")");
 }
 
-std::string describe(const Options& options, const Text& text, LanguageModel& net) {
-  const auto& groups = net->groups;
+std::string describe(const Options& options, const Text& text, TrainedModel& model) {
+  const auto& groups = model.groups();
   int64_t parameters = 0;
-  for (const auto& p : net->parameters()) parameters += p.numel();
+  for (const auto& p : model.module().parameters()) parameters += p.numel();
+  const bool has_all = groups.tp_size() * groups.pp_size() == 1 && !options.fsdp;
   return c10::str(
-      "training ", parameters, groups.tp_size() == 1 ? " parameters on " : " parameters a rank on ",
-      text.size(), " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups),
-      ", ", groups.replicas * options.batch_size * options.accumulate, " windows of ",
+      "training ", parameters, has_all ? " parameters on " : " parameters a rank on ", text.size(),
+      " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups), ", ",
+      groups.replicas * options.batch_size * options.accumulate, " windows of ",
       options.shape.context, " a step");
 }
 
-/// Formats the line printed after some steps, which began at `start`.
+/// Formats the line printed after some steps, which took so long.
 std::string report(
     const Options& options, int64_t step, const Tally& trained, const Tally& held_out,
-    Clock::time_point start) {
-  const std::chrono::duration<double> seconds = Clock::now() - start;
+    std::chrono::duration<double> seconds) {
   char line[160];
   std::snprintf(
       line, sizeof line,
@@ -107,49 +100,63 @@ std::string report(
   return line;
 }
 
+void report_replicas(const Options& options, const Groups& groups, examples::Progress& progress) {
+  if (options.fsdp) {
+    progress.line("parameters: in shards on " + describe_ranks(groups));
+  } else if (groups.tp_size() * groups.pp_size() == 1) {
+    examples::report_equal_replicas(progress);
+  } else {
+    progress.line("parameters: bitwise equal on all ranks that have the same");
+  }
+}
+
+/// Collective.
+void report_sample(
+    const Options& options, const Data& data, TrainedModel& model, examples::Progress& progress) {
+  const auto& groups = model.groups();
+  model.module().eval();
+  std::optional<ddp::SummonFullParams> whole;
+  if (options.fsdp && !groups.pp) whole.emplace(*model.sharded());
+  // All ranks that have a part of the first model; more than those where forward is collective.
+  if (groups.replica == 0 || options.fsdp) {
+    const auto predict_next = [&](const at::Tensor& seen) { return model.predict_next(seen); };
+    progress.line("sample: " + sample(predict_next, data.text, data.prompt, options));
+  }
+  ddp::barrier();
+}
+
 }  // namespace
 
 void run(const Options& options, examples::Progress& progress) {
   const auto groups = make_groups(options);
   std::optional<Data> data;
   examples::on_all_ranks([&] { data = prepare(options, groups); });
-  auto net = make_model(options, groups, data->text);
-  progress.line(describe(options, data->text, net));
-  Training training(options, net, data->windows.train);
+  auto model = make_model(options, groups, data->text);
+  progress.line(describe(options, data->text, model));
+  Training training(options, std::move(model), data->windows.train);
   training.begin(progress);
 
-  auto start = Clock::now();
+  Clock::duration in_steps{};
   while (training.steps_done() < options.steps) {
+    const auto start = Clock::now();
     training.step();
+    in_steps += Clock::now() - start;
     const int64_t step = training.steps_done();
     progress.step("step", step, options.steps);
     if (step % options.report_every == 0 || step == options.steps) {
-      const auto trained = sum_over_ranks(training.take_tally(), groups.data);
-      const auto held_out = sum_over_ranks(training.evaluate(data->windows.held_out), groups.data);
-      progress.line(report(options, step, trained, held_out, start));
-      start = Clock::now();
+      const auto trained = sum_over_ranks(training.take_tally(), groups.totals);
+      const auto held_out =
+          sum_over_ranks(training.evaluate(data->windows.held_out), groups.totals);
+      progress.line(report(options, step, trained, held_out, std::exchange(in_steps, {})));
     }
     training.save_if_due();
   }
 
   training.finish();
   training.check_replicas();
-  if (options.fsdp) {
-    progress.line("parameters: in shards on " + describe_ranks(groups));
-  } else if (groups.tp_size() == 1) {
-    examples::report_equal_replicas(progress);
-  } else {
-    progress.line("parameters: bitwise equal on all ranks that have the same");
-  }
+  report_replicas(options, groups, progress);
   if (!options.save.empty()) save_weights(training.model().module(), options.save);
-  if (options.sample == 0) return;
-  std::optional<ddp::SummonFullParams> whole;
-  if (options.fsdp) whole.emplace(*training.model().sharded());
-  // All ranks that have a part of the first model.
-  if (groups.replica == 0 || options.fsdp) {
-    progress.line("sample: " + sample(net, data->text, data->prompt, options));
-  }
-  ddp::barrier();
+  if (options.sample > 0) report_sample(options, *data, training.model(), progress);
 }
 
 }  // namespace transformer

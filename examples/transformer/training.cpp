@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <ddp/autocast.h>
 #include <ddp/equal_batches.h>
 #include <ddp/gradients.h>
 #include <ddp/replicas.h>
@@ -16,28 +14,6 @@
 namespace transformer {
 namespace {
 
-/// What this rank has of the predictions for a batch.
-struct Prediction {
-  at::Tensor logits;  // [n, vocabulary]; with --tp some of the vocabulary
-  at::Tensor target;  // [n]; with --cp some of the characters
-  at::Tensor loss;    // their mean
-
-  Tally tally() const {
-    return {loss.item<double>() * static_cast<double>(target.size(0)), 0, target.size(0)};
-  }
-};
-
-Prediction predict(WrappedModel& model, const Batch& batch, bool amp) {
-  const auto& net = model.net();
-  const auto device = net->device();
-  // bfloat16 has the range of float32: no GradScaler is needed.
-  const ddp::AutocastGuard autocast(
-      device.type(), ddp::AutocastOptions(at::kBFloat16).enabled(amp));
-  const auto target = net->groups.own_positions(batch.target.to(device)).flatten();
-  const auto logits = model.forward(batch.input.to(device)).flatten(0, 1);
-  return {logits, target, cross_entropy(logits, target, net->vocabulary, net->groups)};
-}
-
 ddp::DistributedSamplerOptions sampler_options(const Options& options, const Groups& groups) {
   return ddp::DistributedSamplerOptions()
       .seed(options.seed)
@@ -46,7 +22,7 @@ ddp::DistributedSamplerOptions sampler_options(const Options& options, const Gro
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const Options& options, WrappedModel& model) {
+    const Options& options, TrainedModel& model) {
   const torch::optim::AdamWOptions adamw(options.lr);
   if (options.zero == 0)
     return std::make_unique<torch::optim::AdamW>(model.module().parameters(), adamw);
@@ -62,11 +38,11 @@ ddp::LinearLROptions warm_up(const Options& options) {
 
 }  // namespace
 
-Training::Training(const Options& options, const LanguageModel& net, Windows windows)
+Training::Training(const Options& options, TrainedModel model, Windows windows)
     : options_(options),
       windows_(std::move(windows)),
-      sampler_(windows_.size(), sampler_options(options, net->groups)),
-      model_(options, net),
+      sampler_(windows_.size(), sampler_options(options, model.groups())),
+      model_(std::move(model)),
       optimizer_(make_optimizer(options, model_)),
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
@@ -87,13 +63,8 @@ void Training::step() {
   model_.module().train();
   ddp::zero_grad(*optimizer_);
   for (int64_t pass = 1; pass <= options_.accumulate; ++pass) {
-    if (pass < options_.accumulate && !model_.is_sharded()) {
-      const auto alone =
-          model_.replicated()->no_sync();  // only the last pass averages, over all of them
-      backward(next_batch());
-    } else {
-      backward(next_batch());
-    }
+    // Only the last pass averages, over all of them.
+    tally_ += model_.backward(next_batch(), /*averages=*/pass == options_.accumulate);
   }
   clip_gradients();
   optimizer_->step();
@@ -112,24 +83,16 @@ Batch Training::next_batch() {
   return windows_.at(*indices);
 }
 
-void Training::backward(const Batch& batch) {
-  const auto prediction = predict(model_, batch, options_.amp);
-  (prediction.loss / options_.accumulate).backward();
-  tally_ += prediction.tally();
-}
-
 void Training::clip_gradients() {
-  // Both count what --tp does not cut once.
+  // What --tp does not cut counts once, and the table of both ends of a pipeline.
   if (options_.zero > 0) {
     ddp::clip_grad_norm_(*optimizer_, options_.clip);  // which has parts of the gradients
   } else {
-    ddp::clip_grad_norm_(model_.module(), options_.clip);
+    model_.clip_gradients(options_.clip);
   }
 }
 
 Tally Training::evaluate(const Windows& windows) {
-  const c10::NoGradGuard no_grad;
-  auto& net = model_.net();
   model_.module().eval();
   ddp::DistributedEvalSampler sampler(
       windows.size(), sampler_options(options_, groups()).shuffle(false));
@@ -143,12 +106,11 @@ Tally Training::evaluate(const Windows& windows) {
   Tally total;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     const bool counts = i < batches.size();
-    const auto batch = windows.at(counts ? batches[i] : std::vector<size_t>{0});
-    const auto prediction = predict(model_, batch, options_.amp);
-    const auto logits = whole_vocabulary(prediction.logits, net->vocabulary, groups());
-    if (!counts) continue;
-    total += prediction.tally();
-    total.correct += logits.argmax(1).eq(prediction.target).sum().item<int64_t>();
+    const auto prediction =
+        model_.predict(windows.at(counts ? batches[i] : std::vector<size_t>{0}));
+    if (!prediction) continue;
+    const auto tally = model_.tally_of(*prediction);
+    if (counts) total += tally;
   }
   return total;
 }
@@ -167,7 +129,7 @@ void Training::finish() {
 }
 
 void Training::check_replicas() {
-  if (!model_.is_sharded()) model_.replicated()->check_replicas();
+  model_.check_replicas();
   TORCH_CHECK(
       ddp::replicas_equal(model_.module(), groups().tp),
       "parameters: expected the same values on all ranks of what --tp does not cut, got others on "

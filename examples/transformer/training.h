@@ -12,9 +12,8 @@
 
 #include "../common/progress.h"
 #include "../common/tally.h"
-#include "model.h"
+#include "model/trained_model.h"
 #include "text.h"
-#include "wrapped_model.h"
 
 namespace transformer {
 
@@ -24,18 +23,20 @@ using examples::Tally;
 class Training {
  public:
   /// \param options  must outlive this object.
+  /// \param model    of those options.
   /// \param windows  enough for a batch of every rank.
-  Training(const Options& options, const LanguageModel& net, Windows windows);
+  Training(const Options& options, TrainedModel model, Windows windows);
 
   /// One step of the optimizer, on the batches of `options.accumulate` backward passes.
   /// Collective: yes.
   void step();
-  /// \return the tally of this rank's characters since the last call, each before its step.
+  /// \return the tally of this rank's characters since the last call, each before its step; of a
+  ///         pipeline on its last stage.
   Tally take_tally() { return std::exchange(tally_, {}); }
   int64_t steps_done() const { return steps_done_; }
 
-  /// Tallies this rank's part of a text; together the ranks of the data group count each character
-  /// once. Collective: as the model's forward().
+  /// Tallies this rank's part of a text; together the ranks of `totals` count each character once.
+  /// Collective: as TrainedModel::predict().
   Tally evaluate(const Windows& windows);
 
   /// With --resume, continues from the last checkpoint. Collective: yes.
@@ -48,19 +49,17 @@ class Training {
   void finish();
   /// Throws where ranks differ in parameters that are the same on both. Collective: yes.
   void check_replicas();
-  WrappedModel& model() { return model_; }
+  TrainedModel& model() { return model_; }
 
  private:
   Batch next_batch();
-  /// Computes this batch's part of the step's gradients.
-  void backward(const Batch& batch);
   void clip_gradients();
-  const Groups& groups() { return model_.net()->groups; }
+  const Groups& groups() const { return model_.groups(); }
 
   const Options& options_;
   const Windows windows_;
   ddp::DistributedSampler sampler_;
-  WrappedModel model_;
+  TrainedModel model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ddp::LinearLR warm_up_;
   ddp::CosineAnnealingLR cosine_;

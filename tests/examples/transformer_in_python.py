@@ -19,14 +19,14 @@ LR, CLIP, SEED = 0.01, 0.5, 5
 class Model(nn.Module):
     def __init__(self, vocabulary):
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.tokens = nn.Embedding(vocabulary, WIDTH)  # of the head, too
+        nn.init.normal_(self.tokens.weight, 0, WIDTH ** -0.5)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 WIDTH, HEADS, 4 * WIDTH, dropout=0, activation="gelu", batch_first=True, norm_first=True)
             for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, vocabulary)
 
     def forward(self, characters):
         length = characters.size(1)
@@ -34,7 +34,7 @@ class Model(nn.Module):
         x = self.tokens(characters) + self.positions(torch.arange(length))
         for layer in self.layers:
             x = layer(x, src_mask=mask)
-        return self.head(self.norm(x))
+        return nn.functional.linear(self.norm(x), self.tokens.weight)
 
 
 def windows_of(text):

@@ -1,13 +1,12 @@
 // Runs the transformer's example as a user starts it.
-#include <algorithm>
 #include <cmath>
-#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "support/processes.h"
 #include "support/temporary_folder.h"
+#include "transformer_runs.h"
 
 #include "support/catch.h"
 
@@ -15,13 +14,10 @@ namespace {
 
 using ddp::testing::JobEnded;
 using ddp::testing::TemporaryFolder;
-using Lines = std::vector<std::string>;
-
-JobEnded transformer_on(int ranks, Lines arguments, const Lines& more) {
-  arguments.insert(arguments.begin(), TRANSFORMER_PROGRAM);
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return ddp::testing::run_job(ranks, arguments, ddp::testing::within(std::chrono::minutes(2)));
-}
+using transformer_runs::Lines;
+using transformer_runs::losses;
+using transformer_runs::SharedRuns;
+using transformer_runs::transformer_on;
 
 JobEnded transformer_on_two_ranks(const Lines& arguments, const Lines& more = {}) {
   return transformer_on(2, arguments, more);
@@ -43,16 +39,6 @@ Lines printed_lines(const JobEnded& job) {
     if (line.find("sample: ") == 0) lines.push_back(line);
   }
   return lines;
-}
-
-std::vector<double> losses(const JobEnded& job, const std::string& name) {
-  std::vector<double> found;
-  const std::regex pattern(name + R"( ([\d.]+),)");
-  for (const auto& line : job.ranks[0]) {
-    std::smatch match;
-    if (std::regex_search(line, match, pattern)) found.push_back(std::stod(match[1]));
-  }
-  return found;
 }
 
 }  // namespace
@@ -126,89 +112,6 @@ TEST_CASE("a run is repeatable, with its dropout", "[examples][process]") {
   CHECK(once != lines_with("0"));
 }
 
-namespace {
-
-/// 4,000 characters, 27 different ones, which neither 2 nor 4 ranks divide.
-std::string letters_and_spaces() {
-  std::string text;
-  unsigned number = 1;
-  while (text.size() < 4000) {
-    number = number * 1103515245 + 12345;
-    const unsigned letter = number >> 16 & 31;
-    text += letter < 26 ? static_cast<char>('a' + letter) : ' ';
-  }
-  return text;
-}
-
-/// One process' run of 8 windows a step, and those of ranks that share them.
-class SharedRuns {
- public:
-  /// \param more  options of all runs.
-  explicit SharedRuns(const Lines& more) {
-    // Gradients are longer than 0.1, each step's by another factor.
-    arguments_ = {"--text",         folder_.write("text", letters_and_spaces()),
-                  "--width",        "32",
-                  "--context",      "16",
-                  "--heads",        "4",
-                  "--layers",       "2",
-                  "--steps",        "20",
-                  "--warmup",       "5",
-                  "--lr",           "0.005",
-                  "--clip",         "0.1",
-                  "--report-every", "1",
-                  "--sample",       "40",
-                  "--dropout",      "0"};
-    arguments_.insert(arguments_.end(), more.begin(), more.end());
-    alone_ = transformer_on(1, arguments_, {"--batch-size", "8"});
-  }
-
-  /// \return the largest difference of a loss, in parts of it; infinity if the run failed.
-  double distance_of(int ranks, const Lines& share) {
-    shared_ = transformer_on(ranks, arguments_, share);
-    return distance_of_last(20);
-  }
-
-  /// The same for steps 11 to 20, which go on from the checkpoint of ranks that shared otherwise.
-  double distance_of_resumed(int ranks, Lines share, int saving_ranks, Lines saving_share) {
-    const auto saved = folder_.file("saved"), resumed = folder_.file("resumed");
-    ddp::testing::run({"rm", "-rf", saved, resumed});
-    saving_share.insert(saving_share.end(), {"--checkpoint", saved, "--checkpoint-every", "10"});
-    shared_ = transformer_on(saving_ranks, arguments_, saving_share);
-    if (shared_.code != 0) return INFINITY;
-    ddp::testing::run({"mkdir", resumed});
-    ddp::testing::run({"cp", "-r", saved + "/step-00000010", resumed});
-    share.insert(share.end(), {"--checkpoint", resumed, "--resume"});
-    shared_ = transformer_on(ranks, arguments_, share);
-    return distance_of_last(10);
-  }
-
-  /// Whether the last one sampled what one process does.
-  bool samples_alike() const { return shared_.ranks[0].back() == alone_.ranks[0].back(); }
-  std::string output() const { return alone_.output + shared_.output; }
-  const JobEnded& alone() const { return alone_; }
-
- private:
-  double distance_of_last(size_t steps) const {
-    double most = 0;
-    for (const auto* name : {"loss", "held out"}) {
-      auto expected = losses(alone_, name);
-      const auto got = losses(shared_, name);
-      if (shared_.code != 0 || expected.size() != 20 || got.size() != steps) return INFINITY;
-      expected.erase(expected.begin(), expected.end() - static_cast<std::ptrdiff_t>(steps));
-      for (size_t i = 0; i < got.size(); ++i) {
-        most = std::max(most, std::abs(got[i] - expected[i]) / expected[i]);
-      }
-    }
-    return most;
-  }
-
-  const TemporaryFolder folder_;
-  Lines arguments_;
-  JobEnded alone_, shared_;
-};
-
-}  // namespace
-
 TEST_CASE("a transformer that ranks share has the losses of one process", "[examples][process]") {
   const std::vector<std::pair<int, Lines>> shares = {
       {2, {"--tp", "2", "--batch-size", "8"}},
@@ -246,8 +149,8 @@ TEST_CASE("a transformer goes on when ranks share it in another way", "[examples
   SharedRuns runs({});
   for (const auto& change : changes) {
     CAPTURE(change.saving_ranks, change.saving_share, change.ranks, change.share);
-    const double distance = runs.distance_of_resumed(
-        change.ranks, change.share, change.saving_ranks, change.saving_share);
+    CHECK(runs.distance_of_saving(change.saving_ranks, change.saving_share) < 1.5e-5);
+    const double distance = runs.distance_of_resumed(change.ranks, change.share);
     INFO(runs.output());
     CHECK(distance < 1.5e-5);
     CHECK(runs.samples_alike());
@@ -301,7 +204,10 @@ TEST_CASE("the transformer reports bad input before it trains", "[examples][proc
   refuses({"--batch-size", "100000"}, 1, "--batch-size: expected at most the ");
   refuses(
       {"--tp", "4"}, 2,
-      "--tp, --cp: expected a product that divides the number of ranks, 1, got 4 * 1");
+      "--pp, --cp, --tp: expected a product that divides the number of ranks, 1, got 1 * 1 * 4");
+  refuses(
+      {"--dp", "2"}, 2,
+      "--dp: expected 1, so that --pp * --dp * --cp * --tp is the number of ranks, 1, got 2");
   refuses({"--heads", "5"}, 2, "--heads: expected a divisor of --width 128, got 5");
   refuses({"--no-such-option"}, 2, "--no-such-option");
   refuses({"--prompt", "\x01"}, 1, "--prompt: expected characters of ");

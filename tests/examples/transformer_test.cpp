@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include "examples/transformer/model/model.h"
 #include "examples/transformer/sampling.h"
 #include "support/error_of.h"
 #include "support/temporary_folder.h"
@@ -86,17 +87,21 @@ TEST_CASE(
   options.shape = tiny();
   options.sample = 30;  // beyond the context
   transformer::LanguageModel model(text.vocabulary(), options.shape);
-  const auto first = sample(model, text, "ha", options);
+  model->eval();
+  const auto next = [&](const at::Tensor& seen) {
+    return model->last_logits(model->forward(seen), seen.size(1));
+  };
+  const auto first = sample(next, text, "ha", options);
   CHECK(first.size() == 32);
   CHECK(first.substr(0, 2) == "ha");
-  CHECK(sample(model, text, "ha", options) == first);
+  CHECK(sample(next, text, "ha", options) == first);
   options.seed = 2;
-  CHECK(sample(model, text, "ha", options) != first);
+  CHECK(sample(next, text, "ha", options) != first);
   // At a low temperature only the likeliest character is drawn, whatever the seed.
   options.temperature = 1e-4;
-  const auto cold = sample(model, text, "ha", options);
+  const auto cold = sample(next, text, "ha", options);
   options.seed = 3;
-  CHECK(sample(model, text, "ha", options) == cold);
+  CHECK(sample(next, text, "ha", options) == cold);
 }
 
 TEST_CASE("the transformer reports invalid input in one line", "[examples][errors]") {
@@ -127,5 +132,54 @@ TEST_CASE("options that do not go with --tp or --cp are refused", "[examples][er
   for (const char* option : {"--tp", "--cp"}) {
     CHECK(refused({option, "2", "--zero", "2", "--amp", "--checkpoint-activations"}).empty());
     CHECK(refused({option, "2", "--load", "a", "--checkpoint", "c", "--save", "b"}).empty());
+  }
+}
+
+TEST_CASE("options that do not go with --pp are refused", "[examples][errors]") {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> all = {
+      {{"--pp", "4"},
+       "--layers: expected at least the 4 stages of --schedule 1f1b with --pp 4, got 3"},
+      {{"--pp", "2", "--schedule", "interleaved"},
+       "--layers: expected at least the 4 stages of --schedule interleaved with --pp 2, got 3"},
+      {{"--pp", "2", "--batch-size", "2"},
+       "--batch-size: expected at least --microbatches 4 with --pp 2, got 2"},
+      {{"--pp", "2", "--zero", "1"},
+       "--zero: expected 0 with --pp 2, where --fsdp divides AdamW's state, got 1"},
+      {{"--pp", "2", "--checkpoint", "run"}, "--checkpoint: expected none with --pp 2, got one"},
+      {{"--pp", "2", "--save", "net.pt"}, "--save: expected none with --pp 2, got one"},
+      {{"--microbatches", "2"}, "--microbatches: expected --pp of 2 or more beside it, got --pp 1"},
+      {{"--schedule", "gpipe"}, "--schedule: expected --pp of 2 or more beside it, got --pp 1"},
+      {{"--pp", "2", "--schedule", "other"}, "--schedule: other not in {gpipe,1f1b,interleaved}"}};
+  for (const auto& [arguments, text] : all) {
+    CHECK_THAT(refused(arguments), ContainsText(text));
+  }
+  CHECK(refused({"--pp", "2", "--fsdp", "--amp", "--checkpoint-activations", "--cp", "2"}).empty());
+}
+
+TEST_CASE("stages have all layers once, and the values of the whole model", "[examples][pure]") {
+  auto shape = tiny();
+  shape.layers = 5;
+  const auto model_of = [&](transformer::Stage stage) {
+    torch::manual_seed(3);
+    return transformer::LanguageModel(7, shape, transformer::Groups(), false, stage);
+  };
+  auto whole = model_of({});
+  const auto characters = torch::randint(7, {2, 8}, torch::kLong);
+  whole->eval();
+  for (const int64_t count : {2, 3, 5}) {
+    auto names = whole->named_parameters();
+    auto x = characters;
+    size_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      auto stage = model_of({i, count});
+      stage->eval();
+      x = stage->forward(x);
+      for (const auto& item : stage->named_parameters()) {
+        CHECK(torch::equal(item.value(), names[item.key()]));
+        ++found;
+      }
+    }
+    CHECK(found == names.size() + 1);  // the table is at both ends
+    CHECK(torch::equal(x, whole->forward(characters)));
   }
 }

@@ -5,16 +5,12 @@
 
 #include <ATen/ATen.h>
 #include <ddp/context_parallel.h>
-#include <ddp/functional.h>
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>
-#include <ddp/vocab_parallel.h>
-#include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "cut_layers.h"
+#include "cut_attention.h"
 
 namespace transformer {
 namespace {
@@ -86,32 +82,6 @@ Layer make_down(const Shape& shape, const Groups& groups) {
   if (groups.tp_size() == 1) return layer_of(nn::Linear(4 * shape.width, shape.width));
   return layer_of(ddp::RowParallelLinear(
       ddp::RowParallelLinearOptions(4 * shape.width, shape.width).process_group(groups.tp)));
-}
-
-Layer make_tokens(int64_t vocabulary, const Shape& shape, const Groups& groups) {
-  const nn::Embedding whole(vocabulary, shape.width);
-  nn::init::normal_(whole->weight, 0, 0.02);
-  if (groups.tp_size() == 1) return layer_of(whole);
-  return layer_of(ddp::VocabParallelEmbedding(
-      ddp::VocabParallelEmbeddingOptions(vocabulary, shape.width).process_group(groups.tp),
-      whole->weight));
-}
-
-Layer make_head(int64_t vocabulary, const Shape& shape, const Groups& groups) {
-  const nn::Linear whole(shape.width, vocabulary);
-  return groups.tp_size() == 1 ? layer_of(whole) : layer_of(CutHead(whole, groups.tp));
-}
-
-at::Tensor cross_entropy(
-    const at::Tensor& logits, const at::Tensor& target, int64_t vocabulary, const Groups& groups) {
-  if (groups.tp_size() == 1) return at::cross_entropy_loss(logits, target);
-  return ddp::vocab_parallel_cross_entropy(
-      logits, target, groups.tp, ddp::VocabParallelCrossEntropyOptions().num_classes(vocabulary));
-}
-
-at::Tensor whole_vocabulary(const at::Tensor& logits, int64_t vocabulary, const Groups& groups) {
-  if (groups.tp_size() == 1) return logits;
-  return ddp::functional::gather_from_region(logits, groups.tp).narrow(-1, 0, vocabulary);
 }
 
 }  // namespace transformer
