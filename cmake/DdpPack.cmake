@@ -19,6 +19,9 @@ set(CPACK_PACKAGE_FILE_NAME
 set(CPACK_DEBIAN_PACKAGE_VERSION ${PROJECT_VERSION}+${ddp_torch_name})
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+if(CMAKE_CROSSCOMPILING AND CMAKE_SYSTEM_PROCESSOR STREQUAL "aarch64")
+  set(CPACK_DEBIAN_PACKAGE_ARCHITECTURE arm64) # otherwise the build machine's
+endif()
 # LibTorch is in no Debian package, so shlibdeps has no name for it. The versions are those of this
 # machine: an older system may lack what the library took from them.
 set(ddp_libc "")

@@ -1,6 +1,9 @@
 # The internal and private headers of all rooms, for tests.
 add_library(ddp_internal INTERFACE)
 
+# Compiles all rooms and links nothing; for scripts/aarch64.sh.
+add_custom_target(ddp_rooms)
+
 # ddp_add_room(<name> SOURCES <files>... [USES <rooms>...])
 #
 # One room of the library, called in <name>/CMakeLists.txt: the OBJECT library ddp_<name>. It sees
@@ -41,4 +44,5 @@ function(ddp_add_room name)
   ddp_use_pch(${room} C10D)
 
   target_sources(ddp PRIVATE $<TARGET_OBJECTS:${room}>)
+  add_dependencies(ddp_rooms ${room})
 endfunction()

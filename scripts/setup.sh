@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: scripts/setup.sh [--cpu] [--dev] [--torch VERSION]
+usage: scripts/setup.sh [--cpu] [--dev] [--aarch64] [--torch VERSION]
 
 Installs what building ddp needs, and does nothing where it is there already:
   - g++, CMake, Ninja, ccache, Catch2 and CLI11, with apt-get (as root or through sudo);
@@ -16,6 +16,7 @@ Installs what building ddp needs, and does nothing where it is there already:
   --cpu            the CPU variant even where a CUDA toolkit is
   --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
                    tests of the packages), Open MPI (one test uses its mpirun) and Doxygen (scripts/docs.sh)
+  --aarch64        also the cross compiler of scripts/aarch64.sh
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
 }
@@ -78,6 +79,9 @@ missing_packages() {
     command -v mpirun >/dev/null || echo openmpi-bin
     command -v doxygen >/dev/null || echo doxygen
   fi
+  if [[ $aarch64 == yes ]]; then
+    command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu
+  fi
 }
 
 # Stops when packages are installed and yet count as missing: something else is found in their
@@ -94,6 +98,7 @@ stop_at_hidden() { # PACKAGES...
       catch2 | libcli11-dev) program=cmake fault="does not find it" ;;
       python3-venv) program=python3 fault="lacks the modules ensurepip and venv" ;;
       openmpi-bin) program=mpirun ;;
+      g++-aarch64-linux-gnu) program=aarch64-linux-gnu-g++ ;;
     esac
     path=$(command -v "$program") || path=nowhere
     echo "setup: $package is installed, but $program on PATH is $path${fault:+, which $fault}" >&2
@@ -244,12 +249,14 @@ install_torch() {
 
 cpu=no
 dev=no
+aarch64=no
 torch_version=2.11.0
 asked_version=no
 while (($# > 0)); do
   case $1 in
     --cpu) cpu=yes ;;
     --dev) dev=yes ;;
+    --aarch64) aarch64=yes ;;
     --torch)
       torch_version=${2-}
       [[ -n $torch_version && -n ${cpu_runtime[$torch_version]-} ]] ||

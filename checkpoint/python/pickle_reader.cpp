@@ -275,7 +275,8 @@ class PickleMachine {
     DDP_CHECK(
         bytes.size() <= sizeof(int64_t),
         "expected integers of 64 bits, got a longer one. Save it as text.");
-    int64_t number = !bytes.empty() && bytes.back() < 0 ? -1 : 0;
+    // The last byte has the sign. A char has none on aarch64.
+    int64_t number = !bytes.empty() && static_cast<signed char>(bytes.back()) < 0 ? -1 : 0;
     std::memcpy(&number, bytes.data(), bytes.size());
     return number;
   }

@@ -44,6 +44,12 @@ TEST_CASE("a pickle may be nested a hundred deep", "[checkpoint][errors][pure]")
   }
 }
 
+TEST_CASE("Python's integers of any length keep their sign", "[checkpoint][pure]") {
+  CHECK(read(std::string("\x8a\x05\xff\xff\xff\x7f\xff", 7)).toInt() == -2147483649);
+  CHECK(read(std::string("\x8a\x05\x00\x00\x00\x80\x00", 7)).toInt() == 2147483648);
+  CHECK(read(std::string("\x8a\x00", 2)).toInt() == 0);
+}
+
 TEST_CASE("nothing in a pickle contains itself", "[checkpoint][errors][pure]") {
   const std::string text = "a container changes that another holds";
   const std::string keep("q\0", 2);

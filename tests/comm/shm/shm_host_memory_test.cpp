@@ -36,6 +36,13 @@ struct TwoRanks {
 
 }  // namespace
 
+TEST_CASE("the ranks of a host map a part of a process's addresses", "[shm][pure]") {
+  using backends::shm::mappable_bytes;
+  CHECK(mappable_bytes(0x7ffd12345678) == size_t{1} << 42);  // x86-64
+  CHECK(mappable_bytes(0x7fd1234567) == size_t{1} << 34);    // aarch64 with 39 bits
+  CHECK(mappable_bytes(0xffffd1234567) == size_t{1} << 43);  // aarch64 with 48 bits
+}
+
 TEST_CASE("the ranks of a group open one control block", "[shm][pure]") {
   TwoRanks ranks;
   const auto offset = ranks.leader->reserve_control(2);

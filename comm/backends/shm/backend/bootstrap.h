@@ -15,7 +15,7 @@ struct BootstrapResult {
 
 struct BootstrapOptions {
   std::string host;        // ranks with the same name share memory; empty: determined
-  size_t arena_bytes = 0;  // of each rank, a multiple of 4096; 0: as much memory as the host has
+  size_t arena_bytes = 0;  // of each rank, whole pages; 0: as much memory as the host has
 };
 
 /// Makes the backend over shared memory, if the ranks of a host can map each other's memory: a

@@ -1,8 +1,10 @@
 #include "host_memory.h"
 
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <random>
 
@@ -12,17 +14,17 @@
 namespace ddp::backends::shm {
 namespace {
 
-// The token's page, after the arena, which has whole pages too.
-constexpr size_t kTokenPage = 4096;
-// Each rank maps the arenas of all ranks of its host. An address has 47 bits, which must suffice
-// for many jobs of one process.
-constexpr size_t kBytesOfAllRanks = size_t{1} << 42;
+// Each rank maps the arenas of all ranks of its host.
+size_t bytes_of_all_ranks() {
+  // AT_RANDOM lies on the stack of the process, the same for all threads.
+  return mappable_bytes(static_cast<uintptr_t>(::getauxval(AT_RANDOM)));
+}
 
 // As much as the host's memory: untouched pages take none.
 size_t default_arena_bytes(int64_t ranks) {
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const auto page = page_bytes();
   const size_t host = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * page;
-  return std::min(host, kBytesOfAllRanks / static_cast<size_t>(ranks)) / kTokenPage * kTokenPage;
+  return std::min(host, bytes_of_all_ranks() / static_cast<size_t>(ranks)) / page * page;
 }
 
 uint64_t random_token() {
@@ -32,8 +34,16 @@ uint64_t random_token() {
 
 }  // namespace
 
+size_t mappable_bytes(uintptr_t stack_address) {
+  int bits = 0;
+  for (auto left = stack_address; left > 0; left >>= 1) ++bits;
+  constexpr int kBitsOfJobs = 5;  // of the addresses: many jobs of one process must have room
+  return size_t{1} << std::max(bits - kBitsOfJobs, 0);
+}
+
 bool ArenaLocation::is_valid() const {
-  return pid > 0 && fd >= 0 && bytes > 0 && bytes <= kBytesOfAllRanks && bytes % kTokenPage == 0;
+  return pid > 0 && fd >= 0 && bytes > 0 && bytes <= bytes_of_all_ranks() &&
+         bytes % page_bytes() == 0;
 }
 
 HostMemory::HostMemory(std::vector<std::string> hosts, int rank, size_t arena_bytes)
@@ -44,7 +54,7 @@ HostMemory::HostMemory(std::vector<std::string> hosts, int rank, size_t arena_by
                         ? arena_bytes
                         : default_arena_bytes(std::count(hosts_.begin(), hosts_.end(), host));
   location_.token = random_token();
-  own_ = Segment::make(location_.bytes + kTokenPage);
+  own_ = Segment::make(location_.bytes + page_bytes());  // the token has a page of its own
   std::memcpy(own_->data() + location_.bytes, &location_.token, sizeof(location_.token));
   location_.fd = own_->fd();
   arena_ = std::make_shared<Arena>(own_, location_.bytes);
@@ -62,7 +72,7 @@ void HostMemory::map(const std::vector<ArenaLocation>& locations) {
     peer.rank = static_cast<int>(rank);
     peer.process = std::make_shared<ProcessWatch>(location.pid);
     peer.memory =
-        own ? own_ : Segment::open(location.pid, location.fd, location.bytes + kTokenPage);
+        own ? own_ : Segment::open(location.pid, location.fd, location.bytes + page_bytes());
     uint64_t token = 0;
     std::memcpy(&token, peer.memory->data() + location.bytes, sizeof(token));
     DDP_CHECK(
@@ -89,7 +99,7 @@ size_t HostMemory::reserve_control(int ranks) {
 std::shared_ptr<ControlBlock> HostMemory::open_control(int leader, size_t offset, int ranks) {
   const auto& memory = peer(leader).memory;
   const size_t bytes = ControlBlock::bytes_for(ranks);
-  if (bytes > memory->bytes() || offset > memory->bytes() - bytes || offset % kTokenPage != 0) {
+  if (bytes > memory->bytes() || offset > memory->bytes() - bytes || offset % page_bytes() != 0) {
     return nullptr;
   }
   const auto close = [self = shared_from_this(), owner = OwnerProcess(), bytes,

@@ -16,6 +16,10 @@
 
 namespace ddp::backends::shm {
 
+/// How many bytes the ranks of a host may map together, in processes whose stack has that address:
+/// a part of all addresses, which are 2^47 on x86-64 and may be 2^39 on aarch64.
+size_t mappable_bytes(uintptr_t stack_address);
+
 /// Where the other ranks of a host find a rank's arena.
 struct ArenaLocation {
   pid_t pid = 0;
@@ -40,7 +44,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   /// Makes this rank's arena.
   ///
   /// \param hosts  by rank, the name of its host.
-  /// \param arena_bytes  a multiple of 4096; 0: as much memory as the host has.
+  /// \param arena_bytes  whole pages; 0: as much memory as the host has.
   HostMemory(std::vector<std::string> hosts, int rank, size_t arena_bytes);
   /// No group uses the memory any more. Tensors may, but no memory is reused.
   ~HostMemory();

@@ -11,9 +11,10 @@ namespace ddp::backends::shm {
 namespace {
 
 // Each block begins on a page of its own, so that discard() can free all of it.
-constexpr size_t kPage = 4096;
-
-size_t in_pages(size_t bytes) { return std::max((bytes + kPage - 1) / kPage, size_t{1}) * kPage; }
+size_t in_pages(size_t bytes) {
+  const auto page = page_bytes();
+  return std::max((bytes + page - 1) / page, size_t{1}) * page;
+}
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "gradient_arena.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -133,6 +134,8 @@ class FrontAllocator final : public c10::Allocator {
 
   // Not done by the constructor, because other threads allocate meanwhile.
   bool install_as_first_allocator() {
+    // SetCPUAllocator() stores a plain pointer: a thread that finds it must find the virtual table.
+    std::atomic_thread_fence(std::memory_order_release);
     // Uses the lowest priority that suffices, to leave room for a program's own allocator.
     for (int priority = 0; priority < 256 && c10::GetCPUAllocator() != this; ++priority) {
       c10::SetCPUAllocator(this, static_cast<uint8_t>(priority));

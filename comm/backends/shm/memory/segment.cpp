@@ -40,6 +40,11 @@ std::string why_not_a_segment(int fd, size_t bytes) {
 
 }  // namespace
 
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
 /// The segments that this process made. A process that it forks gets private copies of them: its
 /// writes to a tensor must not reach the parent, as with any other memory.
 class Segment::ForkRegistry {

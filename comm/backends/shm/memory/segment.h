@@ -9,6 +9,9 @@
 
 namespace ddp::backends::shm {
 
+/// The size of a page: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64.
+size_t page_bytes();
+
 /// Memory that several processes map: a memfd. It has no name in any file system. The kernel frees
 /// it when the last process that maps it has ended, however that process ends.
 ///

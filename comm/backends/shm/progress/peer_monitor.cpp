@@ -1,6 +1,7 @@
 #include "peer_monitor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <initializer_list>
 #include <utility>
 
@@ -153,6 +154,9 @@ void PeerMonitor::stop(Stopped how, uint64_t completed, const std::string& cause
   own.stopped_at.store(completed);
   own.cause.write(cause);
   own.stopped.store(how);
+  // Ranks that find this rank's memory changed must find that it has stopped: without the fence, a
+  // later plain write may become visible before the store.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 }  // namespace ddp::backends::shm

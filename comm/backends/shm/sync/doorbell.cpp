@@ -19,6 +19,8 @@ constexpr std::chrono::microseconds kSpin{30};
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // `yield` does nothing on most cores
 #endif
 }
 
