@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <set>
 
 #include <ddp/internal/random_state.h>
 #include "checkpoint/python/torch_file.h"
+
+#include "support/regroup.h"
 
 #include "support/catch.h"
 
@@ -283,4 +286,50 @@ TEST_CASE("a rank loads its own parts, and a new rank keeps its own", "[checkpoi
     return own;
   });
   CHECK(loaded == std::vector<int64_t>{10, 11, 22});
+}
+
+TEST_CASE("a checkpointer goes on with other ranks", "[checkpoint][ranks]") {
+  const bool is_replaced = GENERATE(true, false);
+  CAPTURE(is_replaced);
+  const TemporaryFolder folder;
+  const int size = is_replaced ? 3 : 2;
+  struct Seen {
+    bool again = false, next = false;
+    std::vector<at::Tensor> saved, loaded;
+    std::vector<int64_t> steps;
+  };
+  const auto seen = run_ranks<Seen>(3, [&](const Rank& self) {
+    Seen seen;
+    std::optional<TrainingRun> run(self);
+    std::optional<ddp::Checkpointer> checkpointer;
+    const auto begin = [&](const ddp::ProcessGroup& group) {
+      checkpointer.emplace(
+          folder.path(), ddp::CheckpointerOptions().every_steps(2).process_group(group));
+      run->add_to(*checkpointer);
+    };
+    begin(self.group);
+    course_of(*run, 4);
+    checkpointer->save(4);
+    if (self.rank == 2) {  // is lost while that is written
+      checkpointer.reset();
+      if (!is_replaced) return seen;
+      begin(regroup(self, "alone", 0, 1));
+    }
+    const auto group = regroup(self, "mended", self.rank, size);
+    checkpointer->rebind(group);
+    seen.again = checkpointer->maybe_save(4);
+    seen.next = checkpointer->maybe_save(6);
+    seen.saved = run->values();
+    checkpointer->load(6);
+    seen.loaded = run->values();
+    seen.steps = checkpointer->steps();
+    return seen;
+  });
+  for (int rank = 0; rank < size; ++rank) {
+    CAPTURE(rank);
+    CHECK(seen[rank].again == seen[0].again);
+    CHECK(seen[rank].next);
+    CHECK(are_equal(seen[rank].saved, seen[rank].loaded));
+    CHECK(seen[rank].steps == std::vector<int64_t>{4, 6});
+  }
 }
