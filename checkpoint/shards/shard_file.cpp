@@ -9,6 +9,7 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/prepared_load.h>
 
+#include "files/input_file.h"
 #include "python/pickle_reader.h"
 
 namespace ddp {
@@ -37,6 +38,7 @@ void check_uncompressed(
 }  // namespace
 
 ShardFile::ShardFile(std::string path) : path_(std::move(path)) {
+  const InputFile readable(path_);  // or its error says why it is not
   try {
     file_ = std::make_shared<caffe2::serialize::FileAdapter>(path_);
     caffe2::serialize::PyTorchStreamReader reader(file_);

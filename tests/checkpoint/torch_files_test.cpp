@@ -72,6 +72,17 @@ TEST_CASE("compressed records of tensors are refused by name", "[checkpoint][err
                                          "Save the file again by torch.save"));
 }
 
+TEST_CASE("a file that is not there is named, of each kind", "[checkpoint][errors][pure]") {
+  const TemporaryFolder folder;
+  for (const char* name : {"a.pt", "a.safetensors", "a.json"}) {
+    const auto path = folder.file(name);
+    CHECK_THAT(
+        error_of([&] { ddp::open_tensor_file(path); }),
+        ContainsText(path + ": expected to ") &&
+            ContainsText("it, got \"No such file or directory\""));
+  }
+}
+
 TEST_CASE("a file that is written twice at once is one of the two", "[checkpoint][pure]") {
   const TemporaryFolder folder;
   const auto path = folder.file("a");
