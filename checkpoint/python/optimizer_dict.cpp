@@ -140,6 +140,7 @@ class FieldReader {
 
 template <typename Kind>
 c10::IValue write_optimizer(optim::Optimizer& optimizer) {
+  sync_step_counts(optimizer);
   auto state = make_dict();
   auto groups = make_list();
   int64_t index = 0;
@@ -265,6 +266,7 @@ PreparedLoad read_optimizer(
     for (const auto& [parameter, state] : states) {
       optimizer.state()[parameter.unsafeGetTensorImpl()] = state->clone();
     }
+    reset_step_counts(optimizer);
   };
   return load;
 }

@@ -87,6 +87,7 @@ void append(Values& values, Values more, const std::string& owner) {
 
 Values optimizer_values(
     const optim::Optimizer& optimizer, const torch::nn::Module& module, const Names& ignored) {
+  sync_step_counts(optimizer);
   std::unordered_map<const void*, std::string> names;
   for (const auto& item : module.named_parameters()) {
     names.emplace(item.value().unsafeGetTensorImpl(), item.key());

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <ddp/collectives.h>
+#include <ddp/fused_optimizer.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/parameter_memory.h>
 
@@ -22,6 +23,7 @@ constexpr int64_t kTensors = 2;
 // One row per parameter. This rank's row is zero where it has no piece of the parameter, so the
 // maximum over ranks is the row of a rank that has one.
 at::Tensor ShardedOptimizer::gather_state_table() const {
+  sync_step_counts(*optimizer_);
   int64_t rows = 0;
   for (const auto& chunk : chunks_) rows += static_cast<int64_t>(chunk.flat.parameters().size());
   const auto tensors = static_cast<int64_t>(state_parts(*kind_.make_state()).tensors.size());
@@ -125,6 +127,7 @@ void ShardedOptimizer::load_state(const torch::optim::Optimizer& whole) {
     }
   }
   current = std::move(taken);
+  reset_step_counts(*optimizer_);
 }
 
 }  // namespace ddp

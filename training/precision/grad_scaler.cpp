@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/fused_optimizer.h>
 #include <ddp/internal/check.h>
 #include <ddp/zero.h>
 #include <torch/optim/lbfgs.h>
@@ -20,6 +21,10 @@ constexpr const char* kHalfGradients =
     "GradScaler: attempting to unscale FP16 gradients: expected float32 ones, got Half, of ";
 constexpr const char* kHalfRemedy =
     ". Leave the model in float32, and compute in half under an AutocastGuard.";
+
+constexpr const char* kNoGradients =
+    "GradScaler: no inf checks were recorded for this optimizer: expected gradients in its "
+    "parameters, got none. Call backward() on the scaled loss first.";
 
 bool is_scale(double value) { return value > 0 && std::isfinite(static_cast<float>(value)); }
 
@@ -79,7 +84,7 @@ void check_supports_scaler(torch::optim::Optimizer& optimizer) {
       "rank as much input.");
 }
 
-GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
+GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer, bool allow_half) {
   GradientsByKind gradients;
   if (const auto* sharded = as_gradient_sharded(optimizer)) {
     for (auto& gradient : sharded->gradients()) {
@@ -97,8 +102,8 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
       at::Tensor gradient = parameters[i].grad();
       if (!gradient.defined()) continue;
       DDP_CHECK_VALUE(
-          gradient.scalar_type() != at::kHalf, kHalfGradients, "parameter ", i, " in group ", group,
-          kHalfRemedy);
+          allow_half || gradient.scalar_type() != at::kHalf, kHalfGradients, "parameter ", i,
+          " in group ", group, kHalfRemedy);
       if (gradient.is_sparse()) gradient = gradient._values();
       gradients[{gradient.device(), gradient.scalar_type()}].push_back(std::move(gradient));
     }
@@ -106,30 +111,39 @@ GradientsByKind gradients_by_kind(torch::optim::Optimizer& optimizer) {
   return gradients;
 }
 
+/// Multiplies gradients by `inverse`, shape [], float32, and looks for infinities and NaN.
+///
+/// \return 1 where there are some, else 0, on the device of the first; undefined for no gradients.
+at::Tensor multiply_and_check(GradientsByKind gradients_of, const at::Tensor& inverse) {
+  std::map<c10::Device, at::Tensor, decltype(&less_device)> infs(&less_device);
+  for (auto& [kind, gradients] : gradients_of) {
+    auto [inf, is_new] = infs.try_emplace(kind.first);
+    if (is_new) inf->second = at::zeros({}, inverse.options().device(kind.first));
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        gradients, inf->second, inverse.to(kind.first, /*non_blocking=*/true));
+  }
+  at::Tensor found;
+  for (const auto& [device, inf] : infs) {
+    found = found.defined() ? at::maximum(found, inf.to(found.device(), true)) : inf;
+  }
+  return found;
+}
+
+// In double, as in Python: this gives the float32 nearest to the reciprocal.
+at::Tensor inverse_of(const at::Tensor& scale) {
+  return scale.to(at::kDouble).reciprocal().to(at::kFloat);
+}
+
+at::Tensor unscale_and_check(
+    torch::optim::Optimizer& optimizer, const at::Tensor& scale, bool allow_no_gradients) {
+  auto found =
+      multiply_and_check(gradients_by_kind(optimizer, /*allow_half=*/false), inverse_of(scale));
+  DDP_CHECK(found.defined() || allow_no_gradients, kNoGradients);
+  return found;
+}
+
 /// The result of a rank's check, the worst last.
 enum class CheckResult : int64_t { Nothing, Inf, Error };
-
-CheckResult unscale_and_check(
-    torch::optim::Optimizer& optimizer, float scale, bool allow_no_gradients) {
-  // Computed in double, as in Python: this gives the float32 nearest to the reciprocal.
-  const auto inverse = static_cast<float>(1.0 / static_cast<double>(scale));
-  std::map<c10::Device, at::Tensor, decltype(&less_device)> infs(&less_device);
-  for (auto& [kind, gradients] : gradients_by_kind(optimizer)) {
-    const auto options = at::TensorOptions().dtype(at::kFloat).device(kind.first);
-    auto [inf, is_new] = infs.try_emplace(kind.first);
-    if (is_new) inf->second = at::zeros({}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        gradients, inf->second, at::full({}, inverse, options));
-  }
-  DDP_CHECK(
-      !infs.empty() || allow_no_gradients,
-      "GradScaler: no inf checks were recorded for this optimizer: expected gradients in its "
-      "parameters, got none. Call backward() on the scaled loss first.");
-  const bool any = std::any_of(infs.begin(), infs.end(), [](const auto& device_and_inf) {
-    return device_and_inf.second.template item<float>() > 0;
-  });
-  return any ? CheckResult::Inf : CheckResult::Nothing;
-}
 
 /// The options of a tensor for a collective of the optimizer's ranks.
 at::TensorOptions device_of(torch::optim::Optimizer& optimizer) {
@@ -143,15 +157,33 @@ at::TensorOptions device_of(torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options)
-    : options_(options), scale_(static_cast<float>(options.init_scale())) {
+    : options_(options),
+      scale_(at::full({}, static_cast<float>(options.init_scale()), at::kFloat)),
+      growth_tracker_(at::zeros({}, at::kInt)) {
   check_options(options);
+}
+
+GradScaler::GradScaler(const GradScaler& other)
+    : options_(other.options_),
+      scale_(other.scale_.clone()),
+      growth_tracker_(other.growth_tracker_.clone()),
+      progress_(other.progress_) {}
+
+GradScaler& GradScaler::operator=(const GradScaler& other) {
+  options_ = other.options_;
+  scale_ = other.scale_.clone();
+  growth_tracker_ = other.growth_tracker_.clone();
+  progress_ = other.progress_;
+  return *this;
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   DDP_CHECK_VALUE(
       loss.defined(),
       "GradScaler::scale: expected a loss, got an undefined tensor. Compute the loss first.");
-  return enabled() ? loss * scale_ : loss;
+  if (!enabled()) return loss;
+  if (scale_.is_cpu()) return loss * scale_.item<float>();
+  return loss * scale_.to(loss.device(), /*non_blocking=*/true);
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses) const {
@@ -173,11 +205,19 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   check_supports_scaler(optimizer);
   const c10::NoGradGuard no_grad;
-  const bool inf = unscale_gradients(optimizer);
-  progress_[&optimizer] = {Stage::Unscaled, inf};
+  auto found = host_decides(optimizer)
+                   ? agreed(optimizer)
+                   : unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/false);
+  progress_[&optimizer] = {Stage::Unscaled, std::move(found)};
 }
 
-bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
+bool GradScaler::host_decides(const torch::optim::Optimizer& optimizer) const {
+  const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
+  return !fused || !fused->takes_found_inf() || !options_.found_inf_groups().empty();
+}
+
+// Unscales, and returns on the CPU what the ranks have found.
+at::Tensor GradScaler::agreed(torch::optim::Optimizer& optimizer) const {
   auto groups = options_.found_inf_groups();
   if (const auto* sharded = as_gradient_sharded(optimizer)) {
     groups.push_back(sharded->process_group());
@@ -186,7 +226,8 @@ bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
   std::exception_ptr error;
   auto found = CheckResult::Nothing;
   try {
-    found = unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/!groups.empty());
+    const auto inf = unscale_and_check(optimizer, scale_, /*allow_no_gradients=*/!groups.empty());
+    if (inf.defined() && inf.item<float>() != 0) found = CheckResult::Inf;
   } catch (...) {
     error = std::current_exception();
     found = CheckResult::Error;
@@ -201,10 +242,10 @@ bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
       found != CheckResult::Error,
       "GradScaler: another rank of found_inf_groups could not unscale its gradients. See its "
       "error.");
-  return found == CheckResult::Inf;
+  return at::full({}, found == CheckResult::Inf ? 1.0 : 0.0, at::kFloat);
 }
 
-bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
   DDP_CHECK_VALUE(
       !enabled() || !dynamic_cast<torch::optim::LBFGS*>(&optimizer),
       "GradScaler::step: expected an optimizer that steps on the gradients that are there, got "
@@ -212,31 +253,50 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
       "bfloat16.");
   if (!enabled()) {
     optimizer.step();
-    return true;
+    return StepOutcome({});
   }
   auto progress = progress_.find(&optimizer);
   DDP_CHECK(
       progress == progress_.end() || progress->second.stage != Stage::Stepped,
       "step() has already been called since the last update(). Call update() once a step, after "
       "the step of every optimizer.");
+  if (!host_decides(optimizer)) return step_on_device(optimizer);
   if (progress == progress_.end()) {
     unscale_(optimizer);
     progress = progress_.find(&optimizer);
   }
-  if (!progress->second.found_inf) {
+  const StepOutcome outcome(progress->second.found_inf);
+  if (outcome) {
     optimizer.step();
   } else if (auto* sharded = as_gradient_sharded(optimizer)) {
     sharded->zero_grad();  // as a step would, so that the next pass begins without gradients
   }
   progress->second.stage = Stage::Stepped;
-  return !progress->second.found_inf;
+  return outcome;
+}
+
+// The kernel divides gradients that unscale_() has not divided.
+StepOutcome GradScaler::step_on_device(torch::optim::Optimizer& optimizer) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor grad_scale, found_inf;
+  if (const auto progress = progress_.find(&optimizer); progress != progress_.end()) {
+    found_inf = progress->second.found_inf;
+  } else {
+    found_inf = multiply_and_check(
+        gradients_by_kind(optimizer, /*allow_half=*/true), at::ones({}, scale_.options()));
+    DDP_CHECK(found_inf.defined(), kNoGradients);
+    grad_scale = scale_;
+  }
+  dynamic_cast<FusedOptimizer&>(optimizer).step_scaled(grad_scale, found_inf);
+  progress_[&optimizer] = {Stage::Stepped, found_inf};
+  return StepOutcome(found_inf);
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!enabled()) return;
   if (new_scale) {
     check_scale("new_scale", *new_scale);
-    scale_ = static_cast<float>(*new_scale);
+    scale_.fill_(*new_scale);
     progress_.clear();
     return;
   }
@@ -244,27 +304,36 @@ void GradScaler::update(std::optional<double> new_scale) {
       !progress_.empty(),
       "GradScaler: no inf checks were recorded prior to update. Call step() for each optimizer "
       "first.");
-  bool any = false;
-  for (const auto& [optimizer, progress] : progress_) any = any || progress.found_inf;
-  if (any) {
-    scale_ = static_cast<float>(scale_ * options_.backoff_factor());
-    growth_tracker_ = 0;
-  } else if (++growth_tracker_ == options_.growth_interval()) {
-    const auto grown = static_cast<float>(scale_ * options_.growth_factor());
-    if (std::isfinite(grown)) scale_ = grown;
-    growth_tracker_ = 0;
+  for (const auto& [optimizer, progress] : progress_) {
+    const auto device = progress.found_inf.device();
+    if (!scale_.is_cpu() || device.is_cpu()) continue;
+    scale_ = scale_.to(device);
+    growth_tracker_ = growth_tracker_.to(device);
   }
+  auto found = at::zeros({}, scale_.options());
+  for (const auto& [optimizer, progress] : progress_) {
+    found += progress.found_inf.to(scale_.device(), /*non_blocking=*/true);
+  }
+  at::_amp_update_scale_(
+      scale_, growth_tracker_, found, options_.growth_factor(), options_.backoff_factor(),
+      options_.growth_interval());
   progress_.clear();
+}
+
+double GradScaler::get_scale() const { return enabled() ? scale_.item<float>() : 1.0; }
+
+StepOutcome::operator bool() const {
+  return !found_inf_.defined() || found_inf_.item<float>() == 0;
 }
 
 void GradScaler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("enabled", enabled());
   if (!enabled()) return;
-  archive.write("scale", static_cast<double>(scale_));
+  archive.write("scale", get_scale());
   archive.write("growth_factor", options_.growth_factor());
   archive.write("backoff_factor", options_.backoff_factor());
   archive.write("growth_interval", options_.growth_interval());
-  archive.write("_growth_tracker", growth_tracker_);
+  archive.write("_growth_tracker", static_cast<int64_t>(growth_tracker_.item<int>()));
 }
 
 void GradScaler::load(torch::serialize::InputArchive& archive) {
@@ -286,8 +355,8 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   const auto tracker = read("_growth_tracker").toInt();
   check_options(options);
   options_ = options;
-  scale_ = static_cast<float>(options.init_scale());
-  growth_tracker_ = tracker;
+  scale_.fill_(options.init_scale());
+  growth_tracker_.fill_(tracker);
   progress_.clear();
 }
 

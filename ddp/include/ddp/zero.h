@@ -7,18 +7,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ddp/detail/zero_types.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/export.h>
 #include <ddp/gradients.h>
 #include <ddp/join.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 namespace ddp {
 
@@ -38,33 +34,6 @@ struct ZeroOptions {
 };
 
 namespace detail {
-
-/// The types of an optimizer's options and of its state of a parameter.
-template <typename Optimizer>
-struct ZeroTypes {
-  static constexpr bool kAreKnown = false;
-};
-template <typename OptionsType, typename StateType>
-struct KnownZeroTypes {
-  static constexpr bool kAreKnown = true;
-  using Options = OptionsType;
-  using State = StateType;
-};
-template <>
-struct ZeroTypes<torch::optim::Adagrad>
-    : KnownZeroTypes<torch::optim::AdagradOptions, torch::optim::AdagradParamState> {};
-template <>
-struct ZeroTypes<torch::optim::Adam>
-    : KnownZeroTypes<torch::optim::AdamOptions, torch::optim::AdamParamState> {};
-template <>
-struct ZeroTypes<torch::optim::AdamW>
-    : KnownZeroTypes<torch::optim::AdamWOptions, torch::optim::AdamWParamState> {};
-template <>
-struct ZeroTypes<torch::optim::RMSprop>
-    : KnownZeroTypes<torch::optim::RMSpropOptions, torch::optim::RMSpropParamState> {};
-template <>
-struct ZeroTypes<torch::optim::SGD>
-    : KnownZeroTypes<torch::optim::SGDOptions, torch::optim::SGDParamState> {};
 
 /// Makes the optimizer of a rank's part, and the state of a parameter.
 struct ZeroKind {
@@ -186,8 +155,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
 /// In a join(), ranks without input step too: `ddp::join({model.get(), &optimizer}, body)`. With
 /// overlap, list the model alone.
 ///
-/// \tparam Optim  Adagrad, Adam, AdamW, RMSprop or SGD of LibTorch, which update each element on
-///         its own.
+/// \tparam Optim  Adagrad, Adam, AdamW, RMSprop or SGD of LibTorch, or one of `<ddp/optim.h>`: they
+///         update each element on its own.
 ///
 /// Collective: step(), save(), consolidated(). Construction communicates nothing.
 /// Source: torch.distributed.optim.ZeroRedundancyOptimizer, torch 2.11.0, which divides whole
@@ -196,8 +165,9 @@ template <typename Optim>
 class ZeroRedundancyOptimizer : public ZeroRedundancyOptimizerBase {
   static_assert(
       detail::ZeroTypes<Optim>::kAreKnown,
-      "ZeroRedundancyOptimizer: takes torch::optim::Adagrad, Adam, AdamW, RMSprop or SGD, which "
-      "update each element on its own");
+      "ZeroRedundancyOptimizer: takes torch::optim::Adagrad, Adam, AdamW, RMSprop or SGD, or one "
+      "of "
+      "<ddp/optim.h>, which update each element on its own");
 
  public:
   /// The options of Optim.

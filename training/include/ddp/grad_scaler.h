@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +36,19 @@ struct GradScalerOptions {
   TORCH_ARG(std::vector<ProcessGroup>, found_inf_groups) = {};
 };
 
+/// Whether GradScaler::step() took the step: converts to bool.
+class DDP_API StepOutcome {
+ public:
+  /// Use GradScaler::step().
+  explicit StepOutcome(at::Tensor found_inf) : found_inf_(std::move(found_inf)) {}
+
+  /// Cost: after a fused optimizer's step on a GPU, it waits for the GPU.
+  operator bool() const;  // NOLINT(google-explicit-constructor): `bool taken = scaler.step(...)`
+
+ private:
+  at::Tensor found_inf_;  // shape [], not 0 where the step was skipped; undefined: taken
+};
+
 /// Scales the loss so that gradients in half precision do not vanish, skips steps whose gradients
 /// overflowed, and adapts the scale. The same scales and skipped steps as Python's
 /// `torch.amp.GradScaler`. bfloat16 has the range of float32 and needs no scaler.
@@ -54,12 +68,20 @@ struct GradScalerOptions {
 ///
 /// Collective over found_inf_groups, if there are any: unscale_(), or step() where unscale_() was
 /// not called.
+/// With the optimizers of `<ddp/optim.h>` and without found_inf_groups the device decides about a
+/// step, and the host does not wait: the scale is there as well, so that get_scale() waits. For
+/// ddp::optim::SGD with momentum and dampening, the host decides.
+///
 /// Thread safety: none. A Checkpointer saves it.
-/// Cost: one pass over the gradients, and one wait for the device in step().
+/// Cost: one pass over the gradients, and one wait for the device in step() where the host decides.
 class DDP_API GradScaler {
  public:
   /// \throws c10::ValueError  an option out of its range.
   explicit GradScaler(const GradScalerOptions& options = {});
+  /// A copy has a scale of its own.
+  GradScaler(const GradScaler& other);
+  /// Copies the scale, too.
+  GradScaler& operator=(const GradScaler& other);
 
   /// Returns `loss` times the scale.
   at::Tensor scale(const at::Tensor& loss) const;
@@ -75,10 +97,10 @@ class DDP_API GradScaler {
   /// Calls `optimizer.step()`, unless its gradients have infinities or NaN. Unscales them first, if
   /// unscale_() has not.
   ///
-  /// \return false if the step was skipped.
+  /// \return whether it did: false if the step was skipped.
   /// \throws c10::Error  a second time since update(). c10::ValueError  an LBFGS, which computes
   ///         gradients within its step. Else as unscale_().
-  bool step(torch::optim::Optimizer& optimizer);
+  StepOutcome step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to the infinities found since the last call, or sets it to `new_scale`.
   ///
@@ -87,7 +109,7 @@ class DDP_API GradScaler {
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// The scale; 1 if not enabled.
-  double get_scale() const { return enabled() ? scale_ : 1.0; }
+  double get_scale() const;
   /// Whether scaling is enabled.
   bool enabled() const { return options_.enabled(); }
 
@@ -103,14 +125,18 @@ class DDP_API GradScaler {
   enum class Stage { Unscaled, Stepped };
   struct Progress {
     Stage stage;
-    bool found_inf;
+    at::Tensor found_inf;  // shape [], float32; on a CPU where the host decides
   };
 
-  bool unscale_gradients(torch::optim::Optimizer& optimizer) const;
+  bool host_decides(const torch::optim::Optimizer& optimizer) const;
+  at::Tensor agreed(torch::optim::Optimizer& optimizer) const;
+  StepOutcome step_on_device(torch::optim::Optimizer& optimizer);
 
   GradScalerOptions options_;
-  float scale_;  // float32, as in Python: it keeps its value where it would overflow
-  int64_t growth_tracker_ = 0;
+  // On the device that decides, from its first decision on. float32, as in Python: the scale keeps
+  // its value where it would overflow. Shapes []; dtypes float32 and int32.
+  at::Tensor scale_;
+  at::Tensor growth_tracker_;
   std::map<const torch::optim::Optimizer*, Progress> progress_;  // since update()
 };
 

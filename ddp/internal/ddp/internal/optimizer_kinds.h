@@ -8,7 +8,8 @@
 #include <type_traits>
 #include <typeinfo>
 
-#include <ddp/zero.h>
+#include <ddp/detail/zero_types.h>
+#include <ddp/fused_optimizer.h>
 #include <torch/optim/lbfgs.h>
 
 namespace ddp {
@@ -49,13 +50,16 @@ bool any_optimizer_kind(Use use) {
   return std::apply([&](const auto&... kind) { return (use(kind) || ...); }, kOptimizerKinds);
 }
 
-/// Calls `use(kind)` with the row of the optimizer's class; returns false for another class, also
-/// for one that derives from a row's and may have more state.
+/// Calls `use(kind)` with the row of the optimizer's class, or of the class that a FusedOptimizer
+/// derives from; returns false for another class, also for a program's own that derives from a
+/// row's and may have more state.
 template <typename Use>
 bool with_kind(const torch::optim::Optimizer& optimizer, Use use) {
+  const bool is_fused = dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr;
   return any_optimizer_kind([&](const auto& kind) {
-    using Kind = std::decay_t<decltype(kind)>;
-    if (typeid(optimizer) != typeid(typename Kind::Optimizer)) return false;
+    using Optimizer = typename std::decay_t<decltype(kind)>::Optimizer;
+    const bool is_own = typeid(optimizer) == typeid(Optimizer);
+    if (!is_own && !(is_fused && dynamic_cast<const Optimizer*>(&optimizer))) return false;
     use(kind);
     return true;
   });

@@ -41,6 +41,7 @@
 #include <ddp/main_first.h>
 #include <ddp/metrics.h>
 #include <ddp/model_averager.h>
+#include <ddp/optim.h>
 #include <ddp/output_tensors.h>
 #include <ddp/parallel_attention.h>
 #include <ddp/parallel_linear.h>

@@ -1,0 +1,49 @@
+#include <ddp/detail/step_counts.h>
+
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
+#include <ATen/ops/full.h>
+
+namespace ddp::detail {
+
+std::vector<at::Tensor> StepCounts::advance(
+    const std::vector<at::Tensor>& parameters, const CountOf& count_of) {
+  std::vector<at::Tensor> counts;
+  counts.reserve(parameters.size());
+  for (const auto& p : parameters) {
+    auto& entry = entries_[p.unsafeGetTensorImpl()];
+    auto& count = *count_of(p.unsafeGetTensorImpl());
+    if (!entry.on_device.defined() || entry.on_device.device() != p.device()) {
+      entry.on_device = at::full({}, count, p.options().dtype(at::kFloat).requires_grad(false));
+    } else if (entry.seen != count) {
+      entry.on_device.fill_(count);
+    }
+    entry.seen = ++count;
+    counts.push_back(entry.on_device);
+  }
+  if (!counts.empty()) at::_foreach_add_(counts, 1);
+  return counts;
+}
+
+void StepCounts::take_back(
+    const std::vector<at::Tensor>& parameters, const at::Tensor& found_inf,
+    const CountOf& count_of) {
+  std::vector<at::Tensor> counts;
+  for (const auto& p : parameters) counts.push_back(entries_.at(p.unsafeGetTensorImpl()).on_device);
+  at::_foreach_sub_(counts, std::vector<at::Tensor>(counts.size(), found_inf));
+  if (!found_inf.is_cpu() || found_inf.item<float>() == 0) return;
+  for (const auto& p : parameters) {
+    entries_.at(p.unsafeGetTensorImpl()).seen = --*count_of(p.unsafeGetTensorImpl());
+  }
+}
+
+// Waits once: when the first count has arrived, the GPU has computed the others.
+void StepCounts::sync(const CountOf& count_of) {
+  for (auto& [parameter, entry] : entries_) {
+    auto* count = count_of(parameter);
+    if (count == nullptr || entry.seen != *count || entry.on_device.is_cpu()) continue;
+    entry.seen = *count = static_cast<int64_t>(entry.on_device.item<float>());
+  }
+}
+
+}  // namespace ddp::detail
