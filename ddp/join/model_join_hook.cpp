@@ -14,7 +14,7 @@ void ModelJoinHook::main_hook() {
 void ModelJoinHook::post_hook(bool is_last_joiner) {
   const auto round =
       all_reduce_status({is_last_joiner}, model_.group(), model_.device(), model_.monitor());
-  model_.broadcast_model(round.last_active());
+  model_.broadcast_model(round.last_active(), model_.shares_buffers());
   for (auto* optimizer : options_.optimizers()) {
     broadcast_optimizer(*optimizer, round.last_active(), model_.group(), model_.monitor());
   }

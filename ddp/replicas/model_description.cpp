@@ -48,6 +48,8 @@ Description describe_model(
   };
   option("bucket_cap_mb", describe_caps(options));
   option("broadcast_buffers", yes_no(options.broadcast_buffers()));
+  const auto syncs = options.forward_sync_buffers();
+  option("forward_sync_buffers", syncs ? yes_no(*syncs) : "unset");
   option("find_unused_parameters", yes_no(options.find_unused_parameters()));
   const auto every = options.check_replicas_every();
   option("check_replicas_every", every ? std::to_string(*every) : "unset");

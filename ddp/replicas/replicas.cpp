@@ -91,7 +91,7 @@ bool replicas_equal(const torch::nn::Module& module, const GroupArg& group) {
 
 std::vector<ReplicaValue> State::values_to_check(
     const std::vector<torch::optim::Optimizer*>& optimizers) const {
-  auto state = tensors_.state(options_.broadcast_buffers());
+  auto state = tensors_.state(shares_buffers());
   auto known = wrapped().parameters();
   known.insert(known.end(), tensors_.outside().begin(), tensors_.outside().end());
   OutsideTensors outside(known);

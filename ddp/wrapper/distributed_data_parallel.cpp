@@ -85,6 +85,20 @@ void DistributedDataParallelBase::step_in_backward(
   state_->step_in_backward(std::move(optimizer));
 }
 
+void DistributedDataParallelBase::require_manual_backward_finalization(bool required) {
+  state_->require_manual_finalization(required);
+}
+
+bool DistributedDataParallelBase::require_manual_backward_finalization() const {
+  return state_->finalizes_by_hand();
+}
+
+bool DistributedDataParallelBase::should_finalize_after_backward() const {
+  return state_->should_finalize_after_backward();
+}
+
+void DistributedDataParallelBase::finalize_backward() { state_->finalize_backward(); }
+
 ReductionStats DistributedDataParallelBase::stats() const { return state_->reducer().stats(); }
 
 void DistributedDataParallelBase::update_snapshot(torch::nn::Module& copy) const {

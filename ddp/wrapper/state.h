@@ -49,6 +49,10 @@ class DistributedDataParallelBase::State : public PassCompanion {
   void check_replicas(const std::vector<torch::optim::Optimizer*>& optimizers);
   void register_comm_hook(CommHook hook);
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
+  void require_manual_finalization(bool required);
+  bool finalizes_by_hand() const { return finalizes_by_hand_; }
+  bool should_finalize_after_backward() const;
+  void finalize_backward();
 
   // For sharded optimizers.
   std::shared_ptr<GradientShards> shard_gradients();
@@ -67,7 +71,11 @@ class DistributedDataParallelBase::State : public PassCompanion {
   /// Throws where the ranks have different communication hooks in their first averaged pass.
   void compare_in_first_pass();
   /// Collective: yes. Blocks: host.
-  void broadcast_model(int source);
+  void broadcast_model(int source, bool with_buffers);
+  /// Whether averaged passes, and joins, give all ranks one rank's buffers.
+  bool shares_buffers() const {
+    return options_.forward_sync_buffers().value_or(options_.broadcast_buffers());
+  }
   /// Whether optimizers step on ranks without input, too.
   bool steps_without_input() const { return optimizer_ || sharded_optimizers_ > 0; }
 
@@ -145,6 +153,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   CommHook hook_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
   bool gradient_sync_ = true;                           // false inside no_sync()
+  bool finalizes_by_hand_ = false;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;

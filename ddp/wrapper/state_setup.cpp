@@ -25,6 +25,7 @@ ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
       .bucket_cap_mb_list(options.bucket_cap_mb_list())
       .find_unused_parameters(options.find_unused_parameters())
       .gradient_as_bucket_view(options.gradient_as_bucket_view())
+      .lazy_bucket_allocation(options.lazy_bucket_allocation())
       .static_graph(options.static_graph())
       .stats_every(options.stats_every());
 }
@@ -71,7 +72,10 @@ std::vector<NamedParameter> State::agreed_parameters(Sync sync) {
   const bool compares = sync != Sync::Nothing && group()->getSize() > 1;
   if (error && !compares) std::rethrow_exception(error);
   if (compares) compare_models(error);
-  if (compares && sync == Sync::Values) broadcast_model(/*source=*/0);
+  if (compares && sync == Sync::Values) {
+    broadcast_model(
+        /*source=*/0, options_.forward_sync_buffers().has_value() || options_.broadcast_buffers());
+  }
   return parameters;
 }
 
@@ -85,13 +89,14 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   reducer->set_companion(*this);
   if (hook_) reducer->register_comm_hook(hook_);
   if (optimizer_) attach_optimizer(*reducer);
+  reducer->require_manual_finalization(finalizes_by_hand_);
   reducer_ = std::move(reducer);
   ++generation_;
   shards_.reset();
   replica_check_.restart();
   tensors_.remember_frozen();
-  const bool shares_buffers = options_.broadcast_buffers() && group()->getSize() > 1;
-  buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares_buffers);
+  const bool shares = shares_buffers() && group()->getSize() > 1;
+  buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares);
   watch_ = std::make_unique<ParameterWatch>(wrapped(), tensors_.ignored());
   precision_.apply_to(module_state(wrapped(), tensors_.ignored()));
 }
@@ -104,6 +109,32 @@ void State::check_between_steps(const char* function) const {
   DDP_CHECK(
       !owner_.join_context(), function, kRule, "join() on ", monitor().rank_text(),
       ", where ranks without input take no part in it. Call it after the join.");
+  DDP_CHECK(
+      !reducer_->awaits_finalization(), function, kRule,
+      "a backward pass that is not finalized on ", monitor().rank_text(),
+      ". Call it after finalize_backward().");
+}
+
+void State::require_manual_finalization(bool required) {
+  reducer_->require_manual_finalization(required);
+  finalizes_by_hand_ = required;
+}
+
+// Parameters in 16 bits get their gradients at the end of the backward pass, and models of a join
+// take turns.
+bool State::should_finalize_after_backward() const {
+  if (!finalizes_by_hand_) return false;
+  return reducer_->should_finalize_after_backward() || is_in_join() ||
+         options_.mixed_precision().param_dtype().has_value();
+}
+
+void State::finalize_backward() {
+  DDP_CHECK(
+      !torch::autograd::get_current_node() || !should_finalize_after_backward(),
+      "finalize_backward: expected a call after the backward pass, where "
+      "should_finalize_after_backward() is true, got one inside on ",
+      monitor().rank_text(), ". Call it after backward() has returned.");
+  reducer_->finalize_backward();
 }
 
 void State::rebuild() {
@@ -179,13 +210,13 @@ void State::compare_models(const std::exception_ptr& error) {
       "models", describe_model(state, parameters, options_, group()), error, group(), monitor());
 }
 
-void State::broadcast_model(int source) {
+void State::broadcast_model(int source, bool with_buffers) {
   const auto where = [source] { return ddp::str("getting the model of rank ", source); };
   monitor().abort_on_error(where, [&] {
     // In parts, since each message is a copy: one message would need the model's size once more.
     constexpr size_t kPartBytes = size_t{32} << 20;
     std::vector<at::Tensor> tensors;
-    for (auto& s : tensors_.state(options_.broadcast_buffers())) tensors.push_back(s.tensor);
+    for (auto& s : tensors_.state(with_buffers)) tensors.push_back(s.tensor);
     for (const auto& part : torch::utils::take_tensors(tensors, kPartBytes)) {
       TensorBroadcast broadcast(Arrival::InPlace);
       broadcast.start(part.tensors, source, *group());

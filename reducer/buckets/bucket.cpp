@@ -13,9 +13,12 @@ namespace ddp {
 
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-    std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
+    std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate,
     const std::shared_ptr<GradientMemory>& memory)
-    : indices_(std::move(indices)), placement_(std::move(placement)) {
+    : indices_(std::move(indices)),
+      placement_(std::move(placement)),
+      allocate_(std::move(allocate)),
+      tail_(tail) {
   for (const size_t index : indices_) {
     const auto& parameter = parameters.at(index);
     names_.push_back(parameter.name);
@@ -33,11 +36,25 @@ Bucket::Bucket(
       packed_parameters_.push_back(parameter);
     }
   }
+  saved_.resize(packed_slots_.size());
+}
+
+void Bucket::allocate() {
+  if (sparse_ || storage_.all().defined()) return;
   const auto& first = parameters_.front();
   storage_ = BucketStorage(
-      packed_parameters_, tail,
-      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate);
-  saved_.resize(packed_slots_.size());
+      packed_parameters_, tail_,
+      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate_);
+}
+
+void Bucket::release() { storage_ = {}; }
+
+int64_t Bucket::storage_bytes() const {
+  if (sparse_) return 0;
+  const auto size = static_cast<int64_t>(parameters_.front().element_size());
+  int64_t bytes = tail_ * size;
+  for (const auto& parameter : packed_parameters_) bytes += parameter.numel() * size;
+  return bytes;
 }
 
 std::vector<at::Tensor> Bucket::wires() const {
@@ -66,6 +83,7 @@ std::vector<Bucket::KindMismatch> Bucket::pack(
   const auto is_used = [&](size_t slot) { return !used || (*used)[indices_[slot]]; };
   pack_skipped_ = false;
   if (sparse_) return pack_sparse_one(scale, !is_used(0) && unused == Unused::Zero);
+  allocate();
   std::vector<KindMismatch> mismatches;
   const auto note = [&](size_t slot, std::string difference) {
     if (!difference.empty()) mismatches.push_back({slot, std::move(difference)});
@@ -101,6 +119,7 @@ std::vector<Bucket::KindMismatch> Bucket::pack(
 bool Bucket::skip_pack(const std::vector<char>* used) {
   pack_skipped_ = false;
   if (sparse_ || !direct_.empty() || !placement_->has_own_memory()) return false;
+  if (!storage_.all().defined()) return false;
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     if (used && !(*used)[indices_[packed_slots_[packed]]]) continue;
     const at::Tensor& grad = packed_parameters_[packed].mutable_grad();

@@ -44,7 +44,7 @@ class Bucket {
   /// \param memory  for gradients that are not packed; null: all are packed.
   Bucket(
       const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
-      std::unique_ptr<GradientPlacement> placement, const BucketStorage::Allocate& allocate,
+      std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate,
       const std::shared_ptr<GradientMemory>& memory);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
@@ -54,7 +54,7 @@ class Bucket {
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool is_sparse() const { return sparse_; }
-  /// Empty for a sparse bucket.
+  /// Empty for a sparse bucket, and without memory.
   const BucketStorage& storage() const { return storage_; }
   /// The packed gradients, 1-D, without the tail; of a sparse bucket the gradient that pack() took.
   const at::Tensor& gradients() const { return sparse_ ? packed_ : storage_.gradients(); }
@@ -65,6 +65,13 @@ class Bucket {
   int64_t bytes() const;
   /// Sizes in bytes of the gradients that are not packed.
   std::vector<size_t> direct_sizes() const;
+
+  /// Gives the bucket its memory; pack() does it where that is missing.
+  void allocate();
+  /// Frees the memory, but for what gradients that are views into it keep.
+  void release();
+  /// Of the memory that it has or will have.
+  int64_t storage_bytes() const;
 
   /// Called when this bucket replaces an older one: moves gradients that live in bucket storage
   /// into this one's.
@@ -109,6 +116,8 @@ class Bucket {
   std::vector<size_t> packed_slots_;         // all others; the storage has them in this order
   std::vector<at::Tensor> packed_parameters_;
   std::unique_ptr<GradientPlacement> placement_;
+  BucketStorage::Allocate allocate_;
+  int64_t tail_ = 0;
   BucketStorage storage_;
   std::vector<at::Tensor>
       saved_;                  // by packed slot: a gradient in storage that unpack() may restore

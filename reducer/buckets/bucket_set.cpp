@@ -26,10 +26,12 @@ FlatLayout layout_of(
 }  // namespace
 
 BucketSet::BucketSet(
-    std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail)
+    std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, bool lazy,
+    int64_t tail)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       as_views_(as_views),
+      lazy_(lazy),
       tail_(tail) {
   if (group_->getSize() > 1 && !as_views_) {
     memory_ = gradient_memory_of(*group_, parameters_.front().tensor.device());
@@ -46,13 +48,15 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
     const auto tail = tail_of(plan[b], /*is_last=*/b + 1 == plan.size());
     buckets_.emplace_back(
         parameters_, std::move(plan[b]), tail, make_placement(b), allocate, memory_);
+    if (!is_lazy()) buckets_.back().allocate();
   }
   std::set<size_t> sizes;
   for (const auto& bucket : buckets_) {
     for (const size_t size : bucket.direct_sizes()) sizes.insert(size);
   }
   direct_sizes_.assign(sizes.begin(), sizes.end());
-  if (!is_rebuild) return;
+  // Gradients that are views into lazy buckets keep the old memory until the next pass packs them.
+  if (!is_rebuild || is_lazy()) return;
   for (auto& bucket : buckets_) bucket.move_in();
 }
 
@@ -109,6 +113,10 @@ void BucketSet::pack_all() {
   if (std::exchange(memory_, nullptr)) build(indices());
 }
 
+void BucketSet::release() {
+  for (auto& bucket : buckets_) bucket.release();
+}
+
 std::shared_ptr<void> BucketSet::use_gradient_memory() const {
   return memory_ && !direct_sizes_.empty() ? memory_->serve(direct_sizes_) : nullptr;
 }
@@ -127,9 +135,7 @@ int64_t BucketSet::gradient_bytes() const {
 
 int64_t BucketSet::storage_bytes() const {
   int64_t bytes = 0;
-  for (const auto& bucket : buckets_) {
-    if (!bucket.is_sparse()) bytes += static_cast<int64_t>(bucket.storage().all().nbytes());
-  }
+  for (const auto& bucket : buckets_) bytes += bucket.storage_bytes();
   return bytes;
 }
 

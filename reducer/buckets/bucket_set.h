@@ -19,9 +19,11 @@ namespace ddp {
 class BucketSet {
  public:
   /// \param as_views  gradients stay in the buckets' memory (gradient_as_bucket_view).
+  /// \param lazy  buckets have memory only from their launch to release().
   /// \param tail  elements after the gradients of the last bucket, for the ranks' status.
   BucketSet(
-      std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, int64_t tail);
+      std::vector<NamedParameter> parameters, ProcessGroup group, bool as_views, bool lazy,
+      int64_t tail);
 
   /// Makes the buckets of `plan`. Gradients that are views into older ones move into the new ones.
   void build(std::vector<std::vector<size_t>> plan);
@@ -32,6 +34,11 @@ class BucketSet {
 
   /// From now on every dense gradient is packed: a communication hook needs it in the bucket.
   void pack_all();
+
+  /// Whether buckets have memory only while they are under way.
+  bool is_lazy() const { return lazy_ && !shards_; }
+  /// Called at the end of a pass: frees the memory of lazy buckets, except what gradients live in.
+  void release();
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   bool on_cpu() const { return parameters_.front().tensor.is_cpu(); }
@@ -57,6 +64,7 @@ class BucketSet {
   const std::vector<NamedParameter> parameters_;
   const ProcessGroup group_;
   const bool as_views_;
+  const bool lazy_;
   const int64_t tail_;
   std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
   std::shared_ptr<GradientMemory> memory_;  // of gradients that are not packed; null: all are

@@ -106,7 +106,7 @@ Reducer::Engine::Engine(
       monitor_(monitor ? std::move(monitor) : monitor_of(group_)),
       buckets_(
           checked(std::move(parameters), options, *group_), group_,
-          options.gradient_as_bucket_view(),
+          options.gradient_as_bucket_view(), options.lazy_bucket_allocation(),
           StatusAgreement::size(tracks_usage(options) ? parameters.size() : 0)),
       schedule_(make_schedule(buckets_.parameters(), options, group_->getSize())),
       hooks_(buckets_.parameters(), *this),
@@ -232,6 +232,7 @@ void Reducer::Engine::on_bucket_reduced(OnBucketReduced act) {
 void Reducer::Engine::prepare_for_forward() {
   if (torch::autograd::get_current_node()) return;
   monitor_->check();
+  check_finalized();
   check_capture();
   observers_.recorder.begin_forward(pass_->number());
   if (schedule_.rebuild_is_due()) rebuild_buckets();
@@ -240,6 +241,7 @@ void Reducer::Engine::prepare_for_forward() {
 void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
   monitor_->check();
   if (phase_ == Phase::Reducing) return;  // a forward inside a backward pass
+  check_finalized();
   const bool alone = phase_ != Phase::Armed && phase_ != Phase::Selected;
   refresh_hooks();
   pass_->terms = outcome.terms;
@@ -252,6 +254,7 @@ void Reducer::Engine::prepare_for_backward(const ForwardOutcome& outcome) {
 
 void Reducer::Engine::prepare_for_local_backward() {
   if (phase_ == Phase::Reducing) return;
+  check_finalized();
   refresh_hooks();
   if (phase_ != Phase::Selected) phase_ = Phase::Local;
 }

@@ -48,7 +48,10 @@ class Reducer::Engine final : public AutogradEvents {
   void prepare_for_forward();
   void prepare_for_backward(const ForwardOutcome& outcome);
   void prepare_for_local_backward();
-  void join_backward(const PassTerms& terms);  // engine_join.cpp
+  void join_backward(const PassTerms& terms);       // engine_join.cpp
+  void require_manual_finalization(bool required);  // engine_manual.cpp
+  void finalize_backward();
+  bool should_finalize_after_backward() const;
   void register_comm_hook(CommHook hook);
   std::shared_ptr<GradientShards> shard_gradients();
   void set_bucket_order(const BucketOrder& order);  // engine_order.cpp
@@ -61,6 +64,7 @@ class Reducer::Engine final : public AutogradEvents {
   void on_backward_failed(int64_t pass, const std::exception_ptr& cause) noexcept override;
 
   bool is_reducing() const { return phase_ == Phase::Reducing; }
+  bool awaits_finalization() const { return phase_ == Phase::Sent; }
   const BucketSet& buckets() const { return buckets_; }
   const BucketSchedule& schedule() const { return schedule_; }
   GroupMonitor& monitor() const { return *monitor_; }
@@ -76,6 +80,7 @@ class Reducer::Engine final : public AutogradEvents {
     Selected,  // the next backward pass through the known outputs is reduced; others are local
     Done,      // that pass was reduced; a further backward pass would be reduced as well
     Reducing,  // between the first gradient and the end of a reduced backward pass
+    Sent,      // that pass has sent its buckets, and waits for finalize_backward()
   };
 
   /// Everything that measures the passes. The tuner exists until the cap is chosen.
@@ -116,6 +121,10 @@ class Reducer::Engine final : public AutogradEvents {
   void launch(size_t b);
   void pack(size_t b);
   void send_status();
+  void send_rest();
+
+  // engine_manual.cpp
+  void check_finalized() const;
 
   // engine_finish.cpp: the end of a pass
   void finish_pass();
@@ -151,6 +160,7 @@ class Reducer::Engine final : public AutogradEvents {
   OnBucketReduced on_bucket_reduced_;
   PassCompanion* companion_ = nullptr;
   bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
+  bool finalizes_by_hand_ = false;
 };
 
 }  // namespace ddp

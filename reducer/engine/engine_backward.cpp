@@ -30,6 +30,7 @@ bool Reducer::Engine::belongs_to_reduced_pass() const {
       // A parameter of no module may get its gradient before the pass reaches an output.
       return usage_->runs_through_outputs();
     case Phase::Done:
+    case Phase::Sent:
       // The reducer ignores gradients that do not come through outputs of its own forwards: another
       // wrapper made them, or the module without its wrapper.
       return !usage_->outputs_are_known();
@@ -89,6 +90,7 @@ void Reducer::Engine::warn_unaveraged_step(size_t parameter) const {
 }
 
 void Reducer::Engine::begin_backward() {
+  check_finalized();
   if (!hooks_.watch_end(pass_->number())) return;
   // Due where no forward pass came since the ranks agreed, as with two forwards and two backwards.
   if (schedule_.rebuild_is_due()) rebuild_buckets();
@@ -132,11 +134,16 @@ void Reducer::Engine::on_backward_done() {
   // A backward pass inside another one (reentrant autograd) ended; the outer one still has
   // gradients to make.
   if (!pass_->is_complete() && torch::autograd::get_current_node()) return;
+  send_rest();
+  finalizes_by_hand_ ? phase_.store(Phase::Sent) : finish_pass();
+}
+
+// All gradients of the pass are there.
+void Reducer::Engine::send_rest() {
   pass_->gradient_memory_scope.reset();
   if (std::exchange(pass_->waits_for_autograd, false)) begin_after_autograd();
   for (auto& problem : usage_->check(*pass_)) status_.report(std::move(problem));
   launch_rest();
-  finish_pass();
 }
 
 void Reducer::Engine::begin_after_autograd() {
@@ -191,6 +198,9 @@ void Reducer::Engine::launch(size_t b) {
           if (b > 0) pass_->bucket(b - 1).in_flight.work.reset();  // Gloo's work keeps a copy
         }
         pack(b);
+        if (is_last && buckets_.is_lazy() && !status_.uses_own_collective()) {
+          choose_status_location();  // the bucket has its memory now
+        }
         if (is_last && !status_.uses_own_collective()) send_status();
         const auto& bucket = buckets_[b];
         observers_.notify([&](PassObserver& o) { o.launching(b, bucket.bytes()); });

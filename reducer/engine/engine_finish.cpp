@@ -100,6 +100,10 @@ void Reducer::Engine::end_pass() {
   pass_->problems.clear();
   pass_->works.clear();
   pass_->status.reset();
+  if (buckets_.is_lazy()) {
+    buckets_.release();
+    choose_status_location();
+  }
   begin_pass(number + 1);
 }
 

@@ -24,6 +24,18 @@ void Reducer::prepare_for_local_backward() { engine_->prepare_for_local_backward
 
 bool Reducer::is_reducing() const { return engine_->is_reducing(); }
 
+void Reducer::require_manual_finalization(bool required) {
+  engine_->require_manual_finalization(required);
+}
+
+void Reducer::finalize_backward() { engine_->finalize_backward(); }
+
+bool Reducer::should_finalize_after_backward() const {
+  return engine_->should_finalize_after_backward();
+}
+
+bool Reducer::awaits_finalization() const { return engine_->awaits_finalization(); }
+
 void Reducer::join_backward(const PassTerms& terms) { engine_->join_backward(terms); }
 
 void Reducer::report_problem(std::string what, std::string remedy) {

@@ -22,7 +22,7 @@ class AllReduction : public BucketReduction {
 
   // The status is made of real numbers, in the gradients' dtype.
   bool carries_status(const Bucket& bucket) const override {
-    return !bucket.is_sparse() && !bucket.storage().all().is_complex();
+    return !bucket.is_sparse() && !bucket.parameters().front().is_complex();
   }
 
   bool returns_as_packed() const override { return group_->getSize() == 1; }

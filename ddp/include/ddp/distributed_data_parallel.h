@@ -69,8 +69,12 @@ struct DistributedDataParallelOptions {
   /// end all ranks have them. Buffers that a program changes between steps are sent with the next
   /// pass; `sync_buffers()` sends them at once. False: each rank keeps its own. Default: true
   TORCH_ARG(bool, broadcast_buffers) = true;
+  /// What Python has in place of broadcast_buffers since 2.13: the same, but with false, too,
+  /// construction broadcasts rank 0's buffers. Where it is set, broadcast_buffers is ignored.
+  /// Default: unset
+  TORCH_ARG(std::optional<bool>, forward_sync_buffers) = {};
   /// Compare the ranks' models at construction, and broadcast rank 0's parameters, and its buffers
-  /// where broadcast_buffers is set. Default: true
+  /// where broadcast_buffers or forward_sync_buffers is set. Default: true
   TORCH_ARG(bool, init_sync) = true;
   /// Soft size of a gradient bucket in MiB (2^20 bytes): a bucket is full when it reaches it.
   /// kTuneBucketCap measures the first seven reduced steps (with static_graph eight), in which all
@@ -91,6 +95,14 @@ struct DistributedDataParallelOptions {
   /// Let `.grad` share the buckets' memory permanently: its memory stays the same in every pass.
   /// False: each gradient has memory of its own. Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Accepted for programs of Python, and changes nothing: on a GPU the gradients of a bucket are
+  /// always copied together. Default: false
+  TORCH_ARG(bool, batched_grad_copy) = false;
+  /// Give buckets memory only from the moment when their gradients are there to the end of the
+  /// backward pass, so that activations and buckets are not in memory together; with
+  /// gradient_as_bucket_view until the gradients are cleared. Costs allocations in each pass. With
+  /// a ZeroRedundancyOptimizer of stage 2 the memory of one bucket stays. Default: false
+  TORCH_ARG(bool, lazy_bucket_allocation) = false;
   /// Every iteration uses the same parameters, each as often as in the first. Allows parameters
   /// that a rank never uses and ones that get several gradients in one backward pass (reentrant
   /// checkpointing) without looking for them each time. The first reduced backward pass only counts
@@ -257,8 +269,8 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   /// it between steps. It finds values that were loaded on one rank only, a learning rate that
   /// follows the local loss, a parameter that one rank changed.
   ///
-  /// Buffers are compared where rank 0's are broadcast (broadcast_buffers), and where no rank had
-  /// a forward pass in training mode whose averaged backward pass is still to come.
+  /// Buffers are compared where passes broadcast rank 0's (broadcast_buffers), and where no rank
+  /// had a forward pass in training mode whose averaged backward pass is still to come.
   ///
   /// \param optimizers  their options and state are compared as well, and the tensors of no module
   ///         that they step; the optimizer of step_in_backward always is.
@@ -293,6 +305,41 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   ///         any of the parameters.
   /// \throws c10::Error  when there is one already.
   void step_in_backward(std::shared_ptr<torch::optim::Optimizer> optimizer);
+
+  /// Whether the program ends each averaged backward pass with finalize_backward(), so that what it
+  /// does in between overlaps the reduction. Default: false
+  ///
+  /// \throws c10::Error  between a forward pass and the end of its averaged backward pass.
+  ///
+  /// Collective: no, but every rank has to set the same.
+  void require_manual_backward_finalization(bool required);
+  /// Whether it does.
+  bool require_manual_backward_finalization() const;
+
+  /// Whether finalize_backward() has to wait until the coming backward pass has returned. Ask after
+  /// forward. False: it may also be called in a hook of that pass once all gradients are there.
+  /// True until the buckets are final (one step or two), in a join() and with a MixedPrecision that
+  /// has a param_dtype. False without require_manual_backward_finalization.
+  bool should_finalize_after_backward() const;
+
+  /// Waits for the gradients of an averaged backward pass, and makes `.grad` the averages; until
+  /// then `.grad` is unspecified. Exactly once for each such pass, in the same order among
+  /// collectives on every rank, before the next forward pass:
+  /// ```
+  /// model->require_manual_backward_finalization(true);
+  /// loss.backward();
+  /// step_embeddings();            // while gradients are on their way
+  /// model->finalize_backward();
+  /// optimizer.step();
+  /// ```
+  /// It throws what a backward pass throws else.
+  ///
+  /// \throws c10::Error  where require_manual_backward_finalization is not set; where no averaged
+  ///         backward pass waits for it, as under no_sync(); inside a backward pass before all
+  ///         gradients are there.
+  ///
+  /// Collective: yes, as the end of a backward pass. Blocks: host; over NCCL only the stream.
+  void finalize_backward();
 
   /// The measurements so far: per step and per bucket; see `summary` and `write_trace`.
   ReductionStats stats() const;

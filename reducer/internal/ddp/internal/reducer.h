@@ -46,6 +46,8 @@ struct ReducerOptions {
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// `.grad` aliases the bucket's memory after the first backward pass. Default: false
   TORCH_ARG(bool, gradient_as_bucket_view) = false;
+  /// Buckets have memory only from their launch to the end of the pass. Default: false
+  TORCH_ARG(bool, lazy_bucket_allocation) = false;
   /// Every iteration uses the same parameters as often as the first. Default: false
   TORCH_ARG(bool, static_graph) = false;
   /// Take the times of the first ten steps (17 with tune_bucket_cap), and then of every step whose
@@ -130,6 +132,26 @@ class Reducer {
 
   /// Whether a reduced backward pass runs. If it throws, it ends the other ranks' waits.
   bool is_reducing() const;
+
+  /// From now on a reduced backward pass only sends its buckets; finalize_backward() ends it.
+  ///
+  /// \throws c10::Error  between a forward pass and the end of its reduced backward pass.
+  void require_manual_finalization(bool required);
+
+  /// Waits for the buckets of a reduced backward pass and makes `.grad` the averages. After the
+  /// pass, or in a hook of it once all gradients are there.
+  ///
+  /// \throws c10::Error  where no pass waits for it, or gradients are missing; else as a backward
+  ///         pass.
+  ///
+  /// Collective: yes, as the end of a backward pass. Blocks: host.
+  void finalize_backward();
+
+  /// Whether finalize_backward() has to wait for the end of the coming backward pass.
+  bool should_finalize_after_backward() const;
+
+  /// Whether a reduced backward pass is sent, and not finalized.
+  bool awaits_finalization() const;
 
   /// Joins one reduced backward pass of the other ranks without one of its own: sends the gradients
   /// accumulated locally since the last reduced pass, and zeros for parameters without any.
