@@ -25,7 +25,7 @@ Member::Time longest_wait(const std::optional<You>& you) {
 
 Member::Member(Hello hello, Time now)
     : hello_(std::move(hello)), heard_(now), next_alive_(now + kAliveEvery) {
-  orders_.push_back(Connect{});
+  orders_.emplace_back(Connect{});
 }
 
 void Member::on_connected(Time now) {
@@ -43,7 +43,7 @@ void Member::on_disconnected(Time now) {
 void Member::connect_again(Time now) {
   connected_ = false;
   heard_ = now;
-  orders_.push_back(Connect{});
+  orders_.emplace_back(Connect{});
 }
 
 void Member::introduce() {
@@ -89,7 +89,7 @@ void Member::take(Time /*now*/, const Gather& gather) {
   generation_ = gather.generation;
   stage_ = Stage::Asked;
   why_ = gather.why.value;
-  orders_.push_back(Stop{gather.why.value});
+  orders_.emplace_back(Stop{gather.why.value});
 }
 
 void Member::take(Time /*now*/, const Form& form) {
@@ -119,8 +119,8 @@ void Member::finish(Ending how, int code, const std::string& why) {
   stage_ = Stage::Over;
   end_ = {how, code, why};
   connected_ = false;
-  if (how != Ending::Left) orders_.push_back(Stop{why});
-  orders_.push_back(Disconnect{});
+  if (how != Ending::Left) orders_.emplace_back(Stop{why});
+  orders_.emplace_back(Disconnect{});
 }
 
 void Member::on_time(Time now) {
@@ -128,7 +128,7 @@ void Member::on_time(Time now) {
   if (connected_ && now >= next_alive_) send(Alive{});
   if (now >= next_alive_) next_alive_ = now + kAliveEvery;
   if (connected_ && now >= heard_ + lost_after(you_)) {
-    orders_.push_back(Disconnect{});
+    orders_.emplace_back(Disconnect{});
     connect_again(now);
   }
   if (!connected_ && waits_for_coordinator() && now >= heard_ + longest_wait(you_)) {
@@ -212,7 +212,7 @@ void Member::done(Time now, int64_t generation) {
 
 /// What is sent without a connection is lost: introduce() says the rest of it again.
 void Member::send(const MemberMessage& message) {
-  if (connected_) orders_.push_back(Send{message});
+  if (connected_) orders_.emplace_back(Send{message});
 }
 
 }  // namespace ddp::membership
