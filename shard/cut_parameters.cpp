@@ -6,6 +6,7 @@
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/common_ranks.h>
+#include <ddp/internal/stage_tensors.h>
 
 namespace ddp {
 namespace {
@@ -35,6 +36,7 @@ class LayoutWalk {
  private:
   void add(ParameterLayout layout) {
     if (!seen_.insert(layout.local.unsafeGetTensorImpl()).second) return;
+    add_stage_to(layout);
     found_.push_back(std::move(layout));
   }
 

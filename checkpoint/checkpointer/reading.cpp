@@ -138,7 +138,9 @@ class CheckpointReader {
   void read_whole(const ShardedPart& part) {
     const auto file = part_file(part.name);
     if (manifest_.find(file) == nullptr) return;
-    loads_.push_back(part.whole->prepare(read_file(file), {strict_, subject_of(file)}));
+    const auto is_elsewhere = [&](const std::string& name) { return part.tensors.count(name) > 0; };
+    loads_.push_back(
+        part.whole->prepare(read_file(file), {strict_, subject_of(file), nullptr, is_elsewhere}));
   }
 
   void read_own_file() {

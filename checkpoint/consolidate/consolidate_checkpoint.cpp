@@ -158,6 +158,10 @@ class Consolidation {
     DDP_CHECK(
         detail::has_state(names), file_path(),
         ": expected the state of an optimizer, got another value. Load another checkpoint.");
+    DDP_CHECK_VALUE(
+        find_in(names, detail::kByName) == nullptr, kConsolidate,
+        ": expected an optimizer of whole models, got that of a pipeline in part \"",
+        options_.part(), "\". Load it with a Checkpointer: its state goes by names.");
     LazyTensors lazy;
     size_t number = 0;
     const auto& index = shards_->index();

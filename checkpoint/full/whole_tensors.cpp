@@ -74,11 +74,11 @@ OwnParts own_parts_of(const torch::nn::Module& module, Values values) {
     for (size_t i = 0; i < views.size(); ++i) {
       check_within(layout, layout.boxes[i]);
       own.parts.push_back({names[0], layout.boxes[i], views[i]});
-      own.layouts.push_back({names[0], kind, layout.boxes[i]});
+      own.layouts.push_back({names[0], kind, layout.boxes[i], 0, layout.stage});
     }
     if (views.empty() && !layout.sizes.empty()) {
       const std::vector<int64_t> none(layout.sizes.size(), 0);
-      own.layouts.push_back({names[0], kind, {none, none}});
+      own.layouts.push_back({names[0], kind, {none, none}, 0, layout.stage});
     }
   }
   for (auto& item : by_place) own.names.push_back(std::move(item.second));

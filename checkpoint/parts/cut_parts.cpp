@@ -1,6 +1,8 @@
 #include "parts/cut_parts.h"
 
+#include <algorithm>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -21,13 +23,15 @@ namespace {
 
 constexpr const char* kState = "state";
 constexpr const char* kStep = "step";
+constexpr const char* kGroups = "param_groups";
+constexpr const char* kParams = "params";
 
 void add_shards(
     const std::string& name, const ParameterLayout& layout, const at::Tensor& tensor,
     std::vector<ShardedTensor>& shards) {
   const auto views = views_of_boxes(layout, tensor);
   for (size_t i = 0; i < views.size(); ++i) {
-    shards.push_back({name, layout.sizes, layout.boxes[i].offset, views[i]});
+    shards.push_back({name, layout.sizes, layout.boxes[i].offset, views[i], 0, layout.stage});
   }
 }
 
@@ -56,6 +60,125 @@ std::vector<std::pair<c10::IValue, c10::IValue>> entries_of(const c10::IValue& d
   std::vector<std::pair<c10::IValue, c10::IValue>> entries;
   for (const auto& entry : dict.toGenericDict()) entries.emplace_back(entry.key(), entry.value());
   return entries;
+}
+
+using Layouts = std::vector<ParameterLayout>;
+
+bool are_of_stage(const Layouts& layouts) {
+  return std::any_of(layouts.begin(), layouts.end(), [](const ParameterLayout& layout) {
+    return layout.stage.has_value();
+  });
+}
+
+/// The numbers of an optimizer's parameters, by group.
+std::vector<c10::IValue> groups_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<c10::IValue> groups;
+  int64_t number = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    auto numbers = make_list();
+    for (size_t i = 0; i < group.params().size(); ++i) numbers.push_back(number++);
+    groups.emplace_back(numbers);
+  }
+  return groups;
+}
+
+/// The fields of the parameters' state, by names of parameters: those that are among the shards,
+/// and the steps of the parameters whose other fields are.
+std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields_by_name(
+    const c10::IValue& saved, const ShardIndex& index) {
+  std::unordered_map<std::string, std::vector<std::pair<std::string, c10::IValue>>> fields;
+  const auto parameter_in = [](const std::string& name) { return name.substr(name.find('/') + 1); };
+  for (const auto& tensor : index) {
+    const auto& name = tensor.first;
+    fields[parameter_in(name)].emplace_back(name.substr(0, name.find('/')), name);
+  }
+  for (const auto& [number, of_number] : entries_of(*find_in(saved, kState))) {
+    const auto* step = find_in(of_number, kStep);
+    if (step == nullptr || !step->isTensor()) continue;
+    for (const auto& [field, value] : entries_of(of_number)) {
+      if (!value.isString()) continue;
+      fields[parameter_in(value.toStringRef())].emplace_back(kStep, *step);
+      break;
+    }
+  }
+  return fields;
+}
+
+/// What a run with other parameters in its optimizer saved, as one with those of `layouts` has it:
+/// parameters are found by their names. Groups keep their order.
+c10::IValue with_names_of(
+    const c10::IValue& saved, const Layouts& layouts, const std::vector<c10::IValue>& groups,
+    const ShardReader& reader) {
+  const auto fields = fields_by_name(saved, reader.index());
+  auto state = make_dict();
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const auto found = fields.find(layouts[i].name);
+    if (found == fields.end()) continue;  // without a gradient so far
+    auto own = make_dict();
+    for (const auto& [field, value] : found->second) own.insert(field, value);
+    state.insert(static_cast<int64_t>(i), own);
+  }
+  auto options = make_list();
+  const auto* saved_groups = find_in(saved, kGroups);
+  for (size_t g = 0; saved_groups != nullptr && g < saved_groups->toListRef().size(); ++g) {
+    auto group = make_dict();
+    for (const auto& [key, value] : entries_of(saved_groups->toListRef()[g])) {
+      group.insert(key, key == kParams && g < groups.size() ? groups[g] : value);
+    }
+    options.push_back(group);
+  }
+  auto all = make_dict();
+  all.insert(kState, state);
+  all.insert(kGroups, options);
+  return all;
+}
+
+/// Cuts the state of a whole model.
+c10::IValue cut_whole(
+    const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
+  DDP_CHECK_VALUE(
+      !are_of_stage(layouts), context.subject,
+      ": expected an optimizer's state by name for the parameters of a pipeline's stage, got one "
+      "by number, of a whole model. Save it from a pipeline, which may have one stage.");
+  return replace_in_state(
+      saved, [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
+        if (index >= layouts.size() || field == kStep || !value.isTensor()) return value;
+        const auto& layout = layouts[index];
+        const auto whole = value.toTensor();
+        check_sizes(whole.sizes() == layout.sizes, context, field, layout, ddp::str(whole.sizes()));
+        const auto zeros = at::zeros(layout.local.sizes(), whole.scalar_type());
+        return with_elements_of(whole, layout, zeros);
+      });
+}
+
+/// Puts this rank's elements in the places of names.
+c10::IValue read_shards(
+    const c10::IValue& saved, const Layouts& layouts, const LoadContext& context) {
+  auto& reader = *context.shards;
+  const auto filled = replace_in_state(
+      saved, [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
+        if (!value.isString() || index >= layouts.size()) return value;
+        const auto& layout = layouts[index];
+        const auto found = reader.index().find(value.toStringRef());
+        const bool is_there = found != reader.index().end();
+        if (is_there && field == kStep) {
+          const auto step = at::zeros({}, found->second.kind.dtype);
+          reader.add(found->second, Box{}, step);
+          return step;
+        }
+        check_sizes(
+            is_there && found->second.kind.sizes == layout.sizes, context, field, layout,
+            is_there ? kind_text(found->second.kind) : "none");
+        // Zeros, since padding is in no box.
+        const auto tensor = at::zeros(layout.local.sizes(), found->second.kind.dtype);
+        const auto views = views_of_boxes(layout, tensor);
+        for (size_t i = 0; i < views.size(); ++i) {
+          reader.add(found->second, layout.boxes[i], views[i]);
+        }
+        return tensor;
+      });
+  reader.read();
+  return filled;
 }
 
 }  // namespace
@@ -110,23 +233,30 @@ std::map<std::string, std::vector<std::string>> other_names_in(const torch::nn::
 
 PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& context) {
   if (!saved.isGenericDict()) return whole_->prepare(saved, context);
-  LayoutsByParameter layouts;
-  add_layouts_of(*module(), layouts);
-  std::unordered_map<std::string, const ParameterLayout*> by_name;
-  for (const auto& named : named_state(*module())) {
-    const auto found = layouts.find(named.tensor.unsafeGetTensorImpl());
-    if (found == layouts.end()) continue;
-    by_name.emplace(named.name, &found->second);
-    by_name.emplace("module." + named.name, &found->second);  // as Python's wrapper saves it
+  const auto state = named_state(*module());
+  const auto tensors = tensors_of_module(*module());
+  // Both by the names in a file: Python's wrapper saves them with a prefix.
+  std::unordered_map<std::string, std::pair<const ModuleTensor*, std::string>> by_name;
+  for (const auto& tensor : tensors) {
+    for (size_t i = 0; i < tensor.names.size(); ++i) {
+      const std::pair place{&tensor, state[tensor.places[i]].name};
+      by_name.emplace(tensor.names[i], place);
+      by_name.emplace("module." + tensor.names[i], place);
+    }
   }
+  const bool is_stage = std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return tensor.layout.stage.has_value();
+  });
   auto own = make_dict();
   for (const auto& [name, value] : entries_of(saved)) {
     const auto found = name.isString() ? by_name.find(name.toStringRef()) : by_name.end();
     if (found == by_name.end() || !value.isTensor()) {
-      own.insert(name, value);
+      const bool is_of_other_stage = is_stage && name.isString() && context.is_elsewhere &&
+                                     context.is_elsewhere(name.toStringRef());
+      if (!is_of_other_stage) own.insert(name, value);
       continue;
     }
-    const auto& layout = *found->second;
+    const auto& layout = found->second.first->layout;
     const auto whole = value.toTensor();
     DDP_CHECK_VALUE(
         whole.sizes() == layout.sizes, context.subject,
@@ -135,7 +265,7 @@ PreparedLoad CutModelPart::prepare(const c10::IValue& saved, const LoadContext& 
         " in the file. Build the model as it was saved.");
     const auto local = layout.local.detach().to(
         at::kCPU, whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-    own.insert(name, with_elements_of(whole, layout, local));
+    own.insert(found->second.second, with_elements_of(whole, layout, local));
   }
   return whole_->prepare(own, context);
 }
@@ -175,12 +305,18 @@ std::vector<ShardedTensor> CutOptimizerPart::take_shards() {
   state_ = replace_in_state(
       whole_->state(),
       [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
-        if (!value.isTensor() || field == kStep) return value;
         const auto& layout = layouts.at(index);
+        if (!value.isTensor() || (field == kStep && !layout.stage)) return value;
         const auto name = ddp::str(field.toStringRef(), "/", layout.name);
-        add_shards(name, layout, value.toTensor(), shards);
+        if (field == kStep) {
+          shards.push_back({name, {}, {}, value.toTensor(), 0, layout.stage});
+        } else {
+          add_shards(name, layout, value.toTensor(), shards);
+        }
         return name;
       });
+  // The file has the numbers of one rank's parameters.
+  if (are_of_stage(layouts)) state_.toGenericDict().insert(kByName, true);
   return shards;
 }
 
@@ -190,39 +326,13 @@ PreparedLoad CutOptimizerPart::prepare(const c10::IValue& saved, const LoadConte
   if (!has_state(saved)) return whole_->prepare(saved, context);
   const auto layouts = layouts_in_order();
   if (context.shards == nullptr) {
-    const auto own = replace_in_state(
-        saved,
-        [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
-          if (index >= layouts.size() || field == kStep || !value.isTensor()) return value;
-          const auto& layout = layouts[index];
-          const auto whole = value.toTensor();
-          check_sizes(
-              whole.sizes() == layout.sizes, context, field, layout, ddp::str(whole.sizes()));
-          const auto zeros = at::zeros(layout.local.sizes(), whole.scalar_type());
-          return with_elements_of(whole, layout, zeros);
-        });
-    return whole_->prepare(own, context);
+    return whole_->prepare(cut_whole(saved, layouts, context), context);
   }
-  auto& reader = *context.shards;
-  const auto filled = replace_in_state(
-      saved, [&](size_t index, const c10::IValue& field, const c10::IValue& value) -> c10::IValue {
-        if (!value.isString() || index >= layouts.size()) return value;
-        const auto& layout = layouts[index];
-        const auto found = reader.index().find(value.toStringRef());
-        const bool is_there = found != reader.index().end();
-        check_sizes(
-            is_there && found->second.kind.sizes == layout.sizes, context, field, layout,
-            is_there ? kind_text(found->second.kind) : "none");
-        // Zeros, since padding is in no box.
-        const auto tensor = at::zeros(layout.local.sizes(), found->second.kind.dtype);
-        const auto views = views_of_boxes(layout, tensor);
-        for (size_t i = 0; i < views.size(); ++i) {
-          reader.add(found->second, layout.boxes[i], views[i]);
-        }
-        return tensor;
-      });
-  reader.read();
-  return whole_->prepare(filled, context);
+  const bool is_by_name = are_of_stage(layouts) || find_in(saved, kByName) != nullptr;
+  const auto own =
+      is_by_name ? with_names_of(saved, layouts, groups_of(*whole_->optimizer()), *context.shards)
+                 : saved;
+  return whole_->prepare(read_shards(own, layouts, context), context);
 }
 
 }  // namespace ddp::detail

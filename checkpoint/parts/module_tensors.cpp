@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/stage_tensors.h>
 
 #include "python/module_dict.h"
 
@@ -43,8 +44,10 @@ class GlobalNames {
     };
     add(module.named_parameters(/*recurse=*/false));
     add(module.named_buffers(/*recurse=*/false));
+    const auto* sharded = dynamic_cast<const ShardedModule*>(&module);
+    const bool is_wrapper = sharded != nullptr && sharded->is_transparent();
     for (const auto& child : module.named_children()) {
-      visit(*child.value(), prefix + child.key() + ".");
+      visit(*child.value(), is_wrapper ? prefix : prefix + child.key() + ".");
     }
   }
 
@@ -70,6 +73,15 @@ class GlobalNames {
   std::vector<std::string> names_;
 };
 
+/// \param value  that a save writes.
+ParameterLayout buffer_layout(
+    const std::string& name, const at::Tensor& buffer, const at::Tensor& value) {
+  auto layout = whole_layout(name, buffer);
+  add_stage_to(layout);
+  layout.local = value;
+  return layout;
+}
+
 }  // namespace
 
 std::vector<ModuleTensor> tensors_of_module(const torch::nn::Module& module) {
@@ -88,7 +100,8 @@ std::vector<ModuleTensor> tensors_of_module(const torch::nn::Module& module) {
     const auto [number, is_new] = known.emplace(key, tensors.size());
     if (is_new) {
       const auto found = layouts.find(key);
-      auto layout = found == layouts.end() ? whole_layout(names[i], values[i]) : found->second;
+      auto layout = found == layouts.end() ? buffer_layout(names[i], state[i].tensor, values[i])
+                                           : found->second;
       tensors.push_back({{layout.name}, {i}, state[i].tensor, values[i], std::move(layout)});
     }
     auto& tensor = tensors[number->second];

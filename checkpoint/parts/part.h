@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include <ATen/core/ivalue.h>
@@ -21,6 +22,8 @@ struct LoadContext {
   bool strict = true;
   std::string subject;            // the file; the texts of errors begin with it
   ShardReader* shards = nullptr;  // of the part's tensors that are cut; null for none
+  /// Whether another stage of a pipeline has the tensor of a name. Null: there are no stages.
+  std::function<bool(const std::string&)> is_elsewhere = nullptr;
 };
 
 /// A named part of a checkpoint, whose state is saved and loaded.

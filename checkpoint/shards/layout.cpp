@@ -34,6 +34,10 @@ std::vector<int64_t> numbers_in(const c10::IValue& tuple) {
   return numbers;
 }
 
+std::string stage_text(std::optional<int64_t> stage) {
+  return stage ? ddp::str("stage ", *stage) : "none";
+}
+
 bool is_within(const ShardedTensor& shard) {
   const auto dims = shard.sizes.size();
   if (shard.offset.size() != dims || static_cast<size_t>(shard.local.dim()) != dims) return false;
@@ -70,7 +74,8 @@ std::vector<ShardLayout> shard_layouts_of(
         {shard.name,
          {local.scalar_type(), shard.sizes},
          {shard.offset, local.sizes().vec()},
-         shard.replica});
+         shard.replica,
+         shard.stage});
   }
   return layouts;
 }
@@ -83,6 +88,7 @@ std::string to_text(const RankLayouts& layouts) {
       entries.push_back(tuple_of(
           {shard.name, static_cast<int64_t>(shard.kind.dtype), tuple_of_numbers(shard.kind.sizes),
            tuple_of_numbers(shard.box.offset), tuple_of_numbers(shard.box.size), shard.replica,
+           shard.stage ? c10::IValue(*shard.stage) : c10::IValue(),
            tuple_of_texts(shard.other_names)}));
     }
     parts.push_back(tuple_of({part, tuple_of(std::move(entries))}));
@@ -104,7 +110,8 @@ RankLayouts layouts_from(const std::string& text) {
            {static_cast<at::ScalarType>(fields[1].toInt()), numbers_in(fields[2])},
            {numbers_in(fields[3]), numbers_in(fields[4])},
            fields[5].toInt(),
-           texts_in(fields[6])});
+           fields[6].toOptional<int64_t>(),
+           texts_in(fields[7])});
     }
   }
   return layouts;
@@ -117,11 +124,21 @@ ShardTexts texts_of_part(const std::string& part) {
 std::map<std::string, TensorKind> tensors_of(
     const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks) {
   std::map<std::string, TensorKind> tensors;
-  std::map<std::string, size_t> first_rank;
+  struct First {
+    size_t rank;
+    std::optional<int64_t> stage;
+  };
+  std::map<std::string, First> firsts;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const auto& shard : ranks[rank]) {
       const auto& known = tensors.emplace(shard.name, shard.kind).first->second;
-      const auto first = first_rank.emplace(shard.name, rank).first->second;
+      const auto& [first, stage] =
+          firsts.emplace(shard.name, First{rank, shard.stage}).first->second;
+      DDP_CHECK_VALUE(
+          stage == shard.stage, texts.subject, ": expected ", shard.name, texts.place,
+          " in one stage of the pipeline, got it in ", stage_text(stage), " on rank ", first,
+          " and in ", stage_text(shard.stage), " on rank ", rank, " of ", ranks.size(),
+          ". Name the modules of stages by their place in the model, or declare a TiedParameter.");
       DDP_CHECK_VALUE(
           known.dtype == shard.kind.dtype && known.sizes == shard.kind.sizes, texts.subject,
           ": expected ", shard.name, texts.place, " to have one shape and dtype, got ",

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct ShardLayout {
   TensorKind kind;
   Box box;
   int64_t replica = 0;
+  std::optional<int64_t> stage = {};
   std::vector<std::string> other_names = {};  // of a tensor that modules share
 };
 
@@ -51,7 +53,8 @@ ShardTexts texts_of_part(const std::string& part);
 /// Returns the tensors that any rank has a shard of, by name.
 ///
 /// \param ranks  the ranks' layouts.
-/// \throws c10::ValueError  two ranks have another dtype or shape.
+/// \throws c10::ValueError  two ranks have another dtype or shape, or two stages of a pipeline a
+///         tensor of one name.
 std::map<std::string, TensorKind> tensors_of(
     const ShardTexts& texts, const std::vector<std::vector<ShardLayout>>& ranks);
 

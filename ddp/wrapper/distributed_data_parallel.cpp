@@ -185,8 +185,10 @@ void DistributedDataParallelBase::after_forward(
   state_->after_forward(std::move(outputs), outputs_complete);
 }
 
+Reduction DistributedDataParallelBase::reduction() const { return state_->options().reduction(); }
+
 bool DistributedDataParallelBase::counts_samples() const {
-  return state_->options().reduction() == Reduction::SampleWeighted;
+  return reduction() == Reduction::SampleWeighted;
 }
 
 void DistributedDataParallelBase::forward_failed() noexcept { state_->forward_failed(); }

@@ -91,6 +91,21 @@ Groups axes_that_cut(const ParameterLayout& layout, const Groups& axes) {
   return cut;
 }
 
+/// Whether this rank's copy of a parameter counts: of what all ranks of an axis have, the first's.
+bool counts_here(const ParameterLayout& layout, const Groups& cut, const Groups& axes) {
+  const bool is_first = std::all_of(axes.begin(), axes.end(), [&](const ProcessGroup& axis) {
+    return axis->getRank() == 0 || contains(cut, axis);
+  });
+  // Copies on some ranks of an axis that cuts it: of a tied parameter, in two stages.
+  const auto& copies = layout.replicated_over;
+  return is_first && std::none_of(copies.begin(), copies.end(), [&](const ProcessGroup& group) {
+           return group->getRank() > 0 &&
+                  std::any_of(cut.begin(), cut.end(), [&](const auto& axis) {
+                    return count_common_ranks(*group, *axis).value_or(1) > 1;
+                  });
+         });
+}
+
 }  // namespace
 
 double clip_grad_norm_(
@@ -101,14 +116,24 @@ double clip_grad_norm_(
     if (!contains(over_all, group)) over_all.push_back(group);
   }
   GradientSets gradients;
+  std::vector<at::Tensor> copies;
   for (const auto& layout : final_layouts_of(module)) {
     Groups groups;
     for (const auto& group : layout.sharded_over) {
       if (group->getSize() > 1 && !contains(over_all, group)) groups.push_back(group);
     }
-    gradients.add(layout, groups, layout.local.grad());
+    DDP_CHECK_VALUE(
+        !layout.stage || contains(over_all, layout.sharded_over.back()),
+        "clip_grad_norm_: expected the ranks of the pipeline among the groups, because each stage "
+        "has other parameters, got ",
+        over_all.size(), " other groups. Pass the mesh, or the pipeline's process_group, too.");
+    if (counts_here(layout, layout.sharded_over, {})) {
+      gradients.add(layout, groups, layout.local.grad());
+    } else if (layout.local.grad().defined()) {
+      copies.push_back(layout.local.grad());
+    }
   }
-  return clip_sets(gradients.sets(), max_norm, norm_type, over_all);
+  return clip_sets(gradients.sets(), max_norm, norm_type, over_all, copies);
 }
 
 double clip_grad_norm_(
@@ -119,18 +144,12 @@ double clip_grad_norm_(
   const at::NoGradGuard no_grad;
   const auto axes = axes_of(mesh);
   GradientSets gradients;
-  for (const auto& layout : final_layouts_of(module)) {
-    gradients.add(layout, axes_that_cut(layout, axes), layout.local.grad());
-  }
-  // What all ranks of an axis have counts on its first rank.
   std::vector<at::Tensor> counted;
-  for (const auto& set : gradients.sets()) {
-    const bool counts_here = std::all_of(axes.begin(), axes.end(), [&](const auto& axis) {
-      return axis->getRank() == 0 || contains(set.sharded_over, axis);
-    });
-    if (counts_here) {
-      counted.insert(counted.end(), set.gradients.begin(), set.gradients.end());
-    }
+  for (const auto& layout : final_layouts_of(module)) {
+    const auto cut = axes_that_cut(layout, axes);
+    const auto& gradient = layout.local.grad();
+    gradients.add(layout, cut, gradient);
+    if (gradient.defined() && counts_here(layout, cut, axes)) counted.push_back(gradient);
   }
   auto powers = sum_of_powers(counted, norm_type).view(1);
   for (const auto& axis : axes) {

@@ -108,7 +108,7 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
 
 double clip_sets(
     const std::vector<ShardedGradients>& sets, double max_norm, double norm_type,
-    const std::vector<ProcessGroup>& over_all) {
+    const std::vector<ProcessGroup>& over_all, const std::vector<at::Tensor>& copies) {
   for (const auto& group : over_all) check_group(group);
   const bool is_cut =
       !over_all.empty() || std::any_of(sets.begin(), sets.end(), [](const auto& set) {
@@ -124,6 +124,7 @@ double clip_sets(
   }
   const auto norm = norm_of(powers, norm_type);
   scale_to_norm(sets, norm, max_norm);
+  scale_to_norm({{copies, {}}}, norm, max_norm);
   return norm;
 }
 

@@ -30,10 +30,11 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
 /// clip_grad_norm_() of sets whose gradients are no longer looked for.
 ///
 /// \param over_all  further groups, over which all sets are cut. Their ranks may have other sets.
+/// \param copies  gradients that other ranks of over_all count: they are scaled alone.
 ///
 /// Collective: over the sets' groups; then one all-reduce of a number over each of `over_all`.
 double clip_sets(
     const std::vector<ShardedGradients>& sets, double max_norm, double norm_type,
-    const std::vector<ProcessGroup>& over_all = {});
+    const std::vector<ProcessGroup>& over_all = {}, const std::vector<at::Tensor>& copies = {});
 
 }  // namespace ddp

@@ -148,6 +148,11 @@ class ZeroRedundancyOptimizerBase::Impl {
     const auto add = [&](const at::Tensor& parameter, const at::Tensor& gradient) {
       const auto found = layouts.find(parameter.unsafeGetTensorImpl());
       const auto layout = found == layouts.end() ? whole_layout("", parameter) : found->second;
+      DDP_CHECK_VALUE(
+          !layout.stage,
+          "clip_grad_norm_: expected an optimizer of a whole model, got a ZeroRedundancyOptimizer "
+          "of a pipeline's stage, which knows of no other stage. Use its stage 1, and call "
+          "clip_grad_norm_(module, max_norm, mesh).");
       std::vector<ProcessGroup> groups;
       for (const auto& group : layout.sharded_over) {
         if (group->getSize() > 1) groups.push_back(group);

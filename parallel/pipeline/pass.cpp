@@ -16,11 +16,11 @@ std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
 
 PipelinePass::PipelinePass(
     PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target)
-    : setup_(setup),
-      trains_(trains),
-      inputs_(inputs),
-      target_(target),
-      messages_(setup.group, setup.monitor, setup.device) {}
+    : setup_(setup), trains_(trains), inputs_(inputs), target_(target) {
+  times_.rank = static_cast<int>(setup.rank);
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  times_.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
+}
 
 int64_t PipelinePass::stage_of(const Action& action) const {
   return setup_.shape.stage_of(setup_.rank, action.chunk);
@@ -41,12 +41,15 @@ StageChunk& PipelinePass::chunk_of(const Action& action) {
 PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
   auto& monitor = *setup_.monitor;
   monitor.abort_on_error(
-      [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(); });
+      [] { return std::string("cutting a batch into micro-batches"); }, [&] { begin(steps); });
   for (const auto& step : steps) {
     const auto where = [&] { return name_of(step.action); };
+    times_.actions.push_back({step.action, stage_of(step.action)});
     monitor.abort_on_error(
         where, [&] { step.action.kind == 'F' ? forward(step) : backward(step); });
+    times_.actions.back().end_ms = milliseconds();
   }
+  times_.total_ms = milliseconds();
   monitor.abort_on_error([] { return std::string("ending a step of a pipeline"); }, [&] { end(); });
   PipelineResult result;
   if (!has_stage(setup_.shape.stages() - 1)) return result;
@@ -55,12 +58,33 @@ PipelineResult PipelinePass::run(const std::vector<PipelineStep>& steps) {
   return result;
 }
 
-void PipelinePass::begin() {
+double PipelinePass::milliseconds() const {
+  const std::chrono::duration<double, std::milli> since = std::chrono::steady_clock::now() - begin_;
+  return since.count();
+}
+
+PipelinePass::Channel PipelinePass::make_channel(
+    char kind, const std::vector<PipelineStep>& steps) const {
+  std::vector<ExpectedMessage> expected;
+  for (const auto& [action, receive, send] : steps) {
+    if (action.kind != kind || !receive) continue;
+    const auto stage = stage_of(action);
+    expected.push_back({action, *receive, kind == 'F' ? stage - 1 : stage + 1});
+  }
+  return {
+      std::make_unique<StageInbox>(
+          setup_.group, setup_.monitor, setup_.device, std::move(expected)),
+      std::make_unique<StageOutbox>(setup_.group, setup_.monitor, setup_.device)};
+}
+
+void PipelinePass::begin(const std::vector<PipelineStep>& steps) {
   const auto count = setup_.shape.microbatches;
   for (const auto& chunk : setup_.chunks) {
     chunks_.push_back(
         std::make_unique<StageChunk>(chunk, trains_ ? count : 0, setup_.options.reduce_each()));
   }
+  forwards_ = make_channel('F', steps);
+  backwards_ = make_channel('B', steps);
   if (has_stage(0)) {
     input_parts_ = Microbatches("inputs", inputs_, count, !trains_, setup_.on_rank());
     input_gradients_.resize(static_cast<size_t>(count));
@@ -75,13 +99,10 @@ void PipelinePass::begin() {
 
 PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
   const auto& action = step.action;
-  const auto stage = stage_of(action);
-  const auto from = action.kind == 'F' ? stage - 1 : stage + 1;
   if (!step.receive) {
-    return std::move(handed_.extract({action.kind, stage, action.microbatch}).mapped());
+    return std::move(handed_.extract({action.kind, stage_of(action), action.microbatch}).mapped());
   }
-  const auto where = [&] { return name_of(action); };
-  auto received = messages_.receive(action, *step.receive, from, where);
+  auto received = channel_of(action).in->take([&] { return name_of(action); });
   for (size_t k = 0; k < received.tensors.size(); ++k) {
     if (received.header.tensors[k].requires_grad) received.tensors[k].requires_grad_();
   }
@@ -91,7 +112,7 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
 void PipelinePass::send(const PipelineStep& step, const Tensors& tensors) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
-  if (step.send) return messages_.send(action, *step.send, stage, tensors);
+  if (step.send) return channel_of(action).out->send(action, *step.send, stage, tensors);
   const auto to = action.kind == 'F' ? stage + 1 : stage - 1;
   handed_[{action.kind, to, action.microbatch}] = tensors;
 }
@@ -138,6 +159,7 @@ void PipelinePass::forward(const PipelineStep& step) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
   const auto inputs = stage == 0 ? input_parts_.tensors(action.microbatch) : receive(step);
+  times_.actions.back().begin_ms = milliseconds();
   const auto outputs = run_forward(step, inputs);
   if (is_last(stage)) {
     DDP_CHECK(
@@ -177,8 +199,9 @@ void PipelinePass::backward(const PipelineStep& step) {
   } else {
     gradients = receive(step);
     // The next stage has computed with the activations, so they have arrived.
-    messages_.finish({'F', action.chunk, action.microbatch}, [&] { return name_of(action); });
+    forwards_.out->finish({'F', action.chunk, action.microbatch});
   }
+  times_.actions.back().begin_ms = milliseconds();
   auto of_inputs = chunk_of(action).backward(action.microbatch, gradients);
   if (stage == 0) {
     input_gradients_[at] = std::move(of_inputs);
@@ -188,7 +211,8 @@ void PipelinePass::backward(const PipelineStep& step) {
 }
 
 void PipelinePass::end() {
-  messages_.finish_all();
+  forwards_.out->finish_all();
+  backwards_.out->finish_all();
   if (!trains_ || !has_stage(0)) return;
   std::vector<Tensors> parts;
   for (int64_t i = 0; i < setup_.shape.microbatches; ++i) parts.push_back(input_parts_.tensors(i));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,9 +15,10 @@
 #include <ddp/pipeline.h>
 
 #include "pipeline/chunk.h"
+#include "pipeline/inbox.h"
 #include "pipeline/message_header.h"
-#include "pipeline/messages.h"
 #include "pipeline/microbatches.h"
+#include "pipeline/outbox.h"
 #include "pipeline/schedule.h"
 
 namespace ddp {
@@ -48,8 +50,18 @@ class PipelinePass {
   /// Gradients are enabled if it trains.
   PipelineResult run(const std::vector<PipelineStep>& steps);
 
+  /// When the actions ran.
+  const PipelineStepStats& times() const { return times_; }
+
  private:
-  void begin();
+  /// The messages of one direction.
+  struct Channel {
+    std::unique_ptr<StageInbox> in;
+    std::unique_ptr<StageOutbox> out;
+  };
+
+  void begin(const std::vector<PipelineStep>& steps);
+  Channel make_channel(char kind, const std::vector<PipelineStep>& steps) const;
   void forward(const PipelineStep& step);
   void backward(const PipelineStep& step);
   Tensors run_forward(const PipelineStep& step, const Tensors& inputs);
@@ -61,6 +73,8 @@ class PipelinePass {
       const Action& action, const Tensors& inputs, const std::string& error) const;
   void end();
 
+  double milliseconds() const;
+  Channel& channel_of(const Action& action) { return action.kind == 'F' ? forwards_ : backwards_; }
   int64_t stage_of(const Action& action) const;
   std::string name_of(const Action& action) const;
   bool is_last(int64_t stage) const { return stage + 1 == setup_.shape.stages(); }
@@ -71,12 +85,14 @@ class PipelinePass {
   const bool trains_;
   const Tensors inputs_;
   const at::Tensor target_;
-  StageMessages messages_;
+  Channel forwards_, backwards_;
   std::vector<std::unique_ptr<StageChunk>> chunks_;
   Microbatches input_parts_, target_parts_;
   std::map<std::tuple<char, int64_t, int64_t>, Tensors> handed_;  // to a stage of the same rank
   std::vector<Tensors> input_gradients_;                          // by micro-batch
   Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  PipelineStepStats times_;
 };
 
 }  // namespace ddp

@@ -9,6 +9,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/gather_strings.h>
+#include <ddp/internal/packed_texts.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/text.h>
 
@@ -48,6 +49,14 @@ void check_setup(const PipelineSetup& setup, int index, int ranks) {
       "PipelineStage: expected one module a rank with PipelineSchedule::OneFOneB, got ",
       setup.chunks.size(), " chunks ", where, ". Choose Interleaved, or GPipe.");
   DDP_CHECK_VALUE(
+      !options.reduce_each() ||
+          std::all_of(
+              setup.chunks.begin(), setup.chunks.end(),
+              [](const detail::StageModule& chunk) { return chunk.may_reduce_each(); }),
+      "PipelineStage: expected Reduction::Mean of a DistributedDataParallel with reduce_each, got "
+      "another one ",
+      where, ", which would add up what was added up before. Leave reduce_each out.");
+  DDP_CHECK_VALUE(
       setup.loss || index + 1 < ranks,
       "PipelineStage: expected a loss function on the last stage, "
       "got none ",
@@ -61,13 +70,7 @@ std::string settings_of(const PipelineSetup& setup) {
       name_of(setup.options.schedule()), "\nchunks ", setup.chunks.size());
 }
 
-// Before the text of a rank that has a problem.
-constexpr char kProblem = '!';
-
 std::string describe_settings(const std::vector<std::string>& by_rank) {
-  for (const auto& text : by_rank) {
-    if (text[0] == kProblem) return text.substr(1);
-  }
   const auto first = lines_of(by_rank[0]);
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
     const auto lines = lines_of(by_rank[rank]);
@@ -78,6 +81,30 @@ std::string describe_settings(const std::vector<std::string>& by_rank) {
         *other, " on rank ", rank, ". Build all stages from one configuration.");
   }
   return "";
+}
+
+/// Throws on every rank where stages do not fit together.
+///
+/// \return  the ranks' texts of tied parameters.
+std::vector<std::string> agree_on_stages(
+    const PipelineSetup& setup, const std::string& problem, const TiedParameters& tied) {
+  std::vector<std::string> tied_by_rank;
+  const auto describe = [&](const std::vector<std::string>& by_rank) -> std::string {
+    std::vector<std::string> settings;
+    tied_by_rank.clear();
+    for (const auto& text : by_rank) {
+      const auto texts = unpacked(text);
+      if (!texts[0].empty()) return texts[0];
+      settings.push_back(texts[1]);
+      tied_by_rank.push_back(texts[2]);
+    }
+    const auto text = describe_settings(settings);
+    return text.empty() ? problem_of_tied(tied_by_rank) : text;
+  };
+  agree(
+      packed({problem, settings_of(setup), tied.text()}), setup.group,
+      "comparing the stages of a pipeline", describe, setup.monitor.get());
+  return tied_by_rank;
 }
 
 }  // namespace
@@ -93,10 +120,20 @@ PipelineRunner::PipelineRunner(
   setup_.loss = std::move(loss);
   setup_.options = options;
   setup_.usable.resize(setup_.chunks.size());
-  const auto problem = problem_of([&] { check_setup(setup_, index, ranks); });
-  agree(
-      problem.empty() ? settings_of(setup_) : kProblem + problem, setup_.group,
-      "comparing the stages of a pipeline", describe_settings, setup_.monitor.get());
+  const auto problem = problem_of([&] {
+    check_setup(setup_, index, ranks);
+    tied_ = TiedParameters(options.tied(), setup_.chunks, setup_.shape, index);
+  });
+  const auto tied_by_rank = agree_on_stages(setup_, problem, tied_);
+  tied_.begin(tied_by_rank, setup_.group, places_);
+  for (size_t c = 0; c < setup_.chunks.size(); ++c) {
+    const auto& module = *setup_.chunks[c].module;
+    const StagePlace place{setup_.shape.stage_of(index, static_cast<int64_t>(c)), setup_.group, {}};
+    for (const auto& parameter : module.parameters()) places_.add(parameter, place);
+    for (const auto& buffer : module.buffers()) {
+      if (buffer.defined()) places_.add(buffer, place);
+    }
+  }
   const auto parameters = setup_.chunks.front().module->parameters();
   if (!parameters.empty()) setup_.device = parameters.front().device();
   actions_ = pipeline_actions(options.schedule(), setup_.shape, index);
@@ -109,7 +146,23 @@ PipelineRunner::PipelineRunner(
 PipelineResult PipelineRunner::step(
     const std::vector<at::Tensor>& inputs, const at::Tensor& target) {
   const c10::AutoGradMode with_gradients(true);
-  return PipelinePass(setup_, /*trains=*/true, inputs, target).run(steps_);
+  const auto earlier = tied_.take_gradients();
+  PipelineResult result;
+  {
+    // Wrappers' units are sharded again at its end.
+    PipelinePass pass(setup_, /*trains=*/true, inputs, target);
+    result = pass.run(steps_);
+    add_stats(pass.times());
+  }
+  tied_.sum_gradients(earlier, *setup_.monitor);
+  return result;
+}
+
+void PipelineRunner::add_stats(PipelineStepStats step) {
+  constexpr size_t kMostSteps = 128;
+  step.step = ++steps_done_;
+  if (stats_.steps.size() == kMostSteps) stats_.steps.erase(stats_.steps.begin());
+  stats_.steps.push_back(std::move(step));
 }
 
 at::Tensor PipelineRunner::eval(const std::vector<at::Tensor>& inputs) {
@@ -138,6 +191,8 @@ PipelineResult PipelineStageBase::step(
 at::Tensor PipelineStageBase::eval(const std::vector<at::Tensor>& inputs) {
   return runner_->eval(inputs);
 }
+
+const PipelineStats& PipelineStageBase::stats() const { return runner_->stats(); }
 
 std::vector<Action> PipelineStageBase::schedule() const { return runner_->actions(); }
 

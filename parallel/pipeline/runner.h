@@ -2,10 +2,12 @@
 
 #include <vector>
 
+#include <ddp/internal/stage_tensors.h>
 #include <ddp/pipeline.h>
 
 #include "pipeline/pass.h"
 #include "pipeline/schedule.h"
+#include "pipeline/tied.h"
 
 namespace ddp {
 
@@ -20,11 +22,18 @@ class PipelineRunner {
   PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
 
+  const PipelineStats& stats() const { return stats_; }
   const std::vector<Action>& actions() const { return actions_; }
   const std::vector<detail::StageModule>& chunks() const { return setup_.chunks; }
 
  private:
+  void add_stats(PipelineStepStats step);
+
   PipelineSetup setup_;
+  TiedParameters tied_;
+  StageTensors places_;
+  PipelineStats stats_;
+  int64_t steps_done_ = 0;
   std::vector<Action> actions_;
   std::vector<PipelineStep> steps_, forwards_;  // of a step, and of an evaluation
 };

@@ -33,6 +33,11 @@ bool StageModule::reduces() const {
   return is_wrapper;
 }
 
+bool StageModule::may_reduce_each() const {
+  const auto* replicas = dynamic_cast<const DistributedDataParallelBase*>(module.get());
+  return replicas == nullptr || replicas->reduction() == Reduction::Mean;
+}
+
 void check_stage_result(bool is_understood, const std::string& type) {
   DDP_CHECK_VALUE(
       is_understood,

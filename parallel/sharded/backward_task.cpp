@@ -37,7 +37,7 @@ class EndWatch {
 
 BackwardTask::BackwardTask(ShardedModel& model)
     : model_(model),
-      reduces_early_(!model.has_several_graphs()),
+      reduces_early_(model.may_reduce_early()),
       gradients_service_(model.serve_gradients()) {
   for (const auto& unit : model.units()) unit->gradients().begin();
 }

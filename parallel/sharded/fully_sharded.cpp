@@ -141,6 +141,7 @@ void FullyShardedBase::sync_outputs(const std::vector<at::Tensor>& outputs) {
       "got none ",
       on_rank_text(*unit_->groups().shard), ".");
   for (const auto& pass : passes) pass->reduces = true;
+  unit_->model()->expect_reduction();
 }
 
 void FullyShardedBase::hold_units() { unit_->model()->hold(); }

@@ -82,6 +82,8 @@ bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass)
 }
 
 void ShardedModel::hold() {
+  is_held_ = true;
+  expects_reduction_ = false;
   for (const auto& unit : units_) {
     if (unit->stays_whole || unit->reshard_after_forward) continue;
     unit->reshard();  // what a pass left may be old
@@ -91,6 +93,7 @@ void ShardedModel::hold() {
 }
 
 void ShardedModel::drop() noexcept {
+  is_held_ = false;
   for (const auto& unit : std::exchange(held_, {})) {
     unit->stays_whole = false;
     try {
@@ -118,6 +121,11 @@ bool ShardedModel::has_several_graphs() {
     all_reduce(several, c10d::ReduceOp::MAX, reduce_groups_.shard);
   }
   return several.item<int64_t>() == 1;
+}
+
+bool ShardedModel::may_reduce_early() {
+  const bool reduces = std::exchange(expects_reduction_, false);
+  return (reduces || !is_held_) && !has_several_graphs();
 }
 
 void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {

@@ -75,10 +75,13 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void end_backward(bool has_failed);
 
   bool keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const;
-  /// Whether a rank has several forward passes that backward may still run through.
+  /// Whether the backward pass that begins may reduce units as soon as they are ready: no rank has
+  /// several forward passes that backward may still run through.
   ///
-  /// Collective: yes. Blocks: host.
-  bool has_several_graphs();
+  /// Collective: yes; while units are held, only before a pass that reduces. Blocks: host.
+  bool may_reduce_early();
+  /// While units are held: the next backward pass reduces.
+  void expect_reduction() { expects_reduction_ = true; }
   /// Null if the backend has none.
   GradientMemory* gradient_memory();
   /// Until the result is destroyed, this thread's gradients lie in memory that keeps its pages.
@@ -94,6 +97,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   BackwardTask& task();
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();
+  bool has_several_graphs();
   /// Forgets the passes that no backward can run through any more.
   void forget_graphs();
   void gather_ahead(ShardedUnit& unit);
@@ -108,6 +112,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::shared_ptr<ForwardPass> pass_;  // the one that runs
   NodePtr marker_;                     // of the use that it left last
   std::vector<std::shared_ptr<ShardedUnit>> held_;
+  bool is_held_ = false;
+  bool expects_reduction_ = false;
   int depth_ = 0;
   bool trained_ = true;           // the pass before: gradients were enabled
   int64_t passes_ = 0;            // with a graph

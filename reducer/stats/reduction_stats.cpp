@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iterator>
-#include <locale>
 #include <map>
 
 #include <ddp/collectives.h>
-#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
+#include <ddp/internal/trace_events.h>
 
 #include "stats/times.h"
 
@@ -50,46 +48,13 @@ double median_of(
   return median(std::move(values));
 }
 
-// Kineto counts a trace's times from a multiple of this, which is three months, so that a double
-// holds them with their nanoseconds.
-constexpr int64_t kTraceBaseNs = int64_t{7'889'238} * 1'000'000'000;
-
-int64_t trace_base_ns(const std::vector<StepStats>& steps) {
+int64_t first_ns(const std::vector<StepStats>& steps) {
   if (steps.empty()) return 0;
   const auto first = std::min_element(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
     return a.begin_unix_ns < b.begin_unix_ns;
   });
-  return first->begin_unix_ns - first->begin_unix_ns % kTraceBaseNs;
+  return first->begin_unix_ns;
 }
-
-/// The list of a trace's events.
-class TraceEvents {
- public:
-  explicit TraceEvents(std::ostream& out) : out_(out) {}
-
-  void name(const char* what, int rank, size_t track, const std::string& name) {
-    next() << R"({"ph":"M","name":")" << what << R"(","pid":)" << rank << R"(,"tid":)" << track
-           << R"(,"args":{"name":")" << name << R"("}})";
-  }
-
-  void span(
-      const std::string& name, int rank, size_t track, double begin_us, double end_us,
-      int64_t bytes) {
-    next() << R"({"ph":"X","name":")" << name << R"(","pid":)" << rank << R"(,"tid":)" << track
-           << R"(,"ts":)" << begin_us << R"(,"dur":)" << std::max(end_us - begin_us, 0.0)
-           << R"(,"args":{"bytes":)" << bytes << "}}";
-  }
-
- private:
-  std::ostream& next() {
-    out_ << (first_ ? "\n" : ",\n");
-    first_ = false;
-    return out_;
-  }
-
-  std::ostream& out_;
-  bool first_ = true;
-};
 
 // The computation has the first track, and each bucket one.
 std::string name_of_track(size_t track) {
@@ -101,7 +66,7 @@ void add_step(TraceEvents& events, const StepStats& step, int64_t base_ns) {
   const auto at = [&](double ms) { return begin_us + ms * 1000; };
   const auto span = [&](const std::string& name, size_t track, double begin, double end,
                         int64_t bytes) {
-    events.span(name, step.rank, track, at(begin), at(end), bytes);
+    events.span(name, step.rank, track, at(begin), at(end), "bytes", bytes);
   };
   const auto number = ddp::str(" ", step.step);
   span("forward" + number, 0, 0, step.forward_ms, 0);
@@ -177,12 +142,8 @@ std::string summary(const ReductionStats& stats) {
 }
 
 void write_trace(const std::string& path, const ReductionStats& stats) {
-  std::ofstream out(path);
-  out.imbue(std::locale::classic());
-  out.precision(17);
-  const int64_t base_ns = trace_base_ns(stats.steps);
-  out << R"({"displayTimeUnit":"ms","baseTimeNanoseconds":)" << base_ns << R"(,"traceEvents":[)";
-  TraceEvents events(out);
+  const int64_t base_ns = trace_base_ns(first_ns(stats.steps));
+  TraceEvents events(path, base_ns);
   std::map<int, size_t> tracks;  // by rank: the number of tracks that have a name
   for (const auto& step : stats.steps) {
     auto& named = tracks[step.rank];
@@ -192,9 +153,7 @@ void write_trace(const std::string& path, const ReductionStats& stats) {
     }
     add_step(events, step, base_ns);
   }
-  out << "\n]}\n";
-  out.close();
-  DDP_CHECK(out, "write_trace: expected to write ", path, ", but could not. Is the folder there?");
+  events.close();
 }
 
 }  // namespace ddp

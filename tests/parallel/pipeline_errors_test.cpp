@@ -67,6 +67,22 @@ TEST_CASE("options that no pipeline can have are refused on every rank", "[error
       "of 2. Pass the axis of the stages: mesh.group(\"pp\") and mesh.rank(\"pp\").");
 }
 
+TEST_CASE("a wrapper that would add up sums again is refused", "[errors]") {
+  const auto reduction = GENERATE(ddp::Reduction::Sum, ddp::Reduction::SampleWeighted);
+  const auto errors = errors_of_ranks(2, [&](const Rank& self) {
+    const auto alone = ddp::split_group(self.rank, 0, self.group);
+    const ddp::DistributedDataParallel model(
+        Layer(0), ddp::DistributedDataParallelOptions().process_group(alone).reduction(reduction));
+    const ddp::PipelineStage pipeline(
+        model, self.rank, 2, pipeline_loss, error_options(self).reduce_each(true));
+  });
+  check_all(
+      errors,
+      "PipelineStage: expected Reduction::Mean of a DistributedDataParallel with reduce_each, got "
+      "another one on rank 0 of 2, which would add up what was added up before. Leave reduce_each "
+      "out.");
+}
+
 TEST_CASE("stages of different options are refused on every rank", "[errors]") {
   check_all(
       errors_of_stages(

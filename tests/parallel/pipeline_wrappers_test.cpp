@@ -179,10 +179,12 @@ TORCH_MODULE(Units);
 struct ShardedOutcome {
   double difference = 0;
   std::vector<int64_t> gathers, reductions;  // of a step, by unit: the root first
+  int64_t all_reduces = 0;                   // of the last step
 };
 
 ShardedOutcome train_sharded(
-    const Rank& self, std::optional<bool> reshard_after_forward, bool reduce_each) {
+    const Rank& self, std::optional<bool> reshard_after_forward, bool reduce_each,
+    int64_t microbatches = 4) {
   const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
   const auto dp = mesh.group("dp");
   const int stage = mesh.rank("pp");
@@ -194,13 +196,15 @@ ShardedOutcome train_sharded(
       model, stage, 2, pipeline_loss,
       ddp::PipelineOptions()
           .process_group(mesh.group("pp"))
-          .microbatches(4)
+          .microbatches(microbatches)
           .reduce_each(reduce_each));
   ShardedOutcome outcome;
   ddp::FullyShardedStats before;
   train_beside_whole(mesh, pipeline, whole, [&](const auto& step) {
     before = model->stats();
+    const CountedCalls calls;
     step();
+    outcome.all_reduces = calls.of("c10d::allreduce_");
   });
   const auto after = model->stats();
   for (size_t i = 0; i < after.units.size(); ++i) {
@@ -227,6 +231,15 @@ TEST_CASE(
     CHECK(outcome.gathers == std::vector<int64_t>{1, 1, 1});
     CHECK(outcome.reductions == std::vector<int64_t>{0, 1, 1});
   }
+}
+
+TEST_CASE("sharded stages ask once a step whether ranks keep several graphs") {
+  const auto all_reduces = [](int64_t microbatches) {
+    return run_ranks<ShardedOutcome>(
+               4, [&](const Rank& self) { return train_sharded(self, {}, false, microbatches); })[0]
+        .all_reduces;
+  };
+  CHECK(all_reduces(5) == all_reduces(1));
 }
 
 TEST_CASE("sharded stages that free units after forward, and that reduce each micro-batch") {

@@ -130,7 +130,7 @@ TEST_CASE("stats_every(0) measures nothing, and one rank has no communication", 
       run_ranks<ReductionStats>(1, [](const Rank& self) { return train(self, 3, /*every=*/1); });
   REQUIRE(alone[0].steps.size() == 3);
   CHECK(alone[0].steps[1].communication_ms < 0.1);
-  CHECK(summary({}).empty());
+  CHECK(summary(ReductionStats{}).empty());
 }
 
 TEST_CASE("overlapping reductions count once, and after autograd as exposed", "[pure][stats]") {
@@ -237,7 +237,7 @@ TEST_CASE("all_gather_stats gathers the steps of all ranks for a trace", "[ranks
 
 TEST_CASE("a trace that cannot be written is an error", "[pure][stats]") {
   CHECK_THROWS_WITH(
-      write_trace("/nowhere/at/all.json", {}),
+      write_trace("/nowhere/at/all.json", ReductionStats{}),
       ContainsText("expected to write /nowhere/at/all.json"));
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct ShardedTensor {
   /// A save writes the boxes with 0, which must not overlap. Further copies of the same elements
   /// have other numbers: the coordinate in the axis over which they are replicated.
   int64_t replica = 0;
+  /// Of a pipeline: the stage that the tensor belongs to. A name that several stages have is an
+  /// error.
+  std::optional<int64_t> stage = {};
 };
 
 /// Returns what this rank has of a part: several boxes of a name, one or none.

@@ -391,6 +391,11 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   std::vector<ParameterLayout> layouts() override;
   /// ShardedModule. That a ZeroRedundancyOptimizer of stage 2 has the gradients.
   std::string clipping_error() const override;
+  /// ShardedModule. True.
+  bool is_transparent() const override { return true; }
+
+  /// How gradients are averaged, as the options say.
+  Reduction reduction() const;
 
   class State;
 

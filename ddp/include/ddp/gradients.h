@@ -76,10 +76,10 @@ DDP_API double clip_grad_norm_(
     const std::vector<ProcessGroup>& sharded_over = {});
 /// The same for all parameters of a module, of which a layer that is cut, such as a
 /// ColumnParallelLinear, says how it is (layouts_of()): its parts are added up, and what all ranks
-/// have counts once.
+/// have counts once; a tied parameter of a pipeline (TiedParameter) counts on its first stage.
 ///
 /// \param sharded_over  further groups, over which all its parameters are cut. Their ranks may have
-///         different modules, or ones without parameters.
+///         different modules, or ones without parameters. Of a pipeline's stage its process_group.
 /// \throws c10::Error  gradients of a FullyShardedDataParallel are whole ones, from no_sync().
 ///
 /// Collective: one all-reduce over each group that the layers are cut over; then one of a number

@@ -12,6 +12,7 @@
 #include <ddp/export.h>
 #include <ddp/parameter_layout.h>
 #include <ddp/pipeline_schedule.h>
+#include <ddp/pipeline_stats.h>
 #include <ddp/process_group.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
@@ -21,6 +22,24 @@ namespace ddp {
 /// \file
 /// Pipelines: each rank has some of a model's layers, a stage, and micro-batches go through the
 /// stages one after the other.
+
+/// A parameter that several stages have: the embedding of the first, which is the head of the last,
+/// too. Its copies get the same values when stages are made, and the sum of the copies' gradients
+/// in each step; so an optimizer keeps them equal.
+///
+/// ```
+/// const auto ends = ddp::new_group({0, pp - 1}, mesh.group("pp"));  // on all ranks
+/// ddp::PipelineOptions options;
+/// if (ends) options.tied({{model->module()->embedding->weight, ends}});
+/// ```
+struct TiedParameter {
+  /// A parameter of this rank's module: on each rank of the same shape and dtype, of the same part
+  /// where wrappers or layers cut it, and with the same name, which is saved once. A sharded one is
+  /// a unit of its own.
+  at::Tensor parameter;
+  /// The ranks that have it: some of those of the pipeline.
+  ProcessGroup group;
+};
 
 /// Options for `PipelineStage`, the same on all stages.
 struct PipelineOptions {
@@ -34,14 +53,17 @@ struct PipelineOptions {
   /// such as a sum over tokens divided by the tokens of the batch. Default: true
   TORCH_ARG(bool, scale_grads) = true;
   /// Where the modules are wrappers that average gradients: do it in each backward pass, and not in
-  /// the last one of a step. Saves the memory of whole gradients with FullyShardedDataParallel.
-  /// Default: false
+  /// the last one of a step. Saves the memory of whole gradients with FullyShardedDataParallel; a
+  /// DistributedDataParallel needs Reduction::Mean. Default: false
   TORCH_ARG(bool, reduce_each) = false;
   /// In which order forwards and backwards run. Several chunks need GPipe or Interleaved.
   /// Default: OneFOneB
   TORCH_ARG(PipelineSchedule, schedule) = PipelineSchedule::OneFOneB;
   /// What the last stage does to a loss before backward: a GradScaler's scale(). Default: nothing
   TORCH_ARG(std::function<at::Tensor(const at::Tensor&)>, scale_loss) = {};
+  /// Parameters of this rank that other stages have, too; not the same on all stages. Several over
+  /// one group in the same order on its ranks. Default: none
+  TORCH_ARG(std::vector<TiedParameter>, tied) = {};
 };
 
 /// What a step computed: on the last stage; empty on the others.
@@ -89,12 +111,17 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   at::Tensor eval(const std::vector<at::Tensor>& inputs);
   using torch::nn::Module::eval;
 
+  /// When this rank computed what, in the last steps. Costs two looks at a clock an action.
+  const PipelineStats& stats() const;
+
   /// What this rank computes in a step, in order.
   std::vector<Action> schedule() const;
 
   /// ShardedModule. The layouts of the chunks, by their names in the chunks: name the modules of
   /// stages by their place in the model.
   std::vector<ParameterLayout> layouts() override;
+  /// ShardedModule. True.
+  bool is_transparent() const override { return true; }
 
  protected:
   /// See PipelineStage.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,12 +38,16 @@ struct ParameterLayout {
   /// Of the whole: the elements of `local`, its last dimension first. Elements of `local` after the
   /// last box are padding.
   std::vector<Box> boxes;
-  std::vector<ProcessGroup> sharded_over;  ///< their ranks have other elements
+  /// Their ranks have other elements, or other parameters: as the stages of a pipeline.
+  std::vector<ProcessGroup> sharded_over;
   /// Their ranks have the same elements; may lack groups that the module does not know of.
   std::vector<ProcessGroup> replicated_over;
   /// Whether the gradient after a backward pass is a summand over replicated_over. The layers of
   /// this library sum it in the backward pass.
   bool partial = false;
+  /// In a pipeline: the stage that it belongs to; of a tied parameter the first one. Parameters of
+  /// the same name in other stages are others.
+  std::optional<int64_t> stage = {};
 };
 
 /// A module that knows how parameters of it are cut.
@@ -60,12 +65,14 @@ class DDP_API ShardedModule {
   /// Why clip_grad_norm_() cannot take these gradients as they are: what it expects and got, and
   /// what to do. "" where it can.
   virtual std::string clipping_error() const { return ""; }
+  /// Whether the names of its children are not part of names in the model: it is a wrapper.
+  virtual bool is_transparent() const { return false; }
 };
 
 /// The layouts of all parameters of a module: what the modules in it that are a ShardedModule say,
 /// and for other parameters one box, of all elements. A parameter that is registered several times
 /// has one layout, with its first name. A DistributedDataParallel's names are those of the module
-/// in it.
+/// in it. The stages of a pipeline (PipelineStage), and modules in them, are cut over its ranks.
 ///
 /// Collective: no. Cost: a walk over the module.
 DDP_API std::vector<ParameterLayout> layouts_of(const torch::nn::Module& module);

@@ -48,6 +48,7 @@
 #include <ddp/parameter_layout.h>
 #include <ddp/pipeline.h>
 #include <ddp/pipeline_schedule.h>
+#include <ddp/pipeline_stats.h>
 #include <ddp/power_sgd.h>
 #include <ddp/prefetch.h>
 #include <ddp/process_group.h>

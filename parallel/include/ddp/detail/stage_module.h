@@ -78,6 +78,9 @@ struct DDP_API StageModule {
   void sync_in_backward(const StageTensors& outputs) const;
   /// Whether it is a wrapper that reduces gradients.
   bool reduces() const;
+  /// Whether it may do so in each backward pass of a step, over gradients that it reduced in those
+  /// before: a mean of what is equal on all ranks changes nothing, and a sum does.
+  bool may_reduce_each() const;
 };
 
 /// \throws c10::Error  unless all tensors of a result were found.

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/intrusive_ptr.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/process_group.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "pipeline/message_header.h"
+#include "pipeline/schedule.h"
+#include "pipeline/transfer.h"
+
+namespace ddp {
+
+/// A message that a rank gets in a step.
+struct ExpectedMessage {
+  Action action;  // that needs it
+  PipelineMessage message;
+  int64_t stage = 0;  // that sends it
+};
+
+struct StageMessage {
+  StageMessageHeader header;
+  std::vector<at::Tensor> tensors;
+};
+
+/// Receives the messages of one direction in a step, in their order.
+///
+/// A thread receives the next ones while this rank computes: Gloo begins to send a message when its
+/// receiver is ready for it, and how large it is stands in its header. Messages in device memory
+/// are received when they are needed, because NCCL has one order for all between two ranks.
+class StageInbox {
+ public:
+  /// \param monitor  of the group.
+  /// \param device  of received tensors.
+  /// \param expected  in the order in which the sender sends them.
+  StageInbox(
+      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor, at::Device device,
+      std::vector<ExpectedMessage> expected);
+  /// The group has failed if there are messages left.
+  ~StageInbox();
+  StageInbox(const StageInbox&) = delete;
+  StageInbox& operator=(const StageInbox&) = delete;
+
+  /// Waits for the next message.
+  ///
+  /// \param where  what needs it.
+  StageMessage take(WaitPoint where);
+
+ private:
+  struct Posted {
+    at::Tensor memory;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+  using Wait = c10::function_ref<void(const c10::intrusive_ptr<c10d::Work>&)>;
+
+  Posted post(const at::Tensor& memory, const PipelineMessage& message) const;
+  Posted post_words(int64_t count, const PipelineMessage& message) const;
+  StageMessage receive(const ExpectedMessage& expected, const Posted& header, Wait wait) const;
+  void receive_all() noexcept;
+  void wait_until_wanted(size_t number);
+
+  const ProcessGroup group_;
+  const std::shared_ptr<GroupMonitor> monitor_;
+  const at::Device device_;
+  const at::Device header_device_;
+  const std::vector<ExpectedMessage> expected_;
+  std::mutex mutex_;                  // guards the members below
+  std::condition_variable changed_;   // any of them
+  std::deque<StageMessage> arrived_;  // and not taken
+  size_t taken_ = 0;
+  bool is_over_ = false;
+  std::exception_ptr failure_;  // of the thread
+  TransferWait wait_;
+  std::thread receiver_;
+};
+
+}  // namespace ddp
