@@ -172,9 +172,6 @@ void check_stages(const Options& options, const CLI::App& app) {
       static_cast<int64_t>(options.batch_size) >= options.microbatches,
       "--batch-size: expected at least --microbatches " + to_string(options.microbatches) + beside,
       to_string(options.batch_size));
-  for (const auto* option : {"--checkpoint", "--load", "--save"}) {
-    expect(app.count(option) == 0, std::string(option) + ": expected none" + beside, "one");
-  }
   expect(
       options.zero == 0, "--zero: expected 0" + beside + ", where --fsdp divides AdamW's state",
       to_string(options.zero));

@@ -88,7 +88,9 @@ void Training::clip_gradients() {
   if (options_.zero > 0) {
     ddp::clip_grad_norm_(*optimizer_, options_.clip);  // which has parts of the gradients
   } else {
-    model_.clip_gradients(options_.clip);
+    const auto& pp = groups().pp;  // whose stages have other parameters
+    ddp::clip_grad_norm_(
+        model_.module(), options_.clip, 2, pp ? std::vector{pp} : std::vector<ddp::ProcessGroup>());
   }
 }
 

@@ -145,8 +145,6 @@ TEST_CASE("options that do not go with --pp are refused", "[examples][errors]") 
        "--batch-size: expected at least --microbatches 4 with --pp 2, got 2"},
       {{"--pp", "2", "--zero", "1"},
        "--zero: expected 0 with --pp 2, where --fsdp divides AdamW's state, got 1"},
-      {{"--pp", "2", "--checkpoint", "run"}, "--checkpoint: expected none with --pp 2, got one"},
-      {{"--pp", "2", "--save", "net.pt"}, "--save: expected none with --pp 2, got one"},
       {{"--microbatches", "2"}, "--microbatches: expected --pp of 2 or more beside it, got --pp 1"},
       {{"--schedule", "gpipe"}, "--schedule: expected --pp of 2 or more beside it, got --pp 1"},
       {{"--pp", "2", "--schedule", "other"}, "--schedule: other not in {gpipe,1f1b,interleaved}"}};

@@ -7,7 +7,6 @@
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
 #include <ddp/full_state_dict.h>
-#include <ddp/gradients.h>
 #include <torch/utils.h>
 
 #include "../../common/on_all_ranks.h"
@@ -83,6 +82,11 @@ std::unique_ptr<ddp::PipelineStageBase> TrainedModel::make_pipeline() {
     options.scale_loss(
         [parts = options_.accumulate](const at::Tensor& loss) { return loss / parts; });
   }
+  // The first stage's table is the head of the last one.
+  if (groups().ends) {
+    const auto& end = nets_.front()->stage.is_first() ? nets_.front() : last;
+    options.tied({{end->tokens.weight, groups().ends}});
+  }
   return std::make_unique<ddp::PipelineStage<M>>(
       std::move(chunks), static_cast<int>(groups().stage), static_cast<int>(groups().pp_size()),
       [last](const at::Tensor& logits, const at::Tensor& target) {
@@ -126,11 +130,7 @@ Prediction TrainedModel::prediction_of(const at::Tensor& logits, const Batch& ba
 }
 
 Tally TrainedModel::backward(const Batch& batch, bool averages) {
-  if (pipeline_) {
-    const auto tally = pipelined_backward(batch);
-    if (averages) sum_table_gradients();
-    return tally;
-  }
+  if (pipeline_) return pipelined_backward(batch);
   if (averages || is_sharded()) return own_backward(batch);
   const auto alone = replicated()->no_sync();
   return own_backward(batch);
@@ -141,33 +141,6 @@ Tally TrainedModel::pipelined_backward(const Batch& batch) {
   const auto target = is_last ? own_target(batch) : at::Tensor();
   const auto result = pipeline_->step(first_inputs(batch.input), target);
   return is_last ? tally_of_parts(result.losses, target) : Tally();
-}
-
-at::Tensor TrainedModel::shared_table() const {
-  if (!groups().ends) return {};
-  return (groups().stage == 0 ? nets_.front() : nets_.back())->tokens.weight;
-}
-
-void TrainedModel::sum_table_gradients() {
-  if (auto table = shared_table(); table.defined()) {
-    ddp::all_reduce(table.mutable_grad(), c10d::ReduceOp::SUM, groups().ends);
-  }
-}
-
-void TrainedModel::clip_gradients(double most) {
-  if (!pipeline_) {
-    ddp::clip_grad_norm_(module(), most);
-    return;
-  }
-  // The table of both ends counts on the first stage.
-  auto table = groups().stage > 0 ? shared_table() : at::Tensor();
-  const auto gradient = table.defined() ? table.grad() : at::Tensor();
-  if (gradient.defined()) table.mutable_grad().reset();
-  const double norm = ddp::clip_grad_norm_(module(), most, 2, {groups().pp});
-  if (!gradient.defined()) return;
-  const c10::NoGradGuard no_grad;
-  table.mutable_grad() = gradient;
-  gradient.mul_(std::min(1.0, most / (norm + 1e-6)));
 }
 
 Tally TrainedModel::own_backward(const Batch& batch) {

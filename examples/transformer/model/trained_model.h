@@ -37,8 +37,6 @@ class TrainedModel {
   ///
   /// Collective: yes.
   examples::Tally backward(const Batch& batch, bool averages);
-  /// Clips what the last backward() gave by the norm over the whole model. Collective: yes.
-  void clip_gradients(double most);
   /// Without gradients. \return nothing on the earlier stages of a pipeline.
   /// Collective: with --tp, --cp, --pp and --fsdp.
   std::optional<Prediction> predict(const Batch& batch);
@@ -74,10 +72,6 @@ class TrainedModel {
   std::vector<at::Tensor> first_inputs(const at::Tensor& characters) const;
   /// Of all positions of this rank; undefined on the earlier stages of a pipeline.
   at::Tensor logits_of(const at::Tensor& characters);
-  /// On the first and the last stage of a pipeline the table, which is the head of the last one;
-  /// undefined on others.
-  at::Tensor shared_table() const;
-  void sum_table_gradients();
   examples::Tally own_backward(const Batch& batch);
   examples::Tally pipelined_backward(const Batch& batch);
   Prediction prediction_of(const at::Tensor& logits, const Batch& batch) const;
