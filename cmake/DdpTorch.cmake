@@ -211,10 +211,12 @@ set(DDP_CUDA OFF)
 set(DDP_HAS_NCCL OFF)
 if(TARGET torch_cuda)
   set(DDP_CUDA ON)
-  # The wheel's own NCCL first: that is the one libtorch_cuda.so loads.
+  # The wheel's own NCCL first, also before one in CMAKE_PREFIX_PATH: that is the one that
+  # libtorch_cuda.so loads, and c10d's headers hold structs whose size differs between releases.
   find_path(DDP_NCCL_INCLUDE_DIR nccl.h
-    HINTS "${Torch_DIR}/../../../../nvidia/nccl/include" ${CUDAToolkit_INCLUDE_DIRS}
+    PATHS "${Torch_DIR}/../../../../nvidia/nccl/include" NO_DEFAULT_PATH
     DOC "The folder of nccl.h")
+  find_path(DDP_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   if(DDP_NCCL_INCLUDE_DIR)
     set(DDP_HAS_NCCL ON)
     if(NOT TARGET ddp_nccl)

@@ -18,12 +18,20 @@ std::string why_shared(const StartupBarrier& barrier, c10d::Store& votes, const 
 
 }  // namespace
 
-GpuAssignment choose_gpu(const std::optional<Setting>& local_rank, int visible_gpus) {
+GpuAssignment choose_gpu(
+    const std::optional<Setting>& local_rank, int visible_gpus,
+    const std::optional<c10::Device>& device_id) {
   GpuAssignment gpu;
   if (visible_gpus == 0) {
     gpu.why_not =
         "expected a GPU, but this process sees none. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
         "use backend(\"gloo\")";
+  } else if (device_id && device_id->index() >= visible_gpus) {
+    gpu.why_not = ddp::str(
+        "expected a device_id from cuda:0 to cuda:", visible_gpus - 1, ", got ", *device_id,
+        ". Give one of the GPUs that this process sees, or leave device_id out");
+  } else if (device_id) {
+    gpu.device = device_id->index();
   } else if (visible_gpus == 1) {
     gpu.device = 0;
   } else if (local_rank) {

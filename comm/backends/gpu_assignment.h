@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/environment.h"
@@ -20,8 +21,11 @@ struct GpuAssignment {
 /// Chooses among the GPUs that this process sees: the only one, whatever the local rank, because
 /// launchers may show each process only its own; else the one with the local rank's number.
 ///
+/// \param device_id  that the user named, instead.
 /// \throws c10::ValueError  if the local rank is needed and malformed.
-GpuAssignment choose_gpu(const std::optional<Setting>& local_rank, int visible_gpus);
+GpuAssignment choose_gpu(
+    const std::optional<Setting>& local_rank, int visible_gpus,
+    const std::optional<c10::Device>& device_id = {});
 
 /// Whether every rank has a GPU of its own, so that all of them can use NCCL.
 ///

@@ -24,7 +24,9 @@ struct BackendDescription {
   BackendPtr (*make)(const Setup&) = nullptr;  // null: no build has it
   std::string why_no_build;                    // a sentence, if make is null
   // For a backend that needs one GPU per rank. Null for the others.
-  GpuAssignment (*find_gpu)(const std::optional<Setting>& local_rank) = nullptr;
+  GpuAssignment (*find_gpu)(
+      const std::optional<Setting>& local_rank,
+      const std::optional<c10::Device>& device_id) = nullptr;
   void (*use_gpu)(int index) = nullptr;
 };
 

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <ddp/process_group_options.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -28,6 +30,8 @@ struct Setup {
   GlooDevices gloo_devices;
   bool required = true;    // the user named the backend; else another one may replace it
   BackendPtr parent = {};  // of the group that this one is made of, for the same tensors
+  std::optional<c10::Device> device_id = {};  // of a backend of GPUs: to connect at once
+  NcclOptions nccl = {};
 };
 
 }  // namespace ddp::backends

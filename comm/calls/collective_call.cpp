@@ -11,8 +11,8 @@ namespace ddp {
 namespace {
 
 constexpr std::array kKinds{
-    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
-    "reduce",     "gather",    "scatter",    "all_to_all",     "differentiable call"};
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter",      "barrier",     "reduce",
+    "gather",     "scatter",   "all_to_all", "differentiable call", "send or recv"};
 
 }  // namespace
 

@@ -22,7 +22,9 @@ enum class CollectiveKind : uint8_t {
   kAllToAll,
   /// No collective: a call whose backward pass is one, if its tensor requires a gradient
   /// (`reduction` is 1, else 0).
-  kDifferentiable
+  kDifferentiable,
+  /// No collective: a send or a recv.
+  kMessage
 };
 
 /// The properties that all ranks of a group must call alike. Ranks whose calls differ wait for each

@@ -15,20 +15,27 @@
 namespace ddp {
 namespace {
 
-WorkPtr start_barrier(c10d::ProcessGroup& group) {
+// As Python: the group's device_id, else the CPU if the group has a backend for it.
+c10::Device barrier_device(c10d::ProcessGroup& group) {
+  if (const auto bound = group.getBoundDeviceId()) return *bound;
   const auto devices = group.getDeviceTypes();
   const bool on_cpu = std::any_of(
       devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); });
-  const c10::Device device =
-      on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+  return on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+}
+
+WorkPtr start_barrier(c10d::ProcessGroup& group) {
+  const auto device = barrier_device(group);
   c10d::BarrierOptions options;
   options.device = device;
-  if (!on_cpu) options.device_ids = {device.index()};
-  return monitored("barrier", group, device, [&] {
+  if (!device.is_cpu()) options.device_ids = {device.index()};
+  const auto start = [&] {
     // Not by another class of groups: see MonitoredGroup::barrier().
     const bool is_own = own_monitor_of(group) != nullptr;
     return is_own ? group.barrier(options) : group.getBackend(device.type())->barrier(options);
-  });
+  };
+  // NCCL's wait for a barrier synchronizes with the stream, for as long as a rank is missing.
+  return monitored("barrier", group, device, start, Peers::All, WaitOn::Host);
 }
 
 }  // namespace

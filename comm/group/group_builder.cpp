@@ -12,6 +12,7 @@
 #include <ddp/internal/text.h>
 
 #include "backends/gpu_assignment.h"
+#include "backends/nccl/nccl_options.h"
 #include "backends/registry.h"
 #include "backends/single_rank_backend.h"
 #include "group/monitored_group.h"
@@ -142,7 +143,9 @@ ProcessGroup connect_group(
            {recipe.world_ranks.begin(), recipe.world_ranks.end()},
            recipe.gloo_devices,
            recipe.backends_required,
-           parent ? parent->getBackend(c10::Device(device).type()) : nullptr});
+           parent ? parent->getBackend(c10::Device(device).type()) : nullptr,
+           recipe.device_id,
+           recipe.nccl});
     }
     group->setBackend(
         c10::Device(device).type(),
@@ -154,8 +157,22 @@ ProcessGroup connect_group(
   group->setDefaultBackend(default_backend);
   group->setGroupName(name);
   group->setGroupDesc(name);
+  if (recipe.device_id) group->setBoundDeviceId(recipe.device_id);
   group->start_monitor(recipe, key);
   return group;
+}
+
+void check_gpu_options(const ProcessGroupOptions& options, const BackendSpec& spec) {
+  const auto& device = options.device_id();
+  if (device) {
+    DDP_CHECK_VALUE(
+        device->is_cuda() && device->has_index(), "device_id(): expected cuda:N, got ", *device,
+        ". Give this rank's GPU, such as c10::Device(at::kCUDA, get_local_rank()).");
+    DDP_CHECK_VALUE(
+        backend_of_gpus(spec) != nullptr, "device_id(): expected backend nccl, got ",
+        to_string(spec), ". Leave out device_id, or choose cpu:gloo,cuda:nccl.");
+  }
+  check_nccl_options(options.nccl());
 }
 
 ProcessGroup build_group(const ProcessGroupOptions& options) {
@@ -168,6 +185,9 @@ ProcessGroup build_group(const ProcessGroupOptions& options) {
   recipe.backends = parse_backend(backend, /*gpus_are_usable=*/true);
   recipe.backends_required = !backend.empty();
   recipe.timeout = options.timeout();
+  recipe.device_id = options.device_id();
+  recipe.nccl = options.nccl();
+  check_gpu_options(options, recipe.backends);
   const auto* const on_gpus = backend_of_gpus(recipe.backends);
   const auto met = rendezvous(options, environment, deadline);
 
@@ -179,7 +199,7 @@ ProcessGroup build_group(const ProcessGroupOptions& options) {
     check_built(recipe.backends);
     recipe.gloo_devices = choose_gloo_devices(environment, met.host);
     // Finding GPUs loads the CUDA driver, so it is skipped if Gloo was chosen.
-    if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank);
+    if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank, recipe.device_id);
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
@@ -207,6 +227,7 @@ ProcessGroup build_group(const ProcessGroupOptions& options) {
     const auto votes = own_store->with_prefix("votes")->with_deadline(deadline);
     uses_gpus = all_have_gpus(barrier, *votes, gpu, backend.empty() ? "" : on_gpus->name);
     recipe.backends = parse_backend(backend, uses_gpus);
+    if (!uses_gpus) recipe.device_id.reset();
   }
 
   recipe.world_ranks.resize(static_cast<size_t>(met.world_size));

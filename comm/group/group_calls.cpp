@@ -1,15 +1,23 @@
 // How a MonitoredGroup starts collectives, and ends.
+#include <algorithm>
 #include <exception>
+#include <utility>
 
+#include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/differentiable_call.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/stream_capture.h>
 
+#include "base/executor.h"
 #include "group/monitored_group.h"
 
 namespace ddp {
 namespace {
 
 using Base = c10d::ProcessGroup;
+
+constexpr Deadline::Milliseconds kDeviceAbortTimeout{3000};
 
 }  // namespace
 
@@ -39,11 +47,25 @@ WorkPtr MonitoredGroup::start_described(
   try {
     auto work = start();
     calls_->set_handle(lane, number, work.get());
-    return work;
+    return watched(std::move(work), call, device);
   } catch (...) {
     calls_->remove_latest(lane, number);
     throw;
   }
+}
+
+WorkPtr MonitoredGroup::watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device) {
+  const auto& devices = stream_devices_;
+  const bool on_stream = std::find(devices.begin(), devices.end(), device) != devices.end();
+  if (work && monitor_ && on_stream && !is_capturing(c10::Device(device))) {
+    monitor_->watch(*work, call);
+  }
+  return work;
+}
+
+WorkPtr MonitoredGroup::watched_message(WorkPtr work, const Tensors& tensors) {
+  return watched(
+      std::move(work), describe_call(Kind::kMessage, tensors), tensors[0].device().type());
 }
 
 void MonitoredGroup::record(const CollectiveCall& call, c10::DeviceType device) {
@@ -92,23 +114,71 @@ WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
 
 WorkPtr MonitoredGroup::send(Tensors& tensors, int dst, int tag) {
   check_in_use();
-  return Base::send(tensors, dst, tag);
+  return watched_message(Base::send(tensors, dst, tag), tensors);
 }
 
 WorkPtr MonitoredGroup::recv(Tensors& tensors, int src, int tag) {
   check_in_use();
-  return Base::recv(tensors, src, tag);
+  return watched_message(Base::recv(tensors, src, tag), tensors);
 }
 
 WorkPtr MonitoredGroup::recvAnysource(Tensors& tensors, int tag) {
   check_in_use();
-  return Base::recvAnysource(tensors, tag);
+  return watched_message(Base::recvAnysource(tensors, tag), tensors);
 }
 
 void MonitoredGroup::shutdown() {
-  if (!owner_.is_this_one()) return;
-  is_shut_down_ = true;
-  Base::shutdown();
+  if (!owner_.is_this_one() || is_shut_down_.exchange(true)) return;
+  if (!stream_devices_.empty()) run_before_shutdown();
+  stream_devices_.empty() || getSize() == 1 || !monitor_ ? Base::shutdown() : finish();
+}
+
+/// Shuts the backends down after their collectives, or aborts those of devices if these cannot end.
+void MonitoredGroup::finish() {
+  try {
+    monitor_->check();
+    finish_on_device();
+  } catch (const std::exception&) {
+    abort_on_device();  // the job has failed
+  }
+  for (const auto& device : getDeviceTypes()) {
+    const bool on_stream =
+        std::count(stream_devices_.begin(), stream_devices_.end(), device.type()) > 0;
+    if (!on_stream) getBackend(device.type())->shutdown();
+  }
+}
+
+/// On a thread that is abandoned if it lasts: NCCL's abort may wait for other work of the device.
+void MonitoredGroup::abort_on_device() {
+  Executor executor;
+  for (const auto device : stream_devices_) {
+    executor.push([backend = getBackend(device)] { problem_of([&] { backend->abort(); }); });
+  }
+  executor.close(kDeviceAbortTimeout);
+}
+
+/// \throws c10::DistBackendError  if another rank has failed, or is late: the job has failed then.
+void MonitoredGroup::finish_on_device() {
+  const auto where = [] { return std::string("ending the process group"); };
+  monitor_->wait_for_device(where);
+  Executor executor;
+  std::vector<std::future<void>> ends;
+  for (const auto device : stream_devices_) {
+    const auto end = std::make_shared<std::packaged_task<void()>>(
+        [backend = getBackend(device)] { backend->shutdown(); });
+    ends.push_back(end->get_future());
+    executor.push([end] { (*end)(); });
+  }
+  try {
+    for (auto& end : ends) {
+      monitor_->wait_until(
+          [&](auto at_most) { return end.wait_for(at_most) == std::future_status::ready; }, where);
+      end.get();
+    }
+  } catch (const std::exception&) {
+    executor.close(Deadline::Milliseconds(0));
+    throw;
+  }
 }
 
 void MonitoredGroup::abort() {
@@ -118,7 +188,11 @@ void MonitoredGroup::abort() {
 void MonitoredGroup::release_resources() {
   if (!owner_.is_this_one()) return;
   if (monitor_) {
-    if (std::uncaught_exceptions() > 0) monitor_->leave_by_exception();
+    if (std::uncaught_exceptions() > 0) {
+      monitor_->leave_by_exception();
+    } else if (!stream_devices_.empty()) {
+      shutdown();
+    }
     monitor_->leave_job();
   }
   Base::release_resources();

@@ -2,8 +2,11 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <ddp/process_group_options.h>
 
 #include "base/network_interface.h"
 #include "group/backend_spec.h"
@@ -20,6 +23,8 @@ struct GroupRecipe {
   std::vector<int> world_ranks;   // of the group's ranks
   bool backends_required = true;  // the user named them; else others may replace them
   std::shared_ptr<JobMonitor> job = {};
+  std::optional<c10::Device> device_id = {};  // this rank's GPU, to which NCCL connects at once
+  NcclOptions nccl = {};
   std::string coordinate = {};  // of this rank in a mesh: "dp 1, tp 0"; "" without one
 };
 

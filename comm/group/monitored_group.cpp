@@ -17,11 +17,20 @@
 namespace ddp {
 namespace {
 
-bool has_streams(c10d::ProcessGroup& group) {
-  const auto devices = group.getDeviceTypes();
-  return std::any_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
-    return capabilities_of(group, device).waits_on_stream;
-  });
+/// The devices of the group's backends that wait on streams.
+std::vector<c10::DeviceType> find_stream_devices(c10d::ProcessGroup& group) {
+  std::vector<c10::DeviceType> found;
+  for (const auto& device : group.getDeviceTypes()) {
+    if (capabilities_of(group, device).waits_on_stream) found.push_back(device.type());
+  }
+  return found;
+}
+
+bool report_results(c10d::ProcessGroup& group, const std::vector<c10::DeviceType>& devices) {
+  return !devices.empty() &&
+         std::all_of(devices.begin(), devices.end(), [&](c10::DeviceType device) {
+           return capabilities_of(group, device).reports_results;
+         });
 }
 
 using AnyStore = c10::intrusive_ptr<c10d::Store>;
@@ -55,7 +64,9 @@ void MonitoredGroup::start_monitor(GroupRecipe recipe, const std::string& key) {
   setup.job_ranks = recipe_.world_ranks;
   setup.key = key;
   setup.abort_backends = aborting(ddp::ProcessGroup::unsafe_reclaim_from_nonowning(this));
-  setup.has_streams = has_streams(*this);
+  stream_devices_ = find_stream_devices(*this);
+  setup.has_streams = !stream_devices_.empty();
+  setup.reports_results = report_results(*this, stream_devices_);
   setup.calls = calls_;
   setup.group_name = getGroupName();
   setup.coordinate = recipe_.coordinate;
@@ -92,7 +103,7 @@ std::shared_ptr<GroupMonitor> monitor_of(const ProcessGroup& group) {
   setup.rank = job.rank;
   setup.size = job.size;
   setup.timeout = timeout_of(*group);
-  setup.has_streams = has_streams(*group);
+  setup.has_streams = !find_stream_devices(*group).empty();
   setup.job = std::make_shared<JobMonitor>(std::move(job));
   setup.abort_backends = aborting(group);
   return std::make_shared<GroupMonitor>(std::move(setup));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/group_monitor.h>
@@ -26,6 +27,10 @@ namespace ddp {
 ///
 /// After shutdown() it starts no collectives, whatever its backends would do. If an exception
 /// destroys the group, it reports that to the other ranks.
+///
+/// The end of a group waits for the collectives that have started on a device, with the monitor:
+/// NCCL's backend aborts in its destructor, so their results would be lost, and its shutdown()
+/// waits without a bound. After a failure such a backend is not shut down, for it is aborted.
 class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
  public:
   static c10::intrusive_ptr<MonitoredGroup> make(
@@ -49,6 +54,8 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   /// Adds a call that starts no collective to the history that the ranks compare.
   void record(const CollectiveCall& call, c10::DeviceType device);
 
+  /// \throws c10::Error  after shutdown().
+  void check_in_use() const;
   void shutdown() override;
   void abort() override;
   void release_resources() override;
@@ -61,6 +68,10 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_splits,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& o) override;
   WorkPtr barrier(const c10d::BarrierOptions& o) override;
+  /// Has the monitor watch a message, or a batch of them, and returns it.
+  ///
+  /// \param tensors  not empty; describes it.
+  WorkPtr watched_message(WorkPtr work, const Tensors& tensors);
   // Not recorded, because they are not collectives.
   WorkPtr send(Tensors& tensors, int dst, int tag) override;
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
@@ -68,8 +79,10 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
 
  private:
   WorkPtr start_described(const CollectiveCall& call, c10::DeviceType device, Start start) override;
-  /// \throws c10::Error  after shutdown().
-  void check_in_use() const;
+  WorkPtr watched(WorkPtr work, const CollectiveCall& call, c10::DeviceType device);
+  void finish();
+  void finish_on_device();
+  void abort_on_device();
 
   const OwnerProcess owner_{};
   std::atomic<bool> is_shut_down_{false};
@@ -78,6 +91,7 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;
+  std::vector<c10::DeviceType> stream_devices_;  // whose collectives only a stream waits for
   // While a weak reference exists, c10 calls release_resources() instead of the destructor when the
   // last other reference is dropped. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};

@@ -40,7 +40,8 @@ class MonitoredWork : public c10d::Work {
   }
 
   bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
+  // Not of the backend's isSuccess(): NCCL's throws.
+  bool isSuccess() const override { return work_->isCompleted() && !work_->exception(); }
   std::exception_ptr exception() const override { return work_->exception(); }
   int sourceRank() const override { return work_->sourceRank(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
@@ -67,14 +68,16 @@ class MonitoredWork : public c10d::Work {
 
 WorkPtr monitored(
     const char* name, c10d::ProcessGroup& group, c10::Device device,
-    c10::function_ref<WorkPtr()> start, Peers peers) {
+    c10::function_ref<WorkPtr()> start, Peers peers, WaitOn wait_on) {
   const auto monitor = own_monitor_of(group);
   if (!monitor || group.getSize() == 1) return start();
   WorkPtr work;
   const auto doing = [name] { return ddp::str("starting ", name); };
   monitor->abort_on_error(doing, [&] { work = start(); });
+  const bool waits_on_stream =
+      wait_on == WaitOn::Stream && capabilities_of(group, device).waits_on_stream;
   return c10::make_intrusive<MonitoredWork>(
-      group, std::move(work), monitor, name, capabilities_of(group, device).waits_on_stream, peers);
+      group, std::move(work), monitor, name, waits_on_stream, peers);
 }
 
 }  // namespace ddp

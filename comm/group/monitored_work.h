@@ -7,6 +7,10 @@
 
 namespace ddp {
 
+/// Whether the handle's wait() makes the stream wait, where the backend does that, or always the
+/// host.
+enum class WaitOn { Stream, Host };
+
 /// Starts a collective whose handle waits with the group's monitor. Returns the backend's handle
 /// for a group without a monitor: a group of one rank, or one that this library did not make.
 ///
@@ -17,6 +21,7 @@ namespace ddp {
 /// \throws c10::DistBackendError  if the group is aborted, or if `start` throws, which aborts it.
 c10::intrusive_ptr<c10d::Work> monitored(
     const char* name, c10d::ProcessGroup& group, c10::Device device,
-    c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start, Peers peers = Peers::All);
+    c10::function_ref<c10::intrusive_ptr<c10d::Work>()> start, Peers peers = Peers::All,
+    WaitOn wait_on = WaitOn::Stream);
 
 }  // namespace ddp

@@ -1,12 +1,18 @@
 #include <ddp/process_group.h>
 
+#include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <utility>
 
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/group_monitor.h>
+#include <ddp/internal/text.h>
 
 #include "base/environment.h"
 #include "group/group_builder.h"
+#include "group/monitored_group.h"
 
 namespace ddp {
 namespace {
@@ -22,6 +28,39 @@ Default& the_default() {
   return instance;
 }
 
+ProcessGroup take_default() {
+  auto& slot = the_default();
+  const std::lock_guard lock(slot.mutex);
+  return std::exchange(slot.group, {});
+}
+
+// Ends a group of GPUs that main() leaves behind before CUDA ends: functions of atexit() run in the
+// reverse order, and CUDA's was added when the group found its GPU. The slot's own destructor would
+// run after it.
+void end_before_cuda(c10d::ProcessGroup& group) {
+  bool uses_cuda = false;
+  for (const auto& device : group.getDeviceTypes()) uses_cuda |= device.is_cuda();
+  if (!uses_cuda) return;
+  static const int added = std::atexit([] { take_default().reset(); });
+  (void)added;
+}
+
+// Passes whose status no later pass reads are settled before; what they throw, after.
+void end(c10d::ProcessGroup& group) {
+  const auto monitor = own_monitor_of(group);
+  std::exception_ptr problem;
+  if (monitor && !monitor->aborted() && std::uncaught_exceptions() == 0) {
+    try {
+      monitor->settle_job();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  }
+  // NCCL warns of communicators that are only destroyed.
+  group.shutdown();
+  if (problem) std::rethrow_exception(problem);
+}
+
 }  // namespace
 
 ProcessGroup make_process_group(const ProcessGroupOptions& options) { return build_group(options); }
@@ -32,6 +71,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
       "init_process_group: expected no default group, but there is one. Call "
       "destroy_process_group() first, or new_group() for a further group.");
   auto group = build_group(options);
+  end_before_cuda(*group);
   auto& slot = the_default();
   std::lock_guard<std::mutex> lock(slot.mutex);
   slot.group = std::move(group);
@@ -39,14 +79,30 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
 }
 
 void destroy_process_group() {
-  ProcessGroup last;
+  if (const auto last = take_default()) end(*last);
+}
+
+void destroy_process_group(const ProcessGroup& group) {
+  DDP_CHECK(
+      group,
+      "destroy_process_group: expected a group this process is a member of, got an empty one.",
+      " new_group() gives it to ranks that are not in the group: let those skip the call.");
   {
     auto& slot = the_default();
-    std::lock_guard<std::mutex> lock(slot.mutex);
-    std::swap(last, slot.group);
+    const std::lock_guard lock(slot.mutex);
+    if (slot.group == group) slot.group.reset();
   }
-  // NCCL warns of communicators that are only destroyed.
-  if (last) last->shutdown();
+  end(*group);
+}
+
+void abort_process_group(const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  const auto monitor = own_monitor_of(*group);
+  DDP_CHECK(
+      monitor, "abort_process_group: expected a group that this library made, got another one on ",
+      "rank ", group->getRank(), " of ", group->getSize(), ". Call its own abort().");
+  if (group->getSize() == 1) return group->abort();
+  monitor->fail(ddp::str(monitor->rank_text(), " called abort_process_group"));
 }
 
 bool is_initialized() {

@@ -8,7 +8,7 @@
 #include <ddp/internal/text.h>
 
 #include "monitor/job_monitor.h"
-#include "monitor/late_waits.h"
+#include "monitor/waits/late_waits.h"
 #include "store/store_executor.h"
 
 namespace ddp {

@@ -10,24 +10,16 @@
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "monitor/device/device_wait.h"
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
-#include "monitor/late_waits.h"
+#include "monitor/waits/late_wait.h"
 
 namespace ddp {
 namespace {
 
 using namespace monitor;
 
-// How long a rank waits for a collective before it checks whether the group has failed, and between
-// two such checks.
-constexpr milliseconds kWaitSlice{500};
-// When a waiting rank first reports where it waits, and probes its peers.
-constexpr milliseconds kFirstReport{2000};
-// A peer that has exited may have sent data that this rank still receives.
-constexpr milliseconds kGoneGrace{1500};
-// Added to the timeout, after which backends end their collectives themselves.
-constexpr milliseconds kTimeoutGrace{5000};
 // How often a wait polls a collective on a device, which cannot wake it.
 constexpr std::chrono::microseconds kPollEvery{50};
 
@@ -68,7 +60,8 @@ GroupMonitor::GroupMonitor(Setup setup)
       store_(
           setup_.job->store() ? c10::make_intrusive<c10d::PrefixStore>(
                                     ddp::str("group", setup_.key), setup_.job->store())
-                              : nullptr) {
+                              : nullptr),
+      device_works_(std::make_unique<DeviceWorks>()) {
   if (setup_.calls && setup_.size > 1) setup_.job->late_waits().add_group(setup_.key, setup_.calls);
 }
 
@@ -88,70 +81,6 @@ std::string GroupMonitor::rank_text() const {
 
 // A process that this rank forked is not a rank, and no rank waits for it.
 bool GroupMonitor::is_watching() const { return setup_.size > 1 && setup_.job->is_rank(); }
-
-/// A wait that has lasted longer than kWaitSlice.
-class GroupMonitor::LateWait {
- public:
-  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work)
-      : monitor_(monitor), where_(where), peers_(peers), work_(work) {}
-  ~LateWait() {
-    if (!reported_ || monitor_.aborted()) return;  // other ranks may still read the report
-    auto& job = *monitor_.setup_.job;
-    job.late_waits().end(*reported_);
-    try {
-      job.publish_waits();
-    } catch (const std::exception&) {
-      // A thread cannot start: the report stays, and may appear in a later error's text.
-    }
-  }
-  LateWait(const LateWait&) = delete;
-  LateWait& operator=(const LateWait&) = delete;
-
-  /// Checks the group, the timeout and the peers, and reports where this rank waits.
-  ///
-  /// \throws c10::DistBackendError  if waiting longer is useless.
-  void check_group() {
-    monitor_.check();
-    const auto waited = Clock::now() - begin_;
-    const auto compare_in =
-        waited >= next_probe_ ? std::optional<std::string>(where_()) : std::nullopt;
-    if (compare_in && !reported_) reported_ = monitor_.begin_late_wait(*compare_in, work_);
-    auto comparison = compare_in ? monitor_.make_comparison(*compare_in) : nullptr;
-    auto& job = *monitor_.setup_.job;
-    if (const auto failure = job.request_failure(kAnswerTimeout, std::move(comparison))) {
-      monitor_.throw_aborted(*failure);
-    }
-    if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
-      monitor_.throw_failed(
-          backend_error(ddp::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
-          where_);
-    }
-    if (waited < next_probe_) return;
-    next_probe_ *= 2;
-    if (peers_ == Peers::Some) return;
-    const auto gone = monitor_.describe_gone_ranks(kProbeTimeout);
-    if (gone.empty()) {
-      gone_.clear();
-    } else if (gone == gone_) {
-      const auto failure = job.failure_after_exit();
-      monitor_.throw_aborted(
-          failure.value_or(ddp::str(where_(), " failed on ", monitor_.rank_text(), ": ", gone)));
-    } else {
-      gone_ = gone;
-      next_probe_ = std::chrono::duration_cast<milliseconds>(waited) + kGoneGrace;
-    }
-  }
-
- private:
-  GroupMonitor& monitor_;
-  WaitPoint where_;
-  const Peers peers_;
-  const c10d::Work* const work_;
-  const Clock::time_point begin_ = Clock::now() - kWaitSlice;
-  milliseconds next_probe_ = kFirstReport;
-  std::optional<uint64_t> reported_;  // the number in LateWaits
-  std::string gone_;                  // the result of the last probe
-};
 
 void GroupMonitor::wait_until(
     c10::function_ref<bool(milliseconds)> wait, WaitPoint where, Peers peers,
@@ -180,6 +109,8 @@ void GroupMonitor::poll(
         return true;
       },
       where, peers, work);
+  // A backend that was aborted on another thread may call its collectives complete.
+  check();
 }
 
 void GroupMonitor::wait(c10d::Work& work, WaitPoint where, Peers peers) {
@@ -263,6 +194,14 @@ std::optional<std::string> GroupMonitor::aborted() const {
 void GroupMonitor::check() const {
   const auto why = aborted();
   DDP_CHECK_WITH(DistBackendError, !why, *why);
+}
+
+void GroupMonitor::add_settling(const std::shared_ptr<std::function<void()>>& settle) {
+  setup_.job->add_settling(settle);
+}
+
+void GroupMonitor::settle_job() {
+  for (const auto& settle : setup_.job->settlings()) (*settle)();
 }
 
 void GroupMonitor::note_error(const std::string& why) noexcept { setup_.job->note_error(why); }

@@ -15,10 +15,11 @@
 
 #include "base/deadline.h"
 #include "base/executor.h"
+#include "monitor/device/device_watch.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
-#include "monitor/late_waits.h"
 #include "monitor/liveness_socket.h"
+#include "monitor/waits/late_waits.h"
 #include "store/bounded_store.h"
 #include "store/store_executor.h"
 
@@ -104,6 +105,12 @@ StoreExecutor& JobMonitor::executor() {
   return *executor_;
 }
 
+DeviceWatch& JobMonitor::device_watch() {
+  const std::lock_guard lock(mutex_);
+  if (!device_watch_) device_watch_ = std::make_unique<DeviceWatch>();
+  return *device_watch_;
+}
+
 void JobMonitor::publish_waits() {
   if (!setup_.store) return;
   executor().post([waits = late_waits_](c10d::Store& store) { waits->publish(store); });
@@ -126,6 +133,22 @@ void JobMonitor::add_steps(
 std::vector<JobMonitor::Steps> JobMonitor::steps() const {
   const std::lock_guard lock(mutex_);
   return steps_;
+}
+
+void JobMonitor::add_settling(const std::weak_ptr<std::function<void()>>& settle) {
+  const std::lock_guard lock(mutex_);
+  settlings_.push_back(settle);
+}
+
+std::vector<std::shared_ptr<std::function<void()>>> JobMonitor::settlings() {
+  std::vector<std::shared_ptr<std::function<void()>>> alive;
+  const std::lock_guard lock(mutex_);
+  const auto is_gone = [&](const auto& settle) {
+    if (auto one = settle.lock()) alive.push_back(std::move(one));
+    return settle.expired();
+  };
+  settlings_.erase(std::remove_if(settlings_.begin(), settlings_.end(), is_gone), settlings_.end());
+  return alive;
 }
 
 void JobMonitor::remove(uint64_t group) {

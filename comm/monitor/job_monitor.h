@@ -15,6 +15,7 @@
 
 namespace ddp {
 
+class DeviceWatch;
 enum class Liveness;
 class LateWaits;
 class LivenessSocket;
@@ -82,6 +83,8 @@ class JobMonitor {
   std::string address() const;
   StoreExecutor& executor();
   LateWaits& late_waits() { return *late_waits_; }
+  /// Made when it is first needed.
+  DeviceWatch& device_watch();
   /// Has the store's thread write this rank's report, if its late waits changed.
   void publish_waits();
   /// Whether this is a rank of the job: a process that it forked is not.
@@ -97,6 +100,11 @@ class JobMonitor {
   ///
   /// \param store  the group's part of the store.
   void add_steps(const std::shared_ptr<SharedSteps>& steps, c10::intrusive_ptr<c10d::Store> store);
+
+  /// GroupMonitor::add_settling().
+  void add_settling(const std::weak_ptr<std::function<void()>>& settle);
+  /// Those that exist, in the order in which they were added.
+  std::vector<std::shared_ptr<std::function<void()>>> settlings();
 
   /// Requests the job's failure from the store, unless a request is pending, and waits up to
   /// `at_most` for the answer. The request also looks for ranks that wait for each other, if a late
@@ -163,8 +171,10 @@ class JobMonitor {
   std::atomic<bool> host_is_gone_{false};
   mutable std::mutex mutex_;  // guards the members below
   std::unique_ptr<StoreExecutor> executor_;
+  std::unique_ptr<DeviceWatch> device_watch_;
   std::map<uint64_t, std::function<void()>> groups_;  // abort them
   std::vector<Steps> steps_;
+  std::vector<std::weak_ptr<std::function<void()>>> settlings_;
   uint64_t groups_made_ = 0;
   std::optional<std::string> failure_;
   std::string last_error_;

@@ -114,6 +114,7 @@ std::vector<ProcessGroup> connect_subgroups(
     auto recipe = parent_group.recipe();
     // Else that of the parent's mesh, which is this rank's place in the job, too.
     if (!group.coordinate.empty()) recipe.coordinate = group.coordinate;
+    if (group.timeout) recipe.timeout = *group.timeout;
     recipe.world_ranks.clear();
     for (const int rank : ranks) {
       recipe.world_ranks.push_back(parent_group.recipe().world_ranks[static_cast<size_t>(rank)]);
@@ -137,16 +138,29 @@ std::vector<ProcessGroup> connect_subgroups(
 }
 
 ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent_arg) {
+  const auto parent = parent_arg.get();
+  return new_group(ranks, made_here("new_group", parent).recipe().timeout, parent);
+}
+
+ProcessGroup new_group(
+    const std::vector<int>& ranks, std::chrono::milliseconds timeout, const GroupArg& parent_arg) {
   constexpr const char* kCall = "new_group";
   const auto parent = parent_arg.get();
-  made_here(kCall, parent);
+  const auto& parent_group = made_here(kCall, parent);
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   exchange_equal_texts(kCall, parent, [&] {
     check_ranks(sorted, *parent);
-    return list_text(sorted);
+    DDP_CHECK_VALUE(
+        timeout.count() > 0, "new_group: expected a timeout of at least 1 ms, got ",
+        timeout.count(), " ms ", on_rank_text(*parent),
+        ". Give what a collective may take, such as std::chrono::minutes(10).");
+    const bool is_own = timeout != parent_group.recipe().timeout;
+    return list_text(sorted) + (is_own ? ddp::str(" and ", timeout.count(), " ms") : "");
   });
-  return connect_subgroups(kCall, parent, {{sorted, ""}})[0];
+  Subgroup group{sorted, ""};
+  group.timeout = timeout;
+  return connect_subgroups(kCall, parent, {group})[0];
 }
 
 ProcessGroup split_group(int color, int key, const GroupArg& parent_arg) {

@@ -1,6 +1,8 @@
 // Groups of some ranks of a group that exists.
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,7 @@ struct Subgroup {
   std::string key;              // differs between the groups that are made together
   std::string kind = "group";   // of its name, before its ranks in the job
   std::string coordinate = {};  // as of GroupRecipe
+  std::optional<std::chrono::milliseconds> timeout = {};  // of its collectives; else the parent's
 };
 
 /// \throws c10::Error  unless this library made the group.

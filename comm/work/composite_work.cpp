@@ -21,13 +21,14 @@ bool CompositeWork::isCompleted() {
   if (std::any_of(parts_.begin(), parts_.end(), has_failed)) return true;
   const bool done = std::all_of(
       parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
-  if (done && isSuccess()) synchronize();
+  if (done && !exception()) synchronize();
   return done;
 }
 
+// Not of the parts' isSuccess(): NCCL's throws.
 bool CompositeWork::isSuccess() const {
-  return std::all_of(
-      parts_.begin(), parts_.end(), [](const auto& part) { return part->isSuccess(); });
+  const auto is_over = [](const auto& part) { return part->isCompleted(); };
+  return std::all_of(parts_.begin(), parts_.end(), is_over) && !exception();
 }
 
 std::exception_ptr CompositeWork::exception() const {
@@ -57,17 +58,36 @@ void CompositeWork::abort() {
 
 c10::intrusive_ptr<c10::ivalue::Future> CompositeWork::getFuture() {
   auto self = c10::intrusive_ptr<CompositeWork>::unsafe_reclaim_from_nonowning(this);
-  const auto finish = [self](c10::ivalue::Future& parts) {
-    if (parts.hasError()) std::rethrow_exception(parts.exception_ptr());
-    self->finish_once();
-    return c10::IValue(self->outputs_);
-  };
   const auto type = c10::ListType::ofTensors();
-  if (parts_.size() == 1) return parts_.front()->getFuture()->then(finish, type);
+  if (parts_.size() == 1) {
+    const auto finish = [self](c10::ivalue::Future& part) {
+      if (part.hasError()) std::rethrow_exception(part.exception_ptr());
+      self->finish_once();
+      return c10::IValue(self->outputs_);
+    };
+    return parts_.front()->getFuture()->then(finish, type);
+  }
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
       c10::FutureType::create(c10::ListType::ofTensors()));
   for (const auto& part : parts_) futures.push_back(part->getFuture());
-  return c10::collectAll(futures)->then(finish, type);
+  // collectAll() knows no devices: so the streams wait for each part here, and the result's future
+  // makes those who use it wait for the last step.
+  auto whole = c10::make_intrusive<c10::ivalue::Future>(type, devices());
+  c10::collectAll(futures)->addCallback([self, whole](c10::ivalue::Future& parts) {
+    try {
+      if (parts.hasError()) std::rethrow_exception(parts.exception_ptr());
+      self->synchronize();
+      whole->markCompleted(c10::IValue(self->outputs_));
+    } catch (...) {
+      whole->setError(std::current_exception());
+    }
+  });
+  return whole;
+}
+
+std::vector<c10::Device> CompositeWork::devices() const {
+  if (outputs_.empty() || outputs_.front().is_cpu()) return {};
+  return {outputs_.front().device()};
 }
 
 void CompositeWork::finish_once() {

@@ -39,6 +39,7 @@ class CompositeWork : public c10d::Work, public WorkParts {
 
  private:
   void finish_once();
+  std::vector<c10::Device> devices() const;  // of the outputs, but for the CPU
   c10::Stream current_stream() const;
 
   std::vector<WorkPtr> parts_;

@@ -3,6 +3,7 @@
 #include <future>
 
 #include <c10/util/Exception.h>
+#include <ddp/process_group.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -91,4 +92,38 @@ TEST_CASE(
       answers[0], ContainsText("backend nccl: expected a GPU for each rank, got the same one") &&
                       ContainsText("GPU 1 of host a. Start one process per GPU"));
   CHECK_THAT(answers[0], ContainsText("ranks 0 and 1") || ContainsText("ranks 1 and 0"));
+}
+
+TEST_CASE("a rank takes the GPU of its device_id", "[comm]") {
+  const auto first = choose_gpu(Setting{"LOCAL_RANK", "0"}, 4, c10::Device(at::kCUDA, 3));
+  CHECK(first.device == 3);
+  const auto missing = choose_gpu(std::nullopt, 2, c10::Device(at::kCUDA, 2));
+  CHECK_FALSE(missing.device);
+  CHECK_THAT(
+      missing.why_not, ContainsText("expected a device_id from cuda:0 to cuda:1, got cuda:2"));
+}
+
+TEST_CASE("options of GPUs are checked before ranks meet", "[comm][errors]") {
+  const auto error_of = [](const ddp::ProcessGroupOptions& options) {
+    try {
+      ddp::make_process_group(options);
+    } catch (const c10::ValueError& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    return std::string();
+  };
+  using Options = ddp::ProcessGroupOptions;
+  using Nccl = ddp::NcclOptions;
+  CHECK_THAT(
+      error_of(Options().device_id(c10::Device(at::kCPU))),
+      ContainsText("device_id(): expected cuda:N, got cpu"));
+  CHECK_THAT(
+      error_of(Options().backend("gloo").device_id(c10::Device(at::kCUDA, 0))),
+      ContainsText("device_id(): expected backend nccl, got cpu:gloo,cuda:gloo"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().max_ctas(0))),
+      ContainsText("NcclOptions: expected max_ctas from 1 to 64, got 0"));
+  CHECK_THAT(
+      error_of(Options().nccl(Nccl().min_ctas(8).max_ctas(4))),
+      ContainsText("expected min_ctas of at most max_ctas, got 8 and 4"));
 }

@@ -368,7 +368,7 @@ TEST_CASE(
   CHECK_THROWS_WITH(
       ddp::make_process_group(world_of_one().backend("mpi")),
       ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
-  const auto why = ddp::backends::find_gpu({}).why_not;
+  const auto why = ddp::backends::find_gpu({}, {}).why_not;
   if (why.empty()) return;
   CHECK_THROWS_WITH(
       ddp::make_process_group(world_of_one().backend("nccl")),

@@ -27,7 +27,7 @@ TEST_CASE("the host does not poll the works of a captured pass", "[ranks][captur
     for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
     const auto eager = trainer.backend->latest;
     const int before = eager->polls;
-    c10::intrusive_ptr<testing::WatchedWork> captured;
+    c10::intrusive_ptr<testing::DeviceWork> captured;
     int during = 0;
     {
       const Capture capture(barrier);

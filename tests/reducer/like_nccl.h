@@ -1,5 +1,4 @@
-// A backend that behaves like NCCL: wait() makes the stream wait, not the host. Here on the CPU,
-// where there is no stream; and a small trainer over it.
+// A small trainer over the backend that behaves like NCCL.
 #pragma once
 
 #include <atomic>
@@ -12,65 +11,12 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/backends/shm/backend/fallback_backend.h"
 #include "ddp/checks/forward_count.h"
 #include "reducer/passes.h"
+#include "support/like_nccl.h"
 #include "support/ranks.h"
 
 namespace ddp::testing {
-
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-/// Counts the calls of isCompleted().
-class WatchedWork : public c10d::Work {
- public:
-  explicit WatchedWork(WorkPtr work) : work_(std::move(work)) {}
-  bool isCompleted() override {
-    ++polls;
-    return work_->isCompleted();
-  }
-  std::exception_ptr exception() const override { return failure ? failure : work_->exception(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    // As NCCL's, which aborts the communicator after a timeout.
-    TORCH_CHECK(timeout == kNoTimeout || work_->isCompleted(), "timed out in blocking wait");
-    return on_stream ? true : work_->wait(timeout);
-  }
-
-  std::atomic<int> polls{0};
-  bool on_stream = false;      // wait() returns at once; else it waits, so that results are there
-  std::exception_ptr failure;  // an error of the device, which only exception() reports
-
- private:
-  WorkPtr work_;
-};
-
-class LikeNccl : public backends::shm::FallbackBackend {
- public:
-  LikeNccl(int rank, int size, c10::intrusive_ptr<c10d::Backend> carrier)
-      : FallbackBackend(
-            rank, size, /*memory=*/nullptr,
-            std::make_shared<backends::shm::GlooCarrier>(std::move(carrier))) {}
-  const std::string getBackendName() const override { return "nccl"; }
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    auto sums = options;
-    if (options.reduceOp == c10d::ReduceOp::AVG) {
-      tensors[0].div_(getSize());
-      sums.reduceOp = c10d::ReduceOp::SUM;
-    }
-    latest = c10::make_intrusive<WatchedWork>(FallbackBackend::allreduce(tensors, sums));
-    latest->on_stream = on_stream;
-    return latest;
-  }
-
-  c10::intrusive_ptr<WatchedWork> latest;
-  bool on_stream = false;
-};
-
-/// The backend over the group of a rank-thread.
-inline c10::intrusive_ptr<LikeNccl> like_nccl(const Rank& self) {
-  return c10::make_intrusive<LikeNccl>(self.rank, self.size, self.group->getBackend(at::kCPU));
-}
 
 inline ProcessGroup group_over(const c10::intrusive_ptr<LikeNccl>& backend, const Rank& self) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(

@@ -13,6 +13,14 @@ namespace {
 // collective before it. Source: NCCL's guide, "User Buffer Registration".
 bool registers_memory() { return process_variable("DDP_DISABLE_COMM_MEM").value_or("1") != "1"; }
 
+// ProcessGroupNCCL has no watchdog where each of its waits blocks the host.
+bool has_watchdog() {
+  for (const auto* name : {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}) {
+    if (process_variable(name).value_or("0") == "1") return false;
+  }
+  return true;
+}
+
 // The dtypes and operations that ProcessGroupNCCL accepts. float8 is left out, because NCCL reduces
 // it on some GPUs only.
 const ReductionTable& reductions_of_nccl() {
@@ -36,6 +44,8 @@ BackendDescription describe_nccl() {
     capabilities.averages = true;
     capabilities.reduces_in_own_memory = registers_memory();
     capabilities.waits_on_stream = true;
+    capabilities.reports_results = has_watchdog();
+    capabilities.reduces_sparse = false;
     capabilities.reductions = &reductions_of_nccl();
     return capabilities;
   };

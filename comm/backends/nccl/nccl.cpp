@@ -5,21 +5,56 @@
 #include <fstream>
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/env.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/nccl/nccl.h"
+#include "base/executor.h"
 
 namespace ddp::backends {
 namespace {
 
+// The monitor ends collectives at the timeout, and names the ranks that are missing: the watchdog
+// is for the case that the monitor's thread cannot.
+constexpr std::chrono::seconds kWatchdogGrace{10};
+
+// Sets what makes ProcessGroupNCCL end a process that could report its failure, where the user has
+// not set it. Its defaults suit Python's launcher, which restarts processes.
+void keep_process_alive() {
+  constexpr bool kOverwrite = false;
+  // After an error or a timeout: aborts the communicators (2) and does not end the process (3).
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", kOverwrite);
+  // The watchdog sleeps four times as long before it aborts, for dumps of all ranks.
+  c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250", kOverwrite);
+  // After a dump the group's other thread sleeps for eight minutes, and its destructor waits for
+  // it. The library has a flight record of its own.
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", kOverwrite);
+  // A CUDA error in the watchdog: the program's next call of CUDA throws it as well.
+  c10::utils::set_env("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", kOverwrite);
+}
+
+// Options holds an ncclConfig_t, whose size differs between releases of NCCL.
+void check_nccl_headers() {
+  const auto [major, minor, patch] = c10d::getNcclVersionTuple();
+  DDP_CHECK(
+      major == NCCL_MAJOR && minor == NCCL_MINOR, "backend nccl: expected NCCL ", NCCL_MAJOR, ".",
+      NCCL_MINOR, ", with whose header ddp was built, got the library of NCCL ", major, ".", minor,
+      ".", patch, ". Build ddp with the nccl.h of the NCCL that LibTorch loads.");
+}
+
 // Identifies the GPU by its PCI bus id, as NCCL does, with the host's name and boot id, because two
-// hosts may have the same name. Empty if CUDA cannot determine the bus id.
+// hosts may have the same name. NCCL_HOSTID takes their place, as in NCCL: hosts with different
+// values share no GPU. Empty if CUDA cannot determine the bus id.
 std::string id_of(int device) {
   char bus_id[64] = "";
   if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != cudaSuccess) {
     (void)cudaGetLastError();  // otherwise the next error check would find this one
     return "";
+  }
+  if (const auto host_id = process_variable("NCCL_HOSTID")) {
+    return ddp::str("GPU ", bus_id, " of NCCL_HOSTID ", *host_id);
   }
   char host[256] = "";
   (void)gethostname(host, sizeof host - 1);
@@ -28,22 +63,53 @@ std::string id_of(int device) {
   return ddp::str("GPU ", bus_id, " of host ", host, " (boot ", boot, ")");
 }
 
+void write(const NcclOptions& from, ncclConfig_t& to) {
+  if (from.min_ctas()) to.minCTAs = *from.min_ctas();
+  if (from.max_ctas()) to.maxCTAs = *from.max_ctas();
+  if (from.cga_cluster_size()) to.cgaClusterSize = *from.cga_cluster_size();
+  if (from.blocking()) to.blocking = *from.blocking() ? 1 : 0;
+  if (from.split_share()) to.splitShare = *from.split_share() ? 1 : 0;
+}
+
+void connect(
+    const c10::intrusive_ptr<c10d::ProcessGroupNCCL>& nccl, const c10::Device& device,
+    const Setup& setup) {
+  nccl->setBoundDeviceId(device);
+  const auto connected = bounded_call(
+      [nccl, device] {
+        c10::cuda::set_device(device.index());
+        nccl->eagerConnectSingleDevice(device);
+        return true;
+      },
+      Deadline::in(setup.connect_by.left()));
+  DDP_CHECK_WITH(
+      DistBackendError, connected, "backend nccl: expected all ranks of ", setup.group_name,
+      " to connect within ", setup.timeout.count(), " ms, got no connection on rank ", setup.rank,
+      " of ", setup.world_size,
+      ". Look for a rank that ended or hangs, and run with NCCL_DEBUG=INFO.");
+}
+
 }  // namespace
 
-GpuAssignment find_gpu(const std::optional<Setting>& local_rank) {
-  auto gpu = choose_gpu(local_rank, c10::cuda::device_count());
+GpuAssignment find_gpu(
+    const std::optional<Setting>& local_rank, const std::optional<c10::Device>& device_id) {
+  auto gpu = choose_gpu(local_rank, c10::cuda::device_count(), device_id);
   if (gpu.device) gpu.id = id_of(*gpu.device);
   return gpu;
 }
 
 BackendPtr make_nccl(const Setup& setup) {
-  // Without priority, queued kernels of the backward pass would delay a bucket.
-  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
-  options->timeout = setup.timeout;
+  check_nccl_headers();
+  keep_process_alive();
+  auto options = c10d::ProcessGroupNCCL::Options::create(setup.nccl.is_high_priority_stream());
+  write(setup.nccl, options->config);
+  options->timeout = setup.timeout + kWatchdogGrace;
   options->group_name = setup.group_name;
   options->global_ranks_in_group = setup.global_ranks;
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
       setup.store, setup.rank, setup.world_size, std::move(options));
+  if (setup.device_id) connect(nccl, *setup.device_id, setup);
+  return nccl;
 }
 
 void use_cuda_device(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }

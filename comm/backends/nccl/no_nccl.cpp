@@ -12,7 +12,10 @@ constexpr const char* kWhyNot =
 
 }  // namespace
 
-GpuAssignment find_gpu(const std::optional<Setting>& /*local_rank*/) { return {kWhyNot, {}, ""}; }
+GpuAssignment find_gpu(
+    const std::optional<Setting>& /*local_rank*/, const std::optional<c10::Device>& /*device*/) {
+  return {kWhyNot, {}, ""};
+}
 
 BackendPtr make_nccl(const Setup& /*setup*/) { DDP_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -189,7 +190,56 @@ DDP_API void recv(at::Tensor& tensor, int src, int tag = 0, const GroupArg& grou
 DDP_API c10::intrusive_ptr<c10d::Work> recv_async(
     at::Tensor& tensor, int src, int tag = 0, const GroupArg& group = {});
 
-/// Returns when every rank of the group has called it.
+/// A message of `batch_isend_irecv`.
+class P2POp {
+ public:
+  /// Whether this rank sends or receives.
+  enum class Kind { Send, Recv };
+
+  /// Sends `tensor` to rank `dst` of the group.
+  static P2POp send(at::Tensor tensor, int dst, int tag = 0) {
+    return {Kind::Send, std::move(tensor), dst, tag};
+  }
+  /// Overwrites `tensor` with the message of rank `src` of the group.
+  static P2POp recv(at::Tensor tensor, int src, int tag = 0) {
+    return {Kind::Recv, std::move(tensor), src, tag};
+  }
+
+  /// Whether this rank sends or receives.
+  Kind kind() const { return kind_; }
+  /// What is sent, or overwritten.
+  const at::Tensor& tensor() const { return tensor_; }
+  /// The other rank, of the group.
+  int peer() const { return peer_; }
+  /// Of `send` and `recv`.
+  int tag() const { return tag_; }
+
+ private:
+  P2POp(Kind kind, at::Tensor tensor, int peer, int tag)
+      : kind_(kind), tensor_(std::move(tensor)), peer_(peer), tag_(tag) {}
+
+  Kind kind_;
+  at::Tensor tensor_;
+  int peer_;
+  int tag_;
+};
+
+/// Starts several sends and recvs at a time, so that their order does not matter: over NCCL ranks
+/// that each send before they receive wait for each other, as the stream of two ranks carries one
+/// message after the other.
+///
+/// \param ops  not empty; their tensors on one kind of device. A rank gives as many sends to
+///        another one as that one gives recvs from it.
+///        Over NCCL tags are ignored: the messages from one rank to another match in their
+///        order.
+/// \return  handles, each to be waited for and kept: over NCCL one for all, else one a message.
+///
+/// Collective: over NCCL, the first call in a group is one of all its ranks. Blocks: nothing.
+/// Source: torch.distributed.batch_isend_irecv, torch 2.11.0.
+DDP_API std::vector<c10::intrusive_ptr<c10d::Work>> batch_isend_irecv(
+    const std::vector<P2POp>& ops, const GroupArg& group = {});
+
+/// Returns when every rank of the group has called it, and on GPUs has done what it queued before.
 DDP_API void barrier(const GroupArg& group = {});
 /// `barrier` that returns at once.
 DDP_API c10::intrusive_ptr<c10d::Work> barrier_async(const GroupArg& group = {});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -10,6 +11,28 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ddp {
+
+/// The group argument of a function; the default group if it is left out.
+///
+/// A type of its own because new_group() returns an empty ProcessGroup on non-members: passing that
+/// on must be an error and must not select the default group.
+class DDP_API GroupArg {
+ public:
+  /// The default group.
+  GroupArg() = default;
+  /// The given group, of any type that converts to a ProcessGroup, such as a derived class.
+  template <
+      typename Group, typename = std::enable_if_t<std::is_convertible_v<Group&&, ProcessGroup>>>
+  GroupArg(Group&& group)  // NOLINT: implicit
+      : group_(std::forward<Group>(group)), given_(true) {}
+
+  /// \throws c10::Error  if it was left out and there is no default group, or if it is empty.
+  ProcessGroup get() const;
+
+ private:
+  ProcessGroup group_;
+  bool given_ = false;
+};
 
 /// Connects to the other ranks and makes a group of all of them, which becomes the default group.
 ///
@@ -42,6 +65,32 @@ DDP_API ProcessGroup make_process_group(const ProcessGroupOptions& options = {})
 /// rank forked only drops the group, here and when it exits, because it is not the rank.
 DDP_API void destroy_process_group();
 
+/// Shuts this group down; if it is the default group, also forgets it.
+///
+/// The collectives that the rank has started on a device end before, with the other ranks' part in
+/// them. Afterwards the group starts none. A group that is dropped without this ends in the same
+/// way.
+///
+/// \param group  that this library made.
+/// \throws c10::Error  if it is empty.
+///
+/// Collective: with NCCL yes, over the group. Blocks: host, until NCCL has closed its connections,
+/// or, after a failure, for at most a few seconds.
+DDP_API void destroy_process_group(const ProcessGroup& group);
+
+/// Aborts the job of a group: all groups that were made of one, on every rank.
+///
+/// Pending collectives end, on GPUs too, and every rank's next call in such a group throws, and
+/// names this rank. For a rank that finds that the others cannot go on. An exception that destroys
+/// the group does the same.
+///
+/// \param group  that this library made; default: the default group.
+///
+/// Collective: no. Blocks: host, at most three seconds.
+/// Source: torch.distributed.distributed_c10d._abort_process_group, torch 2.11.0, which tells no
+/// other rank.
+DDP_API void abort_process_group(const GroupArg& group = {});
+
 /// Whether there is a default group.
 DDP_API bool is_initialized();
 
@@ -52,28 +101,6 @@ DDP_API ProcessGroup default_group();
 
 /// Whether a launcher started this process: the environment names its rank.
 DDP_API bool is_launched();
-
-/// The group argument of a function; the default group if it is left out.
-///
-/// A type of its own because new_group() returns an empty ProcessGroup on non-members: passing that
-/// on must be an error and must not select the default group.
-class DDP_API GroupArg {
- public:
-  /// The default group.
-  GroupArg() = default;
-  /// The given group, of any type that converts to a ProcessGroup, such as a derived class.
-  template <
-      typename Group, typename = std::enable_if_t<std::is_convertible_v<Group&&, ProcessGroup>>>
-  GroupArg(Group&& group)  // NOLINT: implicit
-      : group_(std::forward<Group>(group)), given_(true) {}
-
-  /// \throws c10::Error  if it was left out and there is no default group, or if it is empty.
-  ProcessGroup get() const;
-
- private:
-  ProcessGroup group_;
-  bool given_ = false;
-};
 
 /// Makes a group of some ranks of a group.
 ///
@@ -94,6 +121,13 @@ class DDP_API GroupArg {
 /// Cost: two exchanges of texts in the parent, and connecting; split_group() makes many groups at a
 /// time.
 DDP_API ProcessGroup new_group(const std::vector<int>& ranks, const GroupArg& parent = {});
+
+/// The same with a timeout of its own, of its collectives; the same on all ranks. Connecting is
+/// limited by the parent's.
+///
+/// \throws c10::ValueError  also for a timeout of less than 1 ms.
+DDP_API ProcessGroup new_group(
+    const std::vector<int>& ranks, std::chrono::milliseconds timeout, const GroupArg& parent = {});
 
 /// Divides a group: ranks that give the same color make a group together, all groups at a time.
 ///

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
 #include <torch/arg.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,6 +13,25 @@ namespace ddp {
 
 /// A c10d process group. Every function that takes c10d's takes this one.
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// Options of the backend "nccl", for a group and those made of it. The names are those of
+/// ProcessGroupNCCL.Options and ncclConfig_t; NCCL's guide says what each does.
+struct NcclOptions {
+  /// Collectives run on a stream of high priority: without it, queued kernels of the backward pass
+  /// delay a bucket. Default: true, unlike PyTorch
+  TORCH_ARG(bool, is_high_priority_stream) = true;
+  /// The fewest thread blocks that a collective takes, from 1 to 64. Default: NCCL chooses
+  TORCH_ARG(std::optional<int>, min_ctas) = {};
+  /// The most thread blocks that a collective takes, from 1 to 64. Default: NCCL chooses
+  TORCH_ARG(std::optional<int>, max_ctas) = {};
+  /// Thread blocks a cluster, from 0 to 8, on GPUs that have clusters. Default: NCCL chooses
+  TORCH_ARG(std::optional<int>, cga_cluster_size) = {};
+  /// Whether NCCL's calls block the host until a communicator is connected. Default: LibTorch
+  /// chooses
+  TORCH_ARG(std::optional<bool>, blocking) = {};
+  /// Whether communicators that NCCL splits from one share its resources. Default: NCCL chooses
+  TORCH_ARG(std::optional<bool>, split_share) = {};
+};
 
 /// Options for `init_process_group` and `make_process_group`.
 ///
@@ -43,6 +64,13 @@ struct ProcessGroupOptions {
   /// host sees it. Over shm on several hosts the limit is four times as long if the rank that
   /// represents a host has stopped. Default: 30 min
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
+  /// This rank's GPU: cuda:N. The group makes it current, and connects NCCL before it returns, as
+  /// do groups made of it; a rank that dies meanwhile is an error within the timeout. A barrier
+  /// then waits for the GPU. Default: unset, the local rank's GPU, and NCCL connects in the first
+  /// collective, where nothing bounds it
+  TORCH_ARG(std::optional<c10::Device>, device_id) = {};
+  /// Only for the backend "nccl".
+  TORCH_ARG(NcclOptions, nccl) = {};
 };
 
 }  // namespace ddp

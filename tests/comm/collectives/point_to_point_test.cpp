@@ -285,3 +285,33 @@ TEST_CASE("c10d's monitored barrier matches its messages", "[comm][ranks]") {
   });
   CHECK(results == std::vector<int>(2, 1));
 }
+
+TEST_CASE("a batch of messages goes around a ring", "[comm][ranks]") {
+  const auto received = run_ranks<std::vector<int>>(3, [](const Rank& self) {
+    const int next = (self.rank + 1) % self.size, before = (self.rank + 2) % self.size;
+    auto one = at::zeros({4}, at::kInt), two = at::zeros({2, 2}, at::kInt).t();
+    const auto works = ddp::batch_isend_irecv(
+        {ddp::P2POp::send(at::full({4}, self.rank, at::kInt), next, 1),
+         ddp::P2POp::send(at::full({2, 2}, 10 + self.rank, at::kInt), next, 2),
+         ddp::P2POp::recv(two, before, 2), ddp::P2POp::recv(one, before, 1)},
+        self.group);
+    for (const auto& work : works) work->wait();
+    return std::vector<int>{
+        one.min().item<int>(), one.max().item<int>(), two.min().item<int>(), two.max().item<int>()};
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const int before = (rank + 2) % 3;
+    CHECK(received[rank] == std::vector<int>{before, before, 10 + before, 10 + before});
+  }
+}
+
+TEST_CASE("a batch of messages is checked before any is sent", "[comm][ranks][errors]") {
+  const auto errors = ddp::testing::errors_of_ranks(2, [](const Rank& self) {
+    const auto tensor = at::ones({1});
+    self.rank == 0 ? ddp::batch_isend_irecv({}, self.group)
+                   : ddp::batch_isend_irecv(
+                         {ddp::P2POp::send(tensor, 0), ddp::P2POp::recv(tensor, 7)}, self.group);
+  });
+  CHECK_THAT(errors[0], ContainsText("batch_isend_irecv: expected at least one message, got none"));
+  CHECK_THAT(errors[1], ContainsText("recv: expected") && ContainsText("src") && ContainsText("7"));
+}

@@ -35,3 +35,31 @@ TEST_CASE("a timeout names all ranks that had arrived", "[comm][ranks][errors][m
     CHECK_THAT(errors[rank], ContainsText("; ranks 0, 2, 3 had arrived, rank 1 had not"));
   }
 }
+
+TEST_CASE("a group may have a timeout of its own", "[comm][ranks][errors][monitor]") {
+  const auto texts = ddp::testing::run_ranks<std::string>(2, [](const Rank& self) {
+    const auto group = ddp::new_group({0, 1}, 1500ms, self.group);
+    auto tensor = at::ones({1});
+    ddp::all_reduce(tensor, group);
+    const auto text =
+        self.rank == 1 ? "" : ddp::problem_of([&] { ddp::all_reduce(tensor, group); });
+    self.wait_until_others_end();
+    return text;
+  });
+  CHECK_THAT(texts[0], ContainsText("imed out"));
+}
+
+TEST_CASE("ranks that give a group different timeouts throw", "[comm][ranks][errors][monitor]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    ddp::new_group({0, 1}, 1000ms * (1 + self.rank), self.group);
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("new_group: expected all ranks to call it alike"));
+    CHECK_THAT(error, ContainsText("[0, 1] and 1000 ms") && ContainsText("[0, 1] and 2000 ms"));
+  }
+  for (const auto& error : errors_of_ranks(2, [](const Rank& self) {
+         ddp::new_group({0, 1}, 0ms, self.group);
+       })) {
+    CHECK_THAT(error, ContainsText("expected a timeout of at least 1 ms, got 0 ms"));
+  }
+}

@@ -9,9 +9,9 @@
 
 #include "comm/calls/call_history.h"
 #include "comm/monitor/job_monitor.h"
-#include "comm/monitor/late_waits.h"
 #include "comm/monitor/rank_report.h"
 #include "comm/monitor/wait_cycle.h"
+#include "comm/monitor/waits/late_waits.h"
 #include "comm/plain_store.h"
 
 #include "support/catch.h"

@@ -17,6 +17,11 @@ struct BackendCapabilities {
   bool reduces_in_own_memory = true;
   /// A wait for one of its collectives holds up the current stream, and not the host.
   bool waits_on_stream = false;
+  /// A watchdog of its own completes Work::getFutureResult() when a collective has ended on the
+  /// device, also one that it ends itself after its timeout.
+  bool reports_results = false;
+  /// Its allreduce() takes sparse tensors.
+  bool reduces_sparse = true;
   /// Gloo carries the collectives that the backend does not carry itself. For Gloo: all of them.
   bool falls_back_to_gloo = false;
   /// Its alltoall() takes one tensor per rank. If not, its alltoall_base() takes one flat tensor.

@@ -19,6 +19,8 @@
 namespace ddp {
 
 class CallHistory;
+struct CollectiveCall;
+class DeviceWorks;
 struct FlightRecord;
 class JobMonitor;
 struct AwaitedCall;
@@ -64,6 +66,9 @@ class AgreedError : public c10::Error {
 /// waiting thread uses the answers that have arrived. If the process that hosts the store is
 /// stopped, waits end with their timeout, and the text names the rank that does not answer.
 ///
+/// Where only a stream waits for a collective, no thread of the program waits here. The job's
+/// DeviceWatch does so for it, while such a collective has not ended.
+///
 /// Texts name ranks by their number in the job.
 ///
 /// Cost: nothing for a wait of less than half a second. Beyond, two small requests to the store
@@ -71,7 +76,7 @@ class AgreedError : public c10::Error {
 /// the same for any world size, but for one waiting rank of the job, which reads the reports of all
 /// ranks once a second. Probes go to the peers and not to the store.
 /// Threads: all members, from any thread.
-class GroupMonitor {
+class GroupMonitor : public std::enable_shared_from_this<GroupMonitor> {
  public:
   struct Setup {
     int rank = 0;
@@ -89,6 +94,8 @@ class GroupMonitor {
         {};  // of this rank in a mesh: "dp 1, tp 0"; "" if the group is no axis
     /// Whether one of the group's backends waits on streams.
     bool has_streams = false;
+    /// Whether the watchdog of that backend completes getFutureResult() of its works.
+    bool reports_results = false;
   };
 
   explicit GroupMonitor(Setup setup);
@@ -117,6 +124,21 @@ class GroupMonitor {
       c10::function_ref<bool(std::chrono::milliseconds)> wait, WaitPoint where,
       Peers peers = Peers::All, const c10d::Work* work = nullptr);
 
+  /// Has the job's DeviceWatch look at a collective that has started on a device, until it ends.
+  /// Only where the backend reports results, and not in a capture, which starts nothing.
+  void watch(c10d::Work& work, const CollectiveCall& call);
+
+  /// Looks for collectives of watch() that do not end, as a late wait does, and for those that the
+  /// backend has ended itself: with an error, or after its timeout. Only the DeviceWatch calls it.
+  ///
+  /// \return  whether there is something to look at.
+  bool look_at_device() noexcept;
+
+  /// Waits on the host until the collectives of watch() have ended.
+  ///
+  /// \throws c10::DistBackendError  as wait().
+  void wait_for_device(WaitPoint where);
+
   /// Runs `step`, which other ranks run too: an exception of `step` is a failure of the group.
   void abort_on_error(WaitPoint doing, c10::function_ref<void()> step);
 
@@ -139,6 +161,13 @@ class GroupMonitor {
   int add_steps(const std::shared_ptr<SharedSteps>& steps);
   /// Runs `call` with the group's store, on the thread that talks to it; not in a group of one.
   void post(std::function<void(c10d::Store&)> call);
+
+  /// Has settle_job() call `settle`, while it exists. In the same order on all ranks.
+  void add_settling(const std::shared_ptr<std::function<void()>>& settle);
+  /// Throws the problems of passes whose status no later pass has read yet.
+  ///
+  /// Collective: yes, over the groups that have such passes. Blocks: host.
+  void settle_job();
 
   /// Remembers an error that does not affect the other ranks, as the text of leave_by_exception().
   void note_error(const std::string& why) noexcept;
@@ -167,6 +196,7 @@ class GroupMonitor {
 
  private:
   class LateWait;
+  struct DeviceWait;
 
   bool is_watching() const;
   int job_rank(int rank) const;
@@ -193,6 +223,8 @@ class GroupMonitor {
   std::vector<std::weak_ptr<SharedSteps>> steps_;
   int steps_added_ = 0;
   mutable uint64_t most_steps_ = 0;  // that count_steps() has returned
+  const std::unique_ptr<DeviceWorks> device_works_;
+  std::unique_ptr<DeviceWait> device_wait_;  // late; belongs to the DeviceWatch's thread
 };
 
 /// Returns the monitor of a group that this library made, or a new one for any other group; all

@@ -1,4 +1,4 @@
-#include "monitor/late_waits.h"
+#include "monitor/waits/late_waits.h"
 
 #include <algorithm>
 #include <iterator>

@@ -5,7 +5,7 @@
 #include "calls/call_history.h"
 #include "calls/work_parts.h"
 #include "monitor/job_monitor.h"
-#include "monitor/late_waits.h"
+#include "monitor/waits/late_waits.h"
 
 namespace ddp {
 namespace {

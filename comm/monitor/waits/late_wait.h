@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include <ddp/internal/group_monitor.h>
+
+#include "monitor/job_monitor.h"
+
+namespace ddp {
+
+namespace monitor {
+
+// How long a rank waits for a collective before it checks whether the group has failed, and between
+// two such checks.
+inline constexpr milliseconds kWaitSlice{500};
+
+}  // namespace monitor
+
+/// A wait that has lasted longer than kWaitSlice.
+class GroupMonitor::LateWait {
+ public:
+  /// Whether the wait ends after the group's timeout; if not, the backend ends the collective then.
+  enum class Limit { Timeout, None };
+
+  LateWait(
+      GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work,
+      Limit limit = Limit::Timeout);
+  ~LateWait();
+  LateWait(const LateWait&) = delete;
+  LateWait& operator=(const LateWait&) = delete;
+
+  /// Checks the group, the timeout and the peers, and reports where this rank waits.
+  ///
+  /// \throws c10::DistBackendError  if waiting longer is useless.
+  void check_group();
+
+ private:
+  GroupMonitor& monitor_;
+  WaitPoint where_;
+  const Peers peers_;
+  const c10d::Work* const work_;
+  const Limit limit_;
+  const monitor::Clock::time_point begin_;
+  monitor::milliseconds next_probe_;
+  std::optional<uint64_t> reported_;  // the number in LateWaits
+  std::string gone_;                  // the result of the last probe
+};
+
+}  // namespace ddp
