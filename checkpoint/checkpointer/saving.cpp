@@ -10,6 +10,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/file_io.h>
+#include <ddp/internal/group_monitor.h>
 #include <ddp/internal/packed_texts.h>
 #include <ddp/internal/text.h>
 
@@ -172,6 +173,7 @@ SavePlan Saving::make_plan(int64_t step, const std::string& hidden) {
 
 void Saving::save(int64_t step) {
   finish();
+  monitor_of(run_.group)->settle_job();
   const auto drop_shards = c10::make_scope_exit([this] { run_.sharded.release(); });
   const auto hidden = begin(step);
   std::optional<SavePlan> plan;

@@ -144,6 +144,7 @@ torch::OrderedDict<std::string, at::Tensor> full_state_dict(
   const c10::NoGradGuard no_grad;
   const auto group = given.get();
   const auto monitor = monitor_of(group);
+  monitor->settle_job();
   OwnParts own;
   const auto problem = problem_of([&] {
     DDP_CHECK_VALUE(

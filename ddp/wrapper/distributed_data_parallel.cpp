@@ -57,6 +57,8 @@ c10::Device DistributedDataParallelBase::join_device() const { return state_->de
 
 ProcessGroup DistributedDataParallelBase::join_process_group() const { return state_->group(); }
 
+void DistributedDataParallelBase::settle() { state_->reducer().settle(); }
+
 void DistributedDataParallelBase::sync_buffers() { state_->sync_buffers(); }
 
 void DistributedDataParallelBase::refresh() { state_->refresh(); }

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+
 namespace ddp {
 namespace {
 
@@ -38,18 +41,29 @@ void SharedBuffers::start(int source, c10d::ProcessGroup& group) {
 void SharedBuffers::finish(c10::function_ref<void(c10d::Work&)> wait) {
   broadcast_.finish(
       wait, [this](const auto& buffer, const auto& received) { write(buffer, received); });
+  if (!written_.empty()) {
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(written_, received_);
+    written_.clear();
+    received_.clear();
+  }
   found_ = {};
   may_differ_ = false;
   may_be_read_ = false;
 }
 
-void SharedBuffers::write(const at::Tensor& buffer, const at::Tensor& received) const {
-  if (!may_be_read_ && found_.running_statistics.count(buffer.unsafeGetTensorImpl()) > 0) {
+void SharedBuffers::write(const at::Tensor& buffer, const at::Tensor& received) {
+  const bool is_unread =
+      !may_be_read_ && found_.running_statistics.count(buffer.unsafeGetTensorImpl()) > 0;
+  if (!buffer.is_cpu()) {
+    // All at the end: one kernel for many buffers.
+    written_.push_back(buffer.variable_data());
+    received_.push_back(received);
+    if (!is_unread && !is_unchanged(buffer)) buffer.unsafeGetTensorImpl()->bump_version();
+  } else if (is_unread) {
     overwrite_unversioned(buffer, received);
-  } else if (buffer.is_cpu()) {
-    if (!have_equal_bytes(buffer, received)) overwrite(buffer, received);
-  } else {
-    is_unchanged(buffer) ? overwrite_unversioned(buffer, received) : overwrite(buffer, received);
+  } else if (!have_equal_bytes(buffer, received)) {
+    overwrite(buffer, received);
   }
 }
 

@@ -39,7 +39,7 @@ class SharedBuffers {
   void finish(c10::function_ref<void(c10d::Work&)> wait);
 
  private:
-  void write(const at::Tensor& buffer, const at::Tensor& received) const;
+  void write(const at::Tensor& buffer, const at::Tensor& received);
   bool is_unchanged(const at::Tensor& buffer) const;
 
   const BufferFinder finder_;
@@ -51,6 +51,7 @@ class SharedBuffers {
   bool on_accelerator_ = true;  // whether some were when they were last found; at first unknown
   // Of buffers on an accelerator, before the first forward pass since they were shared.
   std::unordered_map<const void*, int64_t> versions_;
+  std::vector<at::Tensor> written_, received_;  // of an accelerator, while finish() runs
 };
 
 }  // namespace ddp

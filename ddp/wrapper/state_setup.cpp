@@ -146,6 +146,7 @@ void State::rebuild() {
 
 void State::refresh() {
   check_between_steps("refresh");
+  reducer_->settle();
   rebuild();
 }
 

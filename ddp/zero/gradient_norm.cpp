@@ -6,6 +6,7 @@
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
@@ -40,6 +41,22 @@ void reduce_over(
   }
   const auto values = reduce_powers(group, at::stack(own), norm_type);
   for (size_t i = 0; i < cut.size(); ++i) totals[cut[i]] = values[static_cast<int64_t>(i)];
+}
+
+/// Dense ones of a device together: one kernel for many tensors.
+void scale_all(const std::vector<at::Tensor>& gradients, double scale) {
+  std::vector<at::Tensor> together;
+  for (const auto& gradient : gradients) {
+    const bool alone = gradient.is_cpu() || gradient.layout() != at::kStrided ||
+                       (!together.empty() && (together[0].device() != gradient.device() ||
+                                              together[0].dtype() != gradient.dtype()));
+    if (alone) {
+      at::Tensor(gradient).mul_(scale);
+    } else {
+      together.push_back(gradient);
+    }
+  }
+  if (!together.empty()) at::_foreach_mul_(together, scale);
 }
 
 void check_group(const ProcessGroup& group) {
@@ -102,7 +119,7 @@ void scale_to_norm(const std::vector<ShardedGradients>& sets, double norm, doubl
   const double scale = max_norm / (norm + kEpsilon);
   if (scale >= 1) return;
   for (const auto& set : sets) {
-    for (const auto& gradient : set.gradients) gradient.mul_(scale);
+    scale_all(set.gradients, scale);
   }
 }
 

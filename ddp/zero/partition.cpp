@@ -10,6 +10,7 @@ namespace {
 
 // A backend may need a copy of that size for a gather.
 constexpr int64_t kChunkBytes = int64_t{2} << 20;
+constexpr int64_t kStreamChunkBytes = int64_t{25} << 20;
 
 }  // namespace
 
@@ -26,7 +27,7 @@ Chunks chunks_of_buckets(
 
 Chunks chunks_of_groups(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::vector<NamedParameter>& parameters) {
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream) {
   std::unordered_set<const void*> stepped;
   for (const auto& group : groups) {
     for (const auto& p : group.params()) stepped.insert(p.unsafeGetTensorImpl());
@@ -37,7 +38,8 @@ Chunks chunks_of_groups(
   }
   std::vector<size_t> reversed(own.size());  // the usual order of gradients
   std::iota(reversed.rbegin(), reversed.rend(), size_t{0});
-  return chunks_of_buckets(plan_buckets(extents_of(own), {kChunkBytes}, reversed).buckets, own);
+  const auto bytes = waits_on_stream ? kStreamChunkBytes : kChunkBytes;
+  return chunks_of_buckets(plan_buckets(extents_of(own), {bytes}, reversed).buckets, own);
 }
 
 }  // namespace ddp

@@ -20,9 +20,11 @@ using Chunks = std::vector<std::vector<at::Tensor>>;
 Chunks chunks_of_buckets(
     const std::vector<std::vector<size_t>>& buckets, const std::vector<NamedParameter>& parameters);
 
-/// Chunks of 2 MiB of those of `parameters` that an optimizer with these groups steps (stage 1).
+/// Chunks of those of `parameters` that an optimizer with these groups steps (stage 1): of 2 MiB,
+/// but of 25 MiB over a backend whose collectives only the stream waits for, which gathers without
+/// a copy, and pays for each collective.
 Chunks chunks_of_groups(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::vector<NamedParameter>& parameters);
+    const std::vector<NamedParameter>& parameters, bool waits_on_stream);
 
 }  // namespace ddp

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/GradMode.h>
+#include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
 
@@ -75,8 +76,10 @@ class ZeroRedundancyOptimizerBase::Impl {
     if (options_.stage() == 2) shards_ = state().shard_gradients();
     // With stage 2 one chunk per bucket, in the order in which the averages are ready.
     const auto& reducer = state().reducer();
-    auto parameters = shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
-                              : chunks_of_groups(owner.param_groups(), reducer.parameters());
+    const bool waits_on_stream = capabilities_of(*group, state().device()).waits_on_stream;
+    auto parameters =
+        shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
+                : chunks_of_groups(owner.param_groups(), reducer.parameters(), waits_on_stream);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         std::move(group), std::move(parameters), owner.param_groups(), owner.defaults(), kind_);
     auto& chunks = optimizer_->chunks();

@@ -93,8 +93,7 @@ std::vector<Bucket::KindMismatch> Bucket::pack(
     const auto if_unused = unused == Unused::Zero ? Send::Zeros : Send::Copy;
     note(slot, direct.pack(scale, is_used(slot) ? Send::Gradient : if_unused));
   }
-  using When = ScaledCopies::When;
-  ScaledCopies copies(scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together);
+  auto copies = make_copies(scale);
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     prefetch_after(packed);
     const auto slot = packed_slots_[packed];
@@ -127,6 +126,11 @@ bool Bucket::skip_pack(const std::vector<char>* used) {
   }
   pack_skipped_ = true;
   return true;
+}
+
+ScaledCopies Bucket::make_copies(double scale) const {
+  using When = ScaledCopies::When;
+  return {scale, parameters_.front().is_cpu() ? When::AtOnce : When::Together};
 }
 
 // Small gradients are scattered over memory: without a prefetch the cache misses take longer than

@@ -105,6 +105,7 @@ class Bucket {
  private:
   std::vector<KindMismatch> pack_sparse_one(double scale, bool zero);
   std::string pack_one(size_t packed, ScaledCopies& copies);
+  ScaledCopies make_copies(double scale) const;
   void prefetch_after(size_t packed) const;
   void save_in_place(size_t packed, Unused unused);
 

@@ -15,15 +15,17 @@ void Bucket::unpack(const at::Tensor& reduced, const std::vector<char>& keep) {
   }
   for (auto& [slot, direct] : direct_) direct.unpack(is_kept(slot));
   placement_->receive(storage_, reduced);
+  auto copies = make_copies(1.0);
   for (size_t packed = 0; packed < packed_slots_.size(); ++packed) {
     prefetch_after(packed);
     const auto& parameter = packed_parameters_[packed];
     if (!is_kept(packed_slots_[packed])) {
-      placement_->put(parameter.mutable_grad(), storage_, packed, reduced);
+      placement_->put(parameter.mutable_grad(), storage_, packed, reduced, copies);
     } else if (saved_[packed].defined()) {
-      copy_scaled(storage_.views()[packed], saved_[packed], 1.0);
+      copies.copy(storage_.views()[packed], saved_[packed]);
     }
   }
+  copies.finish();
   saved_.assign(packed_slots_.size(), at::Tensor());
 }
 

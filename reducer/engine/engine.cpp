@@ -32,6 +32,11 @@ void check_dtypes(const std::vector<NamedParameter>& parameters, c10d::ProcessGr
         "Reducer: expected parameters of a dtype that the backend adds up (",
         served->dtypes_of(kSum), "), got \"", p.name, "\" of ", p.tensor.scalar_type(),
         ". Train a copy of one of those dtypes, or put the name into parameters_to_ignore.");
+    DDP_CHECK_VALUE(
+        !p.expect_sparse || capabilities_of(group, p.tensor.device()).reduces_sparse,
+        "Reducer: expected dense gradients over a backend without sparse all-reduce, ",
+        group.getBackend(p.tensor.device().type())->getBackendName(), ", got \"", p.name,
+        "\", whose are sparse. Make the Embedding with sparse(false), or use backend(\"gloo\").");
   }
 }
 
@@ -122,7 +127,9 @@ Reducer::Engine::Engine(
           nullptr,
           {}},
       unaveraged_(buckets_.parameters().size()),
-      pass_(std::make_unique<BackwardPass>()) {
+      pass_(std::make_unique<BackwardPass>()),
+      settling_(std::make_shared<std::function<void()>>([this] { settle(); })) {
+  if (runs_ahead()) monitor_->add_settling(settling_);
   if (tunes(options) && group_->getSize() > 1) {
     observers_.tuner = std::make_unique<BucketTuner>(group_, buckets_.parameters().size());
   }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,6 +57,7 @@ class Reducer::Engine final : public AutogradEvents {
   std::shared_ptr<GradientShards> shard_gradients();
   void set_bucket_order(const BucketOrder& order);  // engine_order.cpp
   void on_bucket_reduced(OnBucketReduced act);
+  void settle();  // engine_finish.cpp
   ReductionStats stats() const;
 
   void on_output() override;
@@ -128,12 +130,13 @@ class Reducer::Engine final : public AutogradEvents {
 
   // engine_finish.cpp: the end of a pass
   void finish_pass();
-  void wait_for_buckets();
+  void wait_for_buckets(bool finalizes);
   void wait_for_bucket(size_t b);
   void wait_for(c10d::Work& work, WaitPoint where);
   void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work, WaitPoint where);
-  BackwardPass* wait_for_status();
+  std::string deferred_error();
   void check_captured_pass();
+  std::string own_error(std::vector<char>& unused);
   void wait_for_pass_status(BackwardPass& pass);
   std::string error_of_pass(BackwardPass& pass, std::vector<char>& unused);
   void finalize_bucket(size_t b, const std::vector<char>& unused);
@@ -161,6 +164,7 @@ class Reducer::Engine final : public AutogradEvents {
   PassCompanion* companion_ = nullptr;
   bool has_own_reduction_ = false;  // a communication hook, or sharded gradients
   bool finalizes_by_hand_ = false;
+  const std::shared_ptr<std::function<void()>> settling_;  // of GroupMonitor::add_settling()
 };
 
 }  // namespace ddp

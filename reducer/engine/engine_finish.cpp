@@ -61,12 +61,15 @@ at::Tensor result_of(const BucketReduction::InFlight& in_flight, const Bucket& b
 }  // namespace
 
 void Reducer::Engine::finish_pass() {
-  wait_for_buckets();
+  auto error = deferred_error();
+  // Where a pass may skip parameters, the status in the last bucket says which gradients must not
+  // change, so no bucket can be finalized before.
+  const bool early = !usage_->tracks_usage() && !observers_.tuner;
+  wait_for_buckets(error.empty() && early && (on_bucket_reduced_ || runs_ahead()));
   if (!pass_->joined) observers_.notify([](PassObserver& o) { o.communicated(); });
 
   std::vector<char> unused;
-  std::string error;
-  if (auto* ended = wait_for_status()) error = error_of_pass(*ended, unused);
+  if (auto own = own_error(unused); error.empty()) error = std::move(own);
   if (companion_ && error.empty()) error = companion_->error();
   if (error.empty()) {
     if (!pass_->joined) usage_->end_pass(*pass_);
@@ -107,15 +110,13 @@ void Reducer::Engine::end_pass() {
   begin_pass(number + 1);
 }
 
-void Reducer::Engine::wait_for_buckets() {
+/// \param finalizes  each bucket but the last as it returns, while others travel.
+void Reducer::Engine::wait_for_buckets(bool finalizes) {
   RECORD_FUNCTION("ddp::wait_for_buckets", c10::ArrayRef<const c10::IValue>());
-  // Where a pass may skip parameters, the status in the last bucket says which gradients must not
-  // change, so no bucket can be finalized before.
-  const bool early = on_bucket_reduced_ && !usage_->tracks_usage() && !observers_.tuner;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     wait_for_bucket(b);
     observers_.notify([&](PassObserver& o) { o.reduced(b); });
-    if (early && b + 1 < buckets_.size()) finalize_bucket(b, {});
+    if (finalizes && b + 1 < buckets_.size()) finalize_bucket(b, {});
   }
   if (const auto work = std::exchange(pass_->status_work, {})) {
     wait_on_stream(work, [] { return std::string("exchanging the ranks' status"); });
@@ -168,17 +169,40 @@ void Reducer::Engine::wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work,
   pass_->works.push_back(work);
 }
 
-// Waits for the status that is due now, and returns its pass: this one, or the previous one where
-// the host runs ahead of the device; null if there is none.
-BackwardPass* Reducer::Engine::wait_for_status() {
+// Returns the error of the previous pass, whose status is due now where the host runs ahead of the
+// device: after this pass has queued all its work.
+std::string Reducer::Engine::deferred_error() {
+  if (!runs_ahead() || pass_->captured || !deferred_ || !deferred_->status) return "";
+  std::vector<char> unused;
+  wait_for_pass_status(*deferred_);
+  return error_of_pass(*deferred_, unused);
+}
+
+// Fetches the status of this pass. Returns its error, unless the host runs ahead of it.
+std::string Reducer::Engine::own_error(std::vector<char>& unused) {
   if (pass_->captured && group_->getSize() > 1) {
     check_captured_pass();
-    return nullptr;
+    return "";
   }
   pass_->status = status_.fetch();
-  auto* ended = runs_ahead() ? deferred_.get() : pass_.get();
-  if (ended) wait_for_pass_status(*ended);
-  return ended;
+  if (runs_ahead()) return "";
+  wait_for_pass_status(*pass_);
+  return error_of_pass(*pass_, unused);
+}
+
+void Reducer::Engine::settle() {
+  const auto phase = phase_.load();
+  DDP_CHECK(
+      phase != Phase::Reducing && phase != Phase::Sent,
+      "settle: expected to be called between two steps, got a call before the end of an averaged "
+      "backward pass on ",
+      monitor_->rank_text(),
+      ". Call it after backward() has returned, and after finalize_backward() where the program "
+      "calls that.");
+  monitor_->check();
+  const auto error = deferred_error();
+  deferred_.reset();
+  if (!error.empty()) monitor_->throw_agreed(error);
 }
 
 // Throws for the problems of a captured pass, which only this rank knows: the device has not run

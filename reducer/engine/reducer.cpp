@@ -56,6 +56,8 @@ void Reducer::explain_missing(ExplainMissing explain) {
 
 void Reducer::on_bucket_reduced(OnBucketReduced act) { engine_->on_bucket_reduced(std::move(act)); }
 
+void Reducer::settle() { engine_->settle(); }
+
 void Reducer::set_companion(PassCompanion& companion) { engine_->set_companion(companion); }
 
 const std::vector<NamedParameter>& Reducer::parameters() const {

@@ -5,13 +5,14 @@
 namespace ddp {
 
 void CopiedGradients::put(
-    at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced) {
+    at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
+    ScaledCopies& copies) {
   const auto source = storage.view_into(reduced, slot);
   // A gradient of another kind was reported as a problem, and counted as zeros: replace it.
   if (!grad.defined() || !is_like(grad, source)) {
     grad = source.clone();
   } else {
-    overwrite(grad, source);
+    overwrite(grad, source, copies);
   }
 }
 

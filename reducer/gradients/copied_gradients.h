@@ -8,8 +8,9 @@ namespace ddp {
 class CopiedGradients final : public GradientPlacement {
  public:
   bool has_own_memory() const override { return true; }
-  void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
-      override;
+  void put(
+      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
+      ScaledCopies& copies) override;
 };
 
 }  // namespace ddp

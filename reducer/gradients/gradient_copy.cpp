@@ -97,7 +97,8 @@ void scale_in_place(const at::Tensor& t, double scale) {
 }
 
 void ScaledCopies::copy(const at::Tensor& dst, const at::Tensor& src) {
-  if (when_ == When::AtOnce) return copy_scaled(dst, src, scale_);
+  // One pair of other strides would make the whole list copy tensor by tensor.
+  if (when_ == When::AtOnce || !same_dense_layout(dst, src)) return copy_scaled(dst, src, scale_);
   destinations_.push_back(dst);
   sources_.push_back(src);
   scale(dst);

@@ -9,8 +9,9 @@ at::Tensor GradientPlacement::share_memory(const at::Tensor& view) {
       c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
-void GradientPlacement::overwrite(const at::Tensor& grad, const at::Tensor& reduced) {
-  copy_scaled(grad, reduced, 1.0);
+void GradientPlacement::overwrite(
+    const at::Tensor& grad, const at::Tensor& reduced, ScaledCopies& copies) {
+  copies.copy(grad, reduced);
   grad.unsafeGetTensorImpl()->bump_version();
 }
 

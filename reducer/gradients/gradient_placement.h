@@ -9,6 +9,8 @@
 
 namespace ddp {
 
+class ScaledCopies;
+
 /// Decides in which memory a bucket's gradients are between two passes, and moves them there.
 /// `parameters` are the packed ones, by slot of the storage.
 ///
@@ -29,8 +31,11 @@ class GradientPlacement {
     (void)storage, (void)reduced;
   }
   /// Makes `grad`, of `slot`, its part of `reduced`.
+  ///
+  /// \param copies  of scale 1, which the caller finishes after the last slot.
   virtual void put(
-      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced) = 0;
+      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
+      ScaledCopies& copies) = 0;
 
   /// Called after the buckets changed: moves gradients that live in bucket storage there.
   virtual void move_in(const BucketStorage& storage, const std::vector<at::Tensor>& parameters) {
@@ -43,7 +48,7 @@ class GradientPlacement {
   static at::Tensor share_memory(const at::Tensor& view);
   /// Copies `reduced` into `grad`, and bumps its version, so that an operation that saved `grad`
   /// detects the change.
-  static void overwrite(const at::Tensor& grad, const at::Tensor& reduced);
+  static void overwrite(const at::Tensor& grad, const at::Tensor& reduced, ScaledCopies& copies);
 };
 
 }  // namespace ddp

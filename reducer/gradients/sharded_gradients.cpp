@@ -17,8 +17,8 @@ class ReduceScatter : public BucketReduction {
         shards_(std::move(shards)),
         averages_(group_->getSize() > 1 && capabilities_of(*group_, device).averages) {}
 
-  double scale_of(const Bucket& /*bucket*/, const std::optional<double>& scale) const override {
-    if (averages_ && !scale) return 1;
+  double scale_of(const Bucket& bucket, const std::optional<double>& scale) const override {
+    if (averages(bucket, scale)) return 1;
     return scale.value_or(1.0 / group_->getSize());
   }
 
@@ -40,7 +40,7 @@ class ReduceScatter : public BucketReduction {
       return {};
     }
     c10d::ReduceScatterOptions options;
-    if (averages_ && !scale) options.reduceOp = c10d::ReduceOp::AVG;
+    if (averages(bucket, scale)) options.reduceOp = c10d::ReduceOp::AVG;
     auto output = as_real(shard.average).view({-1});
     auto input = as_real(memory).view({-1});
     last_ = group_->DDP_GROUP_REDUCE_SCATTER_SINGLE(output, input, options);
@@ -48,6 +48,11 @@ class ReduceScatter : public BucketReduction {
   }
 
  private:
+  bool averages(const Bucket& bucket, const std::optional<double>& scale) const {
+    return averages_ && !scale &&
+           averages_exactly(bucket.storage().all().scalar_type(), group_->getSize());
+  }
+
   const ProcessGroup group_;
   const std::shared_ptr<GradientShards> shards_;
   const bool averages_;  // the backend's reduce-scatter has an average
@@ -74,8 +79,8 @@ void ShardedGradients::receive(const BucketStorage& /*storage*/, const at::Tenso
 }
 
 void ShardedGradients::put(
-    at::Tensor& grad, const BucketStorage& /*storage*/, size_t slot,
-    const at::Tensor& /*reduced*/) {
+    at::Tensor& grad, const BucketStorage& /*storage*/, size_t slot, const at::Tensor& /*reduced*/,
+    ScaledCopies& /*copies*/) {
   shard_.arrived[slot] = 1;
   grad.reset();
 }

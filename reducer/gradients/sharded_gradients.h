@@ -20,8 +20,9 @@ class ShardedGradients final : public GradientPlacement {
 
   void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
-  void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
-      override;
+  void put(
+      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
+      ScaledCopies& copies) override;
 
  private:
   GradientShard& shard_;

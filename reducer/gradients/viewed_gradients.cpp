@@ -18,12 +18,13 @@ void ViewedGradients::receive(const BucketStorage& storage, const at::Tensor& re
 }
 
 void ViewedGradients::put(
-    at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& /*reduced*/) {
+    at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& /*reduced*/,
+    ScaledCopies& copies) {
   const auto& view = storage.views()[slot];
   if (grad.defined() && storage.has_in_place(slot, grad)) return;
   // With create_graph a gradient has a graph of its own, which an alias would lose.
   if (grad.defined() && grad.requires_grad() && is_like(grad, view)) {
-    overwrite(grad, view);
+    overwrite(grad, view, copies);
   } else {
     grad = share_memory(view);
   }

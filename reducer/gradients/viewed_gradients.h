@@ -10,8 +10,9 @@ class ViewedGradients final : public GradientPlacement {
  public:
   void after_pack(at::Tensor& grad, const BucketStorage& storage, size_t slot) override;
   void receive(const BucketStorage& storage, const at::Tensor& reduced) override;
-  void put(at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced)
-      override;
+  void put(
+      at::Tensor& grad, const BucketStorage& storage, size_t slot, const at::Tensor& reduced,
+      ScaledCopies& copies) override;
   void move_in(const BucketStorage& storage, const std::vector<at::Tensor>& parameters) override;
 };
 

@@ -41,7 +41,8 @@ class AllReduction : public BucketReduction {
  private:
   // Whether the collective itself divides; `scale` is unset on all ranks or on none.
   bool averages(const Bucket& bucket, const std::optional<double>& scale) const {
-    return averages_ && !scale && !bucket.is_sparse();
+    return averages_ && !scale && !bucket.is_sparse() &&
+           averages_exactly(bucket.storage().all().scalar_type(), group_->getSize());
   }
 
   const ProcessGroup group_;
@@ -73,6 +74,11 @@ class HookReduction : public BucketReduction {
 };
 
 }  // namespace
+
+bool averages_exactly(at::ScalarType dtype, int ranks) {
+  const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
+  return is_power_of_two || !at::isReducedFloatingType(dtype);
+}
 
 std::unique_ptr<BucketReduction> make_all_reduction(ProcessGroup group, c10::Device device) {
   return std::make_unique<AllReduction>(std::move(group), device);

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "reducer/like_nccl.h"
+#include "reducer/reduction/bucket_reduction.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/warnings.h"
@@ -217,6 +218,64 @@ TEST_CASE("an error of the device is thrown by the next pass", "[ranks][ahead]")
     CHECK_THAT(
         rank[1], ContainsText("exchanging the ranks' status") && ContainsText("broken link"));
     CHECK_THAT(rank[2], ContainsText("broken link"));
+  }
+}
+
+TEST_CASE("settle() throws the problems of the last pass on every rank", "[ranks][ahead]") {
+  const bool by_job = GENERATE(false, true);  // as a checkpoint does
+  const auto errors_by_rank = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    Trainer trainer(self);
+    const auto settle = [&] {
+      return error_of<c10::Error>(
+          [&] { by_job ? trainer.monitor->settle_job() : trainer.reducer.settle(); });
+    };
+    std::vector<std::string> errors{settle(), trainer.step(), settle()};
+    errors.push_back(trainer.step(/*skip_b=*/self.rank == 1));
+    for (int i = 0; i < 2; ++i) errors.push_back(settle());
+    for (int i = 0; i < 2; ++i) errors.push_back(trainer.step());
+    TORCH_CHECK(torch::equal(trainer.b.grad(), torch::full({3}, 1.5)));
+    return errors;
+  });
+  CHECK(errors_by_rank[0] == errors_by_rank[1]);
+  for (size_t i = 0; i < errors_by_rank[0].size(); ++i) {
+    CAPTURE(i);
+    const auto& error = errors_by_rank[0][i];
+    if (i == 4) {
+      CHECK_THAT(error, ContainsText("rank 1") && ContainsText("b: not used in forward"));
+    } else {
+      CHECK(error == "");
+    }
+  }
+}
+
+TEST_CASE("NCCL divides only where that is exact", "[ahead]") {
+  for (const int ranks : {1, 2, 4, 64}) CHECK(averages_exactly(at::kBFloat16, ranks));
+  for (const int ranks : {3, 6, 12}) {
+    CHECK_FALSE(averages_exactly(at::kBFloat16, ranks));
+    CHECK_FALSE(averages_exactly(at::kHalf, ranks));
+    CHECK(averages_exactly(at::kFloat, ranks));
+    CHECK(averages_exactly(at::kDouble, ranks));
+  }
+  const auto results = run_ranks<std::vector<double>>(3, [](const Rank& self) {
+    const auto backend = testing::like_nccl(self);
+    const auto group = testing::group_over(backend, self);
+    const auto a = torch::ones({3}, at::kBFloat16).requires_grad_();
+    Reducer reducer({{"a", a}}, group, ReducerOptions().stats_every(0));
+    testing::reduced_backward(reducer, [&] { return a.sum() * 3; });
+    return std::vector<double>{a.grad()[0].item<double>(), backend->average ? 1. : 0.};
+  });
+  for (const auto& rank : results) CHECK(rank == std::vector<double>{3, 0});
+}
+
+TEST_CASE("sparse gradients over NCCL are refused at construction", "[ranks][ahead][errors]") {
+  const auto errors = run_ranks<std::string>(2, [](const Rank& self) {
+    const auto group = testing::group_over(testing::like_nccl(self), self);
+    return error_of<c10::ValueError>([&] {
+      const Reducer reducer({{"table", testing::parameter(), true}}, group);
+    });
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("without sparse all-reduce, nccl, got \"table\""));
   }
 }
 

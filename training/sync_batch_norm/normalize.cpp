@@ -37,14 +37,24 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& input) {
   return values.to(compute_dtype_of(input)).view(shape);
 }
 
+/// Mean and variance of each channel.
+std::pair<at::Tensor, at::Tensor> local_moments(const at::Tensor& input, double eps) {
+  if (input.is_cuda()) {
+    // One pass over the input in its own dtype.
+    const auto [mean, inverse] = at::batch_norm_stats(input, eps);
+    return {mean, inverse.to(at::kDouble).pow(-2).sub(eps).clamp_min(0)};
+  }
+  const auto [var, mean] =
+      at::var_mean(input.to(compute_dtype_of(input)), other_dimensions(input), /*unbiased=*/false);
+  return {mean, var};
+}
+
 /// Returns mean, variance and values a channel of this rank's batch: 2 C + 1 doubles.
-at::Tensor local_statistics(const at::Tensor& input) {
+at::Tensor local_statistics(const at::Tensor& input, double eps) {
   const auto channels = channels_of(input);
   auto own = at::zeros({2 * channels + 1}, input.options().dtype(at::kDouble));
   if (input.numel() == 0) return own;
-  const auto dimensions = other_dimensions(input);
-  const auto [var, mean] =
-      at::var_mean(input.to(compute_dtype_of(input)), dimensions, /*unbiased=*/false);
+  const auto [mean, var] = local_moments(input, eps);
   own.narrow(0, 0, channels).copy_(mean);
   own.narrow(0, channels, channels).copy_(var);
   own.narrow(0, 2 * channels, 1).fill_(static_cast<double>(input.numel() / channels));
@@ -68,6 +78,47 @@ GradientSums local_sums(
   return {sum, dy_normalized};
 }
 
+struct Saved {
+  at::Tensor input, weight, mean, var, count;
+};
+
+/// By the kernels of torch.nn.SyncBatchNorm: two passes over the input, in its own dtype.
+variable_list backward_on_cuda(
+    AutogradContext& context, const at::Tensor& gradient, const Saved& saved, double eps,
+    const ProcessGroup& group) {
+  const auto& input = saved.input;
+  const auto type = compute_dtype_of(input);
+  const auto weight = saved.weight.defined() ? std::optional(saved.weight) : std::nullopt;
+  const auto format = input.suggest_memory_format();
+  const auto x = input.contiguous(format);
+  const auto dy = gradient.contiguous(format);
+  const auto mean = saved.mean.to(type), inverse = saved.var.add(eps).rsqrt().to(type);
+  // A rank without values takes part in the sums.
+  const auto zeros = at::zeros_like(mean);
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sums_of_rank{
+      zeros, zeros, zeros, zeros};
+  if (input.numel() > 0) {
+    sums_of_rank = at::batch_norm_backward_reduce(
+        dy, x, mean, inverse, weight, context.needs_input_grad(0), context.needs_input_grad(1),
+        context.needs_input_grad(2));
+  }
+  const auto& [sum_dy, sum_dy_xmu, of_weight, of_bias] = sums_of_rank;
+  at::Tensor dx;
+  if (context.needs_input_grad(0)) {
+    auto all = at::cat({sum_dy, sum_dy_xmu});
+    all_reduce(all, c10d::ReduceOp::SUM, group);
+    const auto sums = all.chunk(2);
+    dx = input.numel() == 0 ? at::zeros_like(input)
+                            : at::batch_norm_backward_elemt(
+                                  dy, x, mean, inverse, weight, sums[0], sums[1],
+                                  saved.count.view(1).to(at::kInt));
+  }
+  const auto in = [&context, &saved](const at::Tensor& sum, size_t index) {
+    return context.needs_input_grad(index) ? sum.to(saved.weight.scalar_type()) : at::Tensor();
+  };
+  return {dx, in(of_weight, 1), in(of_bias, 2), {}, {}, {}, {}, {}};
+}
+
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
   static at::Tensor forward(
@@ -78,6 +129,12 @@ class Normalize : public torch::autograd::Function<Normalize> {
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = group;
     if (input.numel() == 0) return at::empty_like(input);
+    if (input.is_cuda()) {
+      const auto type = compute_dtype_of(input);
+      return at::batch_norm_elemt(
+          input.contiguous(input.suggest_memory_format()), weight, bias, mean.to(type),
+          var.add(eps).rsqrt().to(type), eps);
+    }
     const auto type = compute_dtype_of(input);
     const auto in = [type](const std::optional<at::Tensor>& t) {
       return t ? std::optional<at::Tensor>(t->to(type)) : std::nullopt;
@@ -102,6 +159,10 @@ class Normalize : public torch::autograd::Function<Normalize> {
     const double eps = context->saved_data["eps"].toDouble();
     const auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
+    if (input.is_cuda()) {
+      return backward_on_cuda(
+          *context, gradients[0], {input, weight, mean, var, count}, eps, group);
+    }
     const auto type = compute_dtype_of(input);
     const auto x = input.to(type);
     const auto dy = gradients[0].to(type);
@@ -128,14 +189,12 @@ class Normalize : public torch::autograd::Function<Normalize> {
 
 }  // namespace
 
-BatchStatistics gather_statistics(const at::Tensor& input, const ProcessGroup& group) {
+BatchStatistics gather_statistics(const at::Tensor& input, double eps, const ProcessGroup& group) {
   const c10::NoGradGuard no_grad;
   const auto channels = channels_of(input);
-  const auto own = local_statistics(input);
-  std::vector<at::Tensor> of_ranks;
-  for (int rank = 0; rank < get_world_size(group); ++rank) of_ranks.push_back(at::empty_like(own));
-  all_gather(of_ranks, own, group);
-  const auto all = at::stack(of_ranks);
+  const auto own = local_statistics(input, eps);
+  auto all = at::empty({get_world_size(group), own.numel()}, own.options());
+  all_gather_into_tensor(all, own, group);
   const auto means = all.narrow(1, 0, channels);
   const auto vars = all.narrow(1, channels, channels);
   const auto counts = all.narrow(1, 2 * channels, 1);

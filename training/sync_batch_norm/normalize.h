@@ -19,7 +19,7 @@ struct BatchStatistics {
 /// doubles.
 ///
 /// \throws c10::ValueError  on every rank, if a channel has less than two values in all.
-BatchStatistics gather_statistics(const at::Tensor& input, const ProcessGroup& group);
+BatchStatistics gather_statistics(const at::Tensor& input, double eps, const ProcessGroup& group);
 
 /// Normalizes `input` with these statistics; autograd reaches input, weight and bias.
 at::Tensor normalize_with(

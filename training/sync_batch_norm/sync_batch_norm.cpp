@@ -75,7 +75,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
       "goes "
       "on: a rank without input has no batch to normalize with. Pass "
       "JoinOptions().throw_on_early_termination(true).");
-  const auto statistics = gather_statistics(input, group);
+  const auto statistics = gather_statistics(input, options.eps(), group);
   if (options.track_running_stats()) {
     const c10::NoGradGuard no_grad;
     const auto& count = statistics.count;

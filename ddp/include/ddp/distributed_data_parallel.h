@@ -210,6 +210,16 @@ class DDP_API DistributedDataParallelBase : public torch::nn::Module,
   c10::Device join_device() const override;
   ProcessGroup join_process_group() const override;
 
+  /// Waits for the ranks' status of the last averaged backward pass, and throws its problems, such
+  /// as a missing gradient. Over NCCL the host does not wait for a pass, and without this the next
+  /// one throws them: Checkpointer::save(), full_state_dict(), refresh() and
+  /// destroy_process_group() settle all models of the job before. Elsewhere it does nothing.
+  ///
+  /// \throws c10::Error  with the same text on every rank; before the end of a backward pass.
+  ///
+  /// Collective: yes. Blocks: host, until the device has run that pass. Cost: no message.
+  void settle();
+
   /// Gives all ranks rank 0's buffers now. Needed between steps only for buffers that the program
   /// itself changed.
   ///

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/FunctionRef.h>
+#include <ddp/export.h>
 #include <ddp/output_tensors.h>
 
 namespace ddp {
@@ -70,12 +71,9 @@ struct InputPlacement {
   }
 
  private:
-  at::Tensor placed_tensor(const at::Tensor& t) const {
-    auto options = t.options();
-    if (device) options = options.device(*device);
-    if (floating_dtype && t.is_floating_point()) options = options.dtype(*floating_dtype);
-    return t.to(options);
-  }
+  /// From the host to a GPU through pinned memory: the host does not wait for the GPU, which copies
+  /// in the order of its current stream.
+  DDP_API at::Tensor placed_tensor(const at::Tensor& t) const;
 };
 
 template <>

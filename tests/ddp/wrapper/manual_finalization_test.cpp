@@ -161,6 +161,7 @@ TEST_CASE("finalizing by hand is refused at the wrong time", "[ranks][ddp][by_ha
     expect(set, "expected to be set between two steps");
     expect([&] { by_hand_loss(model, self.rank, 2); }, "expected finalize_backward() before");
     expect([&] { model->refresh(); }, "got a call in a backward pass that is not finalized");
+    expect([&] { model->settle(); }, "got a call before the end of an averaged backward pass");
     {
       const torch::NoGradGuard evaluation;
       by_hand_loss(model, self.rank, 2);

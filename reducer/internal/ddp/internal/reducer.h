@@ -170,6 +170,12 @@ class Reducer {
   /// Cost: a look at every parameter.
   bool clear_usage_of_zeroed_grads();
 
+  /// Waits for the status of the last reduced pass, where the host runs ahead of the device, and
+  /// throws its problems, the same on every rank.
+  ///
+  /// Collective: yes. Blocks: host.
+  void settle();
+
   /// Replaces the averaging all-reduce. Once, before the first backward pass.
   ///
   /// \throws c10::Error  when there is a hook already, a backward pass was reduced, or the cap of
