@@ -162,7 +162,7 @@ TEST_CASE("the largest magnitudes are those of a full selection", "[top_k][pure]
   if (kind == 4) values.fill_(2);
   for (const int64_t count : {1, 97, 1000, 6000, 50'000, 100'000}) {
     CAPTURE(kind, count);
-    const auto found = largest_magnitudes(values, count);
+    const auto found = ddp::largest_magnitudes(values, count);
     REQUIRE(found.numel() == count);
     CHECK(std::get<0>(at::_unique(found)).numel() == count);  // each index once
     const auto sorted = [](const at::Tensor& t) { return std::get<0>(t.sort()); };

@@ -19,6 +19,7 @@
 /// ```
 #include <ddp/activation_checkpoint.h>
 #include <ddp/autocast.h>
+#include <ddp/captured_step.h>
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>

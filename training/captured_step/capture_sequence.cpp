@@ -1,0 +1,148 @@
+#include "captured_step/capture_sequence.h"
+
+#include <mutex>
+#include <typeinfo>
+#include <utility>
+
+#include <ATen/record_function.h>
+#include <ddp/internal/before_shutdown.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kLeastWarmup = 3;
+
+// "AdamW", if a step of this class of LibTorch computes on the host; else null.
+const char* host_bound_class(const torch::optim::Optimizer& optimizer) {
+  const auto& type = typeid(optimizer);
+  if (type == typeid(torch::optim::Adam)) return "Adam";
+  if (type == typeid(torch::optim::AdamW)) return "AdamW";
+  if (type == typeid(torch::optim::Adagrad)) return "Adagrad";
+  if (type == typeid(torch::optim::LBFGS)) return "LBFGS";
+  return nullptr;
+}
+
+void check(const CapturedStep::Step& step, const CapturedStepOptions& options) {
+  DDP_CHECK_VALUE(step, "CapturedStep: expected a function, got an empty one. Pass the step.");
+  DDP_CHECK_VALUE(
+      options.warmup_steps() >= kLeastWarmup, "CapturedStep: expected at least ", kLeastWarmup,
+      " warmup_steps, got ", options.warmup_steps(), ". In these the buckets find their order.");
+  for (const auto* optimizer : options.optimizers()) {
+    DDP_CHECK_VALUE(
+        optimizer, "CapturedStep: expected optimizers, got a null pointer. Leave it out.");
+    const auto* name = host_bound_class(*optimizer);
+    DDP_CHECK_VALUE(
+        name == nullptr,
+        "CapturedStep: expected an optimizer whose step runs on the device alone, got "
+        "torch::optim::",
+        name,
+        ", which counts steps on the host. Use SGD, a fused optimizer of ddp::optim, or step it "
+        "after each call.");
+  }
+}
+
+/// Notes the operator that was started last, on any thread: autograd has its own.
+class LastOperator {
+ public:
+  LastOperator()
+      : handle_(at::addGlobalCallback(
+            at::RecordFunctionCallback([](const at::RecordFunction& function) {
+              note(function.name());
+              return std::unique_ptr<at::ObserverContext>();
+            }).scopes({at::RecordScope::FUNCTION}))) {
+    note("");
+  }
+  ~LastOperator() { at::removeCallback(handle_); }
+  LastOperator(const LastOperator&) = delete;
+  LastOperator& operator=(const LastOperator&) = delete;
+
+  static std::string name() {
+    const std::lock_guard lock(mutex());
+    return text();
+  }
+
+ private:
+  static void note(const char* name) {
+    const std::lock_guard lock(mutex());
+    text() = name;
+  }
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  static std::string& text() {
+    static std::string instance;
+    return instance;
+  }
+
+  const at::CallbackHandle handle_;
+};
+
+}  // namespace
+
+CaptureSequence::CaptureSequence(
+    CapturedStep::Step step, const CapturedStepOptions& options,
+    std::unique_ptr<GraphDevice> device)
+    : step_(std::move(step)), warmup_left_(options.warmup_steps()), device_(std::move(device)) {
+  check(step_, options);
+}
+
+CaptureSequence::~CaptureSequence() {
+  before_shutdown_.reset();
+  release("of its end");
+}
+
+at::Tensor CaptureSequence::run() {
+  DDP_CHECK(
+      state_ != State::Released,
+      "CapturedStep: expected one with its graph, got one that has none ", released_by_,
+      ". Make a new one.");
+  device_->check_stream();
+  if (warmup_left_ > 0) {
+    --warmup_left_;
+    return step_();
+  }
+  if (state_ == State::WarmingUp) capture();
+  device_->replay();
+  return result_;
+}
+
+void CaptureSequence::capture() {
+  device_->begin_capture();
+  std::string error;
+  std::string last;
+  {
+    const LastOperator operators;
+    error = problem_of([&] {
+      result_ = step_();
+      device_->end_capture();
+    });
+    last = LastOperator::name();
+  }
+  if (!error.empty()) {
+    device_->discard_capture();
+    release("because its step cannot be captured");
+    DDP_CHECK(
+        false, "CapturedStep: expected a step that waits for nothing, got one that failed in ",
+        last.empty() ? "its function" : last, ": ", error,
+        " Leave out what reads a value on the host, such as item(), a GradScaler or clipping.");
+  }
+  state_ = State::Captured;
+  before_shutdown_ = call_before_shutdown([this] { release("since a process group has ended"); });
+}
+
+void CaptureSequence::release(const std::string& why) noexcept {
+  if (state_ == State::Released) return;
+  state_ = State::Released;
+  released_by_ = why;
+  device_->reset();
+  result_.reset();
+}
+
+}  // namespace ddp
