@@ -10,9 +10,10 @@ usage: scripts/gpu_check.sh [--output FOLDER] [--build FOLDER] [--no-build] [--h
        scripts/gpu_check.sh --collect FOLDER
 
 On a machine with one NVIDIA GPU: builds what is needed, with the LibTorch of a Python's torch; runs
-the tests that need a GPU, under compute-sanitizer too, and times ddp_bench beside Python's
-DistributedDataParallel. Goes on after a failure, ends within --seconds, and says in the report what
-it left out. Without a GPU it does the same, and skips what needs one.
+two ranks over NCCL that share the GPU, their failures, and the tests that need a GPU, under
+compute-sanitizer too; and times ddp_bench beside Python's DistributedDataParallel. Values come before
+speed. Each part has a limit. Goes on after a failure, ends within --seconds, and says in the report,
+failures first, what it left out. Without a GPU it does the same, and skips what needs one.
 
   --output FOLDER   for gpu_check.md and gpu_check_logs.tar.gz; default: build/gpu_check
   --build FOLDER    default: build/gpu
@@ -65,6 +66,38 @@ END
   fail "--collect: expected catch2/catch.hpp and CLI/CLI.hpp in /usr/include, found none. Install them."
 }
 
+# Starts a command as two ranks on one GPU. NCCL refuses that for ranks of one host, which
+# NCCL_HOSTID tells apart; they then talk over sockets. Ends with the status of a rank that failed; of
+# rank JUDGED alone, where that is set.
+write_pair() { # FILE
+  cat >"$1" <<'END'
+#!/usr/bin/env bash
+export NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+export NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 CUDA_VISIBLE_DEVICES=0
+export WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1
+export MASTER_PORT=$((20000 + RANDOM % 10000))
+DDP_SECOND_STORE=$(mktemp -u)
+export DDP_SECOND_STORE
+pids=()
+for rank in 0 1; do
+  RANK=$rank NCCL_HOSTID=rank$rank "$@" &
+  pids+=($!)
+done
+trap 'kill -9 "${pids[@]}" 2>/dev/null; rm -f "$DDP_SECOND_STORE"' EXIT
+trap 'exit 143' TERM INT
+worst=0
+for rank in 0 1; do
+  wait "${pids[rank]}"
+  status=$?
+  ((status == 0)) && continue
+  echo "rank $rank ended with status $status"
+  [[ ${JUDGED:-$rank} == "$rank" ]] && worst=$status
+done
+exit "$worst"
+END
+  chmod +x "$1"
+}
+
 output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) seconds=570
 builds=yes cmake_arguments=()
 while (($# > 0)); do
@@ -105,6 +138,8 @@ if [[ -n $headers ]]; then
 fi
 logs=$(mktemp -d)
 mkdir "$logs/steps"
+pair=$logs/pair.sh
+write_pair "$pair"
 export OMP_NUM_THREADS=1
 
 has_torch() { "$1" -c 'import torch.nn.parallel' >/dev/null 2>&1; }
@@ -179,6 +214,7 @@ programs() { # NAME SECONDS PROGRAMS COMMAND...; PROGRAMS are the names of those
   part "$1" "$2" "${@:4}"
 }
 
+first_targets=(ddprun ddp_cuda_world ddp_cuda_failures)
 tests=(cuda_test comm_cuda_test cuda_stream_test cuda_graph_test cuda_profile_test)
 build_all() {
   if [[ $builds == no ]]; then
@@ -194,12 +230,59 @@ build_all() {
   configure+=("-DTorch_DIR=$prefix/Torch" -DDDP_WITH_CUDA=ON -DDDP_INSTALL=OFF)
   [[ -z $headers ]] || configure+=("-DCatch2_DIR=$headers/cmake" "-DCLI11_DIR=$headers/cmake")
   part configure 90 "${configure[@]}" "${cmake_arguments[@]}" || return
-  # One source that does not compile shall not keep the rest from being built.
-  part build $((seconds > 300 ? seconds - 240 : 60)) cmake --build "$build" --parallel "$jobs" \
-    --target ddprun ddp_cuda_world ddp_bench "${tests[@]}" -- -k 0
+  local bound=$((seconds > 300 ? seconds - 240 : 60))
+  part "build of the ranks" "$bound" cmake --build "$build" --parallel "$jobs" \
+    --target "${first_targets[@]}" -- -k 0
+  # Beside the ranks. One source that does not compile shall not keep the rest from being built.
+  rest_began=$SECONDS
+  timeout -k 5 "$bound" nice cmake --build "$build" --parallel "$jobs" \
+    --target ddp_bench "${tests[@]}" -- -k 0 >"$(log_of "build of the rest")" 2>&1 &
+  rest=$!
+}
+wait_for_rest() {
+  local status=0 took
+  [[ -n ${rest-} ]] || return
+  wait "$rest" || status=$?
+  rest="" took=$((SECONDS - rest_began))
+  if ((status == 0)); then
+    note "build of the rest" passed "$took" ""
+  else
+    note "build of the rest" failed "$took" \
+      "status $status: $(reason_in "$(log_of "build of the rest")")"
+  fi
+}
+
+# Python first: where this fails, NCCL itself does.
+run_python() {
+  local name="NCCL, two ranks of a GPU, by Python"
+  if [[ $has_gpu == no ]]; then
+    note "$name" skipped 0 "no CUDA device"
+    return
+  fi
+  part "$name" 60 "$pair" "$python" -c 'import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+ones = torch.ones(1, device="cuda:0")
+dist.all_reduce(ones)
+assert ones.item() == 2, ones
+print("NCCL", torch.cuda.nccl.version())
+dist.destroy_process_group()'
+}
+
+run_ranks() {
+  local name label="nccl, 2 of a GPU"
+  NCCL_DEBUG=INFO programs "$label: averages" 60 ddp_cuda_world \
+    "$pair" "$bin/ddp_cuda_world" nccl averages
+  programs "$label: parts" 60 ddp_cuda_world "$pair" "$bin/ddp_cuda_world" nccl parts
+  for name in connects polls messages dropped captured settle leaves sparse barrier throws \
+    two_groups connects_alone; do
+    programs "$label: $name" 30 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" "$name"
+  done
+  JUDGED=0 programs "$label: killed" 30 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" killed
+  programs "$label: timeout" 60 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" timeout
 }
 
 run_tests() {
+  wait_for_rest
   local name world ranks backend cases
   for name in "${tests[@]}"; do programs "$name" 100 "$name" "$bin/$name"; done
   for world in "1 nccl averages" "2 gloo averages" "4 gloo averages" "2 gloo parts"; do
@@ -280,27 +363,28 @@ write_report() {
   {
     printf '# GPU check\n\nOf `scripts/gpu_check.sh`, %s s.\n\n' "$SECONDS"
     echo "$machine"
+    printf '\n%s of %s parts failed.\n' "${#failed[@]}" "${#rows[@]}"
+    for name in "${failed[@]}"; do
+      [[ $name != "$targets" ]] || continue # it is what stands below
+      printf '\n## %s: the end of its output\n\n```\n' "$name"
+      tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
+      printf '```\n'
+    done
     printf '\n## Parts\n\n| part | result | s | why |\n| --- | --- | --- | --- |\n'
     printf '%s\n' "${rows[@]}"
     if [[ -s $(log_of "$targets") ]]; then
       printf '\n'
       cat "$(log_of "$targets")"
     fi
-    for name in "${failed[@]}"; do
-      [[ $name != "$targets" ]] || continue # it is what stands above
-      printf '\n## %s: the end of its output\n\n```\n' "$name"
-      tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
-      printf '```\n'
-    done
   } >"$output/gpu_check.md"
   tar -C "$logs" -czf "$output/gpu_check_logs.tar.gz" .
 }
 
 machine=$(describe_machine)
 trap 'write_report; rm -rf "$logs"' EXIT
-trap '[[ -z ${child-} ]] || kill "$child"; exit 1' INT TERM
+trap '[[ -z ${child-} ]] || kill "$child"; [[ -z ${rest-} ]] || kill "$rest"; exit 1' INT TERM
 # The report is written after each part: when this script is ended from outside, it has all until then.
-for step in build_all run_tests run_benchmark run_sanitizer; do
+for step in run_python build_all run_ranks run_tests run_benchmark run_sanitizer; do
   "$step"
   write_report
 done

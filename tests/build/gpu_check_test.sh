@@ -53,6 +53,16 @@ for program in cuda_graph_test cuda_profile_test ddp_cuda_world; do
 done
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' | stand_in "$bin/cuda_test"
 printf '#!/bin/sh\necho "failed: a | b"\nexit 3\n' | stand_in "$bin/comm_cuda_test"
+# Two ranks: one is to be killed in one case, and aborts after a good log in another.
+stand_in "$bin/ddp_cuda_failures" <<'END'
+#!/bin/sh
+[ "$WORLD_SIZE$NCCL_HOSTID" = "2rank$RANK" ] || exit 2
+case $1$RANK in
+  killed1) exit 137 ;;
+  settle1) echo ok && exit 134 ;;
+esac
+echo ok
+END
 printf '#!/bin/sh\ncat "%s/cpp.jsonl"\n' "$work" | stand_in "$bin/ddp_bench"
 
 # MODE RATIO: a line as ddp_bench prints it, of a step of 10 ms without the mode.
@@ -63,6 +73,20 @@ line() {
 }
 { line none 1.0 && line ddp 1.02; } >"$work/cpp.jsonl"
 { line none 1.0 && line py_ddp 1.05; } >"$work/python.jsonl"
+
+# The ranks' case that ends badly is a failure, and stands before the table of parts.
+touch "$work/gpu"
+status=0
+check || status=$?
+expect_status 1 $status
+report=$work/out/gpu_check.md
+grep -qE '^\| nccl, 2 of a GPU: killed \| passed ' "$report"
+grep -qE '^\| nccl, 2 of a GPU: settle \| failed \| [0-9]+ \| status 134: ' "$report"
+(($(grep -n '^## nccl, 2 of a GPU: settle' "$report" | cut -d: -f1) < $(grep -n '^## Parts' "$report" | cut -d: -f1))) || {
+  echo "FAILED: expected failures before the parts"
+  exit 1
+}
+rm "$work/gpu" "$bin/ddp_cuda_failures"
 
 # Without a GPU, and with a missing program, everything is skipped, which is no failure.
 printf '#!/bin/sh\necho "skipped: no CUDA device"\n' >"$bin/comm_cuda_test"

@@ -1,4 +1,5 @@
 // A whole training step captured for a CUDA graph, and replayed.
+#include <ddp/captured_step.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
 #include <torch/torch.h>
@@ -143,6 +144,44 @@ TEST_CASE(
       },
       over("nccl"));
   CHECK_THAT(errors[0], ContainsText("Run at least 3 steps on the capturing stream before"));
+}
+
+TEST_CASE("CapturedStep computes the same as a step that is not captured", "[cuda][graph]") {
+  if (lacks_cuda()) return;
+  const auto replayed = run_ranks<Outcome>(
+      1,
+      [](const Rank& self) {
+        const CUDAStreamGuard guard(getStreamFromPool());
+        CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+        const auto x = torch::empty_like(cuda_batch(0));
+        CapturedStep step(
+            [&] { return trainer.step(x); },
+            CapturedStepOptions().optimizers({&trainer.optimizer}));
+        std::vector<at::Tensor> losses;
+        for (int i = 0; i < kBefore + kReplays; ++i) {
+          x.copy_(cuda_batch(i));
+          losses.push_back(step().clone());
+        }
+        torch::cuda::synchronize();
+        return Outcome{torch::stack(losses).cpu(), flat_parameters(trainer.net)};
+      },
+      over("nccl"));
+  const auto eager = train_eagerly();
+  CHECK(torch::equal(replayed[0].losses, eager.losses));
+  CHECK(torch::equal(replayed[0].parameters, eager.parameters));
+}
+
+TEST_CASE("CapturedStep names what waits for the device", "[cuda][graph][errors]") {
+  if (lacks_cuda()) return;
+  const CUDAStreamGuard guard(getStreamFromPool());
+  const auto value = torch::ones({1}, c10::Device(at::kCUDA, 0));
+  CapturedStep step([&] { return value * value.item<float>(); });
+  for (int i = 0; i < 3; ++i) step();
+  CHECK_THAT(
+      error_of<c10::Error>([&] { step(); }),
+      ContainsText(
+          "CapturedStep: expected a step that waits for nothing, got one that failed in "));
+  CHECK(torch::ones({1}, c10::Device(at::kCUDA, 0)).item<float>() == 1);
 }
 
 }  // namespace ddp

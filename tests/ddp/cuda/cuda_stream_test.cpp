@@ -223,4 +223,27 @@ TEST_CASE("the host does not wait between forward and the optimizer's step", "[c
   }
 }
 
+TEST_CASE("the host does not wait for its input to arrive on the GPU", "[cuda][waits]") {
+  if (lacks_cuda()) return;
+  const bool pinned = GENERATE(false, true);
+  const bool casts = GENERATE(false, true);
+  CAPTURE(pinned, casts);
+  const detail::InputPlacement placement{
+      c10::Device(at::kCUDA, 0), casts ? std::optional(at::kBFloat16) : std::nullopt};
+  auto x = torch::randn({256, 64});
+  if (pinned) x = x.pin_memory();
+  (void)placement.placed(x);
+  torch::cuda::synchronize();
+  at::cuda::sleep(kHalfASecond);
+  at::cuda::CUDAEvent after_sleep;
+  after_sleep.record();
+  const HostWaits waits;
+  const auto placed = placement.placed(x);
+  const bool ran_ahead = !after_sleep.query();
+  CHECK(waits.seen() == std::vector<std::string>{});
+  CHECK(ran_ahead);
+  x.zero_();  // only where the copy has its own memory
+  CHECK((pinned || placed.to(at::kFloat).abs().max().item<float>() > 0));
+}
+
 }  // namespace ddp
