@@ -15,8 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def first_cells(page, section):
+    """Returns the names in a table's first column, without those that a later torch brought: `x` (2.13)."""
     text = page[page.index(f"### {section}\n") :]
     rows = re.findall(r"^\|(.*?) \|", text[: text.find("\n### ")], re.MULTILINE)
+    rows = [re.sub(r"`[^`]+` \(2\.(?:1[2-9]|[2-9]\d)\)", "", row) for row in rows]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
