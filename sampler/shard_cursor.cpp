@@ -148,7 +148,9 @@ std::optional<std::vector<size_t>> ShardCursor::next(size_t batch_size) {
 ShardCursor::Visit& ShardCursor::begin(Drawing drawing, const char* function) {
   if (!visit_) reset_locked(std::nullopt);
   DDP_CHECK(
-      visit_->drawing == Drawing::None || visit_->drawing == drawing, options_.name, "::", function,
+      visit_->drawing == Drawing::None || visit_->drawing == Drawing::Over ||
+          visit_->drawing == drawing,
+      options_.name, "::", function,
       ": expected either next() or next_of() within an epoch, got both on rank ",
       options_.shard.rank, ". Use one of them until the epoch is over.");
   return *visit_;
@@ -220,6 +222,8 @@ bool ShardCursor::is_over() const {
   switch (visit_->drawing) {
     case Drawing::None:
       break;
+    case Drawing::Over:
+      return true;
     case Drawing::Batches:
       return used() == visit_->indices.size();
     case Drawing::Steps: {
@@ -268,7 +272,7 @@ void ShardCursor::rebind(int64_t num_replicas, int64_t rank, const Standing& agr
   // An epoch that is over stays so: the next reset begins another one.
   next_.offset = options_.order.size;
   visit_ = Visit{next_, {}};
-  visit_->drawing = Drawing::Batches;
+  visit_->drawing = Drawing::Over;
   next_ = start_of(agreed.epoch);
   next_.chosen = false;
 }

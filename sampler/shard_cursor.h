@@ -85,8 +85,9 @@ class ShardCursor {
   };
 
   /// The calls that take an epoch's indices. An epoch has one kind, so that its position has one
-  /// meaning. Equal on all ranks, also where a share is empty.
-  enum class Drawing { None, Batches, Steps };
+  /// meaning. Equal on all ranks, also where a share is empty. Over: rebind() found the epoch over,
+  /// and either call says so.
+  enum class Drawing { None, Batches, Steps, Over };
 
   /// The epoch being visited.
   struct Visit {

@@ -10,8 +10,8 @@ namespace ddp {
 
 /// How long things take, in a unit of the caller's; and how messages go.
 struct PipelineCosts {
-  double forward = 1;   ///< of one micro-batch through one stage
-  double backward = 1;  ///< of one micro-batch through one stage
+  double forward = 1;           ///< of one micro-batch through one stage
+  double backward = 1;          ///< of one micro-batch through one stage
   double message = 0;           ///< One after the other from one rank to another in one direction.
   bool blocking_sends = false;  ///< A sender waits until its message has been received.
   /// By stage, what its forwards and backwards are multiplied by; empty: nothing.

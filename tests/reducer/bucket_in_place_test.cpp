@@ -24,7 +24,9 @@ Bucket bucket_of(const std::vector<NamedParameter>& parameters) {
   const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
     return torch::full({numel}, 7, options);
   };
-  return {parameters, {0, 1}, /*tail=*/0, std::make_unique<Placement>(), allocate, nullptr};
+  Bucket bucket(parameters, {0, 1}, /*tail=*/0, std::make_unique<Placement>(), allocate, nullptr);
+  bucket.allocate();
+  return bucket;
 }
 
 void give_gradients(const std::vector<NamedParameter>& parameters) {
