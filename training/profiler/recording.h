@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -78,7 +77,7 @@ class Recording {
 
   Claim claim_;
   RecordingOptions options_;
-  const std::optional<c10::DeviceType> accelerator_;
+  bool on_cuda_;
   Stage stage_ = Stage::Prepared;
   std::thread::id thread_;
 };

@@ -333,8 +333,8 @@ const ReductionTable& reductions_of_gloo() {
 
 }  // namespace
 
-RegisteredBackend describe_gloo() {
-  RegisteredBackend gloo;
+BackendDescription describe_gloo() {
+  BackendDescription gloo;
   gloo.name = "gloo";
   gloo.devices = {"cpu", "cuda"};
   gloo.capabilities = [] {

@@ -34,8 +34,8 @@ const ReductionTable& reductions_of_nccl() {
 
 }  // namespace
 
-RegisteredBackend describe_nccl() {
-  RegisteredBackend nccl;
+BackendDescription describe_nccl() {
+  BackendDescription nccl;
   nccl.name = "nccl";
   nccl.devices = {"cuda"};
   nccl.is_default = true;
@@ -50,10 +50,8 @@ RegisteredBackend describe_nccl() {
     return capabilities;
   };
   nccl.make = make_nccl;
-  nccl.connects_late = true;
-  nccl.picks_device = true;
-  nccl.why_unusable = why_no_nccl();
-  nccl.device_id = id_of_gpu;
+  nccl.find_gpu = find_gpu;
+  nccl.use_gpu = use_cuda_device;
   return nccl;
 }
 

@@ -272,8 +272,8 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
 
 namespace ddp::backends {
 
-RegisteredBackend describe_shm() {
-  RegisteredBackend shm;
+BackendDescription describe_shm() {
+  BackendDescription shm;
   shm.name = "shm";
   shm.devices = {"cpu"};
   shm.is_default = true;
