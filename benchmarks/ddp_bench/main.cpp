@@ -10,6 +10,7 @@
 #include "fully_sharded_run.h"
 #include "memory_run.h"
 #include "options.h"
+#include "pipeline_run.h"
 #include "run.h"
 #include "tensor_parallel_run.h"
 
@@ -42,6 +43,7 @@ int measure(const ddp_bench::Options& options) {
   const bool shards = options.fsdp || !options.fsdp_memory.empty();
   const auto run = shards           ? ddp_bench::run_fully_sharded
                    : options.tp     ? ddp_bench::run_tensor_parallel
+                   : options.pp     ? ddp_bench::run_pipeline
                    : options.memory ? ddp_bench::run_memory
                                     : ddp_bench::run;
   run(options, ddp::default_group(), std::cout);

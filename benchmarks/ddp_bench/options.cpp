@@ -105,6 +105,23 @@ void add_measurement(CLI::App& app, Options& options) {
       ->excludes(modes)
       ->excludes(memory)
       ->excludes(timeline);
+  auto* pipeline =
+      app.add_flag(
+             "--pp", options.pp,
+             "Time layers on one rank and in a pipeline of all, and no modes; --timeline is the "
+             "trace of layers that sleep")
+          ->excludes(model)
+          ->excludes(modes)
+          ->excludes(memory);
+  app.add_option("--schedule", options.schedule, "Of --pp: gpipe, 1f1b or interleaved")
+      ->check(one_of({"gpipe", "1f1b", "interleaved"}))
+      ->needs(pipeline);
+  app.add_option("--message-kib", options.message_kib, "Of --pp: messages of stages that sleep")
+      ->check(within<int64_t>(1, 1000000))
+      ->needs(pipeline);
+  app.add_option("--microbatches", options.microbatches, "Of --pp")
+      ->check(within<int64_t>(1, 1000000))
+      ->needs(pipeline);
 }
 
 // The command-line names of the wrapper's options.

@@ -33,6 +33,10 @@ struct Options {
   bool fsdp = false;                            // time layers that are sharded, and no modes
   std::string fsdp_memory;                      // measure the memory of one of those ways
   bool tp = false;                              // time linear layers that are cut, and no modes
+  bool pp = false;                              // time a pipeline, and no modes
+  std::string schedule = "1f1b";                // of the pipeline
+  int64_t microbatches = 8;
+  int64_t message_kib = 1;  // of stages that sleep
 };
 
 using examples::UsageError;

@@ -91,4 +91,20 @@ std::string to_json(const FullyShardedResult& r) {
          cpu_fields(r.cpu) + "}";
 }
 
+std::string to_json(const PipelineResult& r) {
+  auto line = "{" + field("model", ddp::json_text("equal_stages")) + "," +
+              field("mode", ddp::json_text(r.mode)) + "," +
+              field("schedule", ddp::json_text(r.schedule)) + "," +
+              field("backend", ddp::json_text(r.backend)) + "," +
+              field("world", std::to_string(r.world)) + "," +
+              field("microbatches", std::to_string(r.microbatches)) + "," +
+              field("step_ms", decimals(r.step_ms));
+  if (r.speedup) line += "," + ratio_fields("speedup", *r.speedup);
+  if (r.mode != "one_rank") {
+    line += "," + field("bubble", number(r.bubble, "%.4f")) + "," +
+            field("ideal_bubble", number(r.ideal_bubble, "%.4f"));
+  }
+  return line + "}";
+}
+
 }  // namespace ddp_bench

@@ -55,6 +55,19 @@ struct TensorParallelResult {
   double messages_ms = 0;                   // of a step's messages alone
 };
 
+/// One way to run stages of equal cost, for --pp.
+struct PipelineResult {
+  std::string mode;
+  std::string schedule;
+  std::string backend;
+  int world = 1;
+  int64_t microbatches = 1;
+  double step_ms = 0;
+  std::optional<PairedRatio> speedup = {};  // of the pipeline: one rank's time over its
+  double bubble = 0;                        // share of the ranks' time without computation
+  double ideal_bubble = 0;                  // the schedule's own
+};
+
 /// One way to train layers of equal size, for --fsdp.
 struct FullyShardedResult {
   std::string mode;
@@ -72,5 +85,6 @@ std::string to_json(const Result& result);
 std::string to_json(const MemoryResult& result);
 std::string to_json(const TensorParallelResult& result);
 std::string to_json(const FullyShardedResult& result);
+std::string to_json(const PipelineResult& result);
 
 }  // namespace ddp_bench

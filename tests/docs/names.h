@@ -43,6 +43,19 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 extern ddp::FullyShardedDataParallel<Net> sharded;
 
+// Pipelines.
+struct StageImpl : torch::nn::Module {
+  StageImpl(int64_t stage, int64_t stages, const ddp::ProcessGroup& tp = {});
+  at::Tensor forward(at::Tensor x);
+  torch::nn::Embedding embedding{nullptr};
+};
+TORCH_MODULE(Stage);
+extern Stage layers;
+extern ddp::PipelineStage<Stage> pipeline;
+extern ddp::DeviceMesh mesh;
+extern int rank, ranks;
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target);
+
 // GANs.
 extern Net generator_net, judge_net;
 extern torch::optim::Adam generator_optimizer, judge_optimizer;
