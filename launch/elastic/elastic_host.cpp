@@ -138,12 +138,11 @@ void ElasticHost::wait_for_event() {
 }
 
 void ElasticHost::handle_signals() {
-  signalfd_siginfo info;
-  while (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo == SIGWINCH) {
+  while (const auto signal = next_signal(signals_.get())) {
+    if (*signal == SIGWINCH) {
       output_.resize();
-    } else if (info.ssi_signo != SIGCHLD) {  // SIGCHLD only wakes the loop
-      on_signal(static_cast<int>(info.ssi_signo));
+    } else if (*signal != SIGCHLD) {  // SIGCHLD only wakes the loop
+      on_signal(*signal);
     }
   }
 }

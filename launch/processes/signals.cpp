@@ -1,5 +1,8 @@
 #include "launch/processes/signals.h"
 
+#include <sys/signalfd.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <initializer_list>
 
@@ -22,6 +25,12 @@ bool is_ignored_by_caller(int signal) {
 }
 
 bool is_only_forwarded(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
+
+std::optional<int> next_signal(int fd) {
+  signalfd_siginfo info;
+  if (::read(fd, &info, sizeof(info)) != sizeof(info)) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
 
 std::string signal_name(int signal) {
   if (const char* name = ::sigabbrev_np(signal)) return std::string("SIG") + name;

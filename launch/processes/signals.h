@@ -1,6 +1,7 @@
 #pragma once
 
 #include <csignal>
+#include <optional>
 #include <string>
 
 namespace ddp::launch {
@@ -15,6 +16,9 @@ bool is_ignored_by_caller(int signal);
 /// Whether ddprun only forwards `signal` to the ranks: SIGUSR1 and SIGUSR2, with which a scheduler
 /// warns of its time limit.
 bool is_only_forwarded(int signal);
+
+/// Takes the next signal from a non-blocking signalfd of awaited_signals(), if one has come.
+std::optional<int> next_signal(int fd);
 
 /// "SIGKILL" for 9; "signal 70" for one without a name.
 std::string signal_name(int signal);
