@@ -14,6 +14,7 @@
 #include "monitor/flight_record.h"
 #include "monitor/job_monitor.h"
 #include "monitor/waits/late_wait.h"
+#include "monitor/waits/late_waits.h"
 
 namespace ddp {
 namespace {
