@@ -6,16 +6,18 @@ if(NOT Catch2_FOUND)
     "installs it; -DDDP_BUILD_TESTS=OFF does without.")
 endif()
 
-# ddp_add_world(<name> <source> [LIBS <targets>...]): a program without Catch2 that tests start as several
+# ddp_add_world(<name> <source> [MORE <sources>...] [LIBS <targets>...]): a program without Catch2 that tests start as several
 # ranks, as ${DDP_WORLDS}/<name>. All worlds are one program (tests/worlds), for each that includes LibTorch's
 # headers takes 5 to 15 s to compile, and <name> is a link to it. The source defines `int main(int argc,
 # char** argv)` in namespace <name>, as it does all its names, and has no static objects that do something
 # in another world.
 set(DDP_WORLDS ${PROJECT_BINARY_DIR}/bin)
 function(ddp_add_world name source)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "LIBS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "MORE;LIBS")
   set_property(GLOBAL APPEND PROPERTY DDP_WORLDS ${name})
-  set_property(GLOBAL APPEND PROPERTY DDP_WORLD_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+  list(TRANSFORM arg_MORE PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set_property(
+    GLOBAL APPEND PROPERTY DDP_WORLD_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${arg_MORE})
   set_property(GLOBAL APPEND PROPERTY DDP_WORLD_LIBS ${arg_LIBS})
   add_custom_command(OUTPUT ${DDP_WORLDS}/${name}
     COMMAND ${CMAKE_COMMAND} -E create_symlink test_worlds ${DDP_WORLDS}/${name}

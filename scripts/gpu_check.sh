@@ -6,13 +6,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() {
   cat <<'END'
 usage: scripts/gpu_check.sh [--output FOLDER] [--build FOLDER] [--no-build] [--headers FOLDER]
-                            [--python PROGRAM] [--jobs N] [--seconds N] [-- CMAKE ARGUMENTS...]
+                            [--python PROGRAM] [--jobs N] [--together N] [--seconds N]
+                            [-- CMAKE ARGUMENTS...]
        scripts/gpu_check.sh --collect FOLDER
 
 On a machine with one NVIDIA GPU: builds what is needed, with the LibTorch of a Python's torch; runs
 two ranks over NCCL that share the GPU, their failures, and the tests that need a GPU, under
 compute-sanitizer too; and times ddp_bench beside Python's DistributedDataParallel. Values come before
-speed. Each part has a limit. Goes on after a failure, ends within --seconds, and says in the report,
+speed; what is timed runs alone. Each part has a limit. Goes on after a failure, ends within --seconds, and says in the report,
 failures first, what it left out. Without a GPU it does the same, and skips what needs one.
 
   --output FOLDER   for gpu_check.md and gpu_check_logs.tar.gz; default: build/gpu_check
@@ -22,6 +23,7 @@ failures first, what it left out. Without a GPU it does the same, and skips what
                     is there, else those that CMake finds
   --python PROGRAM  with torch; default: python3, else that of scripts/python_with_torch.sh
   --jobs N          compilations at a time; default: one a core
+  --together N      tests and pairs of ranks at a time; default: 6
   --seconds N       for all of it; default: 570
   --collect FOLDER  copies the headers of Catch2 (2.13) and CLI11 of this machine there, for one that
                     cannot install them
@@ -98,11 +100,11 @@ END
   chmod +x "$1"
 }
 
-output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) seconds=570
+output=$root/build/gpu_check build=$root/build/gpu headers="" python="" jobs=$(nproc) together=6 seconds=570
 builds=yes cmake_arguments=()
 while (($# > 0)); do
   case $1 in
-    --output | --build | --headers | --python | --jobs | --seconds)
+    --output | --build | --headers | --python | --jobs | --together | --seconds)
       (($# > 1)) || fail "$1 needs a value"
       declare "${1#--}=$2"
       shift
@@ -128,7 +130,9 @@ while (($# > 0)); do
   esac
   shift
 done
-[[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--seconds: expected a number from 1 on, got '$seconds'"
+for option in jobs together seconds; do
+  [[ ${!option} =~ ^[1-9][0-9]*$ ]] || fail "--$option: expected a number from 1 on, got '${!option}'"
+done
 mkdir -p "$output" "$build" || fail "expected folders that can be made, got '$output' and '$build'"
 output=$(cd "$output" && pwd) build=$(cd "$build" && pwd) bin=$build/bin
 [[ -n $headers || ! -d $root/build/gpu_headers ]] || headers=$root/build/gpu_headers
@@ -137,7 +141,7 @@ if [[ -n $headers ]]; then
   headers=$(cd "$headers" && pwd)
 fi
 logs=$(mktemp -d)
-mkdir "$logs/steps"
+mkdir "$logs/steps" "$logs/rows"
 pair=$logs/pair.sh
 write_pair "$pair"
 export OMP_NUM_THREADS=1
@@ -155,11 +159,23 @@ timeout 60 "${python:-false}" -c 'import sys, torch; sys.exit(not torch.cuda.is_
 
 targets="step time within its targets"
 # A part is a line of the report's table: its name, what became of it, how long it took, and why.
-rows=() failed=()
+# Each lies in a file of its own, for those that run in a shell of their own.
+row=100
 note() { # NAME RESULT SECONDS WHY
-  rows+=("| $1 | $2 | $3 | $4 |")
+  printf '| %s | %s | %s | %s |\n' "$@" >"$logs/rows/$row"
+  row=$((row + 1))
   echo "gpu_check: $1: $2${4:+ ($4)}, $3 s"
-  [[ $2 != failed ]] || failed+=("$1")
+}
+failed() { grep -hs '^| [^|]* | failed |' "$logs"/rows/*; }
+
+# Runs a part in a shell of its own, so many at a time.
+beside() { # FUNCTION ARGUMENTS...
+  while (($(jobs -pr | wc -l) >= together)); do wait -n; done
+  (
+    trap '[[ -z ${child-} ]] || kill "$child"; exit 1' TERM
+    "$@"
+  ) &
+  row=$((row + 1))
 }
 log_of() { echo "$logs/${1//[^A-Za-z0-9_.-]/_}.log"; } # NAME
 left() { echo $((seconds - SECONDS)); }
@@ -230,26 +246,12 @@ build_all() {
   configure+=("-DTorch_DIR=$prefix/Torch" -DDDP_WITH_CUDA=ON -DDDP_INSTALL=OFF)
   [[ -z $headers ]] || configure+=("-DCatch2_DIR=$headers/cmake" "-DCLI11_DIR=$headers/cmake")
   part configure 90 "${configure[@]}" "${cmake_arguments[@]}" || return
-  local bound=$((seconds > 300 ? seconds - 240 : 60))
+  local bound=$((seconds / 2))
   part "build of the ranks" "$bound" cmake --build "$build" --parallel "$jobs" \
     --target "${first_targets[@]}" -- -k 0
   # Beside the ranks. One source that does not compile shall not keep the rest from being built.
-  rest_began=$SECONDS
-  timeout -k 5 "$bound" nice cmake --build "$build" --parallel "$jobs" \
-    --target ddp_bench "${tests[@]}" -- -k 0 >"$(log_of "build of the rest")" 2>&1 &
-  rest=$!
-}
-wait_for_rest() {
-  local status=0 took
-  [[ -n ${rest-} ]] || return
-  wait "$rest" || status=$?
-  rest="" took=$((SECONDS - rest_began))
-  if ((status == 0)); then
-    note "build of the rest" passed "$took" ""
-  else
-    note "build of the rest" failed "$took" \
-      "status $status: $(reason_in "$(log_of "build of the rest")")"
-  fi
+  beside part "build of the rest" "$bound" nice cmake --build "$build" --parallel "$jobs" \
+    --target ddp_bench "${tests[@]}" -- -k 0
 }
 
 # Python first: where this fails, NCCL itself does.
@@ -270,26 +272,29 @@ dist.destroy_process_group()'
 
 run_ranks() {
   local name label="nccl, 2 of a GPU"
-  NCCL_DEBUG=INFO programs "$label: averages" 60 ddp_cuda_world \
+  NCCL_DEBUG=INFO beside programs "$label: averages" 60 ddp_cuda_world \
     "$pair" "$bin/ddp_cuda_world" nccl averages
-  programs "$label: parts" 60 ddp_cuda_world "$pair" "$bin/ddp_cuda_world" nccl parts
+  beside programs "$label: parts" 60 ddp_cuda_world "$pair" "$bin/ddp_cuda_world" nccl parts
+  beside programs "$label: models" 60 ddp_cuda_world "$pair" "$bin/ddp_cuda_world" nccl models
+  beside programs "$label: timeout" 90 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" timeout
+  JUDGED=0 beside programs "$label: killed" 60 ddp_cuda_failures \
+    "$pair" "$bin/ddp_cuda_failures" killed
   for name in connects polls messages dropped captured settle leaves sparse barrier throws \
     two_groups connects_alone; do
-    programs "$label: $name" 30 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" "$name"
+    beside programs "$label: $name" 60 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" "$name"
   done
-  JUDGED=0 programs "$label: killed" 30 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" killed
-  programs "$label: timeout" 60 ddp_cuda_failures "$pair" "$bin/ddp_cuda_failures" timeout
+  wait
 }
 
 run_tests() {
-  wait_for_rest
   local name world ranks backend cases
-  for name in "${tests[@]}"; do programs "$name" 100 "$name" "$bin/$name"; done
-  for world in "1 nccl averages" "2 gloo averages" "4 gloo averages" "2 gloo parts"; do
+  for name in "${tests[@]}"; do beside programs "$name" 100 "$name" "$bin/$name"; done
+  for world in "1 nccl averages" "2 gloo averages" "4 gloo averages" "2 gloo parts" "2 gloo models"; do
     read -r ranks backend cases <<<"$world"
-    programs "$backend, $ranks of a GPU: $cases" 60 "ddprun ddp_cuda_world" \
+    beside programs "$backend, $ranks of a GPU: $cases" 60 "ddprun ddp_cuda_world" \
       "$bin/ddprun" -n "$ranks" "$bin/ddp_cuda_world" "$backend" "$cases"
   done
+  wait
 }
 
 # Both languages, one after the other, in a process of one rank each.
@@ -338,10 +343,11 @@ run_sanitizer() {
     note "$streams" skipped 0 "$why"
     return
   fi
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 programs "$memory" 120 cuda_stream_test \
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 beside programs "$memory" 120 cuda_stream_test \
     "${check[@]}" "$bin/cuda_stream_test" "[streams]"
-  PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync programs "$streams" 120 cuda_stream_test \
+  PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync beside programs "$streams" 120 cuda_stream_test \
     "${check[@]}" --track-stream-ordered-races all "$bin/cuda_stream_test" "[streams]"
+  wait
 }
 
 describe_machine() {
@@ -363,15 +369,15 @@ write_report() {
   {
     printf '# GPU check\n\nOf `scripts/gpu_check.sh`, %s s.\n\n' "$SECONDS"
     echo "$machine"
-    printf '\n%s of %s parts failed.\n' "${#failed[@]}" "${#rows[@]}"
-    for name in "${failed[@]}"; do
+    printf '\n%s of %s parts failed.\n' "$(failed | wc -l)" "$(ls "$logs/rows" | wc -l)"
+    while read -r name; do
       [[ $name != "$targets" ]] || continue # it is what stands below
       printf '\n## %s: the end of its output\n\n```\n' "$name"
       tail -n 60 "$(log_of "$name")" 2>/dev/null | cut -c 1-400
       printf '```\n'
-    done
+    done < <(failed | sed 's/^| \([^|]*\) |.*/\1/')
     printf '\n## Parts\n\n| part | result | s | why |\n| --- | --- | --- | --- |\n'
-    printf '%s\n' "${rows[@]}"
+    cat "$logs"/rows/*
     if [[ -s $(log_of "$targets") ]]; then
       printf '\n'
       cat "$(log_of "$targets")"
@@ -382,11 +388,11 @@ write_report() {
 
 machine=$(describe_machine)
 trap 'write_report; rm -rf "$logs"' EXIT
-trap '[[ -z ${child-} ]] || kill "$child"; [[ -z ${rest-} ]] || kill "$rest"; exit 1' INT TERM
+trap '[[ -z ${child-} ]] || kill "$child"; kill $(jobs -p); exit 1' INT TERM
 # The report is written after each part: when this script is ended from outside, it has all until then.
 for step in run_python build_all run_ranks run_tests run_benchmark run_sanitizer; do
   "$step"
   write_report
 done
-echo "gpu_check: wrote $output/gpu_check.md; ${#failed[@]} of ${#rows[@]} parts failed"
-((${#failed[@]} == 0))
+echo "gpu_check: wrote $output/gpu_check.md; $(failed | wc -l) of $(ls "$logs/rows" | wc -l) parts failed"
+[[ -z $(failed) ]]

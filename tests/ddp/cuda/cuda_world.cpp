@@ -1,5 +1,5 @@
-// Ranks that share one GPU, as processes: cuda_world BACKEND CASES, where CASES is "averages" or
-// "parts". Prints each failure; rank 0 prints "ok" where there is none.
+// Ranks that share one GPU, as processes: cuda_world BACKEND CASES, where CASES is "averages",
+// "parts" or "models". Prints each failure; rank 0 prints "ok" where there is none.
 //
 // A rank's model is compared with that of one process, which each rank computes itself from all
 // ranks' batches.
@@ -12,80 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
+#include "cuda_world.h"
+
 namespace ddp_cuda_world {
 
 namespace {
-
-using Net = torch::nn::Sequential;
-using Options = ddp::DistributedDataParallelOptions;
-
-constexpr int kSteps = 5;
-const c10::Device kGpu(at::kCUDA, 0);
-
-// The group of the running case. Each case has one of its own, so a failure aborts no other case.
-ddp::ProcessGroup group;
-
-Options in_group() { return Options().process_group(group); }
-
-Net make_net(bool normalizes = false) {
-  Net net(torch::nn::Linear(20, 32));
-  if (normalizes) net->push_back(torch::nn::BatchNorm1d(32));
-  net->push_back(torch::nn::Tanh());
-  net->push_back(torch::nn::Linear(32, 5));
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
-  net->to(kGpu);
-  return net;
-}
-
-at::Tensor batch_of(int rank, int step) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + 10 * step + rank);
-  return torch::randn({16, 20}, generator).to(kGpu);
-}
-
-at::Tensor own_batch(int step) { return batch_of(ddp::get_rank(), step); }
-
-at::Tensor all_batches(int step) {
-  std::vector<at::Tensor> batches;
-  for (int rank = 0; rank < ddp::get_world_size(); ++rank) batches.push_back(batch_of(rank, step));
-  return torch::cat(batches);
-}
-
-at::Tensor loss_of(const at::Tensor& output) { return output.to(at::kFloat).pow(2).mean(); }
-
-at::Tensor flat(const Net& net) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& p : net->parameters()) parameters.push_back(p.detach().flatten());
-  return torch::cat(parameters);
-}
-
-template <typename Optimizer>
-at::Tensor one_process(Net net, Optimizer&& optimizer) {
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(net->forward(all_batches(step))).backward();
-    optimizer.step();
-  }
-  return flat(net);
-}
-
-at::Tensor one_process() {
-  auto net = make_net();
-  return one_process(net, torch::optim::SGD(net->parameters(), 0.1));
-}
-
-/// Throws unless all ranks have the same model, and it is `expected` up to `tolerance`.
-void check(const Net& net, const at::Tensor& expected, double tolerance = 1e-5) {
-  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
-  const auto off = (flat(net) - expected).abs().max().item<double>();
-  TORCH_CHECK(off <= tolerance, "parameters are off by ", off, ", more than ", tolerance);
-}
 
 void train(const Options& options, const ddp::CommHook& hook = nullptr, double tolerance = 1e-5) {
   auto net = make_net();
@@ -238,8 +173,6 @@ void scale_gradients() {
   TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
 }
 
-using Case = std::pair<std::string, std::function<void()>>;
-
 std::vector<Case> averages() {
   return {
       {"copied gradients", [] { train(in_group()); }},
@@ -289,7 +222,7 @@ int run(const std::vector<Case>& cases) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: cuda_world BACKEND averages|parts\n");
+    std::fprintf(stderr, "usage: cuda_world BACKEND averages|parts|models\n");
     return 2;
   }
   if (!torch::cuda::is_available()) {
@@ -298,7 +231,11 @@ int main(int argc, char** argv) {
   }
   try {
     ddp::init_process_group(ddp::ProcessGroupOptions().backend(argv[1]));
-    const auto failed = run(std::string(argv[2]) == "parts" ? parts() : averages());
+    const std::string cases = argv[2];
+    const auto failed =
+        run(cases == "parts"    ? parts()
+            : cases == "models" ? cut_models()
+                                : averages());
     if (failed == 0 && ddp::get_rank() == 0) std::printf("ok\n");
     ddp::destroy_process_group();
     return failed == 0 ? 0 : 1;
