@@ -53,6 +53,7 @@ collect() { # FOLDER
 if(NOT TARGET Catch2WithMain)
   add_library(Catch2WithMain STATIC ${CMAKE_CURRENT_LIST_DIR}/catch_main.cpp)
   target_include_directories(Catch2WithMain SYSTEM PUBLIC ${CMAKE_CURRENT_LIST_DIR}/../include)
+  target_compile_definitions(Catch2WithMain PUBLIC DDP_CATCH2_V2)  # the compiler may find v3, too
   add_library(Catch2::Catch2WithMain ALIAS Catch2WithMain)
 endif()
 END

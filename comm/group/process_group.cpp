@@ -1,5 +1,6 @@
 #include <ddp/process_group.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include "base/environment.h"
 #include "group/group_builder.h"
 #include "group/monitored_group.h"
+#include "monitor/abort_calls.h"
 
 namespace ddp {
 namespace {
@@ -34,6 +36,9 @@ ProcessGroup take_default() {
   return std::exchange(slot.group, {});
 }
 
+// How long the end of a process waits for aborts that still run.
+constexpr std::chrono::seconds kAbortsAtExit{10};
+
 // Ends a group of GPUs that main() leaves behind before CUDA ends: functions of atexit() run in the
 // reverse order, and CUDA's was added when the group found its GPU. The slot's own destructor would
 // run after it.
@@ -41,7 +46,10 @@ void end_before_cuda(c10d::ProcessGroup& group) {
   bool uses_cuda = false;
   for (const auto& device : group.getDeviceTypes()) uses_cuda |= device.is_cuda();
   if (!uses_cuda) return;
-  static const int added = std::atexit([] { take_default().reset(); });
+  static const int added = std::atexit([] {
+    take_default().reset();
+    wait_for_aborts(kAbortsAtExit);
+  });
   (void)added;
 }
 

@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <numeric>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
-#include <ddp/internal/error_text.h>
 #include <ddp/internal/shared_steps.h>
 #include <ddp/internal/text.h>
 
-#include "base/deadline.h"
-#include "base/executor.h"
+#include "monitor/abort_calls.h"
 #include "monitor/device/device_watch.h"
 #include "monitor/failure_records.h"
 #include "monitor/flight_record.h"
@@ -32,22 +27,6 @@ using namespace monitor;
 constexpr milliseconds kAbortTimeout{3000};
 // How long a peer's host may take to accept a connection: the kernel sends again after 1 s.
 constexpr milliseconds kConnecting{1500};
-
-// Calls all of `calls` at the same time. After `at_most`, their threads continue alone.
-void call_in_parallel(std::vector<std::function<void()>> calls, milliseconds at_most) {
-  std::deque<Executor> threads;
-  for (auto& call : calls) {
-    // A backend of the user's own may throw. Why the job failed matters more.
-    const auto run = [call = std::move(call)] { problem_of(call); };
-    try {
-      threads.emplace_back().push(run);
-    } catch (const std::system_error&) {
-      run();  // there are no more threads
-    }
-  }
-  const Deadline deadline(at_most);
-  for (auto& thread : threads) thread.close(deadline.left());
-}
 
 // Those of `ranks`, but for this one, whose state was found to be `state`.
 std::vector<int> others_in(
@@ -279,7 +258,7 @@ void JobMonitor::abort_groups() {
     for (const auto& [_, abort] : groups_) aborts.push_back(abort);
   }
   aborts.erase(std::remove(aborts.begin(), aborts.end(), nullptr), aborts.end());
-  call_in_parallel(std::move(aborts), kAbortTimeout);
+  call_aborts(std::move(aborts), kAbortTimeout);
 }
 
 std::optional<std::string> JobMonitor::failure() const {

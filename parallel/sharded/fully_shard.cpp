@@ -8,6 +8,7 @@
 #include <ddp/collectives.h>
 #include <ddp/equal_batches.h>
 #include <ddp/fully_sharded.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <torch/nn/modules/container/any.h>
 
@@ -93,8 +94,9 @@ int64_t fully_shard(
   return maker.made();
 }
 
-int64_t equal_batches(int64_t batches, Equal which, const GroupArg& group) {
-  auto count = at::full({1}, batches, at::kLong);
+int64_t equal_batches(int64_t batches, Equal which, const GroupArg& group_arg) {
+  const auto group = group_arg.get();
+  auto count = at::full({1}, batches, at::dtype(at::kLong).device(carrier_device(*group)));
   all_reduce(count, which == Equal::Least ? c10d::ReduceOp::MIN : c10d::ReduceOp::MAX, group);
   return count.item<int64_t>();
 }

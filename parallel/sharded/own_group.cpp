@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/intrusive_ptr.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/carrier_device.h>
 
 namespace ddp {
 namespace {
@@ -35,7 +36,7 @@ ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
   const Key key(group.get(), order);
   auto known = known_group(key);
   // Another rank may have dropped its last model.
-  auto all_know = at::full({1}, known ? 1 : 0, at::kLong);
+  auto all_know = at::full({1}, known ? 1 : 0, at::dtype(at::kLong).device(carrier_device(*group)));
   all_reduce(all_know, c10d::ReduceOp::MIN, group);
   if (all_know.item<int64_t>() == 1) return known;
   std::vector<int> ranks(static_cast<size_t>(group->getSize()));

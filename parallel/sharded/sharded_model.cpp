@@ -7,6 +7,7 @@
 
 #include <c10/core/GradMode.h>
 #include <ddp/collectives.h>
+#include <ddp/internal/carrier_device.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/gradient_memory.h>
@@ -114,12 +115,11 @@ void ShardedModel::forget_graphs() {
 
 bool ShardedModel::has_several_graphs() {
   forget_graphs();
-  auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, at::kLong);
+  const auto& group = reduce_groups_.shard;
+  const auto options = at::dtype(at::kLong).device(carrier_device(*group));
+  auto several = at::full({1}, graphs_.size() > 1 ? 1 : 0, options);
   // A rank may keep a loss longer than others; a different order of reductions would be a deadlock.
-  if (reduce_groups_.shard->getSize() > 1) {
-    several = several.to(units_.front()->device());
-    all_reduce(several, c10d::ReduceOp::MAX, reduce_groups_.shard);
-  }
+  if (group->getSize() > 1) all_reduce(several, c10d::ReduceOp::MAX, group);
   return several.item<int64_t>() == 1;
 }
 
@@ -240,9 +240,9 @@ void ShardedModel::compare_orders(const ForwardPass& pass) {
   std::vector<std::string> names;
   for (const auto& use : pass.order.uses()) names.push_back(unit(use.unit).name());
   const auto mine = fnv1a(joined_by("\n", names));
-  auto hashes = at::empty({gather_group_->getSize()}, at::kLong);
-  all_gather_into_tensor(
-      hashes, at::full({1}, static_cast<int64_t>(mine), at::kLong), gather_group_);
+  const auto options = at::dtype(at::kLong).device(carrier_device(*gather_group_));
+  auto hashes = at::empty({gather_group_->getSize()}, options);
+  all_gather_into_tensor(hashes, at::full({1}, static_cast<int64_t>(mine), options), gather_group_);
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
   agree(
       joined_by("\n", names), gather_group_, "comparing the units of forward",

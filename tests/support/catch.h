@@ -9,7 +9,7 @@
 
 #include <string>
 
-#if __has_include(<catch2/catch_all.hpp>)  // v3
+#if __has_include(<catch2/catch_all.hpp>) && !defined(DDP_CATCH2_V2)  // v3
 #include <catch2/catch_all.hpp>
 using Catch::Approx;  // declared globally by v2
 inline auto ContainsText(const std::string& text) {

@@ -252,14 +252,15 @@ inline std::shared_ptr<JobMonitor> job_like_nccl(const Rank& self) {
 /// A group of this library over the backend, as a part of the job.
 inline c10::intrusive_ptr<MonitoredGroup> monitored_like_nccl(
     const c10::intrusive_ptr<LikeNccl>& backend, const Rank& self,
-    const std::shared_ptr<JobMonitor>& job, const std::string& key = "") {
+    const std::shared_ptr<JobMonitor>& job, const std::string& key = "",
+    milliseconds timeout = std::chrono::seconds(20)) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("like NCCL" + key, self.store);
   const auto group = MonitoredGroup::make(store, self.rank, self.size);
   group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::NCCL, backend);
   group->setDefaultBackend("nccl");
   group->setGroupName("like NCCL" + key);
   GroupRecipe recipe;
-  recipe.timeout = std::chrono::seconds(20);
+  recipe.timeout = timeout;
   for (int rank = 0; rank < self.size; ++rank) recipe.world_ranks.push_back(rank);
   recipe.job = job;
   group->start_monitor(recipe, key);

@@ -31,7 +31,7 @@ GroupMonitor::DeviceWait::DeviceWait(GroupMonitor& monitor, const DeviceWorks::E
     : number(entry.number),
       call(entry.call),
       where([what = to_text(entry.call.kind)] { return std::string(what); }),
-      late(monitor, where, peers_of(call), nullptr, LateWait::Limit::None) {}
+      late(monitor, where, peers_of(call), nullptr) {}
 
 void GroupMonitor::watch(c10d::Work& work, const CollectiveCall& call) {
   if (!setup_.reports_results || !is_watching()) return;

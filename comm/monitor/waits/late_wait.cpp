@@ -20,12 +20,11 @@ constexpr milliseconds kTimeoutGrace{5000};
 }  // namespace
 
 GroupMonitor::LateWait::LateWait(
-    GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work, Limit limit)
+    GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work)
     : monitor_(monitor),
       where_(where),
       peers_(peers),
       work_(work),
-      limit_(limit),
       begin_(Clock::now() - kWaitSlice),
       next_probe_(kFirstReport) {}
 
@@ -51,7 +50,7 @@ void GroupMonitor::LateWait::check_group() {
   if (const auto failure = job.request_failure(kAnswerTimeout, std::move(comparison))) {
     monitor_.throw_aborted(*failure);
   }
-  if (limit_ == Limit::Timeout && waited >= monitor_.setup_.timeout + kTimeoutGrace) {
+  if (waited >= monitor_.setup_.timeout + kTimeoutGrace) {
     monitor_.throw_failed(
         backend_error(ddp::str("timed out after ", monitor_.setup_.timeout.count(), " ms")),
         where_);

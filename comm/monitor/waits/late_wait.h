@@ -21,12 +21,7 @@ inline constexpr milliseconds kWaitSlice{500};
 /// A wait that has lasted longer than kWaitSlice.
 class GroupMonitor::LateWait {
  public:
-  /// Whether the wait ends after the group's timeout; if not, the backend ends the collective then.
-  enum class Limit { Timeout, None };
-
-  LateWait(
-      GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work,
-      Limit limit = Limit::Timeout);
+  LateWait(GroupMonitor& monitor, WaitPoint where, Peers peers, const c10d::Work* work);
   ~LateWait();
   LateWait(const LateWait&) = delete;
   LateWait& operator=(const LateWait&) = delete;
@@ -41,7 +36,6 @@ class GroupMonitor::LateWait {
   WaitPoint where_;
   const Peers peers_;
   const c10d::Work* const work_;
-  const Limit limit_;
   const monitor::Clock::time_point begin_;
   monitor::milliseconds next_probe_;
   std::optional<uint64_t> reported_;  // the number in LateWaits

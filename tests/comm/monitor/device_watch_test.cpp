@@ -1,10 +1,12 @@
 // Failures while the host waits for a device, over a backend that behaves like NCCL.
+#include <atomic>
 #include <future>
 #include <thread>
 
 #include <ddp/collectives.h>
 #include <torch/torch.h>
 
+#include "comm/monitor/abort_calls.h"
 #include "support/error_of.h"
 #include "support/like_nccl.h"
 #include "support/ranks.h"
@@ -92,6 +94,43 @@ TEST_CASE(
       short_timeout());
   CHECK_THAT(
       errors[0], ContainsText("all_reduce of 1 x Float, SUM failed on rank 0 of 2: timed out"));
+}
+
+TEST_CASE(
+    "a collective that a rank does not join ends after the group's timeout",
+    "[ranks][device][errors]") {
+  const auto errors = run_ranks<std::string>(
+      2,
+      [](const Rank& self) -> std::string {
+        const auto backend = like_nccl(self);
+        backend->on_stream = true;
+        const auto group = monitored_like_nccl(backend, self, job_like_nccl(self), "", seconds(1));
+        if (self.rank == 1) {
+          self.wait_until_others_end();
+          return "";
+        }
+        start_sum(group);
+        const auto waited = seconds_of([&] { backend->synchronize_device(); });
+        TORCH_CHECK(waited < 9, "waited for ", waited, " s");
+        return error_of<c10::DistBackendError>([&] { start_sum(group); });
+      },
+      short_timeout());
+  CHECK_THAT(errors[0], ContainsText("all_reduce") && ContainsText("timed out after 1000 ms"));
+}
+
+TEST_CASE("a process can wait for aborts that still run", "[pure]") {
+  std::atomic<bool> is_over{false};
+  call_aborts(
+      {[&] {
+        std::this_thread::sleep_for(milliseconds(300));
+        is_over = true;
+      }},
+      milliseconds(10));
+  CHECK_FALSE(is_over);
+  wait_for_aborts(milliseconds(10));
+  CHECK_FALSE(is_over);
+  wait_for_aborts(seconds(20));
+  CHECK(is_over);
 }
 
 TEST_CASE("collectives that end on the device are no failure", "[ranks][device]") {

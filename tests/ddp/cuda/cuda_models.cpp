@@ -46,14 +46,6 @@ Sharded make_sharded(const ddp::FullyShardedOptions& options) {
   return Sharded(net, options);
 }
 
-void train_steps(Sharded& model, torch::optim::Optimizer& optimizer, int from, int to) {
-  for (int step = from; step < to; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(own_batch(step))).backward();
-    optimizer.step();
-  }
-}
-
 /// The whole model, on every rank.
 at::Tensor gathered(Sharded& model) {
   const ddp::SummonFullParams whole(*model);
@@ -65,9 +57,24 @@ at::Tensor gathered(Sharded& model) {
 void shard_model(const ddp::FullyShardedOptions& options, double tolerance = 1e-5) {
   auto model = make_sharded(options);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
-  train_steps(model, optimizer, 0, kSteps);
-  const auto off = (gathered(model) - one_process()).abs().max().item<double>();
-  TORCH_CHECK(off <= tolerance, "parameters are off by ", off);
+  auto whole = make_net();
+  torch::optim::SGD whole_optimizer(whole->parameters(), 0.1);
+  const auto check_after = [&](const std::string& when) {
+    const auto off = (gathered(model) - flat(whole)).abs();
+    TORCH_CHECK(
+        off.max().item<double>() <= tolerance, "after ", when, " parameters are off by ",
+        off.max().item<double>(), " at ", off.argmax().item<int64_t>(), " of ", off.numel());
+  };
+  check_after("construction");
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+    whole_optimizer.zero_grad();
+    loss_of(whole->forward(all_batches(step))).backward();
+    whole_optimizer.step();
+    check_after("step " + std::to_string(step));
+  }
 }
 
 void shard_in_bfloat16() {
@@ -245,6 +252,7 @@ void cut_sequence(Attention attention) {
 std::vector<Case> cut_models() {
   return {
       {"fully sharded", [] { shard_model(sharded_options()); }},
+      {"fully sharded, no prefetch", [] { shard_model(sharded_options().prefetch(0)); }},
       {"fully sharded, kept whole",
        [] { shard_model(sharded_options().reshard_after_forward(false)); }},
       {"fully sharded, bfloat16", shard_in_bfloat16},
