@@ -19,56 +19,38 @@ constexpr size_t kAhead = 2;
 }  // namespace
 
 StageInbox::StageInbox(
-    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor, at::Device device,
-    std::vector<ExpectedMessage> expected)
+    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
+    const std::vector<std::string>& ranks, at::Device device, std::vector<ExpectedMessage> expected)
     : group_(group),
       monitor_(monitor),
+      ranks_(ranks),
       device_(device),
       header_device_(carrier_device(*group)),
-      expected_(std::move(expected)) {
+      expected_(std::move(expected)),
+      receiver_(group, monitor) {
   if (has_transfer_threads(device_, header_device_) && !expected_.empty()) {
-    receiver_ = std::thread([this] { receive_all(); });
+    receiver_.start([this] { receive_all(); });
   }
-}
-
-StageInbox::~StageInbox() {
-  if (!receiver_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    is_over_ = true;
-  }
-  changed_.notify_all();
-  wait_.end();
-  receiver_.join();
 }
 
 StageMessage StageInbox::take(WaitPoint where) {
   const auto& expected = expected_.at(taken_);
   const auto from = [&] {
-    return ddp::str(where(), ", from stage ", expected.stage, " on rank ", expected.message.peer);
+    const auto& peer = ranks_[static_cast<size_t>(expected.message.peer)];
+    return ddp::str(where(), ", from stage ", expected.stage, " on ", peer);
   };
-  if (!receiver_.joinable()) {
+  if (!receiver_.has_started()) {
     ++taken_;
     const auto wait = [&](const auto& work) { monitor_->wait(*work, from, Peers::Some); };
     return receive(expected, post_words(kHeaderWords, expected.message), wait);
   }
-  const auto has_come = [&] { return !arrived_.empty() || failure_; };
-  const auto wait = [&](std::chrono::milliseconds at_most) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, at_most, has_come);
-  };
-  wait_for_thread(*monitor_, group_, wait, from);
-  std::unique_lock lock(mutex_);
-  if (arrived_.empty()) {
-    const auto failure = failure_;
-    lock.unlock();
-    monitor_->abort_on_error(from, [&] { std::rethrow_exception(failure); });
-  }
-  auto message = std::move(arrived_.front());
-  arrived_.pop_front();
-  ++taken_;
-  lock.unlock();
-  changed_.notify_all();
+  receiver_.wait([&] { return !arrived_.empty(); }, from);
+  StageMessage message;
+  receiver_.change([&] {
+    message = std::move(arrived_.front());
+    arrived_.pop_front();
+    ++taken_;
+  });
   return message;
 }
 
@@ -113,38 +95,20 @@ StageMessage StageInbox::receive(
   return received;
 }
 
-/// Waits until the message may be received, or until none may be.
-void StageInbox::wait_until_wanted(size_t number) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return is_over_ || number < taken_ + kAhead; });
-  DDP_CHECK(!is_over_, "PipelineStage: the step has ended.");
-}
-
-void StageInbox::receive_all() noexcept {
-  try {
-    std::deque<Posted> headers;  // of the messages from the one that is received
-    size_t posted = 0;
-    for (size_t number = 0; number < expected_.size(); ++number) {
-      wait_until_wanted(number);
-      // The next one's too, so that it has come when the elements of this one have.
-      for (; posted < std::min(number + kAhead, expected_.size()); ++posted) {
-        headers.push_back(post_words(kHeaderWords, expected_[posted].message));
-      }
-      auto message =
-          receive(expected_[number], headers.front(), [&](const auto& work) { wait_.wait(work); });
-      headers.pop_front();
-      {
-        const std::lock_guard lock(mutex_);
-        arrived_.push_back(std::move(message));
-      }
-      changed_.notify_all();
+/// The thread.
+void StageInbox::receive_all() {
+  std::deque<Posted> headers;  // of the messages from the one that is received
+  size_t posted = 0;
+  for (size_t number = 0; number < expected_.size(); ++number) {
+    if (!receiver_.wait_until([&] { return number < taken_ + kAhead; })) return;
+    // The next one's too, so that it has come when the elements of this one have.
+    for (; posted < std::min(number + kAhead, expected_.size()); ++posted) {
+      headers.push_back(post_words(kHeaderWords, expected_[posted].message));
     }
-  } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
-    }
-    changed_.notify_all();
+    auto message = receive(
+        expected_[number], headers.front(), [&](const auto& work) { receiver_.wait_for(work); });
+    headers.pop_front();
+    receiver_.change([&] { arrived_.push_back(std::move(message)); });
   }
 }
 

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -43,16 +40,13 @@ struct StageMessage {
 class StageInbox {
  public:
   /// \param monitor  of the group.
+  /// \param ranks  what texts call the ranks of the group. Lives longer.
   /// \param device  of received tensors.
   /// \param expected  in the order in which the sender sends them.
   StageInbox(
-      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor, at::Device device,
+      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
+      const std::vector<std::string>& ranks, at::Device device,
       std::vector<ExpectedMessage> expected);
-  /// The group has failed if there are messages left.
-  ~StageInbox();
-  StageInbox(const StageInbox&) = delete;
-  StageInbox& operator=(const StageInbox&) = delete;
-
   /// Waits for the next message.
   ///
   /// \param where  what needs it.
@@ -68,22 +62,17 @@ class StageInbox {
   Posted post(const at::Tensor& memory, const PipelineMessage& message) const;
   Posted post_words(int64_t count, const PipelineMessage& message) const;
   StageMessage receive(const ExpectedMessage& expected, const Posted& header, Wait wait) const;
-  void receive_all() noexcept;
-  void wait_until_wanted(size_t number);
+  void receive_all();
 
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
+  const std::vector<std::string>& ranks_;
   const at::Device device_;
   const at::Device header_device_;
   const std::vector<ExpectedMessage> expected_;
-  std::mutex mutex_;                  // guards the members below
-  std::condition_variable changed_;   // any of them
-  std::deque<StageMessage> arrived_;  // and not taken
-  size_t taken_ = 0;
-  bool is_over_ = false;
-  std::exception_ptr failure_;  // of the thread
-  TransferWait wait_;
-  std::thread receiver_;
+  std::deque<StageMessage> arrived_;  // and not taken; the thread's lock guards it
+  size_t taken_ = 0;                  // the same
+  TransferThread receiver_;
 };
 
 }  // namespace ddp

@@ -14,7 +14,7 @@ namespace {
 // So that the elements of a tensor are not taken for a header.
 constexpr int64_t kMagic = 0x64647070706c6e31;
 // The numbers before the descriptions of tensors.
-constexpr size_t kFixedWords = 6;
+constexpr size_t kFixedWords = 7;
 
 // Of a tensor's first number, bit by bit.
 constexpr int64_t kDefined = 1, kRequiresGrad = 2;
@@ -54,7 +54,8 @@ std::vector<int64_t> words_of(const StageMessageHeader& header) {
       header.stage,
       header.microbatch,
       0,
-      static_cast<int64_t>(header.tensors.size())};
+      static_cast<int64_t>(header.tensors.size()),
+      header.is_filler ? 1 : 0};
   for (const auto& tensor : header.tensors) append(tensor, words);
   words.resize(std::max(words.size(), static_cast<size_t>(kHeaderWords)));
   words[4] = static_cast<int64_t>(words.size()) - kHeaderWords;
@@ -74,6 +75,7 @@ StageMessageHeader header_of(const std::vector<int64_t>& words) {
   header.kind = static_cast<char>(words.at(1));
   header.stage = words.at(2);
   header.microbatch = words.at(3);
+  header.is_filler = words.at(6) != 0;
   auto at = kFixedWords;
   for (int64_t i = 0; i < words.at(5); ++i) {
     const auto bits = words.at(at++);

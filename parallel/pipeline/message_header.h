@@ -28,6 +28,7 @@ struct StageMessageHeader {
   char kind = 'F';         // of the action that sends: activations ('F') or gradients ('B')
   int64_t stage = 0;       // that sends
   int64_t microbatch = 0;  // from 0
+  bool is_filler = false;  // it has no rows of the batch, and its output is left out
   std::vector<TensorDescription> tensors = {};
 };
 

@@ -10,7 +10,7 @@
 namespace ddp {
 
 Microbatches::Microbatches(
-    const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool may_be_empty,
+    const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool fills,
     const std::string& on_rank) {
   const auto is_defined = [](const at::Tensor& tensor) { return tensor.defined(); };
   const auto first = std::find_if(tensors.begin(), tensors.end(), is_defined);
@@ -25,14 +25,26 @@ Microbatches::Microbatches(
         name, " with ", first->dim() > 0 ? first->size(0) : 1, " rows, got ", tensor.sizes(), " ",
         on_rank, ". Dimension 0 is cut into micro-batches.");
     parts = tensor.tensor_split(count, 0);
-    if (!rows_.empty()) continue;
-    for (const auto& part : parts) rows_.push_back(part.size(0));
+    if (rows_.empty()) {
+      for (const auto& part : parts) rows_.push_back(part.size(0));
+    }
+    if (!fills) continue;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (rows_[i] == 0) parts[i] = parts[0];
+    }
   }
   all_rows_ = first->size(0);
   DDP_CHECK_VALUE(
-      may_be_empty || all_rows_ >= count, "PipelineStage: expected ", name, " with at least ",
-      count, " rows, one for each micro-batch, got ", all_rows_, " ", on_rank,
+      fills || all_rows_ >= count, "PipelineStage: expected ", name, " with at least ", count,
+      " rows, one for each micro-batch, got ", all_rows_, " ", on_rank,
       ". Choose fewer microbatches, or drop the last batch.");
+  DDP_CHECK_VALUE(
+      all_rows_ > 0, "PipelineStage: expected ", name, " with at least 1 row, got none ", on_rank,
+      ". Leave such a batch out on all ranks.");
+}
+
+bool Microbatches::is_filler(int64_t microbatch) const {
+  return rows_.at(static_cast<size_t>(microbatch)) == 0;
 }
 
 std::vector<at::Tensor> Microbatches::tensors(int64_t microbatch) const {

@@ -15,12 +15,15 @@ class Microbatches {
   Microbatches() = default;
   /// \param name  of the argument, for errors: "inputs".
   /// \param tensors  each undefined, or with the same number of rows.
-  /// \param may_be_empty  whether there may be fewer rows than micro-batches.
+  /// \param fills  whether there may be fewer rows than micro-batches: then the last ones have rows
+  ///         of the first once more, because few modules can compute without rows.
   /// \throws c10::ValueError  for other tensors.
   Microbatches(
-      const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool may_be_empty,
+      const char* name, const std::vector<at::Tensor>& tensors, int64_t count, bool fills,
       const std::string& on_rank);
 
+  /// Whether a micro-batch has no rows of its own.
+  bool is_filler(int64_t microbatch) const;
   /// The parts of the tensors in a micro-batch.
   std::vector<at::Tensor> tensors(int64_t microbatch) const;
   /// Its share of the batch's rows.

@@ -26,19 +26,14 @@ at::Tensor tensor_of_words(const int64_t* words, int64_t count, at::Device devic
 }  // namespace
 
 StageOutbox::StageOutbox(
-    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor, at::Device device)
-    : group_(group), monitor_(monitor), device_(device), header_device_(carrier_device(*group)) {}
-
-StageOutbox::~StageOutbox() {
-  if (!dropper_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    is_over_ = true;
-  }
-  changed_.notify_all();
-  wait_.end();
-  dropper_.join();
-}
+    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
+    const std::vector<std::string>& ranks, at::Device device)
+    : group_(group),
+      monitor_(monitor),
+      ranks_(ranks),
+      device_(device),
+      header_device_(carrier_device(*group)),
+      dropper_(group, monitor) {}
 
 void StageOutbox::start(Sent& sent, const at::Tensor& bytes, int64_t tag) const {
   std::vector<at::Tensor> tensors{bytes};
@@ -48,8 +43,8 @@ void StageOutbox::start(Sent& sent, const at::Tensor& bytes, int64_t tag) const 
 
 void StageOutbox::send(
     const Action& action, const PipelineMessage& message, int64_t stage,
-    const std::vector<at::Tensor>& tensors) {
-  StageMessageHeader header{action.kind, stage, action.microbatch};
+    const std::vector<at::Tensor>& tensors, bool is_filler) {
+  StageMessageHeader header{action.kind, stage, action.microbatch, is_filler};
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
   const auto words = words_of(header);
   Sent sent{action, message.peer, stage};
@@ -66,12 +61,8 @@ void StageOutbox::send(
     sent_.push_back(std::move(sent));
     return;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    sent_.push_back(std::move(sent));
-  }
-  if (!dropper_.joinable()) dropper_ = std::thread([this] { drop_all(); });
-  changed_.notify_all();
+  dropper_.change([&] { sent_.push_back(std::move(sent)); });
+  if (!dropper_.has_started()) dropper_.start([this] { drop_all(); });
 }
 
 /// Without a thread: drops what has arrived by now.
@@ -85,84 +76,58 @@ void StageOutbox::drop_arrived() {
 }
 
 /// The thread: drops each message when it has arrived.
-void StageOutbox::drop_all() noexcept {
-  try {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return is_over_ || !sent_.empty(); });
-      if (sent_.empty()) return;
-      auto& first = sent_.front();  // send() appends others
-      lock.unlock();
-      for (const auto& work : first.works) wait_.wait(work);
-      // The action stays, for finish(), which may look at it now.
-      first.works.clear();
-      first.memory.clear();
-      lock.lock();
+void StageOutbox::drop_all() {
+  Sent* first = nullptr;  // stays where it is while send() appends others
+  const auto has_first = [&] {
+    first = sent_.empty() ? nullptr : &sent_.front();
+    return first != nullptr;
+  };
+  while (dropper_.wait_until(has_first)) {
+    for (const auto& work : first->works) dropper_.wait_for(work);
+    // The action stays, for finish(), which may look at it now.
+    first->works.clear();
+    first->memory.clear();
+    dropper_.change([&] {
       sent_.pop_front();
       ++arrived_;
-      lock.unlock();
-      changed_.notify_all();
-    }
-  } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
-    }
-    changed_.notify_all();
+    });
   }
+}
+
+std::string StageOutbox::text_of_first() {
+  const auto locked = dropper_.lock();
+  if (sent_.empty()) return "sending to another stage";
+  const auto& first = sent_.front();
+  return ddp::str(
+      action_text(first.action.kind, first.action.microbatch, first.stage), ", sending to ",
+      ranks_[static_cast<size_t>(first.peer)]);
 }
 
 void StageOutbox::wait_for(size_t count) {
-  Action action{};
-  int64_t peer = 0, stage = 0;
-  const auto sending = [&] {
-    return ddp::str(action_text(action.kind, action.microbatch, stage), ", sending to rank ", peer);
-  };
-  const auto look_at_first = [&] {
-    if (sent_.empty()) return;
-    action = sent_.front().action;
-    peer = sent_.front().peer;
-    stage = sent_.front().stage;
-  };
-  if (!dropper_.joinable()) {
-    for (; arrived_ < count; ++arrived_) {
-      look_at_first();
-      for (const auto& work : sent_.front().works) monitor_->wait(*work, sending, Peers::Some);
-      sent_.pop_front();
-    }
-    return;
+  const auto sending = [&] { return text_of_first(); };
+  if (dropper_.has_started()) return dropper_.wait([&] { return arrived_ >= count; }, sending);
+  for (; arrived_ < count; ++arrived_) {
+    for (const auto& work : sent_.front().works) monitor_->wait(*work, sending, Peers::Some);
+    sent_.pop_front();
   }
-  const auto wait = [&](std::chrono::milliseconds at_most) {
-    std::unique_lock lock(mutex_);
-    const auto is_over = [&] { return arrived_ >= count || failure_; };
-    if (changed_.wait_for(lock, at_most, is_over)) return true;
-    look_at_first();
-    return false;
-  };
-  wait_for_thread(*monitor_, group_, wait, sending);
-  std::unique_lock lock(mutex_);
-  if (arrived_ >= count) return;
-  const auto failure = failure_;
-  lock.unlock();
-  monitor_->abort_on_error(sending, [&] { std::rethrow_exception(failure); });
 }
 
 void StageOutbox::finish(const Action& action) {
-  std::unique_lock lock(mutex_);
+  auto locked = dropper_.lock();
   const auto found = std::find_if(sent_.begin(), sent_.end(), [&](const Sent& sent) {
     return sent.action.kind == action.kind && sent.action.chunk == action.chunk &&
            sent.action.microbatch == action.microbatch;
   });
   if (found == sent_.end()) return;
   const auto count = arrived_ + static_cast<size_t>(found - sent_.begin()) + 1;
-  lock.unlock();
+  locked.unlock();
   wait_for(count);
 }
 
 void StageOutbox::finish_all() {
-  std::unique_lock lock(mutex_);
+  auto locked = dropper_.lock();
   const auto count = arrived_ + sent_.size();
-  lock.unlock();
+  locked.unlock();
   wait_for(count);
 }
 

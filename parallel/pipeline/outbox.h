@@ -1,12 +1,9 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -28,20 +25,18 @@ namespace ddp {
 class StageOutbox {
  public:
   /// \param monitor  of the group.
+  /// \param ranks  what texts call the ranks of the group. Lives longer.
   /// \param device  of the tensors.
   StageOutbox(
-      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor, at::Device device);
-  /// The group has failed if there are messages left.
-  ~StageOutbox();
-  StageOutbox(const StageOutbox&) = delete;
-  StageOutbox& operator=(const StageOutbox&) = delete;
-
+      const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
+      const std::vector<std::string>& ranks, at::Device device);
   /// Starts to send.
   ///
   /// \param action  that made `tensors`. \param stage  that it is of.
+  /// \param is_filler  as in the header.
   void send(
       const Action& action, const PipelineMessage& message, int64_t stage,
-      const std::vector<at::Tensor>& tensors);
+      const std::vector<at::Tensor>& tensors, bool is_filler);
 
   /// Waits until what `action` sent has arrived, and its memory is dropped.
   void finish(const Action& action);
@@ -59,22 +54,20 @@ class StageOutbox {
 
   void start(Sent& sent, const at::Tensor& bytes, int64_t tag) const;
   void drop_arrived();
-  void drop_all() noexcept;
+  void drop_all();
+  /// What the first message that has not arrived is.
+  std::string text_of_first();
   /// Waits until the first `count` of all messages have arrived.
   void wait_for(size_t count);
 
   const ProcessGroup group_;
   const std::shared_ptr<GroupMonitor> monitor_;
+  const std::vector<std::string>& ranks_;
   const at::Device device_;
   const at::Device header_device_;
-  std::mutex mutex_;                 // guards the members below
-  std::condition_variable changed_;  // any of them
-  std::deque<Sent> sent_;            // and not arrived
-  size_t arrived_ = 0;
-  bool is_over_ = false;
-  std::exception_ptr failure_;  // of the thread
-  TransferWait wait_;
-  std::thread dropper_;
+  std::deque<Sent> sent_;  // and not arrived; the thread's lock guards it
+  size_t arrived_ = 0;     // the same
+  TransferThread dropper_;
 };
 
 }  // namespace ddp

@@ -73,8 +73,8 @@ PipelinePass::Channel PipelinePass::make_channel(
   }
   return {
       std::make_unique<StageInbox>(
-          setup_.group, setup_.monitor, setup_.device, std::move(expected)),
-      std::make_unique<StageOutbox>(setup_.group, setup_.monitor, setup_.device)};
+          setup_.group, setup_.monitor, setup_.ranks, setup_.device, std::move(expected)),
+      std::make_unique<StageOutbox>(setup_.group, setup_.monitor, setup_.ranks, setup_.device)};
 }
 
 void PipelinePass::begin(const std::vector<PipelineStep>& steps) {
@@ -86,13 +86,15 @@ void PipelinePass::begin(const std::vector<PipelineStep>& steps) {
   forwards_ = make_channel('F', steps);
   backwards_ = make_channel('B', steps);
   if (has_stage(0)) {
-    input_parts_ = Microbatches("inputs", inputs_, count, !trains_, setup_.on_rank());
+    input_parts_ = Microbatches("inputs", inputs_, count, /*fills=*/!trains_, setup_.on_rank());
+    for (int64_t i = 0; i < count; ++i) {
+      if (input_parts_.is_filler(i)) fillers_.insert(i);
+    }
     input_gradients_.resize(static_cast<size_t>(count));
   }
   if (!has_stage(setup_.shape.stages() - 1)) return;
-  outputs_.resize(static_cast<size_t>(count));
   if (!trains_) return;
-  target_parts_ = Microbatches("a target", {target_}, count, false, setup_.on_rank());
+  target_parts_ = Microbatches("a target", {target_}, count, /*fills=*/false, setup_.on_rank());
   losses_.resize(static_cast<size_t>(count));
   loss_gradients_.resize(static_cast<size_t>(count));
 }
@@ -103,6 +105,7 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
     return std::move(handed_.extract({action.kind, stage_of(action), action.microbatch}).mapped());
   }
   auto received = channel_of(action).in->take([&] { return name_of(action); });
+  if (received.header.is_filler) fillers_.insert(action.microbatch);
   for (size_t k = 0; k < received.tensors.size(); ++k) {
     if (received.header.tensors[k].requires_grad) received.tensors[k].requires_grad_();
   }
@@ -112,7 +115,9 @@ PipelinePass::Tensors PipelinePass::receive(const PipelineStep& step) {
 void PipelinePass::send(const PipelineStep& step, const Tensors& tensors) {
   const auto& action = step.action;
   const auto stage = stage_of(action);
-  if (step.send) return channel_of(action).out->send(action, *step.send, stage, tensors);
+  if (step.send) {
+    return channel_of(action).out->send(action, *step.send, stage, tensors, is_filler(action));
+  }
   const auto to = action.kind == 'F' ? stage + 1 : stage - 1;
   handed_[{action.kind, to, action.microbatch}] = tensors;
 }
@@ -166,7 +171,8 @@ void PipelinePass::forward(const PipelineStep& step) {
         outputs.size() == 1 && outputs[0].defined(),
         "PipelineStage: expected one tensor of the last stage, got ", outputs.size(), " ",
         setup_.on_rank(), ". Join them, or compute the loss in forward and return it in loss.");
-    outputs_[static_cast<size_t>(action.microbatch)] = outputs[0].detach();
+    // The last stage's forwards are in the order of micro-batches.
+    if (!is_filler(action)) outputs_.push_back(outputs[0].detach());
     if (trains_) add_loss(action, outputs[0]);
     return;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,6 +30,7 @@ struct PipelineSetup {
   std::shared_ptr<GroupMonitor> monitor;
   PipelineShape shape;
   int64_t rank = 0;
+  std::vector<std::string> ranks;  // of the group, in the job: "rank 5 of 8 (pp 1, dp 0, tp 1)"
   std::vector<detail::StageModule> chunks;
   LossFn loss;
   PipelineOptions options;
@@ -74,6 +76,7 @@ class PipelinePass {
   void end();
 
   double milliseconds() const;
+  bool is_filler(const Action& action) const { return fillers_.count(action.microbatch) > 0; }
   Channel& channel_of(const Action& action) { return action.kind == 'F' ? forwards_ : backwards_; }
   int64_t stage_of(const Action& action) const;
   std::string name_of(const Action& action) const;
@@ -88,9 +91,10 @@ class PipelinePass {
   Channel forwards_, backwards_;
   std::vector<std::unique_ptr<StageChunk>> chunks_;
   Microbatches input_parts_, target_parts_;
+  std::set<int64_t> fillers_;  // micro-batches whose outputs are left out
   std::map<std::tuple<char, int64_t, int64_t>, Tensors> handed_;  // to a stage of the same rank
   std::vector<Tensors> input_gradients_;                          // by micro-batch
-  Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch
+  Tensors losses_, loss_gradients_, outputs_;                     // by micro-batch; of fillers none
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   PipelineStepStats times_;
 };

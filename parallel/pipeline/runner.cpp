@@ -83,28 +83,33 @@ std::string describe_settings(const std::vector<std::string>& by_rank) {
   return "";
 }
 
+/// What the ranks tell each other once, by rank.
+struct ToldByRanks {
+  std::vector<std::string> tied;   // texts of tied parameters
+  std::vector<std::string> names;  // as of PipelineSetup::ranks
+};
+
 /// Throws on every rank where stages do not fit together.
-///
-/// \return  the ranks' texts of tied parameters.
-std::vector<std::string> agree_on_stages(
+ToldByRanks agree_on_stages(
     const PipelineSetup& setup, const std::string& problem, const TiedParameters& tied) {
-  std::vector<std::string> tied_by_rank;
+  ToldByRanks told;
   const auto describe = [&](const std::vector<std::string>& by_rank) -> std::string {
     std::vector<std::string> settings;
-    tied_by_rank.clear();
+    told = {};
     for (const auto& text : by_rank) {
       const auto texts = unpacked(text);
       if (!texts[0].empty()) return texts[0];
       settings.push_back(texts[1]);
-      tied_by_rank.push_back(texts[2]);
+      told.tied.push_back(texts[2]);
+      told.names.push_back(texts[3]);
     }
     const auto text = describe_settings(settings);
-    return text.empty() ? problem_of_tied(tied_by_rank) : text;
+    return text.empty() ? problem_of_tied(told.tied) : text;
   };
   agree(
-      packed({problem, settings_of(setup), tied.text()}), setup.group,
+      packed({problem, settings_of(setup), tied.text(), setup.monitor->rank_text()}), setup.group,
       "comparing the stages of a pipeline", describe, setup.monitor.get());
-  return tied_by_rank;
+  return told;
 }
 
 }  // namespace
@@ -124,8 +129,9 @@ PipelineRunner::PipelineRunner(
     check_setup(setup_, index, ranks);
     tied_ = TiedParameters(options.tied(), setup_.chunks, setup_.shape, index);
   });
-  const auto tied_by_rank = agree_on_stages(setup_, problem, tied_);
-  tied_.begin(tied_by_rank, setup_.group, places_);
+  auto told = agree_on_stages(setup_, problem, tied_);
+  setup_.ranks = std::move(told.names);
+  tied_.begin(told.tied, setup_.group, places_);
   for (size_t c = 0; c < setup_.chunks.size(); ++c) {
     const auto& module = *setup_.chunks[c].module;
     const StagePlace place{setup_.shape.stage_of(index, static_cast<int64_t>(c)), setup_.group, {}};

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
+#include <utility>
 
 #include <ddp/internal/check.h>
 
@@ -10,10 +10,14 @@ namespace ddp {
 namespace {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 // Longer than a step takes: the group's timeout is that of the computing thread's wait, which
 // begins later.
 constexpr std::chrono::hours kNoLimit{24 * 30};
+
+constexpr const char* kMessageAborted =
+    "PipelineStage: expected a message between stages, but its group was aborted.";
 
 milliseconds timeout_of_group(c10d::ProcessGroup& group) {
   try {
@@ -29,42 +33,61 @@ bool has_transfer_threads(at::Device of_tensors, at::Device of_headers) {
   return of_tensors.is_cpu() && of_headers.is_cpu();
 }
 
-void TransferWait::wait(const c10::intrusive_ptr<c10d::Work>& work) {
-  constexpr const char* kAborted =
-      "PipelineStage: expected a message between stages, but its group was aborted.";
-  {
-    const std::lock_guard lock(mutex_);
-    DDP_CHECK_WITH(DistBackendError, !is_over_, kAborted);
-    current_ = work;
-  }
-  const bool has_come = work->wait(kNoLimit);
-  const std::lock_guard lock(mutex_);
-  current_.reset();
-  DDP_CHECK_WITH(DistBackendError, has_come, kAborted);
+bool has_bytes(const TensorDescription& tensor) {
+  return tensor.is_defined &&
+         std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) == tensor.sizes.end();
 }
 
-void TransferWait::end() noexcept {
-  c10::intrusive_ptr<c10d::Work> current;
-  {
-    const std::lock_guard lock(mutex_);
+TransferThread::TransferThread(
+    const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor)
+    : group_(group), monitor_(monitor) {}
+
+TransferThread::~TransferThread() {
+  if (!has_started()) return;
+  c10::intrusive_ptr<c10d::Work> message;
+  change([&] {
     is_over_ = true;
-    current = current_;
+    message = waits_for_;
+  });
+  if (message) {
+    // Gloo forgets a send whose connection breaks while it writes: then an aborted group does not
+    // end the wait for it.
+    try {
+      message->abort();
+    } catch (const std::exception&) {
+      // A backend without it ends its messages when the group is aborted.
+    }
   }
-  if (!current) return;
+  thread_.join();
+}
+
+void TransferThread::start(std::function<void()> work) {
+  thread_ = std::thread([this, work = std::move(work)] { run(work); });
+}
+
+void TransferThread::run(const std::function<void()>& work) noexcept {
   try {
-    current->abort();
-  } catch (const std::exception&) {
-    // A backend without it ends its messages when the group is aborted.
+    work();
+  } catch (...) {
+    change([&] { failure_ = std::current_exception(); });
   }
 }
 
-void wait_for_thread(
-    GroupMonitor& monitor, const ProcessGroup& group, c10::function_ref<bool(milliseconds)> is_over,
-    WaitPoint where) {
-  if (is_over(milliseconds(0))) return;
-  using Clock = std::chrono::steady_clock;
-  const auto timeout = timeout_of_group(*group);
+void TransferThread::change(c10::function_ref<void()> change) {
+  {
+    const auto locked = lock();
+    change();
+  }
+  changed_.notify_all();
+}
+
+void TransferThread::wait(IsSo is_so, WaitPoint where) {
+  const auto timeout = timeout_of_group(*group_);
   const auto end = Clock::now() + timeout;
+  const auto is_over = [&](milliseconds at_most) {
+    auto locked = lock();
+    return changed_.wait_for(locked, at_most, [&] { return is_so() || failure_; });
+  };
   const auto is_over_in_time = [&](milliseconds at_most) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
     if (is_over(std::clamp(left, milliseconds(0), at_most))) return true;
@@ -72,12 +95,33 @@ void wait_for_thread(
         DistBackendError, Clock::now() < end, "timed out after ", timeout.count(), " ms");
     return false;
   };
-  monitor.abort_on_error(where, [&] { monitor.wait_until(is_over_in_time, where, Peers::Some); });
+  if (!is_over(milliseconds(0))) {
+    monitor_->abort_on_error(
+        where, [&] { monitor_->wait_until(is_over_in_time, where, Peers::Some); });
+  }
+  auto locked = lock();
+  if (is_so()) return;
+  const auto failure = failure_;
+  locked.unlock();
+  monitor_->abort_on_error(where, [&] { std::rethrow_exception(failure); });
 }
 
-bool has_bytes(const TensorDescription& tensor) {
-  return tensor.is_defined &&
-         std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) == tensor.sizes.end();
+bool TransferThread::wait_until(IsSo is_so) {
+  auto locked = lock();
+  changed_.wait(locked, [&] { return is_over_ || is_so(); });
+  return !is_over_;
+}
+
+void TransferThread::wait_for(const c10::intrusive_ptr<c10d::Work>& message) {
+  {
+    const auto locked = lock();
+    DDP_CHECK_WITH(DistBackendError, !is_over_, kMessageAborted);
+    waits_for_ = message;
+  }
+  const bool has_come = message->wait(kNoLimit);
+  const auto locked = lock();
+  waits_for_.reset();
+  DDP_CHECK_WITH(DistBackendError, has_come, kMessageAborted);
 }
 
 }  // namespace ddp

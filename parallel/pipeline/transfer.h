@@ -1,8 +1,12 @@
 // What threads that wait for messages between stages share.
 #pragma once
 
-#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <thread>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -18,33 +22,58 @@ namespace ddp {
 /// Whether threads transfer the messages: those in host memory. On a device its streams do.
 bool has_transfer_threads(at::Device of_tensors, at::Device of_headers);
 
-/// The waits of a thread for messages, one after the other. They have no limit of their own: that
-/// of the computing thread's wait for the thread begins later.
-class TransferWait {
- public:
-  /// Waits for the end of a message.
-  ///
-  /// \throws  where it is lost, and after end().
-  void wait(const c10::intrusive_ptr<c10d::Work>& work);
-  /// Ends the wait, and later ones: Gloo forgets a send whose connection breaks while it writes,
-  /// and then an aborted group does not end the wait for it.
-  void end() noexcept;
-
- private:
-  std::mutex mutex_;  // guards the members below
-  c10::intrusive_ptr<c10d::Work> current_;
-  bool is_over_ = false;
-};
-
-/// The other half: the computing thread's wait for such a thread, for at most the group's timeout.
-///
-/// \param is_over  itself blocks for at most the time that it is passed.
-/// \throws c10::DistBackendError  as GroupMonitor::wait().
-void wait_for_thread(
-    GroupMonitor& monitor, const ProcessGroup& group,
-    c10::function_ref<bool(std::chrono::milliseconds)> is_over, WaitPoint where);
-
 /// Whether anything is sent for a tensor.
 bool has_bytes(const TensorDescription& tensor);
+
+/// A thread that waits for messages while its rank computes, and the lock of what the two threads
+/// share. An owner has it as its last member: then the thread ends before what it uses.
+class TransferThread {
+ public:
+  using IsSo = c10::function_ref<bool()>;
+
+  /// \param monitor  of the group.
+  TransferThread(const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor);
+  /// Ends the thread's waits: the group has failed if there are any.
+  ~TransferThread();
+  TransferThread(const TransferThread&) = delete;
+  TransferThread& operator=(const TransferThread&) = delete;
+
+  /// \param work  What it throws, wait() throws.
+  void start(std::function<void()> work);
+  bool has_started() const { return thread_.joinable(); }
+
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+  /// Calls `change` under the lock, and wakes the other thread.
+  void change(c10::function_ref<void()> change);
+
+  /// For the computing thread: waits for at most the group's timeout.
+  ///
+  /// \param is_so  is called under the lock. \param where  is called without it.
+  /// \throws c10::DistBackendError  as GroupMonitor::wait().
+  void wait(IsSo is_so, WaitPoint where);
+
+  /// For the thread's work: waits without a limit, because that of the computing thread's wait for
+  /// the thread begins later.
+  ///
+  /// \param is_so  is called under the lock.
+  /// \return  false once the destructor runs.
+  bool wait_until(IsSo is_so);
+  /// For the thread's work: waits for the end of a message, without a limit.
+  ///
+  /// \throws  where it is lost, and once the destructor runs.
+  void wait_for(const c10::intrusive_ptr<c10d::Work>& message);
+
+ private:
+  void run(const std::function<void()>& work) noexcept;
+
+  const ProcessGroup group_;
+  const std::shared_ptr<GroupMonitor> monitor_;
+  std::mutex mutex_;                 // guards the owner's state, and the members below
+  std::condition_variable changed_;  // any of them
+  bool is_over_ = false;
+  std::exception_ptr failure_;                // of the thread
+  c10::intrusive_ptr<c10d::Work> waits_for_;  // the thread
+  std::thread thread_;
+};
 
 }  // namespace ddp

@@ -222,7 +222,8 @@ TEST_CASE("a wait names the action, the stage and the rank that it waits for", "
       },
       RanksOptions{std::chrono::seconds(1), std::chrono::seconds(30)});
   CHECK_THAT(
-      errors[1], ContainsText("F0 of stage 1, from stage 0 on rank 0 failed on rank 1 of 2: "));
+      errors[1],
+      ContainsText("F0 of stage 1, from stage 0 on rank 0 of 2 failed on rank 1 of 2: "));
 }
 
 TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {
@@ -245,6 +246,15 @@ TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {
     pipeline.step({torch::ones({8, 1}), torch::ones({7, 1})}, torch::ones({8}));
   });
   CHECK_THAT(uneven[0], ContainsText("expected inputs with 8 rows, got [7, 1] on rank 0 of 1"));
+  const auto empty = errors_of_ranks(2, [](const Rank& self) {
+    ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(torch::ones({0, kPipelineWidth}));
+    pipeline.eval(inputs);
+  });
+  for (const auto& error : empty) {
+    CHECK_THAT(error, ContainsText("expected inputs with at least 1 row, got none on rank 0 of 2"));
+  }
 }
 
 struct PairImpl : torch::nn::Module {
@@ -286,16 +296,16 @@ TEST_CASE("a forward of another number of tensors, and losses of another number 
 }
 
 TEST_CASE("headers of messages keep what they say", "[pure]") {
-  ddp::StageMessageHeader header{'B', 5, 3};
+  ddp::StageMessageHeader header{'B', 5, 3, /*is_filler=*/true};
   header.tensors.push_back({true, true, at::kBFloat16, {4, 128, 512}});
   header.tensors.push_back({});
   header.tensors.push_back({true, false, at::kLong, {}});
   for (int i = 0; i < 12; ++i) header.tensors.push_back({true, false, at::kBool, {1, 2, i}});
   const auto words = ddp::words_of(header);
-  CHECK(static_cast<int64_t>(words.size()) == 6 + 4 + 1 + 1 + 12 * 4);
+  CHECK(static_cast<int64_t>(words.size()) == 7 + 4 + 1 + 1 + 12 * 4);
   CHECK(ddp::words_of_second_part(words) == static_cast<int64_t>(words.size()) - ddp::kHeaderWords);
   const auto read = ddp::header_of(words);
-  CHECK((read.kind == 'B' && read.stage == 5 && read.microbatch == 3));
+  CHECK((read.kind == 'B' && read.stage == 5 && read.microbatch == 3 && read.is_filler));
   CHECK(ddp::text_of(read.tensors) == ddp::text_of(header.tensors));
   CHECK((read.tensors[0].requires_grad && !read.tensors[2].requires_grad));
   CHECK_NOTHROW(ddp::check_header(read, 'B', 5, 3, "on rank 0 of 2"));
@@ -303,7 +313,7 @@ TEST_CASE("headers of messages keep what they say", "[pure]") {
       ddp::check_header(read, 'F', 5, 3, "on rank 0 of 2"),
       ContainsText(
           "expected a message of F3 of stage 5, got one of B3 of stage 5 on rank 0 of 2."));
-  CHECK(ddp::words_of({'F', 0, 0, {}}).size() == static_cast<size_t>(ddp::kHeaderWords));
+  CHECK(ddp::words_of({'F', 0, 0, false, {}}).size() == static_cast<size_t>(ddp::kHeaderWords));
   CHECK_THROWS_WITH(
       ddp::words_of_second_part(std::vector<int64_t>(32, 1)), ContainsText("got other bytes"));
 }

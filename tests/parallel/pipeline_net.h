@@ -34,7 +34,10 @@ struct LayerImpl : torch::nn::Module {
       : fc(register_module("fc", torch::nn::Linear(kPipelineWidth, kPipelineWidth))) {
     draw_parameters(*this, static_cast<uint64_t>(k) + 1);
   }
-  at::Tensor forward(const at::Tensor& x) { return torch::tanh(fc->forward(x)) + 0.5 * x; }
+  at::Tensor forward(const at::Tensor& x) {
+    TORCH_CHECK(x.size(0) > 0, "a layer without rows");
+    return torch::tanh(fc->forward(x)) + 0.5 * x;
+  }
   torch::nn::Linear fc;
 };
 TORCH_MODULE(Layer);

@@ -179,10 +179,12 @@ TEST_CASE("messages take time", "[pipeline][pure]") {
   CHECK(run_of(kGPipe, shape, {1, 1, 0.5}).time == Approx(19));
   CHECK(run_of(kGPipe, shape, {1, 1, 1}).time == Approx(20));
   CHECK(run_of(kGPipe, shape, {1, 1, 2}).time == Approx(2 * (1 + 8 * 2 + 1)));
-  // In 1F1B a rank waits for a message in each turn. Interleaved, also of one chunk, has more
-  // forwards ahead: those hide the messages.
+  // In 1F1B a rank waits for a message in each turn. Interleaved, also of one chunk ("eager"), has
+  // more forwards ahead: those hide the messages.
   CHECK(run_of(kOneFOneB, shape, {1, 1, 0.5}).time == Approx(18 + 4));
   CHECK(run_of(kInterleaved, shape, {1, 1, 0.5}).time == Approx(19));
+  CHECK(run_of(kInterleaved, shape, {1, 2, 1}).time == Approx(27 + 2));
+  CHECK(run_of(kInterleaved, {4, 1, 8}, {1, 2, 0.5}).time == Approx(33 + 2 * 3 * 0.5));
 }
 
 TEST_CASE("ranks that wait for their sends wait for ever", "[pipeline][pure]") {

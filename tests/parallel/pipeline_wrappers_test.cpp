@@ -1,8 +1,11 @@
 // Pipelines of wrappers: replicas of stages, and stages that are sharded.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -251,6 +254,163 @@ TEST_CASE("sharded stages that free units after forward, and that reduce each mi
     CHECK(outcome.gathers[1] > 4);
     CHECK(outcome.reductions[1] == (reduce_each ? 4 : 1));
   }
+}
+
+TEST_CASE("sharded replicas evaluate batches of different rows") {
+  const auto differences = run_ranks<double>(4, [](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+    const int stage = mesh.rank("pp");
+    // Each forward gathers: replicas need as many.
+    const auto options =
+        ddp::FullyShardedOptions().process_group(mesh.group("dp")).reshard_after_forward(true);
+    const ddp::FullyShardedDataParallel model(Units(2 * stage, options), options);
+    ddp::PipelineStage pipeline(
+        model, stage, 2, pipeline_loss, ddp::PipelineOptions().process_group(mesh.group("pp")));
+    WholeNet whole(4);
+    double largest = 0;
+    for (const int64_t rows : {3, 1}) {
+      const auto batch = pipeline_batch(mesh.rank("dp") == 0 ? rows : 6, rows);
+      std::vector<at::Tensor> inputs;
+      if (stage == 0) inputs.push_back(batch.input);
+      const auto output = pipeline.eval(inputs);
+      if (stage == 0) continue;
+      const torch::NoGradGuard no_grad;
+      largest = std::max(largest, largest_difference({whole.forward(batch.input)}, {output}));
+    }
+    return largest;
+  });
+  for (const auto difference : differences) CHECK(difference < 1e-12);
+}
+
+/// The gradients and all-reduces of this thread, in their order.
+class ReductionEvents {
+ public:
+  explicit ReductionEvents(const std::vector<at::Tensor>& parameters)
+      : handle_(
+            at::addThreadLocalCallback(at::RecordFunctionCallback(&ReductionEvents::add_reduction)
+                                           .scopes({at::RecordScope::FUNCTION}))) {
+    for (const auto& p : parameters) {
+      p.register_hook([](const at::Tensor&) { events().push_back('g'); });
+    }
+  }
+  ~ReductionEvents() { at::removeCallback(handle_); }
+  ReductionEvents(const ReductionEvents&) = delete;
+  ReductionEvents& operator=(const ReductionEvents&) = delete;
+
+  /// 'g' for a gradient of a parameter, 'R' for an all-reduce.
+  static std::string& events() {
+    thread_local std::string events;
+    return events;
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> add_reduction(const at::RecordFunction& call) {
+    if (std::string(call.name()) == "c10d::allreduce_") events().push_back('R');
+    return nullptr;
+  }
+  at::CallbackHandle handle_;
+};
+
+TEST_CASE("buckets are reduced in the last backward, each as soon as its gradients are there") {
+  using S = ddp::PipelineSchedule;
+  const auto schedule = GENERATE(S::OneFOneB, S::GPipe);
+  const auto events = run_ranks<std::string>(4, [&](const Rank& self) {
+    const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+    const int stage = mesh.rank("pp");
+    const torch::nn::Sequential layers(Layer(2 * stage), Layer(2 * stage + 1));
+    ReductionEvents recorded(layers->parameters());
+    const ddp::DistributedDataParallel model(layers, replicas(mesh.group("dp")));
+    ddp::PipelineStage pipeline(
+        model, stage, 2, pipeline_loss,
+        ddp::PipelineOptions().process_group(mesh.group("pp")).schedule(schedule).microbatches(3));
+    const auto batch = pipeline_batch(6, self.rank);
+    std::vector<at::Tensor> inputs;
+    if (stage == 0) inputs.push_back(batch.input);
+    for (int s = 0; s < 3; ++s) {  // the first one finds the order of the buckets
+      recorded.events().clear();
+      pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
+    }
+    return recorded.events();
+  });
+  // Weight and bias of two layers, a bucket each, in three backwards.
+  for (const auto& of_rank : events)
+    CHECK(
+        of_rank ==
+        "gggg"
+        "gggg"
+        "gRgRgRgR");
+}
+
+/// A stage whose backward of micro-batch 2 throws.
+struct FaultyImpl : torch::nn::Module {
+  explicit FaultyImpl(bool throws) : layer(register_module("layer", Layer(0))), throws(throws) {}
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = layer->forward(x);
+    if (throws && forwards++ == 2) {
+      y.register_hook([](const at::Tensor&) { throw std::runtime_error("boom"); });
+    }
+    return y;
+  }
+  Layer layer;
+  bool throws;
+  int64_t forwards = 0;
+};
+TORCH_MODULE(Faulty);
+
+TEST_CASE("a stage that throws ends all ranks of a mesh, with action and coordinate", "[errors]") {
+  constexpr int kThrower = 5;
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> seconds(8);
+  const auto errors = errors_of_ranks(
+      8,
+      [&](const Rank& self) {
+        const auto mesh = ddp::init_device_mesh({2, 2, 2}, {"pp", "dp", "tp"}, self.group);
+        const int stage = mesh.rank("pp");
+        ddp::PipelineStage pipeline(
+            Faulty(self.rank == kThrower), stage, 2, pipeline_loss,
+            ddp::PipelineOptions().process_group(mesh.group("pp")));
+        const auto batch = pipeline_batch(8, 0);
+        std::vector<at::Tensor> inputs;
+        if (stage == 0) inputs.push_back(batch.input);
+        auto sum = torch::ones({1});
+        const auto start = Clock::now();
+        try {
+          for (int s = 0; s < 2; ++s) {
+            pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
+            ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("tp"));
+            ddp::all_reduce(sum, c10d::ReduceOp::SUM, mesh.group("dp"));
+          }
+        } catch (...) {
+          seconds[static_cast<size_t>(self.rank)] =
+              std::chrono::duration<double>(Clock::now() - start).count();
+          throw;
+        }
+      },
+      kLongTimeout);
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("B2 of stage 1 failed on rank 5 of 8 (pp 1, dp 0, tp 1)") &&
+                   ContainsText("boom"));
+  }
+  CHECK(*std::max_element(seconds.begin(), seconds.end()) < 5);
+}
+
+TEST_CASE("a wait of a mesh's pipeline names ranks of the job", "[errors]") {
+  const auto errors = errors_of_ranks(
+      4,
+      [](const Rank& self) {
+        const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
+        ddp::PipelineStage pipeline(
+            Layer(0), mesh.rank("pp"), 2, pipeline_loss,
+            ddp::PipelineOptions().process_group(mesh.group("pp")));
+        if (self.rank < 3) return self.wait_until_others_end();
+        pipeline.step({}, pipeline_batch(8, 0).target);
+      },
+      RanksOptions{std::chrono::seconds(1), std::chrono::seconds(30)});
+  CHECK_THAT(
+      errors[3],
+      ContainsText("F0 of stage 1, from stage 0 on rank 1 of 4 (pp 0, dp 1) failed on rank 3 of 4 "
+                   "(pp 1, dp 1)"));
 }
 
 }  // namespace

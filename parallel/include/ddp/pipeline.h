@@ -101,10 +101,13 @@ class DDP_API PipelineStageBase : public torch::nn::Module, public ShardedModule
   /// Memory: inputs, and what autograd saves, of as many micro-batches as the schedule keeps.
   PipelineResult step(const std::vector<at::Tensor>& inputs, const at::Tensor& target);
 
-  /// Forward of a batch, without graphs; it may have fewer rows than there are micro-batches. Does
-  /// not change the mode of the modules; eval() without arguments does.
+  /// Forward of a batch, without graphs. Does not change the mode of the modules; eval() without
+  /// arguments does.
   ///
-  /// \param inputs  as in step().
+  /// \param inputs  as in step(), of one row or more. With fewer rows than micro-batches the stages
+  ///         still run a forward for each micro-batch, so that ranks call as many collectives
+  ///         whatever their rows: the last ones get rows of the first once more, and their outputs
+  ///         are left out. (Python's refuses such a batch.)
   /// \return  the output on the last stage, as PipelineResult::output; undefined on others.
   ///
   /// Collective: yes, over the stages. Blocks: host.

@@ -13,7 +13,9 @@ enum class PipelineSchedule {
   /// A forward and a backward by turns: rank r keeps those of min(m, P - r) micro-batches.
   OneFOneB,
   /// The same with several stages a rank, for m micro-batches in rounds of about P: a shorter idle
-  /// time, v times the messages, and activations of more micro-batches.
+  /// time, v times the messages, and activations of more micro-batches. With one stage a rank
+  /// ("eager 1F1B") rank r keeps those of min(m, 2 (P - r) - 1) micro-batches, and messages that
+  /// take as long as a forward hardly delay a step: for stages on slow links.
   Interleaved,
 };
 
