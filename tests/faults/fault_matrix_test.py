@@ -60,6 +60,19 @@ class Judgement(unittest.TestCase):
             with self.subTest(twin):
                 self.assertIn(miss, misses_with(twin, "ddprun"))
 
+    def test_a_text_of_a_pipeline_has_the_action_and_a_coordinate(self):
+        def missed(text):
+            observed = world.Observed(
+                codes=[1, 1], struck_at=1, learned={0: (9, text), 1: (9, text)},
+                left={0: 9, 1: 9})
+            return " ".join(misses(Case("pipeline", "throw", 2, "gloo", "plain"), observed))
+
+        said = "B2 of stage 2 failed on rank 2 of 3 (pp 2, dp 0, tp 0): user boom"
+        self.assertEqual(missed(said), "")
+        self.assertIn("did not say where", missed(said.replace("B2 of stage 2", "step")))
+        self.assertIn("did not say a coordinate", missed(said.replace("pp", "of 3")))
+        self.assertIn("did not name the victim's action", missed(said.replace("B2", "F3")))
+
     def test_the_name_of_a_rank_is_no_other_number(self):
         self.assertTrue(names("ranks 0, 2 had not", 2))
         self.assertFalse(names("rank 12 of 20 and 2 of 3 buckets", 2))
@@ -70,7 +83,7 @@ class Cases(unittest.TestCase):
         parts = [part_of(all_cases(), n, 7) for n in range(1, 8)]
         self.assertEqual(set().union(*parts), set(all_cases()))
         self.assertEqual(sum(map(len, parts)), len(set(all_cases())))
-        self.assertEqual(len(all_cases()), 810)
+        self.assertEqual(len(all_cases()), 900)
 
     def test_a_commit_draws_the_same_part_each_time(self):
         drawn = {drawn_by(f"commit {i}", 10) for i in range(200)}

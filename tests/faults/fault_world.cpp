@@ -1,8 +1,10 @@
 // One rank, RANK of WORLD_SIZE, of a small training in which one rank has a fault.
 //
 // fault_world PHASE FAULT VICTIM TRANSPORT SECONDS FOLDER
-//   PHASE      before (init_process_group), constructor, forward, backward, collective, join,
-//              between (two steps), save or destroy: when the fault happens
+//   PHASE      before (init_process_group), constructor, forward, backward, collective, pipeline
+//   (in
+//              the backward of its third micro-batch), join, between (two steps), save or destroy:
+//              when the fault happens
 //   FAULT      kill, segv, exit, throw (an exception that leaves main) or stop
 //   VICTIM     the rank that has the fault
 //   TRANSPORT  shm, gloo, or hosts: shm, where the last rank is on a host of its own
@@ -128,6 +130,27 @@ class NetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+/// A stage of a pipeline.
+class PieceImpl : public torch::nn::Module {
+ public:
+  explicit PieceImpl(const InjectedFault& injected_fault) : injected_fault_(injected_fault) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = layer_->forward(x);
+    if (forwards_++ == kFaulty) {
+      y.register_hook([this](const at::Tensor&) { injected_fault_.trigger_at("pipeline"); });
+    }
+    return y;
+  }
+
+ private:
+  static constexpr int kFaulty = 2;  // micro-batch
+  const InjectedFault& injected_fault_;
+  int forwards_ = 0;
+  torch::nn::Linear layer_ = register_module("layer", torch::nn::Linear(8, 8));
+};
+TORCH_MODULE(Piece);
+
 /// A user's own part of a checkpoint.
 struct Progress {
   const InjectedFault& injected_fault;
@@ -166,6 +189,7 @@ class Training {
     injected_fault_.trigger_at("between");
     step();
     collectives();
+    pipeline();
     join(model, step);
     checkpointer.save(1);
     checkpointer.wait();
@@ -181,6 +205,24 @@ class Training {
     for (int other = 0; rank == 1 && other < size; ++other) all.push_back(torch::zeros({1}));
     ddp::gather(all, sum, /*dst=*/1);
     ddp::barrier();
+  }
+
+  // The second step is where a rank finds the fault that had done its part of the first one.
+  void pipeline() {
+    const int rank = ddp::get_rank(), stages = ddp::get_world_size();
+    const auto mesh = ddp::init_device_mesh({stages, 1, 1}, {"pp", "dp", "tp"});
+    ddp::PipelineStage stage(
+        Piece(injected_fault_), rank, stages,
+        [](const at::Tensor& output, const at::Tensor& target) {
+          return torch::mse_loss(output, target);
+        },
+        ddp::PipelineOptions().process_group(mesh.group("pp")));
+    const auto batch = torch::ones({4, 8});
+    for (int step = 0; step < 2; ++step) {
+      stage.step(
+          rank == 0 ? std::vector<at::Tensor>{batch} : std::vector<at::Tensor>{},
+          rank + 1 == stages ? batch : at::Tensor());
+    }
   }
 
   // Rank 1 runs out of input before the fault.

@@ -16,6 +16,7 @@ WAITED_IN = {
     "forward": r"reducing|forward|backward|counting",
     "backward": r"reducing|backward|forward",
     "collective": r"gather|barrier",
+    "pipeline": r"\b[FB]\d of stage \d",
     "join": r"join|reducing|learning what the ranks will do",
     "between": r"reducing|forward|backward",
     "save": r"Checkpoint|checkpoint|gather",
@@ -45,6 +46,14 @@ def end_within(case, slack):
     return allowed + (TORCHRUN_GRACE if case.launcher == "torchrun" else 0)
 
 
+def misses_of_stage(case, rank, text):
+    """What a survivor's text of a pipeline lacks: whose coordinate, and of an exception its action."""
+    if not re.search(r"\(pp \d, dp 0, tp 0\)", text):
+        yield f"rank {rank} did not say a coordinate: {text}"
+    if case.fault == "throw" and f"B2 of stage {case.victim} failed" not in text:
+        yield f"rank {rank} did not name the victim's action: {text}"
+
+
 def misses_of_survivors(case, observed, slack):
     allowed = error_within(case, slack) * 1000
     for rank in survivors(case):
@@ -67,6 +76,8 @@ def misses_of_survivors(case, observed, slack):
             yield f"rank {rank} did not name rank {case.victim}: {text}"
         elif not re.search(WAITED_IN[case.phase], text):
             yield f"rank {rank} did not say where: {text}"
+        elif case.phase == "pipeline":
+            yield from misses_of_stage(case, rank, text)
 
 
 def misses_of_launcher(case, observed):
