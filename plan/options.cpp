@@ -79,6 +79,17 @@ void add_model(CLI::App& app, Options& options, Units& units) {
       ->required()
       ->check(whole(1, kMany));
   app.add_option(
+         "--microbatches", options.task.microbatches,
+         "Of a replica's part of the batch; 0: for each mesh as many as are fastest")
+      ->check(whole(0, kMany))
+      ->capture_default_str();
+  app.add_option(
+         "--layer-us", model.layer_us,
+         "Microseconds that a layer's forward and backward take beside their operations, whatever "
+         "the size of the micro-batch")
+      ->check(number(0, 1e9))
+      ->capture_default_str();
+  app.add_option(
          "--update-ns", model.update_ns, "Nanoseconds of AdamW's step and of clipping, a parameter")
       ->check(number(0, 1e6))
       ->capture_default_str();

@@ -23,13 +23,15 @@ std::vector<Order> orders_of(int64_t pp) {
   if (pp == 1) return {{PipelineSchedule::OneFOneB, 1}};
   return {
       {PipelineSchedule::OneFOneB, 1},
+      {PipelineSchedule::Interleaved, 1},
       {PipelineSchedule::GPipe, 1},
       {PipelineSchedule::Interleaved, 2}};
 }
 
-/// Powers of two, and the most there may be.
-std::vector<int64_t> microbatches_of(const Layout& layout, int64_t batch) {
-  const auto rows = batch / layout.dp;
+/// The task's; or powers of two, and the most there may be.
+std::vector<int64_t> microbatches_of(const Task& task, const Layout& layout) {
+  if (task.microbatches > 0) return {task.microbatches};
+  const auto rows = task.batch / layout.dp;
   const auto most = layout.pp == 1 ? rows : std::min(rows, kMostMicrobatchesAStage * layout.pp);
   std::vector<int64_t> counts;
   for (int64_t count = 1; count < most; count *= 2) counts.push_back(count);
@@ -48,6 +50,11 @@ std::string reason_against(const Task& task, const Layout& layout) {
   }
   if (task.batch % layout.dp != 0) {
     return str("dp has to divide the batch, ", task.batch);
+  }
+  if (task.batch / layout.dp < task.microbatches) {
+    return str(
+        "a micro-batch needs a sample, and a replica has ", task.batch / layout.dp, " for ",
+        task.microbatches, " micro-batches");
   }
   return "";
 }
@@ -89,7 +96,7 @@ class Candidates {
     layout.chunks = order.chunks;
     std::optional<Plan> best;
     if (layout.stages() > task_.model.layers) return best;
-    for (const auto count : microbatches_of(layout, task_.batch)) {
+    for (const auto count : microbatches_of(task_, layout)) {
       layout.microbatches = count;
       const auto memory = memory_of(task_.model, layout, task_.batch);
       if (!least_ || memory.total() < least_->total()) {
@@ -142,7 +149,8 @@ Plans make_plans(const Task& task) {
 }
 
 std::string error_of(const Task& task) {
-  const auto& [model, cluster, batch] = task;
+  const auto& model = task.model;
+  const auto& cluster = task.cluster;
   if (cluster.ranks % cluster.hosts != 0) {
     return str("--ranks: expected a multiple of --hosts ", cluster.hosts, ", got ", cluster.ranks);
   }

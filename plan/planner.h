@@ -16,7 +16,8 @@ namespace ddp::plan {
 struct Task {
   Model model;
   Cluster cluster;
-  int64_t batch = 1;  // samples of a step, of all replicas
+  int64_t batch = 1;         // samples of a step, of all replicas
+  int64_t microbatches = 0;  // of a replica; 0: what is fastest
 };
 
 /// A layout that fits.
@@ -38,7 +39,8 @@ struct Plans {
 };
 
 /// Tries all meshes of the ranks, each with and without fsdp, with each schedule and with
-/// micro-batches by powers of two, and keeps of each mesh, fsdp and schedule the fastest that fits.
+/// micro-batches by powers of two, if the task has no number, and keeps of each mesh, fsdp and
+/// schedule the fastest that fits.
 ///
 /// \param task  one of which error_of() finds nothing.
 Plans make_plans(const Task&);

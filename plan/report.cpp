@@ -21,7 +21,7 @@ const char* name_of(const Layout& layout) {
     case PipelineSchedule::OneFOneB:
       return "1f1b";
     case PipelineSchedule::Interleaved:
-      return "interleaved";
+      return layout.chunks == 1 ? "eager" : "interleaved";
   }
   return "-";
 }
@@ -117,7 +117,9 @@ std::string json_of_rejection(const Rejection& rejection) {
 }  // namespace
 
 std::string table_of(const Task& task, const Plans& plans, size_t top) {
-  const auto& [model, cluster, batch] = task;
+  const auto& model = task.model;
+  const auto& cluster = task.cluster;
+  const auto batch = task.batch;
   OutputText text;
   text << model.parameters << " parameters in " << model.layers << " layers on " << cluster.ranks
        << (cluster.ranks == 1 ? " rank" : " ranks") << " of " << cluster.hosts

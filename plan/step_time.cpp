@@ -25,7 +25,8 @@ Pass pass_of(
   const bool has_head = stage + 1 == layout.stages();
   const bool has_table = stage == 0 && model.vocabulary > 0;
   const double head = has_head ? head_operations(model) / rate : 0;
-  const double once = layers * layer_operations(model) / rate;
+  const double beside = 1e-6 * model.layer_us / 3;
+  const double once = layers * (layer_operations(model) / rate + beside);
   const double sum = all_reduce_time(cluster, layout, Axis::Tp, rows * boundary_bytes(model));
 
   // Of a layer 2 sums a direction; of the table 1 in forward, and of the head 1 in backward.

@@ -78,6 +78,17 @@ TEST_CASE("one rank takes its operations", "[pure]") {
   CHECK(time_of(task, mesh(1, 1, 1, 4)).total() == Approx(time.total()));
 }
 
+TEST_CASE("a layer takes a time beside its operations, with each micro-batch", "[pure]") {
+  auto task = small_task(2);
+  const auto without = time_of(task, mesh(1, 2, 1, 4)).compute;
+  task.model.layer_us = 30;  // tp does not cut it
+  CHECK(time_of(task, mesh(1, 2, 1, 4)).compute == Approx(without + 4 * 8 * 30e-6));
+  task.model.checkpoint = true;
+  const auto again = time_of(task, mesh(1, 2, 1, 4)).compute;
+  task.model.layer_us = 0;
+  CHECK(again == Approx(time_of(task, mesh(1, 2, 1, 4)).compute + 4 * 8 * 40e-6));
+}
+
 TEST_CASE("replicas add what computing does not hide of their reduction", "[pure]") {
   auto task = small_task(4);
   const double bytes = 4 * (8 * kLayer + kTable);

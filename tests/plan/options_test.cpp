@@ -42,6 +42,10 @@ TEST_CASE("ddp_plan's options reach the task in bytes and seconds", "[pure]") {
        "--vocabulary",
        "50257",
        "--checkpoint",
+       "--microbatches",
+       "8",
+       "--layer-us",
+       "250",
        "--update-ns",
        "1.5",
        "--cores",
@@ -66,8 +70,10 @@ TEST_CASE("ddp_plan's options reach the task in bytes and seconds", "[pure]") {
   CHECK(task.model.heads == 32);  // hidden / 64
   CHECK(task.model.vocabulary == 50257);
   CHECK(task.model.checkpoint);
+  CHECK(task.model.layer_us == 250);
   CHECK(task.model.update_ns == 1.5);
   CHECK(task.batch == 64);
+  CHECK(task.microbatches == 8);
   CHECK(task.cluster.ranks_a_host() == 8);
   CHECK(task.cluster.crowding() == 2);
   CHECK(task.cluster.memory == 40e9);

@@ -55,6 +55,12 @@ TEST_CASE("a mesh that no model can have says why", "[pure]") {
   CHECK_THAT(
       reason_of(plans, 1, 1, 16), ContainsText("a stage needs a layer, and the model has 8"));
   CHECK_THAT(reason_of(plans, 8, 2, 1), ContainsText("dp has to divide the batch, 12"));
+  task.microbatches = 4;
+  const auto fixed = make_plans(task);
+  for (const auto& plan : fixed.fitting) CHECK(plan.layout.microbatches == 4);
+  CHECK_THAT(
+      reason_of(fixed, 4, 4, 1),
+      ContainsText("a micro-batch needs a sample, and a replica has 3 for 4 micro-batches"));
   CHECK(reason_of(plans, 4, 4, 1).empty());
 }
 
