@@ -5,8 +5,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-usage: scripts/bench_link.sh [--quick] [--short] [--hooks] [--models A,B,...] [--bin FOLDER]
-                             [--python PROGRAM] [--results FOLDER] [--output FOLDER] [RATE...]
+usage: scripts/bench_link.sh [--quick] [--short] [--hooks] [--pipeline] [--models A,B,...]
+                             [--bin FOLDER] [--python PROGRAM] [--results FOLDER] [--output FOLDER]
+                             [RATE...]
 
 Runs one rank of ddp_bench, and of its peer in Python, in each of two network namespaces that a
 link of RATE Gbit/s joins (default: 1 and 10), and writes RESULTS.md. Needs root, ip and tc. The
@@ -16,6 +17,8 @@ namespaces and all that runs in them are gone when it ends, but by SIGKILL.
   --short             what bench_growth.sh asks for: C++ only, the fewest modes, bucket sizes and
                       steps that say which size is best, the all-reduce alone; no RESULTS.md
   --hooks             a step with each communication hook instead, shown; no RESULTS.md
+  --pipeline          a pipeline of two stages by each schedule instead, shown beside the longer of
+                      computation with the schedule's bubble and the wire; no RESULTS.md
   --models A,B,...    of ddp_bench; default: mlp,resnet18
   --bin FOLDER        with ddp_bench; builds nothing then
   --python PROGRAM    with torch; default: the one of scripts/python_with_torch.sh, "" for no peers
@@ -32,13 +35,14 @@ fail() {
   exit 1
 }
 
-quick=no short=no hooks=no models=mlp,resnet18 bin="" python=find
+quick=no short=no hooks=no pipeline=no models=mlp,resnet18 bin="" python=find
 results="" output="" rates=()
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
     --short) short=yes python="" ;;
     --hooks) hooks=yes python="" ;;
+    --pipeline) pipeline=yes python="" ;;
     --models | --bin | --python | --results | --output)
       (($# > 1)) || fail "$1 needs a value"
       declare "${1#--}=$2"
@@ -72,6 +76,8 @@ done
 if [[ -z $bin ]]; then
   if [[ $hooks == yes ]]; then
     "$root/scripts/build.sh" micro
+  elif [[ $pipeline == yes ]]; then
+    "$root/scripts/build.sh" ddp_bench
   else
     "$root/scripts/build.sh" ddp_bench costs
   fi
@@ -82,7 +88,7 @@ fi
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
-[[ -n $python || $short == yes || $hooks == yes ]] || say "no Python with torch, so there will be no peers in the results"
+[[ -n $python || $short$hooks$pipeline == *yes* ]] || say "no Python with torch, so there will be no peers in the results"
 
 spaces=("ddp_bench_$$_0" "ddp_bench_$$_1")
 addresses=(10.213.0.1 10.213.0.2)
@@ -230,6 +236,23 @@ measure_all_reduce() { # FOLDER
     "$bin/costs" all_reduce --backend gloo --no-copies --sizes "$sizes"
 }
 
+# Messages that take nothing, half a forward and a whole one over 1 Gbit/s; and layers that compute,
+# whose messages have 1024 KiB.
+measure_pipeline() { # FOLDER RATE
+  local schedule kib sleep steps=(--iters 2 --rounds 4)
+  [[ $quick == no ]] || steps=(--iters 1 --rounds 2)
+  for schedule in 1f1b eager gpipe interleaved; do
+    for kib in 1024 1 1200 2400; do
+      sleep=(--sleep --message-kib "$kib")
+      ((kib != 1024)) || sleep=()
+      run_ranks "$1/pipeline-$schedule-$kib.jsonl" "$bin/ddp_bench" --backend gloo --pp \
+        --schedule "$schedule" "${sleep[@]}" "${steps[@]}"
+      python3 "$root/benchmarks/report/pipeline_over_link.py" \
+        "$1/pipeline-$schedule-$kib.jsonl" "$kib" "$2"
+    done
+  done
+}
+
 IFS=, read -ra models <<<"$models"
 make_link
 for rate in "${rates[@]}"; do
@@ -242,6 +265,10 @@ for rate in "${rates[@]}"; do
     cat "$folder/hooks.txt"
     continue
   fi
+  if [[ $pipeline == yes ]]; then
+    measure_pipeline "$folder" "$rate"
+    continue
+  fi
   [[ $short == no ]] || measure_all_reduce "$folder"
   for model in "${models[@]}"; do
     rm -f "$folder/$model"-*.jsonl
@@ -252,6 +279,6 @@ for rate in "${rates[@]}"; do
     fi
   done
 done
-[[ $short == no && $hooks == no ]] || exit 0
+[[ $short$hooks$pipeline != *yes* ]] || exit 0
 python3 "$root/benchmarks/report/report.py" "$results" "$output"
 say "wrote $output/RESULTS.md"

@@ -69,11 +69,13 @@ void add_measurement(CLI::App& app, Options& options) {
   auto* modes = app.add_option("--modes", options.modes, "Ways to train, see below")
                     ->delimiter(',')
                     ->check(one_of(mode_names()));
-  app.add_option("--iters", options.iters, "Steps of each mode in a round")
+  app.add_option("--iters", options.iters, "Steps of each mode in a round; with --pp 4 by default")
       ->check(within(1, 1000000));
   app.add_option("--rounds", options.rounds, "Turns of each mode, in opposite order every other")
       ->check(within(1, 1000000));
-  app.add_option("--warmup", options.warmup, "Steps before, past the rebuild of the buckets")
+  app.add_option(
+         "--warmup", options.warmup,
+         "Steps before, past the rebuild of the buckets; with --pp 2 by default")
       ->check(within(1, 1000000));
   app.add_option("--threads", options.threads, "Threads per rank")->check(within(1, 1024));
   app.add_option("--seed", options.seed, "Of the parameters and the data")
@@ -113,9 +115,10 @@ void add_measurement(CLI::App& app, Options& options) {
           ->excludes(model)
           ->excludes(modes)
           ->excludes(memory);
-  app.add_option("--schedule", options.schedule, "Of --pp: gpipe, 1f1b or interleaved")
-      ->check(one_of({"gpipe", "1f1b", "interleaved"}))
+  app.add_option("--schedule", options.schedule, "Of --pp: gpipe, 1f1b, eager or interleaved")
+      ->check(one_of({"gpipe", "1f1b", "eager", "interleaved"}))
       ->needs(pipeline);
+  app.add_flag("--sleep", options.sleep, "Of --pp: only stages that sleep")->needs(pipeline);
   app.add_option("--message-kib", options.message_kib, "Of --pp: messages of stages that sleep")
       ->check(within<int64_t>(1, 1000000))
       ->needs(pipeline);
@@ -177,6 +180,12 @@ void add_wrapper(CLI::App& app, Options& options, WrapperFlags& flags) {
       ->check(within<int64_t>(0, INT32_MAX));
 }
 
+/// A step of a pipeline takes as long as one of a model that fills several ranks.
+void shorten_pipeline(const CLI::App& app, Options& options) {
+  if (app.count("--warmup") == 0) options.warmup = 2;
+  if (app.count("--iters") == 0) options.iters = 4;
+}
+
 void check_memory(const Options& options) {
   if (options.modes.size() != 1) {
     throw UsageError(
@@ -189,6 +198,7 @@ void check_memory(const Options& options) {
 }
 
 void check_together(const Options& options) {
+  if (options.fsdp || !options.fsdp_memory.empty() || options.tp || options.pp) return;  // no modes
   const auto& names = options.modes;
   const std::set<std::string> once(names.begin(), names.end());
   if (once.size() != names.size()) {
@@ -232,6 +242,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
       ->check(within<int64_t>(1, 65536));
   add_wrapper(app, options, flags);
   if (!examples::parse_command_line(app, argc, argv, help)) return std::nullopt;
+  if (options.pp) shorten_pipeline(app, options);
   options.wrapper = flags.options();
   options.dtype = dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   check_together(options);

@@ -36,6 +36,7 @@ struct Options {
   bool pp = false;                              // time a pipeline, and no modes
   std::string schedule = "1f1b";                // of the pipeline
   int64_t microbatches = 8;
+  bool sleep = false;       // only stages that sleep
   int64_t message_kib = 1;  // of stages that sleep
 };
 

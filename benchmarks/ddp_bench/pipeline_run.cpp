@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,41 +18,48 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
-#include "benchmarks/ddp_bench/engines/engine.h"
+#include "beside_one_rank.h"
 #include "examples/common/rank_device.h"
 #include "result.h"
-#include "statistics.h"
 
 namespace ddp_bench {
 namespace {
 
 constexpr int64_t kStageWidth = 1024;
-constexpr int64_t kLayersOfStage = 2;
+constexpr int64_t kLayersOfRank = 2;
 constexpr int64_t kRowsOfMicrobatch = 256;
 constexpr double kRate = 1e-3;
-// A backward takes twice a forward, as in a model.
-constexpr std::chrono::milliseconds kSleep{20};
+constexpr double kSleepOfRank = 20;  // ms of a micro-batch's forward through all of a rank's chunks
 
-/// Sleeps in forward, and twice as long in backward.
+double sleep_of(int64_t chunks) { return kSleepOfRank / static_cast<double>(chunks); }
+
+void sleep_for(double ms) {
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms));
+}
+
+/// Sleeps in forward, and twice as long in backward, as a model computes.
 class Sleep : public torch::autograd::Function<Sleep> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
-    std::this_thread::sleep_for(kSleep);
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context, const at::Tensor& x, double ms) {
+    context->saved_data["ms"] = ms;
+    sleep_for(ms);
     return x.clone();
   }
   static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* /*context*/, torch::autograd::variable_list gradients) {
-    std::this_thread::sleep_for(2 * kSleep);
-    return gradients;
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    sleep_for(2 * context->saved_data["ms"].toDouble());
+    return {gradients[0], at::Tensor()};
   }
 };
 
-/// The layers of a stage, the same wherever they are made.
+/// The layers of a stage, the same wherever they are made. A rank's chunks have as many layers as
+/// its only one would have: every schedule trains the same model.
 struct StageImpl : torch::nn::Module {
-  StageImpl(int64_t stage, bool sleeps) : sleeps(sleeps) {
+  StageImpl(int64_t stage, int64_t chunks, bool sleeps) : sleep_ms(sleeps ? sleep_of(chunks) : 0) {
     torch::manual_seed(static_cast<uint64_t>(stage) + 1);
     scale = register_parameter("scale", at::ones({1}));
-    for (int64_t k = 0; k < (sleeps ? 0 : kLayersOfStage); ++k) {
+    for (int64_t k = 0; k < (sleeps ? 0 : kLayersOfRank / chunks); ++k) {
       const torch::nn::Linear layer(kStageWidth, kStageWidth);
       linear.push_back(register_module("linear" + std::to_string(k), layer));
     }
@@ -61,9 +67,9 @@ struct StageImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     x = x * scale;
     for (auto& layer : linear) x = at::gelu(layer->forward(x));
-    return sleeps ? Sleep::apply(x) : x;
+    return sleep_ms > 0 ? Sleep::apply(x, sleep_ms) : x;
   }
-  bool sleeps;
+  double sleep_ms;
   at::Tensor scale;
   std::vector<torch::nn::Linear> linear;
 };
@@ -81,7 +87,8 @@ class PipelineBenchmark {
         group_(group),
         device_(examples::rank_device(options.backend)),
         sleeps_(sleeps),
-        chunks_(options.schedule == "interleaved" ? 2 : 1) {
+        chunks_(options.schedule == "interleaved" ? 2 : 1),
+        times_(options, group) {
     const int ranks = group->getSize(), rank = group->getRank();
     torch::manual_seed(static_cast<uint64_t>(options.seed));
     const auto rows = sleeps ? options.microbatches : options.microbatches * kRowsOfMicrobatch;
@@ -89,8 +96,8 @@ class PipelineBenchmark {
     target_ = at::randn_like(input_);
     std::vector<Stage> own;
     for (int64_t stage = 0; stage < chunks_ * ranks; ++stage) {
-      if (stage % ranks == rank) own.emplace_back(stage, sleeps);
-      if (rank == 0 && !sleeps) whole_.emplace_back(stage, sleeps);
+      if (stage % ranks == rank) own.emplace_back(stage, chunks_, sleeps);
+      if (rank == 0 && !sleeps) whole_.emplace_back(stage, chunks_, sleeps);
     }
     for (auto& stage : own) stage->to(device_);
     for (auto& stage : whole_) stage->to(device_);
@@ -109,16 +116,7 @@ class PipelineBenchmark {
   }
 
   void run() {
-    take_turn(whole_ms_, options_.warmup, [&] { step_whole(); });
-    take_turn(pipeline_ms_, options_.warmup, [&] { step_pipeline(); });
-    whole_ms_ = {};
-    pipeline_ms_ = {};
-    for (int round = 0; round < options_.rounds; ++round) {
-      const bool whole_first = round % 2 == 0;
-      if (whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
-      take_turn(pipeline_ms_, options_.iters, [&] { step_pipeline(); });
-      if (!whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
-    }
+    times_.run([&] { step_whole(); }, [&] { step_pipeline(); });
     stats_ = ddp::all_gather_stats(pipeline_->stats(), group_);
   }
 
@@ -131,16 +129,18 @@ class PipelineBenchmark {
     pipeline.backend = group_->getBackend(device_.type())->getBackendName();
     pipeline.world = group_->getSize();
     pipeline.microbatches = options_.microbatches;
-    pipeline.step_ms = quantile(pipeline_ms_.of_steps, 0.5);
+    pipeline.step_ms = times_.together_ms();
     pipeline.bubble = stats_.bubble();
-    const auto after = static_cast<double>(group_->getSize() - 1);
-    const auto all = static_cast<double>(chunks_ * options_.microbatches) + after;
-    pipeline.ideal_bubble = after / all;
+    const auto ranks = static_cast<double>(group_->getSize());
+    const auto actions = static_cast<double>(chunks_ * options_.microbatches);
+    pipeline.ideal_bubble = (ranks - 1) / (actions + ranks - 1);
+    const auto alone_ms = sleeps_ ? ranks * actions * 3 * sleep_of(chunks_) : times_.alone_ms();
+    pipeline.ideal_ms = alone_ms / ranks / (1 - pipeline.ideal_bubble);
     if (sleeps_) return {pipeline};
     auto whole = pipeline;
     whole.mode = "one_rank";
-    whole.step_ms = quantile(whole_ms_.of_steps, 0.5);
-    pipeline.speedup = paired_ratio(whole_ms_.of_rounds, pipeline_ms_.of_rounds);
+    whole.step_ms = alone_ms;
+    pipeline.speedup = times_.speedup();
     return {whole, pipeline};
   }
 
@@ -155,15 +155,10 @@ class PipelineBenchmark {
   }
 
  private:
-  struct Times {
-    std::vector<double> of_steps;
-    std::vector<double> of_rounds;  // the median of a round's steps
-  };
-
   ddp::PipelineSchedule schedule() const {
     if (options_.schedule == "gpipe") return ddp::PipelineSchedule::GPipe;
-    return options_.schedule == "1f1b" ? ddp::PipelineSchedule::OneFOneB
-                                       : ddp::PipelineSchedule::Interleaved;
+    if (options_.schedule == "1f1b") return ddp::PipelineSchedule::OneFOneB;
+    return ddp::PipelineSchedule::Interleaved;  // "eager": of one stage a rank
   }
 
   void step_whole() {
@@ -188,20 +183,6 @@ class PipelineBenchmark {
     loss_ = is_last ? at::stack(result.losses).mean().item<double>() : 0;
   }
 
-  /// The other ranks leave the machine to rank 0 while it trains alone.
-  void take_turn(Times& times, int steps, const std::function<void()>& step) {
-    std::vector<double> ms;
-    for (int i = 0; i < steps; ++i) {
-      ddp::barrier(group_);
-      const auto start = Clock::now();
-      step();
-      ddp::barrier(group_);
-      ms.push_back(milliseconds(start, Clock::now()));
-    }
-    times.of_rounds.push_back(quantile(ms, 0.5));
-    times.of_steps.insert(times.of_steps.end(), ms.begin(), ms.end());
-  }
-
   const Options& options_;
   ddp::ProcessGroup group_;
   c10::Device device_;
@@ -212,7 +193,7 @@ class PipelineBenchmark {
   std::unique_ptr<ddp::PipelineStage<Stage>> pipeline_;
   std::unique_ptr<torch::optim::SGD> optimizer_, whole_optimizer_;
   double loss_ = 0, whole_loss_ = 0;
-  Times whole_ms_, pipeline_ms_;
+  BesideOneRank times_;
   ddp::PipelineStats stats_;
 };
 
@@ -221,18 +202,20 @@ class PipelineBenchmark {
 void run_pipeline(const Options& options, const ddp::ProcessGroup& group, std::ostream& out) {
   constexpr double kMostDifference = 1e-5;
   at::set_num_threads(options.threads);
-  PipelineBenchmark computing(options, group, /*sleeps=*/false);
-  computing.run();
-  PipelineBenchmark sleeping(options, group, /*sleeps=*/true);
-  sleeping.run();
-  if (group->getRank() == 0) {
-    for (const auto* benchmark : {&computing, &sleeping}) {
-      for (const auto& result : benchmark->results()) out << to_json(result) << "\n";
+  const auto measure = [&](bool sleeps) {
+    auto benchmark = std::make_unique<PipelineBenchmark>(options, group, sleeps);
+    benchmark->run();
+    if (group->getRank() == 0) {
+      for (const auto& result : benchmark->results()) out << to_json(result) << std::endl;
     }
-    out.flush();
-    if (!options.timeline.empty()) ddp::write_trace(options.timeline, sleeping.stats());
+    return benchmark;
+  };
+  const auto computing = options.sleep ? nullptr : measure(/*sleeps=*/false);
+  const auto sleeping = measure(/*sleeps=*/true);
+  if (group->getRank() == 0 && !options.timeline.empty()) {
+    ddp::write_trace(options.timeline, sleeping->stats());
   }
-  const double difference = computing.difference();
+  const double difference = computing ? computing->difference() : 0;
   TORCH_CHECK(
       difference <= kMostDifference, "--pp: expected the loss of one rank to ", kMostDifference,
       ", got a difference of ", difference, " on rank ", group->getRank(), " of ", group->getSize(),

@@ -102,7 +102,8 @@ std::string to_json(const PipelineResult& r) {
   if (r.speedup) line += "," + ratio_fields("speedup", *r.speedup);
   if (r.mode != "one_rank") {
     line += "," + field("bubble", number(r.bubble, "%.4f")) + "," +
-            field("ideal_bubble", number(r.ideal_bubble, "%.4f"));
+            field("ideal_bubble", number(r.ideal_bubble, "%.4f")) + "," +
+            field("ideal_ms", decimals(r.ideal_ms));
   }
   return line + "}";
 }

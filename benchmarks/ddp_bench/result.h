@@ -66,6 +66,7 @@ struct PipelineResult {
   std::optional<PairedRatio> speedup = {};  // of the pipeline: one rank's time over its
   double bubble = 0;                        // share of the ranks' time without computation
   double ideal_bubble = 0;                  // the schedule's own
+  double ideal_ms = 0;                      // of a step with it, and computation as on one rank
 };
 
 /// One way to train layers of equal size, for --fsdp.

@@ -1,7 +1,6 @@
 #include "tensor_parallel_run.h"
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -20,6 +19,7 @@
 
 #include "benchmarks/ddp_bench/engines/engine.h"
 #include "benchmarks/ddp_bench/engines/message_sender.h"
+#include "beside_one_rank.h"
 #include "examples/common/rank_device.h"
 #include "result.h"
 #include "statistics.h"
@@ -86,24 +86,19 @@ class TensorParallelBenchmark {
       : options_(options),
         group_(group),
         device_(examples::rank_device(options.backend)),
-        sender_(group, device_) {
+        sender_(group, device_),
+        times_(options, group) {
     if (group->getRank() == 0) whole_ = make_whole();
     cut_ = make_cut();
   }
 
   void run() {
-    take_turn(whole_ms_, options_.warmup, [&] { step_whole(); });
-    take_turn(cut_ms_, options_.warmup, [&] { cut_->step(); });
     sender_.send(messages());
-    whole_ms_ = {};
-    cut_ms_ = {};
-    for (int round = 0; round < options_.rounds; ++round) {
-      const bool whole_first = round % 2 == 0;
-      if (whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
-      take_turn(cut_ms_, options_.iters, [&] { cut_->step(); });
-      if (!whole_first) take_turn(whole_ms_, options_.iters, [&] { step_whole(); });
-      for (int i = 0; i < options_.iters; ++i) messages_ms_.push_back(sender_.send(messages()));
-    }
+    times_.run(
+        [&] { step_whole(); }, [&] { cut_->step(); },
+        [&] {
+          for (int i = 0; i < options_.iters; ++i) messages_ms_.push_back(sender_.send(messages()));
+        });
   }
 
   std::vector<TensorParallelResult> results() const {
@@ -113,9 +108,9 @@ class TensorParallelBenchmark {
     whole.world = group_->getSize();
     auto cut = whole;
     cut.mode = "tensor_parallel";
-    whole.step_ms = quantile(whole_ms_.of_steps, 0.5);
-    cut.step_ms = quantile(cut_ms_.of_steps, 0.5);
-    cut.speedup = paired_ratio(whole_ms_.of_rounds, cut_ms_.of_rounds);
+    whole.step_ms = times_.alone_ms();
+    cut.step_ms = times_.together_ms();
+    cut.speedup = times_.speedup();
     cut.messages_ms = quantile(messages_ms_, 0.5);
     return {whole, cut};
   }
@@ -138,11 +133,6 @@ class TensorParallelBenchmark {
   }
 
  private:
-  struct Times {
-    std::vector<double> of_steps;
-    std::vector<double> of_rounds;  // the median of a round's steps
-  };
-
   std::unique_ptr<WholeLayers> make_whole() const {
     const LinearBatch batch(options_.seed, device_);
     const torch::nn::Linear first(kFeatures, kHidden);
@@ -161,20 +151,6 @@ class TensorParallelBenchmark {
     if (whole_) whole_->step();
   }
 
-  /// The other ranks leave the machine to rank 0 while it trains alone.
-  void take_turn(Times& times, int steps, const std::function<void()>& step) {
-    std::vector<double> ms;
-    for (int i = 0; i < steps; ++i) {
-      ddp::barrier(group_);
-      const auto start = Clock::now();
-      step();
-      ms.push_back(milliseconds(start, Clock::now()));
-    }
-    ddp::barrier(group_);
-    times.of_rounds.push_back(quantile(ms, 0.5));
-    times.of_steps.insert(times.of_steps.end(), ms.begin(), ms.end());
-  }
-
   /// The output's sum in forward, the input's gradient's in backward.
   static Messages messages() {
     return {{kRowsOfLayers * kFeatures, kRowsOfLayers * kFeatures}, /*one_by_one=*/true};
@@ -186,8 +162,7 @@ class TensorParallelBenchmark {
   MessageSender sender_;
   std::unique_ptr<WholeLayers> whole_;  // on rank 0
   std::unique_ptr<CutLayers> cut_;
-  Times whole_ms_;
-  Times cut_ms_;
+  BesideOneRank times_;
   std::vector<double> messages_ms_;
 };
 

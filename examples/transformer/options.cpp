@@ -78,8 +78,10 @@ void add_pipeline(CLI::App& app, Options& options) {
       ->check(between<int64_t>(1, 1000));
   app.add_option(
          "--schedule", options.schedule,
-         "In which order they compute: gpipe, 1f1b, or interleaved with two stages a rank")
-      ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved"}).description(""));
+         "In which order they compute: gpipe, 1f1b, eager (1f1b for slow links), or interleaved "
+         "with "
+         "two stages a rank")
+      ->check(CLI::IsMember({"gpipe", "1f1b", "eager", "interleaved"}).description(""));
   app.add_option(
          "--microbatches", options.microbatches, "Parts of a batch, which follow each other there")
       ->check(between<int64_t>(1, 1000000));

@@ -78,6 +78,21 @@ $calls"
 
 cat >"$work/bin/ddp_bench" <<'END'
 #!/usr/bin/env bash
+[[ $RANK == 0 ]] || exit 0
+echo "$*" >>"$CALLS"
+echo '{"mode":"sleeping","schedule":"1f1b","microbatches":8,"step_ms":600,"ideal_ms":540}'
+END
+: >"$CALLS"
+link --pipeline
+ended
+[[ $status == 0 ]] || fail "--pipeline: $log"
+calls=$(grep -c -- "--pp --schedule" "$CALLS")
+[[ $calls == 16 ]] || fail "--pipeline: expected 4 schedules with 4 sizes, got $calls"
+expected="1f1b, sleeping, 1200 KiB: step 600 ms, computation 540 ms, wire 79 ms: 1.11"
+[[ $log == *"$expected"* ]] || fail "--pipeline: expected '$expected' in $log"
+
+cat >"$work/bin/ddp_bench" <<'END'
+#!/usr/bin/env bash
 [[ $RANK == 0 ]] || exit 3
 sleep 60.5711
 END

@@ -147,7 +147,8 @@ TEST_CASE("options that do not go with --pp are refused", "[examples][errors]") 
        "--zero: expected 0 with --pp 2, where --fsdp divides AdamW's state, got 1"},
       {{"--microbatches", "2"}, "--microbatches: expected --pp of 2 or more beside it, got --pp 1"},
       {{"--schedule", "gpipe"}, "--schedule: expected --pp of 2 or more beside it, got --pp 1"},
-      {{"--pp", "2", "--schedule", "other"}, "--schedule: other not in {gpipe,1f1b,interleaved}"}};
+      {{"--pp", "2", "--schedule", "other"},
+       "--schedule: other not in {gpipe,1f1b,eager,interleaved}"}};
   for (const auto& [arguments, text] : all) {
     CHECK_THAT(refused(arguments), ContainsText(text));
   }

@@ -36,7 +36,7 @@ Tally tally_of_parts(const std::vector<at::Tensor>& losses, const at::Tensor& ta
 ddp::PipelineSchedule schedule_of(const Options& options) {
   if (options.schedule == "gpipe") return ddp::PipelineSchedule::GPipe;
   if (options.schedule == "1f1b") return ddp::PipelineSchedule::OneFOneB;
-  return ddp::PipelineSchedule::Interleaved;
+  return ddp::PipelineSchedule::Interleaved;  // "eager": of one stage a rank
 }
 
 }  // namespace
