@@ -61,6 +61,18 @@ ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
 
 ShardedModel::~ShardedModel() { trim_blocks(); }
 
+// Autograd has a thread for each device: it would not keep the order of units on two.
+void ShardedModel::check_device(const ShardedUnit& unit) const {
+  if (!unit.has_parameters()) return;
+  for (const auto& other : units_) {
+    DDP_CHECK_VALUE(
+        !other->has_parameters() || unit.device() == other->device(),
+        "FullyShardedDataParallel: expected all units of a model on one device, got ",
+        other->name(), " on ", other->device(), " and ", unit.name(), " on ", unit.device(), " ",
+        on_rank_text(*gather_group_), ". Move the module to one device before.");
+  }
+}
+
 void ShardedModel::add(const std::shared_ptr<ShardedUnit>& unit) {
   unit->index = units_.size();
   unit->set_model(shared_from_this());
@@ -71,11 +83,18 @@ void ShardedModel::adopt(ShardedModel& other, const std::string& path) {
   DDP_CHECK(
       other.is_idle(), "FullyShardedDataParallel: expected no forward or backward of ", path,
       " while it is wrapped, ", on_rank_text(*gather_group_), ".");
+  for (const auto& unit : other.units()) check_device(*unit);
   for (const auto& unit : std::exchange(other.units_, {})) {
     auto& name = unit->stats.name;
     name = name.empty() ? path : path + "." + name;
     add(unit);
   }
+}
+
+c10::Device ShardedModel::device() const {
+  const auto has_parameters = [](const auto& unit) { return unit->has_parameters(); };
+  const auto found = std::find_if(units_.begin(), units_.end(), has_parameters);
+  return found == units_.end() ? c10::Device(c10::kCPU) : (*found)->device();
 }
 
 bool ShardedModel::keeps_whole(const ShardedUnit& unit, const ForwardPass& pass) const {
@@ -278,7 +297,7 @@ void ShardedModel::broadcast_buffers() {
 
 GradientMemory* ShardedModel::gradient_memory() {
   if (!gradient_memory_ && gather_group_->getSize() > 1) {
-    gradient_memory_ = gradient_memory_of(*reduce_groups_.shard, units_.front()->device());
+    gradient_memory_ = gradient_memory_of(*reduce_groups_.shard, device());
   }
   return gradient_memory_.get();
 }

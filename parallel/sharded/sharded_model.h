@@ -46,6 +46,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<std::shared_ptr<ShardedUnit>>& units() const { return units_; }
   ShardedUnit& unit(size_t index) const { return *units_[index]; }
   int64_t prefetch() const { return prefetch_; }
+  /// Of all parameters.
+  c10::Device device() const;
   const UnitGradients::Groups& reduce_groups() const { return reduce_groups_; }
   /// Whose buffers all ranks get from rank 0 when the root's gradients are reduced.
   void set_root(const std::shared_ptr<torch::nn::Module>& module) { root_ = module; }
@@ -94,6 +96,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool is_idle() const { return depth_ == 0 && !task_; }
 
  private:
+  void check_device(const ShardedUnit& unit) const;
   BackwardTask& task();
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();

@@ -193,7 +193,7 @@ std::vector<ParameterLayout> ShardedUnit::layouts() const {
 }
 
 c10::Device ShardedUnit::device() const {
-  return segments_.empty() ? c10::Device(c10::kCPU) : segments_[0].parameters()[0].device();
+  return has_parameters() ? segments_[0].parameters()[0].device() : model()->device();
 }
 
 void ShardedUnit::begin_gather() {

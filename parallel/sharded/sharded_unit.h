@@ -70,7 +70,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool takes_gradients(const Wanted& wanted) const;
   bool has_memory_of(const at::Tensor& tensor) const;
 
-  /// Of the parameters; the CPU without parameters.
+  bool has_parameters() const { return !segments_.empty(); }
+  /// Of its parameters; where it has none, of the model's.
   c10::Device device() const;
   UnitGradients& gradients() { return *gradients_; }
   /// The program's, which say how the parameters are cut.

@@ -77,6 +77,21 @@ void shard_model(const ddp::FullyShardedOptions& options, double tolerance = 1e-
   }
 }
 
+void refuse_two_devices() {
+  if (group->getDeviceTypes().size() < 2) return;  // NCCL alone shards no unit on the CPU
+  torch::nn::Linear on_gpu(20, 20);
+  on_gpu->to(kGpu);
+  Net net(Unit(on_gpu, sharded_options()), Unit(torch::nn::Linear(20, 20), sharded_options()));
+  try {
+    const Sharded model(net, sharded_options());
+  } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    TORCH_CHECK(text.find("all units of a model on one device") != std::string::npos, text);
+    return;
+  }
+  TORCH_CHECK(false, "units on two devices were taken");
+}
+
 void shard_in_bfloat16() {
   shard_model(
       sharded_options().mp_policy(
@@ -255,6 +270,7 @@ std::vector<Case> cut_models() {
       {"fully sharded, no prefetch", [] { shard_model(sharded_options().prefetch(0)); }},
       {"fully sharded, kept whole",
        [] { shard_model(sharded_options().reshard_after_forward(false)); }},
+      {"fully sharded, two devices", refuse_two_devices},
       {"fully sharded, bfloat16", shard_in_bfloat16},
       {"fully sharded, clipped and saved", clip_and_save},
       {"cut layers", [] { cut_layers(false); }},
