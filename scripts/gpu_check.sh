@@ -299,9 +299,9 @@ run_tests() {
 }
 
 # Both languages, one after the other, in a process of one rank each.
-time_steps() { # MODEL DTYPE BATCH
+time_steps() { # MODEL DTYPE BATCH ROUNDS
   local label="$1, $2, batch x $3" options launch=("$bin/ddprun" -n 1 --no-prefix)
-  options=(--model "$1" --dtype "$2" --batch "$3" --backend nccl --iters 10 --rounds 8)
+  options=(--model "$1" --dtype "$2" --batch "$3" --backend nccl --iters 10 --rounds "$4")
   if [[ $has_gpu == no ]]; then
     note "$label" skipped 0 "no CUDA device"
     return
@@ -320,10 +320,10 @@ keep_lines() { # NAME FILE
   echo "$lines" >"$logs/steps/$2.jsonl"
 }
 run_benchmark() {
-  time_steps small_params float32 1
-  time_steps resnet18 float32 1
-  time_steps transformer bfloat16 1
-  time_steps transformer bfloat16 16
+  time_steps small_params float32 1 6
+  time_steps resnet18 float32 1 12
+  time_steps transformer bfloat16 1 16
+  time_steps transformer bfloat16 16 16
   [[ -n $(ls "$logs/steps") ]] || return
   part "$targets" 30 python3 "$root/benchmarks/report/gpu_report.py" "$logs/steps"
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -173,6 +174,94 @@ void scale_gradients() {
   TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
 }
 
+// Rank r has 2 + 3 r batches. The last rank's model is the one of all.
+void join_uneven_inputs() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, in_group());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  ddp::join({model.get()}, [&] {
+    for (int step = 0; step < 2 + 3 * ddp::get_rank(); ++step) {
+      optimizer.zero_grad();
+      loss_of(model->forward(own_batch(step))).backward();
+      optimizer.step();
+    }
+  });
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
+}
+
+void average_models() {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  ddp::PeriodicModelAverager averager(2, 0, group);
+  for (int step = 0; step < kSteps; ++step) {  // averages after each second one, and the last
+    optimizer.zero_grad();
+    loss_of(net->forward(own_batch(step))).backward();
+    optimizer.step();
+    averager.average_parameters(net->parameters());
+  }
+  TORCH_CHECK(ddp::replicas_equal(*net, group), "the ranks' models differ");
+}
+
+void step_in_backward() {
+  const torch::optim::AdamWOptions adam(1e-2);
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, in_group().bucket_cap_mb(1e-3));
+  model->step_in_backward(std::make_shared<ddp::optim::AdamW>(net->parameters(), adam));
+  for (int step = 0; step < kSteps; ++step) {
+    net->zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+  }
+  auto whole = make_net();
+  check(net, one_process(whole, torch::optim::AdamW(whole->parameters(), adam)), 1e-3);
+}
+
+struct RecomputedImpl : torch::nn::Module {
+  explicit RecomputedImpl(Net whole) : net(register_module("net", std::move(whole))) {}
+  at::Tensor forward(const at::Tensor& x) { return ddp::checkpoint(net, x); }
+  Net net;
+};
+TORCH_MODULE(Recomputed);
+
+template <typename Module>
+void train_beside_one_process(const Module& module, const Net& net) {
+  ddp::DistributedDataParallel model(module, in_group());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  check(net, one_process());
+}
+
+void recompute_activations() {
+  auto net = make_net();
+  train_beside_one_process(Recomputed(net), net);
+}
+
+void save_activations_on_host() {
+  auto net = make_net();
+  const ddp::save_on_host guard;
+  train_beside_one_process(net, net);
+  TORCH_CHECK(guard.stats().copied > 0, "nothing was saved on the host");
+}
+
+void compress_gradients() {
+  auto net = make_net();
+  ddp::DistributedDataParallel model(net, in_group());
+  ddp::hooks::PowerSGD power_sgd(
+      ddp::hooks::PowerSGDOptions().matrix_approximation_rank(2).start_iter(2), group);
+  model->register_comm_hook(power_sgd);
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    loss_of(model->forward(own_batch(step))).backward();
+    optimizer.step();
+  }
+  check(net, one_process(), 0.2);
+  TORCH_CHECK(power_sgd.stats().rate() > 1, "nothing was compressed");
+}
+
 std::vector<Case> averages() {
   return {
       {"copied gradients", [] { train(in_group()); }},
@@ -193,6 +282,12 @@ std::vector<Case> parts() {
       {"SyncBatchNorm", sync_batch_norm},
       {"ZeRO of stage 1", [] { shard_optimizer(1); }},
       {"ZeRO of stage 2", [] { shard_optimizer(2); }},
+      {"uneven inputs", join_uneven_inputs},
+      {"averaged models", average_models},
+      {"steps in backward", step_in_backward},
+      {"activations computed again", recompute_activations},
+      {"activations on the host", save_activations_on_host},
+      {"PowerSGD", compress_gradients},
       {"half precision hook", [] { train(in_group(), ddp::hooks::fp16_compress(group), 1e-2); }}};
 }
 
