@@ -391,7 +391,7 @@ machine=$(describe_machine)
 trap 'write_report; rm -rf "$logs"' EXIT
 trap '[[ -z ${child-} ]] || kill "$child"; kill $(jobs -p); exit 1' INT TERM
 # The report is written after each part: when this script is ended from outside, it has all until then.
-for step in run_python build_all run_ranks run_tests run_benchmark run_sanitizer; do
+for step in run_python build_all run_ranks run_tests run_sanitizer run_benchmark; do
   "$step"
   write_report
 done
