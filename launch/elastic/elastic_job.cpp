@@ -128,6 +128,7 @@ void ElasticJob::take_from_launcher(Time now, Client client, const std::string& 
   if (word == "started") {
     int pid = 0;
     if (words >> first >> pid) launcher.running[first] = pid;
+    if (state_ == State::Draining) end_those_that_came_late();
     leaving_.erase(first);  // its host came back
     launcher.starting = false;
   } else if (word == "signal" && words >> first) {
@@ -150,6 +151,8 @@ void ElasticJob::on_exited(Time now, Launcher& launcher, const std::string& line
   const bool speaks = membership_->generation() > 0;
   const bool as_expected = code == 0 && (!speaks || membership_->has_finished(slot, pid));
   const bool established = membership_->established();
+  const bool came_late = state_ == State::Draining && !membership_->has_finished(slot, pid);
+  if (came_late) return finish_if_all_ended();
   membership_->on_exited(now, slot, pid, how);
   obey_membership(now);
   if (state_ == State::Stopping || state_ == State::Over) return;
@@ -285,7 +288,18 @@ void ElasticJob::obey_membership(Time now) {
     } else if (const auto* over = std::get_if<Membership::Finish>(&order)) {
       if (over->code != 0) return finish(over->code, over->why, kLastWords.count());
       state_ = State::Draining;
+      end_those_that_came_late();
       finish_if_all_ended();
+    }
+  }
+}
+
+/// Processes that have not joined the others before these were done have nothing to do.
+void ElasticJob::end_those_that_came_late() {
+  for (const auto& [client, launcher] : launchers_) {
+    for (const auto& [slot, pid] : launcher.running) {
+      if (membership_->has_finished(slot, pid)) continue;
+      wires_.send(client, str("kill ", slot, " ", pid));
     }
   }
 }

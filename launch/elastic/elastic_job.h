@@ -75,6 +75,7 @@ class ElasticJob {
   void start_all_again(Time now, const std::string& report, int code);
   void begin_attempt(Client client);
   void finish(int code, const std::string& why, int64_t limit_ms = 0);
+  void end_those_that_came_late();
   void finish_if_all_ended();
   void obey_membership(Time now);
   int running() const;

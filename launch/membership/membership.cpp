@@ -240,7 +240,7 @@ std::optional<Membership::Time> Membership::next_time() const {
   if (phase_ == Phase::Entering) consider(since_ + limits_.entry);
   if (phase_ == Phase::Returning) consider(since_ + limits_.lost_after);
   if (phase_ == Phase::Returning) consider(since_ + limits_.wait);
-  if (paused_since_) consider(*paused_since_ + limits_.report);
+  if (paused_since_) consider(*paused_since_ + limits_.pause);
   if (done_since_) consider(*done_since_ + limits_.wait);
   if (waits_since_) {
     consider(*waits_since_ + limits_.hold);
@@ -442,7 +442,9 @@ void Membership::check_entered(Time now) {
 void Membership::check_pauses(Time now) {
   const int paused = count(Stage::Paused);
   const bool all = paused + count(Stage::Done) == members();
-  if (paused > 0 && (all || now >= *paused_since_ + limits_.report)) {
+  // Members that had begun their next step before they were told wait in it for those that pause,
+  // and repeat it.
+  if (paused > 0 && (all || now >= *paused_since_ + limits_.pause)) {
     return gather(now, "a planned change");
   }
   ask_for_change();
@@ -453,7 +455,7 @@ bool Membership::end_if_done() {
   const int done = count(Stage::Done);
   if (done == 0 || done < members()) return false;
   for (const auto& [connection, peer] : peers_) {
-    finished_.insert({peer.place.slot, peer.pid});
+    if (is_member(peer)) finished_.insert({peer.place.slot, peer.pid});
     orders_.push_back(Send{connection, End{0, {"the job is done"}}});
   }
   finish(0, "");

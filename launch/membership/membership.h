@@ -33,6 +33,7 @@ struct MembershipLimits {
   ms report{1800000};    // of a member that is alive
   ms accused{5000};      // the same, where half of the others say that it hangs
   ms entry{30000};       // until the groups of a generation are made
+  ms pause{500};         // of all members at the boundary at which the first one pauses
   ms kill{2000};         // until a process that was killed has ended
 };
 
