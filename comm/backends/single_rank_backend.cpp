@@ -4,10 +4,10 @@
 #include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
+
+#include "backends/completed_work.h"
 
 namespace ddp::backends {
 namespace {
@@ -16,27 +16,6 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using c10d::OpType;
-
-/// A collective that was over when it began. What it queued on a device lies on the current stream.
-class CompletedWork : public c10d::Work {
- public:
-  CompletedWork(OpType type, Tensors outputs)
-      : c10d::Work(/*rank=*/0, type), outputs_(std::move(outputs)) {
-    std::vector<c10::Device> devices;
-    if (!outputs_.empty() && !outputs_[0].device().is_cpu()) {
-      devices.push_back(outputs_[0].device());
-    }
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
-    future_->markCompleted(c10::IValue(outputs_));
-    finish();
-  }
-  Tensors result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-
- private:
-  Tensors outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
 
 class SingleRankBackend : public c10d::Backend {
  public:

@@ -1,10 +1,12 @@
 #include "group/group_builder.h"
 
+#include <algorithm>
 #include <csignal>
 #include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
@@ -85,8 +87,9 @@ ProcessGroup connect_all(StartupBarrier barrier, const std::function<ProcessGrou
 
 std::shared_ptr<JobMonitor> start_job_monitor(
     const Rendezvous& met, const BoundedStorePtr& store, const GlooDevices& devices,
-    const Deadline& deadline) {
+    const Deadline& deadline, GenerationOfJob generation) {
   JobMonitor::Setup setup;
+  setup.generation = std::move(generation);
   setup.rank = met.rank;
   setup.size = met.world_size;
   if (met.world_size == 1) return std::make_shared<JobMonitor>(setup);
@@ -176,9 +179,15 @@ void check_gpu_options(const ProcessGroupOptions& options, const BackendSpec& sp
 }
 
 ProcessGroup build_group(const ProcessGroupOptions& options) {
+  return build_group(options, {}, options.timeout());
+}
+
+ProcessGroup build_group(
+    const ProcessGroupOptions& options, GenerationOfJob generation,
+    std::chrono::milliseconds limit) {
   initialize_logging();
   ignore_broken_pipes();
-  const Deadline deadline(options.timeout());
+  const Deadline deadline(std::min(limit, options.timeout()));
   const auto environment = read_environment(process_variable);
   GroupRecipe recipe;
   const auto& backend = options.backend();
@@ -234,7 +243,8 @@ ProcessGroup build_group(const ProcessGroupOptions& options) {
   std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
   return connect_all(barrier, [&] {
     if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
-    recipe.job = start_job_monitor(met, own_store, recipe.gloo_devices, deadline);
+    recipe.job =
+        start_job_monitor(met, own_store, recipe.gloo_devices, deadline, std::move(generation));
     return connect_group(recipe, deadline, own_store, met.rank, "default_pg", /*key=*/"");
   });
 }

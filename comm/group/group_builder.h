@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include <ddp/process_group.h>
@@ -11,8 +12,15 @@
 
 namespace ddp {
 
+struct GenerationOfJob;
+
 /// Connects to all ranks and makes the group: init_process_group without the default group.
 ProcessGroup build_group(const ProcessGroupOptions& options);
+
+/// The same for a generation of an elastic job. Connecting is limited by `limit`, too.
+ProcessGroup build_group(
+    const ProcessGroupOptions& options, GenerationOfJob generation,
+    std::chrono::milliseconds limit);
 
 /// Connects the backends of a group after all its members have arrived.
 ///

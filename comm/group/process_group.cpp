@@ -8,6 +8,7 @@
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
+#include <ddp/internal/default_group.h>
 #include <ddp/internal/group_monitor.h>
 #include <ddp/internal/text.h>
 
@@ -84,6 +85,13 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   std::lock_guard<std::mutex> lock(slot.mutex);
   slot.group = std::move(group);
   return slot.group;
+}
+
+ProcessGroup replace_default_group(ProcessGroup group) {
+  if (group) end_before_cuda(*group);
+  auto& slot = the_default();
+  const std::lock_guard lock(slot.mutex);
+  return std::exchange(slot.group, std::move(group));
 }
 
 void destroy_process_group() {

@@ -57,6 +57,17 @@ Fd connect_to(const Address& address) {
   return connected;
 }
 
+std::string local_host_of(int socket) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  auto* general = reinterpret_cast<sockaddr*>(&address);
+  char host[NI_MAXHOST] = {};
+  const bool is_known =
+      ::getsockname(socket, general, &length) == 0 &&
+      ::getnameinfo(general, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0;
+  return is_known ? host : "";
+}
+
 }  // namespace
 
 Address parse_address(const std::string& text) {
@@ -120,6 +131,11 @@ void MemberLink::wake(std::unique_lock<std::mutex>& /*lock*/) {
   changed_.notify_all();
 }
 
+std::string MemberLink::local_host() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return local_host_;
+}
+
 void MemberLink::flush() {
   std::unique_lock<std::mutex> lock(mutex_);
   wake(lock);
@@ -180,6 +196,7 @@ void MemberLink::connect_if_due(std::unique_lock<std::mutex>& lock) {
   retry_after_ = std::min(2 * retry_after_, kLastRetry);
   if (!socket || !wants_connection_) return;
   wants_connection_ = false;
+  local_host_ = local_host_of(socket.get());
   channel_ = LineChannel(std::move(socket));
   member_.on_connected(now());
 }

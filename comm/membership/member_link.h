@@ -52,11 +52,28 @@ class MemberLink {
     }
   }
 
+  /// Calls `read(member)`, which must change nothing: no message has to be sent.
+  template <typename Read>
+  auto look(const Read& read) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return read(member_);
+  }
+
+  /// This host's address on the way to the coordinator; "" before the first connection.
+  std::string local_host() const;
+
   /// Waits until `is_true(member)`, or the member is Over; the member's own limits bound it.
   template <typename Condition>
   void wait_until(const Condition& is_true) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return member_.stage() == Member::Stage::Over || is_true(member_); });
+  }
+
+  /// The same, until a time at most; returns whether it is true.
+  template <typename Condition>
+  bool wait_until(std::chrono::steady_clock::time_point time, const Condition& is_true) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_until(lock, time, [&] { return is_true(member_); });
   }
 
   /// Waits until what was said before is on its way, for at most a second.
@@ -74,10 +91,11 @@ class MemberLink {
   const Address address_;
   const std::function<void(const std::string&)> stop_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   Member member_;
   LineChannel channel_;
+  std::string local_host_;
   bool wants_connection_ = false;
   Member::Time next_try_{0};
   Member::Time retry_after_{100};

@@ -110,6 +110,7 @@ std::string GroupMonitor::describe_silent_ranks() const {
 /// be about to record it.
 std::string GroupMonitor::describe_failure(const std::string& what, WaitPoint where) {
   auto& job = *setup_.job;
+  if (job.is_generation()) return what;  // the coordinator knows more
   const auto end = Clock::now() + std::min(kReasonTimeout, setup_.timeout / 2);
   // For the other ranks' texts, if they find no reason either.
   begin_late_wait(where(), nullptr);

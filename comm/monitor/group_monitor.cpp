@@ -163,6 +163,7 @@ void GroupMonitor::throw_failed(const std::exception_ptr& cause, WaitPoint where
       setup_.coordinate.empty() ? "" : ddp::str(", rank ", setup_.rank, " of ", setup_.group_name);
   const auto what = without_full_stop(
       ddp::str(where(), " failed on ", rank_text(), in_group, ": ", text_of(cause)));
+  if (setup_.job->is_generation()) check();  // its end is the cause
   DDP_CHECK_WITH(DistBackendError, is_watching(), what);
   throw_aborted(is_local(cause) ? what : describe_failure(what, where));
 }
@@ -189,12 +190,12 @@ FlightRecord GroupMonitor::flight_record() const {
 std::optional<std::string> GroupMonitor::aborted() const {
   const auto failure = setup_.job->failure();
   if (!failure) return std::nullopt;
+  if (setup_.job->is_generation()) return setup_.job->text_of_failure(*failure) + ".";
   return *failure + (setup_.size == setup_.job->size() ? kAborted : kJobAborted);
 }
 
 void GroupMonitor::check() const {
-  const auto why = aborted();
-  DDP_CHECK_WITH(DistBackendError, !why, *why);
+  if (const auto why = aborted()) setup_.job->throw_failure(*why);
 }
 
 void GroupMonitor::add_settling(const std::shared_ptr<std::function<void()>>& settle) {

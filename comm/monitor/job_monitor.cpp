@@ -6,6 +6,8 @@
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
+#include <ddp/elastic_errors.h>
+#include <ddp/internal/check.h>
 #include <ddp/internal/shared_steps.h>
 #include <ddp/internal/text.h>
 
@@ -47,6 +49,7 @@ struct JobMonitor::Answers {
   std::optional<std::string> failure;
   std::vector<StoreQuery> queries;  // run in the next request to the store
   bool request_pending = false;
+  bool generation_ended = false;  // and with it, perhaps, the store
   Clock::time_point requested_at{};
   std::string silent_error;  // the error of a store that did not answer in time
 };
@@ -145,6 +148,10 @@ void JobMonitor::update(
   std::optional<std::string> failure;
   std::unique_lock lock(answers.mutex);
   const auto queries = std::exchange(answers.queries, {});
+  if (answers.generation_ended) {
+    answers.request_pending = false;
+    return answers.answered.notify_all();
+  }
   lock.unlock();
   std::string silent_error;
   try {
@@ -237,7 +244,7 @@ std::string JobMonitor::record(const std::string& why) {
 std::string JobMonitor::fail(std::string why) noexcept {
   try {
     if (const auto failure = this->failure()) return *failure;
-    why = record(why);
+    why = is_generation() ? setup_.generation.report(why) : record(why);
     {
       const std::lock_guard lock(mutex_);
       if (failure_) return *failure_;
@@ -249,6 +256,52 @@ std::string JobMonitor::fail(std::string why) noexcept {
     // Out of memory or threads: the backends end their collectives at their timeout.
   }
   return why;
+}
+
+void JobMonitor::end_generation(GenerationEnd how, const std::string& why) noexcept {
+  try {
+    {
+      const std::lock_guard lock(answers_->mutex);
+      answers_->generation_ended = true;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      // What the rank is told later may be worse: it was left out.
+      if (failure_ && how == GenerationEnd::RankLost) return;
+      end_ = how;
+      if (std::exchange(failure_, why)) return;
+    }
+    abort_groups();
+  } catch (const std::exception&) {
+    // As in fail().
+  }
+}
+
+std::string JobMonitor::text_of_failure(const std::string& failure) const {
+  if (!is_generation()) return failure;
+  return ddp::str(
+      failure, ". This group ended",
+      setup_.generation.number > 0 ? ddp::str(" with generation ", setup_.generation.number) : "",
+      ". Ask ddp::default_group() each time, or add the object that has the group to ddp::Elastic");
+}
+
+void JobMonitor::throw_failure(const std::string& text) {
+  has_thrown_ = true;
+  auto end = GenerationEnd::RankLost;
+  {
+    const std::lock_guard lock(mutex_);
+    end = end_;
+  }
+  if (!is_generation()) throw readable_error<c10::DistBackendError>(DDP_HERE, text);
+  switch (end) {
+    case GenerationEnd::RankLost:
+      break;
+    case GenerationEnd::Fenced:
+      throw readable_error<Fenced>(DDP_HERE, text);
+    case GenerationEnd::QuorumLost:
+      throw readable_error<QuorumLost>(DDP_HERE, text);
+  }
+  throw readable_error<RankLost>(DDP_HERE, text);
 }
 
 void JobMonitor::abort_groups() {
@@ -297,6 +350,7 @@ std::optional<std::string> JobMonitor::reason_to_leave(const std::vector<int>& r
 
 void JobMonitor::wait_until_failure_is_read() noexcept {
   if (!is_rank() || setup_.rank != setup_.store_host || !setup_.store) return;
+  if (is_generation()) return;  // the coordinator tells them
   try {
     {
       const std::lock_guard lock(mutex_);

@@ -37,6 +37,18 @@ inline constexpr milliseconds kCheckInterval{50};
 
 }  // namespace monitor
 
+/// How a generation of an elastic job ended on this rank.
+enum class GenerationEnd { RankLost, Fenced, QuorumLost };
+
+/// The generation of an elastic job whose groups a JobMonitor looks after. A coordinator, and not
+/// the store, which may end with a lost rank, then tells why it failed.
+struct GenerationOfJob {
+  int64_t number = 0;  // 0: the job is not elastic; -1: a process that has not joined it yet
+  /// Tells the coordinator that the generation fails on this rank, and returns the coordinator's
+  /// reason; `why` if there is none in a second. On any thread.
+  std::function<std::string(const std::string& why)> report = {};
+};
+
 /// The failure of a job: of all groups that were made of one group, and of that group.
 ///
 /// The first failure is stored under one key of the job's store. A rank that fails writes it, and
@@ -57,6 +69,7 @@ class JobMonitor {
     int store_host = -1;  // the rank whose process hosts it; -1: none, or unknown
     std::shared_ptr<LivenessSocket> liveness = {};
     std::vector<std::string> addresses = {};  // of all ranks' LivenessSockets; may be empty
+    GenerationOfJob generation = {};
   };
   /// Asks the store for a reason why the job has failed.
   using StoreQuery = std::function<std::optional<std::string>(c10d::Store&)>;
@@ -123,6 +136,15 @@ class JobMonitor {
   std::string fail(std::string why) noexcept;
   /// Why the job has failed; empty if it has not.
   std::optional<std::string> failure() const;
+  /// Ends a generation as the coordinator says, and aborts all groups, in at most three seconds.
+  void end_generation(GenerationEnd how, const std::string& why) noexcept;
+  bool is_generation() const { return setup_.generation.number != 0; }
+  /// The failure, and what to do after it.
+  std::string text_of_failure(const std::string& failure) const;
+  /// Throws `text`: as DistBackendError, or as the error of the generation's end.
+  [[noreturn]] void throw_failure(const std::string& text);
+  /// Whether throw_failure() was called: a collective of this rank failed.
+  bool has_thrown() const { return has_thrown_; }
   /// Remembers an error of this rank, as the text of a failure if it leaves a group by an
   /// exception.
   void note_error(const std::string& why) noexcept;
@@ -169,6 +191,7 @@ class JobMonitor {
   const std::shared_ptr<Answers> answers_;       // shared with jobs that may outlive this
   const std::shared_ptr<LateWaits> late_waits_;  // the same
   std::atomic<bool> host_is_gone_{false};
+  std::atomic<bool> has_thrown_{false};
   mutable std::mutex mutex_;  // guards the members below
   std::unique_ptr<StoreExecutor> executor_;
   std::unique_ptr<DeviceWatch> device_watch_;
@@ -177,6 +200,7 @@ class JobMonitor {
   std::vector<std::weak_ptr<std::function<void()>>> settlings_;
   uint64_t groups_made_ = 0;
   std::optional<std::string> failure_;
+  GenerationEnd end_ = GenerationEnd::RankLost;  // with failure_
   std::string last_error_;
   std::vector<int> agreed_by_;     // ranks that throw the last error too; ascending
   bool failure_was_read_ = false;  // wait_until_failure_is_read() has waited

@@ -52,6 +52,10 @@ MonitoredGroup& made_here(const char* call, const ProcessGroup& parent) {
       group, call, ": expected a group that this library made, got another one ",
       on_rank_text(*parent),
       ". Use one that init_process_group, make_process_group, new_group or split_group made.");
+  DDP_CHECK(
+      !group->recipe().is_mirror, call, ": expected the group of ranks that train, got a process ",
+      "that waits to join them", on_rank_text(*parent),
+      ". Make further groups in Elastic::on_change().");
   return *group;
 }
 

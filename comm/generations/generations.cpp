@@ -1,0 +1,321 @@
+#include <ddp/internal/membership/generations.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+#include <ddp/elastic_errors.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "base/environment.h"
+#include "generations/meeting.h"
+#include "group/group_builder.h"
+#include "group/monitored_group.h"
+#include "membership/member_link.h"
+#include "monitor/job_monitor.h"
+
+namespace ddp {
+namespace {
+
+using membership::Member;
+using membership::MemberLink;
+using std::chrono::milliseconds;
+using Stage = Member::Stage;
+
+// The coordinator's limit for the groups of a generation.
+constexpr milliseconds kMeetWithin{30000};
+// The coordinator sees the end of a process as soon as its peers do, and knows why it ended.
+constexpr milliseconds kReasonWithin{200};
+constexpr milliseconds kAnswerWithin{1000};
+
+membership::Address checked_address(const std::string& text) {
+  try {
+    return membership::parse_address(text);
+  } catch (const std::invalid_argument& error) {
+    DDP_CHECK_VALUE(false, "ElasticOptions::coordinator(): ", error.what(), ".");
+  }
+}
+
+membership::Holding holding_of(HeldState::Kind kind) {
+  switch (kind) {
+    case HeldState::Kind::None:
+      return membership::Holding::None;
+    case HeldState::Kind::Whole:
+      return membership::Holding::Whole;
+    case HeldState::Kind::Torn:
+      break;
+  }
+  return membership::Holding::Torn;
+}
+
+GenerationForm form_of(const Member& member) {
+  const auto& told = member.form();
+  GenerationForm form;
+  form.number = told.generation;
+  form.applied = told.applied;
+  form.turns = told.turns;
+  for (size_t rank = 0; rank < told.members.size(); ++rank) {
+    const auto& place = told.members[rank];
+    form.slots.push_back(place.slot);
+    form.processes.push_back(place.id);
+    if (place.id == member.id()) form.rank = static_cast<int>(rank);
+    const auto& sources = told.sources;
+    const bool is_source = std::find(sources.begin(), sources.end(), place.id) != sources.end();
+    if (is_source) form.sources.push_back(static_cast<int>(rank));
+  }
+  return form;
+}
+
+}  // namespace
+
+bool GenerationForm::is_source() const {
+  return std::find(sources.begin(), sources.end(), rank) != sources.end();
+}
+
+struct Generations::Impl {
+  explicit Impl(const Settings& settings)
+      : group_options(settings.group),
+        link(checked_address(settings.coordinator), settings.slot, [this](const std::string& why) {
+          stop(why);
+        }) {}
+
+  /// Runs on the link's thread: ends what waits for the other ranks.
+  void stop(const std::string& why) {
+    const auto how = link.look([](const Member& member) {
+      if (member.stage() != Stage::Over) return GenerationEnd::RankLost;
+      return member.end().how == Member::Ending::Fenced ? GenerationEnd::Fenced
+                                                        : GenerationEnd::QuorumLost;
+    });
+    ended_before = how == GenerationEnd::RankLost
+                       ? link.look([](const Member& member) { return member.generation(); })
+                       : std::numeric_limits<int64_t>::max();
+    meeting.wake();
+    if (const auto current = current_job()) current->end_generation(how, why);
+  }
+
+  std::shared_ptr<JobMonitor> current_job() const {
+    const std::lock_guard lock(mutex);
+    return job;
+  }
+
+  /// Waits for the coordinator's reason. On the thread of a collective that failed.
+  std::string report_failure(int64_t generation, const std::string& why) {
+    const auto ended_with = [&](milliseconds at_most) -> std::optional<std::string> {
+      const auto until = std::chrono::steady_clock::now() + at_most;
+      std::optional<std::string> reason;
+      link.wait_until(until, [&](const Member& member) {
+        const bool is_asked = member.generation() != generation || member.stage() == Stage::Over;
+        if (is_asked) reason = member.stage() == Stage::Over ? member.end().why : member.why();
+        return is_asked;
+      });
+      return reason;
+    };
+    if (auto reason = ended_with(kReasonWithin)) return *reason;
+    link.with([&](Member& member, Member::Time now) { member.lost(now, generation, 0, why); });
+    return ended_with(kAnswerWithin).value_or(why);
+  }
+
+  /// The address that other ranks reach this process by. The launcher's node 0 may reach the
+  /// coordinator by a loopback address, while the others' name for it is MASTER_ADDR.
+  std::string own_host() const {
+    auto host = link.local_host();
+    const auto environment = read_environment(process_variable);
+    const bool is_loopback = host.empty() || host.rfind("127.", 0) == 0 || host == "::1";
+    if (is_loopback && environment.master_addr) return environment.master_addr->value;
+    return host.empty() ? "127.0.0.1" : host;
+  }
+
+  /// The address of the generation's store, once its first member has told it.
+  std::string store_address() {
+    std::string address;
+    link.wait_until([&](const Member& member) {
+      address = member.store_address();
+      return member.stage() != Stage::Placed || !address.empty();
+    });
+    return address;
+  }
+
+  ProcessGroupOptions options_for(const GenerationForm& form) {
+    auto options = group_options;
+    options.rank(form.rank).world_size(static_cast<int>(form.slots.size()));
+    if (form.slots.size() == 1) return options.store(c10::make_intrusive<c10d::HashStore>());
+    if (form.rank == 0) {
+      std::string address;
+      options.store(open_generation_store(own_host(), kMeetWithin, address));
+      link.with([&](Member& member, Member::Time) { member.store(address); });
+      return options;
+    }
+    const auto address = store_address();
+    DDP_CHECK(!address.empty(), "generation ", form.number, " ended before its ranks met");
+    return options.init_method("tcp://" + address);
+  }
+  bool throw_if_over() const;
+  [[noreturn]] static void throw_too_late();
+
+  const ProcessGroupOptions group_options;
+  mutable std::mutex mutex;  // guards `job`
+  std::shared_ptr<JobMonitor> job;
+  int64_t generation = 0;  // the last that next() returned
+  bool leaves = false;
+  std::atomic<int64_t> ended_before{0};  // all generations below it have ended
+  Meeting meeting;
+  MemberLink link;  // last: its thread uses the others
+};
+
+Generations::Generations(const Settings& settings) : impl_(std::make_shared<Impl>(settings)) {
+  impl_->link.wait_until([](const Member& member) { return member.stage() != Stage::Starting; });
+  if (impl_->throw_if_over()) impl_->throw_too_late();
+}
+
+Generations::~Generations() = default;
+
+/// \return whether this process has left, or the job is done.
+bool Generations::Impl::throw_if_over() const {
+  const auto end = link.look([](const Member& member) { return member.end(); });
+  switch (end.how) {
+    case Member::Ending::None:
+      return false;
+    case Member::Ending::Left:
+      return true;
+    case Member::Ending::Fenced:
+      throw readable_error<Fenced>(
+          DDP_HERE, ddp::str("the others go on without this rank: ", end.why, "."));
+    case Member::Ending::Failed:
+      break;
+  }
+  throw readable_error<QuorumLost>(DDP_HERE, ddp::str("the job cannot go on: ", end.why, "."));
+}
+
+void Generations::Impl::throw_too_late() {
+  throw readable_error<Fenced>(
+      DDP_HERE, "the job was done before this process could join it: it has no state.");
+}
+
+int Generations::slot() const {
+  return impl_->link.look([](const Member& member) { return member.you()->slot; });
+}
+
+int Generations::size() const {
+  return impl_->link.look([](const Member& member) { return member.you()->size; });
+}
+
+bool Generations::joins() const {
+  return impl_->link.look([](const Member& member) { return member.you()->joins; });
+}
+
+std::optional<GenerationForm> Generations::next(const HeldState& held) {
+  auto& link = impl_->link;
+  for (;;) {
+    const auto stage = link.look([](const Member& member) { return member.stage(); });
+    if (stage == Stage::Over) {
+      const bool is_over = impl_->throw_if_over();
+      if (is_over && held.kind == HeldState::Kind::None && !impl_->leaves) impl_->throw_too_late();
+      return std::nullopt;
+    }
+    if (stage == Stage::Placed) {
+      const auto form = link.look(form_of);
+      if (form.number > impl_->generation) {
+        impl_->generation = form.number;
+        return form;
+      }
+    }
+    const bool goes_on = stage == Stage::Placed || stage == Stage::Met || stage == Stage::Training;
+    link.with([&](Member& member, Member::Time now) {
+      if (stage == Stage::Preparing) member.ready();
+      if (stage == Stage::Asked) {
+        member.report(member.generation(), held.applied, held.turns, holding_of(held.kind));
+      }
+      // The coordinator knows of no failure yet.
+      if (goes_on) member.lost(now, impl_->generation, 0, "a call of this rank failed");
+    });
+    link.wait_until([&](const Member& member) { return member.stage() != stage; });
+  }
+}
+
+ProcessGroup Generations::meet(const GenerationForm& form) {
+  ProcessGroup group;
+  try {
+    auto options = impl_->options_for(form);
+    GenerationOfJob generation;
+    generation.number = form.number;
+    generation.report = [impl = std::weak_ptr(impl_),
+                         number = form.number](const std::string& why) {
+      const auto alive = impl.lock();
+      return alive ? alive->report_failure(number, why) : why;
+    };
+    group = impl_->meeting.run(
+        [options = std::move(options), generation = std::move(generation)] {
+          return build_group(options, generation, kMeetWithin);
+        },
+        [this] { return has_ended(); });
+  } catch (const c10::Error& error) {
+    impl_->link.with([&](Member& member, Member::Time now) {
+      member.lost(now, form.number, 0, text_of(error));
+    });
+    return {};
+  }
+  if (!group) return {};
+  const auto& own = dynamic_cast<const MonitoredGroup&>(*group);
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->job = own.recipe().job;
+  }
+  if (has_ended()) {
+    own.recipe().job->end_generation(GenerationEnd::RankLost, "the generation ended");
+    return {};
+  }
+  impl_->link.with([&](Member& member, Member::Time) { member.met(form.number); });
+  return group;
+}
+
+void Generations::entered() {
+  impl_->link.with([&](Member& member, Member::Time) { member.entered(impl_->generation); });
+}
+
+bool Generations::has_ended() const { return impl_->ended_before > impl_->generation; }
+
+bool Generations::has_thrown() const {
+  const auto job = impl_->current_job();
+  return job && job->has_thrown();
+}
+
+bool Generations::change_is_wanted() const {
+  return impl_->link.look([](const Member& member) { return member.change_is_wanted(); });
+}
+
+void Generations::pause() {
+  impl_->link.with([&](Member& member, Member::Time now) { member.pause(now, impl_->generation); });
+}
+
+void Generations::done() {
+  impl_->link.with([&](Member& member, Member::Time now) { member.done(now, impl_->generation); });
+}
+
+bool Generations::wait_until_all_are_done() {
+  impl_->link.wait_until([](const Member& member) { return member.stage() != Stage::Done; });
+  return impl_->link.look([](const Member& member) {
+    return member.stage() == Stage::Over && member.end().how == Member::Ending::Left;
+  });
+}
+
+std::string Generations::why() const {
+  return impl_->link.look([](const Member& member) { return member.why(); });
+}
+
+void Generations::leave() {
+  impl_->leaves = true;
+  impl_->link.with([](Member& member, Member::Time) { member.leave(); });
+}
+
+void Generations::threw(int64_t applied, const std::string& why) {
+  impl_->link.with([&](Member& member, Member::Time) { member.threw(applied, why); });
+  impl_->link.flush();
+}
+
+}  // namespace ddp

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ddp/process_group.h>
+
+namespace ddp {
+
+/// A generation of an elastic job: its members, and where the state comes from.
+struct GenerationForm {
+  int64_t number = 0;
+  int rank = 0;                     // of this process
+  std::vector<int> slots;           // by rank
+  std::vector<uint64_t> processes;  // by rank; of each start of a program another number
+  std::vector<int>
+      sources;          // ranks whose state counts; none: that of the start, or of a checkpoint
+  int64_t applied = 0;  // of the sources
+  int64_t turns = 0;
+  bool is_source() const;
+};
+
+/// What a member has of the state when a generation ends.
+struct HeldState {
+  enum class Kind { None, Whole, Torn } kind = Kind::None;
+  int64_t applied = 0;
+  int64_t turns = 0;
+};
+
+/// This process's part in an elastic job: what its coordinator says, and the group of each
+/// generation.
+///
+/// A thread talks to the coordinator. When a generation ends, that thread aborts its groups, so
+/// that what waits for them throws.
+///
+/// Threads: next() to leave() on one; has_ended() and change_is_wanted() on any.
+class Generations {
+ public:
+  struct Settings {
+    std::string coordinator;  // "HOST:PORT/TOKEN"
+    int slot = -1;            // -1: the coordinator chooses one
+    ProcessGroupOptions group = {};
+  };
+
+  /// Connects to the coordinator, and waits for its answer.
+  ///
+  /// \throws c10::ValueError  for an address that is none. QuorumLost  if it cannot be reached, or
+  ///         refuses this process.
+  explicit Generations(const Settings& settings);
+  ~Generations();
+  Generations(const Generations&) = delete;
+  Generations& operator=(const Generations&) = delete;
+
+  int slot() const;
+  /// Of the job, with all its slots.
+  int size() const;
+  /// Whether others train already.
+  bool joins() const;
+
+  /// Reports, where the coordinator asks for it, and waits for the next generation.
+  ///
+  /// \return nothing: this process has left, or the job is done.
+  /// \throws Fenced, QuorumLost.
+  std::optional<GenerationForm> next(const HeldState& held);
+
+  /// Connects to the members.
+  ///
+  /// \return the group; empty where the generation has ended meanwhile.
+  ProcessGroup meet(const GenerationForm& form);
+  /// This process has the state, and trains.
+  void entered();
+
+  /// Whether the generation has ended, or this process's part in it.
+  bool has_ended() const;
+  /// Whether a collective of the generation threw on this rank.
+  bool has_thrown() const;
+  /// Whether ranks wait to join, or one leaves: pause at the boundary that all agree on.
+  bool change_is_wanted() const;
+
+  /// Stands at that boundary; next() goes on.
+  void pause();
+  /// This process is at the end of its training.
+  void done();
+  /// \return false: the generation has ended, and the others may need this process's state.
+  bool wait_until_all_are_done();
+  /// Why the last generation ended.
+  std::string why() const;
+  void leave();
+  /// This process leaves because of an exception.
+  void threw(int64_t applied, const std::string& why);
+
+ private:
+  struct Impl;
+  const std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ddp
