@@ -264,6 +264,15 @@ void ShardCursor::rebind(int64_t num_replicas, int64_t rank, const Standing& agr
   const std::lock_guard lock(mutex_);
   options_.shard.num_replicas = num_replicas;
   options_.shard.rank = rank;
+  go_to_locked(agreed);
+}
+
+void ShardCursor::go_to(const Standing& standing) {
+  const std::lock_guard lock(mutex_);
+  go_to_locked(standing);
+}
+
+void ShardCursor::go_to_locked(const Standing& agreed) {
   next_ = start_of(agreed.epoch);
   if (agreed.position > 0) next_.step_size = agreed.step_size;
   next_.offset = agreed.position;

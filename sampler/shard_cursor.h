@@ -68,6 +68,8 @@ class ShardCursor {
     bool over = false;
   };
   Standing standing() const;
+  /// Stands there, with the ranks as they are.
+  void go_to(const Standing& standing);
 
   /// Makes this rank `rank` of `num_replicas`, which share what is left after `agreed`.
   void rebind(int64_t num_replicas, int64_t rank, const Standing& agreed);
@@ -103,6 +105,7 @@ class ShardCursor {
     int64_t step = 0;
   };
 
+  void go_to_locked(const Standing& standing);
   void reset_locked(std::optional<size_t> new_size);
   void repeat_or_advance();
   void resize(int64_t new_size);

@@ -32,6 +32,18 @@ std::optional<std::vector<size_t>> ShardedSampler::next_of(size_t global) {
 
 void ShardedSampler::rebind(const GroupArg& group) { ddp::rebind(*cursor_, group.get()); }
 
+std::function<void()> ShardedSampler::bookmark() const {
+  return [cursor = cursor_, standing = cursor_->standing()] { cursor->go_to(standing); };
+}
+
+bool ShardedSampler::is_over() const { return cursor_->standing().over; }
+
+void ShardedSampler::stop() {
+  auto end = cursor_->standing();
+  end.over = true;
+  cursor_->go_to(end);
+}
+
 void ShardedSampler::consume(size_t samples) { cursor_->consume(samples); }
 
 size_t ShardedSampler::size() const { return static_cast<size_t>(cursor_->size()); }

@@ -97,6 +97,17 @@ class DDP_API ShardedSampler : public torch::data::samplers::DistributedSampler<
   /// Collective: yes. Blocks: host.
   void rebind(const GroupArg& group = {});
 
+  /// Returns a function that takes this sampler and its copies back to the present position: a step
+  /// that failed draws the same samples again. A data loader that iterates has to begin again then.
+  std::function<void()> bookmark() const;
+
+  /// Whether this rank has used every sample of its share in the current epoch.
+  bool is_over() const;
+
+  /// Ends the current epoch early: `next` returns nothing more, so that a data loader that draws
+  /// ahead comes to its end.
+  void stop();
+
   /// Counts this rank's next `samples` samples as used by the training loop. From the first call on
   /// (also one with 0), `save` writes this count, and not that of the samples that `next` returned.
   ///
