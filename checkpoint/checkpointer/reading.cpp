@@ -8,12 +8,12 @@
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 
+#include <ddp/internal/checkpoint_part.h>
 #include <ddp/internal/random_state.h>
 #include "checkpointer/save_job.h"
 #include "files/crc32c.h"
 #include "files/folder.h"
 #include "parts/cut_parts.h"
-#include "parts/part.h"
 #include "python/torch_file.h"
 #include "shards/shard_reader.h"
 #include "shards/sharded_part.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "parts/part.h"
+#include <ddp/internal/checkpoint_part.h>
 #include "shards/sharded_part.h"
 
 namespace ddp {

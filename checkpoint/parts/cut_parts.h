@@ -13,7 +13,7 @@
 #include <ddp/parameter_layout.h>
 #include <ddp/sharded_tensor.h>
 
-#include "parts/part.h"
+#include <ddp/internal/checkpoint_part.h>
 
 namespace ddp::detail {
 

@@ -1,5 +1,5 @@
 // The kinds of state that a checkpoint holds, except schedulers and random numbers.
-#include "parts/part.h"
+#include <ddp/internal/checkpoint_part.h>
 
 #include <memory>
 #include <sstream>

@@ -13,7 +13,7 @@
 #include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
 
-#include "parts/part.h"
+#include <ddp/internal/checkpoint_part.h>
 #include "python/torch_file.h"
 
 namespace ddp {

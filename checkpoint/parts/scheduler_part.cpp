@@ -7,7 +7,7 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
-#include "parts/part.h"
+#include <ddp/internal/checkpoint_part.h>
 #include "python/torch_file.h"
 
 namespace ddp::detail {

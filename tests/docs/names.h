@@ -29,6 +29,7 @@ extern ddp::DistributedDataParallel<Net> model;
 extern torch::optim::SGD optimizer;
 extern torch::Device device;
 extern int64_t epoch;
+extern ddp::Elastic run;
 extern at::Tensor a, b, x, y, batch_loss, grad_norm;
 extern double correct, samples;
 Data open_or_download(const char* folder);

@@ -233,3 +233,29 @@ TEST_CASE("rebind finds ranks that used unequally many samples", "[sampler][rank
     }
   }
 }
+
+TEST_CASE("a sampler goes back to a bookmark", "[sampler][rebind]") {
+  DistributedSampler sampler(20, one_of(1, 3));
+  sampler.set_epoch(2);
+  sampler.reset();
+  sampler.next(2);
+  const auto before = sampler.bookmark();
+  CHECK(!sampler.is_over());
+  const auto expected = rest(sampler);
+  CHECK(expected.size() == 5);
+  CHECK(sampler.is_over());
+  const auto at_end = sampler.bookmark();
+  sampler.set_epoch(3);
+  before();
+  CHECK(sampler.epoch() == 2);
+  CHECK(epoch_of(sampler) == expected);
+  before();
+  sampler.stop();  // of a loader that draws ahead
+  CHECK(sampler.is_over());
+  CHECK(rest(sampler).empty());
+  before();
+  CHECK(epoch_of(sampler) == expected);
+  at_end();
+  CHECK(sampler.is_over());
+  CHECK(rest(sampler).empty());
+}

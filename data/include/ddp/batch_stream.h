@@ -88,8 +88,9 @@ class BatchStream {
     };
   }
 
-  /// The sampler's position.
+  /// Writes the sampler's position.
   void save(torch::serialize::OutputArchive& archive) const { sampler_.save(archive); }
+  /// Goes on at the position that save() wrote.
   void load(torch::serialize::InputArchive& archive) {
     end_pass();
     sampler_.load(archive);

@@ -19,6 +19,7 @@
 /// ```
 #include <ddp/activation_checkpoint.h>
 #include <ddp/autocast.h>
+#include <ddp/batch_stream.h>
 #include <ddp/captured_step.h>
 #include <ddp/checkpointer.h>
 #include <ddp/collectives.h>
@@ -29,6 +30,8 @@
 #include <ddp/device_mesh.h>
 #include <ddp/diloco.h>
 #include <ddp/distributed_data_parallel.h>
+#include <ddp/elastic.h>
+#include <ddp/elastic_errors.h>
 #include <ddp/equal_batches.h>
 #include <ddp/flight_record.h>
 #include <ddp/full_state_dict.h>

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ddp/detail/elastic_part.h>
+#include <ddp/internal/checkpoint_part.h>
+
+namespace ddp::elastic {
+
+/// A part of the state of an elastic run.
+class Part {
+ public:
+  Part(
+      std::string name, detail::CheckpointPartPtr state, detail::ElasticHooks hooks,
+      bool is_per_rank);
+
+  const std::string& name() const { return name_; }
+  bool is_per_rank() const { return is_per_rank_; }
+  /// A module or an optimizer. It is large, and changes in steps, apart from a module's buffers.
+  bool is_bulk() const { return state_->module() != nullptr || state_->optimizer() != nullptr; }
+  bool compares_itself() const { return hooks_.compares_itself; }
+
+  /// Call it before the first turn of a generation: note() does not search the module.
+  void find_buffers();
+  /// Remembers what a turn may change before its step.
+  void note();
+  /// Takes it back.
+  void undo();
+
+  /// The whole state; its tensors may be the live ones.
+  c10::IValue state() { return state_->state(); }
+  /// Of a bulk part: the buffers of a module, else nothing. Of any other part: state().
+  c10::IValue small_state();
+  void load(const c10::IValue& state);
+  void load_small(const c10::IValue& state);
+
+  bool has_group() const { return static_cast<bool>(hooks_.rebind); }
+  void rebind(const ProcessGroup& group) { hooks_.rebind(group); }
+
+ private:
+  void copy_buffers(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) const;
+
+  const std::string name_;
+  const detail::CheckpointPartPtr state_;
+  const detail::ElasticHooks hooks_;
+  const bool is_per_rank_;
+  std::function<void()> go_back_;    // of a part that is not bulk
+  std::vector<at::Tensor> buffers_;  // of a module, and their values at the last boundary
+  std::vector<at::Tensor> noted_;
+};
+
+}  // namespace ddp::elastic

@@ -1,0 +1,365 @@
+#include "elastic/run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
+#include <ddp/collectives.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/default_group.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/hash.h>
+#include <ddp/internal/membership/mirror_group.h>
+#include <ddp/internal/text.h>
+
+namespace ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> leave_was_signalled{false};
+
+void leave_on(const std::vector<int>& signals) {
+  for (const int signal : signals) {
+    DDP_CHECK_VALUE(
+        std::signal(signal, [](int) { leave_was_signalled = true; }) != SIG_ERR,
+        "ElasticOptions::leave_on(): expected signals that can be handled, got ", signal, ".");
+  }
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+int slot_of_environment() {
+  const auto text = variable("DDP_SLOT");
+  if (text.empty()) return -1;
+  const bool is_number = text.size() < 10 && text.find_first_not_of("0123456789") == text.npos;
+  DDP_CHECK_VALUE(
+      is_number, "DDP_SLOT: expected a number from 0 on, got \"", text,
+      "\". ddprun --elastic sets it; leave it out for any free slot.");
+  return std::stoi(text);
+}
+
+// Generations have CPU tensors only.
+ProcessGroupOptions checked_group(const ElasticOptions& options) {
+  auto group = options.group();
+  const auto& backend = group.backend();
+  DDP_CHECK_VALUE(
+      backend.find("nccl") == std::string::npos,
+      "ElasticOptions::group(): expected backend shm or ", "gloo, got \"", backend,
+      "\". Elastic does not support GPUs.");
+  if (backend.empty()) group.backend("shm");
+  return group;
+}
+
+}  // namespace
+
+Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
+  const auto group_options = checked_group(options);
+  leave_on(options.leave_on());
+  auto coordinator = options.coordinator();
+  if (coordinator.empty()) coordinator = variable("DDP_COORDINATOR");
+  interrupted = Clock::now();
+  if (coordinator.empty()) {
+    set_group(
+        options.sets_default_group() ? init_process_group(options.group())
+                                     : make_process_group(options.group()));
+    generation.rank = generation.slot = group->getRank();
+    generation.size = group->getSize();
+    has_state = true;
+    return;
+  }
+  generations = std::make_unique<Generations>(
+      Generations::Settings{coordinator, slot_of_environment(), group_options});
+  generation.slot = generations->slot();
+  while (!generations->joins() && !group) {
+    form = generations->next({});
+    if (!form || !form->sources.empty()) break;
+    set_group(generations->meet(*form));
+  }
+  has_state = static_cast<bool>(group);
+  if (has_state) {
+    describe(*form);
+    return;
+  }
+  is_mirror = true;
+  generation.rank = generation.slot;
+  generation.size = std::max(generations->size(), generation.slot + 1);
+  set_group(make_mirror_group(generation.rank, generation.size, group_options.timeout()));
+}
+
+Elastic::Impl::~Impl() {
+  if (std::uncaught_exceptions() > 0) leave_by(nullptr);
+  generations.reset();
+  parts.clear();
+  if (options.sets_default_group() && is_initialized() && default_group() == group) {
+    const auto problem = problem_of([] { destroy_process_group(); });
+    if (!problem.empty()) TORCH_WARN("Elastic: ", problem);
+  }
+}
+
+void Elastic::Impl::set_group(ProcessGroup next) {
+  if (!next) return;
+  if (options.sets_default_group() && generations) replace_default_group(next);
+  group = std::move(next);
+}
+
+HeldState Elastic::Impl::held() const {
+  using Kind = HeldState::Kind;
+  const auto kind = !has_state ? Kind::None : at == At::Apply ? Kind::Torn : Kind::Whole;
+  return {kind, progress.steps, progress.turns};
+}
+
+void Elastic::Impl::add(elastic::Part part) {
+  DDP_CHECK(
+      at == At::Start, "Elastic::add: expected to be called before the first turn, got \"",
+      part.name(), "\" in one. Add all parts before loop().");
+  for (const auto& other : parts) {
+    DDP_CHECK_VALUE(
+        other.name() != part.name(), "Elastic::add: expected a new name, got \"", part.name(),
+        "\" again. Give each part its own.");
+  }
+  parts.push_back(std::move(part));
+}
+
+void Elastic::Impl::enter() {
+  DDP_CHECK(at == At::Start, "Elastic: expected loop() or enter() once, got a second call.");
+  at = At::Boundary;
+  if (!generations) {
+    if (checkpointer != nullptr) progress.steps = checkpointer->load_latest().value_or(0);
+    saved_step = progress.steps;
+    for (auto& part : parts) part.find_buffers();
+    for (const auto& act : on_change) act(generation);
+    return;
+  }
+  if (is_mirror) {
+    enter_next();
+    return;
+  }
+  try {
+    begin_generation(*form);
+  } catch (...) {
+    if (!can_recover_from(std::current_exception())) throw;
+    enter_next();
+  }
+}
+
+bool Elastic::Impl::can_recover_from(const std::exception_ptr& error) const {
+  if (!generations || at == At::Apply || at == At::Left) return false;
+  try {
+    std::rethrow_exception(error);
+  } catch (const RankLost&) {
+    return true;
+  } catch (const Fenced&) {
+    return false;
+  } catch (const QuorumLost&) {
+    return false;
+  } catch (const c10::Error&) {
+    return generations->has_ended();
+  } catch (...) {
+    return false;
+  }
+}
+
+/// \return false: this process has left.
+bool Elastic::Impl::enter_next() {
+  for (;;) {
+    if (!form) form = generations->next(held());
+    if (!form) {
+      at = At::Left;
+      return false;
+    }
+    const auto next = *std::exchange(form, {});
+    try {
+      auto met = generations->meet(next);
+      if (!met) continue;
+      if (std::exchange(is_mirror, false)) end_mirror_group(group);
+      set_group(std::move(met));
+      describe(next);
+      begin_generation(next);
+      return true;
+    } catch (...) {
+      if (!can_recover_from(std::current_exception())) throw;
+    }
+  }
+}
+
+/// What is not known to this process alone is done with the others' help.
+void Elastic::Impl::begin_generation(const GenerationForm& next) {
+  take_state(next);
+  if (next.number > 1 || !next.sources.empty()) rebind_parts();
+  for (auto& part : parts) part.find_buffers();
+  if (options.verify()) elastic::verify_equal(group, parts);
+  generation.steps = progress.steps;
+  generation.repeated = std::exchange(repeated, 0);
+  generation.seconds = std::chrono::duration<double>(Clock::now() - interrupted).count();
+  for (const auto& act : on_change) act(generation);
+  generations->entered();
+}
+
+void Elastic::Impl::take_state(const GenerationForm& next) {
+  if (next.sources.empty()) {
+    if (checkpointer != nullptr) progress.steps = checkpointer->load_latest().value_or(0);
+    progress.turns = saved_step = progress.steps;
+    has_state = true;
+    return;
+  }
+  const bool is_behind = progress.steps < next.applied || progress.turns < next.turns;
+  elastic::exchange_state(group, next, !has_state || is_behind, parts, progress);
+  has_state = true;
+}
+
+/// Hooks and averagers before the wrappers that use them.
+void Elastic::Impl::rebind_parts() {
+  for (const bool bulk : {false, true}) {
+    for (auto& part : parts) {
+      if (part.has_group() && part.is_bulk() == bulk) part.rebind(group);
+    }
+  }
+  if (checkpointer == nullptr) return;
+  checkpointer->rebind(group);
+  saved_step = 0;
+}
+
+void Elastic::Impl::describe(const GenerationForm& next) {
+  const auto has = [](const auto& all, auto one) {
+    return std::find(all.begin(), all.end(), one) != all.end();
+  };
+  Generation now;
+  now.number = next.number;
+  now.rank = next.rank;
+  now.size = static_cast<int>(next.slots.size());
+  now.slot = next.slots[static_cast<size_t>(next.rank)];
+  now.slots = next.slots;
+  for (size_t rank = 0; rank < processes.size(); ++rank) {
+    if (!has(next.processes, processes[rank])) now.lost.push_back(generation.slots[rank]);
+  }
+  for (size_t rank = 0; rank < next.processes.size(); ++rank) {
+    if (!has(processes, next.processes[rank])) now.joined.push_back(next.slots[rank]);
+  }
+  now.why = generations->why();
+  processes = next.processes;
+  generation = std::move(now);
+}
+
+void Elastic::Impl::undo_turn() {
+  for (auto& part : parts) part.undo();
+  at = At::Boundary;
+}
+
+void Elastic::Impl::end_turn() {
+  if (at != At::Turn && at != At::Stepped) return;
+  ++progress.turns;
+  progress.turns_of_step = at == At::Stepped ? 0 : progress.turns_of_step + 1;
+  at = At::Boundary;
+}
+
+void Elastic::Impl::recover() {
+  DDP_CHECK(
+      at != At::Apply, "Elastic::recover: expected a state that is whole, got a step that threw, ",
+      "which left it torn. Let this process end: another one takes its place.");
+  DDP_CHECK(
+      generations && at != At::Start, "Elastic::recover: expected a turn of an elastic job, got ",
+      generations ? "a call before enter()" : "a world that is fixed", ".");
+  interrupted = Clock::now();
+  if (at == At::Turn) {
+    undo_turn();
+    repeated = 1;
+  }
+  end_turn();
+  enter_next();
+}
+
+/// Whether all ranks stand at this boundary for a planned change.
+bool Elastic::Impl::pauses_for_change() { return generations->change_is_wanted(); }
+
+bool Elastic::Impl::begin_turn() {
+  DDP_CHECK(
+      at != At::Start && at != At::Apply,
+      "Elastic::begin_turn: expected enter() before it, and no step that threw.");
+  if (generations && at != At::Boundary && at != At::Left && generations->has_thrown()) {
+    // The turn swallowed the exception.
+    recover();
+  }
+  end_turn();
+  if (leave_was_signalled) leave();
+  while (generations && at == At::Boundary) {
+    const bool ended = generations->has_ended();
+    if (!ended && !pauses_for_change()) break;
+    interrupted = Clock::now();
+    if (!ended) generations->pause();
+    enter_next();
+  }
+  if (at == At::Left) return false;
+  if (checkpointer != nullptr && progress.steps != saved_step) {
+    checkpointer->maybe_save(progress.steps);
+    saved_step = progress.steps;
+  }
+  for (auto& part : parts) part.note();
+  seed_generators();
+  at = At::Turn;
+  return true;
+}
+
+void Elastic::Impl::seed_generators() const {
+  if (options.seed() < 0) return;
+  uint64_t seed = 0;
+  for (const int64_t word :
+       {options.seed(), static_cast<int64_t>(generation.slot), progress.steps,
+        progress.turns_of_step}) {
+    seed = mixed(seed, static_cast<uint64_t>(word) + 1);
+  }
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+void Elastic::Impl::step(const std::function<void()>& apply) {
+  DDP_CHECK(
+      at == At::Turn, "Elastic::step: expected one step in a turn, got ",
+      at == At::Stepped ? "a second one" : "a call outside of a turn",
+      ". Models that alternate take turns: run.steps() % 2.");
+  if (generations && generations->has_thrown()) {
+    throw readable_error<RankLost>(
+        DDP_HERE, ddp::str("Elastic::step: ", generations->why(), ". The turn is repeated."));
+  }
+  at = At::Apply;
+  apply();
+  at = At::Stepped;
+  ++progress.steps;
+}
+
+/// \return false: other ranks need this rank's state.
+bool Elastic::Impl::finish() {
+  DDP_CHECK(at != At::Start && at != At::Apply, "Elastic::finish: expected enter() before it.");
+  if (at == At::Turn) undo_turn();
+  end_turn();
+  if (checkpointer != nullptr) checkpointer->wait();
+  if (!generations || at == At::Left) return true;
+  if (generations->has_ended()) return false;
+  generations->done();
+  return generations->wait_until_all_are_done();
+}
+
+void Elastic::Impl::leave() {
+  if (generations) generations->leave();
+}
+
+void Elastic::Impl::leave_by(const std::exception_ptr& error) noexcept {
+  try {
+    if (!generations || at == At::Left) return;
+    const auto why = error ? text_of(error) : "an exception ended its part in the training";
+    generations->threw(progress.steps, why);
+    at = At::Left;
+  } catch (const std::exception&) {
+    // The connection ends with this process.
+  }
+}
+
+}  // namespace ddp
