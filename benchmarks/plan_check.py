@@ -20,7 +20,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HIDDEN, LAYERS, HEADS, SEQUENCE, BATCH = 256, 4, 8, 64, 16
-STEPS, UNTIMED = 8, 2
+STEPS, UNTIMED = 7, 2
+MANY = 8  # micro-batches
 MODEL = [
     "--width", str(HIDDEN), "--layers", str(LAYERS), "--heads", str(HEADS),
     "--context", str(SEQUENCE), "--dropout", "0", "--sample", "0", "--report-every", "1",
@@ -132,11 +133,11 @@ def calibrated(host, rounds):
     for _ in range(rounds):
         whole.append(host.one_rank(BATCH))
         part.append(host.one_rank(BATCH // 4))
-        passes.append(host.one_rank(BATCH // 4, passes=4))
+        passes.append(host.one_rank(BATCH // MANY, passes=MANY))
     whole, part, passes = map(statistics.median, (whole, part, passes))
     operations = host.plans(1, BATCH, 1, {"gflops": 1})["operations"]
     seconds = (whole - part) / 0.75  # of the operations of BATCH samples
-    beside = max(0.0, (passes - whole) / 3)
+    beside = max(0.0, (passes - whole) / (MANY - 1))
     update = max(0.0, whole - seconds - beside)
     gigabytes, latency = host.link()
     return {
