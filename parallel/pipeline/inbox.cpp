@@ -20,12 +20,14 @@ constexpr size_t kAhead = 2;
 
 StageInbox::StageInbox(
     const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-    const std::vector<std::string>& ranks, at::Device device, std::vector<ExpectedMessage> expected)
+    const std::vector<std::string>& ranks, at::Device device, const StageCall& call,
+    std::vector<ExpectedMessage> expected)
     : group_(group),
       monitor_(monitor),
       ranks_(ranks),
       device_(device),
       header_device_(carrier_device(*group)),
+      call_(call),
       expected_(std::move(expected)),
       receiver_(group, monitor) {
   if (has_transfer_threads(device_, header_device_) && !expected_.empty()) {
@@ -79,8 +81,9 @@ StageMessage StageInbox::receive(
   append(header);
   if (const auto rest = words_of_second_part(words); rest > 0) append(post_words(rest, message));
   StageMessage received{header_of(words), {}};
+  const auto& [action, where, stage] = expected;
   check_header(
-      received.header, expected.action.kind, expected.stage, expected.action.microbatch,
+      received.header, {action.kind, stage, action.microbatch, false, call_},
       on_rank_text(*group_));
   std::vector<Posted> payload;
   for (const auto& description : received.header.tensors) {

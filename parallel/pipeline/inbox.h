@@ -42,10 +42,11 @@ class StageInbox {
   /// \param monitor  of the group.
   /// \param ranks  what texts call the ranks of the group. Lives longer.
   /// \param device  of received tensors.
+  /// \param call  that the messages are of.
   /// \param expected  in the order in which the sender sends them.
   StageInbox(
       const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-      const std::vector<std::string>& ranks, at::Device device,
+      const std::vector<std::string>& ranks, at::Device device, const StageCall& call,
       std::vector<ExpectedMessage> expected);
   /// Waits for the next message.
   ///
@@ -69,6 +70,7 @@ class StageInbox {
   const std::vector<std::string>& ranks_;
   const at::Device device_;
   const at::Device header_device_;
+  const StageCall call_;
   const std::vector<ExpectedMessage> expected_;
   std::deque<StageMessage> arrived_;  // and not taken; the thread's lock guards it
   size_t taken_ = 0;                  // the same

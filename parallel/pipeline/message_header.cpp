@@ -14,7 +14,7 @@ namespace {
 // So that the elements of a tensor are not taken for a header.
 constexpr int64_t kMagic = 0x64647070706c6e31;
 // The numbers before the descriptions of tensors.
-constexpr size_t kFixedWords = 7;
+constexpr size_t kFixedWords = 9;
 
 // Of a tensor's first number, bit by bit.
 constexpr int64_t kDefined = 1, kRequiresGrad = 2;
@@ -27,6 +27,12 @@ void append(const TensorDescription& tensor, std::vector<int64_t>& words) {
       (tensor.is_defined ? kDefined : 0) | (tensor.requires_grad ? kRequiresGrad : 0) |
       static_cast<int64_t>(tensor.dtype) << kDtypeShift | dims << kDimsShift);
   words.insert(words.end(), tensor.sizes.begin(), tensor.sizes.end());
+}
+
+std::string message_text(const StageMessageHeader& header) {
+  return ddp::str(
+      action_text(header.kind, header.microbatch, header.stage), " in call ", header.call.number,
+      header.call.trains ? ", step()" : ", eval()");
 }
 
 }  // namespace
@@ -55,7 +61,9 @@ std::vector<int64_t> words_of(const StageMessageHeader& header) {
       header.microbatch,
       0,
       static_cast<int64_t>(header.tensors.size()),
-      header.is_filler ? 1 : 0};
+      header.is_filler ? 1 : 0,
+      header.call.number,
+      header.call.trains ? 1 : 0};
   for (const auto& tensor : header.tensors) append(tensor, words);
   words.resize(std::max(words.size(), static_cast<size_t>(kHeaderWords)));
   words[4] = static_cast<int64_t>(words.size()) - kHeaderWords;
@@ -76,6 +84,7 @@ StageMessageHeader header_of(const std::vector<int64_t>& words) {
   header.stage = words.at(2);
   header.microbatch = words.at(3);
   header.is_filler = words.at(6) != 0;
+  header.call = {words.at(7), words.at(8) != 0};
   auto at = kFixedWords;
   for (int64_t i = 0; i < words.at(5); ++i) {
     const auto bits = words.at(at++);
@@ -90,13 +99,12 @@ StageMessageHeader header_of(const std::vector<int64_t>& words) {
 }
 
 void check_header(
-    const StageMessageHeader& header, char kind, int64_t stage, int64_t microbatch,
+    const StageMessageHeader& header, const StageMessageHeader& expected,
     const std::string& on_rank) {
+  const auto got = message_text(header), wanted = message_text(expected);
   DDP_CHECK(
-      header.kind == kind && header.stage == stage && header.microbatch == microbatch,
-      "PipelineStage: expected a message of ", action_text(kind, microbatch, stage),
-      ", got one of ", action_text(header.kind, header.microbatch, header.stage), " ", on_rank,
-      ". Run the same step on all ranks: step() and eval() are collective.");
+      got == wanted, "PipelineStage: expected a message of ", wanted, ", got one of ", got, " ",
+      on_rank, ". Call step() and eval() on all ranks, in the same order.");
 }
 
 std::string text_of_width_error(

@@ -22,6 +22,12 @@ std::string text_of(const TensorDescription& tensor);
 /// The same of several: "[4, 8] Float and [4] Long".
 std::string text_of(const std::vector<TensorDescription>& tensors);
 
+/// A step() or an eval() of a rank.
+struct StageCall {
+  int64_t number = 0;  // from 1; the same on all ranks
+  bool trains = false;
+};
+
 /// Goes before the tensors of a message between two stages, because micro-batches may differ in
 /// size, and steps in shapes.
 struct StageMessageHeader {
@@ -29,6 +35,7 @@ struct StageMessageHeader {
   int64_t stage = 0;       // that sends
   int64_t microbatch = 0;  // from 0
   bool is_filler = false;  // it has no rows of the batch, and its output is left out
+  StageCall call = {};
   std::vector<TensorDescription> tensors = {};
 };
 
@@ -45,9 +52,10 @@ int64_t words_of_second_part(const std::vector<int64_t>& words);
 /// \param words  as words_of() made them.
 StageMessageHeader header_of(const std::vector<int64_t>& words);
 
-/// \throws c10::Error  if a message is not `kind` of `microbatch` from `stage`.
+/// \throws c10::Error  if a message is of another action, or of another call. Their tags are the
+///         same in each call.
 void check_header(
-    const StageMessageHeader& header, char kind, int64_t stage, int64_t microbatch,
+    const StageMessageHeader& header, const StageMessageHeader& expected,
     const std::string& on_rank);
 
 /// The error of a stage whose forward cannot use the tensors of a micro-batch, though it used those

@@ -27,12 +27,13 @@ at::Tensor tensor_of_words(const int64_t* words, int64_t count, at::Device devic
 
 StageOutbox::StageOutbox(
     const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-    const std::vector<std::string>& ranks, at::Device device)
+    const std::vector<std::string>& ranks, at::Device device, const StageCall& call)
     : group_(group),
       monitor_(monitor),
       ranks_(ranks),
       device_(device),
       header_device_(carrier_device(*group)),
+      call_(call),
       dropper_(group, monitor) {}
 
 void StageOutbox::start(Sent& sent, const at::Tensor& bytes, int64_t tag) const {
@@ -44,7 +45,7 @@ void StageOutbox::start(Sent& sent, const at::Tensor& bytes, int64_t tag) const 
 void StageOutbox::send(
     const Action& action, const PipelineMessage& message, int64_t stage,
     const std::vector<at::Tensor>& tensors, bool is_filler) {
-  StageMessageHeader header{action.kind, stage, action.microbatch, is_filler};
+  StageMessageHeader header{action.kind, stage, action.microbatch, is_filler, call_};
   for (const auto& tensor : tensors) header.tensors.push_back(description_of(tensor));
   const auto words = words_of(header);
   Sent sent{action, message.peer, stage};

@@ -27,9 +27,10 @@ class StageOutbox {
   /// \param monitor  of the group.
   /// \param ranks  what texts call the ranks of the group. Lives longer.
   /// \param device  of the tensors.
+  /// \param call  that the messages are of.
   StageOutbox(
       const ProcessGroup& group, const std::shared_ptr<GroupMonitor>& monitor,
-      const std::vector<std::string>& ranks, at::Device device);
+      const std::vector<std::string>& ranks, at::Device device, const StageCall& call);
   /// Starts to send.
   ///
   /// \param action  that made `tensors`. \param stage  that it is of.
@@ -65,6 +66,7 @@ class StageOutbox {
   const std::vector<std::string>& ranks_;
   const at::Device device_;
   const at::Device header_device_;
+  const StageCall call_;
   std::deque<Sent> sent_;  // and not arrived; the thread's lock guards it
   size_t arrived_ = 0;     // the same
   TransferThread dropper_;

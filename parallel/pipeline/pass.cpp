@@ -16,7 +16,11 @@ std::string PipelineSetup::on_rank() const { return on_rank_text(*group); }
 
 PipelinePass::PipelinePass(
     PipelineSetup& setup, bool trains, const Tensors& inputs, const at::Tensor& target)
-    : setup_(setup), trains_(trains), inputs_(inputs), target_(target) {
+    : setup_(setup),
+      trains_(trains),
+      call_{++setup.calls, trains},
+      inputs_(inputs),
+      target_(target) {
   times_.rank = static_cast<int>(setup.rank);
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
   times_.begin_unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_1970).count();
@@ -73,8 +77,9 @@ PipelinePass::Channel PipelinePass::make_channel(
   }
   return {
       std::make_unique<StageInbox>(
-          setup_.group, setup_.monitor, setup_.ranks, setup_.device, std::move(expected)),
-      std::make_unique<StageOutbox>(setup_.group, setup_.monitor, setup_.ranks, setup_.device)};
+          setup_.group, setup_.monitor, setup_.ranks, setup_.device, call_, std::move(expected)),
+      std::make_unique<StageOutbox>(
+          setup_.group, setup_.monitor, setup_.ranks, setup_.device, call_)};
 }
 
 void PipelinePass::begin(const std::vector<PipelineStep>& steps) {

@@ -30,6 +30,7 @@ struct PipelineSetup {
   std::shared_ptr<GroupMonitor> monitor;
   PipelineShape shape;
   int64_t rank = 0;
+  int64_t calls = 0;               // step() and eval() until now
   std::vector<std::string> ranks;  // of the group, in the job: "rank 5 of 8 (pp 1, dp 0, tp 1)"
   std::vector<detail::StageModule> chunks;
   LossFn loss;
@@ -86,6 +87,7 @@ class PipelinePass {
 
   PipelineSetup& setup_;
   const bool trains_;
+  const StageCall call_;
   const Tensors inputs_;
   const at::Tensor target_;
   Channel forwards_, backwards_;

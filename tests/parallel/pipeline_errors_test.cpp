@@ -4,6 +4,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -257,6 +258,28 @@ TEST_CASE("batches that cannot be cut end all ranks", "[errors]") {
   }
 }
 
+TEST_CASE("ranks that call step() and eval() in another order", "[errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        ddp::PipelineStage pipeline(Layer(0), self.rank, 2, pipeline_loss, error_options(self));
+        const auto batch = pipeline_batch(8, 0);
+        if (self.rank == 0) {
+          pipeline.eval({batch.input});
+          pipeline.step({batch.input}, {});
+        } else {
+          pipeline.step({}, batch.target);
+          pipeline.eval({});
+        }
+      },
+      kLongTimeout);
+  for (const auto& error : errors) {
+    CHECK_THAT(
+        error, ContainsText("PipelineStage: expected a message of F0 of stage 0 in call 1, step(), "
+                            "got one of F0 of stage 0 in call 1, eval() on rank 1 of 2."));
+  }
+}
+
 struct PairImpl : torch::nn::Module {
   PairImpl() { weight = register_parameter("weight", torch::ones({1})); }
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
@@ -296,24 +319,33 @@ TEST_CASE("a forward of another number of tensors, and losses of another number 
 }
 
 TEST_CASE("headers of messages keep what they say", "[pure]") {
-  ddp::StageMessageHeader header{'B', 5, 3, /*is_filler=*/true};
+  ddp::StageMessageHeader header{'B', 5, 3, /*is_filler=*/true, {7, /*trains=*/true}};
   header.tensors.push_back({true, true, at::kBFloat16, {4, 128, 512}});
   header.tensors.push_back({});
   header.tensors.push_back({true, false, at::kLong, {}});
   for (int i = 0; i < 12; ++i) header.tensors.push_back({true, false, at::kBool, {1, 2, i}});
   const auto words = ddp::words_of(header);
-  CHECK(static_cast<int64_t>(words.size()) == 7 + 4 + 1 + 1 + 12 * 4);
+  CHECK(static_cast<int64_t>(words.size()) == 9 + 4 + 1 + 1 + 12 * 4);
   CHECK(ddp::words_of_second_part(words) == static_cast<int64_t>(words.size()) - ddp::kHeaderWords);
   const auto read = ddp::header_of(words);
   CHECK((read.kind == 'B' && read.stage == 5 && read.microbatch == 3 && read.is_filler));
   CHECK(ddp::text_of(read.tensors) == ddp::text_of(header.tensors));
   CHECK((read.tensors[0].requires_grad && !read.tensors[2].requires_grad));
-  CHECK_NOTHROW(ddp::check_header(read, 'B', 5, 3, "on rank 0 of 2"));
-  CHECK_THROWS_WITH(
-      ddp::check_header(read, 'F', 5, 3, "on rank 0 of 2"),
-      ContainsText(
-          "expected a message of F3 of stage 5, got one of B3 of stage 5 on rank 0 of 2."));
-  CHECK(ddp::words_of({'F', 0, 0, false, {}}).size() == static_cast<size_t>(ddp::kHeaderWords));
+  const ddp::StageMessageHeader same{'B', 5, 3, false, {7, true}};
+  CHECK_NOTHROW(ddp::check_header(read, same, "on rank 0 of 2"));
+  for (const auto& [other, text] : std::vector<std::pair<ddp::StageMessageHeader, std::string>>{
+           {{'F', 5, 3, false, {7, true}}, "F3 of stage 5 in call 7, step()"},
+           {{'B', 4, 3, false, {7, true}}, "B3 of stage 4 in call 7, step()"},
+           {{'B', 5, 2, false, {7, true}}, "B2 of stage 5 in call 7, step()"},
+           {{'B', 5, 3, false, {6, true}}, "B3 of stage 5 in call 6, step()"},
+           {{'B', 5, 3, false, {7, false}}, "B3 of stage 5 in call 7, eval()"}}) {
+    CHECK_THROWS_WITH(
+        ddp::check_header(read, other, "on rank 0 of 2"),
+        ContainsText(
+            "expected a message of " + text +
+            ", got one of B3 of stage 5 in call 7, step() on rank 0 of 2."));
+  }
+  CHECK(ddp::words_of({'F', 0, 0, false, {}, {}}).size() == static_cast<size_t>(ddp::kHeaderWords));
   CHECK_THROWS_WITH(
       ddp::words_of_second_part(std::vector<int64_t>(32, 1)), ContainsText("got other bytes"));
 }

@@ -230,6 +230,30 @@ TEST_CASE("evaluation runs forwards, of any number of rows, and leaves gradients
   CHECK(difference < 1e-12);
 }
 
+/// Tells whether a graph would be built.
+struct GraphlessImpl : torch::nn::Module {
+  explicit GraphlessImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    builds_graph = builds_graph || torch::GradMode::is_enabled() || x.requires_grad();
+    return layer->forward(x);
+  }
+  Layer layer;
+  bool builds_graph = false;
+};
+TORCH_MODULE(Graphless);
+
+TEST_CASE("evaluation builds no graphs") {
+  const auto graphs = run_ranks<int>(2, [](const Rank& self) -> int {
+    const Graphless layer(self.rank);
+    ddp::PipelineStage pipeline(layer, self.rank, 2, pipeline_loss, options_of(self, kOneFOneB, 2));
+    std::vector<at::Tensor> inputs;
+    if (self.rank == 0) inputs.push_back(pipeline_batch(4, 0).input);
+    pipeline.eval(inputs);
+    return layer->builds_graph;
+  });
+  CHECK(graphs == std::vector<int>{0, 0});
+}
+
 TEST_CASE("gradients of several steps add up, are scaled by scale_loss, and reach the inputs") {
   const auto difference = largest_of_ranks(2, [](const Rank& self) {
     WholeNet whole(2);
@@ -510,16 +534,6 @@ TEST_CASE("stats() has the actions of the schedule, and write_trace a row a stag
     return ddp::summary(all).substr(0, 5);
   });
   CHECK(texts == std::vector<std::string>{"step ", "step "});
-}
-
-TEST_CASE("the bubble is the ranks' time without actions") {
-  ddp::PipelineStats stats;
-  // Of 2 ranks and 20 ms: 12 ms and 8 ms.
-  stats.steps.push_back({0, 1, 0, 20, {{{'F', 0, 0}, 0, 0, 5}, {{'B', 0, 0}, 0, 13, 20}}});
-  stats.steps.push_back({1, 1, 0, 14, {{{'F', 0, 0}, 1, 5, 9}, {{'B', 0, 0}, 1, 9, 13}}});
-  CHECK(stats.bubble() == Approx(0.5));
-  CHECK(ddp::summary(stats) == "step 20.0 ms, bubble 50.0%");
-  CHECK(ddp::summary(ddp::PipelineStats{}).empty());
 }
 
 TEST_CASE("schedule() is the rank's list") {

@@ -81,6 +81,17 @@ TEST_CASE("a tied parameter trains as one, and counts once in the norm of all st
       TiedPlan{2, 2, 1, TiedWrapper::Shards}, TiedPlan{2, 1, 2, TiedWrapper::None}));
 }
 
+TEST_CASE("copies of a tied parameter begin with the first stage's values") {
+  const auto differences = run_ranks<double>(2, [](const Rank& self) {
+    const Layer layer(self.rank);  // each layer draws others
+    const ddp::PipelineStage pipeline(
+        layer, self.rank, 2, pipeline_loss,
+        ddp::PipelineOptions().process_group(self.group).tied({{layer->fc->weight, self.group}}));
+    return largest_difference({Layer(0)->fc->weight}, {layer->fc->weight});
+  });
+  for (const auto difference : differences) CHECK(difference == 0);
+}
+
 TEST_CASE("tied parameters that do not fit together are refused on every rank", "[errors]") {
   const auto errors_of = [](const auto& tied_of) {
     return errors_of_ranks(2, [&](const Rank& self) {
