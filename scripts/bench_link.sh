@@ -239,9 +239,9 @@ measure_all_reduce() { # FOLDER
 # Messages that take nothing, half a forward and a whole one over 1 Gbit/s; and layers that compute,
 # whose messages have 1024 KiB.
 measure_pipeline() { # FOLDER RATE
-  local schedule kib sleep steps=(--iters 2 --rounds 4)
-  [[ $quick == no ]] || steps=(--iters 1 --rounds 2)
-  for schedule in 1f1b eager gpipe interleaved; do
+  local schedule kib sleep steps=(--iters 2 --rounds 4) schedules=(1f1b eager gpipe interleaved)
+  [[ $quick == no ]] || steps=(--iters 1 --rounds 2) schedules=(1f1b)
+  for schedule in "${schedules[@]}"; do
     for kib in 1024 1 1200 2400; do
       sleep=(--sleep --message-kib "$kib")
       ((kib != 1024)) || sleep=()
