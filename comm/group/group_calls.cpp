@@ -196,6 +196,9 @@ void MonitoredGroup::release_resources() {
     monitor_->leave_job();
   }
   Base::release_resources();
+  // Weak references keep the object, and what it had: listening sockets and the history of calls.
+  recipe_ = {};
+  monitor_.reset();
   self_.reset();
 }
 

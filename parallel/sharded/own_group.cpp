@@ -1,5 +1,6 @@
 #include "sharded/own_group.h"
 
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -43,7 +44,11 @@ ProcessGroup own_group_of(const ProcessGroup& group, OwnOrder order) {
   std::iota(ranks.begin(), ranks.end(), 0);
   auto own = new_group(ranks, group);
   const std::lock_guard lock(mutex);
-  own_groups().insert_or_assign(key, WeakGroup(own));
+  auto& groups = own_groups();
+  for (auto at = groups.begin(); at != groups.end();) {
+    at = at->second.expired() ? groups.erase(at) : std::next(at);
+  }
+  groups.insert_or_assign(key, WeakGroup(own));
   return own;
 }
 
