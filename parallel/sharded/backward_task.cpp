@@ -10,6 +10,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "sharded/block_pool.h"
+
 namespace ddp {
 namespace {
 
@@ -185,7 +187,8 @@ void BackwardTask::mark_done_since(Walk& walk, int64_t time) {
 }
 
 void BackwardTask::gather_ahead(Walk& walk) {
-  if (model_.prefetch() == 0 || walk.next == walk.gathers.size()) return;
+  if (walk.next == walk.gathers.size()) return trim_blocks();  // nothing needs the others any more
+  if (model_.prefetch() == 0) return;
   model_.unit(walk.pass->order.use(walk.gathers[walk.next]).unit).begin_gather();
 }
 
@@ -218,7 +221,7 @@ void BackwardTask::reduce_ready() {
 
 void BackwardTask::reduce(ShardedUnit& unit) {
   finish_reduction();  // one at a time has its memory
-  unit.gradients().reduce(model_.reduce_groups(), model_.gradient_memory());
+  unit.gradients().reduce(model_.reduce_groups(), model_.packed_memory(unit.gradients()));
   unit.owes_reduction = false;
   ++unit.stats.reductions;
   unit.stats.bytes += unit.gradients().reduced_bytes();
@@ -262,9 +265,11 @@ void BackwardTask::finish() {
     }
     if (!unit->stays_whole) unit->reshard();
   }
+  trim_blocks();
 }
 
 void BackwardTask::fail() noexcept {
+  model_.part_with_packed_memory();
   for (const auto& unit : model_.units()) {
     unit->gradients().restore();
     if (!unit->stays_whole) unit->abandon();

@@ -1,8 +1,12 @@
 #include "sharded/block_pool.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -13,17 +17,17 @@
 namespace ddp {
 namespace {
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 struct Block {
   void* memory;
   size_t bytes;
-  int64_t freed_in = 0;  // the number of the pass
 };
 
 /// Blocks that are freed and not unmapped.
 struct FreeBlocks {
   std::mutex mutex;
   std::vector<Block> blocks;
-  int64_t pass = 0;
 };
 
 // Never destroyed: tensors of static storage may free theirs at exit.
@@ -32,74 +36,73 @@ FreeBlocks& free_blocks() {
   return *blocks;
 }
 
-void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
+void keep_block(void* context) {
+  const std::unique_ptr<Block> block(static_cast<Block*>(context));
   auto& pool = free_blocks();
   const std::lock_guard lock(pool.mutex);
-  block->freed_in = pool.pass;
   pool.blocks.push_back(*block);
-  delete block;
 }
 
-c10::DataPtr pointer_to(const Block& block) {
-  return {block.memory, new Block(block), &free_block, c10::kCPU};
+void return_block(void* context) {
+  const std::unique_ptr<Block> block(static_cast<Block*>(context));
+  ::munmap(block->memory, block->bytes);
 }
 
-void unmap(const std::vector<Block>& blocks) {
-  for (const auto& block : blocks) ::munmap(block.memory, block.bytes);
+/// \return  whether one of this size waited.
+bool take_free_block(size_t bytes, Block& block) {
+  auto& pool = free_blocks();
+  const std::lock_guard lock(pool.mutex);
+  const auto found = std::find_if(
+      pool.blocks.begin(), pool.blocks.end(), [&](const Block& b) { return b.bytes == bytes; });
+  if (found == pool.blocks.end()) return false;
+  block = *found;
+  pool.blocks.erase(found);
+  return true;
 }
 
-/// Takes the blocks that were freed before this pass.
-std::vector<Block> take_old(FreeBlocks& pool) {
-  auto& blocks = pool.blocks;
-  const auto old = std::stable_partition(blocks.begin(), blocks.end(), [&](const Block& block) {
-    return block.freed_in == pool.pass;
-  });
-  std::vector<Block> taken(old, blocks.end());
-  blocks.erase(old, blocks.end());
-  return taken;
+size_t in_pages(size_t bytes) {
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return std::max((bytes + page - 1) / page, size_t{1}) * page;
+}
+
+/// Maps new memory. What fills a huge page begins where one can be, so that the kernel may take it:
+/// then one page fault takes the place of 512.
+Block map_block(size_t bytes) {
+  const size_t spare = bytes >= kHugePage ? kHugePage : 0;
+  void* const mapped =
+      ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  DDP_CHECK(
+      mapped != MAP_FAILED, "FullyShardedDataParallel: expected ", bytes,
+      " bytes for the parameters of a unit, but the kernel has none. Make smaller units.");
+  if (spare == 0) return {mapped, bytes};
+  const auto past = reinterpret_cast<uintptr_t>(mapped) % kHugePage;
+  const size_t before = past == 0 ? 0 : kHugePage - past;
+  auto* const memory = static_cast<std::byte*>(mapped) + before;
+  if (before > 0) ::munmap(mapped, before);
+  if (spare > before) ::munmap(memory + bytes, spare - before);
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  return {memory, bytes};
 }
 
 }  // namespace
 
-c10::DataPtr allocate_block(size_t bytes) {
-  constexpr size_t kPage = 4096;
-  bytes = std::max((bytes + kPage - 1) / kPage, size_t{1}) * kPage;
-  auto& pool = free_blocks();
-  std::vector<Block> unused;
-  {
-    const std::lock_guard lock(pool.mutex);
-    const auto fits = std::find_if(pool.blocks.begin(), pool.blocks.end(), [&](const Block& block) {
-      return block.bytes == bytes;
-    });
-    if (fits != pool.blocks.end()) {
-      const auto block = *fits;
-      pool.blocks.erase(fits);
-      return pointer_to(block);
-    }
-    unused = take_old(pool);
+c10::DataPtr allocate_block(size_t bytes, OnFree on_free) {
+  bytes = in_pages(bytes);
+  const auto free = on_free == OnFree::kReuse ? &keep_block : &return_block;
+  Block block{};
+  if (on_free == OnFree::kReturn || !take_free_block(bytes, block)) {
+    if (on_free == OnFree::kReuse) trim_blocks();
+    block = map_block(bytes);
   }
-  unmap(unused);
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  DDP_CHECK(
-      memory != MAP_FAILED, "FullyShardedDataParallel: expected ", bytes,
-      " bytes for the parameters of a unit, but the kernel has none. Make smaller units.");
-  ::madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel can: fewer page faults
-  return pointer_to({memory, bytes});
+  return {block.memory, new Block(block), free, c10::kCPU};
 }
 
-at::Tensor empty_block(int64_t numel, const at::TensorOptions& options) {
+at::Tensor empty_block(int64_t numel, const at::TensorOptions& options, OnFree on_free) {
   if (!options.device().is_cpu()) return at::empty({numel}, options);
   auto tensor = at::empty({0}, options);
   const auto bytes = static_cast<size_t>(numel) * tensor.element_size();
-  refill_memory(tensor, allocate_block(bytes), bytes);
+  refill_memory(tensor, allocate_block(bytes, on_free), bytes);
   return tensor.set_(tensor.storage(), 0, {numel});
-}
-
-void begin_pass_over_blocks() {
-  auto& pool = free_blocks();
-  const std::lock_guard lock(pool.mutex);
-  ++pool.pass;
 }
 
 void trim_blocks() {
@@ -109,7 +112,7 @@ void trim_blocks() {
     const std::lock_guard lock(pool.mutex);
     unused.swap(pool.blocks);
   }
-  unmap(unused);
+  for (const auto& block : unused) ::munmap(block.memory, block.bytes);
 }
 
 }  // namespace ddp

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -9,22 +8,24 @@
 
 namespace ddp {
 
+/// What becomes of a block that is freed.
+enum class OnFree {
+  kReuse,   ///< It waits for the next block of its size, which is spared the page faults of new
+            ///< ones.
+  kReturn,  ///< The kernel gets it.
+};
+
 /// Host memory for whole parameters and for gradients' shards. It comes from the kernel: malloc
 /// would put other memory between, and grow.
 ///
-/// Freed blocks are reused without the page faults of new ones, also by the next pass. Before the
-/// kernel is asked for another, it gets back those that were freed before this pass: so models that
-/// take turns do not add up.
-/// Threads: any.
-c10::DataPtr allocate_block(size_t bytes);
+/// Before the kernel is asked for a block, it gets back all that wait: so blocks of several sizes
+/// do not add up. Threads: any.
+c10::DataPtr allocate_block(size_t bytes, OnFree on_free);
 
 /// 1-D memory of a tensor: a block, or on a device its allocator's. Not initialized.
-at::Tensor empty_block(int64_t numel, const at::TensorOptions& options);
+at::Tensor empty_block(int64_t numel, const at::TensorOptions& options, OnFree on_free);
 
-/// Begins a pass.
-void begin_pass_over_blocks();
-
-/// Returns the freed blocks to the kernel.
+/// Returns the blocks that wait to the kernel.
 void trim_blocks();
 
 }  // namespace ddp

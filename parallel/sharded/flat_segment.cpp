@@ -104,7 +104,7 @@ void FlatSegment::point(size_t slot, const at::Tensor& data) {
 
 void FlatSegment::begin_gather() {
   const c10::NoGradGuard no_grad;
-  refill_memory(whole_, empty_block(layout_.numel(), whole_.options()));
+  refill_memory(whole_, empty_block(layout_.numel(), whole_.options(), OnFree::kReuse));
   if (group_->getSize() == 1) {
     whole_.copy_(shard_);
     return;

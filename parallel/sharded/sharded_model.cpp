@@ -12,6 +12,7 @@
 #include <ddp/internal/gather_strings.h>
 #include <ddp/internal/gradient_memory.h>
 #include <ddp/internal/hash.h>
+#include <ddp/internal/parameter_memory.h>
 #include <ddp/internal/rank_text.h>
 #include <ddp/internal/repeated_call.h>
 #include <ddp/internal/tensor_broadcast.h>
@@ -156,7 +157,6 @@ void ShardedModel::begin_pass(ShardedUnit& root, bool reduces) {
     if (!unit->stays_whole) unit->reshard();
   }
   compare_modes();
-  begin_pass_over_blocks();
   pass_ = std::make_shared<ForwardPass>();
   pass_->model = shared_from_this();
   pass_->root = root.index;
@@ -224,6 +224,7 @@ void ShardedModel::end_pass() {
   }
   if (!pass->has_graph) {
     trim_blocks();
+    packed_.reset();
     gradient_memory_.reset();  // returns its pages
   }
   expected_.clear();
@@ -300,6 +301,21 @@ GradientMemory* ShardedModel::gradient_memory() {
     gradient_memory_ = gradient_memory_of(*reduce_groups_.shard, device());
   }
   return gradient_memory_.get();
+}
+
+at::Tensor ShardedModel::packed_memory(const UnitGradients& gradients) {
+  if (reduce_groups_.shard->getSize() == 1) return {};
+  const auto numel = gradients.packed_numel();
+  const auto options = gradients.packed_options();
+  const bool fits =
+      packed_.defined() && packed_.numel() >= numel && packed_.dtype() == options.dtype();
+  if (!fits) {
+    packed_.reset();
+    auto* memory = gradient_memory();
+    packed_ = memory ? memory->allocate(numel, options)
+                     : reducible_memory(*reduce_groups_.shard, numel, options);
+  }
+  return packed_.narrow(0, 0, numel);
 }
 
 std::shared_ptr<void> ShardedModel::serve_gradients() {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/internal/gradient_memory.h>
 #include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
@@ -84,8 +85,11 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool may_reduce_early();
   /// While units are held: the next backward pass reduces.
   void expect_reduction() { expects_reduction_ = true; }
-  /// Null if the backend has none.
-  GradientMemory* gradient_memory();
+  /// Memory in which one unit at a time packs its gradients, which keeps its pages: new memory that
+  /// ranks share costs a page fault for each. Undefined for one rank.
+  at::Tensor packed_memory(const UnitGradients& gradients);
+  /// Leaves that memory to what may still read it.
+  void part_with_packed_memory() noexcept { packed_.reset(); }
   /// Until the result is destroyed, this thread's gradients lie in memory that keeps its pages.
   std::shared_ptr<void> serve_gradients();
   /// Keeps units whose reshard_after_forward is unset whole, from their first use to drop(): over
@@ -97,6 +101,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
  private:
   void check_device(const ShardedUnit& unit) const;
+  /// Null if the backend has none.
+  GradientMemory* gradient_memory();
   BackwardTask& task();
   void begin_pass(ShardedUnit& root, bool reduces);
   void end_pass();
@@ -124,6 +130,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool is_as_expected_ = false;
   std::vector<std::weak_ptr<ForwardPass>> graphs_;
   std::shared_ptr<GradientMemory> gradient_memory_;
+  at::Tensor packed_;
   std::unique_ptr<BackwardTask> task_;
 };
 

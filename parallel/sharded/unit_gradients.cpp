@@ -111,8 +111,7 @@ int64_t UnitGradients::slice_numel() const {
 }
 
 int64_t UnitGradients::reduced_bytes() const {
-  const auto ranks = segments_.front().layout().ranks;
-  return ranks * slice_numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_));
+  return packed_numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype_));
 }
 
 void UnitGradients::pack(at::Tensor& packed) {
@@ -172,23 +171,21 @@ std::vector<size_t> UnitGradients::gradient_bytes() const {
   return bytes;
 }
 
-void UnitGradients::reduce(const Groups& groups, GradientMemory* memory) {
+at::TensorOptions UnitGradients::packed_options() const {
+  return at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
+}
+
+void UnitGradients::reduce(const Groups& groups, at::Tensor packed) {
   const c10::NoGradGuard no_grad;
   is_reduced_ = true;
-  const auto slice = slice_numel();
-  const auto options = at::dtype(reduce_dtype_).device(segments_.front().parameters()[0].device());
+  sum_ = empty_block(slice_numel(), packed_options(), OnFree::kReturn);
   const auto ranks = groups.shard->getSize();
-  // New memory that ranks share costs a page fault for each page: this one keeps its pages.
-  packed_ = memory ? memory->allocate(ranks * slice, options)
-                   : reducible_memory(*groups.shard, ranks * slice, options);
-  pack(packed_);
+  auto& target = ranks == 1 ? sum_ : packed;
+  pack(target);
   const auto divisor = divided_before(reduce_dtype_, ranks_of(groups));
-  if (divisor != 1) packed_.div_(divisor);
-  if (ranks == 1) {
-    sum_ = std::exchange(packed_, {});
-    return;
-  }
-  sum_ = empty_block(slice, options);
+  if (divisor != 1) target.div_(divisor);
+  if (ranks == 1) return;
+  packed_ = std::move(packed);
   reduction_ = reduce_scatter_tensor_async(sum_, packed_, c10d::ReduceOp::SUM, groups.shard);
 }
 
@@ -256,6 +253,7 @@ void UnitGradients::restore() {
     if (!std::exchange(slot.has_begun, false)) continue;
     parameter_of(slot).mutable_grad() = std::exchange(slot.before, {});
   }
+  packed_.reset();
   sum_.reset();
 }
 

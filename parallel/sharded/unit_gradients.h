@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ddp/internal/gradient_memory.h>
 #include <ddp/process_group.h>
 
 #include "sharded/flat_segment.h"
@@ -42,12 +41,15 @@ class UnitGradients {
 
   /// The bytes of the trainable parameters' whole gradients, as autograd makes them.
   std::vector<size_t> gradient_bytes() const;
+  /// Memory that reduce() packs into: 1-D, of this many elements and these options.
+  int64_t packed_numel() const { return segments_.front().layout().ranks * slice_numel(); }
+  at::TensorOptions packed_options() const;
   /// Packs the gradients, frees them, and starts to sum them. Parameters without one add zeros.
   ///
-  /// \param memory  of the group's backend; null if it has none.
+  /// \param packed  memory; free again after finish_reduction().
   ///
   /// Collective: yes. Blocks: no.
-  void reduce(const Groups& groups, GradientMemory* memory);
+  void reduce(const Groups& groups, at::Tensor packed);
   /// Waits for the sum, and sums over the ranks with the same shards.
   ///
   /// Collective: over these ranks.

@@ -1,8 +1,12 @@
 // FullyShardedDataParallel and memory: deferred construction, whole state dicts, freed parameters.
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <ddp/ddp.h>
@@ -125,7 +129,8 @@ TEST_CASE("between steps a rank has its shards alone", "[ranks][sharded]") {
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("blocks are reused, also by the next pass, and do not add up", "[sharded][once]") {
+TEST_CASE("blocks are reused, and those of several sizes do not add up", "[sharded][once]") {
+  using ddp::OnFree;
   constexpr size_t kBytes = size_t{64} << 20;  // more than anything else that a test maps meanwhile
   const auto mapped_bytes = [] {
     double pages = 0;
@@ -134,24 +139,52 @@ TEST_CASE("blocks are reused, also by the next pass, and do not add up", "[shard
   };
   ddp::trim_blocks();
   const auto before = mapped_bytes();
-  auto block = ddp::allocate_block(kBytes);
+  auto block = ddp::allocate_block(kBytes, OnFree::kReuse);
   const auto* const memory = block.get();
-  for (int pass = 0; pass < 2; ++pass) {
-    block.clear();
-    ddp::begin_pass_over_blocks();
-    block = ddp::allocate_block(kBytes);
-    CHECK(block.get() == memory);
-  }
   block.clear();
-  auto other = ddp::allocate_block(2 * kBytes);  // of the same pass: both may be needed again
-  CHECK(mapped_bytes() - before > 2.9 * kBytes);
+  block = ddp::allocate_block(kBytes, OnFree::kReuse);
+  CHECK(block.get() == memory);
+  block.clear();
+  auto other = ddp::allocate_block(2 * kBytes, OnFree::kReuse);
+  CHECK(mapped_bytes() - before < 2.1 * kBytes);
   other.clear();
-  ddp::begin_pass_over_blocks();
-  other = ddp::allocate_block(4 * kBytes);
-  CHECK(mapped_bytes() - before < 4.1 * kBytes);
-  other.clear();
+  CHECK(mapped_bytes() - before > 1.9 * kBytes);
   ddp::trim_blocks();
   CHECK(mapped_bytes() - before < 0.1 * kBytes);
+  other = ddp::allocate_block(kBytes, OnFree::kReturn);
+  other.clear();
+  CHECK(mapped_bytes() - before < 0.1 * kBytes);
+}
+
+TEST_CASE("large blocks lie where huge pages can be", "[sharded]") {
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  std::vector<c10::DataPtr> blocks;
+  for (const size_t bytes : {2 * kHugePage, kHugePage + 1, 3 * kHugePage + 5}) {
+    blocks.push_back(ddp::allocate_block(bytes, ddp::OnFree::kReturn));
+    CHECK(reinterpret_cast<uintptr_t>(blocks.back().get()) % kHugePage == 0);
+    std::memset(blocks.back().get(), 1, bytes);
+  }
+  for (const auto& block : blocks) CHECK(static_cast<const char*>(block.get())[kHugePage] == 1);
+}
+
+TEST_CASE("sharded models of groups that are gone leave no sockets", "[ranks][sharded]") {
+  const auto sockets_after_training = [] {
+    const auto errors = errors_of_ranks(2, [](const Rank& self) {
+      torch::nn::Linear layer(3, 2);
+      ddp::FullyShardedDataParallel model(layer, over_group(self));
+      model->forward(torch::ones({1, 3})).sum().backward();
+    });
+    CHECK(errors == std::vector<std::string>(2));
+    int sockets = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code closed;
+      const auto target = std::filesystem::read_symlink(entry.path(), closed).string();
+      sockets += target.rfind("socket:", 0) == 0 ? 1 : 0;
+    }
+    return sockets;
+  };
+  const auto first = sockets_after_training();
+  for (int i = 0; i < 3; ++i) CHECK(sockets_after_training() <= first);
 }
 
 TEST_CASE("values of whole parameters keep the views that they need", "[ranks][sharded][errors]") {
