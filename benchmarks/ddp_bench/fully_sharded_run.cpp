@@ -114,6 +114,7 @@ class FullyShardedBenchmark {
     ddp::FullyShardedOptions sharding;
     sharding.process_group(group_);
     if (mode == "fsdp_kept") sharding.reshard_after_forward(false);
+    if (mode == "fsdp_alone") sharding.prefetch(0);
     for (int64_t i = 0; i < kUnits; ++i) {
       Layer layer(width);
       layer->to(device_);

@@ -95,8 +95,9 @@ void add_measurement(CLI::App& app, Options& options) {
       ->excludes(timeline);
   app.add_option(
          "--fsdp-memory", options.fsdp_memory,
-         "Measure the peak memory of one way of --fsdp: fsdp, fsdp_kept or ddp")
-      ->check(one_of({"fsdp", "fsdp_kept", "ddp"}))
+         "Measure the peak memory of one way of --fsdp: fsdp, fsdp_kept, ddp, or fsdp_alone "
+         "without prefetch")
+      ->check(one_of({"fsdp", "fsdp_kept", "fsdp_alone", "ddp"}))
       ->excludes(model)
       ->excludes(modes)
       ->excludes(memory)

@@ -8,8 +8,10 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/full_state_dict.h>
+#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <ddp/state_dict.h>
 #include <torch/utils.h>
@@ -75,13 +77,14 @@ std::string describe_ranks(const Groups& groups) {
 
 std::string describe(const Options& options, const Text& text, TrainedModel& model) {
   const auto& groups = model.groups();
-  int64_t parameters = 0;
-  for (const auto& p : model.module().parameters()) parameters += p.numel();
-  const bool has_all = groups.tp_size() * groups.pp_size() == 1 && !options.fsdp;
+  int64_t parameters = 0;  // of what ranks cut, all
+  for (const auto& layout : ddp::layouts_of(model.module())) {
+    parameters += c10::multiply_integers(layout.sizes);
+  }
   return c10::str(
-      "training ", parameters, has_all ? " parameters on " : " parameters a rank on ", text.size(),
-      " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups), ", ",
-      groups.replicas * options.batch_size * options.accumulate, " windows of ",
+      "training ", parameters, groups.pp ? " parameters of a stage on " : " parameters on ",
+      text.size(), " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups),
+      ", ", groups.replicas * options.batch_size * options.accumulate, " windows of ",
       options.shape.context, " a step");
 }
 
