@@ -143,7 +143,7 @@ void Elastic::Impl::enter() {
     return;
   }
   try {
-    begin_generation(*form);
+    begin_generation(*std::exchange(form, {}));
   } catch (...) {
     if (!can_recover_from(std::current_exception())) throw;
     enter_next();
