@@ -14,6 +14,11 @@ endif()
 install(TARGETS ddp EXPORT ddpTargets)
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
 
+if(DDP_HAS_MPI)
+  install(EXPORT ddpMpiTargets NAMESPACE ddp:: DESTINATION ${ddp_package_dir})
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/DdpFindMpi.cmake DESTINATION ${ddp_package_dir})
+endif()
+
 string(REGEX MATCH "^[0-9.]+" ddp_torch_release "${Torch_VERSION}") # without +cpu, +cu130
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ddpConfig.cmake.in
   ${PROJECT_BINARY_DIR}/ddpConfig.cmake

@@ -15,7 +15,8 @@ Installs what building ddp needs, and does nothing where it is there already:
 
   --cpu            the CPU variant even where a CUDA toolkit is
   --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
-                   tests of the packages), Open MPI (one test uses its mpirun) and Doxygen (scripts/docs.sh)
+                   tests of the packages), Open MPI and MPICH (the backend over MPI; mpirun stays Open MPI's, which has
+                   the higher priority) and Doxygen (scripts/docs.sh)
   --aarch64        also the cross compiler of scripts/aarch64.sh
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
@@ -77,6 +78,9 @@ missing_packages() {
     command -v clang-tidy-14 >/dev/null || echo clang-tidy-14
     command -v clang++ >/dev/null || echo clang
     command -v mpirun >/dev/null || echo openmpi-bin
+    command -v mpicxx.openmpi >/dev/null || echo libopenmpi-dev
+    command -v mpiexec.mpich >/dev/null || echo mpich
+    command -v mpicxx.mpich >/dev/null || echo libmpich-dev
     command -v doxygen >/dev/null || echo doxygen
   fi
   if [[ $aarch64 == yes ]]; then
@@ -98,6 +102,9 @@ stop_at_hidden() { # PACKAGES...
       catch2 | libcli11-dev) program=cmake fault="does not find it" ;;
       python3-venv) program=python3 fault="lacks the modules ensurepip and venv" ;;
       openmpi-bin) program=mpirun ;;
+      libopenmpi-dev) program=mpicxx.openmpi ;;
+      mpich) program=mpiexec.mpich ;;
+      libmpich-dev) program=mpicxx.mpich ;;
       g++-aarch64-linux-gnu) program=aarch64-linux-gnu-g++ ;;
     esac
     path=$(command -v "$program") || path=nowhere

@@ -8,8 +8,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Generator.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/random_streams.h>
 
@@ -20,26 +20,34 @@ namespace ddp {
 namespace {
 
 constexpr const char* kCpu = "cpu";
-constexpr const char* kCuda = "cuda";
 constexpr const char* kSeed = "seed";
 constexpr const char* kStreams = "streams";
 
 at::Generator cpu_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
 
+// The key of the GPUs' states, or those of the process's other accelerator: "cuda", "xpu". Files of
+// a process without one have "cuda", too.
+std::string accelerator_name() {
+  return c10::DeviceTypeName(at::getAccelerator().value_or(at::kCUDA), /*lower_case=*/true);
+}
+
+int64_t count_gpus() { return at::getAccelerator() ? at::accelerator::deviceCount() : 0; }
+
 // Lists only GPUs that this process has begun to use: querying others would make a context on each.
 std::vector<int64_t> gpus_in_use() {
   std::vector<int64_t> gpus;
-  if (!at::globalContext().hasCUDA()) return gpus;
-  const auto& hooks = at::detail::getCUDAHooks();
-  for (int64_t gpu = 0; gpu < hooks.getNumGPUs(); ++gpu) {
+  const auto count = count_gpus();
+  if (count == 0) return gpus;
+  const auto& hooks = at::globalContext().getAcceleratorHooksInterface(at::getAccelerator());
+  for (int64_t gpu = 0; gpu < count; ++gpu) {
     if (hooks.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) gpus.push_back(gpu);
   }
   return gpus;
 }
 
-at::Generator cuda_generator(int64_t gpu) {
+at::Generator gpu_generator(int64_t gpu) {
   return at::globalContext().defaultGenerator(
-      c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
+      c10::Device(*at::getAccelerator(), static_cast<c10::DeviceIndex>(gpu)));
 }
 
 // Tries a state on a copy: only the generator itself can check it.
@@ -76,8 +84,8 @@ c10::IValue random_state() {
   dict.insert(kCpu, generator_state(cpu_generator()));
   dict.insert(kSeed, static_cast<int64_t>(cpu_generator().current_seed()));
   auto gpus = make_dict();
-  for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(cuda_generator(gpu)));
-  dict.insert(kCuda, gpus);
+  for (const auto gpu : gpus_in_use()) gpus.insert(gpu, generator_state(gpu_generator(gpu)));
+  dict.insert(accelerator_name(), gpus);
   auto streams = make_dict();
   for (const auto& [name, state] : random_stream_states()) streams.insert(name, state);
   dict.insert(kStreams, streams);
@@ -88,12 +96,11 @@ PreparedLoad prepare_random_state(const c10::IValue& saved, const std::string& s
   check_state(cpu_generator(), saved.isGenericDict() ? find_in(saved, kCpu) : nullptr, subject);
   std::vector<std::pair<at::Generator, at::Tensor>> states{
       {cpu_generator(), find_in(saved, kCpu)->toTensor()}};
-  const auto* cuda = find_in(saved, kCuda);
-  if (cuda != nullptr && at::globalContext().hasCUDA()) {
-    for (const auto& entry : cuda->toGenericDict()) {
+  if (const auto* gpus = find_in(saved, accelerator_name())) {
+    for (const auto& entry : gpus->toGenericDict()) {
       const auto gpu = entry.key().toInt();
-      if (gpu < at::detail::getCUDAHooks().getNumGPUs()) {
-        states.emplace_back(cuda_generator(gpu), entry.value().toTensor());
+      if (gpu < count_gpus()) {
+        states.emplace_back(gpu_generator(gpu), entry.value().toTensor());
       }
     }
   }
@@ -131,7 +138,7 @@ PreparedLoad prepare_new_random_state(
       cpu.set_current_seed(mixed);
     }
     for (const auto gpu : gpus_in_use()) {
-      auto generator = cuda_generator(gpu);
+      auto generator = gpu_generator(gpu);
       const std::lock_guard lock(generator.mutex());
       generator.set_current_seed(mixed);
     }

@@ -1,5 +1,6 @@
 #include "backends/gpu_assignment.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <ddp/internal/text.h>
 
@@ -18,18 +19,26 @@ std::string why_shared(const StartupBarrier& barrier, c10d::Store& votes, const 
 
 }  // namespace
 
+int visible_devices(c10::DeviceType type) {
+  if (!c10::impl::hasDeviceGuardImpl(type)) return 0;
+  return c10::impl::VirtualGuardImpl(type).deviceCount();
+}
+
 GpuAssignment choose_gpu(
     const std::optional<Setting>& local_rank, int visible_gpus,
-    const std::optional<c10::Device>& device_id) {
+    const std::optional<c10::Device>& device_id, c10::DeviceType type) {
+  const bool is_cuda = type == c10::kCUDA;
+  const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
   GpuAssignment gpu;
   if (visible_gpus == 0) {
-    gpu.why_not =
-        "expected a GPU, but this process sees none. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-        "use backend(\"gloo\")";
+    gpu.why_not = ddp::str(
+        "expected a GPU", is_cuda ? "" : " (" + name + ")", ", but this process sees none. Check ",
+        is_cuda ? "nvidia-smi and CUDA_VISIBLE_DEVICES" : "its driver and LibTorch's part for it",
+        ", or use backend(\"gloo\")");
   } else if (device_id && device_id->index() >= visible_gpus) {
     gpu.why_not = ddp::str(
-        "expected a device_id from cuda:0 to cuda:", visible_gpus - 1, ", got ", *device_id,
-        ". Give one of the GPUs that this process sees, or leave device_id out");
+        "expected a device_id from ", name, ":0 to ", name, ":", visible_gpus - 1, ", got ",
+        *device_id, ". Give one of the GPUs that this process sees, or leave device_id out");
   } else if (device_id) {
     gpu.device = device_id->index();
   } else if (visible_gpus == 1) {
@@ -40,9 +49,9 @@ GpuAssignment choose_gpu(
     gpu.device.reset();
     gpu.why_not = ddp::str(
         "expected ", local_rank->name, " from 0 to ", visible_gpus - 1, ", for this process sees ",
-        visible_gpus, " GPUs, got \"", local_rank->value,
-        "\". Start one process per GPU, show each process its own one in CUDA_VISIBLE_DEVICES, or "
-        "use backend(\"gloo\")");
+        visible_gpus, " GPUs, got \"", local_rank->value, "\". Start one process per GPU",
+        is_cuda ? ", show each process its own one in CUDA_VISIBLE_DEVICES," : "",
+        " or use backend(\"gloo\")");
   }
   return gpu;
 }

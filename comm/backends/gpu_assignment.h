@@ -11,23 +11,27 @@
 
 namespace ddp {
 
-/// A rank's GPU, as determined before NCCL is set up.
+/// A rank's GPU, as determined before its backend is made: NCCL's, or one of the program's own.
 struct GpuAssignment {
-  std::string why_not;        // why this rank cannot use NCCL; empty when it can
+  std::string why_not;        // why this rank has none for the backend; empty when it can
   std::optional<int> device;  // the GPU to make current; nothing: the program selects it
   std::string id;             // identifies the physical GPU in the whole world; empty: unknown
 };
+
+/// How many devices of the type this process sees: 0 also if LibTorch has no such devices.
+int visible_devices(c10::DeviceType type);
 
 /// Chooses among the GPUs that this process sees: the only one, whatever the local rank, because
 /// launchers may show each process only its own; else the one with the local rank's number.
 ///
 /// \param device_id  that the user named, instead.
+/// \param type  of the GPUs, or other devices with streams.
 /// \throws c10::ValueError  if the local rank is needed and malformed.
 GpuAssignment choose_gpu(
     const std::optional<Setting>& local_rank, int visible_gpus,
-    const std::optional<c10::Device>& device_id = {});
+    const std::optional<c10::Device>& device_id = {}, c10::DeviceType type = c10::kCUDA);
 
-/// Whether every rank has a GPU of its own, so that all of them can use NCCL.
+/// Whether every rank has a GPU of its own, so that all of them can use the backend.
 ///
 /// A rank cannot decide this alone: another rank may see other GPUs, or the same one.
 ///

@@ -1,50 +1,84 @@
 #include "backends/registry.h"
 
 #include <algorithm>
+#include <forward_list>
+#include <mutex>
+#include <utility>
 
-namespace ddp {
-namespace backends {
+namespace ddp::backends {
+namespace {
 
-// One line per backend, whose own file describes it.
+// One line per backend of the library, whose own file describes it.
 #define DDP_BACKENDS(BACKEND) \
   BACKEND(gloo)               \
   BACKEND(shm)                \
   BACKEND(nccl)               \
   BACKEND(mpi)
 
-#define DDP_DECLARE(name) BackendDescription describe_##name();
+}  // namespace
+
+#define DDP_DECLARE(name) RegisteredBackend describe_##name();
 DDP_BACKENDS(DDP_DECLARE)
 #undef DDP_DECLARE
 
-const std::vector<BackendDescription>& all() {
-#define DDP_DESCRIBE(name) describe_##name(),
-  static const std::vector<BackendDescription> descriptions{DDP_BACKENDS(DDP_DESCRIBE)};
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::forward_list<RegisteredBackend> owned;  // never removed: others hold pointers
+  std::vector<const RegisteredBackend*> listed;
+
+  void list(RegisteredBackend backend) {
+    owned.push_front(std::move(backend));
+    listed.push_back(&owned.front());
+  }
+};
+
+// Never destroyed: static objects of a program may use groups while it exits.
+Registry& registry() {
+  static auto* registry = [] {
+    auto* made = new Registry;
+#define DDP_DESCRIBE(name) made->list(describe_##name());
+    DDP_BACKENDS(DDP_DESCRIBE)
 #undef DDP_DESCRIBE
-  return descriptions;
+    return made;
+  }();
+  return *registry;
 }
 
-const BackendDescription* find(const std::string& name) {
-  const auto found = std::find_if(
-      all().begin(), all().end(), [&](const auto& backend) { return backend.name == name; });
-  return found == all().end() ? nullptr : &*found;
+auto find_in(Registry& registry, const std::string& name) {
+  return std::find_if(registry.listed.begin(), registry.listed.end(), [&](const auto* backend) {
+    return backend->name == name;
+  });
 }
 
-}  // namespace backends
+}  // namespace
 
-BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto backend = group.getBackend(device.type());
-  const auto* description = backends::find(backend->getBackendName());
-  auto capabilities = description != nullptr ? description->capabilities() : BackendCapabilities();
-  capabilities.reduces_in_own_memory =
-      capabilities.reduces_in_own_memory && backend->supportsTensorAlloc(device.index());
-  return capabilities;
+std::vector<const RegisteredBackend*> all() {
+  auto& registry = backends::registry();
+  const std::lock_guard lock(registry.mutex);
+  return registry.listed;
 }
 
-std::shared_ptr<GradientMemory> gradient_memory_of(c10d::ProcessGroup& group, c10::Device device) {
-  const auto backend = group.getBackend(device.type());
-  const auto* description = backends::find(backend->getBackendName());
-  if (description == nullptr || !description->gradient_memory) return nullptr;
-  return description->gradient_memory(*backend);
+const RegisteredBackend* find(const std::string& name) {
+  auto& registry = backends::registry();
+  const std::lock_guard lock(registry.mutex);
+  const auto found = find_in(registry, name);
+  return found == registry.listed.end() ? nullptr : *found;
 }
 
-}  // namespace ddp
+bool add(RegisteredBackend backend, bool replaces_missing) {
+  auto& registry = backends::registry();
+  const std::lock_guard lock(registry.mutex);
+  const auto found = find_in(registry, backend.name);
+  if (found == registry.listed.end()) {
+    registry.list(std::move(backend));
+    return true;
+  }
+  if (!replaces_missing || (*found)->make) return false;
+  registry.owned.push_front(std::move(backend));
+  *found = &registry.owned.front();
+  return true;
+}
+
+}  // namespace ddp::backends

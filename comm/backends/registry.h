@@ -1,39 +1,44 @@
-// The backends that the library supports.
+// The backends that groups can be made of: the library's, and those that a program has registered.
 #pragma once
 
-#include <optional>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/gradient_memory.h>
 
-#include "backends/gpu_assignment.h"
 #include "setup.h"
 
 namespace ddp::backends {
 
-/// The properties of a backend. Each backend's own file describes it.
-struct BackendDescription {
-  std::string name;                  // in ProcessGroupOptions' backend(), and getBackendName()
-  std::vector<std::string> devices;  // whose tensors it carries: "cpu", "cuda"
+/// The properties of a backend. The file of each of the library's backends has its own.
+struct RegisteredBackend {
+  std::string name;                  // in ProcessGroupOptions' backend()
+  std::vector<std::string> devices;  // whose tensors it carries, in c10::Device's words: "cpu"
   bool is_default = false;           // backend("") chooses it for its devices
-  BackendCapabilities (*capabilities)() = nullptr;
+  std::function<BackendCapabilities()> capabilities;
   // The memory of one of its backends; null if it has none.
   std::shared_ptr<GradientMemory> (*gradient_memory)(c10d::Backend&) = nullptr;
-  BackendPtr (*make)(const Setup&) = nullptr;  // null: no build has it
-  std::string why_no_build;                    // a sentence, if make is null
-  // For a backend that needs one GPU per rank. Null for the others.
-  GpuAssignment (*find_gpu)(
-      const std::optional<Setting>& local_rank,
-      const std::optional<c10::Device>& device_id) = nullptr;
-  void (*use_gpu)(int index) = nullptr;
+  std::function<BackendPtr(const Setup&)> make;  // null: no build has it
+  std::string why_no_build;                      // a sentence, if make is null
+  bool is_own = false;         // a program has registered it: getBackendName() may say another name
+  bool connects_late = false;  // it uses its store after make(), in the first collective
+  // Each rank uses one device of its own, which is current when make() runs.
+  bool picks_device = false;
+  std::string why_unusable;                       // with any device, as without a part of LibTorch
+  std::string (*device_id)(int index) = nullptr;  // identifies a device in the whole world
 };
 
-/// All backends, in the order in which messages list them.
-const std::vector<BackendDescription>& all();
+/// All backends, in the order in which messages list them. They stay where they are.
+std::vector<const RegisteredBackend*> all();
 
 /// The backend with that name; null if there is none.
-const BackendDescription* find(const std::string& name);
+const RegisteredBackend* find(const std::string& name);
+
+/// Adds a backend. If `replaces_missing`, one of that name that has no make() is replaced.
+///
+/// \return  false if the name is taken.
+bool add(RegisteredBackend backend, bool replaces_missing = false);
 
 }  // namespace ddp::backends

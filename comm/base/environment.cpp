@@ -59,6 +59,16 @@ void read_open_mpi(const Lookup& lookup, Environment& environment) {
   }
 }
 
+// MPICH's launcher, and those of its kin.
+void read_hydra(const Lookup& lookup, Environment& environment) {
+  environment.rank_name = "PMI_RANK";
+  environment.world_size_name = "PMI_SIZE";
+  environment.world_size = read(lookup, environment.world_size_name);
+  environment.address_remedy =
+      "mpiexec says nothing of rank 0's host: pass -genv MASTER_ADDR <rank 0's host> "
+      "-genv MASTER_PORT <a free port there>, or use init_method(\"mpi://\").";
+}
+
 void read_slurm(const Lookup& lookup, Environment& environment) {
   environment.rank_name = "SLURM_PROCID";
   environment.world_size_name = "SLURM_NTASKS";
@@ -113,12 +123,12 @@ Environment read_environment(const Lookup& lookup) {
   Environment environment;
   environment.no_launcher = !read_first(
       lookup, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-               "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK",
+               "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
                "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOBID"});
-  environment.local_rank =
-      read_first(lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
+  environment.local_rank = read_first(
+      lookup, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
   environment.local_world_size =
-      read_first(lookup, {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+      read_first(lookup, {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
   environment.master_addr = read(lookup, "MASTER_ADDR");
   environment.master_port = read(lookup, "MASTER_PORT");
   environment.gloo_interfaces = read(lookup, "GLOO_SOCKET_IFNAME");
@@ -126,9 +136,14 @@ Environment read_environment(const Lookup& lookup) {
       "Start the program with ddprun, torchrun, mpirun or srun, or set MASTER_ADDR and "
       "MASTER_PORT.";
 
-  environment.rank = read_first(lookup, {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"});
+  environment.rank = read_first(lookup, {"RANK", "OMPI_COMM_WORLD_RANK"});
+  // srun may set PMI_RANK as well, but not MPI_LOCALRANKID.
+  if (!environment.rank && lookup("MPI_LOCALRANKID")) environment.rank = read(lookup, "PMI_RANK");
+  if (!environment.rank) environment.rank = read(lookup, "SLURM_PROCID");
   if (environment.rank && environment.rank->name == "OMPI_COMM_WORLD_RANK") {
     read_open_mpi(lookup, environment);
+  } else if (environment.rank && environment.rank->name == "PMI_RANK") {
+    read_hydra(lookup, environment);
   } else if (environment.rank && environment.rank->name == "SLURM_PROCID") {
     read_slurm(lookup, environment);
   } else {

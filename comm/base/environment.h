@@ -67,8 +67,9 @@ struct Environment {
 ///
 /// The innermost launcher is right, because it sets its variables last and processes inherit the
 /// outer ones', which are often the same in all of them. torchrun and ddprun (RANK) run inside the
-/// others, and mpirun (OMPI_COMM_WORLD_RANK) inside a SLURM job, so the order is: RANK, then Open
-/// MPI, then SLURM. MASTER_ADDR and MASTER_PORT take precedence over derived values, which are
+/// others, and mpirun (OMPI_COMM_WORLD_RANK; PMI_RANK for MPICH's) inside a SLURM job, so the order
+/// is: RANK, then Open MPI, then MPICH, then SLURM. MASTER_ADDR and MASTER_PORT take precedence
+/// over derived values, which are
 ///
 /// - Open MPI, all ranks on one host: 127.0.0.1, and a port from the job's name (PMIX_NAMESPACE,
 ///   else OMPI_MCA_ess_base_jobid): 10000 + its FNV-1a hash mod 20000.

@@ -53,15 +53,7 @@ std::string local_address_towards(const addrinfo& peer) {
   return found ? address_text(address, length) : "";
 }
 
-std::string first_non_loopback_address() {
-  const auto list = interfaces();
-  for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
-    const bool usable = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
-                        (entry->ifa_flags & IFF_UP) != 0 && !is_loopback(entry->ifa_addr);
-    if (usable) return address_text(entry->ifa_addr, sizeof(sockaddr_in));
-  }
-  return kLoopback;
-}
+std::string first_non_loopback_address() { return own_addresses().front(); }
 
 // Whether the user wrote a loopback address, not a name that only this host resolves to one.
 bool is_loopback_name(const std::string& host) {
@@ -128,6 +120,18 @@ std::string to_string(const GlooDevices& devices) {
 GlooDevices choose_gloo_devices(const Environment& environment, const std::string& host) {
   if (environment.gloo_interfaces) return {parse_interfaces(*environment.gloo_interfaces), ""};
   return {{}, host.empty() ? kLoopback : address_towards(host)};
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses;
+  const auto list = interfaces();
+  for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    const bool usable = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
+                        (entry->ifa_flags & IFF_UP) != 0 && !is_loopback(entry->ifa_addr);
+    if (usable) addresses.push_back(address_text(entry->ifa_addr, sizeof(sockaddr_in)));
+  }
+  addresses.push_back(kLoopback);
+  return addresses;
 }
 
 }  // namespace ddp

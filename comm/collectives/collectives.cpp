@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,15 +13,6 @@
 
 namespace ddp {
 namespace {
-
-// As Python: the group's device_id, else the CPU if the group has a backend for it.
-c10::Device barrier_device(c10d::ProcessGroup& group) {
-  if (const auto bound = group.getBoundDeviceId()) return *bound;
-  const auto devices = group.getDeviceTypes();
-  const bool on_cpu = std::any_of(
-      devices.begin(), devices.end(), [](const c10::Device& device) { return device.is_cpu(); });
-  return on_cpu ? c10::Device(at::kCPU) : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
-}
 
 WorkPtr start_barrier(c10d::ProcessGroup& group) {
   const auto device = barrier_device(group);

@@ -6,8 +6,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <set>
 #include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Logging.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
@@ -20,6 +23,7 @@
 #include "group/monitored_group.h"
 #include "monitor/job_monitor.h"
 #include "monitor/liveness_socket.h"
+#include "rendezvous/mpi_meeting.h"
 #include "rendezvous/rendezvous.h"
 #include "store/bounded_store.h"
 #include "store/startup_barrier.h"
@@ -100,6 +104,61 @@ std::shared_ptr<JobMonitor> start_job_monitor(
   return JobMonitor::connect(setup, *own->with_deadline(deadline));
 }
 
+/// The GPU that this process would use with the backend, or why it cannot.
+GpuAssignment find_gpu(
+    const DevicePicker& picker, const std::optional<Setting>& local_rank,
+    const std::optional<c10::Device>& device_id) {
+  const auto& backend = *picker.backend;
+  if (!backend.why_unusable.empty()) return {backend.why_unusable, {}, ""};
+  auto gpu = choose_gpu(local_rank, visible_devices(picker.device), device_id, picker.device);
+  if (gpu.device && backend.device_id != nullptr) gpu.id = backend.device_id(*gpu.device);
+  return gpu;
+}
+
+using BackendType = c10d::ProcessGroup::BackendType;
+
+// c10d keeps one backend of a type in a group, and gives a second one's device the first without a
+// word. All names that it does not know have the type CUSTOM.
+BackendType free_backend_type(const std::string& name, std::set<BackendType>& used) {
+  using Type = BackendType;
+  // NCCL last: c10d takes a group of that type for one of GPUs.
+  for (const auto type :
+       {c10d::ProcessGroup::strToBackendType(name), Type::CUSTOM, Type::UCC, Type::XCCL, Type::MPI,
+        Type::GLOO, Type::NCCL}) {
+    if (type != Type::UNDEFINED && used.insert(type).second) return type;
+  }
+  DDP_CHECK_VALUE(
+      false, "backend(): expected up to 6 different backends in one group, got \"", name,
+      "\" as one more. Make a second group for it.");
+}
+
+/// \param picker  the backend that takes a GPU for each rank, if there is one.
+void check_gpu_options(
+    const ProcessGroupOptions& options, const std::optional<DevicePicker>& picker) {
+  const auto& device = options.device_id();
+  if (device) {
+    DDP_CHECK_VALUE(
+        device->is_cuda() && device->has_index(), "device_id(): expected cuda:N, got ", *device,
+        ". Give this rank's GPU, such as c10::Device(at::kCUDA, get_local_rank()).");
+    DDP_CHECK_VALUE(
+        picker && picker->device == c10::kCUDA, "device_id(): expected backend nccl, got ",
+        to_string(parse_backend(options.backend(), /*gpus_are_usable=*/true)),
+        ". Leave out device_id, or choose cpu:gloo,cuda:nccl.");
+  }
+  check_nccl_options(options.nccl());
+}
+
+/// How the ranks of these options meet: without an address, ranks that MPI has started ask MPI.
+ProcessGroupOptions resolved(const ProcessGroupOptions& options, const Environment& environment) {
+  const auto& backend = options.backend();
+  const bool has_mpi = backend == "mpi" ||
+                       (backend.size() > 4 && (backend + ',').find(":mpi,") != std::string::npos);
+  const bool says_where = options.store() || options.init_method() != "env://" ||
+                          process_variable("MASTER_ADDR") || environment.no_launcher;
+  if (!has_mpi || says_where || mpi_meeting() == nullptr) return options;
+  return ProcessGroupOptions(options).init_method("mpi://");
+}
+
 }  // namespace
 
 int local_rank_of(const Environment& environment, int world_size) {
@@ -124,20 +183,26 @@ ProcessGroup connect_group(
   const auto group = MonitoredGroup::make(store, rank, size);
   // A world of one has the backend that its user chose.
   const bool is_subgroup_of_one = size == 1 && recipe.job->size() > 1;
-  std::map<std::string, BackendPtr> made;
+  struct Made {
+    BackendPtr instance;
+    BackendType type = BackendType::UNDEFINED;
+  };
+  std::map<std::string, Made> made;
+  std::set<BackendType> types;
   // c10d uses it for calls without a tensor: as in Python, the backend of the GPUs if there is one.
-  std::string default_backend;
+  std::optional<BackendType> default_type;
   for (const auto& [device, backend] : recipe.backends) {
     const auto& description = *backends::find(backend);
-    auto& instance = made[backend];
+    const auto device_type = device_type_of(device);
+    auto& [instance, type] = made[backend];
+    const bool is_new = instance == nullptr;
     if (!instance && is_subgroup_of_one) {
       instance = backends::make_single_rank_backend(backend, recipe.timeout);
     } else if (!instance) {
       instance = description.make(
-          // The deadline limits connecting; NCCL connects, and uses the store, in the first
-          // collective.
-          {description.find_gpu != nullptr ? store->with_prefix(backend)
-                                           : store->with_prefix(backend)->with_deadline(deadline),
+          // The deadline limits connecting, which some do in the first collective.
+          {description.connects_late ? store->with_prefix(backend)
+                                     : store->with_prefix(backend)->with_deadline(deadline),
            rank,
            size,
            recipe.timeout,
@@ -146,18 +211,16 @@ ProcessGroup connect_group(
            {recipe.world_ranks.begin(), recipe.world_ranks.end()},
            recipe.gloo_devices,
            recipe.backends_required,
-           parent ? parent->getBackend(c10::Device(device).type()) : nullptr,
+           parent ? parent->getBackend(device_type) : nullptr,
            recipe.device_id,
            recipe.nccl});
     }
-    group->setBackend(
-        c10::Device(device).type(),
-        c10d::ProcessGroup::strToBackendType(instance->getBackendName()), instance);
-    if (default_backend.empty() || description.find_gpu != nullptr) {
-      default_backend = instance->getBackendName();
-    }
+    if (is_new) type = free_backend_type(instance->getBackendName(), types);
+    group->setBackend(device_type, type, instance);
+    if (description.is_own) group->set_registered_name(device_type, backend);
+    if (!default_type || description.picks_device) default_type = type;
   }
-  group->setDefaultBackend(default_backend);
+  group->setDefaultBackend(default_type.value_or(BackendType::UNDEFINED));
   group->setGroupName(name);
   group->setGroupDesc(name);
   if (recipe.device_id) group->setBoundDeviceId(recipe.device_id);
@@ -165,56 +228,44 @@ ProcessGroup connect_group(
   return group;
 }
 
-void check_gpu_options(const ProcessGroupOptions& options, const BackendSpec& spec) {
-  const auto& device = options.device_id();
-  if (device) {
-    DDP_CHECK_VALUE(
-        device->is_cuda() && device->has_index(), "device_id(): expected cuda:N, got ", *device,
-        ". Give this rank's GPU, such as c10::Device(at::kCUDA, get_local_rank()).");
-    DDP_CHECK_VALUE(
-        backend_of_gpus(spec) != nullptr, "device_id(): expected backend nccl, got ",
-        to_string(spec), ". Leave out device_id, or choose cpu:gloo,cuda:nccl.");
-  }
-  check_nccl_options(options.nccl());
-}
-
 ProcessGroup build_group(const ProcessGroupOptions& options) {
   return build_group(options, {}, options.timeout());
 }
 
 ProcessGroup build_group(
-    const ProcessGroupOptions& options, GenerationOfJob generation,
-    std::chrono::milliseconds limit) {
+    const ProcessGroupOptions& given, GenerationOfJob generation, std::chrono::milliseconds limit) {
   initialize_logging();
   ignore_broken_pipes();
-  const Deadline deadline(std::min(limit, options.timeout()));
   const auto environment = read_environment(process_variable);
+  const auto options = resolved(given, environment);
+  const Deadline deadline(std::min(limit, options.timeout()));
   GroupRecipe recipe;
   const auto& backend = options.backend();
-  recipe.backends = parse_backend(backend, /*gpus_are_usable=*/true);
+  // A problem that only this rank may have is passed to the barrier, so that the others do not wait
+  // for this rank: a plugin that registers a backend may be missing here.
+  std::string problem;
+  recipe.backends = parse_backend(backend, /*gpus_are_usable=*/true, &problem);
+  const bool is_unknown = !problem.empty();
   recipe.backends_required = !backend.empty();
   recipe.timeout = options.timeout();
   recipe.device_id = options.device_id();
   recipe.nccl = options.nccl();
-  check_gpu_options(options, recipe.backends);
-  const auto* const on_gpus = backend_of_gpus(recipe.backends);
+  const auto picker = is_unknown ? std::nullopt : device_picker(recipe.backends);
+  if (!is_unknown) check_gpu_options(options, picker);
   const auto met = rendezvous(options, environment, deadline);
 
-  // A problem that only this rank may have is passed to the barrier, so that the others do not wait
-  // for this rank.
-  std::string problem;
   GpuAssignment gpu;
   try {
-    check_built(recipe.backends);
+    if (!is_unknown) check_built(recipe.backends);
     recipe.gloo_devices = choose_gloo_devices(environment, met.host);
     // Finding GPUs loads the CUDA driver, so it is skipped if Gloo was chosen.
-    if (on_gpus != nullptr) gpu = on_gpus->find_gpu(environment.local_rank, recipe.device_id);
+    if (picker) gpu = find_gpu(*picker, environment.local_rank, recipe.device_id);
   } catch (const c10::Error& error) {
     problem = text_of(error);
   }
   const auto claim = ddp::str(
       "world size ", met.world_size, " and ",
-      backend.empty() ? "the default backend" : "backend " + to_string(recipe.backends));
+      backend.empty() ? "the default backend" : "backend " + backend_claim(backend));
   auto startup = make_startup_point(met, deadline);
   std::string name;
   while (name.empty()) {
@@ -227,14 +278,17 @@ ProcessGroup build_group(
         startup = make_startup_point(rendezvous(options, environment, deadline), deadline);
       });
       DDP_CHECK(without.empty(), without, " Before that, ", text_of(lost));
+    } catch (const c10::Error& error) {
+      DDP_CHECK_VALUE(!is_unknown, text_of(error));  // as any other bad option
+      throw;
     }
   }
   const auto& barrier = startup.barrier;
   const auto own_store = startup.store->with_prefix(name);
-  bool uses_gpus = on_gpus != nullptr;
+  bool uses_gpus = picker.has_value();
   if (uses_gpus) {
     const auto votes = own_store->with_prefix("votes")->with_deadline(deadline);
-    uses_gpus = all_have_gpus(barrier, *votes, gpu, backend.empty() ? "" : on_gpus->name);
+    uses_gpus = all_have_gpus(barrier, *votes, gpu, backend.empty() ? "" : picker->backend->name);
     recipe.backends = parse_backend(backend, uses_gpus);
     if (!uses_gpus) recipe.device_id.reset();
   }
@@ -242,7 +296,10 @@ ProcessGroup build_group(
   recipe.world_ranks.resize(static_cast<size_t>(met.world_size));
   std::iota(recipe.world_ranks.begin(), recipe.world_ranks.end(), 0);
   return connect_all(barrier, [&] {
-    if (uses_gpus && gpu.device) on_gpus->use_gpu(*gpu.device);
+    if (uses_gpus && gpu.device) {
+      const auto index = static_cast<c10::DeviceIndex>(*gpu.device);
+      c10::impl::VirtualGuardImpl(picker->device).setDevice({picker->device, index});
+    }
     recipe.job =
         start_job_monitor(met, own_store, recipe.gloo_devices, deadline, std::move(generation));
     return connect_group(recipe, deadline, own_store, met.rank, "default_pg", /*key=*/"");

@@ -3,10 +3,12 @@
 #include <exception>
 #include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/differentiable_call.h>
 #include <ddp/internal/error_text.h>
+#include <ddp/internal/rank_text.h>
 #include <ddp/internal/stream_capture.h>
 
 #include "base/executor.h"
@@ -20,6 +22,18 @@ using Base = c10d::ProcessGroup;
 constexpr Deadline::Milliseconds kDeviceAbortTimeout{3000};
 
 }  // namespace
+
+c10::Device barrier_device(const c10d::ProcessGroup& group) {
+  if (const auto bound = group.getBoundDeviceId()) return *bound;
+  const auto types = group.getDeviceTypes();
+  for (const auto& device : types) {
+    if (device.is_cpu()) return device;
+  }
+  DDP_CHECK(
+      !types.empty(), "barrier: expected a group with a backend, got one without ",
+      on_rank_text(group), ". Make it with init_process_group.");
+  return c10::impl::VirtualGuardImpl(types.front().type()).getDevice();
+}
 
 using WorkPtr = MonitoredGroup::WorkPtr;
 
@@ -103,11 +117,12 @@ WorkPtr MonitoredGroup::DDP_GROUP_ALL_TO_ALL_SINGLE(
 }
 
 // Calls the backend, which needs no tensor: c10d::ProcessGroup makes one in a static variable,
-// which is a data race for ranks that are threads of one process. Chooses the device as c10d does.
+// which is a data race for ranks that are threads of one process. Chooses the device as c10d does,
+// and where that is the CPU, without a backend for it, one that has a backend.
 WorkPtr MonitoredGroup::barrier(const c10d::BarrierOptions& o) {
   const auto device = o.device                                ? o.device->type()
                       : getBackendType() == BackendType::NCCL ? c10::kCUDA
-                                                              : c10::kCPU;
+                                                              : barrier_device(*this).type();
   return start_described(
       describe_call(Kind::kBarrier, {}), device, [&] { return getBackend(device)->barrier(o); });
 }

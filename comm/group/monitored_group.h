@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,17 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   static c10::intrusive_ptr<MonitoredGroup> make(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
   using DescribedCollectives::DescribedCollectives;  // for make()
+
+  /// Remembers under which name a device's backend is registered, which may itself say another.
+  /// Before start_monitor().
+  void set_registered_name(c10::DeviceType device, const std::string& name) {
+    registered_names_[device] = name;
+  }
+  /// Empty if the backend's own name is the registered one.
+  std::string registered_name(c10::DeviceType device) const {
+    const auto found = registered_names_.find(device);
+    return found == registered_names_.end() ? "" : found->second;
+  }
 
   /// Makes the monitor, as a part of the recipe's job.
   ///
@@ -88,6 +100,7 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   std::atomic<bool> is_shut_down_{false};
   const std::shared_ptr<CallHistory> calls_ = std::make_shared<CallHistory>();
   GroupRecipe recipe_;
+  std::map<c10::DeviceType, std::string> registered_names_;
   std::string key_;
   std::atomic<uint64_t> subgroups_made_{0};
   std::shared_ptr<GroupMonitor> monitor_;
@@ -96,6 +109,10 @@ class MonitoredGroup : public DescribedCollectives<c10d::ProcessGroup> {
   // last other reference is dropped. In the process that made the group, that drops this one.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> self_{c10::intrusive_ptr<c10d::ProcessGroup>()};
 };
+
+/// The device of a barrier. As Python: the group's device_id, else the CPU if the group has a
+/// backend for it, else the current device of a type that it has one for.
+c10::Device barrier_device(const c10d::ProcessGroup& group);
 
 /// Returns the monitor of a group that this library made; null for any other group.
 std::shared_ptr<GroupMonitor> own_monitor_of(c10d::ProcessGroup& group);

@@ -9,7 +9,7 @@ namespace {
 
 [[noreturn]] void bad_url(const std::string& url, const std::string& problem) {
   DDP_CHECK_VALUE(
-      false, "init_method(): expected env://, tcp://host:port or file:///path, got \"", url,
+      false, "init_method(): expected env://, tcp://host:port, file:///path or mpi://, got \"", url,
       "\": ", problem, ". Write it in one of these forms, or leave it out for env://.");
 }
 
@@ -61,6 +61,9 @@ InitMethod parse_init_method(const std::string& url) {
   if (question < rest.size()) parse_query(url, rest.substr(question + 1), method);
   if (scheme == "env") {
     if (!body.empty()) bad_url(url, "nothing but ?rank= and &world_size= may follow env://");
+  } else if (scheme == "mpi") {
+    method.kind = InitMethod::Kind::kMpi;
+    if (!rest.empty()) bad_url(url, "nothing may follow mpi://, for MPI numbers the ranks");
   } else if (scheme == "tcp") {
     method.kind = InitMethod::Kind::kTcp;
     parse_address(url, body, method);

@@ -16,8 +16,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/executor.h"
+#include "base/network_interface.h"
 #include "rendezvous/init_method.h"
 #include "rendezvous/loopback_listener.h"
+#include "rendezvous/mpi_meeting.h"
 #include "rendezvous/wait_for_listener.h"
 #include "store/shared_file_store.h"
 
@@ -170,6 +172,25 @@ StorePtr make_tcp_store(
   return store;
 }
 
+// Tries each address for a while, again and again: those of other networks may never answer.
+std::string first_that_listens(
+    const std::vector<std::string>& addresses, int port, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kEach(500);
+  std::string problem;
+  do {
+    for (const auto& address : addresses) {
+      const Deadline try_until(std::min<std::chrono::milliseconds>(kEach, deadline.left()));
+      problem = wait_for_listener(address, port, try_until);
+      if (problem.empty()) return address;
+    }
+  } while (!deadline.passed());
+  DDP_CHECK(
+      false, "init_process_group: expected rank 0 to answer at port ", port, " of one of ",
+      joined_by(", ", addresses), " within ", deadline.timeout().count(),
+      " ms, but none does: ", problem,
+      ". Check that this host reaches rank 0's, or set MASTER_ADDR and MASTER_PORT.");
+}
+
 StorePtr make_file_store(
     const std::string& path, const RankAndSize& self, const Deadline& deadline) {
   std::optional<StorePtr> store;
@@ -186,6 +207,49 @@ StorePtr make_file_store(
       ". Give a path in a folder that exists and that every rank may write to.");
   (*store)->setTimeout(deadline.timeout());
   return *store;
+}
+
+// Rank 0 listens at a port that is free, and MPI tells the others which, and its host's addresses.
+Rendezvous meet_over_mpi(const ProcessGroupOptions& options, const Deadline& deadline) {
+  auto* mpi = mpi_meeting();
+  DDP_CHECK(
+      mpi != nullptr,
+      "init_method(\"mpi://\"): expected a program that is linked with ddp::mpi, got one without. "
+      "Add "
+      "it to target_link_libraries (ddp must be built with -DDDP_WITH_MPI=ON), or use env://.");
+  const auto place = mpi->start(deadline);
+  const RankAndSize self{place.rank, place.world_size};
+  DDP_CHECK_VALUE(
+      (options.rank() == -1 || options.rank() == self.rank) &&
+          (options.world_size() == -1 || options.world_size() == self.world_size),
+      "backend mpi: expected rank() and world_size() to be MPI's, ", self.rank, " of ",
+      self.world_size, ", got ", options.rank(), " of ", options.world_size(), ". Leave them out.");
+  Rendezvous result;
+  result.rank = self.rank;
+  result.world_size = self.world_size;
+  result.hosting_rank = 0;
+  std::string place_of_store;
+  if (self.rank == 0) {
+    c10d::TCPStoreOptions store;
+    store.isServer = true;
+    store.port = 0;  // a free one
+    store.waitWorkers = false;
+    store.timeout = deadline.left();
+    const auto server = c10::make_intrusive<c10d::TCPStore>("localhost", store);
+    server->setTimeout(deadline.timeout());
+    place_of_store = std::to_string(server->getPort());
+    for (const auto& address : own_addresses()) place_of_store += ' ' + address;
+    result.store = server;
+  }
+  InputText text(mpi->broadcast(place_of_store, deadline));
+  int port = 0;
+  text >> port;
+  std::vector<std::string> addresses;
+  for (std::string address; text >> address;) addresses.push_back(address);
+  result.host = self.rank == 0 ? addresses.front() : first_that_listens(addresses, port, deadline);
+  if (self.rank != 0) result.store = make_tcp_store({result.host, port, false}, self, deadline);
+  result.store_host = ddp::str("which rank 0 hosts at ", result.host, " port ", port);
+  return result;
 }
 
 // The innermost store below all prefixes, if it is a TCPStore; else null.
@@ -233,6 +297,7 @@ Rendezvous rendezvous(
       " ms. Give what the slowest rank may take, or leave it out for 30 "
       "minutes.");
   const auto method = options.store() ? InitMethod{} : parse_init_method(options.init_method());
+  if (method.kind == InitMethod::Kind::kMpi) return meet_over_mpi(options, deadline);
   if (is_single_process(options, method, environment)) return single_process_rendezvous();
   const auto self = resolve_rank(options, method, environment);
   Rendezvous result;

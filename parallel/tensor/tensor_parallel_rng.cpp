@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <ddp/internal/check.h>
@@ -19,8 +20,9 @@ constexpr uint64_t kSeedOffset = 2718;  // Megatron-LM's
 
 std::vector<c10::Device> devices_in_use() {
   std::vector<c10::Device> devices{c10::Device(at::kCPU)};
-  if (at::globalContext().hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) {
-    devices.push_back(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
+  const auto accelerator = at::getAccelerator();
+  if (accelerator && at::accelerator::deviceCount() > 0) {
+    devices.push_back(c10::impl::VirtualGuardImpl(*accelerator).getDevice());
   }
   return devices;
 }

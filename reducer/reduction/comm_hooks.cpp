@@ -43,7 +43,7 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 FuturePtr completed(const at::Tensor& tensor) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::TensorType::get(),
-      tensor.is_cuda() ? std::vector<c10::Device>{tensor.device()} : std::vector<c10::Device>{});
+      tensor.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{tensor.device()});
   future->markCompleted(tensor);
   return future;
 }

@@ -22,10 +22,12 @@ TEST_CASE("the empty backend text selects the fastest backends that can be used"
   CHECK(parse_backend("", false) == BackendSpec{{"cpu", "shm"}});
 }
 
-TEST_CASE("MPI is an error that names the alternatives", "[comm][pure][errors]") {
+TEST_CASE(
+    "MPI in a program without it is an error that says how to link it", "[comm][pure][errors]") {
   CHECK_THROWS_WITH(
       ddp::check_built(parse_backend("mpi", true)),
-      ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
+      ContainsText(
+          "backend mpi: expected a program that is linked with ddp::mpi, got one without"));
   CHECK_NOTHROW(ddp::check_built(parse_backend("cpu:gloo,cuda:nccl", true)));
 }
 
@@ -34,7 +36,9 @@ TEST_CASE("a malformed backend text is an error that lists the backends", "[comm
       {"glo", "expected gloo, shm, nccl, mpi or cpu:X,cuda:Y with those, got \"glo\""},
       {"GLOO", "got \"GLOO\""},
       {"cpu:ucc", "with \"ucc\""},
-      {"tpu:gloo", "expected the devices cpu and cuda, got \"tpu:gloo\" with \"tpu\""},
+      {"tpu:gloo", "such as cpu, cuda and xpu, got \"tpu:gloo\" with \"tpu\""},
+      {"cuda:0:gloo", "with \"0:gloo\""},
+      {"xpu:gloo", "expected a backend that is registered for xpu, for gloo serves CPU tensors"},
       {"cpu:gloo,nccl", "expected device:backend pairs as in cpu:gloo,cuda:nccl"},
       {"gloo,nccl", "expected device:backend pairs"},
       {"cpu:gloo,", "expected no comma at the end"},

@@ -116,6 +116,20 @@ TEST_CASE(
       value(environment.master_port));
 }
 
+TEST_CASE("under MPICH's mpiexec the ranks are Hydra's", "[comm][pure]") {
+  const Variables hydra{
+      {"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}};
+  const auto environment = read(with(hydra, {{"SLURM_PROCID", "0"}}));
+  CHECK(value(environment.rank) == "1");
+  CHECK(value(environment.world_size) == "4");
+  CHECK(value(environment.local_rank) == "0");
+  CHECK(value(environment.local_world_size) == "2");
+  CHECK_FALSE(environment.master_addr);
+  CHECK(environment.address_remedy.find("mpi://") != std::string::npos);
+  // srun sets PMI_RANK, too.
+  CHECK(value(read({{"PMI_RANK", "1"}, {"SLURM_PROCID", "3"}}).rank) == "3");
+}
+
 TEST_CASE("under mpirun on several hosts the user must set MASTER_ADDR", "[comm][pure]") {
   const auto hosts = with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
   CHECK_FALSE(read(hosts).master_addr);

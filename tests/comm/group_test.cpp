@@ -12,6 +12,7 @@
 
 #include <ddp/collectives.h>
 
+#include "comm/backends/gpu_assignment.h"
 #include "comm/backends/nccl/nccl.h"
 #include "comm/group/group_builder.h"
 #include "support/error_of.h"
@@ -367,8 +368,10 @@ TEST_CASE(
     "NCCL without a GPU, and MPI, are errors that name the alternatives", "[comm][errors][once]") {
   CHECK_THROWS_WITH(
       ddp::make_process_group(world_of_one().backend("mpi")),
-      ContainsText("backend mpi: LibTorch's binaries come without it. Use gloo or nccl"));
-  const auto why = ddp::backends::find_gpu({}, {}).why_not;
+      ContainsText("backend mpi: expected a program that is linked with ddp::mpi"));
+  const auto missing = ddp::backends::why_no_nccl();
+  const auto why =
+      missing.empty() ? ddp::choose_gpu({}, ddp::visible_devices(c10::kCUDA)).why_not : missing;
   if (why.empty()) return;
   CHECK_THROWS_WITH(
       ddp::make_process_group(world_of_one().backend("nccl")),
@@ -401,7 +404,7 @@ TEST_CASE("a problem of one rank is thrown on all ranks", "[comm][ranks][errors]
   CHECK(errors[0] == errors[1]);
   CHECK_THAT(
       errors[0], ContainsText("init_process_group on rank ") &&
-                     ContainsText(" of 2: backend mpi: LibTorch's binaries"));
+                     ContainsText(" of 2: backend mpi: expected a program that is linked"));
 }
 
 TEST_CASE("a broken pipe ends the programs that a rank starts, and not the rank", "[comm][once]") {

@@ -12,8 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include <ddp/backend.h>
 #include <ddp/ddp.h>
 #include <torch/torch.h>
+
+#include "backend_stand_ins.h"
 
 struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);

@@ -194,7 +194,7 @@ class PowerSGD::Impl {
     const auto device = flight->buffer.device();
     flight->result = c10::make_intrusive<c10::ivalue::Future>(
         c10::TensorType::get(),
-        device.is_cuda() ? std::vector<c10::Device>{device} : std::vector<c10::Device>{});
+        device.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device});
     const auto state = states_.of(bucket);
     flight->state = state;
     if (options_.use_error_feedback()) add_error(flight->buffer, *state);

@@ -2,17 +2,18 @@
 
 #include <atomic>
 #include <exception>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
 #include <ddp/internal/text.h>
 #include <ddp/process_group.h>
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
-#include <torch/cuda.h>
 
 #include "trace_file.h"
 
@@ -34,9 +35,17 @@ kineto::ProfilerConfig config_of(const RecordingOptions& options) {
       kineto::ProfilerState::KINETO, options.record_shapes, options.profile_memory);
 }
 
-std::set<ActivityType> activities(bool on_cuda) {
+/// The accelerator of this process whose kernels Kineto records; nothing without one.
+std::optional<c10::DeviceType> recorded_accelerator() {
+  if (at::hasCUDA()) return at::kCUDA;
+  if (at::hasXPU()) return at::kXPU;
+  return std::nullopt;
+}
+
+std::set<ActivityType> activities(std::optional<c10::DeviceType> accelerator) {
   std::set<ActivityType> kinds = {ActivityType::CPU};
-  if (on_cuda) kinds.insert(ActivityType::CUDA);
+  if (accelerator == at::kCUDA) kinds.insert(ActivityType::CUDA);
+  if (accelerator == at::kXPU) kinds.insert(ActivityType::XPU);
   return kinds;
 }
 
@@ -111,8 +120,9 @@ Recording::Claim::~Claim() {
   if (!is_permanent) is_recording = false;
 }
 
-Recording::Recording(const RecordingOptions& options) : options_(options), on_cuda_(at::hasCUDA()) {
-  kineto::prepareProfiler(config_of(options_), activities(on_cuda_));
+Recording::Recording(const RecordingOptions& options)
+    : options_(options), accelerator_(recorded_accelerator()) {
+  kineto::prepareProfiler(config_of(options_), activities(accelerator_));
 }
 
 Recording::~Recording() {
@@ -133,16 +143,18 @@ Recording::~Recording() {
 }
 
 void Recording::start() {
-  kineto::enableProfiler(config_of(options_), activities(on_cuda_));
+  kineto::enableProfiler(config_of(options_), activities(accelerator_));
   thread_ = std::this_thread::get_id();
   stage_ = Stage::Started;
   add_metadata(options_);
 }
 
 std::unique_ptr<Trace> Recording::stop() {
-  if (on_cuda_) torch::cuda::synchronize();  // running kernels belong to the recording
+  // Running kernels belong to the recording.
+  if (accelerator_) at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
   stage_ = Stage::Stopped;
-  return std::make_unique<Trace>(kineto::disableProfiler(), options_, on_cuda_ ? "CUDA" : "");
+  const auto device = accelerator_ ? c10::DeviceTypeName(*accelerator_) : "";
+  return std::make_unique<Trace>(kineto::disableProfiler(), options_, device);
 }
 
 }  // namespace ddp::profiling

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -77,7 +78,7 @@ class Recording {
 
   Claim claim_;
   RecordingOptions options_;
-  bool on_cuda_;
+  const std::optional<c10::DeviceType> accelerator_;
   Stage stage_ = Stage::Prepared;
   std::thread::id thread_;
 };

@@ -333,8 +333,8 @@ const ReductionTable& reductions_of_gloo() {
 
 }  // namespace
 
-BackendDescription describe_gloo() {
-  BackendDescription gloo;
+RegisteredBackend describe_gloo() {
+  RegisteredBackend gloo;
   gloo.name = "gloo";
   gloo.devices = {"cpu", "cuda"};
   gloo.capabilities = [] {

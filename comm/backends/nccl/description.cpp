@@ -34,8 +34,8 @@ const ReductionTable& reductions_of_nccl() {
 
 }  // namespace
 
-BackendDescription describe_nccl() {
-  BackendDescription nccl;
+RegisteredBackend describe_nccl() {
+  RegisteredBackend nccl;
   nccl.name = "nccl";
   nccl.devices = {"cuda"};
   nccl.is_default = true;
@@ -50,8 +50,10 @@ BackendDescription describe_nccl() {
     return capabilities;
   };
   nccl.make = make_nccl;
-  nccl.find_gpu = find_gpu;
-  nccl.use_gpu = use_cuda_device;
+  nccl.connects_late = true;
+  nccl.picks_device = true;
+  nccl.why_unusable = why_no_nccl();
+  nccl.device_id = id_of_gpu;
   return nccl;
 }
 

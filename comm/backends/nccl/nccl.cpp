@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "backends/nccl/nccl.h"
+#include "base/environment.h"
 #include "base/executor.h"
 
 namespace ddp::backends {
@@ -44,25 +45,6 @@ void check_nccl_headers() {
       ".", patch, ". Build ddp with the nccl.h of the NCCL that LibTorch loads.");
 }
 
-// Identifies the GPU by its PCI bus id, as NCCL does, with the host's name and boot id, because two
-// hosts may have the same name. NCCL_HOSTID takes their place, as in NCCL: hosts with different
-// values share no GPU. Empty if CUDA cannot determine the bus id.
-std::string id_of(int device) {
-  char bus_id[64] = "";
-  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != cudaSuccess) {
-    (void)cudaGetLastError();  // otherwise the next error check would find this one
-    return "";
-  }
-  if (const auto host_id = process_variable("NCCL_HOSTID")) {
-    return ddp::str("GPU ", bus_id, " of NCCL_HOSTID ", *host_id);
-  }
-  char host[256] = "";
-  (void)gethostname(host, sizeof host - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return ddp::str("GPU ", bus_id, " of host ", host, " (boot ", boot, ")");
-}
-
 void write(const NcclOptions& from, ncclConfig_t& to) {
   if (from.min_ctas()) to.minCTAs = *from.min_ctas();
   if (from.max_ctas()) to.maxCTAs = *from.max_ctas();
@@ -91,12 +73,25 @@ void connect(
 
 }  // namespace
 
-GpuAssignment find_gpu(
-    const std::optional<Setting>& local_rank, const std::optional<c10::Device>& device_id) {
-  auto gpu = choose_gpu(local_rank, c10::cuda::device_count(), device_id);
-  if (gpu.device) gpu.id = id_of(*gpu.device);
-  return gpu;
+// With the host's name and boot id, because two hosts may have the same name. NCCL_HOSTID takes
+// their place, as in NCCL: hosts with different values share no GPU.
+std::string id_of_gpu(int device) {
+  char bus_id[64] = "";
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device) != cudaSuccess) {
+    (void)cudaGetLastError();  // otherwise the next error check would find this one
+    return "";
+  }
+  if (const auto host_id = process_variable("NCCL_HOSTID")) {
+    return ddp::str("GPU ", bus_id, " of NCCL_HOSTID ", *host_id);
+  }
+  char host[256] = "";
+  (void)gethostname(host, sizeof host - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return ddp::str("GPU ", bus_id, " of host ", host, " (boot ", boot, ")");
 }
+
+std::string why_no_nccl() { return ""; }
 
 BackendPtr make_nccl(const Setup& setup) {
   check_nccl_headers();
@@ -111,7 +106,5 @@ BackendPtr make_nccl(const Setup& setup) {
   if (setup.device_id) connect(nccl, *setup.device_id, setup);
   return nccl;
 }
-
-void use_cuda_device(int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); }
 
 }  // namespace ddp::backends

@@ -12,13 +12,10 @@ constexpr const char* kWhyNot =
 
 }  // namespace
 
-GpuAssignment find_gpu(
-    const std::optional<Setting>& /*local_rank*/, const std::optional<c10::Device>& /*device*/) {
-  return {kWhyNot, {}, ""};
-}
+std::string why_no_nccl() { return kWhyNot; }
 
 BackendPtr make_nccl(const Setup& /*setup*/) { DDP_CHECK(false, "backend nccl: ", kWhyNot, "."); }
 
-void use_cuda_device(int /*index*/) { DDP_CHECK(false, "backend nccl: ", kWhyNot, "."); }
+std::string id_of_gpu(int /*device*/) { return ""; }
 
 }  // namespace ddp::backends

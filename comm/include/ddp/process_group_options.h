@@ -45,14 +45,16 @@ struct NcclOptions {
 struct ProcessGroupOptions {
   /// The backend that carries the tensors. "gloo" carries CPU and CUDA tensors. "shm" carries CPU
   /// tensors through memory that the ranks of a host share; on several hosts, one rank of each host
-  /// exchanges the host's sum over Gloo. "nccl" carries CUDA tensors. "cpu:X,cuda:Y" chooses for
-  /// each device. "mpi" is recognized, but LibTorch's binaries do not contain it.
+  /// exchanges the host's sum over Gloo. "nccl" carries CUDA tensors. "mpi" carries CPU tensors
+  /// over MPI, in programs that are linked with ddp::mpi. "cpu:X,cuda:Y" chooses for each device,
+  /// also among backends of the program's own (`register_backend`).
   /// Default: "", which is shm for CPU tensors if ranks share a host, else gloo; and nccl for
   /// CUDA tensors if every rank has NCCL and a GPU of its own. The ranks agree on the choice.
   TORCH_ARG(std::string, backend) = "";
   /// How the ranks find each other. "env://": at MASTER_ADDR:MASTER_PORT; "tcp://host:port": at
   /// that address, where rank 0 listens; "file:///path": in a file that all ranks can access. tcp
-  /// and file take "?rank=R&world_size=W". Default: "env://"
+  /// and file take "?rank=R&world_size=W". "mpi://": MPI, which has started the ranks, tells them
+  /// where rank 0 is; so does "env://" for the backend mpi without MASTER_ADDR. Default: "env://"
   TORCH_ARG(std::string, init_method) = "env://";
   /// A store that all ranks share, instead of `init_method`. Needs rank and world_size.
   TORCH_ARG(c10::intrusive_ptr<c10d::Store>, store) = {};

@@ -9,6 +9,7 @@ using ddp::parse_init_method;
 
 TEST_CASE("an init_method is parsed", "[comm][pure]") {
   CHECK(parse_init_method("env://").kind == InitMethod::Kind::kEnv);
+  CHECK(parse_init_method("mpi://").kind == InitMethod::Kind::kMpi);
 
   const auto tcp = parse_init_method("tcp://10.0.0.1:29500?rank=1&world_size=2");
   CHECK(tcp.kind == InitMethod::Kind::kTcp);
@@ -30,7 +31,7 @@ TEST_CASE("an init_method is parsed", "[comm][pure]") {
 TEST_CASE("the error of a bad URL shows the valid forms", "[comm][pure][errors]") {
   CHECK_THROWS_WITH(
       parse_init_method("http://h:1"),
-      ContainsText("init_method(): expected env://, tcp://host:port or file:///path, got "
+      ContainsText("init_method(): expected env://, tcp://host:port, file:///path or mpi://, got "
                    "\"http://h:1\"") &&
           ContainsText("Write it in one of these forms"));
 }

@@ -272,8 +272,8 @@ BackendPtr make_shm_or_gloo(const Setup& setup) {
 
 namespace ddp::backends {
 
-BackendDescription describe_shm() {
-  BackendDescription shm;
+RegisteredBackend describe_shm() {
+  RegisteredBackend shm;
   shm.name = "shm";
   shm.devices = {"cpu"};
   shm.is_default = true;

@@ -33,8 +33,8 @@ struct BackendCapabilities {
 
 /// Returns what the group's backend for `device` can do.
 ///
-/// Looks the backend's getBackendName() up in the registry. A backend that is not registered, such
-/// as a program's own, has the defaults.
+/// Looks the backend up in the registry: by the name that the group was made with, or in a group of
+/// another class by its getBackendName(). A backend that is not registered has the defaults.
 ///
 /// Cost: a search by name; not for code that runs once per gradient.
 BackendCapabilities capabilities_of(c10d::ProcessGroup& group, c10::Device device);

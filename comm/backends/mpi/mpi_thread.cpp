@@ -1,0 +1,186 @@
+#include "backends/mpi/mpi_thread.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <ddp/internal/check.h>
+#include <ddp/internal/error_text.h>
+#include <ddp/internal/text.h>
+
+#include "backends/mpi/channel.h"
+#include "backends/mpi/start_mpi.h"
+
+namespace ddp::backends::mpi {
+namespace {
+
+using Clock = Deadline::Clock;
+
+// How long the thread only yields after something has moved, and naps after that. A message of 1
+// MiB takes less; a nap costs less than a thread that computes on the same core would notice.
+constexpr std::chrono::milliseconds kYielding{1};
+constexpr std::chrono::microseconds kNap{50};
+
+// Collectives whose numbers differ by this have equal tags, so they are not under way together.
+constexpr uint64_t kMostAtOnce = 256;
+
+bool may_advance(Operation& operation) {
+  if (!operation.number) return true;
+  auto& under_way = operation.channel->under_way;
+  if (!under_way.empty() && *operation.number >= *under_way.begin() + kMostAtOnce) return false;
+  under_way.insert(*operation.number);
+  return true;
+}
+
+}  // namespace
+
+MpiThread& MpiThread::instance() {
+  static auto* instance = new MpiThread;
+  return *instance;
+}
+
+const World& MpiThread::world(const Deadline& deadline) {
+  DDP_CHECK(
+      !has_failed_,
+      "init_process_group: expected a working MPI, but a group over it has failed in this process. "
+      "Start the job again, or use gloo.");
+  const std::lock_guard lock(world_mutex_);
+  if (world_) return *world_;
+  world_ = ask([this] { return start_mpi(initialized_here_); }, Deadline::in(deadline.left()));
+  DDP_CHECK(
+      world_, "backend mpi: expected MPI_Init to return within ", deadline.timeout().count(),
+      " ms, got no answer: it waits for the other ranks. Make the group on every rank.");
+  return *world_;
+}
+
+void MpiThread::push(std::function<void()> task) {
+  DDP_CHECK(
+      owner_.is_this_one(),
+      "backend mpi: expected the process that made the group, got one that it forked. Start the "
+      "ranks by mpirun.");
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopping_) return;  // the program exits
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    tasks_.push_back(std::move(task));
+    has_tasks_ = true;
+  }
+  wake_.notify_one();
+}
+
+void MpiThread::start(OperationPtr operation) {
+  // A std::function must be copyable.
+  auto shared = std::make_shared<OperationPtr>(std::move(operation));
+  push([this, shared] { active_.push_back(std::move(*shared)); });
+}
+
+void MpiThread::release(std::shared_ptr<Channel> channel) noexcept {
+  if (!owner_.is_this_one() || has_failed_) return;
+  push([this, channel = std::move(channel)] {
+    const bool is_used = std::any_of(active_.begin(), active_.end(), [&](const auto& operation) {
+      return operation->channel == channel;
+    });
+    if (is_used || has_failed_) return;
+    for (auto* one : {&channel->collectives, &channel->messages, &channel->elements}) {
+      if (*one != MPI_COMM_NULL) MPI_Comm_free(one);
+    }
+  });
+}
+
+bool MpiThread::run_tasks() {
+  std::vector<std::function<void()>> tasks;
+  {
+    std::unique_lock lock(mutex_);
+    if (active_.empty()) wake_.wait(lock, [this] { return !tasks_.empty() || is_stopping_; });
+    tasks.swap(tasks_);
+    has_tasks_ = false;
+    if (tasks.empty() && is_stopping_) return false;
+  }
+  for (const auto& task : tasks) task();
+  if (!tasks.empty()) last_moved_ = Clock::now();
+  return true;
+}
+
+void MpiThread::run() noexcept {
+  while (true) {
+    if ((active_.empty() || has_tasks_) && !run_tasks()) break;
+    if (active_.empty()) continue;
+    pause(advance_all());
+    if (is_stopping_) break;
+  }
+  finalize();
+}
+
+/// \return  whether anything has moved.
+bool MpiThread::advance_all() {
+  bool has_moved = false;
+  size_t kept = 0;
+  for (auto& operation : active_) {
+    if (operation->channel->has_failed()) {
+      (void)operation.release();  // MPI may still write to its memory
+    } else if (advance(*operation)) {
+      has_moved = true;
+      operation.reset();
+    } else {
+      has_moved |= operation && operation->has_moved();
+    }
+    if (operation) active_[kept++] = std::move(operation);
+  }
+  active_.resize(kept);
+  return has_moved;
+}
+
+/// \return  whether it is over. One that has failed is not: its group has failed, too.
+bool MpiThread::advance(Operation& operation) noexcept {
+  auto& channel = *operation.channel;
+  try {
+    if (!may_advance(operation)) return false;
+    if (operation.advance()) {
+      if (operation.number) channel.under_way.erase(*operation.number);
+      channel.remove(operation.work);
+      operation.work->complete(nullptr);
+      return true;
+    }
+  } catch (...) {
+    channel.fail(text_of(std::current_exception()));
+  }
+  return false;
+}
+
+void MpiThread::pause(bool has_moved) {
+  const auto now = Clock::now();
+  if (has_moved) {
+    last_moved_ = now;
+    return;
+  }
+  for (const auto& operation : active_) {
+    if (now < operation->deadline) continue;
+    operation->channel->fail(
+        operation->title + " timed out: not all ranks have called it, or one has ended");
+  }
+  if (now - last_moved_ < kYielding) {
+    std::this_thread::yield();
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, kNap, [this] { return !tasks_.empty() || is_stopping_; });
+}
+
+void MpiThread::finalize() noexcept {
+  if (!initialized_here_ || has_failed_ || !active_.empty()) return;
+  MPI_Finalize();
+}
+
+void MpiThread::finish() noexcept {
+  if (!owner_.is_this_one()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    if (!thread_.joinable()) return;
+  }
+  wake_.notify_one();
+  // After a failure the thread may wait in MPI for a rank that has ended.
+  has_failed_ ? thread_.detach() : thread_.join();
+}
+
+}  // namespace ddp::backends::mpi

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <ddp/internal/owner_process.h>
+
+#include "backends/mpi/operation.h"
+#include "backends/mpi/scratch.h"
+#include "base/deadline.h"
+
+namespace ddp::backends::mpi {
+
+/// This process among those that MPI has started.
+struct World {
+  int rank = 0;
+  int size = 1;
+  int most_tag = 32767;
+  std::string library;                    // its name and version
+  MPI_Comm communicator = MPI_COMM_NULL;  // of all ranks, the library's own
+};
+
+/// The thread that makes all calls of MPI in this process.
+///
+/// While nothing is under way, it sleeps. Else it tests what is, and yields its core between two
+/// tests; once nothing has moved for a millisecond, it naps in between.
+///
+/// A collective that MPI never ends does not hold up callers: they wait for works and answers, with
+/// limits, and not for this thread.
+class MpiThread {
+ public:
+  using TimePoint = Deadline::Clock::time_point;
+
+  /// Never destroyed: other static objects may use it while the program exits.
+  static MpiThread& instance();
+
+  /// Starts MPI in the first call.
+  ///
+  /// \throws c10::Error  if MPI cannot start in time, is a world of another launcher, or has
+  /// failed.
+  const World& world(const Deadline& deadline);
+
+  /// Runs `call`, which returns a value, and waits for its result.
+  ///
+  /// \param call  owns everything that it uses: it may continue after `until`.
+  /// \return  nothing if there is no result in time. Then MPI is unusable.
+  template <typename Call>
+  auto ask(Call call, TimePoint until) -> std::optional<std::invoke_result_t<Call&>>;
+
+  /// Starts an operation, after those that were started before.
+  void start(OperationPtr operation);
+
+  /// Frees the communicators of a group that is not used any more, unless something is under way.
+  void release(std::shared_ptr<Channel> channel) noexcept;
+
+  /// A group has failed: messages stay with MPI, which can no longer be ended.
+  void note_failure() { has_failed_ = true; }
+  bool has_failed() const { return has_failed_; }
+
+  /// For the static object that is destroyed last: ends MPI if this thread has started it, no group
+  /// has failed and nothing is under way. MPI then waits for the other ranks.
+  void finish() noexcept;
+
+  ScratchPool& scratch() { return scratch_; }
+
+ private:
+  MpiThread() = default;
+
+  void run() noexcept;
+  void push(std::function<void()> task);
+  bool run_tasks();
+  bool advance_all();
+  bool advance(Operation& operation) noexcept;
+  void pause(bool has_moved);
+  void finalize() noexcept;
+
+  const OwnerProcess owner_;
+  std::mutex world_mutex_;      // guards world_
+  std::optional<World> world_;  // set once
+  std::atomic<bool> has_failed_{false};
+
+  std::mutex mutex_;  // guards tasks_ and thread_
+  std::condition_variable wake_;
+  std::vector<std::function<void()>> tasks_;
+  std::thread thread_;
+  std::atomic<bool> has_tasks_{false};
+  std::atomic<bool> is_stopping_{false};
+
+  // The thread's own:
+  std::vector<OperationPtr> active_;
+  ScratchPool scratch_;
+  TimePoint last_moved_{};
+  bool initialized_here_ = false;
+};
+
+template <typename Call>
+auto MpiThread::ask(Call call, TimePoint until) -> std::optional<std::invoke_result_t<Call&>> {
+  using Result = std::invoke_result_t<Call&>;
+  struct Question {
+    Call call;
+    std::promise<Result> answer;
+  };
+  const auto question = std::make_shared<Question>(Question{std::move(call), {}});
+  auto answer = question->answer.get_future();
+  push([question] {
+    try {
+      question->answer.set_value(question->call());
+    } catch (...) {
+      question->answer.set_exception(std::current_exception());
+    }
+  });
+  if (answer.wait_until(until) != std::future_status::ready) {
+    note_failure();
+    return std::nullopt;
+  }
+  return answer.get();
+}
+
+}  // namespace ddp::backends::mpi

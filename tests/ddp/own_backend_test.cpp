@@ -1,0 +1,218 @@
+// Backends of a program's own.
+#include <ddp/backend.h>
+#include <ddp/comm_hooks.h>
+#include <ddp/distributed_data_parallel.h>
+#include <ddp/internal/capabilities.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chrono>
+#include <thread>
+
+#include "comm/backends/gloo/gloo.h"
+#include "comm/group/backend_spec.h"
+#include "data/toy_device.h"
+#include "ddp/wrapping.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+namespace ddp {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::error_of;
+using testing::Rank;
+using testing::RanksOptions;
+using testing::run_ranks;
+
+/// What a program's own backend is like: it has some collectives, and a name that c10d does not
+/// know.
+class Relay : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  Relay(std::string name, c10::intrusive_ptr<c10d::Backend> inner)
+      : Backend(inner->getRank(), inner->getSize()),
+        name_(std::move(name)),
+        inner_(std::move(inner)) {}
+
+  const std::string getBackendName() const override { return name_; }
+  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& o) override {
+    return inner_->broadcast(t, o);
+  }
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
+    return inner_->allreduce(t, o);
+  }
+  WorkPtr allgather(
+      std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& o) override {
+    return inner_->allgather(to, from, o);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& o) override { return inner_->barrier(o); }
+  void abort() override { inner_->abort(); }
+
+ private:
+  const std::string name_;
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+};
+
+BackendDescription relay(std::string own_name, std::vector<c10::DeviceType> devices) {
+  return BackendDescription().devices(std::move(devices)).make([own_name](const BackendSetup& s) {
+    backends::Setup setup;
+    setup.store = s.store;
+    setup.rank = s.rank;
+    setup.world_size = s.size;
+    setup.timeout = s.timeout;
+    setup.connect_by = Deadline(s.timeout);
+    setup.group_name = s.group_name;
+    setup.global_ranks.assign(s.global_ranks.begin(), s.global_ranks.end());
+    setup.gloo_devices.address = "127.0.0.1";
+    return c10::make_intrusive<Relay>(own_name, backends::make_gloo(setup));
+  });
+}
+
+void register_once() {
+  [[maybe_unused]] static const bool once = [] {
+    register_backend("relay", relay("relay_of_a_plugin", {at::kCPU}));
+    register_backend("toy_relay", relay("toy", {at::kPrivateUse1}).waits_on_stream(true));
+    return true;
+  }();
+}
+
+RanksOptions over(const std::string& backend) {
+  register_once();
+  RanksOptions options;
+  options.backend = backend;
+  return options;
+}
+
+std::vector<at::Tensor> trained_over(const std::string& backend) {
+  return run_ranks<at::Tensor>(
+      2,
+      [](const Rank& self) {
+        torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
+        auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+        {
+          const torch::NoGradGuard no_grad;
+          for (auto& p : net->parameters()) p.uniform_(-1, 1, generator);
+        }
+        DistributedDataParallel<torch::nn::Sequential> model(net, testing::in(self));
+        torch::optim::SGD optimizer(model->parameters(), 0.05);
+        for (int step = 0; step < 5; ++step) {
+          optimizer.zero_grad();
+          const auto x = torch::arange(8.0).view({2, 4}) / (3 + self.rank + step);
+          model->forward(x).sum().backward();
+          optimizer.step();
+        }
+        return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
+      },
+      over(backend));
+}
+
+}  // namespace
+
+TEST_CASE("a model trains over a program's own backend as over Gloo", "[own_backend][ranks]") {
+  const auto own = trained_over("relay");
+  const auto gloo = trained_over("gloo");
+  for (size_t rank = 0; rank < 2; ++rank) CHECK(torch::equal(own[rank], gloo[rank]));
+  CHECK(torch::equal(own[0], own[1]));
+}
+
+TEST_CASE("two backends whose names c10d does not know share a group", "[own_backend][ranks]") {
+  const auto names = run_ranks<std::vector<std::string>>(
+      2,
+      [](const Rank& self) {
+        return std::vector<std::string>{
+            self.group->getBackend(c10::kCPU)->getBackendName(),
+            self.group->getBackend(c10::kPrivateUse1)->getBackendName(),
+            self.group->getDefaultBackend()->getBackendName(),
+            capabilities_of(*self.group, at::kCPU).waits_on_stream ? "waits" : "does not wait",
+            capabilities_of(*self.group, c10::Device(c10::kPrivateUse1, 0)).waits_on_stream
+                ? "waits"
+                : "does not wait"};
+      },
+      over("cpu:relay,toy:toy_relay"));
+  const std::vector<std::string> expected{
+      "relay_of_a_plugin", "toy", "relay_of_a_plugin", "does not wait", "waits"};
+  CHECK(names[0] == expected);
+  CHECK(names[1] == expected);
+}
+
+TEST_CASE(
+    "a name that one rank has not registered is an error on all ranks",
+    "[own_backend][ranks][errors]") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto error_on = [&](int rank) {
+    return error_of([&] {
+      make_process_group(
+          ProcessGroupOptions().backend("late").store(store).rank(rank).world_size(2).timeout(20s));
+    });
+  };
+  std::string first;
+  std::thread without([&] { first = error_on(0); });
+  // Rank 0 has read the name once it uses the store.
+  while (store->getNumKeys() == 0) std::this_thread::sleep_for(1ms);
+  register_backend("late", relay("late", {at::kCPU}));
+  const auto second = error_on(1);
+  without.join();
+  CHECK(first == second);
+  CHECK_THAT(
+      first, ContainsText("init_process_group on rank 0 of 2: backend(): expected gloo, shm") &&
+                 ContainsText(", got \"late\"") &&
+                 ContainsText("or register it with ddp::register_backend"));
+}
+
+TEST_CASE("a malformed backend of one's own is an error", "[own_backend][errors]") {
+  const auto error = [](const std::string& name, const BackendDescription& description) {
+    return error_of([&] { register_backend(name, description); });
+  };
+  const auto good = relay("x", {at::kCPU});
+  CHECK_THAT(error("gloo", good), ContainsText("expected a name that is free, got \"gloo\""));
+  for (const auto* name : {"a:b", "A", "", "1a", "_a", "a-b"}) {
+    CAPTURE(name);
+    CHECK_THAT(
+        error(name, good), ContainsText("register_backend: expected lower-case letters, digits and "
+                                        "_ in the name"));
+  }
+  CHECK_THAT(
+      error("x", BackendDescription().make(good.make())),
+      ContainsText("expected devices(), got none"));
+  CHECK_THAT(
+      error("x", BackendDescription().devices({at::kCPU})),
+      ContainsText("expected make(), got none"));
+  register_once();
+  CHECK_THAT(error("relay", good), ContainsText("expected a name that is free, got \"relay\""));
+  CHECK_THAT(
+      error_of([] { parse_backend("cuda:relay", true); }),
+      ContainsText("for relay serves CPU tensors only, got \"cuda:relay\""));
+}
+
+TEST_CASE("a backend that makes nothing is an error", "[own_backend][errors]") {
+  register_backend(
+      "nothing", BackendDescription().devices({at::kCPU}).make([](const BackendSetup&) {
+        return c10::intrusive_ptr<c10d::Backend>();
+      }));
+  CHECK_THAT(
+      error_of([] {
+        make_process_group(ProcessGroupOptions()
+                               .backend("nothing")
+                               .store(c10::make_intrusive<c10d::HashStore>())
+                               .rank(0)
+                               .world_size(1)
+                               .timeout(20s));
+      }),
+      ContainsText("backend nothing: expected make() to return a backend, got none"));
+}
+
+TEST_CASE("the future of a hook waits for any device's stream", "[own_backend]") {
+  using testing::toy::Device;
+  const auto tensor = torch::empty({4}, at::TensorOptions().device(at::kPrivateUse1));
+  GradBucket bucket(0, true, tensor, {tensor}, {});
+  Device::get().forget();
+  hooks::noop()(bucket)->wait();
+  CHECK(Device::get().waits.size() == 1);
+}
+
+}  // namespace ddp
