@@ -17,7 +17,7 @@ Installs what building ddp needs, and does nothing where it is there already:
   --dev            also clang-format 14 (scripts/format.sh), clang-tidy 14 (scripts/tidy.sh), clang (tests, and
                    tests of the packages), Open MPI and MPICH (the backend over MPI; mpirun stays Open MPI's, which has
                    the higher priority) and Doxygen (scripts/docs.sh)
-  --aarch64        also the cross compiler of scripts/aarch64.sh
+  --aarch64        also what scripts/aarch64.sh compiles with: clang, and the cross compiler with its headers
   --torch VERSION  2.11.0 (the default, and what CMake takes by itself), 2.12.1, 2.13.0, 2.14.1 or 2.15.0
 END
 }
@@ -76,12 +76,14 @@ missing_packages() {
   if [[ $dev == yes ]]; then
     command -v clang-format-14 >/dev/null || echo clang-format-14
     command -v clang-tidy-14 >/dev/null || echo clang-tidy-14
-    command -v clang++ >/dev/null || echo clang
     command -v mpirun >/dev/null || echo openmpi-bin
     command -v mpicxx.openmpi >/dev/null || echo libopenmpi-dev
     command -v mpiexec.mpich >/dev/null || echo mpich
     command -v mpicxx.mpich >/dev/null || echo libmpich-dev
     command -v doxygen >/dev/null || echo doxygen
+  fi
+  if [[ $dev == yes || $aarch64 == yes ]]; then
+    command -v clang++ >/dev/null || echo clang
   fi
   if [[ $aarch64 == yes ]]; then
     command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu

@@ -17,8 +17,8 @@ namespace ddp {
 namespace {
 
 struct Running {
-  const OwnerProcess owner;  // a process that it forked has none of its threads
-  std::mutex mutex;          // guards the members below
+  const OwnerProcess owner{};  // a process that it forked has none of its threads
+  std::mutex mutex;            // guards the members below
   std::condition_variable changed;
   int aborts = 0;
 };

@@ -271,7 +271,9 @@ TEST_CASE("every rank reports an error in the command line", "[benchmarks][proce
 TEST_CASE("the program reports invalid options", "[benchmarks][process][errors]") {
   const auto backend = bench({"--backend", "pigeon"});
   CHECK(backend.code == 2);
-  CHECK_THAT(backend.output, ContainsText("ddp_bench: backend(): expected"));
+  CHECK_THAT(
+      backend.output,
+      ContainsText("ddp_bench: init_process_group on rank 0 of 2: backend(): expected"));
 
   const auto timeline = bench({"--model", "small_params", "--timeline", "/nowhere/step.json"});
   CHECK(timeline.code == 1);

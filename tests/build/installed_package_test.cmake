@@ -30,35 +30,48 @@ endif()
 file(GLOB binaries "${prefix}/bin/*" "${prefix}/lib*/*.so")
 foreach(binary IN LISTS binaries)
   run(readelf -d "${binary}")
+  if(output MATCHES "NEEDED[^\n]*libmpi")
+    message(FATAL_ERROR "${binary}: expected no need of MPI, got:\n${output}")
+  endif()
   if(output MATCHES "R(UN)?PATH" AND NOT binary MATCHES "/(ddp_bench|ddp_consolidate)$") # which are run, not linked
     message(FATAL_ERROR "${binary}: expected no RPATH, got:\n${output}")
   endif()
 endforeach()
 
+set(consumer -S "${SOURCE_DIR}/tests/consumer")
 # Without a LibTorch the package names the one that it needs.
-try(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/no torch" ${settings}
-  "-DCMAKE_PREFIX_PATH=${prefix}")
-string(REGEX REPLACE "[ \n]+" " " words "${output}")
-if(status EQUAL 0 OR NOT words MATCHES
-    "LibTorch was not found\\. This ddp was built with LibTorch 2\\.[0-9.]+.* -DCMAKE_PREFIX_PATH=")
-  message(FATAL_ERROR "expected the package to ask for a LibTorch of its version, got ${status}:\n${output}")
-endif()
+expect_no_configuration("no torch" "LibTorch was not found\\. This ddp was built with LibTorch 2\\.[0-9.]+.* -DCMAKE_PREFIX_PATH="
+  ${consumer} "-DCMAKE_PREFIX_PATH=${prefix}")
 
 # The package rejects a LibTorch that is too old.
 set(old "${WORK_DIR}/old/share/cmake/Torch")
 file(WRITE "${old}/TorchConfig.cmake" "")
 file(WRITE "${old}/TorchConfigVersion.cmake" "set(PACKAGE_VERSION 2.10.0)")
-try(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/old torch" ${settings}
-  "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${old}")
-string(REGEX REPLACE "[ \n]+" " " words "${output}")
-if(status EQUAL 0 OR NOT words MATCHES "LibTorch: expected version 2\\.11 or newer, got 2\\.10\\.0 in ")
-  message(FATAL_ERROR "expected LibTorch 2.10 to be refused, got ${status}:\n${output}")
+expect_no_configuration("old torch" "LibTorch: expected version 2\\.11 or newer, got 2\\.10\\.0 in "
+  ${consumer} "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${old}")
+
+# An MPI is asked for by those alone who use it, and must be the one that the package was built with.
+set(over_mpi "")
+if(WITH_MPI)
+  set(over_mpi -DOVER_MPI=ON)
+  set(found "-Dddp_ROOT=${prefix}" "-DTorch_DIR=${TORCH_DIR}" ${over_mpi})
+  expect_no_configuration("no mpi" "ddp::mpi needs MPI, but no MPI was found"
+    ${consumer} ${found} -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
+  foreach(mpi openmpi mpich)
+    find_program(mpi_compiler_of_${mpi} mpicxx.${mpi})
+    if(mpi_compiler_of_${mpi} AND NOT mpi STREQUAL MPI_NAME)
+      expect_no_configuration("other mpi" "ddp::mpi was built with .*, and CMake found .*: name the other one by"
+        ${consumer} ${found} "-DMPI_CXX_COMPILER=${mpi_compiler_of_${mpi}}")
+    endif()
+  endforeach()
+  expect_no_configuration("from sources" "DDP_WITH_MPI is ON, but no MPI was found"
+    -S "${SOURCE_DIR}" "-DTorch_DIR=${TORCH_DIR}" -DDDP_WITH_MPI=ON -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
 endif()
 
 set(ENV{CMAKE_PREFIX_PATH} "${prefix}:${torch_prefix}")
 # As the newest C++; as the oldest in shared_package and from_sources. By the compiler of the build the
 # examples are built below.
-use_as_consumer(consumer "${other_compiler}" ${newest_standard})
+use_as_consumer(consumer "${other_compiler}" ${newest_standard} ${over_mpi})
 if(configured MATCHES "ddp was built with LibTorch")
   message(FATAL_ERROR "expected the LibTorch that ddp was built with:\n${configured}")
 endif()

@@ -44,8 +44,8 @@ list(GET standards 0 oldest_standard)
 list(GET standards -1 newest_standard)
 
 # use_as_consumer(<name> <compiler> <standard> <arguments>...): configures tests/consumer in
-# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks. Stores what the two
-# steps print in `configured` and `built`.
+# WORK_DIR/<name>, builds it as that C++, and runs it alone and on two ranks, and with -DOVER_MPI=ON under
+# mpirun. Stores what the first two steps print in `configured` and `built`.
 function(use_as_consumer name compiler standard)
   run(${as_newcomer} ${CMAKE_COMMAND} -S "${SOURCE_DIR}/tests/consumer" -B "${WORK_DIR}/${name}"
     ${settings} "-DCMAKE_CXX_COMPILER=${compiler}" -DCMAKE_CXX_STANDARD=${standard} ${ARGN})
@@ -53,7 +53,21 @@ function(use_as_consumer name compiler standard)
   run(${CMAKE_COMMAND} --build "${WORK_DIR}/${name}" --config "${CONFIG}")
   set(built "${output}" PARENT_SCOPE)
   run(${CMAKE_CTEST_COMMAND} --test-dir "${WORK_DIR}/${name}" -C "${CONFIG}" --output-on-failure)
-  if(NOT output MATCHES "tests passed, 0 tests failed out of 2\n")
-    message(FATAL_ERROR "${name}: expected its 2 tests to pass, got:\n${output}")
+  set(tests 2)
+  if("${ARGN}" MATCHES "-DOVER_MPI=ON")
+    set(tests 3)
+  endif()
+  if(NOT output MATCHES "tests passed, 0 tests failed out of ${tests}\n")
+    message(FATAL_ERROR "${name}: expected its ${tests} tests to pass, got:\n${output}")
+  endif()
+endfunction()
+
+# expect_no_configuration(<name> <words> <arguments>...): configures a project in WORK_DIR/<name>, which must fail
+# and say so.
+function(expect_no_configuration name expected)
+  try(${as_newcomer} ${CMAKE_COMMAND} -B "${WORK_DIR}/${name}" ${settings} ${ARGN})
+  string(REGEX REPLACE "[ \n]+" " " words "${output}")
+  if(status EQUAL 0 OR NOT words MATCHES "${expected}")
+    message(FATAL_ERROR "${name}: expected no configuration and \"${expected}\", got ${status}:\n${output}")
   endif()
 endfunction()

@@ -215,7 +215,7 @@ expect_text "these packages are missing, and installing them takes root: cmake"
 expect_text "setup: as root, run: apt-get install --no-install-recommends cmake"
 expect_apt_runs
 
-# --dev asks for eight more packages, and --aarch64 for one, if their programs are not on PATH.
+# --dev asks for eight more packages, and --aarch64 for two, if their programs are not on PATH.
 rm "$bin/cmake"
 mkdir "$work/programs"
 IFS=: read -ra folders <<<"${PATH#"$bin:"}"
@@ -228,9 +228,9 @@ for program in g++ ninja ccache cmake; do
   [[ -e $work/programs/$program ]] || ln -s "$(command -v true)" "$work/programs/$program"
 done
 PATH=$work/programs run_setup 1 --dev </dev/null
-expect_text "takes root: clang-format-14 clang-tidy-14 clang openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen"
+expect_text "takes root: clang-format-14 clang-tidy-14 openmpi-bin libopenmpi-dev mpich libmpich-dev doxygen clang"
 PATH=$work/programs run_setup 1 --aarch64 </dev/null
-expect_text "takes root: g++-aarch64-linux-gnu"
+expect_text "takes root: clang g++-aarch64-linux-gnu"
 echo doxygen >>"$work/installed"
 PATH=$work/programs run_setup 1 --dev </dev/null
 expect_text "setup: doxygen is installed, but doxygen on PATH is nowhere"

@@ -1,4 +1,5 @@
-// One training step of a wrapped model, on as many ranks as ddprun started, or alone.
+// One training step of a wrapped model, on as many ranks as ddprun or mpirun started, or alone.
+// usage: consumer [BACKEND]
 #include <ddp/ddp.h>
 #include <torch/torch.h>
 
@@ -7,8 +8,8 @@
 static_assert(
     __cplusplus / 100 % 100 == STANDARD, "compiled for another standard than was asked for");
 
-int main() {
-  ddp::init_process_group();
+int main(int argc, char** argv) {
+  ddp::init_process_group(ddp::ProcessGroupOptions().backend(argc > 1 ? argv[1] : ""));
   torch::manual_seed(0);
   torch::nn::Linear linear(4, 2);
   ddp::DistributedDataParallel model(linear);

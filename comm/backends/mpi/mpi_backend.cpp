@@ -10,8 +10,9 @@
 #include <ddp/internal/text.h>
 
 #include "backends/message_check.h"
-#include "backends/mpi/messages.h"
-#include "backends/mpi/reduction.h"
+#include "backends/mpi/operations/messages.h"
+#include "backends/mpi/operations/reduction.h"
+#include "backends/mpi/operations/sparse_reduction.h"
 #include "backends/shm/backend/reduce.h"
 #include "backends/shm/memory/tensors.h"
 #include "work/composite_work.h"
@@ -28,8 +29,9 @@ using shm::bytes_of;
 void check_tensors(const char* call, at::ArrayRef<at::Tensor> tensors) {
   for (const auto& tensor : tensors) {
     DDP_CHECK_VALUE(
-        shm::is_plain(tensor), "mpi: ", call, ": expected dense tensors of the CPU, got one on ",
-        tensor.device(), ". Move it, or choose backends as in \"cpu:mpi,cuda:nccl\".");
+        shm::is_plain(tensor), "mpi: ", call, ": expected dense tensors of the CPU, got ",
+        tensor.layout(), " on ", tensor.device(),
+        ". Move it, or choose backends as in \"cpu:mpi,cuda:nccl\".");
   }
 }
 
@@ -145,10 +147,29 @@ MpiBackend::WorkPtr MpiBackend::reduce_all(
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o) {
+  if (tensors.size() == 1 && tensors[0].is_sparse()) return allreduce_sparse(tensors, o);
   c10d::AllreduceCoalescedOptions options;
   options.reduceOp = o.reduceOp;
   options.timeout = o.timeout;
   return allreduce_coalesced(tensors, options);
+}
+
+MpiBackend::WorkPtr MpiBackend::allreduce_sparse(
+    Tensors& tensors, const c10d::AllreduceOptions& o) {
+  check_count("all_reduce", tensors.size(), 1);
+  const auto& tensor = tensors[0];
+  DDP_CHECK_VALUE(
+      tensor.is_sparse() && tensor.device().is_cpu(),
+      "mpi: all_reduce: expected a sparse tensor of the CPU, got ", tensor.layout(), " on ",
+      tensor.device(), ". Move it, or choose backends as in \"cpu:mpi,cuda:nccl\".");
+  DDP_CHECK_VALUE(
+      o.reduceOp.op_ == c10d::ReduceOp::SUM,
+      "mpi: all_reduce: expected SUM of sparse tensors, got ", to_text(o.reduceOp.op_),
+      ". Convert them by to_dense() first.");
+  return start(
+      {describe_call(Kind::kAllReduce, tensors, o.reduceOp.op_), OpType::_ALLREDUCE_SPARSE,
+       "mpi:all_reduce", tensors, o.timeout},
+      [&](Tags tags) { return make_sparse_reduction(tensor, tags); });
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(

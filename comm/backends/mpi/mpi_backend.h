@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/mpi/channel.h"
-#include "backends/mpi/exchange.h"
 #include "backends/mpi/mpi_thread.h"
+#include "backends/mpi/operations/exchange.h"
 #include "calls/collective_call.h"
 
 namespace ddp::backends::mpi {
@@ -43,6 +43,7 @@ class MpiBackend : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& o) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override;
   WorkPtr allgather(TensorLists& to, Tensors& from, const c10d::AllgatherOptions& o) override;

@@ -1,5 +1,7 @@
 #include "backends/mpi/mpi_thread.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -17,9 +19,19 @@ namespace {
 using Clock = Deadline::Clock;
 
 // How long the thread only yields after something has moved, and naps after that. A message of 1
-// MiB takes less; a nap costs less than a thread that computes on the same core would notice.
+// MiB takes less.
 constexpr std::chrono::milliseconds kYielding{1};
-constexpr std::chrono::microseconds kNap{50};
+// A yield that takes this long has given the core to another thread, for a whole slice of its time:
+// milliseconds for each message. For a while the thread naps instead, and comes back sooner.
+constexpr std::chrono::microseconds kLongYield{200};
+constexpr std::chrono::milliseconds kCoreIsWanted{20};
+// Naps grow with the time without a move, so that a late rank costs no processor time.
+constexpr std::chrono::microseconds kLeastNap{20};
+constexpr std::chrono::microseconds kMostNap{1000};
+constexpr int kPartOfWait = 16;
+
+// To free communicators takes microseconds.
+constexpr std::chrono::seconds kMostOfFree{5};
 
 // Collectives whose numbers differ by this have equal tags, so they are not under way together.
 constexpr uint64_t kMostAtOnce = 256;
@@ -44,6 +56,7 @@ const World& MpiThread::world(const Deadline& deadline) {
       !has_failed_,
       "init_process_group: expected a working MPI, but a group over it has failed in this process. "
       "Start the job again, or use gloo.");
+  check_not_finalized();
   const std::lock_guard lock(world_mutex_);
   if (world_) return *world_;
   world_ = ask([this] { return start_mpi(initialized_here_); }, Deadline::in(deadline.left()));
@@ -75,16 +88,22 @@ void MpiThread::start(OperationPtr operation) {
 }
 
 void MpiThread::release(std::shared_ptr<Channel> channel) noexcept {
-  if (!owner_.is_this_one() || has_failed_) return;
-  push([this, channel = std::move(channel)] {
+  if (!owner_.is_this_one() || has_failed_ || is_stopping_) return;
+  const auto free = [this, channel = std::move(channel)] {
     const bool is_used = std::any_of(active_.begin(), active_.end(), [&](const auto& operation) {
       return operation->channel == channel;
     });
-    if (is_used || has_failed_) return;
+    if (is_used || has_failed_) return false;
     for (auto* one : {&channel->collectives, &channel->messages, &channel->elements}) {
       if (*one != MPI_COMM_NULL) MPI_Comm_free(one);
     }
-  });
+    return true;
+  };
+  if (initialized_here_) {
+    push(free);
+  } else {  // the program may finalize MPI next
+    ask(free, Deadline::in(kMostOfFree));
+  }
 }
 
 bool MpiThread::run_tasks() {
@@ -102,6 +121,8 @@ bool MpiThread::run_tasks() {
 }
 
 void MpiThread::run() noexcept {
+  // The kernel may lengthen a nap by 50 us otherwise.
+  prctl(PR_SET_TIMERSLACK, 1000UL);
   while (true) {
     if ((active_.empty() || has_tasks_) && !run_tasks()) break;
     if (active_.empty()) continue;
@@ -158,12 +179,16 @@ void MpiThread::pause(bool has_moved) {
     operation->channel->fail(
         operation->title + " timed out: not all ranks have called it, or one has ended");
   }
-  if (now - last_moved_ < kYielding) {
+  if (now - last_moved_ < kYielding && now >= yields_from_) {
     std::this_thread::yield();
+    const auto back = Clock::now();
+    if (back - now > kLongYield) yields_from_ = back + kCoreIsWanted;
     return;
   }
+  const auto nap =
+      std::clamp<Clock::duration>((now - last_moved_) / kPartOfWait, kLeastNap, kMostNap);
   std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, kNap, [this] { return !tasks_.empty() || is_stopping_; });
+  wake_.wait_for(lock, nap, [this] { return !tasks_.empty() || is_stopping_; });
 }
 
 void MpiThread::finalize() noexcept {

@@ -14,8 +14,8 @@
 
 #include <ddp/internal/owner_process.h>
 
-#include "backends/mpi/operation.h"
-#include "backends/mpi/scratch.h"
+#include "backends/mpi/operations/operation.h"
+#include "backends/mpi/operations/scratch.h"
 #include "base/deadline.h"
 
 namespace ddp::backends::mpi {
@@ -32,7 +32,8 @@ struct World {
 /// The thread that makes all calls of MPI in this process.
 ///
 /// While nothing is under way, it sleeps. Else it tests what is, and yields its core between two
-/// tests; once nothing has moved for a millisecond, it naps in between.
+/// tests; once nothing has moved for a millisecond, or where other threads want the core, it naps
+/// in between.
 ///
 /// A collective that MPI never ends does not hold up callers: they wait for works and answers, with
 /// limits, and not for this thread.
@@ -60,6 +61,7 @@ class MpiThread {
   void start(OperationPtr operation);
 
   /// Frees the communicators of a group that is not used any more, unless something is under way.
+  /// Where the program finalizes MPI, they are free on return.
   void release(std::shared_ptr<Channel> channel) noexcept;
 
   /// A group has failed: messages stay with MPI, which can no longer be ended.
@@ -83,9 +85,10 @@ class MpiThread {
   void pause(bool has_moved);
   void finalize() noexcept;
 
-  const OwnerProcess owner_;
-  std::mutex world_mutex_;      // guards world_
-  std::optional<World> world_;  // set once
+  const OwnerProcess owner_{};
+  std::mutex world_mutex_;         // guards world_
+  std::optional<World> world_;     // set once
+  bool initialized_here_ = false;  // set before world_
   std::atomic<bool> has_failed_{false};
 
   std::mutex mutex_;  // guards tasks_ and thread_
@@ -99,7 +102,7 @@ class MpiThread {
   std::vector<OperationPtr> active_;
   ScratchPool scratch_;
   TimePoint last_moved_{};
-  bool initialized_here_ = false;
+  TimePoint yields_from_{};  // naps until then
 };
 
 template <typename Call>

@@ -28,12 +28,7 @@ const char* to_text(int level) {
 }
 
 void initialize(bool& initialized_here) {
-  int is_over = 0;
-  check_mpi(MPI_Finalized(&is_over), "MPI_Finalized");
-  DDP_CHECK(
-      is_over == 0,
-      "backend mpi: expected a program that uses MPI until it exits, got one that has called "
-      "MPI_Finalize. Call it after the last group is destroyed, or leave it to ddp.");
+  check_not_finalized();
   int is_running = 0;
   check_mpi(MPI_Initialized(&is_running), "MPI_Initialized");
   int level = MPI_THREAD_SINGLE;
@@ -77,6 +72,15 @@ void check_launcher() {
       is_running != 0,
       "backend mpi: expected mpirun, mpiexec or srun to start the ranks, got WORLD_SIZE ", size,
       " and no variable of theirs. Run mpirun -n ", size, " PROGRAM, or use another backend.");
+}
+
+void check_not_finalized() {
+  int is_over = 0;
+  check_mpi(MPI_Finalized(&is_over), "MPI_Finalized");
+  DDP_CHECK(
+      is_over == 0,
+      "backend mpi: expected a program that uses MPI until it exits, got one that has called "
+      "MPI_Finalize. Call it after the last group is destroyed, or leave it to ddp.");
 }
 
 World start_mpi(bool& initialized_here) {

@@ -9,6 +9,11 @@ namespace ddp::backends::mpi {
 /// \throws c10::Error  for ddprun's and torchrun's ranks.
 void check_launcher();
 
+/// Checks that MPI is not over. Any thread.
+///
+/// \throws c10::Error  if the program has finalized it.
+void check_not_finalized();
+
 /// Initializes MPI unless the program has. To be called on the MPI thread.
 ///
 /// \param initialized_here  set if this call has.

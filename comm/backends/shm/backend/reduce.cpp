@@ -108,7 +108,7 @@ template <typename T, typename Op>
 void reduce_block(const Job& job, size_t first, size_t count) {
   using Accumulator = typename AccumulatorOf<T>::Type;
   const auto share = static_cast<Accumulator>(job.share);
-  const auto part = [share](T element) {
+  const auto part = [=](T element) {
     const auto wide = static_cast<Accumulator>(element);
     // Rounded, as by a rank that divides before it sends.
     if constexpr (std::is_same_v<Op, Average>) {

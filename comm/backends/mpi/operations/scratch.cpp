@@ -1,4 +1,4 @@
-#include "backends/mpi/scratch.h"
+#include "backends/mpi/operations/scratch.h"
 
 #include <algorithm>
 #include <utility>

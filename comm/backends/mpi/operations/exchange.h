@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include "backends/mpi/operation.h"
-#include "backends/mpi/transfers.h"
+#include "backends/mpi/operations/operation.h"
+#include "backends/mpi/operations/transfers.h"
 
 namespace ddp::backends::mpi {
 

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "backends/mpi/operation.h"
+#include "backends/mpi/operations/operation.h"
 
 namespace ddp::backends::mpi {
 

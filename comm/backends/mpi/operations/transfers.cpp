@@ -1,4 +1,4 @@
-#include "backends/mpi/transfers.h"
+#include "backends/mpi/operations/transfers.h"
 
 #include <algorithm>
 

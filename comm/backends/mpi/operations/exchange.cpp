@@ -1,4 +1,4 @@
-#include "backends/mpi/exchange.h"
+#include "backends/mpi/operations/exchange.h"
 
 #include <algorithm>
 #include <deque>

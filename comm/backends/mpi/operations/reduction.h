@@ -7,7 +7,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "backends/mpi/exchange.h"
+#include "backends/mpi/operations/exchange.h"
 
 namespace ddp::backends::mpi {
 

@@ -1,4 +1,4 @@
-#include "backends/mpi/reduction.h"
+#include "backends/mpi/operations/reduction.h"
 
 #include <algorithm>
 #include <deque>
@@ -18,6 +18,9 @@ constexpr size_t kPiece = size_t{512} << 10;
 constexpr size_t kLeastPiece = size_t{16} << 10;
 constexpr size_t kMostScratch = size_t{32} << 20;
 constexpr size_t kWindow = 4;  // pieces that arrive at once
+// Messages of one kind to or from one rank that are posted at once. Many, so that a rank goes on
+// for long while another one does not run; not all, for MPI may keep the beginning of each.
+constexpr size_t kMostPosted = 64;
 
 // Up to this size in bytes, of all ranks together, everybody sends all to everybody.
 constexpr size_t kMostDirect = size_t{512} << 10;
@@ -178,7 +181,7 @@ class PiecedReduction : public Operation {
       ++peer.left;
       has_moved_ = true;
     }
-    while (peer.posted < peer.pieces && peer.parts.size() < kWindow) {
+    while (peer.posted < peer.pieces && peer.parts.size() < kMostPosted) {
       peer.parts.emplace_back(channel->collectives)
           .send(
               plan_.input + offset_of(peer.rank, peer.posted), size_of(peer.rank, peer.posted),
@@ -192,7 +195,7 @@ class PiecedReduction : public Operation {
       has_moved_ = true;
     }
     // A sum arrives where this rank's part lay, once that has left.
-    while (peer.awaited < peer.left && peer.sums.size() < kWindow) {
+    while (peer.awaited < peer.left && peer.sums.size() < kMostPosted) {
       peer.sums.emplace_back(channel->collectives)
           .receive(
               plan_.results + offset_of(peer.rank, peer.awaited), size_of(peer.rank, peer.awaited),

@@ -1,46 +1,21 @@
-// A rank over MPI, started by mpirun: compares collectives with those of another backend, element
-// by element. Values differ by rank and place, so that parts in a wrong order show.
-//
-// usage: mpi_world CASE, one of those in main(). Prints "ok CASE", or what is wrong.
-#include <ddp/collectives.h>
-#include <ddp/process_group.h>
-
-#include <chrono>
+// Compares collectives over MPI with those over shared memory, element by element. Values differ by
+// rank and place, so that parts in a wrong order show.
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
+#include "mpi/world.h"
 
+namespace mpi_world {
 namespace {
-
-using namespace std::chrono_literals;
-using ddp::ProcessGroup;
-using ddp::ProcessGroupOptions;
-using Op = c10d::ReduceOp;
-
-ProcessGroup group_over(const std::string& backend, std::chrono::milliseconds timeout = 180s) {
-  return ddp::make_process_group(
-      ProcessGroupOptions().backend(backend).init_method("mpi://").timeout(timeout));
-}
 
 /// Small numbers, so that products stay finite and 16 bits hold them.
 at::Tensor values(int64_t numel, at::ScalarType dtype, int rank) {
   const auto place = at::arange(numel, at::kLong);
   const auto small = (place * 37 + rank * 11 + at::floor_divide(place, 1000)) % 13 - 5 + rank % 2;
   return small.to(dtype);
-}
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-void require_equal(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
-  require(got.sizes() == expected.sizes() && at::equal(got, expected), what + " differs");
 }
 
 const std::vector<at::ScalarType> kDtypes{at::kFloat, at::kDouble, at::kHalf,   at::kBFloat16,
@@ -139,6 +114,57 @@ void compare_moves(const ProcessGroup& mpi, const ProcessGroup& other) {
   });
 }
 
+/// Tensors that go in several pieces.
+void compare_pieces(const ProcessGroup& mpi, const ProcessGroup& other) {
+  const int rank = mpi->getRank();
+  const int size = mpi->getSize();
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto own = values(4000003 * (dtype == at::kFloat ? 1 : 2), dtype, rank);
+    for (const auto op : {Op::SUM, Op::AVG}) {
+      compare("all_reduce in pieces", mpi, other, [&](const ProcessGroup& group) {
+        auto tensor = own.clone();
+        ddp::all_reduce(tensor, op, group);
+        return tensor;
+      });
+    }
+    compare("broadcast in pieces", mpi, other, [&](const ProcessGroup& group) {
+      auto tensor = own.clone();
+      ddp::broadcast(tensor, 1, group);
+      return tensor;
+    });
+    compare("reduce_scatter_tensor in pieces", mpi, other, [&](const ProcessGroup& group) {
+      auto to = at::zeros({own.numel() / size}, own.options());
+      ddp::reduce_scatter_tensor(to, own.slice(0, 0, to.numel() * size), Op::SUM, group);
+      return to;
+    });
+  }
+}
+
+/// Other rows on each rank, some of them twice, and none on the last one.
+void compare_sparse(const ProcessGroup& mpi, const ProcessGroup& other) {
+  const int rank = mpi->getRank();
+  const int64_t rows = rank == mpi->getSize() - 1 ? 0 : 3000 + rank;
+  const auto indices = (at::arange(rows) * 37 + rank * 5).remainder(4000).unsqueeze(0);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    compare("all_reduce of sparse tensors", mpi, other, [&](const ProcessGroup& group) {
+      std::vector<at::Tensor> tensors{
+          at::sparse_coo_tensor(indices, values(rows * 5, dtype, rank).view({rows, 5}), {4000, 5})};
+      group->allreduce(tensors)->wait();
+      return tensors[0].to_dense();
+    });
+  }
+  std::vector<at::Tensor> tensors{at::sparse_coo_tensor({3}, at::kFloat)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = Op::MAX;
+  bool is_refused = false;
+  try {
+    mpi->allreduce(tensors, options)->wait();
+  } catch (const c10::ValueError&) {
+    is_refused = true;
+  }
+  require(is_refused, "the largest of sparse tensors is not refused");
+}
+
 /// Each rank sends to the next one: short and long, in both orders of tags.
 void compare_messages(const ProcessGroup& mpi) {
   const int rank = mpi->getRank();
@@ -190,103 +216,71 @@ void many_at_once(const ProcessGroup& mpi) {
   }
 }
 
-void compare_all() {
+/// Groups of groups: each half of the ranks by itself, and the halves' ranks with each other.
+void compare_halves(const ProcessGroup& mpi) {
+  const int rank = mpi->getRank();
+  const int size = mpi->getSize();
+  const int half = size / 2;
+  const auto inner = ddp::split_group(rank / half, rank, mpi);
+  const auto across = ddp::split_group(rank % half, rank, mpi);
+  const auto place = at::arange(20000, at::kDouble);
+  auto tensor = place * (rank + 1);
+  ddp::all_reduce(tensor, Op::SUM, inner);
+  ddp::all_reduce(tensor, Op::SUM, across);
+  require_equal(tensor, place * (size * (size + 1) / 2), "a sum over groups of groups");
+  if (half < 2) return;
+  const auto innermost = ddp::split_group(inner->getRank(), 0, inner);
+  tensor = place + rank;
+  ddp::all_reduce(tensor, Op::SUM, innermost);
+  require_equal(tensor, place + rank, "a sum of one rank");
+}
+
+}  // namespace
+
+void compare_collectives() {
   const auto mpi = group_over("mpi");
   // shm reduces in the same order; the ranks are on one host.
   const auto other = group_over("shm");
   require(mpi->getBackend(c10::kCPU)->getBackendName() == "mpi", "the backend is another");
   compare_reductions(mpi, other);
   compare_moves(mpi, other);
+  compare_pieces(mpi, other);
+  compare_sparse(mpi, other);
   compare_messages(mpi);
   many_at_once(mpi);
-  const int half = mpi->getSize() / 2;
-  const auto part = ddp::split_group(mpi->getRank() / std::max(half, 1), mpi->getRank(), mpi);
-  auto tensor = at::full({20000}, 1.0 * mpi->getRank());
-  ddp::all_reduce(tensor, Op::SUM, part);
-  ddp::barrier(mpi);
+  compare_halves(mpi);
 }
 
-/// Several groups, one after another, in one process.
-void again() {
-  for (int i = 0; i < 3; ++i) {
-    ddp::init_process_group(ProcessGroupOptions().backend("mpi").timeout(180s));
-    auto tensor = at::ones({3});
-    ddp::all_reduce(tensor);
-    require_equal(tensor, at::full({3}, 1.0 * ddp::get_world_size()), "the sum");
-    ddp::destroy_process_group();
-  }
-}
-
-/// Ranks call different things: every rank names them, and none hangs.
-void different() {
-  const auto mpi = group_over("mpi", 60s);
-  auto tensor = at::ones({mpi->getRank() == 0 ? 10 : 20000});
-  try {
-    ddp::all_reduce(tensor, Op::SUM, mpi);
-  } catch (const c10::Error& error) {
-    std::printf("rank %d: %s\n", mpi->getRank(), error.what_without_backtrace());
-    return;
-  }
-  require(false, "the sizes differ, and no rank says so");
-}
-
-/// The last rank never calls the collective.
-void late() {
-  const auto mpi = group_over("mpi", 3s);
-  if (mpi->getRank() == mpi->getSize() - 1) {
-    std::this_thread::sleep_for(12s);
-    return;
-  }
-  auto tensor = at::ones({4});
-  const auto begin = std::chrono::steady_clock::now();
-  try {
-    ddp::all_reduce(tensor, Op::SUM, mpi);
-  } catch (const c10::Error& error) {
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::printf(
-        "rank %d after %.1f s: %s\n", mpi->getRank(), took.count(), error.what_without_backtrace());
-    return;
-  }
-  require(false, "a rank is late, and no error says so");
-}
-
-/// Messages beyond what an int counts. By hand: takes 9 GB for two ranks.
 void huge() {
   const auto mpi = group_over("mpi", 600s);
+  const auto rank = mpi->getRank();
   const int64_t bytes = (int64_t{1} << 31) + 5;
-  auto tensor = at::arange(bytes, at::TensorOptions().dtype(at::kByte));
-  const auto expected = tensor.clone();
-  if (mpi->getRank() != 0) tensor.zero_();
-  ddp::broadcast(tensor, 0, mpi);
-  require_equal(tensor, expected, "a broadcast of 2 GiB");
-  if (mpi->getRank() != 0) tensor.zero_();
-  if (mpi->getRank() == 0) ddp::send(tensor, 1, 0, mpi);
-  if (mpi->getRank() == 1) ddp::recv(tensor, 0, 0, mpi);
-  require_equal(tensor, expected, "a message of 2 GiB");
+  // Bytes of all values, other ones in each MiB: so a part in a wrong place shows.
+  const auto expected_of = [&](int root) {
+    const auto places = at::arange(1 << 20).to(at::kByte).unsqueeze(0);
+    const auto mib = at::arange((bytes >> 20) + 1, at::kLong).unsqueeze(1);
+    const auto first = (mib * 7 + at::floor_divide(mib, 1024) * 3 + root).to(at::kByte);
+    return (places + first).flatten().narrow(0, 0, bytes);
+  };
+  {
+    const auto expected = expected_of(0);
+    auto tensor = rank == 0 ? expected.clone() : at::zeros_like(expected);
+    ddp::broadcast(tensor, 0, mpi);
+    require_equal(tensor, expected, "a broadcast of 2 GiB");
+    if (rank != 0) tensor.zero_();
+    if (rank == 0) ddp::send(tensor, 1, 0, mpi);
+    if (rank == 1) ddp::recv(tensor, 0, 0, mpi);
+    if (rank <= 1) require_equal(tensor, expected, "a message of 2 GiB");
+  }
+  {
+    auto tensor = expected_of(rank);
+    ddp::all_reduce(tensor, Op::MAX, mpi);
+    auto expected = expected_of(0);
+    for (int other = 1; other < mpi->getSize(); ++other) {
+      at::max_out(expected, expected, expected_of(other));
+    }
+    require_equal(tensor, expected, "an all-reduce of 2 GiB");
+  }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  const std::map<std::string, std::function<void()>> cases{
-      {"all", compare_all},
-      {"again", again},
-      {"different", different},
-      {"late", late},
-      {"huge", huge}};
-  const std::string name = argc > 1 ? argv[1] : "";
-  const auto found = cases.find(name);
-  if (found == cases.end()) {
-    std::fprintf(stderr, "usage: mpi_world all|again|different|late|huge\n");
-    return 2;
-  }
-  try {
-    found->second();
-  } catch (const std::exception& error) {
-    std::printf("FAILED: %s\n", error.what());
-    return 1;
-  }
-  std::printf("ok %s\n", name.c_str());
-  return 0;
-}
+}  // namespace mpi_world

@@ -1,0 +1,62 @@
+// Ranks over MPI that fail, each with an error on the others.
+#include <signal.h>
+
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "mpi/world.h"
+
+namespace mpi_world {
+namespace {
+
+/// Prints the error of a collective that cannot end, and after what time it came.
+void print_error(const ProcessGroup& mpi, at::Tensor tensor) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    ddp::all_reduce(tensor, Op::SUM, mpi);
+  } catch (const c10::Error& error) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    std::printf(
+        "rank %d after %.1f s: %s\n", mpi->getRank(), took.count(), error.what_without_backtrace());
+    std::fflush(stdout);
+    return;
+  }
+  require(false, "the collective cannot end, and no error says so");
+}
+
+}  // namespace
+
+void different() {
+  const auto mpi = group_over("mpi", 60s);
+  print_error(mpi, at::ones({mpi->getRank() == 0 ? 10 : 20000}));
+  try {
+    group_over("mpi", 60s);
+  } catch (const c10::Error& error) {
+    std::printf("again: %s\n", error.what_without_backtrace());
+    return;
+  }
+  require(false, "there is a new group after a failure");
+}
+
+void late() {
+  const auto mpi = group_over("mpi", 3s);
+  if (mpi->getRank() == mpi->getSize() - 1) {
+    std::this_thread::sleep_for(12s);
+    return;
+  }
+  print_error(mpi, at::ones({4}));
+}
+
+void killed() {
+  const auto mpi = group_over("mpi", 60s);
+  ddp::barrier(mpi);
+  if (mpi->getRank() == mpi->getSize() - 1) {
+    const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+    std::printf("killed at %.2f\n", now.count());
+    raise(SIGKILL);
+  }
+  print_error(mpi, at::ones({1 << 20}));
+}
+
+}  // namespace mpi_world
