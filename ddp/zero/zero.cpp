@@ -204,6 +204,11 @@ class ZeroRedundancyOptimizerBase::Impl {
     }
   }
 
+  torch::optim::Optimizer& local_optimizer() {
+    optimizer_->set_options(owner_.param_groups());
+    return optimizer_->local();
+  }
+
   const ZeroOptions& options() const { return options_; }
   const ShardedOptimizer& optimizer() const { return *optimizer_; }
   State& state() const { return *model_->state_; }
@@ -365,6 +370,10 @@ void ZeroRedundancyOptimizerBase::load(torch::serialize::InputArchive& archive) 
 
 size_t ZeroRedundancyOptimizerBase::local_state_bytes() const {
   return impl_->optimizer().state_bytes();
+}
+
+torch::optim::Optimizer& ZeroRedundancyOptimizerBase::local_optimizer() const {
+  return impl_->local_optimizer();
 }
 
 std::vector<at::Tensor> ZeroRedundancyOptimizerBase::gradients() const {

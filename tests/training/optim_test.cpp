@@ -281,6 +281,33 @@ TEST_CASE("a GradScaler lets fused optimizers skip", "[optim][pure]") {
   }
 }
 
+TEST_CASE("a fused optimizer skips what a rank of another group's group found", "[optim][ranks]") {
+  const bool finds = GENERATE(true, false);
+  const auto ends = run_ranks<std::string>(4, [&](const Rank& self) {
+    const auto mesh = init_device_mesh({2, 2}, {"dp", "tp"}, self.group);
+    GradScaler scaler(
+        GradScalerOptions().init_scale(8).found_inf_groups({mesh.group("dp"), mesh.group("tp")}));
+    const auto p = torch::zeros({2}, torch::requires_grad());
+    const auto q = torch::zeros({3}, torch::requires_grad());
+    Groups groups;
+    groups.emplace_back(Tensors{p});
+    groups.emplace_back(Tensors{q});
+    optim::AdamW optimizer(groups, torch::optim::AdamWOptions(0.5));
+    const auto step = [&](float of_q) {
+      p.mutable_grad() = torch::full({2}, 8.F);
+      q.mutable_grad() = torch::full({3}, of_q);
+      const bool steps = scaler.step(optimizer);
+      scaler.update();
+      return steps;
+    };
+    // Rank 3 is in no group with rank 0.
+    const bool first = step(self.rank == 3 && finds ? std::numeric_limits<float>::infinity() : 8.F);
+    const bool second = step(8.F);
+    return ddp::str(first, second, torch::tensor(counts_of(optimizer)).sum().item<int64_t>());
+  });
+  CHECK(ends == std::vector<std::string>(4, finds ? "012" : "114"));
+}
+
 TEST_CASE("ZeRO, step_in_backward and schedules take fused optimizers", "[optim][ranks]") {
   const auto run = [](const Rank& self, const auto& optimize) {
     torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Tanh(), torch::nn::Linear(6, 2));

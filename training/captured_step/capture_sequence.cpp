@@ -1,50 +1,23 @@
 #include "captured_step/capture_sequence.h"
 
 #include <mutex>
-#include <typeinfo>
 #include <utility>
 
 #include <ATen/record_function.h>
 #include <ddp/internal/before_shutdown.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/error_text.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
 
 namespace ddp {
 namespace {
 
 constexpr int64_t kLeastWarmup = 3;
 
-// "AdamW", if a step of this class of LibTorch computes on the host; else null.
-const char* host_bound_class(const torch::optim::Optimizer& optimizer) {
-  const auto& type = typeid(optimizer);
-  if (type == typeid(torch::optim::Adam)) return "Adam";
-  if (type == typeid(torch::optim::AdamW)) return "AdamW";
-  if (type == typeid(torch::optim::Adagrad)) return "Adagrad";
-  if (type == typeid(torch::optim::LBFGS)) return "LBFGS";
-  return nullptr;
-}
-
 void check(const CapturedStep::Step& step, const CapturedStepOptions& options) {
   DDP_CHECK_VALUE(step, "CapturedStep: expected a function, got an empty one. Pass the step.");
   DDP_CHECK_VALUE(
       options.warmup_steps() >= kLeastWarmup, "CapturedStep: expected at least ", kLeastWarmup,
       " warmup_steps, got ", options.warmup_steps(), ". In these the buckets find their order.");
-  for (const auto* optimizer : options.optimizers()) {
-    DDP_CHECK_VALUE(
-        optimizer, "CapturedStep: expected optimizers, got a null pointer. Leave it out.");
-    const auto* name = host_bound_class(*optimizer);
-    DDP_CHECK_VALUE(
-        name == nullptr,
-        "CapturedStep: expected an optimizer whose step runs on the device alone, got "
-        "torch::optim::",
-        name,
-        ", which counts steps on the host. Use SGD, a fused optimizer of ddp::optim, or step it "
-        "after each call.");
-  }
 }
 
 /// Notes the operator that was started last, on any thread: autograd has its own.
@@ -89,7 +62,10 @@ class LastOperator {
 CaptureSequence::CaptureSequence(
     CapturedStep::Step step, const CapturedStepOptions& options,
     std::unique_ptr<GraphDevice> device)
-    : step_(std::move(step)), warmup_left_(options.warmup_steps()), device_(std::move(device)) {
+    : step_(std::move(step)),
+      warmup_left_(options.warmup_steps()),
+      optimizers_(options.optimizers()),
+      device_(std::move(device)) {
   check(step_, options);
 }
 
@@ -109,15 +85,17 @@ at::Tensor CaptureSequence::run() {
     return step_();
   }
   if (state_ == State::WarmingUp) capture();
+  optimizers_.prepare_replay();
   device_->replay();
   return result_;
 }
 
 void CaptureSequence::capture() {
-  device_->begin_capture();
   std::string error;
   std::string last;
   {
+    const CapturedOptimizers::Capture rates_on_device(optimizers_);
+    device_->begin_capture();
     const LastOperator operators;
     error = problem_of([&] {
       result_ = step_();
@@ -133,6 +111,7 @@ void CaptureSequence::capture() {
         last.empty() ? "its function" : last, ": ", error,
         " Leave out what reads a value on the host, such as item(), a GradScaler or clipping.");
   }
+  optimizers_.freeze();
   state_ = State::Captured;
   before_shutdown_ = call_before_shutdown([this] { release("since a process group has ended"); });
 }

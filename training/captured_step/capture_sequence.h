@@ -5,6 +5,7 @@
 
 #include <ddp/captured_step.h>
 
+#include "captured_step/captured_optimizers.h"
 #include "captured_step/graph_device.h"
 
 namespace ddp {
@@ -31,6 +32,7 @@ class CaptureSequence {
 
   const CapturedStep::Step step_;
   int64_t warmup_left_;
+  CapturedOptimizers optimizers_;
   const std::unique_ptr<GraphDevice> device_;
   State state_ = State::WarmingUp;
   std::string released_by_;

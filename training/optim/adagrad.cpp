@@ -20,11 +20,13 @@ void Adagrad::step_scaled(const at::Tensor& grad_scale, const at::Tensor& found_
         auto& sum = static_cast<State&>(*slot).sum();
         sums.push_back(batch.like_parameter(sum, p, options.initial_accumulator_value()));
       }
-      at::_fused_adagrad_(
-          batch.parameters(), batch.gradients(), sums,
-          counts_.advance(batch.parameters(), count_of()), options.lr(), options.lr_decay(),
-          options.weight_decay(), options.eps(), /*maximize=*/false, batch.grad_scale(),
-          batch.found_inf());
+      const auto counts = counts_.advance(batch.parameters(), count_of());
+      rates_.with(g, batch.device(), options.lr(), [&](const auto& rate) {
+        at::_fused_adagrad_(
+            batch.parameters(), batch.gradients(), sums, counts, rate, options.lr_decay(),
+            options.weight_decay(), options.eps(), /*maximize=*/false, batch.grad_scale(),
+            batch.found_inf());
+      });
       if (batch.found_inf()) counts_.take_back(batch.parameters(), *batch.found_inf(), count_of());
       batch.finish();
     }

@@ -8,18 +8,18 @@
 namespace ddp::optim {
 namespace {
 
-using AdamKernel = void (*)(
-    at::TensorList parameters, at::TensorList gradients, at::TensorList exp_avgs,
-    at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs, at::TensorList steps, double lr,
-    double beta1, double beta2, double weight_decay, double eps, bool amsgrad, bool maximize,
-    const std::optional<at::Tensor>& grad_scale, const std::optional<at::Tensor>& found_inf);
+/// What an optimizer keeps on the devices beside its state.
+struct DeviceNumbers {
+  detail::StepCounts& counts;
+  detail::StepCounts::CountOf count_of;
+  const detail::StepRates& rates;
+};
 
 /// Steps Adam or AdamW, which differ in the kernel alone.
-template <typename Options, typename State>
+template <typename Options, typename State, typename Kernel>
 void step_adam(
-    const char* subject, AdamKernel kernel, torch::optim::Optimizer& optimizer,
-    detail::StepCounts& counts, const detail::StepCounts::CountOf& count_of,
-    const StepScaling& scaling) {
+    const char* subject, Kernel kernel, torch::optim::Optimizer& optimizer,
+    const DeviceNumbers& numbers, const StepScaling& scaling) {
   const c10::NoGradGuard no_grad;
   auto batches = fused_batches(subject, optimizer, scaling);
   for (size_t g = 0; g < batches.size(); ++g) {
@@ -36,12 +36,16 @@ void step_adam(
         if (!options.amsgrad()) continue;
         max_exp_avg_sqs.push_back(batch.like_parameter(state.max_exp_avg_sq(), p));
       }
-      kernel(
-          batch.parameters(), batch.gradients(), exp_avgs, exp_avg_sqs, max_exp_avg_sqs,
-          counts.advance(batch.parameters(), count_of), options.lr(), beta1, beta2,
-          options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false,
-          batch.grad_scale(), batch.found_inf());
-      if (batch.found_inf()) counts.take_back(batch.parameters(), *batch.found_inf(), count_of);
+      const auto steps = numbers.counts.advance(batch.parameters(), numbers.count_of);
+      numbers.rates.with(g, batch.device(), options.lr(), [&, b1 = beta1, b2 = beta2](auto& rate) {
+        kernel(
+            batch.parameters(), batch.gradients(), exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps,
+            rate, b1, b2, options.weight_decay(), options.eps(), options.amsgrad(),
+            /*maximize=*/false, batch.grad_scale(), batch.found_inf());
+      });
+      if (const auto& found_inf = batch.found_inf()) {
+        numbers.counts.take_back(batch.parameters(), *found_inf, numbers.count_of);
+      }
       batch.finish();
     }
   }
@@ -51,12 +55,14 @@ void step_adam(
 
 void Adam::step_scaled(const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   step_adam<AdamOptions, torch::optim::AdamParamState>(
-      "ddp::optim::Adam", &at::_fused_adam_, *this, counts_, count_of(), {grad_scale, found_inf});
+      "ddp::optim::Adam", [](const auto&... arguments) { at::_fused_adam_(arguments...); }, *this,
+      {counts_, count_of(), rates_}, {grad_scale, found_inf});
 }
 
 void AdamW::step_scaled(const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   step_adam<AdamWOptions, torch::optim::AdamWParamState>(
-      "ddp::optim::AdamW", &at::_fused_adamw_, *this, counts_, count_of(), {grad_scale, found_inf});
+      "ddp::optim::AdamW", [](const auto&... arguments) { at::_fused_adamw_(arguments...); }, *this,
+      {counts_, count_of(), rates_}, {grad_scale, found_inf});
 }
 
 }  // namespace ddp::optim

@@ -60,6 +60,7 @@ std::optional<at::Tensor> on_device(const at::Tensor& tensor, c10::Device device
 
 FusedBatch::FusedBatch(std::string subject, const StepScaling& scaling, c10::Device device)
     : subject_(std::move(subject)),
+      device_(device),
       grad_scale_(on_device(scaling.grad_scale, device)),
       found_inf_(on_device(scaling.found_inf, device)) {}
 

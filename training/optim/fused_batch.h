@@ -23,6 +23,7 @@ class FusedBatch {
  public:
   FusedBatch(std::string subject, const StepScaling& scaling, c10::Device device);
 
+  c10::Device device() const { return device_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::optional<at::Tensor>& grad_scale() const { return grad_scale_; }
@@ -44,6 +45,7 @@ class FusedBatch {
 
  private:
   std::string subject_;
+  c10::Device device_;
   std::optional<at::Tensor> grad_scale_, found_inf_;  // on the parameters' device
   std::vector<at::Tensor> parameters_, gradients_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // of gradients: the gradient, its copy

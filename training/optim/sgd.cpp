@@ -14,10 +14,14 @@ namespace {
 struct SgdLists {
   std::vector<at::Tensor> parameters, gradients, momenta;
 
-  void step(const FusedBatch& batch, const SGDOptions& options, bool is_first_step) const {
+  /// \param rate  a number or a tensor.
+  template <typename Rate>
+  void step(
+      const FusedBatch& batch, const SGDOptions& options, const Rate& rate,
+      bool is_first_step) const {
     if (parameters.empty()) return;
     at::_fused_sgd_(
-        parameters, gradients, momenta, options.weight_decay(), options.momentum(), options.lr(),
+        parameters, gradients, momenta, options.weight_decay(), options.momentum(), rate,
         options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step,
         batch.grad_scale(), batch.found_inf());
   }
@@ -55,8 +59,10 @@ void SGD::step_scaled(const at::Tensor& grad_scale, const at::Tensor& found_inf)
         lists->parameters.push_back(p);
         lists->gradients.push_back(batch.gradients()[i]);
       }
-      first.step(batch, options, /*is_first_step=*/true);
-      later.step(batch, options, /*is_first_step=*/false);
+      rates_.with(g, batch.device(), options.lr(), [&](const auto& rate) {
+        first.step(batch, options, rate, /*is_first_step=*/true);
+        later.step(batch, options, rate, /*is_first_step=*/false);
+      });
       batch.finish();
     }
   }

@@ -1,5 +1,7 @@
 #include <ddp/detail/step_counts.h>
 
+#include <utility>
+
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/full.h>
@@ -8,6 +10,7 @@ namespace ddp::detail {
 
 std::vector<at::Tensor> StepCounts::advance(
     const std::vector<at::Tensor>& parameters, const CountOf& count_of) {
+  refresh(count_of);
   std::vector<at::Tensor> counts;
   counts.reserve(parameters.size());
   for (const auto& p : parameters) {
@@ -37,8 +40,18 @@ void StepCounts::take_back(
   }
 }
 
+void StepCounts::refresh(const CountOf& count_of) {
+  if (std::exchange(are_of_states_, true)) return;
+  for (auto& [parameter, entry] : entries_) {
+    const auto* count = count_of(parameter);
+    entry.seen = count == nullptr ? -1 : *count;
+    if (count != nullptr) entry.on_device.fill_(*count);
+  }
+}
+
 // Waits once: when the first count has arrived, the GPU has computed the others.
 void StepCounts::sync(const CountOf& count_of) {
+  if (!are_of_states_) return;
   for (auto& [parameter, entry] : entries_) {
     auto* count = count_of(parameter);
     if (count == nullptr || entry.seen != *count || entry.on_device.is_cpu()) continue;

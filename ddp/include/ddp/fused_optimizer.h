@@ -35,6 +35,17 @@ class DDP_API FusedOptimizer {
   /// Takes the counts of state() for the next step. Needed after a program itself has put other
   /// states there; loading does it.
   virtual void reset_step_counts() = 0;
+
+  /// Makes the steps until end_capture() read the learning rates from the parameters' devices, as
+  /// float32, instead of holding them as numbers: a graph that captures such a step takes the rates
+  /// that refresh_numbers() wrote last. A `CapturedStep` calls the three.
+  virtual void begin_capture() = 0;
+  virtual void end_capture() noexcept = 0;
+
+  /// Writes the rates of the groups' options to the devices, in stream order, for replays of what
+  /// was captured; after reset_step_counts() the counts, too. Cost: nothing for what has not
+  /// changed.
+  virtual void refresh_numbers() = 0;
 };
 
 /// FusedOptimizer::sync_step_counts() where the optimizer has it.

@@ -81,6 +81,10 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   /// The bytes of the state of this rank's part.
   size_t local_state_bytes() const;
 
+  /// The optimizer of this rank's part, with the options that this one has now: for code that looks
+  /// at what a step does, as a `CapturedStep`. Step this one, not that.
+  torch::optim::Optimizer& local_optimizer() const;
+
   /// The gradients that this rank steps on: with stage 1 the parameters' gradients, with stage 2
   /// its parts.
   std::vector<at::Tensor> gradients() const;

@@ -2,6 +2,7 @@
 #include <ddp/captured_step.h>
 #include <ddp/collectives.h>
 #include <ddp/comm_hooks.h>
+#include <ddp/optim.h>
 #include <torch/torch.h>
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -169,6 +170,64 @@ TEST_CASE("CapturedStep computes the same as a step that is not captured", "[cud
   const auto eager = train_eagerly();
   CHECK(torch::equal(replayed[0].losses, eager.losses));
   CHECK(torch::equal(replayed[0].parameters, eager.parameters));
+}
+
+TEST_CASE("replays take the rates of a schedule from fused optimizers", "[cuda][graph]") {
+  if (lacks_cuda()) return;
+  const auto with = [](auto make_optimizer) {
+    // Rates that float32 has exactly, as the device does.
+    const std::vector<double> rates{0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.0625, 0.03125, 0.5};
+    const auto train = [&](auto& model, CudaNet& net, bool captures) {
+      const auto optimizer = make_optimizer(net->parameters());
+      const auto x = torch::empty_like(cuda_batch(0));
+      const auto run = [&] { return train_step(model, *optimizer, x); };
+      CapturedStep captured(run, CapturedStepOptions().optimizers({optimizer.get()}));
+      std::vector<at::Tensor> losses;
+      for (size_t step = 0; step < rates.size(); ++step) {
+        x.copy_(cuda_batch(step));
+        optimizer->param_groups()[0].options().set_lr(rates[step] / 64);
+        losses.push_back((captures ? captured() : run()).clone());
+      }
+      torch::cuda::synchronize();
+      TORCH_CHECK(captured.is_captured() == captures);
+      return Outcome{torch::stack(losses).cpu(), flat_parameters(net)};
+    };
+    const auto replayed = run_ranks<Outcome>(
+        1,
+        [&](const Rank& self) {
+          const CUDAStreamGuard guard(getStreamFromPool());
+          CudaTrainer trainer(self, Options(), hooks::all_reduce(self.group));
+          return train(trainer.model, trainer.net, true);
+        },
+        over("nccl"));
+    auto net = make_cuda_net();
+    const auto eager = train(net, net, false);
+    CHECK(torch::equal(replayed[0].losses, eager.losses));
+    CHECK(torch::equal(replayed[0].parameters, eager.parameters));
+  };
+  with([](const auto& p) {
+    return std::make_unique<optim::AdamW>(p, torch::optim::AdamWOptions(0.5));
+  });
+  with([](const auto& p) {
+    return std::make_unique<optim::SGD>(p, torch::optim::SGDOptions(0.5).momentum(0.5));
+  });
+  with([](const auto& p) {
+    return std::make_unique<optim::Adagrad>(p, torch::optim::AdagradOptions(0.5));
+  });
+}
+
+TEST_CASE("a replay refuses another rate for an optimizer that holds it", "[cuda][graph][errors]") {
+  if (lacks_cuda()) return;
+  const CUDAStreamGuard guard(getStreamFromPool());
+  auto net = make_cuda_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.5);
+  const auto x = cuda_batch(0);
+  CapturedStep step(
+      [&] { return train_step(net, optimizer, x); },
+      CapturedStepOptions().optimizers({&optimizer}));
+  for (int i = 0; i < 5; ++i) step();
+  optimizer.param_groups()[0].options().set_lr(0.25);
+  CHECK_THAT(error_of<c10::Error>([&] { step(); }), ContainsText("got lr = 0.25 in place of 0.5"));
 }
 
 TEST_CASE("CapturedStep names what waits for the device", "[cuda][graph][errors]") {

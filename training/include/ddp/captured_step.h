@@ -18,7 +18,8 @@ struct CapturedStepOptions {
   /// Steps that run as usual before the capture, at least 3: in the first ones the wrapper's
   /// buckets find their order. Default: 3
   TORCH_ARG(int64_t, warmup_steps) = 3;
-  /// The optimizers that the step steps, so that one that cannot be captured is refused by name.
+  /// The optimizers that the step steps: one that cannot be captured is refused by name, and
+  /// replays follow the rates of fused ones. The rates of others are frozen.
   TORCH_ARG(std::vector<torch::optim::Optimizer*>, optimizers) = {};
 };
 
@@ -43,8 +44,9 @@ struct CapturedStepOptions {
 /// ```
 ///
 /// The inputs are the same tensors in every step, and the program copies each batch into them. What
-/// the host computes in the step is frozen: learning rates, and numbers that LibTorch's Adam, AdamW
-/// and Adagrad keep on the host. A replay runs no code of the host.
+/// the host computes in the step is frozen. The optimizers of `<ddp/optim.h>` read their count of
+/// steps and their rates from the device: a rate that changes between two calls holds for the next.
+/// A replay runs no code of the host.
 ///
 /// A process group that ends releases the graph before: NCCL waits for graphs that hold its
 /// collectives.
@@ -67,9 +69,10 @@ class DDP_API CapturedStep {
   ///
   /// \return  what the step returned; from the capture on always the same tensor.
   /// \throws c10::Error  where LibTorch was built without CUDA; for another stream than in the
-  ///         first call, or the default one;
-  ///         after release(); and if the step does what a graph cannot
-  ///         hold, with the operation's name. Such a step has not run, and runs without this class.
+  ///         first call, or the default one; after release(); for an optimizer whose options or
+  ///         state have changed since the capture, but for the rate of a fused one; and if the step
+  ///         does what a graph cannot hold, with the operation's name. Such a step has not run, and
+  ///         runs without this class.
   ///
   /// Collective: as the step. Every rank warms up, captures and replays as often.
   at::Tensor operator()();

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <ddp/detail/step_counts.h>
+#include <ddp/detail/step_rates.h>
 #include <ddp/detail/zero_types.h>
 #include <ddp/fused_optimizer.h>
 #include <torch/optim/sgd.h>
@@ -51,6 +52,13 @@ class FusedStep : public Base, public FusedOptimizer {
   void sync_step_counts() const override { counts_.sync(count_of()); }
   void reset_step_counts() override { counts_.reset(); }
 
+  void begin_capture() override { rates_.begin_capture(this->param_groups()); }
+  void end_capture() noexcept override { rates_.end_capture(); }
+  void refresh_numbers() override {
+    rates_.refresh(this->param_groups());
+    counts_.refresh(count_of());
+  }
+
  protected:
   /// Returns the count in the state of a parameter that has one.
   StepCounts::CountOf count_of() const {
@@ -62,6 +70,7 @@ class FusedStep : public Base, public FusedOptimizer {
   }
 
   mutable StepCounts counts_;  // mutable: sync() brings the states up to date
+  StepRates rates_;
 };
 
 }  // namespace ddp::detail

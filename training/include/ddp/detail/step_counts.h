@@ -36,15 +36,18 @@ class DDP_API StepCounts {
   /// Writes the counts of GPUs into the states. Blocks: host, while a GPU has work.
   void sync(const CountOf& count_of);
 
-  /// Forgets the counts on devices: those of the states are right.
-  void reset() { entries_.clear(); }
+  /// Says that the counts of the states are right: the next advance() or refresh() takes them.
+  void reset() { are_of_states_ = false; }
+  /// Writes the counts of states to the devices after a reset().
+  void refresh(const CountOf& count_of);
 
  private:
   struct Entry {
-    at::Tensor on_device;
+    at::Tensor on_device;  // stays the same tensor: a captured graph counts in it
     int64_t seen = -1;
   };
 
+  bool are_of_states_ = true;
   std::unordered_map<const void*, Entry> entries_;  // by TensorImpl
 };
 

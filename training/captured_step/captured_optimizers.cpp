@@ -1,0 +1,140 @@
+#include "captured_step/captured_optimizers.h"
+
+#include <string_view>
+#include <tuple>
+#include <typeinfo>
+
+#include <ddp/fused_optimizer.h>
+#include <ddp/internal/check.h>
+#include <ddp/internal/optimizer_kinds.h>
+#include <ddp/zero.h>
+
+namespace ddp {
+namespace {
+
+// The optimizer whose step runs: with ZeRO, that of this rank's part.
+torch::optim::Optimizer& stepped(torch::optim::Optimizer& optimizer) {
+  auto* zero = dynamic_cast<ZeroRedundancyOptimizerBase*>(&optimizer);
+  return zero ? zero->local_optimizer() : optimizer;
+}
+
+// "AdamW", if a step of this class of LibTorch computes on the host; else null.
+const char* host_bound_class(const torch::optim::Optimizer& optimizer) {
+  const auto& type = typeid(optimizer);
+  if (type == typeid(torch::optim::Adam)) return "Adam";
+  if (type == typeid(torch::optim::AdamW)) return "AdamW";
+  if (type == typeid(torch::optim::Adagrad)) return "Adagrad";
+  if (type == typeid(torch::optim::LBFGS)) return "LBFGS";
+  return nullptr;
+}
+
+/// Collects the numbers of options that a step reads on the host.
+struct FrozenNumbers {
+  bool without_rate;
+  std::vector<std::pair<const char*, double>> found = {};
+
+  void number(const char* name, double value) {
+    if (without_rate && name == std::string_view("lr")) return;
+    found.emplace_back(name, value);
+  }
+  void pair(const char* name, const std::tuple<double, double>& values) {
+    number(name, std::get<0>(values));
+    number(name, std::get<1>(values));
+  }
+  void flag(const char* name, bool value) { number(name, value ? 1 : 0); }
+  void fixed(const char* /*name*/, bool /*value*/) {}
+  void choice(const char* /*name*/) {}
+};
+
+const void* state_of(
+    const torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
+  for (const auto& p : parameters) {
+    const auto found = optimizer.state().find(p.unsafeGetTensorImpl());
+    if (found != optimizer.state().end()) return found->second.get();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+CapturedOptimizers::CapturedOptimizers(std::vector<torch::optim::Optimizer*> optimizers)
+    : optimizers_(std::move(optimizers)) {
+  for (auto* optimizer : optimizers_) {
+    DDP_CHECK_VALUE(
+        optimizer, "CapturedStep: expected optimizers, got a null pointer. Leave it out.");
+    const auto* name = host_bound_class(stepped(*optimizer));
+    DDP_CHECK_VALUE(
+        name == nullptr,
+        "CapturedStep: expected an optimizer whose step runs on the device alone, got "
+        "torch::optim::",
+        name,
+        ", which counts steps on the host. Use SGD, a fused optimizer of ddp::optim, or step it "
+        "after each call.");
+  }
+}
+
+CapturedOptimizers::Capture::Capture(CapturedOptimizers& owner) : owner_(owner) {
+  owner_.begin_capture();
+}
+
+void CapturedOptimizers::begin_capture() {
+  for (auto* optimizer : optimizers_) {
+    if (auto* fused = dynamic_cast<FusedOptimizer*>(&stepped(*optimizer))) fused->begin_capture();
+  }
+}
+
+void CapturedOptimizers::end_capture() noexcept {
+  for (auto* optimizer : optimizers_) {
+    if (auto* fused = dynamic_cast<FusedOptimizer*>(&stepped(*optimizer))) fused->end_capture();
+  }
+}
+
+void CapturedOptimizers::freeze() {
+  frozen_.clear();
+  for (auto* optimizer : optimizers_) frozen_.push_back(frozen(stepped(*optimizer)));
+}
+
+std::vector<CapturedOptimizers::Frozen> CapturedOptimizers::frozen(
+    torch::optim::Optimizer& optimizer) {
+  std::vector<Frozen> groups;
+  for (auto& group : optimizer.param_groups()) {
+    FrozenNumbers numbers{dynamic_cast<FusedOptimizer*>(&optimizer) != nullptr};
+    with_kind(group.options(), [&](auto kind, auto& own) {
+      if constexpr (decltype(kind)::kIsElementwise) visit_options(numbers, own);
+    });
+    numbers.found.emplace_back("parameters", static_cast<double>(group.params().size()));
+    groups.push_back({std::move(numbers.found), state_of(optimizer, group.params())});
+  }
+  return groups;
+}
+
+void CapturedOptimizers::prepare_replay() {
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    auto& optimizer = stepped(*optimizers_[i]);
+    const auto now = frozen(optimizer);
+    const auto& then = frozen_[i];
+    DDP_CHECK(
+        now.size() == then.size(), "CapturedStep: expected the ", then.size(), " groups that ",
+        "optimizer ", i, " had when the step was captured, got ", now.size(),
+        ". Make a new CapturedStep after adding one.");
+    for (size_t g = 0; g < now.size(); ++g) {
+      DDP_CHECK(
+          now[g].state == then[g].state, "CapturedStep: expected the states that optimizer ", i,
+          " had when the step was captured, whose memory the graph has, got others in group ", g,
+          ". Make a new CapturedStep after loading.");
+      for (size_t n = 0; n < now[g].numbers.size(); ++n) {
+        const auto& [name, value] = now[g].numbers[n];
+        DDP_CHECK(
+            value == then[g].numbers[n].second,
+            "CapturedStep: expected the options that optimizer ", i,
+            " had when the step was captured, for the graph repeats them, got ", name, " = ", value,
+            " in place of ", then[g].numbers[n].second, " in group ", g,
+            ". Take an optimizer of ddp::optim, whose rate may change, or make a new "
+            "CapturedStep.");
+      }
+    }
+    if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer)) fused->refresh_numbers();
+  }
+}
+
+}  // namespace ddp
