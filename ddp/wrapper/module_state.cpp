@@ -92,6 +92,14 @@ FoundBuffers BufferFinder::find() const {
   return found;
 }
 
+bool has_collectives_over(const torch::nn::Module& module, const ProcessGroup& group) {
+  const auto modules = module.modules();
+  return std::any_of(modules.begin(), modules.end(), [&](const auto& part) {
+    const auto* statistics = dynamic_cast<const detail::HasRunningStatistics*>(part.get());
+    return statistics != nullptr && statistics->statistics_group() == group;
+  });
+}
+
 namespace {
 
 std::vector<NamedParameter> parameters_that(

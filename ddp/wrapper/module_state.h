@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ddp/internal/reducer.h>
+#include <ddp/process_group.h>
 #include <torch/nn/module.h>
 
 namespace ddp {
@@ -46,6 +47,9 @@ class BufferFinder {
   const torch::nn::Module& root_;
   const Names ignored_;
 };
+
+/// Whether a module within `module` communicates in its backward, over `group`: a SyncBatchNorm.
+bool has_collectives_over(const torch::nn::Module& module, const ProcessGroup& group);
 
 /// The parameters whose gradients are averaged: those that require one, without the ignored
 /// names, in pre-order and registration order. A parameter that an Embedding or EmbeddingBag with

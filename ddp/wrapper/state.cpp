@@ -130,7 +130,7 @@ std::vector<at::Tensor> State::all_parameters() const {
 // gradients of two models in a different order on each rank with input.
 bool State::must_wait() {
   auto* join = owner_.join_context();
-  return join && !join->take_turn(owner_);
+  return (join && !join->take_turn(owner_)) || sends_after_autograd_;
 }
 
 void State::begin(PassTerms& terms) {

@@ -154,6 +154,9 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::shared_ptr<torch::optim::Optimizer> optimizer_;  // of step_in_backward()
   bool gradient_sync_ = true;                           // false inside no_sync()
   bool finalizes_by_hand_ = false;
+  /// Passes may skip parameters, and modules have collectives in the same group: a bucket would
+  /// leave before such a collective on one rank, and after it on another.
+  bool sends_after_autograd_ = false;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
   int64_t generation_ = 0;

@@ -99,6 +99,9 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   buffers_ = std::make_unique<SharedBuffers>(wrapped(), tensors_.ignored(), shares);
   watch_ = std::make_unique<ParameterWatch>(wrapped(), tensors_.ignored());
   precision_.apply_to(module_state(wrapped(), tensors_.ignored()));
+  const bool skips = options_.find_unused_parameters() || options_.static_graph();
+  sends_after_autograd_ =
+      skips && group()->getSize() > 1 && has_collectives_over(wrapped(), group());
 }
 
 void State::check_between_steps(const char* function) const {
@@ -124,7 +127,7 @@ void State::require_manual_finalization(bool required) {
 // take turns.
 bool State::should_finalize_after_backward() const {
   if (!finalizes_by_hand_) return false;
-  return reducer_->should_finalize_after_backward() || is_in_join() ||
+  return reducer_->should_finalize_after_backward() || is_in_join() || sends_after_autograd_ ||
          options_.mixed_precision().param_dtype().has_value();
 }
 

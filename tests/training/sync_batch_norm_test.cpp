@@ -357,3 +357,69 @@ TEST_CASE("convert_sync_batchnorm names modules that it cannot convert", "[pure]
       "there.");
   CHECK(net[0]->as<torch::nn::BatchNorm1d>() != nullptr);
 }
+
+namespace {
+
+/// Rank 0 adds a layer before the normalization, which other ranks skip. Registered last, it is in
+/// the first buckets.
+struct SkippingNet : torch::nn::Module {
+  explicit SkippingNet(const ProcessGroup& group)
+      : norm(SyncBatchNormOptions(6).process_group(group)) {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("last", last);
+    register_module("side", side);
+    const torch::NoGradGuard no_grad;
+    double phase = 0;
+    for (auto& p : parameters()) {
+      p.copy_(torch::sin(torch::arange(p.numel(), p.dtype()) + ++phase).view(p.sizes()));
+    }
+    to(torch::kDouble);
+  }
+  at::Tensor inner(const at::Tensor& x, bool has_side) {
+    return has_side ? first(x) + side(x) : first(x);
+  }
+  at::Tensor forward(const at::Tensor& x, bool has_side) { return last(norm(inner(x, has_side))); }
+
+  torch::nn::Linear first{4, 6}, last{6, 2}, side{4, 6};
+  SyncBatchNorm1d norm;
+};
+
+at::Tensor rows_of(int rank) { return whole_batch({{3, 4}, {}, at::kDouble}, rank); }
+
+}  // namespace
+
+TEST_CASE("ranks that skip different layers normalize in the same order", "[ranks]") {
+  const bool is_static = GENERATE(false, true);
+  CAPTURE(is_static);
+  constexpr int kRanks = 2;
+  std::vector<at::Tensor> expected;
+  {
+    SkippingNet net(nullptr);
+    const auto inner = torch::cat({net.inner(rows_of(0), true), net.inner(rows_of(1), false)});
+    net.last(net.norm(inner)).square().sum().div(kRanks).backward();
+    for (const auto& p : net.parameters()) expected.push_back(p.grad());
+  }
+  const auto gradients = run_ranks<std::vector<at::Tensor>>(kRanks, [&](const Rank& self) {
+    const auto net = std::make_shared<SkippingNet>(self.group);
+    DistributedDataParallel<std::shared_ptr<SkippingNet>> model(
+        net, DistributedDataParallelOptions()
+                 .process_group(self.group)
+                 .bucket_cap_mb(1e-6)
+                 .find_unused_parameters(!is_static)
+                 .static_graph(is_static));
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model->forward(rows_of(self.rank), self.rank == 0).square().sum().backward();
+    }
+    std::vector<at::Tensor> found;
+    for (const auto& p : net->parameters()) found.push_back(p.grad());
+    return found;
+  });
+  for (const auto& of_rank : gradients) {
+    for (size_t i = 0; i < expected.size(); ++i) {
+      CAPTURE(i);
+      CHECK(torch::allclose(of_rank[i], expected[i]));
+    }
+  }
+}

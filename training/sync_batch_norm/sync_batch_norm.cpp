@@ -54,10 +54,15 @@ double SyncBatchNormImpl::next_momentum() {
   return options.momentum() ? *options.momentum() : 1.0 / num_batches_tracked.item<double>();
 }
 
+ProcessGroup SyncBatchNormImpl::statistics_group() const {
+  if (group_) return group_;
+  return is_initialized() ? default_group() : nullptr;
+}
+
 ProcessGroup SyncBatchNormImpl::group_in_use() const {
-  if (!is_training() || (!group_ && !is_initialized())) return nullptr;
-  const auto group = group_ ? group_ : default_group();
-  return get_world_size(group) > 1 ? group : nullptr;
+  if (!is_training()) return nullptr;
+  const auto group = statistics_group();
+  return group && get_world_size(group) > 1 ? group : nullptr;
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {

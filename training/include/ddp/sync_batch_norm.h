@@ -67,6 +67,8 @@ class DDP_API SyncBatchNormImpl
 
   /// The group whose batches are normalized together; null for the default group.
   const ProcessGroup& process_group() const { return group_; }
+  /// HasRunningStatistics.
+  ProcessGroup statistics_group() const override;
 
  protected:
   /// \throws c10::Error  the input does not have this many dimensions.
