@@ -5,6 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/AllocatorConfig.h>
+#include <c10/util/env.h>
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/stream_capture.h>
@@ -16,6 +18,14 @@
 
 namespace ddp {
 namespace {
+
+// NCCL registers the memory of collectives in a graph with the network, unless this variable is 0.
+// Expandable segments are no memory that every GPU can register.
+bool registers_expandable_memory() {
+  using Allocator = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  return Allocator::use_expandable_segments() &&
+         c10::utils::get_env("NCCL_GRAPH_REGISTER").value_or("1") != "0";
+}
 
 bool tunes(const ReducerOptions& options) {
   return options.tune_bucket_cap() && options.bucket_cap_mb_list().empty();
@@ -201,6 +211,12 @@ void Reducer::Engine::check_capture() const {
       "DistributedDataParallel: expected a graph to be captured where no step makes the host wait "
       "for the device, got find_unused_parameters, static_graph or a backend other than NCCL on ",
       monitor_->rank_text(), ". Capture without these.");
+  DDP_CHECK(
+      group_->getSize() == 1 || !registers_expandable_memory(),
+      "DistributedDataParallel: expected a graph to be captured in memory that NCCL can register, "
+      "got expandable_segments in PYTORCH_CUDA_ALLOC_CONF on ",
+      monitor_->rank_text(),
+      ". Start every rank with NCCL_GRAPH_REGISTER=0, or leave expandable_segments out.");
 }
 
 void Reducer::Engine::register_comm_hook(CommHook hook) {

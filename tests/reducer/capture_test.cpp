@@ -1,6 +1,8 @@
 // Passes that are captured for a graph, over a backend that behaves like NCCL. No stream is really
 // captured here: the test sets pretends_to_capture. tests/ddp/cuda_graph_test.cpp captures on a
 // GPU.
+#include <c10/core/AllocatorConfig.h>
+#include <c10/util/env.h>
 #include <ddp/reduction_stats.h>
 
 #include "reducer/like_nccl.h"
@@ -129,6 +131,35 @@ TEST_CASE("a problem of a captured pass aborts the group at once", "[ranks][capt
       errors_by_rank[1][0],
       ContainsText("capturing a backward pass") && ContainsText("b: not used in"));
   CHECK_THAT(errors_by_rank[0].back(), ContainsText("b: not used in"));
+}
+
+TEST_CASE("memory that NCCL cannot register is not captured", "[ranks][capture][errors]") {
+  const bool registers = GENERATE(true, false);
+  CAPTURE(registers);
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  c10::utils::set_env("NCCL_GRAPH_REGISTER", registers ? "1" : "0");
+  RankBarrier barrier(2);
+  const auto errors = run_ranks<std::string>(2, [&](const Rank& self) {
+    Trainer trainer(self);
+    for (int step = 0; step < 3; ++step) TORCH_CHECK(trainer.step().empty());
+    std::string error;
+    {
+      const Capture capture(barrier);
+      error = trainer.step();
+    }
+    TORCH_CHECK(trainer.step().empty());  // still usable
+    return error;
+  });
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+  for (const auto& error : errors) {
+    if (registers) {
+      CHECK_THAT(
+          error, ContainsText("got expandable_segments in PYTORCH_CUDA_ALLOC_CONF") &&
+                     ContainsText("NCCL_GRAPH_REGISTER=0"));
+    } else {
+      CHECK(error == "");
+    }
+  }
 }
 
 }  // namespace ddp
