@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "precision/casts.h"
+
 namespace ddp {
 
 namespace impl = torch::autograd::impl;
@@ -106,10 +108,9 @@ void LowPrecisionParameters::begin_forward() {
   if (readers_.phase() != Phase::Original) return;
   readers_.set_training_thread();
   casts_.reset();
-  auto casts = std::make_shared<Casts>();
+  auto casts = std::make_shared<Casts>(cast_all(parameters_, dtype_));
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    casts->push_back(parameters_[i].to(dtype_));
-    if (casts->back().requires_grad()) hook_accumulator(i);
+    if ((*casts)[i].requires_grad()) hook_accumulator(i);
   }
   casts_ = std::move(casts);
   readers_.enter(Phase::Forward);  // before, in case substitute() throws

@@ -7,11 +7,13 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <ddp/ddp.h>
 #include <ddp/internal/text.h>
 #include <torch/torch.h>
 
+#include "ddp/precision/casts.h"
 #include "ddp/wrapping.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -594,6 +596,29 @@ TEST_CASE("a slow step is not read in its middle", "[ranks][mixed_precision]") {
     return fault;
   });
   CHECK(faults[0] == "");
+}
+
+TEST_CASE("casts of many tensors are those of one, and gradients come back", "[precision][pure]") {
+  const std::vector<at::Tensor> tensors{
+      torch::linspace(-3, 3, 12).view({3, 4}).requires_grad_(),
+      torch::rand({2, 3, 4, 4}, at::kDouble).contiguous(at::MemoryFormat::ChannelsLast),
+      torch::rand({4, 5}).t().requires_grad_(), torch::zeros({0}).requires_grad_()};
+  const auto casts = cast_all(tensors, at::kBFloat16);
+  REQUIRE(casts.size() == tensors.size());
+  for (size_t i = 0; i < casts.size(); ++i) {
+    CAPTURE(i);
+    const auto& t = tensors[i];
+    CHECK(casts[i].scalar_type() == at::kBFloat16);
+    CHECK(torch::equal(casts[i], t.to(at::kBFloat16)));
+    CHECK(casts[i].strides() == t.to(at::kBFloat16).strides());
+    CHECK(casts[i].requires_grad() == t.requires_grad());
+    if (!t.requires_grad()) continue;
+    casts[i].mul(3).sum().backward();
+    CHECK(torch::equal(t.grad(), torch::full_like(t, 3)));
+  }
+  const torch::NoGradGuard no_grad;
+  CHECK_FALSE(cast_all(tensors, at::kHalf)[0].requires_grad());
+  CHECK(cast_all({}, at::kHalf).empty());
 }
 
 }  // namespace ddp::mixed_precision

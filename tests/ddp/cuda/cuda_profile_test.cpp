@@ -1,4 +1,7 @@
 // The host's CUDA calls in a training step on a GPU, as LibTorch's profiler (CUPTI) records them.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -77,6 +80,50 @@ TEST_CASE("the profiler records no wait of the host in a step", "[cuda][profile]
   INFO("without launches CUPTI recorded nothing, and the rest says nothing");
   REQUIRE(any_names(calls[0], "LaunchKernel"));
   CHECK(any_names(calls[0], "Synchronize") == waits);
+}
+
+TEST_CASE("parameters in low precision take few kernels", "[cuda][profile]") {
+  if (lacks_cuda()) return;
+  constexpr int kLayers = 40;
+  const auto launches = run_ranks<std::vector<int64_t>>(
+      1,
+      [](const Rank& self) {
+        torch::nn::Sequential net, low;
+        for (auto* layers : {&net, &low}) {
+          for (int i = 0; i < kLayers; ++i) (*layers)->push_back(torch::nn::Linear(64, 64));
+          (*layers)->to(c10::Device(at::kCUDA, 0));
+        }
+        low->to(torch::kBFloat16);
+        DistributedDataParallel<torch::nn::Sequential> model(
+            net, DistributedDataParallelOptions()
+                     .process_group(self.group)
+                     .mixed_precision(MixedPrecision().param_dtype(torch::kBFloat16)));
+        const auto x = torch::ones({8, 64}, c10::Device(at::kCUDA, 0));
+        const auto launches_of = [](const std::function<void()>& forward) {
+          const TemporaryFolder folder;
+          const auto path = folder.path() + "/trace.json";
+          forward();
+          torch::cuda::synchronize();
+          Profiler profiler;
+          {
+            const RecordFunctionGuard range(kRange);
+            forward();
+          }
+          profiler.stop();
+          profiler.export_chrome_trace(path);
+          const auto calls = within(read_trace(path), kRange, {"cuda_runtime", "cuda_driver"});
+          return std::count_if(calls.begin(), calls.end(), [](const TraceEvent& call) {
+            return call.name.find("LaunchKernel") != std::string::npos;
+          });
+        };
+        return std::vector<int64_t>{
+            launches_of([&] { low->forward(x.to(torch::kBFloat16)); }),
+            launches_of([&] { model->forward(x); })};
+      },
+      over("nccl"));
+  CAPTURE(launches[0][0], launches[0][1]);
+  CHECK(launches[0][0] >= kLayers);
+  CHECK(launches[0][1] - launches[0][0] < kLayers / 2);  // one cast at a time: 2 * kLayers
 }
 
 }  // namespace ddp
