@@ -14,11 +14,12 @@ namespace ddp {
 Bucket::Bucket(
     const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
     std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate,
-    const std::shared_ptr<GradientMemory>& memory)
+    const std::shared_ptr<GradientMemory>& memory, int64_t slot_bytes)
     : indices_(std::move(indices)),
       placement_(std::move(placement)),
       allocate_(std::move(allocate)),
-      tail_(tail) {
+      tail_(tail),
+      slot_bytes_(slot_bytes) {
   for (const size_t index : indices_) {
     const auto& parameter = parameters.at(index);
     names_.push_back(parameter.name);
@@ -44,7 +45,8 @@ void Bucket::allocate() {
   const auto& first = parameters_.front();
   storage_ = BucketStorage(
       packed_parameters_, tail_,
-      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate_);
+      at::TensorOptions().dtype(first.scalar_type()).device(first.device()), allocate_,
+      slot_bytes_);
 }
 
 void Bucket::release() { storage_ = {}; }
@@ -52,9 +54,7 @@ void Bucket::release() { storage_ = {}; }
 int64_t Bucket::storage_bytes() const {
   if (sparse_) return 0;
   const auto size = static_cast<int64_t>(parameters_.front().element_size());
-  int64_t bytes = tail_ * size;
-  for (const auto& parameter : packed_parameters_) bytes += parameter.numel() * size;
-  return bytes;
+  return (BucketStorage::numel_of(packed_parameters_, slot_bytes_) + tail_) * size;
 }
 
 std::vector<at::Tensor> Bucket::wires() const {

@@ -42,10 +42,11 @@ class Bucket {
   /// \param indices  into `parameters`; all of one dtype and device.
   /// \param tail  extra elements of storage after the gradients, sent along with them.
   /// \param memory  for gradients that are not packed; null: all are packed.
+  /// \param slot_bytes  as of BucketStorage.
   Bucket(
       const std::vector<NamedParameter>& parameters, std::vector<size_t> indices, int64_t tail,
       std::unique_ptr<GradientPlacement> placement, BucketStorage::Allocate allocate,
-      const std::shared_ptr<GradientMemory>& memory);
+      const std::shared_ptr<GradientMemory>& memory, int64_t slot_bytes = 1);
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
   Bucket(Bucket&& other) = default;
@@ -119,6 +120,7 @@ class Bucket {
   std::unique_ptr<GradientPlacement> placement_;
   BucketStorage::Allocate allocate_;
   int64_t tail_ = 0;
+  int64_t slot_bytes_ = 1;
   BucketStorage storage_;
   std::vector<at::Tensor>
       saved_;                  // by packed slot: a gradient in storage that unpack() may restore

@@ -16,6 +16,9 @@
 namespace ddp {
 namespace {
 
+// What a kernel of a GPU reads and writes at once, where addresses allow it.
+constexpr int64_t kSlotBytes = 16;
+
 FlatLayout layout_of(
     const std::vector<size_t>& bucket, const std::vector<NamedParameter>& parameters, int ranks) {
   std::vector<int64_t> numels;
@@ -32,7 +35,8 @@ BucketSet::BucketSet(
       group_(std::move(group)),
       as_views_(as_views),
       lazy_(lazy),
-      tail_(tail) {
+      tail_(tail),
+      leaves_gaps_(!on_cpu()) {
   if (group_->getSize() > 1 && !as_views_) {
     memory_ = gradient_memory_of(*group_, parameters_.front().tensor.device());
   }
@@ -47,7 +51,8 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   for (size_t b = 0; b < plan.size(); ++b) {
     const auto tail = tail_of(plan[b], /*is_last=*/b + 1 == plan.size());
     buckets_.emplace_back(
-        parameters_, std::move(plan[b]), tail, make_placement(b), allocate, memory_);
+        parameters_, std::move(plan[b]), tail, make_placement(b), allocate, memory_,
+        leaves_gaps_ ? kSlotBytes : 1);
     if (!is_lazy()) buckets_.back().allocate();
   }
   std::set<size_t> sizes;
@@ -90,6 +95,7 @@ void BucketSet::shard(
     std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards) {
   shards_ = std::move(shards);
   memory_ = nullptr;
+  leaves_gaps_ = false;
   shards_->clear();
   for (const auto& bucket : plan) {
     const auto layout = layout_of(bucket, parameters_, group_->getSize());
@@ -110,7 +116,10 @@ std::unique_ptr<GradientPlacement> BucketSet::make_placement(size_t b) const {
 }
 
 void BucketSet::pack_all() {
-  if (std::exchange(memory_, nullptr)) build(indices());
+  const bool was_packed = !memory_ && !leaves_gaps_;
+  memory_ = nullptr;
+  leaves_gaps_ = false;
+  if (!was_packed) build(indices());
 }
 
 void BucketSet::release() {

@@ -32,7 +32,8 @@ class BucketSet {
   /// share one piece of memory. No gradient is sparse.
   void shard(std::vector<std::vector<size_t>> plan, std::shared_ptr<GradientShards> shards);
 
-  /// From now on every dense gradient is packed: a communication hook needs it in the bucket.
+  /// From now on every dense gradient is packed, without gaps: a communication hook needs it in the
+  /// bucket.
   void pack_all();
 
   /// Whether buckets have memory only while they are under way.
@@ -66,6 +67,7 @@ class BucketSet {
   const bool as_views_;
   const bool lazy_;
   const int64_t tail_;
+  bool leaves_gaps_;                        // so that a kernel copies gradients 16 bytes at a time
   std::shared_ptr<GradientShards> shards_;  // null: every rank gets all averages
   std::shared_ptr<GradientMemory> memory_;  // of gradients that are not packed; null: all are
   std::vector<Bucket> buckets_;             // in launch order

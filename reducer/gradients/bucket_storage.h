@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// The memory into which one bucket's dense gradients are packed without gaps, and one view into it
-/// per parameter, with gradient_strides().
+/// The memory into which one bucket's dense gradients are packed, and one view into it per
+/// parameter, with gradient_strides().
 ///
 /// Threads: as Bucket.
 class BucketStorage {
@@ -23,9 +23,13 @@ class BucketStorage {
   /// \param parameters  slot k is for the gradient of parameter k; may be empty.
   /// \param tail  extra elements after the gradients, sent along with them.
   /// \param options  dtype and device of all parameters.
+  /// \param slot_bytes  slots begin at multiples of it, with zeros between them; 1: without gaps.
   BucketStorage(
       const std::vector<at::Tensor>& parameters, int64_t tail, const at::TensorOptions& options,
-      const Allocate& allocate);
+      const Allocate& allocate, int64_t slot_bytes);
+
+  /// Returns the elements of the gradients, and of the gaps between them.
+  static int64_t numel_of(const std::vector<at::Tensor>& parameters, int64_t slot_bytes);
 
   /// Gradients and tail, 1-D.
   const at::Tensor& all() const { return all_; }

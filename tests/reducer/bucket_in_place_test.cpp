@@ -1,5 +1,7 @@
 // Bucket::skip_pack(): gradients that no reduction changes stay where they are.
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -87,6 +89,43 @@ TEST_CASE("skip_pack refuses where unpack is needed", "[bucket]") {
     auto bucket = bucket_of<ViewedGradients>(parameters);
     give_gradients(parameters);
     CHECK_FALSE(bucket.skip_pack(nullptr));
+  }
+}
+
+TEST_CASE("slots begin where a GPU copies 16 bytes at once", "[bucket]") {
+  const torch::NoGradGuard no_grad;
+  const bool as_views = GENERATE(false, true), in_place = GENERATE(false, true);
+  CAPTURE(as_views, in_place);
+  std::vector<NamedParameter> parameters;
+  for (const int64_t numel : {3, 5, 4, 1}) {
+    parameters.push_back(
+        {std::to_string(numel), torch::ones({numel}, at::kDouble).set_requires_grad(true)});
+  }
+  const auto allocate = [](int64_t numel, const at::TensorOptions& options) {
+    return torch::full({numel}, 7, options);
+  };
+  std::unique_ptr<GradientPlacement> placement = std::make_unique<CopiedGradients>();
+  if (as_views) placement = std::make_unique<ViewedGradients>();
+  Bucket bucket(
+      parameters, {0, 1, 2, 3}, /*tail=*/2, std::move(placement), allocate, nullptr,
+      /*slot_bytes=*/16);
+  CHECK(bucket.storage_bytes() == (3 + 1 + 5 + 1 + 4 + 1 + 2) * 8);
+  bucket.allocate();
+  CHECK(bucket.storage().all().nbytes() == static_cast<size_t>(bucket.storage_bytes()));
+  CHECK(bucket.storage().tail().data_ptr<double>() - bucket.gradients().data_ptr<double>() == 15);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].tensor.mutable_grad() =
+        torch::full_like(parameters[i].tensor, 2.0 + static_cast<double>(i));
+  }
+  CHECK(bucket.pack(0.5).empty());
+  const double packed[] = {1, 1, 1, 0, 1.5, 1.5, 1.5, 1.5, 1.5, 0, 2, 2, 2, 2, 2.5};
+  CHECK(torch::equal(bucket.gradients(), torch::tensor(at::ArrayRef<double>(packed), at::kDouble)));
+  // Reduced in place, or in the memory of another tensor.
+  const auto reduced = in_place ? bucket.gradients().mul_(4) : bucket.gradients().mul(4);
+  bucket.unpack(reduced);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& grad = parameters[i].tensor.grad();
+    CHECK(torch::equal(grad, torch::full_like(grad, 2 * (2.0 + static_cast<double>(i)))));
   }
 }
 

@@ -1,8 +1,10 @@
 // The streams and the order of the work of a step. A kernel that spins delays a stream, so that
 // work which fails to wait for it reads values that are not written yet.
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ddp/comm_hooks.h>
@@ -244,6 +246,41 @@ TEST_CASE("the host does not wait for its input to arrive on the GPU", "[cuda][w
   CHECK(ran_ahead);
   x.zero_();  // only where the copy has its own memory
   CHECK((pinned || placed.to(at::kFloat).abs().max().item<float>() > 0));
+}
+
+TEST_CASE("gradients in buckets begin at multiples of 16 bytes", "[cuda][streams]") {
+  if (lacks_cuda()) return;
+  const auto train = [](auto& model, const torch::nn::Sequential& net) {
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    for (int step = 0; step < 4; ++step) train_step(model, optimizer, cuda_batch(step));
+    std::vector<at::Tensor> values;
+    for (const auto& p : net->parameters()) values.push_back(p.detach().flatten());
+    return torch::cat(values).cpu();
+  };
+  const auto make = [] {
+    torch::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(64, 5), torch::nn::Linear(5, 3));
+    net->to(c10::Device(at::kCUDA, 0));
+    return net;
+  };
+  const auto of_rank = run_ranks<std::pair<at::Tensor, bool>>(
+      1,
+      [&](const Rank& self) {
+        const auto net = make();
+        DistributedDataParallel<torch::nn::Sequential> model(
+            net, Options().process_group(self.group).gradient_as_bucket_view(true));
+        const auto values = train(model, net);
+        bool aligned = true;
+        for (const auto& p : net->parameters()) {
+          aligned = aligned && reinterpret_cast<uintptr_t>(p.grad().data_ptr()) % 16 == 0 &&
+                    p.grad().storage().nbytes() > p.grad().nbytes();  // in a bucket
+        }
+        return std::make_pair(values, aligned);
+      },
+      over("nccl"));
+  auto plain = make();
+  CHECK(torch::equal(of_rank[0].first, train(plain, plain)));
+  CHECK(of_rank[0].second);
 }
 
 }  // namespace ddp
