@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "gradients/gradient_copy.h"
@@ -50,6 +51,13 @@ void Bucket::allocate() {
 }
 
 void Bucket::release() { storage_ = {}; }
+
+void Bucket::record_use() const {
+  const auto& memory = storage_.all();
+  if (!memory.defined() || memory.is_cpu()) return;
+  memory.record_stream(
+      c10::impl::VirtualGuardImpl(memory.device().type()).getStream(memory.device()));
+}
 
 int64_t Bucket::storage_bytes() const {
   if (sparse_) return 0;

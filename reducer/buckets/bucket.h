@@ -71,6 +71,9 @@ class Bucket {
   void allocate();
   /// Frees the memory, but for what gradients that are views into it keep.
   void release();
+  /// Before the memory is freed on a device: the current stream may still read gradients that are
+  /// views into it, and need not be the one that the memory was made on.
+  void record_use() const;
   /// Of the memory that it has or will have.
   int64_t storage_bytes() const;
 

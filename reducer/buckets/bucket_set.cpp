@@ -46,6 +46,7 @@ void BucketSet::build(std::vector<std::vector<size_t>> plan) {
   const at::NoGradGuard no_grad;
   const bool is_rebuild = !buckets_.empty();
   const auto allocate = make_allocator(plan);
+  for (const auto& bucket : buckets_) bucket.record_use();
   buckets_.clear();
   buckets_.reserve(plan.size());
   for (size_t b = 0; b < plan.size(); ++b) {

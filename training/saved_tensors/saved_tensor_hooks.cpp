@@ -52,8 +52,12 @@ class PackedVariable final : public torch::autograd::SavedVariableHooks {
 };
 
 /// LibTorch asks the default engine for hooks whenever it saves a tensor, and this is its only way
-/// for hooks that belong to no node.
+/// for hooks that belong to no node. Backward passes run in LibTorch's own engine: a process starts
+/// the threads of its devices once, for one engine.
 class EngineWithHooks final : public torch::autograd::Engine {
+  using Tensors = torch::autograd::variable_list;
+  using Edges = torch::autograd::edge_list;
+
  public:
   static torch::autograd::Engine& get() {
     static auto* const engine = new EngineWithHooks;  // threads of it may outlive main()
@@ -63,6 +67,19 @@ class EngineWithHooks final : public torch::autograd::Engine {
     const auto& packs = packs_of_this_thread();
     if (packs.empty() || packs.back() == nullptr) return nullptr;
     return std::make_unique<PackedVariable>(packs.back());
+  }
+  Tensors execute(
+      const Edges& roots, const Tensors& inputs, bool keep_graph, bool create_graph,
+      bool accumulate_grad, const Edges& outputs) override {
+    return get_base_engine().execute(
+        roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& inputs) override {
+    return get_base_engine().execute_with_graph_task(
+        graph_task, std::move(graph_root), std::move(inputs));
   }
 
  private:

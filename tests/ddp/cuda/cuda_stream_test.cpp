@@ -82,6 +82,7 @@ struct BesideImpl : torch::nn::Module {
       }
       done.record(stream);
       done.block(home);
+      y.record_stream(home);  // which reads it after forward has dropped it
       return y;
     };
     return on(streams[0], left, false) + on(streams[1], right, true);

@@ -28,11 +28,11 @@ namespace ddp {
 /// Guards nest; the innermost counts. Backward may run after the guard, on any thread, and twice
 /// with retain_graph. What backward itself saves (create_graph) is kept on the host inside a guard.
 ///
-/// Not run yet on a GPU.
+/// On a GPU it has not been run since a fault was mended that a run there had found.
 ///
 /// Threads: a guard is its thread's: destroy it there, in the reverse order. The first one of the
-/// process installs an autograd engine of ours: make it before backward passes run on other
-/// threads.
+/// process installs an autograd engine of ours, which hands passes to LibTorch's: make it before
+/// backward passes run on other threads.
 class DDP_API [[nodiscard]] save_on_host {
  public:
   /// \throws c10::Error  where another library's engine is the default one: Python in the process.
