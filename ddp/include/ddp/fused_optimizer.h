@@ -40,6 +40,7 @@ class DDP_API FusedOptimizer {
   /// float32, instead of holding them as numbers: a graph that captures such a step takes the rates
   /// that refresh_numbers() wrote last. A `CapturedStep` calls the three.
   virtual void begin_capture() = 0;
+  /// Undoes begin_capture().
   virtual void end_capture() noexcept = 0;
 
   /// Writes the rates of the groups' options to the devices, in stream order, for replays of what
