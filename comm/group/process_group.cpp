@@ -40,9 +40,9 @@ ProcessGroup take_default() {
 // How long the end of a process waits for aborts that still run.
 constexpr std::chrono::seconds kAbortsAtExit{10};
 
-// Ends a group of GPUs that main() leaves behind before CUDA ends: functions of atexit() run in the
-// reverse order, and CUDA's was added when the group found its GPU. The slot's own destructor would
-// run after it.
+// Ends a group of GPUs that main() did not destroy before CUDA ends: functions of atexit() run in
+// the reverse order, and CUDA's was added when the group found its GPU. The slot's own destructor
+// would run after it.
 void end_before_cuda(c10d::ProcessGroup& group) {
   bool uses_cuda = false;
   for (const auto& device : group.getDeviceTypes()) uses_cuda |= device.is_cuda();

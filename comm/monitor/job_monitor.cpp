@@ -266,7 +266,7 @@ void JobMonitor::end_generation(GenerationEnd how, const std::string& why) noexc
     }
     {
       const std::lock_guard lock(mutex_);
-      // What the rank is told later may be worse: it was left out.
+      // The coordinator may tell this rank later that it was left out, which counts more.
       if (failure_ && how == GenerationEnd::RankLost) return;
       end_ = how;
       if (std::exchange(failure_, why)) return;

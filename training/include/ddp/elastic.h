@@ -43,7 +43,7 @@ struct Generation {
   int64_t number = 0;       ///< from 1; 0 in a fixed world
   int rank = 0;             ///< of this process
   int size = 1;             ///< how many ranks there are
-  int slot = 0;             ///< this process's place with the launcher, whoever else is there
+  int slot = 0;             ///< the launcher's number of this process, which keeps it
   std::vector<int> slots;   ///< of all ranks, by rank
   std::vector<int> lost;    ///< slots whose processes were lost, or left, since the last generation
   std::vector<int> joined;  ///< slots whose processes are new
