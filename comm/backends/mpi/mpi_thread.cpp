@@ -29,6 +29,10 @@ constexpr std::chrono::milliseconds kCoreIsWanted{20};
 constexpr std::chrono::microseconds kLeastNap{20};
 constexpr std::chrono::microseconds kMostNap{1000};
 constexpr int kPartOfWait = 16;
+// Between operations.
+constexpr std::chrono::microseconds kLeastIdleNap{200};
+constexpr std::chrono::microseconds kMostIdleNap{20000};
+constexpr int kIdlePartOfWait = 4;
 
 // To free communicators takes microseconds.
 constexpr std::chrono::seconds kMostOfFree{5};
@@ -59,7 +63,12 @@ const World& MpiThread::world(const Deadline& deadline) {
   check_not_finalized();
   const std::lock_guard lock(world_mutex_);
   if (world_) return *world_;
-  world_ = ask([this] { return start_mpi(initialized_here_); }, Deadline::in(deadline.left()));
+  const auto start = [this] {
+    auto world = start_mpi(initialized_here_);
+    all_ranks_ = world.communicator;
+    return world;
+  };
+  world_ = ask(start, Deadline::in(deadline.left()));
   DDP_CHECK(
       world_, "backend mpi: expected MPI_Init to return within ", deadline.timeout().count(),
       " ms, got no answer: it waits for the other ranks. Make the group on every rank.");
@@ -97,6 +106,7 @@ void MpiThread::release(std::shared_ptr<Channel> channel) noexcept {
     for (auto* one : {&channel->collectives, &channel->messages, &channel->elements}) {
       if (*one != MPI_COMM_NULL) MPI_Comm_free(one);
     }
+    --connected_;
     return true;
   };
   if (initialized_here_) {
@@ -110,7 +120,7 @@ bool MpiThread::run_tasks() {
   std::vector<std::function<void()>> tasks;
   {
     std::unique_lock lock(mutex_);
-    if (active_.empty()) wake_.wait(lock, [this] { return !tasks_.empty() || is_stopping_; });
+    while (active_.empty() && tasks_.empty() && !is_stopping_) idle(lock);
     tasks.swap(tasks_);
     has_tasks_ = false;
     if (tasks.empty() && is_stopping_) return false;
@@ -118,6 +128,21 @@ bool MpiThread::run_tasks() {
   for (const auto& task : tasks) task();
   if (!tasks.empty()) last_moved_ = Clock::now();
   return true;
+}
+
+/// Sleeps until a task comes or, where MPI is in use, until it is time to give it a turn.
+void MpiThread::idle(std::unique_lock<std::mutex>& lock) {
+  const auto has_work = [this] { return !tasks_.empty() || is_stopping_; };
+  // A program that has initialised MPI may finalize it once no group is left.
+  const bool uses_mpi = connected_ > 0 || (initialized_here_ && all_ranks_ != MPI_COMM_NULL);
+  if (!uses_mpi || has_failed_) return wake_.wait(lock, has_work);
+  const auto nap = std::clamp<Clock::duration>(
+      (Clock::now() - last_moved_) / kIdlePartOfWait, kLeastIdleNap, kMostIdleNap);
+  if (wake_.wait_for(lock, nap, has_work)) return;
+  lock.unlock();
+  int has_message = 0;  // never: this communicator carries no messages
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, all_ranks_, &has_message, MPI_STATUS_IGNORE);
+  lock.lock();
 }
 
 void MpiThread::run() noexcept {

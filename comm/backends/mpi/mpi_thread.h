@@ -31,9 +31,12 @@ struct World {
 
 /// The thread that makes all calls of MPI in this process.
 ///
-/// While nothing is under way, it sleeps. Else it tests what is, and yields its core between two
-/// tests; once nothing has moved for a millisecond, or where other threads want the core, it naps
-/// in between.
+/// While operations are under way it tests them, and yields its core between two tests; once
+/// nothing has moved for a millisecond, or where other threads want the core, it naps in between.
+///
+/// Between operations it still calls MPI, ever more rarely, for MPI may complete a send before all
+/// of it has left, and send the rest in later calls only: without them, all-reduces between two
+/// hosts over Open MPI's TCP hung where a rank had nothing else to do over MPI.
 ///
 /// A collective that MPI never ends does not hold up callers: they wait for works and answers, with
 /// limits, and not for this thread.
@@ -60,6 +63,9 @@ class MpiThread {
   /// Starts an operation, after those that were started before.
   void start(OperationPtr operation);
 
+  /// To be called on the thread, once a group has its communicators.
+  void note_connected() { ++connected_; }
+
   /// Frees the communicators of a group that is not used any more, unless something is under way.
   /// Where the program finalizes MPI, they are free on return.
   void release(std::shared_ptr<Channel> channel) noexcept;
@@ -80,6 +86,7 @@ class MpiThread {
   void run() noexcept;
   void push(std::function<void()> task);
   bool run_tasks();
+  void idle(std::unique_lock<std::mutex>& lock);
   bool advance_all();
   bool advance(Operation& operation) noexcept;
   void pause(bool has_moved);
@@ -100,6 +107,8 @@ class MpiThread {
 
   // The thread's own:
   std::vector<OperationPtr> active_;
+  int connected_ = 0;                   // groups, whose communicators are not free
+  MPI_Comm all_ranks_ = MPI_COMM_NULL;  // World::communicator
   ScratchPool scratch_;
   TimePoint last_moved_{};
   TimePoint yields_from_{};  // naps until then

@@ -107,8 +107,9 @@ BackendPtr make_mpi(const Setup& setup) {
       hash_of_bytes(ranks.data(), ranks.size() * sizeof(int)) ^ fnv1a(setup.group_name);
   const int tag = static_cast<int>(hash & 0x7fff);
   const auto made = thread.ask(
-      [world, channel, ranks, tag] {
+      [&thread, world, channel, ranks, tag] {
         connect(world, *channel, ranks, tag);
+        thread.note_connected();
         return true;
       },
       Deadline::in(setup.connect_by.left()));
