@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -18,16 +19,20 @@
 
 namespace examples {
 
-/// Reads the command line, makes the default group and runs the program on it; reports an exception
+/// What this rank shows of its progress on standard output.
+inline Progress progress_of_rank() {
+  return {std::cout, Progress::choose(ddp::get_rank(), STDOUT_FILENO)};
+}
+
+/// Reads the command line and runs the program, which makes the default group; reports an exception
 /// in one line.
 ///
-/// \param options  with a `backend`.
 /// \return  the status for main().
 template <typename Options>
-int run_program(
+int run_command(
     const char* name, int argc, const char* const* argv,
     std::optional<Options> (&parse_options)(int, const char* const*, std::ostream&),
-    void (&run)(const Options&, Progress&)) {
+    const std::function<void(const Options&)>& run) {
   const auto fail = [name](const char* message, int status) {
     std::cerr << name << ": " << message << std::endl;
     return status;
@@ -39,9 +44,7 @@ int run_program(
     const bool shows_help = ddp::get_local_rank() == 0;
     const auto options = parse_options(argc, argv, shows_help ? std::cout : silent);
     if (!options) return 0;
-    const DefaultGroup group(options->backend);
-    Progress progress(std::cout, Progress::choose(ddp::get_rank(), STDOUT_FILENO));
-    run(*options, progress);
+    run(*options);
     return 0;
   } catch (const UsageError& error) {
     return fail(error.what(), 2);
@@ -55,6 +58,19 @@ int run_program(
   } catch (const std::exception& error) {
     return fail(error.what(), 1);
   }
+}
+
+/// The same with the default group made: of a program whose `options` have a `backend`.
+template <typename Options>
+int run_program(
+    const char* name, int argc, const char* const* argv,
+    std::optional<Options> (&parse_options)(int, const char* const*, std::ostream&),
+    void (&run)(const Options&, Progress&)) {
+  return run_command<Options>(name, argc, argv, parse_options, [&run](const Options& options) {
+    const DefaultGroup group(options.backend);
+    auto progress = progress_of_rank();
+    run(options, progress);
+  });
 }
 
 }  // namespace examples

@@ -22,6 +22,9 @@ class Progress {
   /// \param out  must outlive this object.
   Progress(std::ostream& out, Style style) : out_(out), style_(style) {}
 
+  /// Shows it in another style from now on: of a rank that has become another one.
+  void restyle(Style style) { style_ = style; }
+
   /// Prints a line, above the bar.
   void line(const std::string& text);
 

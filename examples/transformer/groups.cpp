@@ -38,18 +38,38 @@ void check_product(const Options& options, int64_t ranks) {
 }
 
 Groups without_cuts() {
-  Groups groups;
+  auto groups = with_whole_models(ddp::get_world_size(), ddp::get_rank());
   groups.tp = ddp::split_group(ddp::get_rank());
   groups.data = groups.totals = ddp::default_group();
-  groups.replicas = ddp::get_world_size();
-  groups.replica = ddp::get_rank();
+  return groups;
+}
+
+Groups in_regions(const Regions& regions) {
+  const int64_t ranks = ddp::get_world_size(), rank = ddp::get_rank();
+  const auto count = regions.count == 0 ? ranks : regions.count;
+  expect_ranks(
+      ranks % count == 0,
+      "--regions: expected a number that divides that of the ranks, " + std::to_string(ranks),
+      std::to_string(count));
+  const auto region_size = ranks / count;
+  auto groups = without_cuts();
+  groups.data = ddp::split_group(static_cast<int>(rank / region_size));
+  groups.leaders = ddp::split_group(rank % region_size == 0 ? 0 : -1);
   return groups;
 }
 
 }  // namespace
 
+Groups with_whole_models(int64_t replicas, int64_t replica) {
+  Groups groups;
+  groups.replicas = replicas;
+  groups.replica = replica;
+  return groups;
+}
+
 Groups make_groups(const Options& options) {
   const int64_t ranks = ddp::get_world_size(), a_replica = options.pp * options.cp * options.tp;
+  if (options.regions.are_used()) return in_regions(options.regions);
   check_product(options, ranks);
   if (a_replica == 1) return without_cuts();
   // Ranks that differ by one are neighbors on the last axis, which sends most. The first one sends

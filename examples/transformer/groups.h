@@ -12,15 +12,18 @@ namespace transformer {
 /// Which ranks have parts of one model or of one window, and which have copies. Made of nothing, it
 /// is that of a process that has all of both.
 struct Groups {
-  ddp::ProcessGroup tp;      // of the ranks that have a part of each layer each, or of this one
-  ddp::ProcessGroup cp;      // of the ranks that have some positions of each window each
-  ddp::ProcessGroup data;    // of the ranks that have the same part of the layers: they average
-  ddp::ProcessGroup pp;      // of the ranks that have some of the layers each; null: no pipeline
-  ddp::ProcessGroup ends;    // of the first and the last rank of pp, on these
-  ddp::ProcessGroup totals;  // of the ranks whose tallies count each character once
-  int64_t replicas = 1;      // how many models there are; each sees other windows
-  int64_t replica = 0;       // which one this rank has, or has a part of
-  int64_t stage = 0;         // this rank's place in the pipeline
+  ddp::ProcessGroup tp;  // of the ranks that have a part of each layer each, or of this one
+  ddp::ProcessGroup cp;  // of the ranks that have some positions of each window each
+  // Of the ranks that have the same part of the layers: they average. Null: of the default group,
+  // whichever it is at the time.
+  ddp::ProcessGroup data;
+  ddp::ProcessGroup pp;       // of the ranks that have some of the layers each; null: no pipeline
+  ddp::ProcessGroup ends;     // of the first and the last rank of pp, on these
+  ddp::ProcessGroup leaders;  // with --diloco one rank of each region; null on the others
+  ddp::ProcessGroup totals;   // of the ranks whose tallies count each character once
+  int64_t replicas = 1;       // how many models there are; each sees other windows
+  int64_t replica = 0;        // which one this rank has, or has a part of
+  int64_t stage = 0;          // this rank's place in the pipeline
 
   int64_t tp_size() const { return tp ? tp->getSize() : 1; }
   int64_t cp_size() const { return cp ? cp->getSize() : 1; }
@@ -33,7 +36,11 @@ struct Groups {
   at::Tensor places(int64_t length) const;
 };
 
-/// Lays the ranks of the default group out in a mesh, by --pp, --dp, --cp and --tp. Collective.
+/// Those of a rank that has a whole model, one of so many.
+Groups with_whole_models(int64_t replicas, int64_t replica);
+
+/// Lays the ranks of the default group out in a mesh, by --pp, --dp, --cp and --tp, or in
+/// --regions. Collective.
 ///
 /// \throws UsageError  on every rank: the ranks cannot be divided like this.
 Groups make_groups(const Options& options);

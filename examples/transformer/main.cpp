@@ -4,6 +4,6 @@
 #include "run.h"
 
 int main(int argc, char** argv) {
-  return examples::run_program(
+  return examples::run_command<transformer::Options>(
       "transformer", argc, argv, transformer::parse_options, transformer::run);
 }

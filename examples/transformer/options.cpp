@@ -87,6 +87,31 @@ void add_pipeline(CLI::App& app, Options& options) {
       ->check(between<int64_t>(1, 1000000));
 }
 
+void add_regions(CLI::App& app, Regions& regions) {
+  auto* every =
+      app.add_option(
+             "--diloco", regions.sync_every,
+             "Steps after which regions exchange what they have learned (DiLoCo); 0: ranks average "
+             "gradients in every step")
+          ->check(between<int64_t>(0, 1000000));
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return app.add_option(name, value, help)->needs(every);
+  };
+  add("--regions", regions.count,
+      "Regions of consecutive ranks, which average within; 0: each rank is one")
+      ->check(between<int64_t>(0, 100000));
+  add("--outer-lr", regions.outer_lr, "Rate of the steps by these exchanges")
+      ->check(kPositiveFinite);
+  add("--outer-momentum", regions.outer_momentum, "Their Nesterov momentum")
+      ->check(between(0.0, 0.999));
+  add("--fragments", regions.fragments, "Parts of the parameters that take turns")
+      ->check(between<int64_t>(1, 1000));
+  add("--overlap", regions.overlap, "Steps that go on while a part is on its way")
+      ->check(between<int64_t>(0, 1000000));
+  add("--wire", regions.wire, "What is sent: float32, bfloat16 or int8")
+      ->check(CLI::IsMember({"float32", "bfloat16", "int8"}).description(""));
+}
+
 void add_files(CLI::App& app, Options& options) {
   app.add_option("--report-every", options.report_every, "Steps from one line to the next")
       ->check(between<int64_t>(1, 1000000000));
@@ -179,6 +204,38 @@ void check_stages(const Options& options, const CLI::App& app) {
       to_string(options.zero));
 }
 
+/// --elastic and --diloco are for ranks that have whole models.
+void check_whole_models(const Options& options, const CLI::App& app) {
+  const std::string which = options.elastic              ? "--elastic"
+                            : options.regions.are_used() ? "--diloco"
+                                                         : "";
+  if (which.empty()) return;
+  const auto expect_none = [&](bool is_used, const char* other) {
+    expect(!is_used, which + ": expected ranks with whole models on CPUs", other);
+  };
+  expect_none(options.zero > 0, "--zero");
+  expect_none(options.fsdp, "--fsdp");
+  expect_none(options.tp > 1, "--tp");
+  expect_none(options.cp > 1, "--cp");
+  expect_none(options.pp > 1, "--pp");
+  expect_none(options.backend.find("nccl") != std::string::npos, "--backend nccl");
+  if (options.elastic) {
+    expect(!options.regions.are_used(), "--elastic: expected no --diloco beside it", "both");
+    expect(options.dp == 0, "--dp: expected 0 with --elastic", std::to_string(options.dp));
+  } else {
+    expect(
+        options.checkpoint.empty(), "--checkpoint: expected none with --diloco",
+        options.checkpoint);
+    expect(
+        options.regions.overlap <= options.regions.sync_every / options.regions.fragments,
+        "--overlap: expected at most --diloco / --fragments",
+        std::to_string(options.regions.overlap));
+    expect(
+        app.count("--dp") == 0, "--dp: expected --regions with --diloco",
+        std::to_string(options.dp));
+  }
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::ostream& help) {
@@ -194,6 +251,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   add_training(app, options);
   add_groups(app, options);
   add_pipeline(app, options);
+  add_regions(app, options.regions);
+  app.add_flag(
+      "--elastic", options.elastic,
+      "Go on where ranks are lost, and let new ones in: started by ddprun --elastic. With "
+      "--checkpoint, a run of which no rank is left goes on from the last one");
   add_files(app, options);
   add_sampling(app, options);
 
@@ -206,6 +268,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::ost
   check_shards(options);
   check_cut_windows(options);
   check_stages(options, app);
+  check_whole_models(options, app);
   return options;
 }
 

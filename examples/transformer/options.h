@@ -21,6 +21,19 @@ struct Shape {
   bool amp = false;
 };
 
+/// Regions of ranks, which train together over slow links.
+struct Regions {
+  int64_t sync_every = 0;  // steps from one exchange to the next; 0: all ranks average every step
+  int64_t count = 0;       // 0: each rank is one
+  double outer_lr = 0.7;
+  double outer_momentum = 0.9;
+  int64_t fragments = 1;
+  int64_t overlap = 0;  // steps
+  std::string wire = "bfloat16";
+
+  bool are_used() const { return sync_every > 0; }
+};
+
 /// The options of the command line; every rank gets the same.
 struct Options {
   std::string text = TRANSFORMER_DEFAULT_TEXT;
@@ -39,6 +52,8 @@ struct Options {
   int64_t pp = 1;     // ranks that have some of the layers each
   std::string schedule = "1f1b";
   int64_t microbatches = 4;  // of a batch, with --pp
+  Regions regions;
+  bool elastic = false;  // go on where ranks are lost
   int64_t seed = 1;
   std::string backend;  // empty: the library's choice
   int64_t report_every = 100;

@@ -1,13 +1,12 @@
 #pragma once
 
-#include "../common/progress.h"
 #include "options.h"
 
 namespace transformer {
 
-/// Trains, evaluates and samples on the default group. Collective.
+/// Makes the default group; trains, evaluates and samples on it. Collective.
 ///
 /// \throws UsageError, c10::Error, examples::FailedElsewhere
-void run(const Options& options, examples::Progress& progress);
+void run(const Options& options);
 
 }  // namespace transformer

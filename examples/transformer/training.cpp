@@ -36,6 +36,25 @@ ddp::LinearLROptions warm_up(const Options& options) {
       .total_iters(options.warmup);
 }
 
+ddp::Wire wire_of(const std::string& name) {
+  if (name == "float32") return ddp::Wire::Float32;
+  return name == "int8" ? ddp::Wire::Int8 : ddp::Wire::BFloat16;
+}
+
+std::unique_ptr<ddp::DiLoCo> make_diloco(const Regions& regions, TrainedModel& model) {
+  if (!regions.are_used()) return nullptr;
+  return std::make_unique<ddp::DiLoCo>(
+      model.module().parameters(), ddp::DiLoCoOptions()
+                                       .sync_every(regions.sync_every)
+                                       .outer_lr(regions.outer_lr)
+                                       .outer_momentum(regions.outer_momentum)
+                                       .fragments(regions.fragments)
+                                       .overlap(regions.overlap)
+                                       .wire(wire_of(regions.wire))
+                                       .regions(model.groups().leaders)
+                                       .local(model.groups().data));
+}
+
 }  // namespace
 
 Training::Training(const Options& options, TrainedModel model, Windows windows)
@@ -46,7 +65,8 @@ Training::Training(const Options& options, TrainedModel model, Windows windows)
       optimizer_(make_optimizer(options, model_)),
       warm_up_(*optimizer_, warm_up(options)),
       cosine_(*optimizer_, options.steps - options.warmup),
-      schedule_(*optimizer_, {&warm_up_, &cosine_}, {options.warmup}) {
+      schedule_(*optimizer_, {&warm_up_, &cosine_}, {options.warmup}),
+      diloco_(make_diloco(options.regions, model_)) {
   if (options.checkpoint.empty()) return;
   checkpointer_.emplace(
       options.checkpoint, ddp::CheckpointerOptions().every_steps(options.checkpoint_every));
@@ -60,6 +80,11 @@ void Training::begin(examples::Progress& progress) {
 }
 
 void Training::step() {
+  backward();
+  apply();
+}
+
+void Training::backward() {
   model_.module().train();
   ddp::zero_grad(*optimizer_);
   for (int64_t pass = 1; pass <= options_.accumulate; ++pass) {
@@ -67,9 +92,24 @@ void Training::step() {
     tally_ += model_.backward(next_batch(), /*averages=*/pass == options_.accumulate);
   }
   clip_gradients();
+}
+
+void Training::apply() {
   optimizer_->step();
   schedule_.step();
+  if (diloco_) diloco_->average_parameters(model_.module().parameters());
   ++steps_done_;
+}
+
+void Training::add_to(ddp::Elastic& run) {
+  run.add("model", model_.replicated()).add("optimizer", *optimizer_).add("schedule", schedule_);
+  run.add("sampler", sampler_).add_per_rank("tally", tally_);
+  if (checkpointer_) run.checkpoints(*checkpointer_);
+}
+
+void Training::follow(const ddp::Generation& generation) {
+  model_.become_replica(generation.rank, generation.size);
+  steps_done_ = generation.steps;
 }
 
 // Returns the next whole batch; an epoch ends with its last whole batch.
@@ -127,11 +167,13 @@ void Training::save_if_due() {
 }
 
 void Training::finish() {
+  if (diloco_) diloco_->finish();
   if (checkpointer_) checkpointer_->wait();
 }
 
 void Training::check_replicas() {
   model_.check_replicas();
+  if (!groups().tp) return;
   TORCH_CHECK(
       ddp::replicas_equal(model_.module(), groups().tp),
       "parameters: expected the same values on all ranks of what --tp does not cut, got others on "

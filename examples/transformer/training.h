@@ -6,6 +6,8 @@
 #include <utility>
 
 #include <ddp/checkpointer.h>
+#include <ddp/diloco.h>
+#include <ddp/elastic.h>
 #include <ddp/lr_scheduler.h>
 #include <ddp/sampler.h>
 #include <ddp/zero.h>
@@ -27,9 +29,20 @@ class Training {
   /// \param windows  enough for a batch of every rank.
   Training(const Options& options, TrainedModel model, Windows windows);
 
-  /// One step of the optimizer, on the batches of `options.accumulate` backward passes.
+  /// One step of the optimizer, on the batches of `options.accumulate` backward passes: gradients,
+  /// then apply().
   /// Collective: yes.
   void step();
+  /// The gradients of a step. Collective: yes.
+  void backward();
+  /// What changes with a step. Collective: with --diloco.
+  void apply();
+
+  /// Adds all that steps change to an elastic run, which does without begin() and save_if_due().
+  void add_to(ddp::Elastic& run);
+  /// Goes on with the ranks of a generation.
+  void follow(const ddp::Generation& generation);
+
   /// \return the tally of this rank's characters since the last call, each before its step; of a
   ///         pipeline on its last stage.
   Tally take_tally() { return std::exchange(tally_, {}); }
@@ -45,11 +58,13 @@ class Training {
   void begin(examples::Progress& progress);
   /// Saves if a save is due, and after the last step. Collective: yes.
   void save_if_due();
-  /// Returns once the last checkpoint is on the disk. Collective: yes.
+  /// Returns once the last checkpoint is on the disk, and the last exchange over. Collective: yes.
   void finish();
   /// Throws where ranks differ in parameters that are the same on both. Collective: yes.
   void check_replicas();
   TrainedModel& model() { return model_; }
+  /// How regions exchange; null without --diloco.
+  const ddp::DiLoCo* diloco() const { return diloco_.get(); }
 
  private:
   Batch next_batch();
@@ -64,6 +79,7 @@ class Training {
   ddp::LinearLR warm_up_;
   ddp::CosineAnnealingLR cosine_;
   ddp::SequentialLR schedule_;
+  std::unique_ptr<ddp::DiLoCo> diloco_;
   int64_t steps_done_ = 0;
   Tally tally_;
   // After the members that it saves, so that its destructor finishes the last save before theirs.

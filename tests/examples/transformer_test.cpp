@@ -155,6 +155,27 @@ TEST_CASE("options that do not go with --pp are refused", "[examples][errors]") 
   CHECK(refused({"--pp", "2", "--fsdp", "--amp", "--checkpoint-activations", "--cp", "2"}).empty());
 }
 
+TEST_CASE("--elastic and --diloco take whole models", "[examples][errors]") {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> all = {
+      {{"--elastic", "--zero", "1"},
+       "--elastic: expected ranks with whole models on CPUs, got --zero"},
+      {{"--elastic", "--tp", "2"}, "--elastic: expected ranks with whole models on CPUs, got --tp"},
+      {{"--diloco", "50", "--fsdp"},
+       "--diloco: expected ranks with whole models on CPUs, got --fsdp"},
+      {{"--diloco", "50", "--backend", "nccl"}, "on CPUs, got --backend nccl"},
+      {{"--elastic", "--diloco", "50"}, "--elastic: expected no --diloco beside it, got both"},
+      {{"--diloco", "50", "--checkpoint", "c"}, "--checkpoint: expected none with --diloco, got c"},
+      {{"--diloco", "50", "--fragments", "5", "--overlap", "11"},
+       "--overlap: expected at most --diloco / --fragments, got 11"},
+      {{"--regions", "2"}, "--diloco"},
+      {{"--diloco", "50", "--wire", "float16"}, "--wire: float16 not in {float32,bfloat16,int8}"}};
+  for (const auto& [arguments, text] : all) {
+    CHECK_THAT(refused(arguments), ContainsText(text));
+  }
+  CHECK(refused({"--elastic", "--amp", "--accumulate", "2", "--checkpoint", "c"}).empty());
+  CHECK(refused({"--diloco", "50", "--regions", "2", "--overlap", "50", "--amp"}).empty());
+}
+
 TEST_CASE("stages have all layers once, and the values of the whole model", "[examples][pure]") {
   auto shape = tiny();
   shape.layers = 5;

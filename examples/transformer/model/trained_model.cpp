@@ -42,7 +42,7 @@ ddp::PipelineSchedule schedule_of(const Options& options) {
 }  // namespace
 
 TrainedModel::TrainedModel(const Options& options, const Groups& groups, int64_t vocabulary)
-    : options_(options), vocabulary_(vocabulary) {
+    : options_(options), vocabulary_(vocabulary), groups_(groups) {
   for (int64_t chunk = 0; chunk < options.stages_a_rank(); ++chunk) {
     const int64_t stage = chunk * groups.pp_size() + groups.stage;
     torch::manual_seed(static_cast<uint64_t>(options.seed));
@@ -93,6 +93,11 @@ std::unique_ptr<ddp::PipelineStageBase> TrainedModel::make_pipeline() {
         return last->loss(logits, target);
       },
       options);
+}
+
+void TrainedModel::become_replica(int64_t replica, int64_t replicas) {
+  groups_.replica = replica;
+  groups_.replicas = replicas;
 }
 
 torch::nn::Module& TrainedModel::module() {

@@ -47,7 +47,9 @@ class TrainedModel {
 
   /// The wrapper; with --pp the pipeline of it.
   torch::nn::Module& module();
-  const Groups& groups() const { return nets_.front()->groups; }
+  const Groups& groups() const { return groups_; }
+  /// Is one of so many whole models from now on.
+  void become_replica(int64_t replica, int64_t replicas);
   bool is_sharded() const { return std::holds_alternative<Sharded>(wrappers_.front()); }
   /// Throws where replicas differ. Collective: yes.
   void check_replicas();
@@ -78,6 +80,7 @@ class TrainedModel {
 
   const Options& options_;
   const int64_t vocabulary_;
+  Groups groups_;
   std::vector<LanguageModel> nets_;  // one; with interleaved stages one for each
   std::vector<Wrapper> wrappers_;    // of them
   std::unique_ptr<ddp::PipelineStageBase> pipeline_;

@@ -1,0 +1,147 @@
+// Runs the transformer's example on ranks that are killed, and in regions.
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+#include "transformer_runs.h"
+
+#include "support/catch.h"
+
+namespace {
+
+using ddp::testing::Ended;
+using ddp::testing::Process;
+using ddp::testing::TemporaryFolder;
+using transformer_runs::Lines;
+
+bool has_slot(pid_t process, int slot) {
+  std::ifstream environment("/proc/" + std::to_string(process) + "/environ");
+  for (std::string entry; std::getline(environment, entry, '\0');) {
+    if (entry == "DDP_SLOT=" + std::to_string(slot)) return true;
+  }
+  return false;
+}
+
+/// The process of a slot among a process's descendants; 0: there is none.
+pid_t rank_below(pid_t parent, int slot) {
+  const auto id = std::to_string(parent);
+  std::ifstream children("/proc/" + id + "/task/" + id + "/children");
+  for (pid_t child = 0; children >> child;) {
+    if (has_slot(child, slot)) return child;
+    if (const auto found = rank_below(child, slot)) return found;
+  }
+  return 0;
+}
+
+pid_t rank_of(const Process& ddprun, int slot) {
+  const auto found = rank_below(ddprun.pid(), slot);
+  if (found == 0) throw std::runtime_error("no rank has slot " + std::to_string(slot));
+  return found;
+}
+
+Lines small_transformer(const TemporaryFolder& folder, const Lines& more) {
+  Lines arguments{
+      TRANSFORMER_PROGRAM,
+      "--text",
+      folder.write("text", transformer_runs::letters_and_spaces()),
+      "--width",
+      "32",
+      "--context",
+      "16",
+      "--heads",
+      "2",
+      "--layers",
+      "1",
+      "--steps",
+      "60",
+      "--warmup",
+      "5",
+      "--report-every",
+      "10",
+      "--batch-size",
+      "8",
+      "--sample",
+      "20"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+/// Of rank 0's lines, the results on the held-out text, and the sample.
+Lines results_in(const std::string& output) {
+  Lines results;
+  for (const auto& line : ddp::testing::lines_of(output)) {
+    for (const char* word : {"held out ", "sample: "}) {
+      const auto at = line.find(word);
+      if (at != std::string::npos) results.push_back(line.substr(at, line.find(';') - at));
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("a transformer whose ranks are killed ends in the same bits", "[examples][process]") {
+  const TemporaryFolder folder;
+  const auto quiet = ddp::testing::run_job(
+      2, small_transformer(folder, {"--elastic", "--save", folder.file("quiet.pt")}));
+  INFO(quiet.output);
+  REQUIRE(quiet.code == 0);
+
+  Lines command = small_transformer(folder, {"--elastic", "--save", folder.file("killed.pt")});
+  command.insert(command.begin(), {"-n", "2", "--elastic", "--"});
+  ddp::testing::ProcessOptions options;
+  options.join_streams = true;
+  options.environment = {"OMP_NUM_THREADS=1"};
+  Process job(ddp::testing::ddprun(command), options);
+  job.read_until("step 10/60");
+  ::kill(rank_of(job, 1), SIGKILL);
+  job.read_until("generation 2: 2 ranks from step ");
+  ::kill(rank_of(job, 0), SIGKILL);  // which prints
+  job.read_until("generation 3: 2 ranks from step ");
+  const Ended ended = job.wait();
+  INFO(ended.out);
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.out, ContainsText("was killed by signal 9 (SIGKILL))"));
+  CHECK_THAT(ended.out, ContainsText("parameters: bitwise equal on 2 ranks"));
+  CHECK(ddp::testing::run({"cmp", folder.file("quiet.pt"), folder.file("killed.pt")}).code == 0);
+  // A line whose turn was repeated is there twice.
+  auto lines = results_in(ended.out);
+  lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  CHECK(lines == results_in(quiet.output));
+}
+
+TEST_CASE("a transformer trains in regions", "[examples][process]") {
+  const TemporaryFolder folder;
+  const auto run_with = [&](const Lines& more) {
+    return ddp::testing::run_job(4, small_transformer(folder, more));
+  };
+  const auto held_out = [](const ddp::testing::JobEnded& job) {
+    return transformer_runs::losses(job, "held out");
+  };
+  const auto job = run_with({"--diloco", "10", "--regions", "2"});
+  INFO(job.output);
+  REQUIRE(job.code == 0);
+  CHECK_THAT(job.output, ContainsText("parameters: bitwise equal within each region"));
+  CHECK_THAT(job.output, ContainsText("regions: 2, which have exchanged 6 times"));
+  REQUIRE(held_out(job).size() == 6);
+  CHECK(held_out(job).back() < held_out(job).front());
+
+  const auto other = run_with(
+      {"--diloco", "10", "--outer-lr", "0.5", "--outer-momentum", "0.5", "--fragments", "2",
+       "--overlap", "3", "--wire", "int8"});
+  INFO(other.output);
+  REQUIRE(other.code == 0);
+  CHECK_THAT(other.output, ContainsText("regions: 4, which have exchanged 12 times"));
+  CHECK(held_out(other) != held_out(job));
+
+  const auto uneven = run_with({"--diloco", "10", "--regions", "3"});
+  CHECK(uneven.code == 2);
+  CHECK_THAT(
+      uneven.output,
+      ContainsText("--regions: expected a number that divides that of the ranks, 4, got 3"));
+}
