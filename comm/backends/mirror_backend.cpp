@@ -7,109 +7,82 @@
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 
-#include "backends/completed_work.h"
+#include "backends/local_backend.h"
 
 namespace ddp::backends {
 namespace {
 
-using c10d::OpType;
 using c10d::ReduceOp;
-using MirrorTensors = std::vector<at::Tensor>;
-using MirrorLists = std::vector<MirrorTensors>;
-using MirrorWork = c10::intrusive_ptr<c10d::Work>;
 
-class MirrorBackend : public c10d::Backend {
+class MirrorBackend : public LocalBackend {
  public:
   MirrorBackend(int rank, int size, std::chrono::milliseconds timeout)
-      : c10d::Backend(rank, size), options_(c10::make_intrusive<Options>(kMirror, timeout)) {}
+      : LocalBackend(rank, size, kMirror, timeout) {}
 
-  const std::string getBackendName() const override { return kMirror; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return 0; }
-  void shutdown() override {}
-  void abort() override {}
-
-  MirrorWork broadcast(MirrorTensors& t, const c10d::BroadcastOptions& /*o*/) override {
-    return done(OpType::BROADCAST, t);
-  }
-  MirrorWork allreduce(MirrorTensors& t, const c10d::AllreduceOptions& o) override {
+  WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
     for (auto& tensor : t) reduce_in_place(tensor, o.reduceOp);
     return done(OpType::ALLREDUCE, t);
   }
-  MirrorWork allreduce_sparse(MirrorTensors& t, const c10d::AllreduceOptions& o) override {
+  WorkPtr allreduce_sparse(Tensors& t, const c10d::AllreduceOptions& o) override {
     return allreduce(t, o);
   }
-  MirrorWork allreduce_coalesced(
-      MirrorTensors& t, const c10d::AllreduceCoalescedOptions& o) override {
+  WorkPtr allreduce_coalesced(Tensors& t, const c10d::AllreduceCoalescedOptions& o) override {
     return allreduce(t, o);
   }
-  MirrorWork reduce(MirrorTensors& t, const c10d::ReduceOptions& o) override {
+  WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& o) override {
     for (auto& tensor : t) reduce_in_place(tensor, o.reduceOp);
     return done(OpType::REDUCE, t);
   }
-  MirrorWork allgather(
-      MirrorLists& to, MirrorTensors& from, const c10d::AllgatherOptions& /*o*/) override {
+  WorkPtr allgather(TensorLists& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
     return fill_lists(OpType::ALLGATHER, to, from);
   }
-  MirrorWork DDP_ALL_GATHER_SINGLE(
+  WorkPtr DDP_ALL_GATHER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& /*o*/) override {
     repeat(to, from);
     return done(OpType::_ALLGATHER_BASE, {to});
   }
-  MirrorWork allgather_into_tensor_coalesced(
-      MirrorTensors& to, MirrorTensors& from, const c10d::AllgatherOptions& /*o*/) override {
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& to, Tensors& from, const c10d::AllgatherOptions& /*o*/) override {
     for (size_t i = 0; i < to.size(); ++i) repeat(to[i], from.at(i));
     return done(OpType::ALLGATHER_COALESCED, to);
   }
-  MirrorWork gather(
-      MirrorLists& to, MirrorTensors& from, const c10d::GatherOptions& /*o*/) override {
+  WorkPtr gather(TensorLists& to, Tensors& from, const c10d::GatherOptions& /*o*/) override {
     return fill_lists(OpType::GATHER, to, from);
   }
-  MirrorWork scatter(
-      MirrorTensors& /*to*/, MirrorLists& /*from*/, const c10d::ScatterOptions& /*o*/) override {
+  WorkPtr scatter(
+      Tensors& /*to*/, TensorLists& /*from*/, const c10d::ScatterOptions& /*o*/) override {
     refuse("scatter");
   }
-  MirrorWork reduce_scatter(
-      MirrorTensors& to, MirrorLists& from, const c10d::ReduceScatterOptions& o) override {
+  WorkPtr reduce_scatter(
+      Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& o) override {
     for (size_t i = 0; i < to.size(); ++i) {
       overwrite(to[i], from.at(i).at(static_cast<size_t>(getRank())));
       reduce_in_place(to[i], o.reduceOp);
     }
     return done(OpType::REDUCE_SCATTER, to);
   }
-  MirrorWork DDP_REDUCE_SCATTER_SINGLE(
+  WorkPtr DDP_REDUCE_SCATTER_SINGLE(
       at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& o) override {
     overwrite(to, own_part(from));
     reduce_in_place(to, o.reduceOp);
     return done(OpType::_REDUCE_SCATTER_BASE, {to});
   }
-  MirrorWork alltoall(
-      MirrorTensors& to, MirrorTensors& from, const c10d::AllToAllOptions& /*o*/) override {
+  WorkPtr alltoall(Tensors& to, Tensors& from, const c10d::AllToAllOptions& /*o*/) override {
     for (auto& tensor : to) overwrite(tensor, from.at(static_cast<size_t>(getRank())));
     return done(OpType::ALLTOALL, to);
   }
-  MirrorWork DDP_ALL_TO_ALL_SINGLE(
+  WorkPtr DDP_ALL_TO_ALL_SINGLE(
       at::Tensor& to, at::Tensor& from, std::vector<int64_t>& /*to_splits*/,
       std::vector<int64_t>& from_splits, const c10d::AllToAllOptions& /*o*/) override {
     if (!from_splits.empty()) refuse("all_to_all_single of unequal parts");
     repeat(to, own_part(from));
     return done(OpType::ALLTOALL_BASE, {to});
   }
-  MirrorWork barrier(const c10d::BarrierOptions& /*o*/) override {
-    return done(OpType::BARRIER, {});
-  }
-  void monitoredBarrier(const c10d::BarrierOptions& /*o*/, bool /*wait_all_ranks*/) override {}
-  MirrorWork send(MirrorTensors& /*t*/, int /*dst*/, int /*tag*/) override { refuse("send"); }
-  MirrorWork recv(MirrorTensors& /*t*/, int /*src*/, int /*tag*/) override { refuse("recv"); }
-  MirrorWork recvAnysource(MirrorTensors& /*t*/, int /*tag*/) override { refuse("recv"); }
+  WorkPtr send(Tensors& /*t*/, int /*dst*/, int /*tag*/) override { refuse("send"); }
+  WorkPtr recv(Tensors& /*t*/, int /*src*/, int /*tag*/) override { refuse("recv"); }
+  WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv"); }
 
  private:
-  static MirrorWork done(OpType type, MirrorTensors outputs) {
-    return c10::make_intrusive<CompletedWork>(type, std::move(outputs));
-  }
-
   /// What `size` equal values give together.
   void reduce_in_place(at::Tensor& tensor, const ReduceOp& op) const {
     const at::AutoDispatchBelowADInplaceOrView without_autograd;
@@ -140,8 +113,8 @@ class MirrorBackend : public c10d::Backend {
   at::Tensor own_part(const at::Tensor& from) const {
     return from.view({getSize(), -1}).select(0, getRank());
   }
-  static MirrorWork fill_lists(OpType type, MirrorLists& to, const MirrorTensors& from) {
-    MirrorTensors outputs;
+  static WorkPtr fill_lists(OpType type, TensorLists& to, const Tensors& from) {
+    Tensors outputs;
     for (size_t i = 0; i < to.size(); ++i) {
       for (auto& tensor : to[i]) {
         overwrite(tensor, from.at(i));
@@ -158,8 +131,6 @@ class MirrorBackend : public c10d::Backend {
             ": expected a group of ranks that train, got a process that waits to join them. "
             "Call it inside of Elastic::loop(), or in Elastic::on_change()."));
   }
-
-  const c10::intrusive_ptr<Options> options_;
 };
 
 }  // namespace

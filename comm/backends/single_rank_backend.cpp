@@ -7,34 +7,16 @@
 #include <ddp/internal/c10d_names.h>
 #include <ddp/internal/check.h>
 
-#include "backends/completed_work.h"
+#include "backends/local_backend.h"
 
 namespace ddp::backends {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using TensorLists = std::vector<Tensors>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-using c10d::OpType;
-
-class SingleRankBackend : public c10d::Backend {
+class SingleRankBackend : public LocalBackend {
  public:
-  SingleRankBackend(std::string name, std::chrono::milliseconds timeout)
-      : c10d::Backend(/*rank=*/0, /*size=*/1),
-        name_(std::move(name)),
-        options_(c10::make_intrusive<Options>(name_, timeout)) {}
+  SingleRankBackend(const std::string& name, std::chrono::milliseconds timeout)
+      : LocalBackend(/*rank=*/0, /*size=*/1, name, timeout) {}
 
-  const std::string getBackendName() const override { return name_; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return 0; }
-  void shutdown() override {}
-  void abort() override {}
-
-  WorkPtr broadcast(Tensors& t, const c10d::BroadcastOptions& /*o*/) override {
-    return done(OpType::BROADCAST, t);
-  }
   WorkPtr allreduce(Tensors& t, const c10d::AllreduceOptions& o) override {
     check_reduction(o.reduceOp);
     return done(OpType::ALLREDUCE, t);
@@ -94,16 +76,11 @@ class SingleRankBackend : public c10d::Backend {
       std::vector<int64_t>& /*from_splits*/, const c10d::AllToAllOptions& /*o*/) override {
     return copy(OpType::ALLTOALL_BASE, to, from);
   }
-  WorkPtr barrier(const c10d::BarrierOptions& /*o*/) override { return done(OpType::BARRIER, {}); }
-  void monitoredBarrier(const c10d::BarrierOptions& /*o*/, bool /*wait_all_ranks*/) override {}
   WorkPtr send(Tensors& /*t*/, int dst, int /*tag*/) override { refuse("send", dst); }
   WorkPtr recv(Tensors& /*t*/, int src, int /*tag*/) override { refuse("recv", src); }
   WorkPtr recvAnysource(Tensors& /*t*/, int /*tag*/) override { refuse("recv", -1); }
 
  private:
-  static WorkPtr done(OpType type, Tensors outputs) {
-    return c10::make_intrusive<CompletedWork>(type, std::move(outputs));
-  }
   static void check_reduction(const c10d::ReduceOp& op) {
     DDP_CHECK_VALUE(
         op.op_ != c10d::ReduceOp::PREMUL_SUM,
@@ -129,9 +106,6 @@ class SingleRankBackend : public c10d::Backend {
                       call, ": expected another rank of the group, got rank ", peer,
                       " in a group of one rank. Copy the tensor."));
   }
-
-  const std::string name_;
-  const c10::intrusive_ptr<Options> options_;
 };
 
 }  // namespace
