@@ -7,12 +7,12 @@
 #include <ddp/process_group.h>
 
 #include "examples/common/default_group.h"
-#include "fully_sharded_run.h"
-#include "memory_run.h"
 #include "options.h"
-#include "pipeline_run.h"
 #include "run.h"
-#include "tensor_parallel_run.h"
+#include "runs/fully_sharded_run.h"
+#include "runs/memory_run.h"
+#include "runs/pipeline_run.h"
+#include "runs/tensor_parallel_run.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "memory_sampler.h"
+#include "runs/memory_sampler.h"
 #include "statistics.h"
 
 namespace ddp_bench {

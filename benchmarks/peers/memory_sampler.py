@@ -1,4 +1,4 @@
-"""The peak memory of this process (benchmarks/ddp_bench/memory_sampler.h), in Python."""
+"""The peak memory of this process (benchmarks/ddp_bench/runs/memory_sampler.h), in Python."""
 
 import re
 import threading

@@ -1,10 +1,10 @@
-#include "benchmarks/ddp_bench/memory_sampler.h"
+#include "benchmarks/ddp_bench/runs/memory_sampler.h"
 
 #include <sstream>
 
 #include <torch/torch.h>
 
-#include "benchmarks/ddp_bench/memory_run.h"
+#include "benchmarks/ddp_bench/runs/memory_run.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"

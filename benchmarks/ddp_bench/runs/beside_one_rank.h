@@ -5,8 +5,8 @@
 
 #include <ddp/process_group.h>
 
-#include "options.h"
-#include "statistics.h"
+#include "benchmarks/ddp_bench/options.h"
+#include "benchmarks/ddp_bench/statistics.h"
 
 namespace ddp_bench {
 

@@ -4,7 +4,7 @@
 
 #include <ddp/process_group.h>
 
-#include "options.h"
+#include "benchmarks/ddp_bench/options.h"
 
 namespace ddp_bench {
 

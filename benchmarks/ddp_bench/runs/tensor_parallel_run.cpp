@@ -19,10 +19,10 @@
 
 #include "benchmarks/ddp_bench/engines/engine.h"
 #include "benchmarks/ddp_bench/engines/message_sender.h"
+#include "benchmarks/ddp_bench/result.h"
+#include "benchmarks/ddp_bench/statistics.h"
 #include "beside_one_rank.h"
 #include "examples/common/rank_device.h"
-#include "result.h"
-#include "statistics.h"
 
 namespace ddp_bench {
 namespace {

@@ -18,10 +18,10 @@
 #include <torch/utils.h>
 
 #include "benchmarks/ddp_bench/engines/engine.h"
+#include "benchmarks/ddp_bench/result.h"
+#include "benchmarks/ddp_bench/statistics.h"
 #include "examples/common/rank_device.h"
 #include "memory_sampler.h"
-#include "result.h"
-#include "statistics.h"
 
 namespace ddp_bench {
 namespace {

@@ -7,9 +7,9 @@
 #include <ddp/collectives.h>
 
 #include "benchmarks/ddp_bench/engines/modes.h"
+#include "benchmarks/ddp_bench/result.h"
 #include "examples/common/rank_device.h"
 #include "memory_sampler.h"
-#include "result.h"
 
 namespace ddp_bench {
 namespace {

@@ -18,9 +18,9 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include "benchmarks/ddp_bench/result.h"
 #include "beside_one_rank.h"
 #include "examples/common/rank_device.h"
-#include "result.h"
 
 namespace ddp_bench {
 namespace {
