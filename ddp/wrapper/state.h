@@ -58,6 +58,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   std::shared_ptr<GradientShards> shard_gradients();
   bool has_divided_gradients() const { return shards_ != nullptr; }
   void on_bucket_reduced(Reducer::OnBucketReduced act) {
+    steps_by_bucket_ = true;
     reducer_->on_bucket_reduced(std::move(act));
   }
   /// Changes with each new reducer.
@@ -159,6 +160,7 @@ class DistributedDataParallelBase::State : public PassCompanion {
   bool sends_after_autograd_ = false;
   std::shared_ptr<GradientShards> shards_;  // null unless ZeRO stage 2 divides the gradients
   int sharded_optimizers_ = 0;
+  bool steps_by_bucket_ = false;  // of this reducer, in the backward pass
   int64_t generation_ = 0;
 };
 

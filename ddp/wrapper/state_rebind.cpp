@@ -34,11 +34,10 @@ BucketOrder order_from(const std::string& text) {
 
 void State::check_not_sharded() const {
   DDP_CHECK(
-      sharded_optimizers_ == 0 && !shards_,
-      "rebind: expected no ZeroRedundancyOptimizer of this model, got one on ",
-      monitor().rank_text(),
-      ", whose part of the state no other rank has. Destroy it, and load a checkpoint into a new "
-      "one.");
+      !shards_ && (!steps_by_bucket_ || sharded_optimizers_ == 0),
+      "rebind: expected no ZeroRedundancyOptimizer of this model with stage 2 or overlap, got one "
+      "on ",
+      monitor().rank_text(), ". Destroy it, and load a checkpoint into a new one.");
 }
 
 // The gradients of a pass that failed are not whole, and some lie in memory of the old group.

@@ -93,6 +93,7 @@ void State::build_reducer(std::vector<NamedParameter> parameters, const BucketOr
   reducer_ = std::move(reducer);
   ++generation_;
   shards_.reset();
+  steps_by_bucket_ = false;
   replica_check_.restart();
   tensors_.remember_frozen();
   const bool shares = shares_buffers() && group()->getSize() > 1;

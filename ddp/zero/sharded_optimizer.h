@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ddp/internal/flat_parameters.h>
 #include <ddp/internal/gradient_shards.h>
 #include <ddp/process_group.h>
@@ -56,6 +57,9 @@ class ShardedOptimizer {
   /// Collective: yes.
   void collect_state(torch::optim::Optimizer* whole) const;
   void load_state(const torch::optim::Optimizer& whole);
+  /// See zero_shards.h; `groups` number the parameters.
+  c10::IValue own_state(const Groups& groups) const;
+  void take_state(const Groups& groups, const c10::IValue& shard);
   size_t state_bytes() const;
 
  private:

@@ -9,6 +9,7 @@
 #include <ddp/internal/capabilities.h>
 #include <ddp/internal/check.h>
 #include <ddp/internal/cut_parameters.h>
+#include <ddp/internal/zero_shards.h>
 
 #include "wrapper/seen_tensors.h"
 #include "wrapper/state.h"
@@ -72,16 +73,8 @@ class ZeroRedundancyOptimizerBase::Impl {
         group_count_(owner.param_groups().size()),
         generation_(state().generation()) {
     check_parameters(owner.param_groups(), state());
-    auto group = options_.process_group() ? options_.process_group() : state().group();
     if (options_.stage() == 2) shards_ = state().shard_gradients();
-    // With stage 2 one chunk per bucket, in the order in which the averages are ready.
-    const auto& reducer = state().reducer();
-    const bool waits_on_stream = capabilities_of(*group, state().device()).waits_on_stream;
-    auto parameters =
-        shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
-                : chunks_of_groups(owner.param_groups(), reducer.parameters(), waits_on_stream);
-    optimizer_ = std::make_unique<ShardedOptimizer>(
-        std::move(group), std::move(parameters), owner.param_groups(), owner.defaults(), kind_);
+    cut_over(options_.process_group() ? options_.process_group() : state().group());
     auto& chunks = optimizer_->chunks();
     for (size_t c = 0; c < chunks.size(); ++c) {
       if (shards_) chunks[c].shard = &(*shards_)[c];
@@ -89,6 +82,21 @@ class ZeroRedundancyOptimizerBase::Impl {
     state().count_sharded_optimizer(true);
   }
   ~Impl() { state().count_sharded_optimizer(false); }
+
+  void rebind(const ProcessGroup& group) {
+    DDP_CHECK(
+        options_.stage() == 1 && !options_.overlap(),
+        "ZeroRedundancyOptimizer: expected stage 1 without overlap in rebind(), got ",
+        options_.overlap() ? "overlap" : "stage 2", " on ", state().monitor().rank_text(),
+        ". Make a new optimizer.");
+    DDP_CHECK(
+        options_.process_group() || group == state().group(),
+        "ZeroRedundancyOptimizer: expected the model's group in rebind(), got another one on ",
+        state().monitor().rank_text(), ". Call the model's rebind() before.");
+    if (options_.process_group()) options_.process_group(group);
+    cut_over(group);
+    generation_ = state().generation();
+  }
 
   void step_in_backward(const std::shared_ptr<Impl>& self) {
     auto& chunks = optimizer_->chunks();
@@ -210,7 +218,7 @@ class ZeroRedundancyOptimizerBase::Impl {
   }
 
   const ZeroOptions& options() const { return options_; }
-  const ShardedOptimizer& optimizer() const { return *optimizer_; }
+  ShardedOptimizer& optimizer() const { return *optimizer_; }
   State& state() const { return *model_->state_; }
 
  private:
@@ -219,12 +227,24 @@ class ZeroRedundancyOptimizerBase::Impl {
     size_t slot;
   };
 
+  void cut_over(ProcessGroup group) {
+    // With stage 2 one chunk per bucket, in the order in which the averages are ready.
+    const auto& reducer = state().reducer();
+    const auto& groups = owner_.param_groups();
+    const bool waits_on_stream = capabilities_of(*group, state().device()).waits_on_stream;
+    auto parameters = shards_ ? chunks_of_buckets(reducer.bucket_indices(), reducer.parameters())
+                              : chunks_of_groups(groups, reducer.parameters(), waits_on_stream);
+    optimizer_ = std::make_unique<ShardedOptimizer>(
+        std::move(group), std::move(parameters), groups, owner_.defaults(), kind_);
+  }
+
   void check() const {
     DDP_CHECK(
         state().generation() == generation_,
         "ZeroRedundancyOptimizer: expected the model as it was when this was made, got one after "
-        "refresh() on ",
-        state().monitor().rank_text(), ". Make a new optimizer after it.");
+        "refresh() or rebind() on ",
+        state().monitor().rank_text(),
+        ". Make a new optimizer after refresh(), and call its rebind() after the model's.");
     DDP_CHECK(
         owner_.param_groups().size() == group_count_, "ZeroRedundancyOptimizer: expected the ",
         group_count_, " groups of parameters that it was made with, got ",
@@ -300,10 +320,10 @@ class ZeroRedundancyOptimizerBase::Impl {
 
   ZeroRedundancyOptimizerBase& owner_;
   const std::shared_ptr<DistributedDataParallelBase> model_;
-  const ZeroOptions options_;
+  ZeroOptions options_;
   const detail::ZeroKind kind_;
   const size_t group_count_;
-  const int64_t generation_;
+  int64_t generation_;
   std::shared_ptr<GradientShards> shards_;  // with stage 2
   std::unique_ptr<ShardedOptimizer> optimizer_;
   // The members below are used with overlap.
@@ -352,6 +372,8 @@ at::Tensor ZeroRedundancyOptimizerBase::step(LossClosure closure) {
   }
   return loss;
 }
+
+void ZeroRedundancyOptimizerBase::rebind(const GroupArg& group) { impl_->rebind(group.get()); }
 
 void ZeroRedundancyOptimizerBase::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none);
@@ -415,6 +437,14 @@ c10::Device ZeroRedundancyOptimizerBase::join_device() const { return impl_->sta
 
 ProcessGroup ZeroRedundancyOptimizerBase::join_process_group() const {
   return impl_->state().group();
+}
+
+c10::IValue own_shard(const ZeroRedundancyOptimizerBase& optimizer) {
+  return optimizer.impl_->optimizer().own_state(optimizer.param_groups());
+}
+
+void take_from_shard(ZeroRedundancyOptimizerBase& optimizer, const c10::IValue& shard) {
+  optimizer.impl_->optimizer().take_state(optimizer.param_groups(), shard);
 }
 
 }  // namespace ddp

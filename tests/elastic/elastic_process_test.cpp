@@ -134,6 +134,25 @@ TEST_CASE("killed ranks are replaced: the bits of a run without failures", "[pro
   CHECK_THAT(ended.out, ContainsText("was killed by signal 9 (SIGKILL); starting another one"));
 }
 
+TEST_CASE("ranks that are killed in a save and in an evaluation are replaced", "[process]") {
+  const std::string kind = GENERATE("shm,checkpoints,evaluates", "gloo,checkpoints,evaluates,zero");
+  CAPTURE(kind);
+  const auto quiet = quiet_hash(3, kind);
+  const TemporaryFolder folder;
+  Process job(trains({"-n", "3"}, folder.path(), kind), in_one_stream());
+  wait_for_generation(job, 1);
+  job.read_until("slot 1 saves");
+  ::kill(pid_of(job.out(), 1), SIGKILL);
+  wait_for_generation(job, 2);
+  job.read_until("slot 2 evaluates");
+  ::kill(pid_of(job.out(), 2), SIGKILL);
+  const Ended ended = job.wait();
+  CAPTURE(ended.out);
+  CHECK(ended.code == 0);
+  CHECK(hashes_in(ended.out) == std::vector<std::string>(3, quiet));
+  CHECK(std::filesystem::exists(folder.file("checkpoints/step-00000140")));
+}
+
 TEST_CASE("fewer ranks go on at once, are equal, and use every sample once", "[process]") {
   const TemporaryFolder quiet_folder, folder;
   CHECK(run(trains({"-n", "4"}, quiet_folder.path()), in_one_stream()).code == 0);
@@ -155,7 +174,7 @@ TEST_CASE("fewer ranks go on at once, are equal, and use every sample once", "[p
   CHECK(lacking <= 2);
 }
 
-TEST_CASE("a job grows from two ranks to four, and loses no step by it", "[process]") {
+TEST_CASE("a host joins, and leaves at SIGTERM; no step is lost", "[process]") {
   const TemporaryFolder folder;
   const ReservedPort endpoint;
   const auto host = [&](int node) {
@@ -168,12 +187,21 @@ TEST_CASE("a job grows from two ranks to four, and loses no step by it", "[proce
   first.read_until("generation 1, rank 1 of 2");
   Process second(host(1), in_one_stream());
   second.read_until("rank 3 of 4, step ");
-  const Ended all[] = {first.wait(), second.wait()};
-  for (const Ended& ended : all) {
-    CHECK(ended.code == 0);
-    REQUIRE(hashes_in(ended.out).size() == 2);
-    CHECK(hashes_in(ended.out) == hashes_in(all[0].out));
-  }
+  second.send(SIGTERM);
+  const Ended stays = first.wait(), leaves = second.wait();
+  CAPTURE(stays.out, leaves.out);
+  CHECK(stays.code == 0);
+  CHECK(leaves.code == 128 + SIGTERM);
+  const auto last = hashes_in(stays.out);
+  REQUIRE(last.size() == 2);
+  CHECK(last[0] == last[1]);
+  CHECK(stays.out.rfind(" of 2, step ") > stays.out.rfind(" of 4, step "));
+  // Those that left are equal, too, and were not killed.
+  const auto at_leaving = words_after(leaves.out, "the end at step ");
+  REQUIRE(at_leaving.size() == 2);
+  CHECK(at_leaving[0] == at_leaving[1]);
+  CHECK(words_after(leaves.out, ", hash ")[0] == words_after(leaves.out, ", hash ")[1]);
+  CHECK(leaves.out.find("was killed") == std::string::npos);
 }
 
 TEST_CASE("a rank that wakes is fenced; a coordinator that is killed goes on", "[process]") {

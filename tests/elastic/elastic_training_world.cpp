@@ -5,7 +5,8 @@
 // Writes the indices of each finished step to FOLDER/steps.SLOT.PID, and at the end one line, with
 // a hash of the state. A step has the same samples for any number of ranks. Words of KIND, with a
 // comma between them: "shm", "gloo", "checkpoints", "slow" (with fewer ranks than slots a
-// step takes 50 ms).
+// step takes 50 ms), "zero" (the optimizer is sharded, with snapshots every 25 steps), "evaluates"
+// (a turn every 40 steps, with time to be killed in it, and in a save).
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,9 +57,12 @@ uint64_t hash_of(const std::vector<at::Tensor>& tensors, uint64_t hash = 1469598
   return hash;
 }
 
-std::vector<at::Tensor> state_of(Net& net, torch::optim::AdamW& optimizer) {
+/// Of a sharded optimizer only what all ranks have.
+std::vector<at::Tensor> state_of(Net& net, torch::optim::Optimizer& any) {
   auto state = net->parameters();
   for (const auto& buffer : net->buffers()) state.push_back(buffer);
+  if (dynamic_cast<ddp::ZeroRedundancyOptimizerBase*>(&any) != nullptr) return state;
+  auto& optimizer = static_cast<torch::optim::AdamW&>(any);
   for (const auto& p : net->parameters()) {
     const auto found = optimizer.state().find(p.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
@@ -68,6 +72,27 @@ std::vector<at::Tensor> state_of(Net& net, torch::optim::AdamW& optimizer) {
   }
   return state;
 }
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    ddp::DistributedDataParallel<Net>& model, bool is_sharded) {
+  const torch::optim::AdamWOptions adamw(1e-3);
+  if (!is_sharded) return std::make_unique<torch::optim::AdamW>(model->parameters(), adamw);
+  return std::make_unique<ddp::ZeroRedundancyOptimizer<torch::optim::AdamW>>(model, adamw);
+}
+
+/// A part whose save takes long enough to be killed in it.
+struct SlowPart {
+  void save(torch::serialize::OutputArchive& archive) const {
+    if (is_slow) {
+      std::printf("slot %s saves\n", std::getenv("DDP_SLOT"));
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    archive.write("nothing", torch::zeros({1}));
+  }
+  void load(torch::serialize::InputArchive& /*archive*/) {}
+
+  bool is_slow = false;
+};
 
 struct Training {
   int64_t steps;
@@ -79,9 +104,11 @@ struct Training {
 };
 
 int train(const Training& training) {
-  ddp::Elastic run(ddp::ElasticOptions().group(ddp::ProcessGroupOptions()
-                                                   .backend(training.has("gloo") ? "gloo" : "shm")
-                                                   .timeout(std::chrono::seconds(60))));
+  ddp::Elastic run(ddp::ElasticOptions()
+                       .group(ddp::ProcessGroupOptions()
+                                  .backend(training.has("gloo") ? "gloo" : "shm")
+                                  .timeout(std::chrono::seconds(60)))
+                       .snapshot_every(25));
   const char* all = std::getenv("WORLD_SIZE");
   const int world_size = all == nullptr ? 0 : std::atoi(all);
   torch::manual_seed(1);
@@ -89,18 +116,21 @@ int train(const Training& training) {
   ddp::DistributedDataParallel model(
       net, ddp::DistributedDataParallelOptions().bucket_cap_mb(0.002).reduction(
                ddp::Reduction::SampleWeighted));
-  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
+  const auto optimizer = make_optimizer(model, training.has("zero"));
   ddp::DistributedSampler sampler(
       kSamples, ddp::DistributedSamplerOptions().advance_epoch(true).seed(3));
   double loss_sum = 0;
+  int64_t evaluated = 0;
+  SlowPart slow_part;
   std::optional<ddp::Checkpointer> checkpointer;
-  run.add("model", model).add("optimizer", optimizer).add("sampler", sampler);
-  run.add("loss_sum", loss_sum);
+  run.add("model", model).add("optimizer", *optimizer).add("sampler", sampler);
+  run.add("loss_sum", loss_sum).add("evaluated", evaluated);
   if (training.has("checkpoints")) {
     checkpointer.emplace(
         training.folder + "/checkpoints", ddp::CheckpointerOptions().every_steps(20));
-    checkpointer->add("model", model).add("optimizer", optimizer).add("sampler", sampler);
-    checkpointer->add("loss_sum", loss_sum);
+    checkpointer->add("model", model).add("optimizer", *optimizer).add("sampler", sampler);
+    checkpointer->add("loss_sum", loss_sum).add_per_rank("slow", slow_part);
+    slow_part.is_slow = training.has("evaluates");
     run.checkpoints(*checkpointer);
   }
   run.on_change([&](const ddp::Generation& generation) {
@@ -118,6 +148,15 @@ int train(const Training& training) {
   auto last = std::chrono::steady_clock::now();
   run.loop([&] {
     if (run.steps() >= training.steps) return false;
+    if (training.has("evaluates") && run.steps() >= evaluated + 40) {
+      std::printf("slot %d evaluates\n", run.generation().slot);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      const torch::NoGradGuard no_grad;
+      auto sum = model->forward(inputs_of({1, 2, 3})).sum().view({1});
+      ddp::all_reduce(sum);
+      evaluated = run.steps();
+      return true;
+    }
     auto indices = sampler.next_of(kGlobalBatch);
     if (!indices) {
       sampler.reset();
@@ -126,11 +165,11 @@ int train(const Training& training) {
     const bool waits = training.has("slow") && run.generation().size < world_size;
     std::this_thread::sleep_for(waits ? std::chrono::milliseconds(50) : training.pause);
     const auto x = inputs_of(*indices);
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     const auto loss = x.size(0) > 0 ? (model->forward(x) - x.narrow(1, 0, 4)).square().mean()
                                     : model->forward(x).sum();
     loss.backward();
-    run.step(optimizer);
+    run.step(*optimizer);
     log << run.steps();
     for (const auto index : *indices) log << ' ' << index;
     log << std::endl;
@@ -147,7 +186,7 @@ int train(const Training& training) {
   std::printf(
       "slot %d: the end at step %lld, hash %016llx, loss_sum %.17g, longest step %.3f s\n",
       run.generation().slot, static_cast<long long>(run.steps()),
-      static_cast<unsigned long long>(hash_of(state_of(net, optimizer))), loss_sum, longest);
+      static_cast<unsigned long long>(hash_of(state_of(net, *optimizer))), loss_sum, longest);
   return EXIT_SUCCESS;
 }
 

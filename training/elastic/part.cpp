@@ -15,13 +15,23 @@
 namespace ddp::elastic {
 namespace {
 
-void check_supported(const std::string& name, detail::CheckpointPart& part) {
+ZeroRedundancyOptimizerBase* sharded_of(detail::CheckpointPart& part) {
+  return dynamic_cast<ZeroRedundancyOptimizerBase*>(part.optimizer());
+}
+
+void check_supported(const std::string& name, detail::CheckpointPart& part, bool is_per_rank) {
   const auto subject = ddp::str("Elastic::add(\"", name, "\"): ");
-  DDP_CHECK_VALUE(
-      dynamic_cast<ZeroRedundancyOptimizerBase*>(part.optimizer()) == nullptr, subject,
-      "expected an optimizer of which every rank has the whole state, got a "
-      "ZeroRedundancyOptimizer, whose part of a lost rank no other rank has. Use the optimizer "
-      "itself, or ddprun --max-restarts with a Checkpointer.");
+  if (const auto* sharded = sharded_of(part)) {
+    const auto& options = sharded->options();
+    DDP_CHECK_VALUE(
+        options.stage() == 1 && !options.overlap(), subject,
+        "expected a ZeroRedundancyOptimizer with stage 1 and no overlap, got ",
+        options.overlap() ? "overlap" : "stage 2", ". Leave it out of ZeroOptions.");
+    DDP_CHECK_VALUE(
+        !is_per_rank, subject,
+        "expected a ZeroRedundancyOptimizer by add(), which knows that each rank has a part, got "
+        "add_per_rank(). Call add().");
+  }
   DDP_CHECK_VALUE(
       dynamic_cast<torch::optim::LBFGS*>(part.optimizer()) == nullptr, subject,
       "expected an optimizer that takes a step without a forward pass, got LBFGS. Use another.");
@@ -45,8 +55,25 @@ Part::Part(
     : name_(std::move(name)),
       state_(std::move(state)),
       hooks_(std::move(hooks)),
-      is_per_rank_(is_per_rank) {
-  check_supported(name_, *state_);
+      is_per_rank_(is_per_rank),
+      sharded_(sharded_of(*state_)) {
+  check_supported(name_, *state_, is_per_rank_);
+}
+
+Part::Follows Part::follows() const {
+  if (sharded_ != nullptr) return Follows::AfterModules;
+  if (!hooks_.rebind) return Follows::Never;
+  return is_bulk() ? Follows::AsModule : Follows::First;
+}
+
+void Part::rebind(const ProcessGroup& group) {
+  sharded_ != nullptr ? sharded_->rebind(group) : hooks_.rebind(group);
+}
+
+c10::IValue Part::state() {
+  if (sharded_ == nullptr) return state_->state();
+  const auto without_state = sharded_->unsharded();
+  return detail::part_of_optimizer(*without_state)->state();
 }
 
 void Part::copy_buffers(
@@ -62,6 +89,7 @@ void Part::find_buffers() {
 }
 
 void Part::note() {
+  if (sharded_ != nullptr) return;  // goes back to a snapshot
   if (is_bulk()) return copy_buffers(noted_, buffers_);
   if (hooks_.bookmark) {
     go_back_ = hooks_.bookmark();
@@ -85,7 +113,13 @@ c10::IValue Part::small_state() {
 void Part::load(const c10::IValue& state) {
   detail::LoadContext context;
   context.subject = ddp::str("Elastic, part \"", name_, '"');
-  state_->prepare(state, context).apply();
+  if (sharded_ == nullptr) return state_->prepare(state, context).apply();
+  const auto whole = sharded_->unsharded();
+  detail::part_of_optimizer(*whole)->prepare(state, context).apply();
+  auto& groups = sharded_->param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].set_options(whole->param_groups()[g].options().clone());
+  }
 }
 
 void Part::load_small(const c10::IValue& state) {

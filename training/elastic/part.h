@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 #include <ddp/detail/elastic_part.h>
 #include <ddp/internal/checkpoint_part.h>
+#include <ddp/zero.h>
 
 namespace ddp::elastic {
 
@@ -20,7 +21,12 @@ class Part {
   const std::string& name() const { return name_; }
   bool is_per_rank() const { return is_per_rank_; }
   /// A module or an optimizer. It is large, and changes in steps, apart from a module's buffers.
-  bool is_bulk() const { return state_->module() != nullptr || state_->optimizer() != nullptr; }
+  bool is_bulk() const {
+    return sharded_ == nullptr && (state_->module() != nullptr || state_->optimizer() != nullptr);
+  }
+  /// An optimizer of which each rank has a part; null for another part. What this class calls its
+  /// state are the options alone.
+  ZeroRedundancyOptimizerBase* sharded() const { return sharded_; }
   bool compares_itself() const { return hooks_.compares_itself; }
 
   /// Call it before the first turn of a generation: note() does not search the module.
@@ -31,14 +37,17 @@ class Part {
   void undo();
 
   /// The whole state; its tensors may be the live ones.
-  c10::IValue state() { return state_->state(); }
+  c10::IValue state();
   /// Of a bulk part: the buffers of a module, else nothing. Of any other part: state().
   c10::IValue small_state();
   void load(const c10::IValue& state);
   void load_small(const c10::IValue& state);
 
-  bool has_group() const { return static_cast<bool>(hooks_.rebind); }
-  void rebind(const ProcessGroup& group) { hooks_.rebind(group); }
+  /// In which order the parts follow a new group: hooks and averagers before the wrappers that use
+  /// them, and these before optimizers that are cut over their ranks.
+  enum class Follows { First, AsModule, AfterModules, Never };
+  Follows follows() const;
+  void rebind(const ProcessGroup& group);
 
  private:
   void copy_buffers(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) const;
@@ -47,6 +56,7 @@ class Part {
   const detail::CheckpointPartPtr state_;
   const detail::ElasticHooks hooks_;
   const bool is_per_rank_;
+  ZeroRedundancyOptimizerBase* const sharded_;
   std::function<void()> go_back_;    // of a part that is not bulk
   std::vector<at::Tensor> buffers_;  // of a module, and their values at the last boundary
   std::vector<at::Tensor> noted_;

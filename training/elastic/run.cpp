@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
 #include <c10/util/ScopeExit.h>
 #include <ddp/collectives.h>
 #include <ddp/internal/check.h>
@@ -63,6 +64,9 @@ ProcessGroupOptions checked_group(const ElasticOptions& options) {
 Elastic::Impl::Impl(const ElasticOptions& given) : options(given) {
   const auto group_options = checked_group(options);
   leave_on(options.leave_on());
+  DDP_CHECK_VALUE(
+      options.snapshot_every() > 0, "ElasticOptions::snapshot_every(): expected 1 or more, got ",
+      options.snapshot_every(), ".");
   auto coordinator = options.coordinator();
   if (coordinator.empty()) coordinator = variable("DDP_COORDINATOR");
   interrupted = Clock::now();
@@ -112,7 +116,8 @@ void Elastic::Impl::set_group(ProcessGroup next) {
 
 HeldState Elastic::Impl::held() const {
   using Kind = HeldState::Kind;
-  const auto kind = !has_state ? Kind::None : at == At::Apply ? Kind::Torn : Kind::Whole;
+  const bool is_torn = at == At::Apply && !goes_back_to_snapshots();
+  const auto kind = !has_state ? Kind::None : is_torn ? Kind::Torn : Kind::Whole;
   return {kind, progress.steps, progress.turns};
 }
 
@@ -151,7 +156,8 @@ void Elastic::Impl::enter() {
 }
 
 bool Elastic::Impl::can_recover_from(const std::exception_ptr& error) const {
-  if (!generations || at == At::Apply || at == At::Left) return false;
+  if (!generations || at == At::Left) return false;
+  if (at == At::Apply && !goes_back_to_snapshots()) return false;
   try {
     std::rethrow_exception(error);
   } catch (const RankLost&) {
@@ -193,9 +199,9 @@ bool Elastic::Impl::enter_next() {
 /// What is not known to this process alone is done with the others' help.
 void Elastic::Impl::begin_generation(const GenerationForm& next) {
   take_state(next);
-  if (next.number > 1 || !next.sources.empty()) rebind_parts();
   for (auto& part : parts) part.find_buffers();
   if (options.verify()) elastic::verify_equal(group, parts);
+  if (goes_back_to_snapshots()) snapshots.take(group, parts, progress);
   generation.steps = progress.steps;
   generation.repeated = std::exchange(repeated, 0);
   generation.seconds = std::chrono::duration<double>(Clock::now() - interrupted).count();
@@ -204,22 +210,64 @@ void Elastic::Impl::begin_generation(const GenerationForm& next) {
 }
 
 void Elastic::Impl::take_state(const GenerationForm& next) {
-  if (next.sources.empty()) {
-    if (checkpointer != nullptr) progress.steps = checkpointer->load_latest().value_or(0);
-    progress.turns = saved_step = progress.steps;
-    has_state = true;
-    return;
-  }
-  const bool is_behind = progress.steps < next.applied || progress.turns < next.turns;
-  elastic::exchange_state(group, next, !has_state || is_behind, parts, progress);
+  if (!next.sources.empty()) return take_state_of_others(next);
+  if (next.number > 1) rebind_parts();
+  load_checkpoint(/*has_to=*/false);
   has_state = true;
 }
 
-/// Hooks and averagers before the wrappers that use them.
+void Elastic::Impl::take_state_of_others(const GenerationForm& next) {
+  const bool is_sharded = goes_back_to_snapshots();
+  const auto steps = progress.steps;
+  const bool are_shards_kept = is_sharded && snapshots.choose(group);
+  if (are_shards_kept) {
+    snapshots.go_back(parts, progress);
+    repeated += std::max<int64_t>(steps - progress.steps, 0);
+  }
+  const bool is_behind = progress.steps < next.applied || progress.turns < next.turns;
+  elastic::exchange_state(group, next, !has_state || (is_behind && !is_sharded), parts, progress);
+  has_state = true;
+  rebind_parts();
+  if (is_sharded) settle_shards(are_shards_kept);
+}
+
+/// \param has_to  whether there must be one.
+void Elastic::Impl::load_checkpoint(bool has_to) {
+  const auto loaded = checkpointer == nullptr ? std::nullopt : checkpointer->load_latest();
+  if (has_to && !loaded) {
+    throw readable_error<QuorumLost>(
+        DDP_HERE,
+        "Elastic: expected each rank's part of a ZeroRedundancyOptimizer on a rank that is left, "
+        "got none of some: a rank was lost, and the rank that keeps a copy of its part at once, "
+        "and there is no checkpoint. Use Elastic::checkpoints().");
+  }
+  progress.steps = progress.turns = saved_step = loaded.value_or(0);
+  progress.turns_of_step = 0;
+}
+
+bool Elastic::Impl::goes_back_to_snapshots() const {
+  const auto is_sharded = [](const elastic::Part& part) { return part.sharded() != nullptr; };
+  return generations && std::any_of(parts.begin(), parts.end(), is_sharded);
+}
+
+bool Elastic::Impl::is_snapshot_due() const {
+  // The first step decides the order of the buckets, by which a backend may add up otherwise.
+  const bool is_first = snapshots.steps() == 0 && progress.steps > 0;
+  return is_first || progress.steps >= snapshots.steps() + options.snapshot_every();
+}
+
+/// After the parts were cut over the new group, which dropped their state.
+void Elastic::Impl::settle_shards(bool are_kept) {
+  if (are_kept) return snapshots.deal(group, parts);
+  // At the start there is no state yet.
+  if (progress.steps > 0) load_checkpoint(/*has_to=*/true);
+}
+
 void Elastic::Impl::rebind_parts() {
-  for (const bool bulk : {false, true}) {
+  using Follows = elastic::Part::Follows;
+  for (const auto when : {Follows::First, Follows::AsModule, Follows::AfterModules}) {
     for (auto& part : parts) {
-      if (part.has_group() && part.is_bulk() == bulk) part.rebind(group);
+      if (part.follows() == when) part.rebind(group);
     }
   }
   if (checkpointer == nullptr) return;
@@ -262,13 +310,14 @@ void Elastic::Impl::end_turn() {
 
 void Elastic::Impl::recover() {
   DDP_CHECK(
-      at != At::Apply, "Elastic::recover: expected a state that is whole, got a step that threw, ",
+      at != At::Apply || goes_back_to_snapshots(),
+      "Elastic::recover: expected a state that is whole, got a step that threw, ",
       "which left it torn. Let this process end: another one takes its place.");
   DDP_CHECK(
       generations && at != At::Start, "Elastic::recover: expected a turn of an elastic job, got ",
       generations ? "a call before enter()" : "a world that is fixed", ".");
   interrupted = Clock::now();
-  if (at == At::Turn) {
+  if (at == At::Turn || at == At::Apply) {
     undo_turn();
     repeated = 1;
   }
@@ -276,27 +325,39 @@ void Elastic::Impl::recover() {
   enter_next();
 }
 
-/// Whether all ranks stand at this boundary for a planned change.
-bool Elastic::Impl::pauses_for_change() { return generations->change_is_wanted(); }
+/// Whether this rank stands at this boundary for a planned change. With parts that are cut all
+/// ranks do, or none: they take a snapshot together.
+bool Elastic::Impl::pauses_for_change() {
+  const bool is_wanted = generations->change_is_wanted();
+  if (!goes_back_to_snapshots()) return is_wanted;
+  const auto by_any =
+      all_reduce(at::full({1}, is_wanted ? 1 : 0, at::kLong), c10d::ReduceOp::MAX, group);
+  return by_any.item<int64_t>() != 0;
+}
 
 bool Elastic::Impl::begin_turn() {
-  DDP_CHECK(
-      at != At::Start && at != At::Apply,
-      "Elastic::begin_turn: expected enter() before it, and no step that threw.");
-  if (generations && at != At::Boundary && at != At::Left && generations->has_thrown()) {
+  if (generations && (at == At::Turn || at == At::Apply || at == At::Stepped) &&
+      generations->has_thrown()) {
     // The turn swallowed the exception.
     recover();
   }
+  DDP_CHECK(
+      at != At::Start && at != At::Apply,
+      "Elastic::begin_turn: expected enter() before it, and no step that threw.");
   end_turn();
   if (leave_was_signalled) leave();
   while (generations && at == At::Boundary) {
     const bool ended = generations->has_ended();
     if (!ended && !pauses_for_change()) break;
     interrupted = Clock::now();
-    if (!ended) generations->pause();
+    if (!ended) {
+      if (goes_back_to_snapshots()) snapshots.take(group, parts, progress);
+      generations->pause();
+    }
     enter_next();
   }
   if (at == At::Left) return false;
+  if (goes_back_to_snapshots() && is_snapshot_due()) snapshots.take(group, parts, progress);
   if (checkpointer != nullptr && progress.steps != saved_step) {
     checkpointer->maybe_save(progress.steps);
     saved_step = progress.steps;

@@ -13,6 +13,7 @@
 #include <ddp/internal/membership/generations.h>
 
 #include "elastic/part.h"
+#include "elastic/snapshots.h"
 #include "elastic/transfer.h"
 
 namespace ddp {
@@ -62,7 +63,13 @@ struct Elastic::Impl {
   void join(const GenerationForm& form);
   void begin_generation(const GenerationForm& form);
   void take_state(const GenerationForm& form);
+  void take_state_of_others(const GenerationForm& form);
   void rebind_parts();
+  void load_checkpoint(bool has_to);
+  /// Whether parts are cut over ranks that may be lost.
+  bool goes_back_to_snapshots() const;
+  bool is_snapshot_due() const;
+  void settle_shards(bool are_kept);
   bool pauses_for_change();
   void seed_generators() const;
   void set_group(ProcessGroup next);
@@ -72,6 +79,7 @@ struct Elastic::Impl {
   std::optional<GenerationForm> form;  // that this process has not begun yet
   std::vector<uint64_t> processes;     // of the generation, by rank
   bool is_mirror = false;
+  elastic::Snapshots snapshots;  // of a run with parts that are cut
   int64_t repeated = 0;
   int64_t saved_step = 0;
   std::chrono::steady_clock::time_point interrupted;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ddp/detail/zero_types.h>
 #include <ddp/distributed_data_parallel.h>
 #include <ddp/export.h>
@@ -61,6 +62,15 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
   ///
   /// Collective: yes. Blocks: host. Cost: this rank's part of a step; each parameter is sent once.
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Goes on with the ranks of another group, after the model's rebind() (stage 1, no overlap). The
+  /// parts are cut anew, and have no state: load one with load(), a Checkpointer or
+  /// `ddp::Elastic`, which moves it.
+  ///
+  /// \throws c10::Error  the model is in its old group.
+  ///
+  /// Collective: no.
+  void rebind(const GroupArg& group = {});
 
   /// Clears the gradients of all parameters, and with stage 2 this rank's parts. Hides the function
   /// of torch::optim::Optimizer, which does not clear those; ddp::zero_grad calls the right one.
@@ -125,6 +135,8 @@ class DDP_API ZeroRedundancyOptimizerBase : public torch::optim::Optimizer, publ
  private:
   class Impl;
   class ZeroJoinHook;
+  friend c10::IValue own_shard(const ZeroRedundancyOptimizerBase& optimizer);
+  friend void take_from_shard(ZeroRedundancyOptimizerBase& optimizer, const c10::IValue& shard);
   friend double clip_grad_norm_(
       torch::optim::Optimizer& optimizer, double max_norm, double norm_type);
 

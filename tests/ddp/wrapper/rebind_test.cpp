@@ -314,7 +314,9 @@ TEST_CASE("what rebind refuses, it refuses on every rank", "[ranks][ddp][rebind]
     const auto step = [&] { model->forward(torch::ones({2, 5})).sum().backward(); };
     step();
     std::optional<ZeroRedundancyOptimizer<torch::optim::Adam>> optimizer;
-    if (kind == "zero") optimizer.emplace(model, torch::optim::AdamOptions());
+    if (kind == "zero") {
+      optimizer.emplace(model, torch::optim::AdamOptions(), ZeroOptions().overlap(true));
+    }
     if (kind == "model" && self.rank == 1) net->last->weight.set_requires_grad(false);
     const auto group = regroup(self, "again", self.rank, self.size);
     std::string error;
@@ -332,6 +334,41 @@ TEST_CASE("what rebind refuses, it refuses on every rank", "[ranks][ddp][rebind]
   CHECK_THAT(errors[0][0], ContainsText(text));
   if (kind != "join") CHECK(errors[0][0] == errors[1][0]);
   for (const auto& error : errors) CHECK(error[1] == "");
+}
+
+TEST_CASE("a sharded optimizer follows its model, and drops its state", "[ranks][ddp][rebind]") {
+  const auto results = run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
+    Crossed net;
+    DistributedDataParallel model(net, in(self));
+    ZeroRedundancyOptimizer<torch::optim::Adam> optimizer(model, torch::optim::AdamOptions());
+    ZeroRedundancyOptimizer<torch::optim::SGD> other(
+        model, torch::optim::SGDOptions(0.1), ZeroOptions().process_group(self.group));
+    const auto step = [&] {
+      model->forward(torch::ones({2, 5})).sum().backward();
+      optimizer.step();
+    };
+    step();
+    const bool had_state = optimizer.local_state_bytes() > 0;
+    const auto group = regroup(self, "again", self.rank, self.size);
+    std::vector<std::string> errors{error_of([&] { optimizer.rebind(group); })};
+    model->rebind(group);
+    errors.push_back(error_of(step));
+    const bool keeps_state = optimizer.local_state_bytes() > 0;
+    optimizer.rebind(group);
+    other.rebind(group);
+    const bool is_bare = optimizer.local_state_bytes() == 0;
+    step();
+    other.step();
+    const bool follows = optimizer.process_group() == group && other.process_group() == group;
+    errors.emplace_back(had_state && keeps_state && is_bare && follows ? "" : "state or group");
+    return errors;
+  });
+  for (const auto& errors : results) {
+    CHECK_THAT(
+        errors[0], ContainsText("expected the model's group in rebind(), got another one on rank"));
+    CHECK_THAT(errors[1], ContainsText("got one after refresh() or rebind() on rank"));
+    CHECK(errors[2] == "");
+  }
 }
 
 TEST_CASE("hooks without a group follow the default group", "[ddp][rebind]") {

@@ -517,7 +517,7 @@ TEST_CASE("a sharded optimizer throws for what it does not support", "[zero][err
         model->refresh();
         zero.step();
       }),
-      ContainsText("after refresh() on rank 0"));
+      ContainsText("after refresh() or rebind() on rank 0"));
   CHECK_THAT(
       error([&](Model& model, const Rank&) {
         Zero zero(model, sgd);

@@ -30,6 +30,9 @@ struct ElasticOptions {
   TORCH_ARG(int64_t, seed) = 0;
   /// Signals on which this rank leaves after its turn, as by leave(). Default: none
   TORCH_ARG(std::vector<int>, leave_on) = {};
+  /// Steps from one snapshot to the next, in a run with a ZeroRedundancyOptimizer: at most so many
+  /// are repeated after a loss. Default: 100
+  TORCH_ARG(int64_t, snapshot_every) = 100;
   /// Compare a hash of all parts on all ranks before the first turn of each generation.
   /// Default: true
   TORCH_ARG(bool, verify) = true;
@@ -48,7 +51,7 @@ struct Generation {
   std::vector<int> lost;    ///< slots whose processes were lost, or left, since the last generation
   std::vector<int> joined;  ///< slots whose processes are new
   int64_t steps = 0;        ///< finished before it began
-  int64_t repeated = 0;     ///< turns that this rank repeats: 0 or 1
+  int64_t repeated = 0;     ///< steps that this rank repeats: 0 or 1; more with snapshots
   double seconds = 0;       ///< from the end of the last generation's turn to this one's first
   std::string why;          ///< the last generation ended
 };
@@ -73,8 +76,12 @@ struct Generation {
 /// with a `rebind(group)`, such as wrappers, samplers and averagers, follows the ranks. Elsewhere,
 /// ask default_group() each time: a group ends with its generation.
 ///
-/// Not for ZeroRedundancyOptimizer, for modules whose parameters are cut over ranks, for LBFGS and
-/// for GPUs.
+/// **ZeroRedundancyOptimizer** (stage 1, no overlap). A lost rank's part is nowhere else, so every
+/// `snapshot_every` steps each rank copies its state to host memory, and its part to a rank of the
+/// next host, or the next rank. After a loss all go back to the last copy. Ranks that join or leave
+/// cost no step. A rank and the one that keeps its copy, lost at once: the last checkpoint.
+///
+/// Not for other modules whose parameters are cut over ranks, for LBFGS and for GPUs.
 ///
 /// Thread safety: none; use it on the training loop's thread. One thread of its own talks to the
 /// coordinator. Ownership: parts must outlive it.
@@ -114,9 +121,8 @@ class DDP_API Elastic {
   /// Adds a part that is the same on all ranks.
   ///
   /// \param name, part  as of Checkpointer::add.
-  /// \throws c10::ValueError  also a ZeroRedundancyOptimizer, an LBFGS, and a module with
-  /// parameters
-  ///         that are cut over ranks.
+  /// \throws c10::ValueError  also a ZeroRedundancyOptimizer with stage 2 or overlap, an LBFGS, and
+  ///         a module with parameters that are cut over ranks.
   template <typename T>
   Elastic& add(const std::string& name, T& part) {
     return add_part(
