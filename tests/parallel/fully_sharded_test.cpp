@@ -1,6 +1,7 @@
 // FullyShardedDataParallel beside one process with the whole model and the batches of all ranks.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -86,7 +87,11 @@ struct ShardedRun {
       const torch::NoGradGuard no_grad;
       (void)model->forward(x, rank);
     }
-    run_backward(loss_of(*model, use, x, rank), use);
+    std::optional<ddp::save_on_host> saved;
+    if (use.saves_on_host) saved.emplace();
+    const auto loss = loss_of(*model, use, x, rank);
+    saved.reset();
+    run_backward(loss, use);
     if (use.input_needs_gradient) TORCH_CHECK(x.grad().defined(), "the input has no gradient");
   }
 
@@ -210,6 +215,7 @@ TEST_CASE("a sharded model trains as one process", "[ranks][sharded]") {
     use.options.prefetch(GENERATE(0, 1));
     use.leaves_out_on = 0;
   }
+  SECTION("saved on the host") { use.saves_on_host = true; }
   SECTION("two forward passes in one backward") { use.sums_two_passes = true; }
   SECTION("an unused parameter") { use.has_unused = true; }
   SECTION("a unit left out on a rank") { use.leaves_out_on = 0; }
@@ -247,11 +253,12 @@ TEST_CASE("random uses of a sharded model train as one process", "[ranks][sharde
     use.sums_two_passes = chance(4);
     if (chance(2)) use.leaves_out_on = static_cast<int>(random() % 3) - 1;
     if (use.checkpoint != NetUse::Checkpoint::None) use.retains = false;
+    use.saves_on_host = chance(4);
     CAPTURE(
         seed, ranks, use.options.prefetch(), use.options.reshard_after_forward().has_value(),
         use.micro_batches, use.reduces_each, use.input_needs_gradient, use.frozen_middle, use.twice,
         use.in_place, use.retains, use.evaluates_between, use.checkpoint, use.has_unused,
-        use.sums_two_passes, use.leaves_out_on.value_or(-9));
+        use.sums_two_passes, use.leaves_out_on.value_or(-9), use.saves_on_host);
     check_equals_one_process(use, ranks);
   }
 }

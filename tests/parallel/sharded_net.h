@@ -35,6 +35,7 @@ struct NetUse {
   std::optional<int> leaves_out_on = {};  // the rank whose loss lacks block 2; -1: all
   bool has_unused = false;                // a parameter of block 3 that nobody uses
   bool sums_two_passes = false;           // one backward through two forwards
+  bool saves_on_host = false;             // what autograd saves goes through save_on_host
 };
 
 /// Widths that no number of ranks divides.
