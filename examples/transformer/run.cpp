@@ -10,10 +10,8 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/full_state_dict.h>
-#include <ddp/parameter_layout.h>
 #include <ddp/process_group.h>
 #include <ddp/state_dict.h>
 #include <torch/utils.h>
@@ -86,16 +84,13 @@ std::string describe_ranks(const Groups& groups) {
   return c10::str(text, groups.replicas, ", cp ", groups.cp_size(), ", tp ", groups.tp_size(), ")");
 }
 
+/// Collective with --pp.
 std::string describe(const Options& options, const Text& text, TrainedModel& model) {
   const auto& groups = model.groups();
-  int64_t parameters = 0;  // of what ranks cut, all
-  for (const auto& layout : ddp::layouts_of(model.module())) {
-    parameters += c10::multiply_integers(layout.sizes);
-  }
   return c10::str(
-      "training ", parameters, groups.pp ? " parameters of a stage on " : " parameters on ",
-      text.size(), " characters, ", text.vocabulary(), " different ones; ", describe_ranks(groups),
-      ", ", groups.replicas * options.batch_size * options.accumulate, " windows of ",
+      "training ", model.numel(), " parameters on ", text.size(), " characters, ",
+      text.vocabulary(), " different ones; ", describe_ranks(groups), ", ",
+      groups.replicas * options.batch_size * options.accumulate, " windows of ",
       options.shape.context, " a step");
 }
 

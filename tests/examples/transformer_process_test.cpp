@@ -130,6 +130,7 @@ TEST_CASE("a transformer that ranks share has the losses of one process", "[exam
     INFO(runs.output());
     CHECK(distance < 1.5e-5);  // the last of 5 printed digits is 0.3e-5
     CHECK(runs.samples_alike());
+    CHECK(runs.sizes_alike());
   }
 }
 

@@ -92,6 +92,16 @@ class SharedRuns {
 
   /// Whether the last one sampled what one process does.
   bool samples_alike() const { return shared_.ranks[0].back() == alone_.ranks[0].back(); }
+  /// Whether it printed the size of the model that one process does.
+  bool sizes_alike() const {
+    const auto size = [](const ddp::testing::JobEnded& job) {
+      std::smatch match;
+      return std::regex_search(job.output, match, std::regex(R"(training \d+ parameters)"))
+                 ? match.str()
+                 : "no size of " + std::to_string(job.code);
+    };
+    return size(alone_) == size(shared_);
+  }
   std::string output() const { return alone_.output + shared_.output; }
   const ddp::testing::JobEnded& alone() const { return alone_; }
 

@@ -33,6 +33,7 @@ TEST_CASE(
     INFO(runs.output());
     REQUIRE(saving < 1.5e-5);
     CHECK(runs.samples_alike());
+    CHECK(runs.sizes_alike());
   }
   const std::vector<std::pair<int, Lines>> shares = {
       {8, {"--dp", "1", "--tp", "8", "--batch-size", "8"}},
@@ -61,6 +62,7 @@ TEST_CASE("a transformer has the same losses by every schedule", "[examples][pro
     INFO(runs.output());
     CHECK(distance < 1.5e-5);
     CHECK(runs.samples_alike());
+    CHECK(runs.sizes_alike());
   }
 }
 

@@ -5,8 +5,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <ddp/collectives.h>
 #include <ddp/full_state_dict.h>
+#include <ddp/parameter_layout.h>
 #include <torch/utils.h>
 
 #include "../../common/on_all_ranks.h"
@@ -104,6 +106,20 @@ torch::nn::Module& TrainedModel::module() {
   if (pipeline_) return *pipeline_;
   return std::visit(
       [](auto& wrapper) -> torch::nn::Module& { return *wrapper; }, wrappers_.front());
+}
+
+int64_t TrainedModel::numel() {
+  // The last stage has the first one's table.
+  const bool repeats_table = groups().ends && ddp::get_rank(groups().ends) > 0;
+  int64_t numel = 0;
+  for (const auto& layout : ddp::layouts_of(module())) {
+    if (repeats_table && layout.name == "tokens.weight") continue;
+    numel += c10::multiply_integers(layout.sizes);
+  }
+  if (!pipeline_) return numel;
+  auto sum = at::full({1}, numel, at::dtype(at::kLong).device(nets_.front()->device()));
+  ddp::all_reduce(sum, c10d::ReduceOp::SUM, groups().pp);
+  return sum.item<int64_t>();
 }
 
 at::Tensor TrainedModel::own_target(const Batch& batch) const {

@@ -47,6 +47,8 @@ class TrainedModel {
 
   /// The wrapper; with --pp the pipeline of it.
   torch::nn::Module& module();
+  /// The parameters of the whole model, of all ranks that have a part of it. Collective with --pp.
+  int64_t numel();
   const Groups& groups() const { return groups_; }
   /// Is one of so many whole models from now on.
   void become_replica(int64_t replica, int64_t replicas);
