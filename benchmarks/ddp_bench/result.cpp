@@ -86,7 +86,10 @@ std::string to_json(const FullyShardedResult& r) {
                     field("backend", ddp::json_text(r.backend)) + "," +
                     field("world", std::to_string(r.world)) + "," +
                     field("bytes", std::to_string(r.bytes)) + ",";
-  if (r.peak_bytes > 0) return line + field("peak_bytes", std::to_string(r.peak_bytes)) + "}";
+  if (r.peak_bytes > 0) {
+    return line + field("peak_bytes", std::to_string(r.peak_bytes)) + "," +
+           field("rest_bytes", std::to_string(r.rest_bytes)) + "}";
+  }
   return line + field("step_ms", decimals(r.step_ms)) + "," + ratio_fields("ratio", r.ratio) + "," +
          cpu_fields(r.cpu) + "}";
 }

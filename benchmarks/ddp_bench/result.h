@@ -78,7 +78,8 @@ struct FullyShardedResult {
   double step_ms = 0;
   PairedRatio ratio;  // to mode `ddp`
   CpuTime cpu;
-  int64_t peak_bytes = 0;  // with --memory, and no times
+  int64_t peak_bytes = 0;  // with --fsdp-memory, and no times
+  int64_t rest_bytes = 0;  // the same, after the last step
 };
 
 /// One line, without its end; the keys are the fields' names, in their order.

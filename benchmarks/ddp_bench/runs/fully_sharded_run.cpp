@@ -161,10 +161,13 @@ class FullyShardedBenchmark {
     const auto before = sampler.peak();
     const auto way = make(mode, kUnitWidth);
     take_turn(*way, options_.warmup + options_.iters);
-    auto peak = at::full({1}, sampler.stop().own() - before.own(), at::kLong).to(device_);
-    ddp::all_reduce(peak, c10d::ReduceOp::SUM, group_);
+    const auto peak = sampler.stop().own() - before.own();
+    const auto rest = sampler.latest().own() - before.own();
+    auto sum = at::tensor({peak, rest}, at::kLong).to(device_);
+    ddp::all_reduce(sum, c10d::ReduceOp::SUM, group_);
     auto result = describe(mode);
-    result.peak_bytes = peak.item<int64_t>() / group_->getSize();
+    result.peak_bytes = sum[0].item<int64_t>() / group_->getSize();
+    result.rest_bytes = sum[1].item<int64_t>() / group_->getSize();
     if (group_->getRank() == 0) out << to_json(result) << std::endl;
     ddp::barrier(group_);
   }

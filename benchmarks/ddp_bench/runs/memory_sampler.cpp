@@ -58,6 +58,11 @@ Pss MemorySampler::peak() const {
   return peak_;
 }
 
+Pss MemorySampler::latest() const {
+  const std::lock_guard lock(mutex_);
+  return latest_;
+}
+
 Pss MemorySampler::stop() {
   join();
   sample();
@@ -67,7 +72,9 @@ Pss MemorySampler::stop() {
 void MemorySampler::sample() {
   const auto pss = pss_of_this_process();
   const std::lock_guard lock(mutex_);
-  if (pss && pss->own() > peak_.own()) peak_ = *pss;
+  if (!pss) return;
+  latest_ = *pss;
+  if (pss->own() > peak_.own()) peak_ = *pss;
 }
 
 void MemorySampler::join() {

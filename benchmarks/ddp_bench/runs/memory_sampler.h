@@ -38,6 +38,8 @@ class MemorySampler {
 
   /// The sample so far whose own() is the largest.
   Pss peak() const;
+  /// The latest sample.
+  Pss latest() const;
   /// Takes the last sample, and returns the peak.
   Pss stop();
 
@@ -45,8 +47,8 @@ class MemorySampler {
   void sample();
   void join();
 
-  mutable std::mutex mutex_;  // guards the next two members
-  Pss peak_;
+  mutable std::mutex mutex_;  // guards the next three members
+  Pss peak_, latest_;
   bool stops_ = false;
   std::condition_variable wakes_;
   std::thread thread_;
