@@ -282,55 +282,68 @@ TEST_CASE("sharded replicas evaluate batches of different rows") {
   for (const auto difference : differences) CHECK(difference < 1e-12);
 }
 
-/// The gradients and all-reduces of this thread, in their order.
-class ReductionEvents {
+/// What this thread does, in its order: 'A' for an all-reduce, 'G' for a gather, 'R' for a
+/// reduce-scatter, and what a test adds.
+class StepEvents {
  public:
-  explicit ReductionEvents(const std::vector<at::Tensor>& parameters)
-      : handle_(
-            at::addThreadLocalCallback(at::RecordFunctionCallback(&ReductionEvents::add_reduction)
-                                           .scopes({at::RecordScope::FUNCTION}))) {
-    for (const auto& p : parameters) {
-      p.register_hook([](const at::Tensor&) { events().push_back('g'); });
-    }
-  }
-  ~ReductionEvents() { at::removeCallback(handle_); }
-  ReductionEvents(const ReductionEvents&) = delete;
-  ReductionEvents& operator=(const ReductionEvents&) = delete;
+  StepEvents()
+      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&StepEvents::add_collective)
+                                               .scopes({at::RecordScope::FUNCTION}))) {}
+  ~StepEvents() { at::removeCallback(handle_); }
+  StepEvents(const StepEvents&) = delete;
+  StepEvents& operator=(const StepEvents&) = delete;
 
-  /// 'g' for a gradient of a parameter, 'R' for an all-reduce.
   static std::string& events() {
     thread_local std::string events;
     return events;
   }
 
  private:
-  static std::unique_ptr<at::ObserverContext> add_reduction(const at::RecordFunction& call) {
-    if (std::string(call.name()) == "c10d::allreduce_") events().push_back('R');
+  static std::unique_ptr<at::ObserverContext> add_collective(const at::RecordFunction& call) {
+    const std::string name = call.name();
+    const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+    if (name.rfind("c10d::", 0) != 0) return nullptr;
+    if (has("allreduce_")) events().push_back('A');
+    if (has("reduce_scatter")) events().push_back('R');
+    if (has("gather")) events().push_back('G');
     return nullptr;
   }
   at::CallbackHandle handle_;
 };
 
-TEST_CASE("buckets are reduced in the last backward, each as soon as its gradients are there") {
-  using S = ddp::PipelineSchedule;
-  const auto schedule = GENERATE(S::OneFOneB, S::GPipe);
-  const auto events = run_ranks<std::string>(4, [&](const Rank& self) {
+/// The events of the last of three steps of two stages and two replicas, by rank.
+///
+/// \param make_model  of a stage and the replicas' group.
+template <typename Make>
+std::vector<std::string> events_of_steps(ddp::PipelineSchedule schedule, const Make& make_model) {
+  return run_ranks<std::string>(4, [&](const Rank& self) {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"pp", "dp"}, self.group);
     const int stage = mesh.rank("pp");
-    const torch::nn::Sequential layers(Layer(2 * stage), Layer(2 * stage + 1));
-    ReductionEvents recorded(layers->parameters());
-    const ddp::DistributedDataParallel model(layers, replicas(mesh.group("dp")));
+    const StepEvents recorded;
+    const auto model = make_model(stage, mesh.group("dp"));
     ddp::PipelineStage pipeline(
         model, stage, 2, pipeline_loss,
         ddp::PipelineOptions().process_group(mesh.group("pp")).schedule(schedule).microbatches(3));
     const auto batch = pipeline_batch(6, self.rank);
     std::vector<at::Tensor> inputs;
     if (stage == 0) inputs.push_back(batch.input);
-    for (int s = 0; s < 3; ++s) {  // the first one finds the order of the buckets
+    for (int s = 0; s < 3; ++s) {  // the first one finds the order of buckets and of units
       recorded.events().clear();
       pipeline.step(inputs, stage == 1 ? batch.target : at::Tensor());
     }
     return recorded.events();
+  });
+}
+
+TEST_CASE("buckets are reduced in the last backward, each as soon as its gradients are there") {
+  using S = ddp::PipelineSchedule;
+  const auto schedule = GENERATE(S::OneFOneB, S::GPipe);
+  const auto events = events_of_steps(schedule, [](int stage, const ddp::ProcessGroup& dp) {
+    const torch::nn::Sequential layers(Layer(2 * stage), Layer(2 * stage + 1));
+    for (const auto& p : layers->parameters()) {
+      p.register_hook([](const at::Tensor&) { StepEvents::events().push_back('g'); });
+    }
+    return ddp::DistributedDataParallel<torch::nn::Sequential>(layers, replicas(dp));
   });
   // Weight and bias of two layers, a bucket each, in three backwards.
   for (const auto& of_rank : events)
@@ -338,7 +351,43 @@ TEST_CASE("buckets are reduced in the last backward, each as soon as its gradien
         of_rank ==
         "gggg"
         "gggg"
-        "gRgRgRgR");
+        "gAgAgAgA");
+}
+
+/// A layer that tells of its forward, 'f', and of its backward, 'b'.
+struct ToldImpl : torch::nn::Module {
+  explicit ToldImpl(int64_t k) : layer(register_module("layer", Layer(k))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    StepEvents::events().push_back('f');
+    const auto y = layer->forward(x);
+    y.register_hook([](const at::Tensor&) { StepEvents::events().push_back('b'); });
+    return y;
+  }
+  Layer layer;
+};
+TORCH_MODULE(Told);
+
+TEST_CASE("units of a stage are gathered and reduced once a step, while others compute") {
+  using S = ddp::PipelineSchedule;
+  const auto schedule = GENERATE(S::OneFOneB, S::GPipe);
+  const auto events = events_of_steps(schedule, [](int stage, const ddp::ProcessGroup& dp) {
+    const auto options = ddp::FullyShardedOptions().process_group(dp);
+    torch::nn::Sequential units;
+    for (const int64_t k : {0, 1}) {
+      units->push_back(ddp::FullyShardedDataParallel(Told(2 * stage + k), options));
+    }
+    return ddp::FullyShardedDataParallel(units, options);
+  });
+  // The last backward asks first whether a rank keeps several graphs.
+  const std::string first = "GGff", forward = "ff", backward = "bb", last = "AbRbR";
+  const bool is_gpipe = schedule == S::GPipe;
+  for (size_t rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank, is_gpipe);
+    const auto expected = is_gpipe   ? first + forward + forward + backward + backward + last
+                          : rank < 2 ? first + forward + backward + forward + backward + last
+                                     : first + backward + forward + backward + forward + last;
+    CHECK(events[rank] == expected);
+  }
 }
 
 /// A stage whose backward of micro-batch 2 throws.
