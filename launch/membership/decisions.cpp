@@ -1,0 +1,358 @@
+// What the coordinator decides once an event is taken in; see membership.cpp.
+#include <algorithm>
+
+#include <ddp/internal/text.h>
+
+#include "launch/membership/membership.h"
+#include "launch/membership/seconds_text.h"
+
+namespace ddp::launch {
+
+using namespace membership;
+
+namespace {
+
+constexpr int kAttemptsOfAStep = 3;
+
+std::string members_text(const std::vector<Place>& places) {
+  std::vector<int> slots;
+  for (const Place& place : places) slots.push_back(place.slot);
+  return str(slots.size(), slots.size() == 1 ? " rank (" : " ranks (", joined_by(", ", slots), ")");
+}
+
+}  // namespace
+
+/// Its connection ends, and its process where that can be done.
+void Membership::lose(Time now, Connection connection, const std::string& why) {
+  const Peer peer = peers_.at(connection);
+  peers_.erase(connection);
+  orders_.push_back(Send{connection, Fenced{{why}}});
+  orders_.push_back(Close{connection});
+  if (peer.pid != 0) {
+    orders_.push_back(Kill{peer.place.slot, peer.pid, peer.host});
+    dying_[{peer.place.slot, peer.pid}] = now + limits_.kill;
+  }
+  const bool trained = phase_ == Phase::Entering || phase_ == Phase::Running;
+  if (!is_member(peer) || !trained) return proceed(now);
+  if (end_if_done()) return;
+  if (phase_ == Phase::Running) repeats_.in_step = true;
+  gather(now, why);
+}
+
+/// Politely: it has no part in the job any more.
+void Membership::let_go(Connection connection) {
+  const auto peer = peers_.find(connection);
+  finished_.insert({peer->second.place.slot, peer->second.pid});
+  orders_.push_back(Send{connection, End{0, {"this process left"}}});
+  orders_.push_back(Close{connection});
+  peers_.erase(peer);
+}
+
+/// Before a first generation is entered nothing is there that another could go on with.
+void Membership::gather(Time now, const std::string& why) {
+  if (!state_.established) return start_again(why);
+  ++state_.number;
+  remember();
+  phase_ = Phase::Gathering;
+  since_ = now;
+  waits_since_ = now;
+  paused_since_.reset();
+  done_since_.reset();
+  why_ = why;
+  for (auto& [connection, peer] : peers_) {
+    if (!is_member(peer)) continue;
+    peer.stage = Stage::Asked;
+    peer.asked = now;
+    orders_.push_back(Send{connection, Gather{state_.number, {why}}});
+  }
+  proceed(now);
+}
+
+void Membership::proceed(Time now) {
+  switch (phase_) {
+    case Phase::Returning:
+      return resume(now);
+    case Phase::Gathering:
+      return try_to_form(now);
+    case Phase::Entering:
+      return check_entered(now);
+    case Phase::Running:
+      if (!end_if_done()) check_pauses(now);
+      return;
+    case Phase::Over:
+      return;
+  }
+}
+
+/// Decides nothing before all members are back, or a majority of them after a while: another
+/// coordinator would see the others.
+void Membership::resume(Time now) {
+  const auto all = static_cast<int>(state_.members.size());
+  const int back = count(Stage::Back);
+  const bool may_decide = back == all || (2 * back > all && now >= since_ + limits_.lost_after);
+  if (!may_decide) {
+    if (now < since_ + limits_.wait) return;
+    return finish(
+        1, str("expected the ", all, " members of generation ", state_.formed,
+               " to come back, got ", back));
+  }
+  bool all_train = back == all;
+  for (auto& [connection, peer] : peers_) {
+    if (peer.stage != Stage::Back) continue;
+    all_train = all_train && peer.was_training;
+    peer.stage = Stage::Training;
+  }
+  if (!all_train || state_.number > state_.formed) {
+    return gather(now, "the coordinator started again");
+  }
+  phase_ = Phase::Running;
+  since_ = now;
+  state_.established = true;
+  ask_for_change();
+}
+
+void Membership::try_to_form(Time now) {
+  if (count(Stage::Asked) > 0 || !dying_.empty()) return;
+  const auto sources = best_sources();
+  const bool first = state_.formed == 0;
+  if (!first && sources.empty()) return go_without_sources();
+  if (!let_leavers_go(sources)) return finish(0, "all ranks have left");
+
+  const auto chosen = candidates();
+  const auto ranks = static_cast<int>(chosen.size());
+  if (ranks == 0) return waits_since_.reset();
+  const Time waited = now - waits_since_.value_or(now);
+  if (ranks < limits_.min_ranks) {
+    if (waited < limits_.wait) return;
+    return finish(
+        1, str("expected at least ", limits_.min_ranks, " ranks within ",
+               seconds_text(limits_.wait), ", got ", ranks));
+  }
+  const int wanted = first && limits_.first_ranks > 0 ? limits_.first_ranks : limits_.max_ranks;
+  if (ranks < wanted && waited < (first ? limits_.wait : limits_.hold)) return;
+  form(now, chosen, best_sources());
+}
+
+void Membership::go_without_sources() {
+  if (!first_throw_.empty()) return finish(1, first_throw_);
+  start_again(why_);
+}
+
+/// A process that leaves stays for one generation more where no other has the last step.
+/// \return false when all leave and no process is at the door.
+bool Membership::let_leavers_go(const std::vector<Peer*>& sources) {
+  const auto stays = [](const Peer* peer) { return !peer->leaves; };
+  const bool can_do_without = std::any_of(sources.begin(), sources.end(), stays);
+  bool anybody_stays = false;
+  for (const auto& [connection, peer] : peers_) {
+    const bool takes_part = peer.stage == Stage::Reported || peer.stage == Stage::Ready;
+    anybody_stays = anybody_stays || (takes_part && !peer.leaves);
+  }
+  std::vector<Connection> leavers;
+  for (const auto& [connection, peer] : peers_) {
+    const bool is_source = std::find(sources.begin(), sources.end(), &peer) != sources.end();
+    const bool is_needed = anybody_stays && !can_do_without && is_source;
+    if (peer.leaves && peer.stage == Stage::Reported && !is_needed) leavers.push_back(connection);
+  }
+  for (const Connection connection : leavers) let_go(connection);
+  return anybody_stays || leavers.empty();
+}
+
+void Membership::form(
+    Time now, const std::vector<Peer*>& members, const std::vector<Peer*>& sources) {
+  Form form;
+  if (!sources.empty()) {
+    form.applied = sources.front()->report.applied;
+    form.turns = sources.front()->report.turns;
+  }
+  if (is_third_loss_of(form.applied)) {
+    return finish(
+        1, str("step ", form.applied + 1, " failed ", kAttemptsOfAStep,
+               " times; the first time: ", repeats_.first));
+  }
+  if (state_.formed == 0) ++state_.number;
+  form.generation = state_.number;
+  joined_.clear();
+  for (Peer* peer : members) {
+    form.members.push_back(peer->place);
+    if (peer->stage == Stage::Ready) joined_ += str(joined_.empty() ? "" : ", ", peer->place.slot);
+    peer->stage = Stage::Placed;
+    peer->announced = false;
+    peer->accused_by.clear();
+  }
+  for (const Peer* source : sources) form.sources.push_back(source->place.id);
+  state_.formed = form.generation;
+  state_.members = form.members;
+  remember();
+  phase_ = Phase::Entering;
+  since_ = now;
+  for (const Peer* peer : members) orders_.push_back(Send{peer->connection, form});
+}
+
+bool Membership::is_third_loss_of(int64_t step) {
+  if (!std::exchange(repeats_.in_step, false)) return false;
+  if (step != repeats_.step) {
+    repeats_.step = step;
+    repeats_.losses = 0;
+    repeats_.first = why_;
+  }
+  return ++repeats_.losses == kAttemptsOfAStep;
+}
+
+void Membership::check_entered(Time now) {
+  const int entered = count(Stage::Training) + count(Stage::Paused) + count(Stage::Done);
+  if (entered < static_cast<int>(state_.members.size())) return;
+  phase_ = Phase::Running;
+  const bool begins = !std::exchange(state_.established, true);
+  if (begins) remember();
+  say_generation(now, begins);
+  since_ = now;
+  waits_since_.reset();
+  first_throw_.clear();
+  proceed(now);  // some may be done, or pause already
+}
+
+void Membership::check_pauses(Time now) {
+  const int paused = count(Stage::Paused);
+  const bool all = paused + count(Stage::Done) == members();
+  // Members that had begun their next step before they were told wait in it for those that pause,
+  // and repeat it.
+  if (paused > 0 && (all || now >= *paused_since_ + limits_.pause)) {
+    return gather(now, "a planned change");
+  }
+  ask_for_change();
+}
+
+/// \return whether all members are done.
+bool Membership::end_if_done() {
+  const int done = count(Stage::Done);
+  if (done == 0 || done < members()) return false;
+  for (const auto& [connection, peer] : peers_) {
+    if (is_member(peer)) finished_.insert({peer.place.slot, peer.pid});
+    orders_.push_back(Send{connection, End{0, {"the job is done"}}});
+  }
+  finish(0, "");
+  return true;
+}
+
+/// Members are told once for each process that waits or leaves.
+void Membership::ask_for_change() {
+  bool due = false;
+  const bool has_room = members() < limits_.max_ranks;
+  for (auto& [connection, peer] : peers_) {
+    const bool wants = peer.leaves || (peer.stage == Stage::Ready && has_room);
+    due = due || (wants && !std::exchange(peer.announced, true));
+  }
+  if (due) send_to_members(Change{});
+}
+
+void Membership::refuse(Connection connection, const CoordinatorMessage& why) {
+  orders_.push_back(Send{connection, why});
+  orders_.push_back(Close{connection});
+}
+
+void Membership::finish(int code, const std::string& why) {
+  if (code != 0) {
+    for (const auto& [connection, peer] : peers_) {
+      orders_.push_back(Send{connection, End{code, {why}}});
+    }
+  }
+  phase_ = Phase::Over;
+  orders_.push_back(Finish{code, why});
+}
+
+void Membership::start_again(const std::string& why) {
+  phase_ = Phase::Over;
+  orders_.push_back(StartAgain{why});
+}
+
+void Membership::send_to_members(const CoordinatorMessage& message) {
+  for (const auto& [connection, peer] : peers_) {
+    if (is_member(peer)) orders_.push_back(Send{connection, message});
+  }
+}
+
+void Membership::say_generation(Time now, bool begins) {
+  auto text = str("generation ", state_.formed, ": ", members_text(state_.members));
+  int64_t step = 0;
+  for (const auto& [connection, peer] : peers_) step = std::max(step, peer.report.applied);
+  text += begins ? std::string(" begin") : str(" go on from step ", step);
+  if (!begins && !joined_.empty()) text += "; joined: " + joined_;
+  orders_.push_back(Say{text + " (" + seconds_text(now - waits_since_.value_or(since_)) + ")"});
+}
+
+int Membership::count(Stage stage) const {
+  return static_cast<int>(std::count_if(peers_.begin(), peers_.end(), [&](const auto& entry) {
+    return entry.second.stage == stage;
+  }));
+}
+
+int Membership::members() const {
+  return static_cast<int>(std::count_if(
+      peers_.begin(), peers_.end(), [](const auto& entry) { return is_member(entry.second); }));
+}
+
+std::vector<Membership::Peer*> Membership::best_sources() {
+  std::vector<Peer*> best;
+  const auto order = [](const Peer& peer) {
+    return std::make_pair(peer.report.applied, peer.report.turns);
+  };
+  for (auto& [connection, peer] : peers_) {
+    if (peer.stage != Stage::Reported || peer.report.holding != Holding::Whole) continue;
+    if (!best.empty() && order(peer) < order(*best.front())) continue;
+    if (!best.empty() && order(*best.front()) < order(peer)) best.clear();
+    best.push_back(&peer);
+  }
+  return best;
+}
+
+/// Members that reported, and then others by their slots, in the order of ranks.
+std::vector<Membership::Peer*> Membership::candidates() {
+  std::vector<Peer*> chosen;
+  for (auto& [connection, peer] : peers_) {
+    if (peer.stage == Stage::Reported || peer.stage == Stage::Ready) chosen.push_back(&peer);
+  }
+  const auto by_slot = [](const Peer* a, const Peer* b) { return a->place.slot < b->place.slot; };
+  std::sort(chosen.begin(), chosen.end(), by_slot);
+  std::stable_sort(chosen.begin(), chosen.end(), [](const Peer* a, const Peer* b) {
+    return a->stage == Stage::Reported && b->stage != Stage::Reported;
+  });
+  if (static_cast<int>(chosen.size()) > limits_.max_ranks) {
+    chosen.resize(static_cast<size_t>(limits_.max_ranks));
+  }
+  std::sort(chosen.begin(), chosen.end(), by_slot);
+  return chosen;
+}
+
+Membership::Peer* Membership::find(ProcessId id) {
+  const auto found = std::find_if(peers_.begin(), peers_.end(), [id](const auto& entry) {
+    return entry.second.place.id == id;
+  });
+  return found == peers_.end() ? nullptr : &found->second;
+}
+
+bool Membership::slot_is_free(int slot) const {
+  return std::none_of(peers_.begin(), peers_.end(), [slot](const auto& entry) {
+    return entry.second.place.slot == slot;
+  });
+}
+
+/// While members are expected back, their slots are theirs.
+int Membership::free_slot() const {
+  const auto is_kept = [this](int slot) {
+    return phase_ == Phase::Returning &&
+           std::any_of(state_.members.begin(), state_.members.end(), [slot](const Place& place) {
+             return place.slot == slot;
+           });
+  };
+  int slot = 0;
+  while (!slot_is_free(slot) || is_kept(slot)) ++slot;
+  return slot;
+}
+
+Membership::Time Membership::report_limit(const Peer& peer) const {
+  const bool hangs = 2 * static_cast<int>(peer.accused_by.size()) >= std::max(1, members() - 1);
+  return peer.asked + (hangs ? std::min(limits_.accused, limits_.report) : limits_.report);
+}
+
+}  // namespace ddp::launch
