@@ -5,7 +5,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-usage: scripts/bench_link.sh [--quick] [--short] [--hooks] [--pipeline] [--models A,B,...]
+usage: scripts/bench_link.sh [--quick] [--short] [--hooks] [--diloco] [--pipeline] [--models A,B,...]
                              [--bin FOLDER] [--python PROGRAM] [--results FOLDER] [--output FOLDER]
                              [RATE...]
 
@@ -17,6 +17,8 @@ namespaces and all that runs in them are gone when it ends, but by SIGKILL.
   --short             what bench_growth.sh asks for: C++ only, the fewest modes, bucket sizes and
                       steps that say which size is best, the all-reduce alone; no RESULTS.md
   --hooks             a step with each communication hook instead, shown; no RESULTS.md
+  --diloco            a step of two regions that train by DiLoCo instead, shown beside one that sends
+                      nothing; no RESULTS.md
   --pipeline          a pipeline of two stages by each schedule instead, shown beside the longer of
                       computation with the schedule's bubble and the wire; no RESULTS.md
   --models A,B,...    of ddp_bench; default: mlp,resnet18
@@ -35,13 +37,14 @@ fail() {
   exit 1
 }
 
-quick=no short=no hooks=no pipeline=no models=mlp,resnet18 bin="" python=find
+quick=no short=no hooks=no diloco=no pipeline=no models=mlp,resnet18 bin="" python=find
 results="" output="" rates=()
 while (($# > 0)); do
   case $1 in
     --quick) quick=yes ;;
     --short) short=yes python="" ;;
     --hooks) hooks=yes python="" ;;
+    --diloco) diloco=yes python="" ;;
     --pipeline) pipeline=yes python="" ;;
     --models | --bin | --python | --results | --output)
       (($# > 1)) || fail "$1 needs a value"
@@ -74,7 +77,7 @@ for program in ip tc; do
   command -v "$program" >/dev/null || fail "needs $program (Debian's package iproute2)"
 done
 if [[ -z $bin ]]; then
-  if [[ $hooks == yes ]]; then
+  if [[ $hooks$diloco == *yes* ]]; then
     "$root/scripts/build.sh" micro
   elif [[ $pipeline == yes ]]; then
     "$root/scripts/build.sh" ddp_bench
@@ -83,12 +86,12 @@ if [[ -z $bin ]]; then
   fi
   bin=$root/build/release/bin
 fi
-[[ -x $bin/ddp_bench || $hooks == yes ]] || fail "expected ddp_bench in $bin"
+[[ -x $bin/ddp_bench || $hooks$diloco == *yes* ]] || fail "expected ddp_bench in $bin"
 [[ -x $bin/costs || $short == no ]] || fail "expected costs in $bin"
 if [[ $python == find ]]; then
   python=$("$root/scripts/python_with_torch.sh") || python=""
 fi
-[[ -n $python || $short$hooks$pipeline == *yes* ]] || say "no Python with torch, so there will be no peers in the results"
+[[ -n $python || $short$hooks$diloco$pipeline == *yes* ]] || say "no Python with torch, so there will be no peers in the results"
 
 spaces=("ddp_bench_$$_0" "ddp_bench_$$_1")
 addresses=(10.213.0.1 10.213.0.2)
@@ -265,6 +268,13 @@ for rate in "${rates[@]}"; do
     cat "$folder/hooks.txt"
     continue
   fi
+  if [[ $diloco == yes ]]; then
+    rounds=(--rounds 2)
+    [[ $quick == no ]] || rounds=(--rounds 1 --sync-every 100)
+    run_ranks "$folder/diloco.txt" "$bin/micro" diloco "${rounds[@]}"
+    cat "$folder/diloco.txt"
+    continue
+  fi
   if [[ $pipeline == yes ]]; then
     measure_pipeline "$folder" "$rate"
     continue
@@ -279,6 +289,6 @@ for rate in "${rates[@]}"; do
     fi
   done
 done
-[[ $short$hooks$pipeline != *yes* ]] || exit 0
+[[ $short$hooks$diloco$pipeline != *yes* ]] || exit 0
 python3 "$root/benchmarks/report/report.py" "$results" "$output"
 say "wrote $output/RESULTS.md"
