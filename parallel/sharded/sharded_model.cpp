@@ -51,6 +51,16 @@ std::string describe_orders(const std::vector<std::string>& by_rank, int64_t pas
   return "";
 }
 
+std::string describe_kinds(const std::vector<std::string>& by_rank) {
+  const auto other = std::find_if(
+      by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
+  if (other == by_rank.end()) return "";
+  return ddp::str(
+      "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
+      by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
+      ". Run equal numbers of batches: ddp::equal_batches().");
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(const ShardedUnit& root, int64_t prefetch)
@@ -242,17 +252,16 @@ void ShardedModel::end_pass() {
 void ShardedModel::compare_modes() {
   const bool trains = c10::GradMode::is_enabled();
   if (gather_group_->getSize() == 1 || std::exchange(trained_, trains) == trains) return;
-  agree(
-      trains ? "training" : "evaluation", gather_group_, "comparing the ranks' kinds of forward",
-      [](const std::vector<std::string>& by_rank) -> std::string {
-        const auto other = std::find_if(
-            by_rank.begin(), by_rank.end(), [&](const auto& kind) { return kind != by_rank[0]; });
-        if (other == by_rank.end()) return "";
-        return ddp::str(
-            "FullyShardedDataParallel: expected every rank to run the same kind of forward, got ",
-            by_rank[0], " on rank 0 and ", *other, " on rank ", other - by_rank.begin(),
-            ". Run equal numbers of batches: ddp::equal_batches().");
-      });
+  const std::string kind = trains ? "training" : "evaluation";
+  try {
+    agree(kind, gather_group_, "comparing the ranks' kinds of forward", describe_kinds);
+  } catch (c10::DistBackendError& error) {
+    // Others gather, for one more batch of the kind before.
+    error.add_context(ddp::str(
+        "FullyShardedDataParallel was beginning ", kind, " ", on_rank_text(*gather_group_),
+        ". All ranks run the same units, in as many batches: ddp::equal_batches()."));
+    throw;
+  }
 }
 
 void ShardedModel::compare_orders(const ForwardPass& pass) {

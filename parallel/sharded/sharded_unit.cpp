@@ -209,19 +209,28 @@ void ShardedUnit::begin_gather() {
 void ShardedUnit::make_whole() {
   begin_gather();
   if (memory_ == Memory::Filling) {
-    for (auto& segment : segments_) segment.end_gather();
+    end_gather();
     memory_ = Memory::Full;
   }
   if (std::exchange(has_whole_sizes_, true)) return;
   for (auto& segment : segments_) segment.point_at_whole();
 }
 
+void ShardedUnit::end_gather() {
+  try {
+    for (auto& segment : segments_) segment.end_gather();
+  } catch (c10::DistBackendError& error) {
+    error.add_context(ddp::str(
+        "FullyShardedDataParallel was gathering ", name(), " ", on_rank_text(*groups_.shard),
+        ". All ranks run the same units, in as many batches: ddp::equal_batches()."));
+    throw;
+  }
+}
+
 void ShardedUnit::release() {
   if (memory_ == Memory::Free) return;
-  for (auto& segment : segments_) {
-    segment.end_gather();
-    segment.release();
-  }
+  end_gather();
+  for (auto& segment : segments_) segment.release();
   memory_ = Memory::Free;
 }
 
@@ -238,10 +247,8 @@ void ShardedUnit::hide_whole() {
 void ShardedUnit::part_with_whole() {
   hide_whole();
   if (memory_ == Memory::Free) return;
-  for (auto& segment : segments_) {
-    segment.end_gather();
-    segment.part_with_whole();
-  }
+  end_gather();
+  for (auto& segment : segments_) segment.part_with_whole();
   memory_ = Memory::Free;
 }
 

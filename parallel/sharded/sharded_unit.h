@@ -94,6 +94,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   enum class Memory { Free, Filling, Full };
 
   void group_into_segments(const FullyShardedOptions& options);
+  void end_gather();  // of all segments; an error names the unit
   void check_takes_gradients() const;
   void check_is_dense(size_t i) const;  // the gradient of parameter i
 

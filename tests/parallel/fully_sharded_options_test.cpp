@@ -656,7 +656,9 @@ TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][e
         run.loss(1).backward();
       },
       kLongTimeout);
-  for (const auto& error : errors) CHECK(!error.empty());
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("ddp::equal_batches()"));
+  CHECK_THAT(errors[0], ContainsText("was beginning training on rank 0 of 2"));
+  CHECK_THAT(errors[1], ContainsText("was gathering the root on rank 1 of 2"));
 }
 
 TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
