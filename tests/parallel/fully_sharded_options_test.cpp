@@ -1,14 +1,14 @@
-// Options, errors and the other calls of FullyShardedDataParallel.
+// Options and the other calls of FullyShardedDataParallel.
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <ddp/ddp.h>
 
 #include "parallel/sharded_net.h"
-#include "support/error_of.h"
 #include "support/ranks.h"
 
 #include "support/catch.h"
@@ -18,22 +18,6 @@ using ddp::FullyShardedDataParallel;
 using ddp::FullyShardedOptions;
 
 namespace {
-
-FullyShardedOptions over(const Rank& self) {
-  return FullyShardedOptions().process_group(self.group);
-}
-
-/// A sharded model in which each rank trains on inputs of its own.
-struct Run {
-  Run(const Rank& self, const NetUse& net_use)
-      : use(net_use), rank(self.rank), model(std::make_shared<ShardedNet>(use), use.options) {}
-
-  at::Tensor loss(int64_t step = 0) { return model->forward(net_input(use, step, 0, rank), rank); }
-
-  NetUse use;
-  int rank;
-  FullyShardedDataParallel<std::shared_ptr<ShardedNet>> model;
-};
 
 template <typename Optimizer>
 void train(Optimizer& optimizer, const std::function<at::Tensor(int64_t)>& loss) {
@@ -57,20 +41,6 @@ std::vector<at::Tensor> train_plain(PlainNet& net, Optimizer&& optimizer, int ra
   return net.parameters();
 }
 
-/// The largest difference between whole parameters and others.
-double distance(ddp::FullyShardedBase& model, const std::vector<at::Tensor>& others) {
-  const ddp::SummonFullParams whole(model);
-  const auto parameters = model.parameters();
-  TORCH_CHECK(parameters.size() == others.size());
-  double largest = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    TORCH_CHECK(parameters[i].sizes() == others[i].sizes(), parameters[i].sizes());
-    const auto difference = (parameters[i].detach() - others[i].detach()).abs().max();
-    largest = std::max(largest, difference.template item<double>());
-  }
-  return largest;
-}
-
 /// A Sequential that fits into another one.
 struct Inner : torch::nn::SequentialImpl {
   using SequentialImpl::SequentialImpl;
@@ -88,7 +58,7 @@ TEST_CASE("AdamW steps shards as it steps whole parameters", "[ranks][sharded]")
   const auto distances = run_ranks<double>(ranks, [&](const Rank& self) {
     NetUse use;
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     torch::optim::AdamW optimizer(run.model->parameters(), adamw());
     train(optimizer, [&](int64_t step) { return run.loss(step); });
     return distance(*run.model, whole);
@@ -103,7 +73,7 @@ TEST_CASE("hybrid sharding trains as one process", "[ranks][sharded]") {
     const auto mesh = ddp::init_device_mesh({2, 2}, {"replicate", "shard"}, self.group);
     NetUse use;
     use.options.mesh(mesh);
-    Run run(self, use);
+    NetRun run(self, use);
     auto optimizer = net_optimizer(run.model->parameters());
     train(optimizer, [&](int64_t step) { return run.loss(step); });
     for (const auto& layout : ddp::layouts_of(*run.model)) {
@@ -121,7 +91,7 @@ TEST_CASE("a policy computes in low precision and sums in the module's", "[ranks
     NetUse use;
     use.checkpoint = NetUse::Checkpoint::Inside;
     use.options = over(self).mp_policy(ddp::MixedPrecisionPolicy().param_dtype(torch::kBFloat16));
-    Run run(self, use);
+    NetRun run(self, use);
     auto& block = run.model->module()->block1;
     {
       const ddp::SummonFullParams low(*block);
@@ -177,7 +147,7 @@ TEST_CASE("collectives of a step are two gathers and one reduction a unit", "[ra
     return run_ranks<std::vector<std::string>>(2, [&](const Rank& self) {
       auto mine = use;
       mine.options.process_group(self.group);
-      Run run(self, mine);
+      NetRun run(self, mine);
       for (int64_t step = 0; step < steps; ++step) run.loss(step).backward();
       std::vector<std::string> counts;
       for (const auto& unit : run.model->stats().units) {
@@ -236,7 +206,7 @@ TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
   const auto means = run_ranks<double>(3, [](const Rank& self) {
     NetUse use;
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     const auto fill = [&](double value, bool write_back) {
       const ddp::SummonFullParams whole(*run.model, write_back);
       const torch::NoGradGuard no_grad;
@@ -250,27 +220,6 @@ TEST_CASE("a summoned model can be changed", "[ranks][sharded]") {
     return sum / static_cast<double>(run.model->parameters().size());
   });
   CHECK(means == std::vector<double>{2, 2, 2});
-}
-
-TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    Run run(self, use);
-    std::vector<at::Tensor> halves;
-    {
-      const ddp::SummonFullParams whole(*run.model, /*write_back=*/true);
-      const torch::NoGradGuard no_grad;
-      for (auto& p : run.model->parameters()) halves.push_back(p.mul_(0.5).clone());
-      if (self.rank == 1) {
-        const auto narrow = torch::ones({1, 1}, torch::kDouble);
-        TORCH_CHECK(!error_of([&] { run.model->forward(narrow, self.rank); }).empty());
-      }
-      (void)run.loss(0);  // gathers nothing
-    }
-    TORCH_CHECK(distance(*run.model, halves) == 0, "what was written is lost");
-  });
-  CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("buffers are rank 0's after a step", "[ranks][sharded]") {
@@ -288,7 +237,7 @@ TEST_CASE("inference mode and a file of the plain model", "[ranks][sharded]") {
     NetUse use;
     use.checkpoint = NetUse::Checkpoint::Around;  // which compares the versions of parameters
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     auto other = std::make_shared<PlainNet>(NetUse());
     {
       const torch::NoGradGuard no_grad;
@@ -315,7 +264,7 @@ TEST_CASE("a forward without backward changes nothing", "[ranks][sharded]") {
   const auto errors = errors_of_ranks(2, [](const Rank& self) {
     NetUse use;
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     (void)run.loss(3);
     for (const auto& p : run.model->parameters()) TORCH_CHECK(p.dim() < 2 || p.size(0) == 1);
     torch::OrderedDict<std::string, at::Tensor> values;
@@ -336,7 +285,7 @@ TEST_CASE("a rank may keep more graphs than others", "[ranks][sharded]") {
   const auto reductions = run_ranks<int64_t>(2, [](const Rank& self) {
     NetUse use;
     use.options = over(self).prefetch(0);
-    Run run(self, use);
+    NetRun run(self, use);
     std::vector<at::Tensor> history;
     for (int64_t step = 0; step < 3; ++step) {
       auto loss = run.loss(step);
@@ -383,7 +332,7 @@ TEST_CASE("a model frees its memory, and its graph keeps what it needs", "[ranks
     use.options = over(self);
     at::Tensor loss, parameter;
     {
-      Run run(self, use);
+      NetRun run(self, use);
       loss = run.loss(0);
       parameter = run.model->module()->block1->module()->up->weight;
     }
@@ -394,54 +343,13 @@ TEST_CASE("a model frees its memory, and its graph keeps what it needs", "[ranks
   CHECK(errors == std::vector<std::string>(2));
 }
 
-TEST_CASE("units over other ranks than the root's are refused", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    const auto alone = ddp::split_group(self.rank, 0, self.group);
-    torch::nn::Sequential net;
-    net->push_back(FullyShardedDataParallel(
-        torch::nn::Linear(2, 2), FullyShardedOptions().process_group(alone)));
-    FullyShardedDataParallel model(net, over(self));
-  });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("to be cut over the same ranks, got others in 0"));
-  }
-}
-
-TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sharded][errors]") {
-  struct Changes : torch::nn::Module {
-    at::Tensor forward(at::Tensor x) { return fc->forward(x.relu_()); }
-    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
-  };
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    FullyShardedDataParallel unit(std::make_shared<Changes>(), over(self));
-    const auto x = torch::ones({1, 2}).requires_grad_() * 2;
-    unit->forward(x).sum().backward();
-  });
-  for (const auto& error : errors) CHECK_THAT(error, ContainsText("Change a clone()"));
-}
-
-TEST_CASE("a file of another model leaves a sharded one as it was", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    std::stringstream file;
-    torch::save(torch::nn::Linear(3, 4), file);
-    torch::serialize::InputArchive archive;
-    archive.load_from(file);
-    FullyShardedDataParallel unit(torch::nn::Linear(2, 2), over(self));
-    const auto before = unit->module()->weight.clone();
-    const auto text = error_of<c10::Error>([&] { unit->load(archive); });
-    TORCH_CHECK(at::equal(unit->module()->weight, before));
-    TORCH_CHECK(text.find("got one of [4, 3]") != std::string::npos, text);
-  });
-  CHECK(errors == std::vector<std::string>(2));
-}
-
 TEST_CASE("zero_grad drops what passes without reduction left", "[ranks][sharded]") {
   const bool to_none = GENERATE(true, false);
   const auto distances = run_ranks<double>(2, [&](const Rank& self) {
     const auto gradients = [&](bool with_dropped) {
       NetUse use;
       use.options = over(self);
-      Run run(self, use);
+      NetRun run(self, use);
       if (with_dropped) {
         const auto guard = run.model->no_sync();
         run.loss(7).backward();
@@ -468,7 +376,7 @@ TEST_CASE("sync_in_backward reduces a pass of no_sync", "[ranks][sharded]") {
   const auto reductions = run_ranks<int64_t>(2, [&](const Rank& self) {
     NetUse use;
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     std::vector<at::Tensor> losses;
     for (int64_t step = 0; step < 3; ++step) {
       const auto guard = run.model->no_sync();
@@ -500,84 +408,11 @@ TEST_CASE("ignored parameters stay whole", "[ranks][sharded]") {
   }
 }
 
-TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(2, [](const Rank& self) {
-    Block block;
-    auto tied = std::make_shared<torch::nn::Module>();
-    FullyShardedDataParallel unit(block, over(self));
-    torch::nn::Sequential net(torch::nn::Linear(1, 1));
-    net->push_back(unit);
-    net->push_back(block->up);
-    FullyShardedDataParallel model(net, over(self));
-  });
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0"));
-  }
-}
-
-TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
-  const auto of = [](const std::function<void(const Rank&)>& body) {
-    const auto errors = errors_of_ranks(2, body);
-    CHECK(errors[0] == errors[1]);
-    return errors[0];
-  };
-  CHECK_THAT(
-      of([](const Rank& self) {
-        FullyShardedDataParallel unit(torch::nn::Linear(2, 3 + self.rank), over(self));
-      }),
-      ContainsText("got weight [3, 2] Float on rank 0 and weight [4, 2] Float on rank 1"));
-  CHECK_THAT(
-      of([](const Rank& self) {
-        FullyShardedDataParallel unit(
-            torch::nn::Linear(2, 3), over(self).prefetch(self.rank == 1 ? 5 : 1));
-      }),
-      ContainsText("expected prefetch 0 or 1, got 5 on rank 1 of 2"));
-  CHECK_THAT(
-      of([](const Rank& self) {
-        FullyShardedDataParallel unit(torch::nn::Linear(2, 3), over(self).cpu_offload(true));
-      }),
-      ContainsText("expected cpu_offload false"));
-  CHECK_THAT(
-      of([](const Rank& self) {
-        FullyShardedDataParallel unit(torch::nn::Linear(nullptr), over(self));
-      }),
-      ContainsText("expected a module, got an empty one"));
-}
-
-TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][errors]") {
-  const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    Run run(self, use);
-    const auto call = [](const auto& body) { return error_of<c10::Error>(body); };
-    torch::serialize::OutputArchive archive;
-    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
-    const std::vector<std::string> found{
-        call([&] { run.model->save(archive); }),
-        call([&] { run.model->clone(); }),
-        call([&] { run.model->to(torch::kFloat); }),
-        call([&] {
-          torch::autograd::grad(
-              {run.model->forward(x, self.rank)}, {x}, {}, /*retain_graph=*/true,
-              /*create_graph=*/true);
-        }),
-    };
-    run.loss().backward();  // still works
-    return found;
-  });
-  for (const auto& of_rank : errors) {
-    CHECK_THAT(of_rank[0], ContainsText("save() has this rank's shards alone"));
-    CHECK_THAT(of_rank[1], ContainsText("clone() has this rank's shards alone"));
-    CHECK_THAT(of_rank[2], ContainsText("Move the module before it is wrapped"));
-    CHECK_THAT(of_rank[3], ContainsText("expected a backward without create_graph"));
-  }
-}
-
 TEST_CASE("autograd::grad leaves gradients alone", "[ranks][sharded]") {
   const auto counts = run_ranks<int64_t>(2, [](const Rank& self) {
     NetUse use;
     use.options = over(self);
-    Run run(self, use);
+    NetRun run(self, use);
     const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
     const auto found = torch::autograd::grad({run.model->forward(x, self.rank)}, {x});
     TORCH_CHECK(found[0].abs().sum().item<double>() > 0);
@@ -586,106 +421,6 @@ TEST_CASE("autograd::grad leaves gradients alone", "[ranks][sharded]") {
     return run.model->stats().units[0].reductions;
   });
   CHECK(counts == std::vector<int64_t>{1, 1});
-}
-
-TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][sharded][errors]") {
-  const bool in_backward = GENERATE(true, false);
-  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
-    NetUse use;
-    use.options = over(self);
-    Run run(self, use);
-    run.loss(1).backward();
-    std::vector<at::Tensor> before;
-    for (const auto& p : run.model->parameters()) before.push_back(p.grad().clone());
-    const auto text = error_of<std::exception>([&] {
-      if (in_backward) {
-        auto x = net_input(use, 2, 0, self.rank).requires_grad_();
-        auto y = x * 1;
-        y.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("boom"); });
-        run.model->forward(y, self.rank).backward();
-      } else {
-        run.model->forward(torch::ones({2, kIn + 1}, torch::kDouble), self.rank);
-      }
-    });
-    TORCH_CHECK(!text.empty());
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto p = run.model->parameters()[i];
-      TORCH_CHECK(p.sizes() == before[i].sizes() && at::equal(p.grad(), before[i]));
-    }
-    for (auto& p : run.model->parameters()) p.mutable_grad().reset();
-    run.loss(1).backward();
-    double largest = 0;
-    for (size_t i = 0; i < before.size(); ++i) {
-      const auto grad = run.model->parameters()[i].grad();
-      if (grad.numel() > 0) {
-        largest = std::max(largest, (grad - before[i]).abs().max().item<double>());
-      }
-    }
-    return largest;
-  });
-  for (const auto largest : distances) CHECK(largest < 1e-14);
-}
-
-TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        Run run(self, use);
-        run.loss(0).backward();
-        if (self.rank == 1) throw std::runtime_error("boom");
-        run.loss(1).backward();
-      },
-      kLongTimeout);
-  CHECK_THAT(errors[0], ContainsText("rank 1"));
-}
-
-TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        NetUse use;
-        use.options = over(self);
-        Run run(self, use);
-        run.loss(0).backward();
-        for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
-          const torch::NoGradGuard no_grad;
-          run.loss(batch);
-        }
-        run.loss(1).backward();
-      },
-      kLongTimeout);
-  for (const auto& error : errors) CHECK_THAT(error, ContainsText("ddp::equal_batches()"));
-  CHECK_THAT(errors[0], ContainsText("was beginning training on rank 0 of 2"));
-  CHECK_THAT(errors[1], ContainsText("was gathering the root on rank 1 of 2"));
-}
-
-TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
-  const auto errors = errors_of_ranks(
-      2,
-      [](const Rank& self) {
-        struct Two : torch::nn::Module {
-          explicit Two(const Rank& of) : rank(of.rank) {
-            for (const char* name : {"one", "other"}) {
-              units.push_back(register_module(
-                  name,
-                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), over(of))));
-            }
-          }
-          at::Tensor forward(const at::Tensor& x) {
-            return units[static_cast<size_t>(rank)]->forward(x);
-          }
-          int rank;
-          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
-        };
-        FullyShardedDataParallel model(std::make_shared<Two>(self), over(self));
-        model->forward(torch::ones({1, 2})).sum().backward();
-      },
-      kLongTimeout);
-  for (const auto& error : errors) {
-    CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
-  }
 }
 
 TEST_CASE("equal_batches is the least or the most of the ranks", "[ranks]") {

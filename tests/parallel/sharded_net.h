@@ -2,7 +2,9 @@
 // two.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -12,6 +14,8 @@
 #include <ddp/activation_checkpoint.h>
 #include <ddp/fully_sharded.h>
 #include <torch/torch.h>
+
+#include "support/ranks.h"
 
 namespace ddp::testing {
 
@@ -156,5 +160,35 @@ inline torch::optim::SGD net_optimizer(const std::vector<at::Tensor>& parameters
   return torch::optim::SGD(
       parameters, torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
 }
+
+inline FullyShardedOptions over(const Rank& self) {
+  return FullyShardedOptions().process_group(self.group);
+}
+
+/// The largest difference between whole parameters and others.
+inline double distance(FullyShardedBase& model, const std::vector<at::Tensor>& others) {
+  const SummonFullParams whole(model);
+  const auto parameters = model.parameters();
+  TORCH_CHECK(parameters.size() == others.size());
+  double largest = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK(parameters[i].sizes() == others[i].sizes(), parameters[i].sizes());
+    const auto difference = (parameters[i].detach() - others[i].detach()).abs().max();
+    largest = std::max(largest, difference.template item<double>());
+  }
+  return largest;
+}
+
+/// A sharded model in which each rank trains on inputs of its own.
+struct NetRun {
+  NetRun(const Rank& self, const NetUse& net_use)
+      : use(net_use), rank(self.rank), model(std::make_shared<ShardedNet>(use), use.options) {}
+
+  at::Tensor loss(int64_t step = 0) { return model->forward(net_input(use, step, 0, rank), rank); }
+
+  NetUse use;
+  int rank;
+  FullyShardedDataParallel<std::shared_ptr<ShardedNet>> model;
+};
 
 }  // namespace ddp::testing

@@ -1,0 +1,253 @@
+// What FullyShardedDataParallel refuses, and what it does when a rank fails.
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ddp/ddp.h>
+
+#include "parallel/sharded_net.h"
+#include "support/error_of.h"
+#include "support/ranks.h"
+
+#include "support/catch.h"
+
+using namespace ddp::testing;
+using ddp::FullyShardedDataParallel;
+using ddp::FullyShardedOptions;
+
+TEST_CASE("an exception in forward leaves whole what is summoned", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    std::vector<at::Tensor> halves;
+    {
+      const ddp::SummonFullParams whole(*run.model, /*write_back=*/true);
+      const torch::NoGradGuard no_grad;
+      for (auto& p : run.model->parameters()) halves.push_back(p.mul_(0.5).clone());
+      if (self.rank == 1) {
+        const auto narrow = torch::ones({1, 1}, torch::kDouble);
+        TORCH_CHECK(!error_of([&] { run.model->forward(narrow, self.rank); }).empty());
+      }
+      (void)run.loss(0);  // gathers nothing
+    }
+    TORCH_CHECK(distance(*run.model, halves) == 0, "what was written is lost");
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("units over other ranks than the root's are refused", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    const auto alone = ddp::split_group(self.rank, 0, self.group);
+    torch::nn::Sequential net;
+    net->push_back(FullyShardedDataParallel(
+        torch::nn::Linear(2, 2), FullyShardedOptions().process_group(alone)));
+    FullyShardedDataParallel model(net, over(self));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("to be cut over the same ranks, got others in 0"));
+  }
+}
+
+TEST_CASE("a forward that changes its argument in place is refused", "[ranks][sharded][errors]") {
+  struct Changes : torch::nn::Module {
+    at::Tensor forward(at::Tensor x) { return fc->forward(x.relu_()); }
+    torch::nn::Linear fc{register_module("fc", torch::nn::Linear(2, 2))};
+  };
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    FullyShardedDataParallel unit(std::make_shared<Changes>(), over(self));
+    const auto x = torch::ones({1, 2}).requires_grad_() * 2;
+    unit->forward(x).sum().backward();
+  });
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("Change a clone()"));
+}
+
+TEST_CASE("a file of another model leaves a sharded one as it was", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    std::stringstream file;
+    torch::save(torch::nn::Linear(3, 4), file);
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    FullyShardedDataParallel unit(torch::nn::Linear(2, 2), over(self));
+    const auto before = unit->module()->weight.clone();
+    const auto text = error_of<c10::Error>([&] { unit->load(archive); });
+    TORCH_CHECK(at::equal(unit->module()->weight, before));
+    TORCH_CHECK(text.find("got one of [4, 3]") != std::string::npos, text);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+}
+
+TEST_CASE("a module in two units is refused", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(2, [](const Rank& self) {
+    Block block;
+    auto tied = std::make_shared<torch::nn::Module>();
+    FullyShardedDataParallel unit(block, over(self));
+    torch::nn::Sequential net(torch::nn::Linear(1, 1));
+    net->push_back(unit);
+    net->push_back(block->up);
+    FullyShardedDataParallel model(net, over(self));
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("got \"2.weight\" in 1 and in the module around it on rank 0"));
+  }
+}
+
+TEST_CASE("ranks with other modules, and bad options, are refused", "[ranks][sharded][errors]") {
+  const auto of = [](const std::function<void(const Rank&)>& body) {
+    const auto errors = errors_of_ranks(2, body);
+    CHECK(errors[0] == errors[1]);
+    return errors[0];
+  };
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(2, 3 + self.rank), over(self));
+      }),
+      ContainsText("got weight [3, 2] Float on rank 0 and weight [4, 2] Float on rank 1"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(
+            torch::nn::Linear(2, 3), over(self).prefetch(self.rank == 1 ? 5 : 1));
+      }),
+      ContainsText("expected prefetch 0 or 1, got 5 on rank 1 of 2"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(2, 3), over(self).cpu_offload(true));
+      }),
+      ContainsText("expected cpu_offload false"));
+  CHECK_THAT(
+      of([](const Rank& self) {
+        FullyShardedDataParallel unit(torch::nn::Linear(nullptr), over(self));
+      }),
+      ContainsText("expected a module, got an empty one"));
+}
+
+TEST_CASE("calls that need whole parameters are refused", "[ranks][sharded][errors]") {
+  const auto errors = run_ranks<std::vector<std::string>>(2, [](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    const auto call = [](const auto& body) { return error_of<c10::Error>(body); };
+    torch::serialize::OutputArchive archive;
+    const auto x = net_input(use, 0, 0, self.rank).requires_grad_();
+    const std::vector<std::string> found{
+        call([&] { run.model->save(archive); }),
+        call([&] { run.model->clone(); }),
+        call([&] { run.model->to(torch::kFloat); }),
+        call([&] {
+          torch::autograd::grad(
+              {run.model->forward(x, self.rank)}, {x}, {}, /*retain_graph=*/true,
+              /*create_graph=*/true);
+        }),
+    };
+    run.loss().backward();  // still works
+    return found;
+  });
+  for (const auto& of_rank : errors) {
+    CHECK_THAT(of_rank[0], ContainsText("save() has this rank's shards alone"));
+    CHECK_THAT(of_rank[1], ContainsText("clone() has this rank's shards alone"));
+    CHECK_THAT(of_rank[2], ContainsText("Move the module before it is wrapped"));
+    CHECK_THAT(of_rank[3], ContainsText("expected a backward without create_graph"));
+  }
+}
+
+TEST_CASE("an exception leaves shards and gradients as they were", "[ranks][sharded][errors]") {
+  const bool in_backward = GENERATE(true, false);
+  const auto distances = run_ranks<double>(2, [&](const Rank& self) {
+    NetUse use;
+    use.options = over(self);
+    NetRun run(self, use);
+    run.loss(1).backward();
+    std::vector<at::Tensor> before;
+    for (const auto& p : run.model->parameters()) before.push_back(p.grad().clone());
+    const auto text = error_of<std::exception>([&] {
+      if (in_backward) {
+        auto x = net_input(use, 2, 0, self.rank).requires_grad_();
+        auto y = x * 1;
+        y.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("boom"); });
+        run.model->forward(y, self.rank).backward();
+      } else {
+        run.model->forward(torch::ones({2, kIn + 1}, torch::kDouble), self.rank);
+      }
+    });
+    TORCH_CHECK(!text.empty());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto p = run.model->parameters()[i];
+      TORCH_CHECK(p.sizes() == before[i].sizes() && at::equal(p.grad(), before[i]));
+    }
+    for (auto& p : run.model->parameters()) p.mutable_grad().reset();
+    run.loss(1).backward();
+    double largest = 0;
+    for (size_t i = 0; i < before.size(); ++i) {
+      const auto grad = run.model->parameters()[i].grad();
+      if (grad.numel() > 0) {
+        largest = std::max(largest, (grad - before[i]).abs().max().item<double>());
+      }
+    }
+    return largest;
+  });
+  for (const auto largest : distances) CHECK(largest < 1e-14);
+}
+
+TEST_CASE("a rank that throws ends the others", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        NetUse use;
+        use.options = over(self);
+        NetRun run(self, use);
+        run.loss(0).backward();
+        if (self.rank == 1) throw std::runtime_error("boom");
+        run.loss(1).backward();
+      },
+      kLongTimeout);
+  CHECK_THAT(errors[0], ContainsText("rank 1"));
+}
+
+TEST_CASE("ranks with unequal evaluation batches are found", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        NetUse use;
+        use.options = over(self);
+        NetRun run(self, use);
+        run.loss(0).backward();
+        for (int64_t batch = 0; batch < 2 + self.rank; ++batch) {
+          const torch::NoGradGuard no_grad;
+          run.loss(batch);
+        }
+        run.loss(1).backward();
+      },
+      kLongTimeout);
+  for (const auto& error : errors) CHECK_THAT(error, ContainsText("ddp::equal_batches()"));
+  CHECK_THAT(errors[0], ContainsText("was beginning training on rank 0 of 2"));
+  CHECK_THAT(errors[1], ContainsText("was gathering the root on rank 1 of 2"));
+}
+
+TEST_CASE("ranks that run other units are found", "[ranks][sharded][errors]") {
+  const auto errors = errors_of_ranks(
+      2,
+      [](const Rank& self) {
+        struct Two : torch::nn::Module {
+          explicit Two(const Rank& of) : rank(of.rank) {
+            for (const char* name : {"one", "other"}) {
+              units.push_back(register_module(
+                  name,
+                  FullyShardedDataParallel<torch::nn::Linear>(torch::nn::Linear(2, 2), over(of))));
+            }
+          }
+          at::Tensor forward(const at::Tensor& x) {
+            return units[static_cast<size_t>(rank)]->forward(x);
+          }
+          int rank;
+          std::vector<FullyShardedDataParallel<torch::nn::Linear>> units;
+        };
+        FullyShardedDataParallel model(std::make_shared<Two>(self), over(self));
+        model->forward(torch::ones({1, 2})).sum().backward();
+      },
+      kLongTimeout);
+  for (const auto& error : errors) {
+    CHECK_THAT(error, ContainsText("got one on rank 0 and other on rank 1 in forward 1"));
+  }
+}
