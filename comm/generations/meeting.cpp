@@ -69,6 +69,7 @@ c10::intrusive_ptr<c10d::Store> open_generation_store(
   options.isServer = true;
   options.waitWorkers = false;
   options.timeout = timeout;
+  options.port = 0;  // any: TCPStore's default may be that of the generation before
   auto listener = listen_on_loopback(host, 0);
   if (listener) {
     options.port = port_of(listener.get());

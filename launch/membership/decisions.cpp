@@ -13,6 +13,7 @@ using namespace membership;
 namespace {
 
 constexpr int kAttemptsOfAStep = 3;
+constexpr int kMeetingsInARow = 10;
 
 std::string members_text(const std::vector<Place>& places) {
   std::vector<int> slots;
@@ -33,6 +34,7 @@ void Membership::lose(Time now, Connection connection, const std::string& why) {
     dying_[{peer.place.slot, peer.pid}] = now + limits_.kill;
   }
   const bool trained = phase_ == Phase::Entering || phase_ == Phase::Running;
+  if (is_member(peer)) failed_meetings_ = 0;
   if (!is_member(peer) || !trained) return proceed(now);
   if (end_if_done()) return;
   if (phase_ == Phase::Running) repeats_.in_step = true;
@@ -199,10 +201,21 @@ bool Membership::is_third_loss_of(int64_t step) {
   return ++repeats_.losses == kAttemptsOfAStep;
 }
 
+/// Counts a meeting that failed though no member was lost, and ends the job after many in a row:
+/// what hinders them stays.
+bool Membership::is_meeting_hopeless(const std::string& why) {
+  if (++failed_meetings_ < kMeetingsInARow) return false;
+  finish(
+      1,
+      str("the ranks failed to meet ", kMeetingsInARow, " times in a row; the last time: ", why));
+  return true;
+}
+
 void Membership::check_entered(Time now) {
   const int entered = count(Stage::Training) + count(Stage::Paused) + count(Stage::Done);
   if (entered < static_cast<int>(state_.members.size())) return;
   phase_ = Phase::Running;
+  failed_meetings_ = 0;
   const bool begins = !std::exchange(state_.established, true);
   if (begins) remember();
   say_generation(now, begins);

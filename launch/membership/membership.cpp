@@ -118,6 +118,7 @@ void Membership::take(Time now, Peer& peer, const Lost& lost) {
   if (!is_member(peer) || lost.generation != state_.formed || phase_ == Phase::Returning) return;
   Peer* accused = find(lost.id);
   if (accused != nullptr && accused != &peer) accused->accused_by.insert(peer.place.id);
+  if (phase_ == Phase::Entering && is_meeting_hopeless(lost.why.value)) return;
   if (phase_ != Phase::Gathering) gather(now, lost.why.value);
 }
 

@@ -177,6 +177,7 @@ class Membership {
   bool let_leavers_go(const std::vector<Peer*>& sources);
   void form(Time now, const std::vector<Peer*>& members, const std::vector<Peer*>& sources);
   bool is_third_loss_of(int64_t step);
+  bool is_meeting_hopeless(const std::string& why);
   void check_entered(Time now);
   void check_pauses(Time now);
   bool end_if_done();
@@ -212,7 +213,8 @@ class Membership {
   std::string first_throw_;
   std::string why_;  // of the generation that is being gathered
   Repeats repeats_;
-  std::string joined_;  // slots of the generation that was formed, for a line
+  int failed_meetings_ = 0;  // in a row, in which no member was lost
+  std::string joined_;       // slots of the generation that was formed, for a line
   std::vector<Order> orders_;
 };
 

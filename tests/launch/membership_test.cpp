@@ -272,6 +272,28 @@ TEST_CASE("a step that is lost three times ends the job with the first cause", "
   CHECK(job.finish->why == "step 8 failed 3 times; the first time: rank 3 was killed");
 }
 
+TEST_CASE("ranks that fail to meet ten times in a row end the job", "[pure]") {
+  Job job(limits_of(2, 1));
+  job.begin(2);
+  const auto fails = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      CHECK(!job.finish);
+      job.report({0, 1}, 5);
+      job.say(0, Lost{job.gather.generation, 0, {"no port is free"}});
+    }
+  };
+  job.say(0, Lost{1, 0, {"a connection broke"}});
+  fails(9);
+  job.report({0, 1}, 5);
+  job.enter({0, 1});  // the tenth attempt
+  job.say(0, Lost{job.gather.generation, 0, {"a connection broke"}});
+  fails(10);
+  REQUIRE(job.finish);
+  CHECK(
+      job.finish->why ==
+      "the ranks failed to meet 10 times in a row; the last time: no port is free");
+}
+
 TEST_CASE("a loss before the first generation is entered starts all again", "[pure]") {
   Job job(limits_of(2, 1));
   job.hello(0, 0);
