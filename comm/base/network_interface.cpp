@@ -126,8 +126,10 @@ std::vector<std::string> own_addresses() {
   std::vector<std::string> addresses;
   const auto list = interfaces();
   for (const auto* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    // An interface without a carrier, as docker0 without containers, is up, but does not run.
+    constexpr unsigned kWorks = IFF_UP | IFF_RUNNING;
     const bool usable = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
-                        (entry->ifa_flags & IFF_UP) != 0 && !is_loopback(entry->ifa_addr);
+                        (entry->ifa_flags & kWorks) == kWorks && !is_loopback(entry->ifa_addr);
     if (usable) addresses.push_back(address_text(entry->ifa_addr, sizeof(sockaddr_in)));
   }
   addresses.push_back(kLoopback);

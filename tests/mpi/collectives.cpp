@@ -191,6 +191,68 @@ void compare_messages(const ProcessGroup& mpi) {
   }
 }
 
+/// Collectives of lists, several tensors at once, and parts of other sizes for each rank.
+void compare_lists(const ProcessGroup& mpi, const ProcessGroup& other) {
+  const int rank = mpi->getRank();
+  const int size = mpi->getSize();
+  const auto ranks = static_cast<size_t>(size);
+  const auto list_of = [&](int64_t numel, int64_t first) {
+    std::vector<at::Tensor> list;
+    for (int r = 0; r < size; ++r) list.push_back(values(numel, at::kFloat, rank) + first + r);
+    return list;
+  };
+  for (const int64_t numel : {3, 5000}) {
+    compare("all_to_all of a list", mpi, other, [&](const ProcessGroup& group) {
+      std::vector<at::Tensor> to = list_of(numel, 0);
+      std::vector<at::Tensor> from = list_of(numel, 100);
+      group->alltoall(to, from)->wait();
+      return at::cat(to);
+    });
+    compare("gather", mpi, other, [&](const ProcessGroup& group) {
+      std::vector<std::vector<at::Tensor>> to;
+      if (rank == 1) to.push_back(list_of(numel, 0));
+      std::vector<at::Tensor> from{values(numel, at::kFloat, rank)};
+      c10d::GatherOptions options;
+      options.rootRank = 1;
+      group->gather(to, from, options)->wait();
+      return rank == 1 ? at::cat(to[0]) : at::zeros({1});
+    });
+    compare("reduce_scatter of a list", mpi, other, [&](const ProcessGroup& group) {
+      std::vector<at::Tensor> to{at::zeros({numel})};
+      std::vector<std::vector<at::Tensor>> from{list_of(numel, 0)};
+      group->reduce_scatter(to, from)->wait();
+      return to[0];
+    });
+    compare("all_gather of several tensors", mpi, other, [&](const ProcessGroup& group) {
+      std::vector<at::Tensor> from{
+          values(numel, at::kFloat, rank), values(2 * numel, at::kFloat, rank + 1)};
+      std::vector<at::Tensor> to{at::zeros({numel * size}), at::zeros({2 * numel * size})};
+      group->allgather_into_tensor_coalesced(to, from)->wait();
+      return at::cat(to);
+    });
+    compare("all_reduce of several tensors", mpi, other, [&](const ProcessGroup& group) {
+      auto tensors = list_of(numel, 7);
+      group->allreduce_coalesced(tensors)->wait();
+      return at::cat(tensors);
+    });
+    compare("parts of other sizes", mpi, other, [&](const ProcessGroup& group) {
+      // Rank r sends (r + 1) * (to + 1) elements, times numel.
+      std::vector<int64_t> sent(ranks);
+      std::vector<int64_t> received(ranks);
+      int64_t to_numel = 0;
+      int64_t from_numel = 0;
+      for (int r = 0; r < size; ++r) {
+        from_numel += sent[static_cast<size_t>(r)] = (rank + 1) * (r + 1) * numel;
+        to_numel += received[static_cast<size_t>(r)] = (r + 1) * (rank + 1) * numel;
+      }
+      auto to = at::zeros({to_numel});
+      ddp::all_to_all_single(to, values(from_numel, at::kFloat, rank), received, sent, group);
+      return to;
+    });
+  }
+  ddp::barrier(mpi);
+}
+
 /// Many collectives under way, in groups that start them in other orders.
 void many_at_once(const ProcessGroup& mpi) {
   const int rank = mpi->getRank();
@@ -246,9 +308,34 @@ void compare_collectives() {
   compare_moves(mpi, other);
   compare_pieces(mpi, other);
   compare_sparse(mpi, other);
+  compare_lists(mpi, other);
   compare_messages(mpi);
   many_at_once(mpi);
   compare_halves(mpi);
+}
+
+void compare_rounding() {
+  const auto mpi = group_over("mpi");
+  const auto other = group_over("shm");
+  const int rank = mpi->getRank();
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const int64_t numel : {1000, 4000000}) {
+      const auto own = (values(numel, at::kDouble, rank) / 7 + rank).to(dtype);
+      for (const auto op : {Op::SUM, Op::AVG}) {
+        const auto what = std::string(" of rounded ") + at::toString(dtype);
+        compare("all_reduce" + what, mpi, other, [&](const ProcessGroup& group) {
+          auto tensor = own.clone();
+          ddp::all_reduce(tensor, op, group);
+          return tensor;
+        });
+        compare("reduce_scatter_tensor" + what, mpi, other, [&](const ProcessGroup& group) {
+          auto to = at::zeros({numel / mpi->getSize()}, own.options());
+          ddp::reduce_scatter_tensor(to, own, op, group);
+          return to;
+        });
+      }
+    }
+  }
 }
 
 void huge() {

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   const std::string backend = argc > 2 ? argv[2] : "mpi";
   const std::map<std::string, std::function<void()>> cases{
       {"collectives", compare_collectives},
+      {"rounding", compare_rounding},
       {"huge", huge},
       {"again", again},
       {"meet_for_others", meet_for_others},
@@ -25,6 +26,8 @@ int main(int argc, char** argv) {
       {"initialized_multiple", initialized_multiple},
       {"initialized_single", initialized_single},
       {"different", different},
+      {"splits", splits},
+      {"stopped", stopped},
       {"late", late},
       {"killed", killed},
       {"train_as_python", [&] { train_as_python(backend); }}};

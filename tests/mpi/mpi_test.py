@@ -141,6 +141,14 @@ def faults():
         r"rank 1 after .*expected every rank to call the same collective",
         "again: .*expected a working MPI, but a group over it has failed in this process").leaves_nothing()
 
+    ended = world(2, "splits", code=None).leaves_nothing()
+    ended.says(r"rank 1 after .*: .*all_to_all: expected 20 bytes of rank 0, got 8\. Let the output splits")
+
+    # Neither waits in MPI_Finalize for the stopped one.
+    stopped = world(3, "stopped", code=None).leaves_nothing()
+    if stopped.code == 0:
+        fail(f"expected another code than 0: {stopped.output}")
+
     # The last rank comes after 12 s, and the limit is 3 s.
     late = world(3, "late", code=None).says(r"rank 0 after .*: .*rank 2", r"rank 1 after .*: .*rank 2").leaves_nothing()
     if max(seconds := [float(s) for s in re.findall(r"after ([\d.]+) s: ", late.output)]) > 8:
@@ -239,7 +247,7 @@ def two_hosts():
 
 
 CASES = {
-    "collectives": lambda: passes("collectives", 2, 4),
+    "collectives": lambda: (passes("collectives", 2, 4), passes("rounding", 4)),
     "starts": starts,
     "faults": faults,
     "trains_as_python": lambda: trains_as_python("mpi", "gloo", "shm"),

@@ -36,6 +36,9 @@ inline void require_equal(
 
 /// Every collective, in every dtype, beside shared memory's, which adds in the same order.
 void compare_collectives();
+/// The sums of numbers that are rounded have the bits of shared memory's, which adds in the same
+/// order. On one host: between hosts shared memory adds in another.
+void compare_rounding();
 /// Messages and tensors of more bytes than an int counts. By hand: takes 11 GB on two ranks.
 void huge();
 
@@ -53,6 +56,10 @@ void initialized_single();
 
 /// Ranks call different things: every rank names them.
 void different();
+/// Two ranks exchange parts that the receiver expects longer.
+void splits();
+/// The last rank is stopped, and the others end with an exception.
+void stopped();
 /// The last rank never calls the collective.
 void late();
 /// The last rank is killed in a collective.

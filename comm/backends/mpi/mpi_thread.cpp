@@ -1,5 +1,6 @@
 #include "backends/mpi/mpi_thread.h"
 
+#include <stdlib.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -83,7 +84,11 @@ void MpiThread::push(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
     if (is_stopping_) return;  // the program exits
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable()) {
+      // Called before finish(), for it was registered later.
+      on_exit([](int code, void* self) { static_cast<MpiThread*>(self)->note_exit(code); }, this);
+      thread_ = std::thread([this] { run(); });
+    }
     tasks_.push_back(std::move(task));
     has_tasks_ = true;
   }
@@ -102,7 +107,7 @@ void MpiThread::release(std::shared_ptr<Channel> channel) noexcept {
     const bool is_used = std::any_of(active_.begin(), active_.end(), [&](const auto& operation) {
       return operation->channel == channel;
     });
-    if (is_used || has_failed_) return false;
+    if (is_used || has_failed_ || is_finalized()) return false;
     for (auto* one : {&channel->collectives, &channel->messages, &channel->elements}) {
       if (*one != MPI_COMM_NULL) MPI_Comm_free(one);
     }
@@ -135,7 +140,7 @@ void MpiThread::idle(std::unique_lock<std::mutex>& lock) {
   const auto has_work = [this] { return !tasks_.empty() || is_stopping_; };
   // A program that has initialised MPI may finalize it once no group is left.
   const bool uses_mpi = connected_ > 0 || (initialized_here_ && all_ranks_ != MPI_COMM_NULL);
-  if (!uses_mpi || has_failed_) return wake_.wait(lock, has_work);
+  if (!uses_mpi || is_finalized()) return wake_.wait(lock, has_work);
   const auto nap = std::clamp<Clock::duration>(
       (Clock::now() - last_moved_) / kIdlePartOfWait, kLeastIdleNap, kMostIdleNap);
   if (wake_.wait_for(lock, nap, has_work)) return;
@@ -217,7 +222,7 @@ void MpiThread::pause(bool has_moved) {
 }
 
 void MpiThread::finalize() noexcept {
-  if (!initialized_here_ || has_failed_ || !active_.empty()) return;
+  if (!initialized_here_ || has_failed_ || exits_with_error_ || !active_.empty()) return;
   MPI_Finalize();
 }
 
@@ -230,7 +235,7 @@ void MpiThread::finish() noexcept {
   }
   wake_.notify_one();
   // After a failure the thread may wait in MPI for a rank that has ended.
-  has_failed_ ? thread_.detach() : thread_.join();
+  has_failed_ || exits_with_error_ ? thread_.detach() : thread_.join();
 }
 
 }  // namespace ddp::backends::mpi

@@ -75,7 +75,9 @@ class MpiThread {
   bool has_failed() const { return has_failed_; }
 
   /// For the static object that is destroyed last: ends MPI if this thread has started it, no group
-  /// has failed and nothing is under way. MPI then waits for the other ranks.
+  /// has failed, nothing is under way and the program exits with code 0. MPI then waits for the
+  /// other ranks. After another code it would wait for ranks that wait for this one; MPI's launcher
+  /// ends them.
   void finish() noexcept;
 
   ScratchPool& scratch() { return scratch_; }
@@ -91,12 +93,14 @@ class MpiThread {
   bool advance(Operation& operation) noexcept;
   void pause(bool has_moved);
   void finalize() noexcept;
+  void note_exit(int code) { exits_with_error_ = code != 0; }
 
   const OwnerProcess owner_{};
   std::mutex world_mutex_;         // guards world_
   std::optional<World> world_;     // set once
   bool initialized_here_ = false;  // set before world_
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> exits_with_error_{false};
 
   std::mutex mutex_;  // guards tasks_ and thread_
   std::condition_variable wake_;

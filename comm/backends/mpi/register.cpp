@@ -46,17 +46,28 @@ class Meeting : public MpiMeeting {
     auto& thread = MpiThread::instance();
     const auto world = thread.world(deadline);
     const auto until = Deadline::in(deadline.left());
-    const auto call = [world, until, text = text]() mutable {
-      uint64_t bytes = text.size();
-      wait_on_thread("MPI_Ibcast", until, [&](MPI_Request* request) {
-        return MPI_Ibcast(&bytes, sizeof bytes, MPI_BYTE, 0, world.communicator, request);
-      });
-      text.resize(bytes);
-      wait_on_thread("MPI_Ibcast", until, [&](MPI_Request* request) {
-        return MPI_Ibcast(
-            text.data(), static_cast<int>(bytes), MPI_BYTE, 0, world.communicator, request);
-      });
-      return text;
+    const auto call = [&thread, world, until, text = text] {
+      struct Message {
+        uint64_t bytes;
+        std::string text;
+      };
+      auto message = std::make_unique<Message>(Message{text.size(), text});
+      const auto broadcast = [&](void* data, uint64_t bytes) {
+        wait_on_thread("MPI_Ibcast", until, [&](MPI_Request* request) {
+          return MPI_Ibcast(
+              data, static_cast<int>(bytes), MPI_BYTE, 0, world.communicator, request);
+        });
+      };
+      try {
+        broadcast(&message->bytes, sizeof message->bytes);
+        message->text.resize(message->bytes);
+        broadcast(message->text.data(), message->bytes);
+      } catch (...) {
+        (void)message.release();  // MPI may still write to it
+        thread.note_failure();
+        throw;
+      }
+      return message->text;
     };
     const auto received = thread.ask(call, until + std::chrono::seconds(1));
     DDP_CHECK(

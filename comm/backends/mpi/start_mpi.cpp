@@ -2,6 +2,10 @@
 
 #include <cstdlib>
 #include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <ddp/internal/check.h>
 #include <ddp/internal/text.h>
@@ -44,17 +48,27 @@ void initialize(bool& initialized_here) {
       to_text(level), ". Call MPI_Init_thread with it, or leave it to ddp.");
 }
 
+/// What this process's launcher says of the number of ranks: a variable and its value. An MPI's own
+/// comes first, for the other's may be left from a job around this one.
+std::optional<std::pair<std::string, std::string>> ranks_of_launcher() {
+  std::vector<const char*> names{"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+  if (variable("SLURM_PROCID") != nullptr) names.push_back("SLURM_STEP_NUM_TASKS");
+  for (const auto* name : names) {
+    if (const char* said = variable(name)) return std::pair<std::string, std::string>{name, said};
+  }
+  return std::nullopt;
+}
+
 /// Compares with what the launcher says: a launcher of another MPI starts worlds of one.
 void check_size(const World& world) {
-  for (const auto* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const char* said = variable(name);
-    if (said == nullptr || std::to_string(world.size) == said) continue;
-    const bool is_open_mpi = world.library.find("Open MPI") != std::string::npos;
-    DDP_CHECK(
-        false, "backend mpi: expected MPI to count ", said, " ranks, as ", name, " says, got ",
-        world.size, ". This program has ", world.library,
-        ", the launcher is of another MPI: use mpiexec.", is_open_mpi ? "openmpi" : "mpich", ".");
-  }
+  const auto said = ranks_of_launcher();
+  if (!said || said->second == std::to_string(world.size)) return;
+  const bool is_open_mpi = world.library.find("Open MPI") != std::string::npos;
+  DDP_CHECK(
+      false, "backend mpi: expected MPI to count ", said->second, " ranks, as ", said->first,
+      " says, got ", world.size, ". This program has ", world.library,
+      ", the launcher is of another MPI: use mpiexec.", is_open_mpi ? "openmpi" : "mpich",
+      ", or srun --mpi with a kind that this MPI knows.");
 }
 
 }  // namespace
@@ -74,11 +88,15 @@ void check_launcher() {
       " and no variable of theirs. Run mpirun -n ", size, " PROGRAM, or use another backend.");
 }
 
-void check_not_finalized() {
+bool is_finalized() {
   int is_over = 0;
   check_mpi(MPI_Finalized(&is_over), "MPI_Finalized");
+  return is_over != 0;
+}
+
+void check_not_finalized() {
   DDP_CHECK(
-      is_over == 0,
+      !is_finalized(),
       "backend mpi: expected a program that uses MPI until it exits, got one that has called "
       "MPI_Finalize. Call it after the last group is destroyed, or leave it to ddp.");
 }

@@ -9,6 +9,9 @@ namespace ddp::backends::mpi {
 /// \throws c10::Error  for ddprun's and torchrun's ranks.
 void check_launcher();
 
+/// Whether the program has finalized MPI. Any thread.
+bool is_finalized();
+
 /// Checks that MPI is not over. Any thread.
 ///
 /// \throws c10::Error  if the program has finalized it.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "backends/mpi/mpi_calls.h"
@@ -19,11 +20,24 @@ class Transfers {
   void send(const void* data, size_t bytes, int to, int tag);
   void receive(void* data, size_t bytes, int from, int tag);
   /// Whether all messages so far have left, and arrived: their memory is free.
+  ///
+  /// \throws c10::DistBackendError  where another rank sent more or fewer bytes than are received,
+  ///         of which MPI takes fewer for a success.
   bool are_over();
 
  private:
+  struct Message {
+    int bytes;
+    std::optional<int> from;  // of a receive
+  };
+
+  void check_sizes(int code) const;
+
   MPI_Comm communicator_;
+  // One each for every message:
   std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;
+  std::vector<Message> messages_;
 };
 
 }  // namespace ddp::backends::mpi
