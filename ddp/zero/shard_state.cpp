@@ -1,7 +1,8 @@
 // One rank's part of the state, and what other ranks take of it.
 #include <algorithm>
-#include <optional>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>

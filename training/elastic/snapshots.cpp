@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
-#include <set>
 #include <utility>
 
 #include <ATen/ATen.h>
