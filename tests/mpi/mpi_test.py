@@ -127,6 +127,11 @@ def starts():
     # Launchers that are not MPI's.
     Ended(BIN / "ddprun", "-n", "2", BIN / "mpi_world", "again", code=1).says(
         "expected mpirun, mpiexec or srun to start the ranks, got WORLD_SIZE 2 and no variable of theirs")
+    if is_open_mpi():  # a variable that a job around this one has left
+        Ended("env", "PMI_SIZE=1", MPIRUN, "-n", 2, BIN / "mpi_world", "again").says("ok again", times=2)
+    else:  # Open MPI itself ends such a rank
+        Ended("env", "SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2", BIN / "mpi_world", "alone", code=1).says(
+            "expected MPI to count 2 ranks, as SLURM_STEP_NUM_TASKS says, got 1")
     other = shutil.which("mpirun.mpich" if is_open_mpi() else "mpirun.openmpi")
     if other:
         count = "PMI_SIZE" if is_open_mpi() else "OMPI_COMM_WORLD_SIZE"
